@@ -1,0 +1,111 @@
+-- Calls, their open attempts and the ledger. docs/design.md says why each has its shape.
+
+-- +goose Up
+
+-- The epoch: Postgres's system identifier and timeline. A failover or a restore makes a new one.
+-- (After a promotion only the WAL's file name shows the new timeline at once.)
+CREATE FUNCTION callq_epoch() RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT system_identifier || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8) FROM pg_control_system()
+$$;
+
+-- One API call to make. Producers INSERT here; everything they may set has a default, and an
+-- explicit NULL means that default. Narrow, hot columns first: call_data stays out of the way.
+-- fillfactor 50 leaves room on the page, so that a finish is a HOT update (no index entry).
+CREATE TABLE call_queue (
+    id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    status        text        NOT NULL DEFAULT 'new',
+    priority      smallint    DEFAULT 5,
+    attempts      integer     NOT NULL DEFAULT 0,
+    failed_count  integer     NOT NULL DEFAULT 0,
+    max_attempts  integer,
+    cost          bigint      DEFAULT 1,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    run_at        timestamptz DEFAULT now(),
+    -- When the call may be claimed; NULL unless it waits. What the base index is built on.
+    ready_at      timestamptz GENERATED ALWAYS AS (
+        CASE WHEN status IN ('new', 'error') THEN coalesce(run_at, created_at) END) STORED,
+    expires_at    timestamptz,
+    dispatched_at timestamptz,
+    finished_at   timestamptz,
+    failed_at     timestamptz,
+    queue         text        DEFAULT 'default',
+    task          text        DEFAULT 'http',
+    key           text        DEFAULT '',
+    unique_key    text,
+    error_message text,
+    call_data     jsonb       DEFAULT '{}'
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- The order in which a queue's calls are claimed. A priority outside 0..9 is clamped, so that
+-- the claim meets it and can say what is wrong with it.
+CREATE INDEX call_queue_ready_idx ON call_queue
+    (coalesce(queue, 'default'), (least(greatest(coalesce(priority, 5), 0), 9)), ready_at, id)
+    WHERE ready_at IS NOT NULL;
+
+-- Waiting calls that may expire before they are claimed.
+CREATE INDEX call_queue_expires_idx ON call_queue (expires_at)
+    WHERE expires_at IS NOT NULL AND ready_at IS NOT NULL;
+
+-- Dead letters, newest last. failed_at is set only when a call fails for good.
+CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) WHERE failed_at IS NOT NULL;
+
+-- unique_key is set to NULL when the call ends, so that it is unique among unfinished calls.
+CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'default'), unique_key)
+    WHERE unique_key IS NOT NULL;
+
+-- One row per open attempt: inserted by the claim, updated by the start, deleted by whatever
+-- closes the attempt. A call has at most one, which its primary key enforces. limits, keys and
+-- costs run in parallel: what the attempt is charged to.
+CREATE TABLE call_open (
+    call_id     bigint      PRIMARY KEY,
+    attempt     integer     NOT NULL,
+    task_no     integer     NOT NULL,
+    resend      integer     NOT NULL DEFAULT 0,
+    batch       bigint      NOT NULL,
+    token       bigint,
+    cost        bigint      NOT NULL,
+    claimed_at  timestamptz NOT NULL,
+    handed_at   timestamptz NOT NULL,
+    start_by    timestamptz NOT NULL,
+    not_before  timestamptz,
+    started_at  timestamptz,
+    deadline    timestamptz,
+    send_within interval,
+    epoch       text        NOT NULL,
+    pool        text        NOT NULL,
+    queue       text        NOT NULL,
+    task        text        NOT NULL,
+    key         text        NOT NULL,
+    worker      text,
+    limits      text[]      NOT NULL,
+    keys        text[]      NOT NULL,
+    costs       bigint[]    NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- The ledger: one row per attempt, written once, when the attempt closes. arrived_by is the
+-- latest moment at which its request can have reached the API (NULL: it was never sent);
+-- charged says, per limit, key and cost, until when the charge counts. requests is what the
+-- write gate let through (NULL where a handler of one's own sent, or the worker was lost).
+CREATE TABLE call_attempts (
+    call_id     bigint      NOT NULL,
+    attempt     integer     NOT NULL,
+    requests    smallint,
+    cost        bigint      NOT NULL,
+    claimed_at  timestamptz NOT NULL,
+    started_at  timestamptz,
+    arrived_by  timestamptz,
+    finished_at timestamptz NOT NULL,
+    outcome     text        NOT NULL,
+    queue       text        NOT NULL,
+    task        text        NOT NULL,
+    key         text        NOT NULL,
+    worker      text,
+    error       text,
+    charged     jsonb       NOT NULL,
+    result      jsonb,
+    PRIMARY KEY (call_id, attempt)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- +goose Down
+DROP TABLE call_attempts, call_open, call_queue;
+DROP FUNCTION callq_epoch();

@@ -1,0 +1,84 @@
+-- The rules in force, as published from config.yaml, what they have used, and the workers.
+
+-- +goose Up
+
+-- One row per limit. A claim locks the rows of all limits involved, in name order, before it
+-- reads anything else from them.
+CREATE TABLE call_limits (
+    name           text        PRIMARY KEY,
+    version        bigint      NOT NULL,
+    rate           bigint      NOT NULL,
+    window_size    interval    NOT NULL,
+    anchor         text,       -- NULL: start for the http task, finish for handlers of one's own
+    slack          interval    NOT NULL,
+    send_within    interval    NOT NULL,
+    queues         text[]      NOT NULL,
+    published_at   timestamptz NOT NULL,
+    published_by   text        NOT NULL,
+    -- From when call_usage holds every charge; NULL: not yet, and the limit is shut until then.
+    complete_since timestamptz,
+    -- The epoch the limit was last claimed in; a new one shuts it until shut_until.
+    epoch          text        NOT NULL,
+    shut_until     timestamptz
+) WITH (fillfactor = 50);
+
+-- Every version of every limit, for the audit and for verify.
+CREATE TABLE call_limit_changes (
+    limit_name    text        NOT NULL,
+    version       bigint      NOT NULL,
+    in_force_from timestamptz NOT NULL,
+    rate          bigint,     -- NULL: the limit was taken away
+    window_size   interval,
+    anchor        text,
+    slack         interval,
+    send_within   interval,
+    queues        text[],
+    published_by  text        NOT NULL,
+    PRIMARY KEY (limit_name, version)
+);
+
+-- One row per queue: which limits its calls use, and how they are retried.
+CREATE TABLE call_queues (
+    name         text        PRIMARY KEY,
+    version      bigint      NOT NULL,
+    limits       text[]      NOT NULL,
+    max_attempts integer     NOT NULL,
+    backoff_min  interval    NOT NULL,
+    backoff_max  interval    NOT NULL,
+    timeout      interval    NOT NULL,
+    on_lost      text        NOT NULL,
+    published_at timestamptz NOT NULL,
+    published_by text        NOT NULL
+) WITH (fillfactor = 50);
+
+-- Units used, per limit, key and time bucket, labelled with the bucket's end. A row belongs to
+-- one connection (shard, its backend's pid): two that share one would deadlock.
+CREATE TABLE call_usage (
+    limit_name text        NOT NULL,
+    key        text        NOT NULL,
+    bucket     timestamptz NOT NULL,
+    shard      integer     NOT NULL,
+    used       bigint      NOT NULL,
+    PRIMARY KEY (limit_name, key, bucket, shard)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
+
+-- Workers that beat. Live for 6 s after a beat.
+CREATE TABLE call_workers (
+    id         text        PRIMARY KEY,
+    pool       text        NOT NULL,
+    tasks      text[]      NOT NULL,
+    labels     text[]      NOT NULL,
+    slots      integer     NOT NULL,
+    started_at timestamptz NOT NULL,
+    beat_at    timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- Where long walks stand. 'ledger': rows with arrived_by up to "at" may have been retired.
+CREATE TABLE call_marks (
+    name     text PRIMARY KEY,
+    position bigint,
+    at       timestamptz
+);
+
+-- +goose Down
+DROP TABLE call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;
