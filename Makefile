@@ -1,0 +1,43 @@
+# Nothing but Go, make and a C compiler is needed: what else the targets use they install, into the
+# system as root, else into the user's cache.
+
+LINT_VERSION := v2.15.0
+TOOLS := $(or $(XDG_CACHE_HOME),$(if $(HOME),$(HOME)/.cache),$(CURDIR)/.tools)/callq/tools
+LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
+SERVERS := go run ./internal/local/servers --
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo check test lint vet race fmt
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+
+build: ## build ./callq, one static binary
+	CGO_ENABLED=0 go build ./cmd/callq
+
+demo: ## 500 calls against an API that allows 100 per 10 s, with servers of its own
+	go run ./cmd/callq demo
+
+check: vet ## the quick part of test: vet, and every test without the race detector
+	$(SERVERS) go test ./...
+
+test: lint vet race ## all that a change must pass
+
+lint: $(LINT) ## the linters of .golangci.yml
+	$(LINT) run
+
+vet: ## go vet
+	go vet ./...
+
+race: ## every test, with the race detector
+	$(SERVERS) go test -race -timeout 8m ./...
+
+fmt: $(LINT) ## format as the linters want it
+	$(LINT) fmt
+
+# Built in a module of its own, so that neither go.mod nor a workspace changes what is built.
+$(LINT):
+	mkdir -p $(@D)/src
+	cd $(@D)/src && printf 'module tools\n\ngo 1.26.0\n\nrequire github.com/golangci/golangci-lint/v2 $(LINT_VERSION)\n' >go.mod && \
+		GOWORK=off GOFLAGS=-mod=mod CGO_ENABLED=0 go build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	rm -r $(@D)/src

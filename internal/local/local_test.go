@@ -1,0 +1,203 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+func TestPostgresSurvivesKillAndRestart(t *testing.T) {
+	t.Parallel()
+	s := startPostgres(t, Postgres{Settings: map[string]string{"max_connections": "17"}})
+	if got := query(t, s, "CREATE TABLE kept AS SELECT 'yes' AS kept; SHOW max_connections"); got != "17" {
+		t.Errorf("max_connections %s, want 17", got)
+	}
+	before := s.Pid()
+	s.Kill()
+	if conn, err := pgx.Connect(t.Context(), s.URL("postgres")); err == nil {
+		t.Error("a killed server took a connection")
+		_ = conn.Close(t.Context())
+	}
+	for range 2 { // once from dead, once from running
+		if err := s.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := query(t, s, "SELECT kept FROM kept"); got != "yes" {
+			t.Errorf("after a restart: %q, want yes", got)
+		}
+	}
+	if s.Pid() == before {
+		t.Error("the restarted server has the old one's pid")
+	}
+	if err := errors.Join(s.Stop(), s.Stop()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(s.data); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the temporary folder is left: %v", err)
+	}
+	if err := s.Restart(t.Context()); !errors.Is(err, errStopped) {
+		t.Errorf("restart after stop: %v, want %v", err, errStopped)
+	}
+}
+
+// The folder's name is also too long for a socket, and needs escaping.
+func TestPostgresKeepsItsFolder(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), strings.Repeat("a folder & more ", 7))
+	first := startPostgres(t, Postgres{Dir: dir})
+	query(t, first, "CREATE TABLE kept AS SELECT 'yes' AS kept; SELECT ''")
+	if err := first.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	second := startPostgres(t, Postgres{Dir: dir})
+	if got := query(t, second, "SELECT kept FROM kept"); got != "yes" {
+		t.Errorf("after a stop: %q, want yes", got)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := StartPostgres(ctx, Postgres{Dir: dir}); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("two servers on one folder: %v, want in use", err)
+	}
+}
+
+func TestPostgresSaysWhyItDidNotStart(t *testing.T) {
+	t.Parallel()
+	_, err := StartPostgres(t.Context(), Postgres{Settings: map[string]string{"no_such_setting": "1"}})
+	if err == nil || !strings.Contains(err.Error(), "no_such_setting") {
+		t.Errorf("error %v does not name the setting", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := StartPostgres(ctx, Postgres{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled start: %v", err)
+	}
+}
+
+func TestRedisSurvivesKillAndRestart(t *testing.T) {
+	t.Parallel()
+	s, err := StartRedis(t.Context(), Redis{Install: true, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Stop() })
+	testRedis(t, s)
+}
+
+func TestEmbeddedRedisSurvivesKillAndRestart(t *testing.T) {
+	t.Parallel()
+	s := &RedisServer{Embedded: true, embedded: newEmbedded()}
+	if err := s.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testRedis(t, s)
+	if err := errors.Join(s.Stop(), s.Stop()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testRedis(t *testing.T, s *RedisServer) {
+	t.Helper()
+	options, err := redis.ParseURL(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.MaxRetries = -1
+	client := redis.NewClient(options)
+	defer client.Close()
+	if err := client.Set(t.Context(), "short", 1, 50*time.Millisecond).Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the key expired", func() bool { return errors.Is(client.Get(t.Context(), "short").Err(), redis.Nil) })
+	if err := client.Set(t.Context(), "long", 1, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.Kill()
+	if err := client.Ping(t.Context()).Err(); err == nil {
+		t.Error("a killed server answered")
+	}
+	for range 2 { // once from dead, once from running
+		if err := s.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it answers", func() bool { return client.Ping(t.Context()).Err() == nil })
+		if err := client.Get(t.Context(), "long").Err(); !errors.Is(err, redis.Nil) {
+			t.Errorf("a key outlived the server: %v", err)
+		}
+	}
+}
+
+func TestSweepRemovesOnlyWhatNobodyHolds(t *testing.T) {
+	t.Parallel()
+	held, err := openFolder(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = held.close() })
+	left, err := openFolder(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := left.lock.Close(); err != nil { // as when its process was killed
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	for _, f := range []*folder{held, left} {
+		if err := os.Chtimes(f.path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep()
+	if _, err := os.Stat(held.path); err != nil {
+		t.Errorf("a folder in use was swept: %v", err)
+	}
+	if _, err := os.Stat(left.path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a folder left behind was not swept: %v", err)
+	}
+}
+
+func startPostgres(t *testing.T, cfg Postgres) *PostgresServer {
+	t.Helper()
+	s, err := StartPostgres(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Stop() })
+	return s
+}
+
+// query runs statements and returns the only value of the last one.
+func query(t *testing.T, s *PostgresServer, sql string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	results, err := conn.PgConn().Exec(t.Context(), sql).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(results[len(results)-1].Rows[0][0])
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	within := time.After(20 * time.Second)
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-within:
+			t.Fatalf("waited in vain: %s", what)
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package local
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// In a process started by TestOrphansEnd: start both servers below this folder, print their URLs
+// and wait to be killed.
+const holdVariable = "CALLQ_TEST_HOLD"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(holdVariable); dir != "" {
+		if err := hold(dir); err != nil {
+			panic(err)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+type held struct{ Postgres, Redis string }
+
+func hold(dir string) error {
+	ctx := context.Background()
+	postgres, err := StartPostgres(ctx, Postgres{Dir: filepath.Join(dir, "postgres")})
+	if err != nil {
+		return err
+	}
+	redis, err := StartRedis(ctx, Redis{Dir: filepath.Join(dir, "redis")})
+	if err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(held{postgres.URL("postgres"), redis.URL()}); err != nil {
+		return err
+	}
+	_, err = os.Stdin.Read(make([]byte, 1))
+	return errors.Join(err, postgres.Stop(), redis.Stop())
+}
+
+// A process is killed with SIGKILL; its servers and all their children are to end. They hold the
+// locks of their folders, so that the locks tell.
+func TestOrphansEnd(t *testing.T) {
+	t.Parallel()
+	users := []identity{{name: "this user"}}
+	if os.Geteuid() == 0 { // and an ordinary one
+		for _, id := range identities() {
+			if id.name == "nobody" {
+				users = append(users, id)
+			}
+		}
+		if len(users) != 2 {
+			t.Error("there is no user nobody")
+		}
+	}
+	for _, as := range users {
+		t.Run("as "+as.name, func(t *testing.T) {
+			t.Parallel()
+			f, err := openFolder(t.Context(), "") // one that others can reach
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = f.close() })
+			dir := filepath.Join(f.path, "held")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if as.attr.Credential != nil {
+				if err := giveTo(as, dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.CommandContext(t.Context(), copyOfThisProgram(t, f.path))
+			cmd.Env = append(os.Environ(), holdVariable+"="+dir, "HOME="+dir, "XDG_CACHE_HOME=")
+			cmd.Stderr = os.Stderr
+			cmd.Dir = f.path
+			as.apply(cmd)
+			if _, err := cmd.StdinPipe(); err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(out).ReadString('\n')
+			var urls held
+			if err := errors.Join(err, json.Unmarshal([]byte(line), &urls)); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			if !strings.Contains(urls.Postgres, dir) || !strings.Contains(urls.Redis, dir) {
+				t.Errorf("URLs %+v, want sockets in %s", urls, dir)
+			}
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"postgres", "redis"} {
+				lock, err := os.Open(filepath.Join(dir, name, "lock"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, name+" ended", func() bool { return tryLock(lock) })
+				if err := lock.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Error("the process was not killed")
+			}
+			startPostgres(t, Postgres{Dir: filepath.Join(dir, "postgres")})
+		})
+	}
+}
+
+// copyOfThisProgram: go test's own folder is closed to other users.
+func copyOfThisProgram(t *testing.T, dir string) string {
+	t.Helper()
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "program")
+	if err := os.WriteFile(path, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A folder that only root may enter: Postgres runs as root in a user namespace, or, where none is
+// to be had, says whom it tried.
+func TestPostgresInRootsFolder(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "closed")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s, err := StartPostgres(t.Context(), Postgres{Dir: filepath.Join(dir, "postgres")})
+	if err == nil {
+		t.Cleanup(func() { _ = s.Stop() })
+		if got := query(t, s, "SELECT current_user"); got != "postgres" {
+			t.Errorf("user %q, want postgres", got)
+		}
+		return
+	}
+	id, known := inNamespace()
+	probe := exec.CommandContext(t.Context(), "true")
+	id.apply(probe)
+	if !known || probe.Run() == nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(err.Error(), "as nobody") || !strings.Contains(err.Error(), "namespace") {
+		t.Errorf("error %v does not say whom it tried", err)
+	}
+}
