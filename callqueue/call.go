@@ -1,0 +1,215 @@
+package callqueue
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Call is one API call to make. The zero value of every field means its default.
+type Call struct {
+	// Queue is the stream of calls whose limits and retry policy hold. Default: "default".
+	Queue string
+	// Task names the handler that makes the call. Default: "http", the one built in.
+	Task string
+	// Key says whose call it is: limits can be per key. Default: "".
+	Key string
+	// Data is what the handler gets, as JSON. A json.RawMessage or []byte is taken to be JSON
+	// already; anything else goes through json.Marshal. Default: {}.
+	Data any
+	// Cost is how many units the call takes of a limit that counts cost. Default: 1.
+	Cost int64
+	// Priority is 0 (first) to 9 (last); new(0) is a pointer to 0. Default, nil: 5.
+	Priority *int
+	// RunAt is the earliest time to make the call. Default: now, by Postgres's clock.
+	RunAt time.Time
+	// ExpiresAt is when the call is no longer worth making. Default: never.
+	ExpiresAt time.Time
+	// UniqueKey is unique in its queue among calls that have not ended. Default: none.
+	UniqueKey string
+	// MaxAttempts bounds how often the call may fail. Default: what its queue says.
+	MaxAttempts int
+}
+
+// InvalidCallError says why a call was refused. Nothing was written.
+type InvalidCallError struct {
+	// Index is the call's place in the slice given to InsertMany, 0 for a single insert, -1 where
+	// Postgres refused a batch and did not say which.
+	Index int
+	// Field is the name of Call's field, "" where Postgres refused the call and did not say which.
+	Field string
+	// Reason is what is wrong with it, for people.
+	Reason string
+
+	cause error
+}
+
+func (e *InvalidCallError) Error() string {
+	field := cmp.Or(e.Field, "it")
+	if e.Index > 0 {
+		return fmt.Sprintf("invalid call: index %d: %s %s", e.Index, field, e.Reason)
+	}
+	return fmt.Sprintf("invalid call: %s %s", field, e.Reason)
+}
+
+// Unwrap returns what lies beneath, if anything does: [ErrTooLarge], an error of json.Marshal or of
+// Postgres.
+func (e *InvalidCallError) Unwrap() error { return e.cause }
+
+const (
+	emptyData       = "{}"
+	defaultPriority = 5
+	maxNameBytes    = 255
+)
+
+// row is a call as it is written, defaults filled in; zero times are not.
+type row struct {
+	id          int64
+	queue       string
+	task        string
+	key         string
+	data        string
+	cost        int64
+	priority    int
+	runAt       *time.Time
+	expiresAt   *time.Time
+	uniqueKey   *string
+	maxAttempts *int
+}
+
+// waits reports whether the call is for later, so that no dispatcher needs to look now. Go's clock
+// will do: it decides on no more than a wake.
+func (r *row) waits() bool { return r.runAt != nil && r.runAt.After(time.Now()) }
+
+// check returns the call as a row, or what Postgres or a dispatcher would refuse in it.
+func (c *Client) check(index int, call Call) (row, error) {
+	refuse := func(field, reason string, args ...any) (row, error) {
+		return row{}, &InvalidCallError{Index: index, Field: field, Reason: fmt.Sprintf(reason, args...)}
+	}
+	for _, name := range []struct{ field, text string }{
+		{"Queue", call.Queue},
+		{"Task", call.Task},
+		{"Key", call.Key},
+		{"UniqueKey", call.UniqueKey},
+	} {
+		switch {
+		case len(name.text) > maxNameBytes:
+			return refuse(name.field, "is longer than %d bytes", maxNameBytes)
+		case !utf8.ValidString(name.text):
+			return refuse(name.field, "is not valid UTF-8")
+		case strings.ContainsRune(name.text, 0):
+			return refuse(name.field, "holds a NUL byte, which Postgres cannot store")
+		}
+	}
+	for _, at := range []struct {
+		field string
+		time  time.Time
+	}{{"RunAt", call.RunAt}, {"ExpiresAt", call.ExpiresAt}} {
+		if year := at.time.UTC().Year(); year < 1 || year > 9999 {
+			return refuse(at.field, "is in the year %d, outside 1 to 9999", year)
+		}
+	}
+	r := row{
+		queue:       cmp.Or(call.Queue, "default"),
+		task:        cmp.Or(call.Task, "http"),
+		key:         call.Key,
+		cost:        cmp.Or(call.Cost, 1),
+		priority:    defaultPriority,
+		runAt:       instant(call.RunAt),
+		expiresAt:   instant(call.ExpiresAt),
+		uniqueKey:   given(call.UniqueKey),
+		maxAttempts: given(call.MaxAttempts),
+	}
+	if call.Priority != nil {
+		r.priority = *call.Priority
+	}
+	switch {
+	case r.cost < 1:
+		return refuse("Cost", "is %d, less than 1", r.cost)
+	case r.priority < 0 || r.priority > 9:
+		return refuse("Priority", "is %d, outside 0 to 9", r.priority)
+	case call.MaxAttempts < 0 || call.MaxAttempts > math.MaxInt32:
+		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, math.MaxInt32)
+	case r.runAt != nil && r.expiresAt != nil && r.expiresAt.Before(*r.runAt):
+		return refuse("ExpiresAt", "is before RunAt")
+	}
+	data, err := c.encode(call.Data)
+	if err != nil {
+		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: err.Error(), cause: err}
+	}
+	r.data = data
+	return r, nil
+}
+
+// encode returns the data as JSON that jsonb stores.
+func (c *Client) encode(data any) (string, error) {
+	var text []byte
+	var marshalled bool
+	switch d := data.(type) {
+	case nil:
+		return emptyData, nil
+	case json.RawMessage:
+		text = d
+	case []byte:
+		text = d
+	default:
+		marshalled = true
+		var err error
+		if text, err = json.Marshal(data); err != nil {
+			return "", err
+		}
+	}
+	if text == nil {
+		return emptyData, nil
+	}
+	if len(text) > c.maxData {
+		return "", fmt.Errorf("%w: %d bytes, of at most %d", ErrTooLarge, len(text), c.maxData)
+	}
+	flaw, replaced := inspect(text)
+	switch {
+	case flaw != "":
+		return "", errors.New(flaw)
+	case marshalled && replaced:
+		// json.Marshal writes this escape for bytes that are not UTF-8, and U+FFFD itself as it is.
+		return "", errors.New(`is not valid UTF-8 (json.Marshal wrote \ufffd)`)
+	}
+	return string(text), nil
+}
+
+// instant returns nil for the zero time, in whatever location it is.
+func instant(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// given returns nil for a zero value, which is how a default is written.
+func given[T comparable](value T) *T {
+	var zero T
+	if value == zero {
+		return nil
+	}
+	return &value
+}
+
+// refusal returns what Postgres refused in a call's values as an InvalidCallError, and any other
+// error as it is. It is for what check cannot know, as a database that is not in UTF-8.
+func refusal(index int, err error) error {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return err
+	}
+	switch pgErr.Code {
+	case "22P02", "22P05", "22021", "22003", "54000", "54001": // text, encoding, range; too large, too deep
+		return &InvalidCallError{Index: index, Reason: "was refused by Postgres: " + pgErr.Message, cause: err}
+	}
+	return err
+}

@@ -1,0 +1,91 @@
+package callqueue
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Record is a call as it stood when it was looked up. Times are in UTC; one outside the years 1 to
+// 9999, which a plain INSERT may have written, 'infinity' too, is given as the nearest within.
+type Record struct {
+	ID     int64  `json:"id"`
+	Queue  string `json:"queue"`
+	Task   string `json:"task"`
+	Key    string `json:"key"`
+	Status Status `json:"status"`
+	// Running says that an attempt has started and not ended; of a cancelled call too.
+	Running bool `json:"running"`
+	// Attempts counts the claims made of it, FailedCount those that failed or were lost.
+	Attempts     int     `json:"attempts"`
+	FailedCount  int     `json:"failed_count"`
+	ErrorMessage *string `json:"error_message"`
+	// Result is what the newest attempt to end left, nil if nothing.
+	Result       json.RawMessage `json:"result"`
+	CreatedAt    time.Time       `json:"created_at"`
+	DispatchedAt *time.Time      `json:"dispatched_at"`
+	FinishedAt   *time.Time      `json:"finished_at"`
+	Priority     int             `json:"priority"`
+	Cost         int64           `json:"cost"`
+	RunAt        time.Time       `json:"run_at"`
+	ExpiresAt    *time.Time      `json:"expires_at"`
+	// UniqueKey is nil once the call has ended.
+	UniqueKey *string         `json:"unique_key"`
+	Data      json.RawMessage `json:"call_data"`
+	// MaxAttempts is nil where the queue's holds.
+	MaxAttempts *int `json:"max_attempts"`
+}
+
+// Get looks a call up. The error is [ErrNotFound] if there is none, as after retention.
+func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
+	rows, err := c.pool.Query(ctx, getSQL, id)
+	if err != nil {
+		return nil, fmt.Errorf("get call: %w", err)
+	}
+	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Record])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get call: %w", err)
+	}
+	for _, at := range []*time.Time{&r.CreatedAt, &r.RunAt, r.DispatchedAt, r.FinishedAt, r.ExpiresAt} {
+		if at != nil {
+			*at = at.UTC()
+		}
+	}
+	return r, nil
+}
+
+// Reads the call, its open attempt and its newest ledger row by their primary keys. An explicit
+// NULL is read as the default. (least and greatest pass over a NULL, hence the CASEs.)
+const getSQL = `
+WITH years (first, last) AS (
+    VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
+)
+SELECT id,
+       coalesce(queue, 'default') AS queue,
+       coalesce(task, 'http') AS task,
+       coalesce(key, '') AS key,
+       status,
+       EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
+       attempts,
+       failed_count,
+       error_message,
+       (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id ORDER BY a.attempt DESC LIMIT 1) AS result,
+       least(greatest(created_at, first), last) AS created_at,
+       CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
+       CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at,
+       coalesce(priority, 5) AS priority,
+       coalesce(cost, 1) AS cost,
+       least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
+       CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,
+       unique_key,
+       coalesce(call_data, '{}') AS data,
+       max_attempts
+FROM call_queue c, years
+WHERE id = $1::bigint`

@@ -1,0 +1,141 @@
+package callqueue
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/pgtest"
+)
+
+func TestWaker(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		inserts []time.Duration
+		said    []time.Duration // by an insert
+		sent    []time.Duration // by the timer
+	}{
+		{"a lone insert says it", ms(0), ms(0), nil},
+		{"the second of two is heard at the end", ms(0, 1), ms(0), ms(6)},
+		{"far apart, each says it", ms(0, 5, 20), ms(0, 5, 20), nil},
+		{"a burst is one and a last", ms(0, 1, 2, 3, 4), ms(0), ms(9)},
+		{"a stream is one per 5 ms and a last", ms(0, 2, 4, 6, 8, 10, 12), ms(0, 6, 12), ms(17)},
+		{"what the timer sent counts", ms(0, 1, 7, 11), ms(0, 11), ms(6, 16)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var said, sent []time.Duration
+				w := waker{send: func() { sent = append(sent, time.Since(start)) }}
+				for _, at := range c.inserts {
+					time.Sleep(time.Until(start.Add(at))) // the bubble's clock
+					synctest.Wait()
+					if w.now() {
+						said = append(said, at)
+					}
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+				if !slices.Equal(said, c.said) || !slices.Equal(sent, c.sent) {
+					t.Errorf("said %v, sent %v; want %v, %v", said, sent, c.said, c.sent)
+				}
+				all := slices.Sorted(slices.Values(append(said, sent...)))
+				for i := 1; i < len(all); i++ {
+					if all[i]-all[i-1] < wakeEvery {
+						t.Errorf("wakes at %v and %v", all[i-1], all[i])
+					}
+				}
+			})
+		})
+	}
+}
+
+func ms(times ...int) []time.Duration {
+	var all []time.Duration
+	for _, t := range times {
+		all = append(all, time.Duration(t)*time.Millisecond)
+	}
+	return all
+}
+
+func TestInsertWakes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	client, err := New(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close(context.Background())
+	if _, err := listener.Exec(t.Context(), "LISTEN "+WakeChannel); err != nil {
+		t.Fatal(err)
+	}
+	wakes := func(atMost time.Duration) bool {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), atMost)
+		defer cancel()
+		_, err := listener.WaitForNotification(ctx)
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	const soon, never = 10 * time.Second, 50 * time.Millisecond
+	inTx := func(insert func(pgx.Tx) error) func() error {
+		return func() error { return pgx.BeginFunc(t.Context(), pool, insert) }
+	}
+	later := Call{RunAt: time.Now().Add(time.Hour)}
+	for _, c := range []struct {
+		name   string
+		want   bool
+		insert func() error
+	}{
+		{"Insert", true, func() error { _, err := client.Insert(t.Context(), Call{}); return err }},
+		{"Insert, unique", true, func() error { _, err := client.Insert(t.Context(), Call{UniqueKey: "u"}); return err }},
+		{"InsertMany", true, func() error { _, err := client.InsertMany(t.Context(), []Call{later, {}}); return err }},
+		{"InsertTx", true, inTx(func(tx pgx.Tx) error { _, err := client.InsertTx(t.Context(), tx, Call{}); return err })},
+		{"InsertManyTx", true, inTx(func(tx pgx.Tx) error { _, err := client.InsertManyTx(t.Context(), tx, []Call{{}}); return err })},
+		{"Insert for later", false, func() error { _, err := client.Insert(t.Context(), later); return err }},
+		{"InsertMany for later", false, func() error { _, err := client.InsertMany(t.Context(), []Call{later}); return err }},
+	} {
+		for wakes(never) { // the one before may say a last one
+		}
+		if err := c.insert(); err != nil {
+			t.Fatal(err)
+		}
+		wait := never
+		if c.want {
+			wait = soon
+		}
+		if got := wakes(wait); got != c.want {
+			t.Errorf("%s: woke is %v", c.name, got)
+		}
+	}
+
+	for wakes(never) {
+	}
+	start := time.Now()
+	for range 300 {
+		if _, err := client.Insert(t.Context(), Call{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	took := time.Since(start)
+	n := 0
+	for wakes(never) {
+		n++
+	}
+	if most := int(took/wakeEvery) + 2; n < 1 || n > most {
+		t.Errorf("300 inserts in %v woke %d times, want 1 to %d", took, n, most)
+	}
+}

@@ -1,0 +1,34 @@
+package callqueue
+
+// Status is where a call stands.
+type Status string
+
+// A call is new or error while it waits, dispatched while an attempt of it is open, and one of
+// the others when it has ended.
+const (
+	StatusNew        Status = "new"
+	StatusDispatched Status = "dispatched"
+	StatusDone       Status = "done"
+	StatusError      Status = "error"     // will be tried again at run_at
+	StatusFailed     Status = "failed"    // gave up; the error message says why
+	StatusCancelled  Status = "cancelled" // by an operator
+)
+
+// Final reports whether a call with this status has ended: only an operator's retry changes it.
+func (s Status) Final() bool {
+	return s == StatusDone || s == StatusFailed || s == StatusCancelled
+}
+
+// Outcome is how an attempt ended, as the ledger keeps it.
+type Outcome string
+
+// How an attempt ends. Error, permanent and lost count towards max_attempts.
+const (
+	OutcomeDone      Outcome = "done"
+	OutcomeError     Outcome = "error"     // may be tried again
+	OutcomePermanent Outcome = "permanent" // would fail again
+	OutcomeLost      Outcome = "lost"      // its worker never said; the request may have been sent
+	OutcomeNotSent   Outcome = "not_sent"  // provably never sent: nothing was charged
+	OutcomeSnoozed   Outcome = "snoozed"   // put off by its handler
+	OutcomeCancelled Outcome = "cancelled"
+)
