@@ -1,0 +1,42 @@
+package limit
+
+import "time"
+
+// Clock notices when Postgres's clock was set forward: time that passed there and not here would
+// let units out early, so windows are widened by it while it lies within them. A step back
+// needs nothing. It belongs to one dispatcher and is not safe for concurrent use.
+type Clock struct {
+	pg    time.Time // the last reading of Postgres's clock
+	sent  time.Time // monotonic, before it was asked for
+	gains []gain
+}
+
+type gain struct {
+	at time.Time // Postgres's clock
+	by time.Duration
+}
+
+// Look records a reading of Postgres's clock that was asked for at sent and had arrived at
+// received (both monotonic here). Between this reading and the last at most received minus the
+// last one's sent has passed, so more than that on Postgres's clock was gained. Gains within
+// 0.1 % of the time passed are not kept: Margin covers them.
+func (c *Clock) Look(pg, sent, received time.Time) {
+	if !c.pg.IsZero() {
+		passed := received.Sub(c.sent)
+		if by := pg.Sub(c.pg) - passed; by > passed/1000 {
+			c.gains = append(c.gains, gain{at: pg, by: by})
+		}
+	}
+	c.pg, c.sent = pg, sent
+}
+
+// Gained is how much a window must be widened by at now: what was gained within it.
+func (c *Clock) Gained(now time.Time, window time.Duration) time.Duration {
+	var sum time.Duration
+	for _, g := range c.gains {
+		if g.at.Add(window + g.by).After(now) {
+			sum += g.by
+		}
+	}
+	return sum
+}

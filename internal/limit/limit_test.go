@@ -1,0 +1,108 @@
+package limit
+
+import (
+	"testing"
+	"time"
+)
+
+func ms(n int) *time.Duration {
+	d := time.Duration(n) * time.Millisecond
+	return &d
+}
+
+// until is the formula that the ledger's SQL applies to an Arrival.
+func until(a Arrival, anchor Anchor, slack time.Duration) time.Duration {
+	last := a.Written
+	if anchor == AnchorFinish {
+		last = a.Closed
+	}
+	if a.By != nil {
+		return min(*a.By, last+slack)
+	}
+	return last + slack
+}
+
+func TestUntil(t *testing.T) {
+	const slack = 100 * time.Millisecond
+	cases := []struct {
+		name          string
+		arrival       Arrival
+		start, finish time.Duration
+	}{
+		{"answered soon: its answer", Sending{Sent: ms(3), Answered: ms(23), Ended: 25 * time.Millisecond}.Arrival(), *ms(23), *ms(23)},
+		{"answered late: sent + slack", Sending{Sent: ms(3), Answered: ms(900), Ended: *ms(901)}.Arrival(), *ms(103), *ms(103)},
+		{"no answer: sent + slack, or the reset + slack", Sending{Sent: ms(3), Ended: *ms(5000)}.Arrival(), *ms(103), *ms(5100)},
+		{"own handler: its end", Sending{Ended: *ms(700)}.Arrival(), *ms(700), *ms(700)},
+		{"lost: the gate's last moment + slack, or the deadline + slack", LostArrival(*ms(250), *ms(31000)), *ms(350), *ms(31100)},
+		{"lost with no gate: the deadline + slack", LostArrival(*ms(60000), *ms(31000)), *ms(31100), *ms(31100)},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if got := until(c.arrival, AnchorStart, slack); got != c.start {
+				t.Errorf("anchor start: until = %v, want %v", got, c.start)
+			}
+			if got := until(c.arrival, AnchorFinish, slack); got != c.finish {
+				t.Errorf("anchor finish: until = %v, want %v", got, c.finish)
+			}
+		})
+	}
+}
+
+func TestRoomAndNextLook(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	free := Use{Rate: 50, Window: 5 * time.Second, Occupied: 20, Freed: now.Add(-4 * time.Second)}
+	if free.Room() != 30 {
+		t.Errorf("Room = %d, want 30", free.Room())
+	}
+	if over := (Use{Rate: 10, Occupied: 12}); over.Room() != 0 {
+		t.Errorf("Room after the rate was lowered = %d, want 0", over.Room())
+	}
+	if want := now.Add(time.Second + 5*time.Millisecond); !free.NextLook(now, 0).Equal(want) {
+		t.Errorf("NextLook = %v, want %v: W and the margin after the first until", free.NextLook(now, 0), want)
+	}
+	if want := now.Add(time.Second + 8*time.Millisecond); !free.NextLook(now, 3*time.Millisecond).Equal(want) {
+		t.Errorf("NextLook does not wait for what the clock gained")
+	}
+	unstarted := Use{Rate: 1, Window: time.Second, Occupied: 1}
+	if want := now.Add(1001 * time.Millisecond); !unstarted.NextLook(now, 0).Equal(want) {
+		t.Errorf("NextLook with nothing started = %v, want %v", unstarted.NextLook(now, 0), want)
+	}
+}
+
+func TestClockGained(t *testing.T) {
+	t.Parallel()
+	type reading struct{ pg, sent, received int } // ms
+	const window = 10 * time.Second
+	cases := []struct {
+		name     string
+		readings []reading
+		at       int // ms, Postgres's clock
+		want     int // ms
+	}{
+		{"one look tells nothing", []reading{{0, 0, 1}}, 0, 0},
+		{"both clocks agree", []reading{{0, 0, 1}, {1000, 1000, 1001}}, 1000, 0},
+		{"travel explains the difference", []reading{{5, 0, 5}, {1000, 995, 1002}}, 1000, 0},
+		{"set forward by 2 s", []reading{{0, 0, 1}, {3000, 999, 1000}}, 3000, 2000},
+		{"set forward, asked within the window", []reading{{0, 0, 1}, {3000, 999, 1000}}, 12_999, 2000},
+		{"set forward, the window and the gain have passed", []reading{{0, 0, 1}, {3000, 999, 1000}}, 15_001, 0},
+		{"set back needs nothing", []reading{{5000, 0, 1}, {1000, 999, 1000}}, 1000, 0},
+		{"two gains add up", []reading{{0, 0, 1}, {2000, 999, 1000}, {4000, 1999, 2000}}, 4000, 1999},
+		{"a drift within the margin is not kept", []reading{{0, 0, 0}, {10_009, 10_000, 10_000}}, 10_009, 0},
+	}
+	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(n int) time.Time { return zero.Add(time.Duration(n) * time.Millisecond) }
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var clock Clock
+			for _, r := range c.readings {
+				clock.Look(at(r.pg), at(r.sent), at(r.received))
+			}
+			if got := clock.Gained(at(c.at), window); got != time.Duration(c.want)*time.Millisecond {
+				t.Errorf("gained %v, want %d ms", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package limit
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds of a Rate that ParseRate accepts.
+const (
+	MaxUnits  = 1_000_000_000_000
+	MinWindow = 10 * time.Millisecond
+	MaxWindow = 366 * 24 * time.Hour
+)
+
+// Rate allows at most Units in any window of length Window.
+type Rate struct {
+	Units  int64
+	Window time.Duration
+}
+
+// ParseRate reads a rate as people write it: 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h, and what
+// String returns. Units of time are ms s m h d w; without a number they count once.
+func ParseRate(s string) (Rate, error) {
+	text := strings.TrimSpace(s)
+	if text == "unlimited" {
+		return Rate{}, errors.New("unlimited needs no limit: leave it out of the queue's limits")
+	}
+	units, window, ok := strings.Cut(strings.TrimSuffix(text, ", sliding window"), "/")
+	if !ok {
+		if units, window, ok = strings.Cut(units, " per "); !ok {
+			return Rate{}, fmt.Errorf("%q is not a rate: write units/window", s)
+		}
+	}
+	n, err := parseCount(strings.TrimSpace(units))
+	switch {
+	case err != nil:
+		return Rate{}, fmt.Errorf("%q is not a rate: its units must be a whole number", s)
+	case n == 0:
+		return Rate{}, errors.New("a rate of 0 lets nothing through: pause the limit instead")
+	case n > MaxUnits:
+		return Rate{}, fmt.Errorf("%q allows more than 1e12 units", s)
+	}
+	w, err := parseWindow(strings.TrimSpace(window))
+	if err != nil {
+		return Rate{}, fmt.Errorf("%q is not a rate: %w", s, err)
+	}
+	return Rate{Units: n, Window: w}, nil
+}
+
+// String returns the one form in which rates are echoed: "100 per 1h, sliding window".
+func (r Rate) String() string {
+	return fmt.Sprintf("%d per %s, sliding window", r.Units, windowString(r.Window))
+}
+
+// DefaultSlack is how long a request may take to arrive after it was written: W/20, at least
+// 100 ms and at most 60 s.
+func DefaultSlack(window time.Duration) time.Duration {
+	return min(max(window/20, 100*time.Millisecond), time.Minute)
+}
+
+// DefaultSendWithin is how long a worker may take from asking for the start to writing the
+// request: W/20, at least 100 ms and at most 5 s.
+func DefaultSendWithin(window time.Duration) time.Duration {
+	return min(max(window/20, 100*time.Millisecond), 5*time.Second)
+}
+
+// parseWindow reads a window such as 1h, 500ms or d.
+func parseWindow(s string) (time.Duration, error) {
+	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyz")
+	name := s[len(number):]
+	if name == "mo" {
+		return 0, errors.New("mo needs algorithm fixed_window, which is not available in this version")
+	}
+	unit, ok := timeUnit(name)
+	if !ok {
+		return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
+	}
+	n := int64(1)
+	if number != "" {
+		var err error
+		if n, err = parseCount(number); err != nil {
+			return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
+		}
+	}
+	if n > int64(MaxWindow/unit) || time.Duration(n)*unit < MinWindow {
+		return 0, fmt.Errorf("its window %q must be from 10ms to 366d", s)
+	}
+	return time.Duration(n) * unit, nil
+}
+
+// parseCount reads digits, with single underscores between them.
+func parseCount(s string) (int64, error) {
+	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") || strings.ContainsAny(s, "+-") {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+}
+
+func timeUnit(name string) (time.Duration, bool) {
+	switch name {
+	case "ms":
+		return time.Millisecond, true
+	case "s":
+		return time.Second, true
+	case "m":
+		return time.Minute, true
+	case "h":
+		return time.Hour, true
+	case "d":
+		return 24 * time.Hour, true
+	case "w":
+		return 7 * 24 * time.Hour, true
+	}
+	return 0, false
+}
+
+// windowString writes a window in the largest unit that divides it: 90s stays 90s, 3600s is 1h.
+func windowString(w time.Duration) string {
+	for _, name := range []string{"w", "d", "h", "m", "s", "ms"} {
+		if unit, _ := timeUnit(name); w >= unit && w%unit == 0 {
+			return strconv.FormatInt(int64(w/unit), 10) + name
+		}
+	}
+	return w.String()
+}
