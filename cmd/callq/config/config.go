@@ -1,0 +1,163 @@
+// Package config turns flags, environment, config.yaml and defaults, in this order of precedence,
+// into one checked Config.
+//
+// Load accepts only what callq does: every mistake is an error, all of them are reported at once,
+// each with its place and what is allowed, and nothing that was written is ignored. Passwords are
+// never shown. The struct below is the only place of keys, defaults and bounds: the tags say
+//
+//	key       the name in the file; the path of keys is the name everywhere else:
+//	          http.listen is CALLQ_HTTP_LISTEN in the environment
+//	default   as it would be written in the file
+//	allowed   a choice (a|b), bounds (lo..hi), or words for the reader
+//	check     a check by name, for what bounds cannot say
+//	required  must be given
+//	secret    a URL that may hold a password; KEY_file names a file that holds it
+//	env       a variable that other programs know too, used where nothing else is given
+package config
+
+import (
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+// ErrNoPostgres and ErrNoRedis say that a server is needed and none is configured.
+var (
+	ErrNoPostgres = errors.New("no Postgres configured: set postgres.url in config.yaml, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
+	ErrNoRedis    = errors.New("no Redis configured: set redis.url in config.yaml, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
+)
+
+// Config is everything callq can be told.
+type Config struct {
+	Postgres  Postgres         `key:"postgres"`
+	Redis     Redis            `key:"redis"`
+	HTTP      HTTP             `key:"http"`
+	Log       Log              `key:"log"`
+	Limits    map[string]Limit `key:"limits"`
+	Queues    map[string]Queue `key:"queues"` // always has "default"
+	Schedule  Schedule         `key:"schedule"`
+	Retention Retention        `key:"retention"`
+	Worker    Worker           `key:"worker"`
+	HTTPTask  HTTPTask         `key:"http_task"`
+	Calls     Calls            `key:"calls"`
+
+	File string // the file that was read; empty: none
+
+	from     map[string]source // where the values that are not defaults came from
+	warnings []string
+	libpq    bool // one of libpq's PG* names a server
+}
+
+// Postgres is the authority. Use PostgresURL, which also knows of PG*.
+type Postgres struct {
+	URL           string `key:"url" secret:"true" check:"postgres" env:"DATABASE_URL"`
+	URLFile       string `key:"url_file"`
+	DirectURL     string `key:"direct_url" secret:"true" check:"postgres"` // past a pgbouncer, for LISTEN and migrations
+	DirectURLFile string `key:"direct_url_file"`
+	Pool          int    `key:"pool" default:"10" allowed:"2..1000"` // connections of a process, at most
+}
+
+// Redis carries work to the workers. Use RedisURL.
+type Redis struct {
+	URL     string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
+	URLFile string `key:"url_file"`
+}
+
+// HTTP is where /livez, /readyz and /metrics are served.
+type HTTP struct {
+	Listen string `key:"listen" default:"127.0.0.1:7460" check:"listen"`
+}
+
+// Log is how stderr is written.
+type Log struct {
+	Level  string `key:"level" default:"info" allowed:"debug|info|warn|error"`
+	Format string `key:"format" default:"text" allowed:"text|json"`
+}
+
+// Limit allows at most Rate, at the API.
+type Limit struct {
+	Rate       limit.Rate    `key:"rate" required:"true" allowed:"units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w"`
+	Algorithm  string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window"`
+	Anchor     limit.Anchor  `key:"anchor" allowed:"start|finish"`  // empty: start for the http task, finish for others
+	Slack      time.Duration `key:"slack" allowed:"1ms..10m"`       // default limit.DefaultSlack
+	SendWithin time.Duration `key:"send_within" allowed:"10ms..1m"` // default limit.DefaultSendWithin
+}
+
+// Queue is a named stream of calls.
+type Queue struct {
+	Limits      []string      `key:"limits"` // none: bounded by the workers' concurrency only
+	MaxAttempts int           `key:"max_attempts" default:"3" allowed:"1..1000"`
+	Backoff     Backoff       `key:"backoff" default:"10s..15m" allowed:"1ms..30d"`
+	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`
+	OnLost      string        `key:"on_lost" default:"retry" allowed:"retry|fail"`
+}
+
+// Schedule is when what must be done is done, in cron's words, UTC.
+type Schedule struct {
+	Dispatch  string `key:"dispatch" default:"@every 1s" check:"cron"`
+	Retention string `key:"retention" default:"0 4 * * *" check:"cron"`
+	Vacuum    string `key:"vacuum" default:"30 4 * * 0" check:"cron"`
+}
+
+// Retention is how long finished calls are kept.
+type Retention struct {
+	Done      time.Duration `key:"done" default:"7d" allowed:"1s..3660d"`
+	Failed    time.Duration `key:"failed" default:"30d" allowed:"1s..3660d"`
+	Cancelled time.Duration `key:"cancelled" default:"1d" allowed:"1s..3660d"`
+}
+
+// Worker is what one worker process offers.
+type Worker struct {
+	Concurrency     int           `key:"concurrency" default:"100" allowed:"1..10000"`
+	Labels          []string      `key:"labels" check:"name"`
+	ShutdownTimeout time.Duration `key:"shutdown_timeout" default:"60s" allowed:"1s..1h"`
+}
+
+// HTTPTask is what the built-in task http may do.
+type HTTPTask struct {
+	Hosts        []string `key:"hosts" check:"host"`            // when set, only these may be called
+	PrivateHosts []string `key:"private_hosts" check:"address"` // private addresses that may be called
+	AllowPrivate bool     `key:"allow_private" default:"false" allowed:"true|false"`
+	Store        string   `key:"store" default:"errors" allowed:"errors|all|none"` // which answers to keep in result
+}
+
+// Calls is what a call may be.
+type Calls struct {
+	MaxData Bytes `key:"max_data" default:"256KiB" allowed:"1KiB..64MiB"` // of call_data
+}
+
+// PostgresURL returns what pgx is to connect to: the flag, CALLQ_POSTGRES_URL, the file or
+// DATABASE_URL. It is empty when libpq's PG* say it, which pgx reads itself. Without any of them it
+// is ErrNoPostgres.
+func (c *Config) PostgresURL() (string, error) {
+	switch {
+	case c.Postgres.URL != "":
+		return c.Postgres.URL, nil
+	case !c.libpq:
+		return "", ErrNoPostgres
+	}
+	if _, err := pgx.ParseConfig(""); err != nil {
+		return "", errors.New("libpq's PG* variables: " + postgresReason(err))
+	}
+	return "", nil
+}
+
+// RedisURL returns what to connect to, a redis://, rediss:// or unix:// URL: the flag,
+// CALLQ_REDIS_URL, the file or REDIS_URL. Without any of them it is ErrNoRedis.
+func (c *Config) RedisURL() (string, error) {
+	if c.Redis.URL == "" {
+		return "", ErrNoRedis
+	}
+	return c.Redis.URL, nil
+}
+
+// Origin says where the value at a path such as queues.payments.timeout came from: "--postgres-url",
+// "CALLQ_HTTP_LISTEN", "config.yaml:12" or "default".
+func (c *Config) Origin(path string) string { return c.from[path].String() }
+
+// Warnings are what looks like a slip in the environment and may not be one: variables that callq
+// does not know and that nearly have the name of a setting.
+func (c *Config) Warnings() []string { return c.warnings }

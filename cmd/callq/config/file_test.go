@@ -1,0 +1,109 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+const documented = "../../../config.yaml"
+
+func TestDocumentedFileSaysTheDefaults(t *testing.T) {
+	t.Parallel()
+	got, err := Load(Source{Path: documented})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got, cmpopts.IgnoreUnexported(Config{}), cmpopts.IgnoreFields(Config{}, "File")); diff != "" {
+		t.Errorf("config.yaml differs from the defaults (-default +file):\n%s", diff)
+	}
+	if got.Origin("queues.default.timeout") == "default" {
+		t.Error("config.yaml leaves queues.default.timeout out")
+	}
+}
+
+// Uncommented, the file holds every key there is, and nothing that is refused.
+func TestDocumentedFileHasEveryKey(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(documented)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := regexp.MustCompile(`(?m)^( *)#(\S)`).ReplaceAllString(string(text), "$1$2")
+	for _, file := range []string{"url_file", "direct_url_file"} { // not beside the URL itself
+		all = regexp.MustCompile(`(?m)^ +`+file+`:.*`).ReplaceAllString(all, "")
+	}
+	c, err := load("config.yaml", []byte(all), map[string]string{"DATABASE_URL": "postgres://h/d", "REDIS_URL": "redis://h"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path := range paths(c) {
+		if c.Origin(path) == "default" && !strings.HasSuffix(path, "url_file") {
+			t.Errorf("config.yaml does not have %s", path)
+		}
+		key := path[strings.LastIndexByte(path, '.')+1:]
+		if !regexp.MustCompile(`(?m)^ *#?` + key + `:`).Match(text) {
+			t.Errorf("config.yaml does not name %s", key)
+		}
+	}
+	want := Limit{
+		Rate: limit.Rate{Units: 100, Window: time.Hour}, Algorithm: "sliding_window", Anchor: limit.AnchorStart,
+		Slack: limit.DefaultSlack(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
+	}
+	if c.Limits["stripe"] != want {
+		t.Errorf("the limit of the example is %+v, want the defaults %+v", c.Limits["stripe"], want)
+	}
+}
+
+func TestFileIsFound(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, level string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("log: {level: "+level+"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	flag, env, _ := write("flag.yaml", "debug"), write("env.yaml", "warn"), write("config.yaml", "error")
+	environ := []string{"CALLQ_CONFIG=" + env}
+	cases := []struct {
+		name   string
+		source Source
+		want   string
+	}{
+		{"-c before CALLQ_CONFIG", Source{Path: flag, Environ: environ, Dir: dir}, "debug"},
+		{"CALLQ_CONFIG before ./config.yaml", Source{Environ: environ, Dir: dir}, "warn"},
+		{"./config.yaml", Source{Dir: dir}, "error"},
+		{"none is needed", Source{Dir: t.TempDir()}, "info"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Load(c.source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Log.Level != c.want {
+				t.Errorf("level %q of %q, want %q", got.Log.Level, got.File, c.want)
+			}
+		})
+	}
+	for name, s := range map[string]Source{
+		"-c":           {Path: filepath.Join(dir, "none.yaml"), Dir: dir},
+		"CALLQ_CONFIG": {Environ: []string{"CALLQ_CONFIG=" + filepath.Join(dir, "none.yaml")}, Dir: dir},
+		"a folder":     {Path: dir},
+	} {
+		if _, err := Load(s); err == nil || !strings.Contains(err.Error(), "cannot be read: ") {
+			t.Errorf("%s names no file: error %v", name, err)
+		}
+	}
+}
