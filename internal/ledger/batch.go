@@ -1,0 +1,105 @@
+package ledger
+
+import (
+	"context"
+	"sync"
+)
+
+// Batch groups what many goroutines ask at once into single statements: while one statement is
+// under way the next requests gather, so a lone request waits for nothing and a crowd shares
+// one commit. Written by its users through Do; its lanes run until Run's context ends.
+type Batch[Q, A any] struct {
+	requests chan request[Q, A]
+	run      func(context.Context, []Q) ([]A, error)
+	most     int
+}
+
+type request[Q, A any] struct {
+	ask    Q
+	answer chan<- reply[A]
+}
+
+type reply[A any] struct {
+	answer A
+	err    error
+}
+
+// NewBatch groups up to most requests into one call of run, which answers them in their order.
+func NewBatch[Q, A any](most int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
+	return &Batch[Q, A]{requests: make(chan request[Q, A], most), run: run, most: most}
+}
+
+// Run serves requests on so many lanes (connections) until ctx ends.
+func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
+	var wg sync.WaitGroup
+	for range lanes {
+		wg.Go(func() { b.lane(ctx) })
+	}
+	wg.Wait()
+}
+
+// Do asks and waits for the answer. When ctx ends first, what became of the request is unknown.
+func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (A, error) {
+	answer := make(chan reply[A], 1)
+	select {
+	case b.requests <- request[Q, A]{ask, answer}:
+	case <-ctx.Done():
+		var zero A
+		return zero, ctx.Err()
+	}
+	select {
+	case r := <-answer:
+		return r.answer, r.err
+	case <-ctx.Done():
+		var zero A
+		return zero, ctx.Err()
+	}
+}
+
+func (b *Batch[Q, A]) lane(ctx context.Context) {
+	for {
+		select {
+		case first := <-b.requests:
+			b.serve(ctx, b.gather(first))
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// gather takes what is waiting, without waiting for more.
+func (b *Batch[Q, A]) gather(first request[Q, A]) []request[Q, A] {
+	batch := []request[Q, A]{first}
+	for len(batch) < b.most {
+		select {
+		case next := <-b.requests:
+			batch = append(batch, next)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// serve answers a batch. Where the data of one request spoils the statement, each is sent alone,
+// so that only that one fails.
+func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
+	asks := make([]Q, len(batch))
+	for i, r := range batch {
+		asks[i] = r.ask
+	}
+	answers, err := b.run(ctx, asks)
+	if BadData(err) && len(batch) > 1 {
+		for i := range batch {
+			b.serve(ctx, batch[i:i+1])
+		}
+		return
+	}
+	for i, r := range batch {
+		if err != nil {
+			r.answer <- reply[A]{err: err}
+			continue
+		}
+		r.answer <- reply[A]{answer: answers[i]}
+	}
+}

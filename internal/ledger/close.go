@@ -1,0 +1,189 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+)
+
+// Closing ends an attempt.
+type Closing struct {
+	CallID  int64
+	Attempt int32
+	// Token is the one it was started with. Unstarted lets it also be closed while nobody has
+	// started it; with Token 0 only then.
+	Token     int64
+	Unstarted bool
+
+	Outcome  callqueue.Outcome
+	Error    string          // why it did not end well; goes to the call's error_message too
+	Result   json.RawMessage // nil: none
+	Requests *int16          // requests that the write gate let through; nil: not seen
+	// Arrival bounds when the request reached the API, as offsets from the start (from the claim
+	// where none is recorded). Nil: it was provably never sent, so nothing is charged.
+	Arrival *limit.Arrival
+
+	// What becomes of the call, unless it has moved on.
+	Status callqueue.Status
+	Failed bool           // counts in failed_count
+	Delay  *time.Duration // until it may be claimed again; nil: run_at stays as it is
+}
+
+// Close ends attempts: in one statement each open row goes, its ledger row is written, its limits
+// are charged, under what they were claimed, and its call moves on. It returns the ids of those
+// it closed; the others had been closed before or belong to another token, which is an answer,
+// not an error. An error leaves unknown which are closed; closing again is safe.
+func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
+	a := newCloseArgs(len(closings))
+	for _, c := range closings {
+		a.add(c)
+	}
+	rows, err := db.Query(ctx, closeSQL, a.named())
+	if err != nil {
+		return nil, fmt.Errorf("close attempts: %w", err)
+	}
+	closed, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("close attempts: %w", err)
+	}
+	return closed, nil
+}
+
+// closeArgs holds the closings by column, as closeSQL unnests them.
+type closeArgs struct {
+	ids                                   []int64
+	attempts                              []int32
+	tokens                                []*int64
+	unstarted, charged, failed            []bool
+	outcomes, statuses                    []string
+	errors, results                       []*string
+	requests                              []*int16
+	byMicros, writtenMicros, closedMicros []*int64
+	delayMicros                           []*int64
+}
+
+func newCloseArgs(n int) *closeArgs {
+	return &closeArgs{
+		ids: make([]int64, 0, n), attempts: make([]int32, 0, n), tokens: make([]*int64, 0, n),
+	}
+}
+
+func (a *closeArgs) add(c Closing) {
+	a.ids = append(a.ids, c.CallID)
+	a.attempts = append(a.attempts, c.Attempt)
+	a.tokens = append(a.tokens, nonZero(c.Token))
+	a.unstarted = append(a.unstarted, c.Unstarted)
+	a.outcomes = append(a.outcomes, string(c.Outcome))
+	a.errors = append(a.errors, nonZero(c.Error))
+	a.results = append(a.results, nonZero(string(c.Result)))
+	a.requests = append(a.requests, c.Requests)
+	a.statuses = append(a.statuses, string(c.Status))
+	a.failed = append(a.failed, c.Failed)
+	a.delayMicros = append(a.delayMicros, micros(c.Delay))
+
+	arrival := c.Arrival
+	a.charged = append(a.charged, arrival != nil)
+	if arrival == nil {
+		arrival = &limit.Arrival{}
+	}
+	a.byMicros = append(a.byMicros, micros(arrival.By))
+	a.writtenMicros = append(a.writtenMicros, micros(&arrival.Written))
+	a.closedMicros = append(a.closedMicros, micros(&arrival.Closed))
+}
+
+func (a *closeArgs) named() pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"ids": a.ids, "attempts": a.attempts, "tokens": a.tokens, "unstarted": a.unstarted,
+		"outcomes": a.outcomes, "errors": a.errors, "results": a.results, "requests": a.requests,
+		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "closed": a.closedMicros,
+		"statuses": a.statuses, "failed": a.failed, "delay": a.delayMicros,
+	}
+}
+
+func nonZero[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}
+
+// closeSQL takes the locks of the open rows in id order, then of their calls, then of its own
+// connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is limit.Arrival's formula; usage buckets are at most W/200 and
+// labelled with their end (date_bin rounds down, so one is added). An attempt without limits
+// keeps a bound that holds for any slack, should a limit be added later.
+const closeSQL = `
+WITH c AS (
+    SELECT * FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
+            @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[],
+            @charged::bool[], @by::bigint[], @written::bigint[], @closed::bigint[],
+            @statuses::text[], @failed::bool[], @delay::bigint[])
+        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests,
+            charged, by_us, written_us, closed_us, status, failed, delay_us)
+), locked AS MATERIALIZED (
+    SELECT o.call_id
+    FROM call_open o
+    WHERE o.call_id = ANY(@ids)
+    ORDER BY o.call_id
+    FOR UPDATE OF o
+), gone AS (
+    DELETE FROM call_open o
+    USING c, locked l
+    WHERE o.call_id = c.call_id AND l.call_id = c.call_id AND o.attempt = c.attempt
+      AND (o.token = c.token OR o.token IS NULL AND c.unstarted)
+    RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
+        o.limits, o.keys, o.costs, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
+        c.outcome, c.error, c.result, c.requests, c.charged, c.status, c.failed,
+        c.by_us, c.written_us, c.closed_us, c.delay_us
+), ended AS MATERIALIZED (
+    SELECT *,
+        delay_us * interval '1 microsecond' AS delay,
+        base + by_us * interval '1 microsecond' AS by,
+        base + written_us * interval '1 microsecond' AS written,
+        base + closed_us * interval '1 microsecond' AS closed
+    FROM gone
+), charges AS MATERIALIZED (
+    SELECT e.call_id, u.name, u.key, u.cost, l.window_size / 200 AS width,
+        least(e.by, l.slack + CASE coalesce(l.anchor, CASE e.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+            WHEN 'start' THEN e.written ELSE e.closed END) AS until
+    FROM ended e
+    CROSS JOIN LATERAL unnest(e.limits, e.keys, e.costs) AS u (name, key, cost)
+    JOIN call_limits l ON l.name = u.name
+    WHERE e.charged
+), call AS (
+    UPDATE call_queue q
+    SET status        = e.status,
+        failed_count  = q.failed_count + e.failed::int,
+        error_message = e.error,
+        run_at        = CASE WHEN e.delay IS NULL THEN q.run_at ELSE e.now + e.delay END,
+        finished_at   = CASE WHEN e.status = 'new' THEN q.finished_at ELSE e.now END,
+        failed_at     = CASE WHEN e.status = 'failed' THEN e.now ELSE q.failed_at END,
+        unique_key    = CASE WHEN e.status IN ('new', 'error') THEN q.unique_key END
+    FROM ended e
+    WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status = 'dispatched'
+), charged AS (
+    INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
+    SELECT name, key, date_bin(width, until, 'epoch') + width, pg_backend_pid(), sum(cost)
+    FROM charges
+    GROUP BY 1, 2, 3
+    ORDER BY 1, 2, 3
+    ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
+)
+INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at,
+    outcome, queue, task, key, worker, error, charged, result)
+SELECT e.call_id, e.attempt, e.requests, e.cost, e.claimed_at, e.started_at,
+    CASE WHEN e.charged THEN coalesce(l.until, least(e.by, greatest(e.written, e.closed) + interval '1 minute')) END,
+    e.now, e.outcome, e.queue, e.task, e.key, e.worker, e.error, coalesce(l.charged, '[]'), e.result::jsonb
+FROM ended e
+LEFT JOIN LATERAL (
+    SELECT max(until) AS until,
+        jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charged
+    FROM charges
+    WHERE charges.call_id = e.call_id
+) l ON true
+RETURNING call_id`

@@ -1,0 +1,71 @@
+// Package ledger owns the SQL that starts and closes attempts, for worker and sweeper alike,
+// and the proof of it, Verify.
+//
+// It promises that an attempt is started at most once and closed at most once, whatever is
+// repeated or arrives late: both are a compare-and-set on the attempt's own row in call_open.
+// Closing writes the ledger row, charges the limits and moves the call on in one statement, so
+// that no crash can leave one without the others. Locks are taken in one order everywhere:
+// call_queues, call_limits, call_open, call_queue, call_usage.
+package ledger
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// DB runs statements: a pool, a connection or a transaction.
+type DB interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Settings are what callq's own connections set: plans made for ids, whatever the tables held
+// when the plan was made, and times that add up in every zone.
+func Settings() map[string]string {
+	return map[string]string{
+		"timezone":         "UTC",
+		"plan_cache_mode":  "force_generic_plan",
+		"enable_seqscan":   "off",
+		"enable_hashjoin":  "off",
+		"enable_mergejoin": "off",
+		"jit":              "off",
+		"application_name": "callq",
+	}
+}
+
+// Retryable says whether a statement that failed may be sent again as it is: the connection
+// broke, Postgres is starting or stopping, or another transaction had to go first. What it did,
+// if anything, is unknown.
+func Retryable(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err != nil && !errors.Is(err, context.Canceled)
+	}
+	switch pg.Code[:2] {
+	case "08", "40", "53", "57", "58": // connection, rollback, resources, operator, system
+		return true
+	}
+	return pg.Code == "55P03" // lock not available
+}
+
+// BadData says whether a statement failed for what one of its rows holds.
+func BadData(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code[:2] == "22"
+}
+
+func micros(d *time.Duration) *int64 {
+	if d == nil {
+		return nil
+	}
+	us := ceilMicros(*d)
+	return &us
+}
+
+// ceilMicros rounds up: a bound on arrival may be too late, never too early.
+func ceilMicros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}

@@ -1,0 +1,308 @@
+package ledger_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// open makes a call with an open attempt that nobody has started, charged to the limit "api".
+func open(t *testing.T, pool *pgxpool.Pool) int64 {
+	t.Helper()
+	var id int64
+	err := pool.QueryRow(t.Context(), openSQL).Scan(&id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+const openSQL = `
+WITH rule AS (
+    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, published_at, published_by,
+        complete_since, epoch)
+    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq_epoch())
+    ON CONFLICT DO NOTHING
+), call AS (
+    INSERT INTO call_queue (status, attempts, unique_key) VALUES ('dispatched', 1, gen_random_uuid()) RETURNING id
+)
+INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+    queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', '300 ms', callq_epoch(),
+    'http', 'default', 'http', '', '{api}', '{""}', '{1}'
+FROM call
+RETURNING call_id`
+
+func start(t *testing.T, pool *pgxpool.Pool, requests ...ledger.StartRequest) map[int64]ledger.StartAnswer {
+	t.Helper()
+	answers, err := ledger.Start(t.Context(), pool, "w", requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byToken := map[int64]ledger.StartAnswer{}
+	for _, a := range answers {
+		byToken[a.Token] = a
+	}
+	if len(byToken) != len(requests) {
+		t.Fatalf("%d answers to %d requests", len(byToken), len(requests))
+	}
+	return byToken
+}
+
+func request(id, token int64) ledger.StartRequest {
+	return ledger.StartRequest{CallID: id, Attempt: 1, Token: token, Timeout: time.Second}
+}
+
+func TestStartIsCompareAndSet(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	first := start(t, pool, request(id, 7))[7]
+	if first.StartedAt == nil || first.SendWithin == nil || *first.SendWithin != 300*time.Millisecond {
+		t.Fatalf("the first start answered %+v", first)
+	}
+	if again := start(t, pool, request(id, 7))[7]; again.StartedAt == nil || !again.StartedAt.Equal(*first.StartedAt) {
+		t.Errorf("the same token asked again: %+v, want the first answer", again)
+	}
+	if other := start(t, pool, request(id, 8))[8]; other.StartedAt != nil {
+		t.Error("another token started the same attempt")
+	}
+}
+
+func TestStartTwiceInOneBatch(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	answers := start(t, pool, request(id, 7), request(id, 8))
+	if (answers[7].StartedAt == nil) == (answers[8].StartedAt == nil) {
+		t.Errorf("two deliveries of one attempt: %+v, want exactly one started", answers)
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	t.Parallel()
+	cases := []struct {
+		name   string
+		change string
+		gone   bool
+	}{
+		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false},
+		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false},
+		{"one that may not start yet", `UPDATE call_open SET not_before = now() + interval '1 min'`, false},
+		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false},
+		{"a call that was deleted", `DELETE FROM call_queue`, true},
+		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true},
+		{"no row", `DELETE FROM call_open`, false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			id := open(t, pool)
+			exec(t, pool, c.change)
+			got := start(t, pool, request(id, 7))[7]
+			if got.StartedAt != nil || got.Gone != c.gone {
+				t.Errorf("got %+v, want not started, gone %v", got, c.gone)
+			}
+		})
+	}
+}
+
+// Two batches that name the same attempts in opposite order must not deadlock, and each attempt
+// must start once.
+func TestStartOppositeOrders(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	const n = 40
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = open(t, pool)
+	}
+	starts := make([]int, 4)
+	var wg sync.WaitGroup
+	gate := make(chan struct{})
+	for worker := range starts {
+		wg.Go(func() {
+			requests := make([]ledger.StartRequest, n)
+			for i := range requests {
+				at := i
+				if worker%2 == 1 {
+					at = n - 1 - i
+				}
+				requests[i] = request(ids[at], int64(1000*worker+i+1))
+			}
+			<-gate
+			answers, err := ledger.Start(context.Background(), pool, "w", requests)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, a := range answers {
+				if a.StartedAt != nil {
+					starts[worker]++
+				}
+			}
+		})
+	}
+	close(gate)
+	wg.Wait()
+	sum := 0
+	for _, s := range starts {
+		sum += s
+	}
+	if sum != n {
+		t.Errorf("%d starts of %d attempts: %v", sum, n, starts)
+	}
+}
+
+func TestClose(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	startedAt := start(t, pool, request(id, 7))[7].StartedAt
+	by := 40 * time.Millisecond
+	closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Result: []byte(`{"status":200}`),
+		Arrival: &limit.Arrival{By: &by, Written: time.Second, Closed: time.Second}, Status: callqueue.StatusDone,
+	}})
+	if err != nil || len(closed) != 1 || closed[0] != id {
+		t.Fatalf("Close = %v, %v", closed, err)
+	}
+	want(t, pool, `SELECT status = 'done' AND unique_key IS NULL AND finished_at IS NOT NULL AND failed_count = 0 FROM call_queue`)
+	want(t, pool, `SELECT count(*) = 0 FROM call_open`)
+	want(t, pool, `SELECT outcome = 'done' AND arrived_by = $1::timestamptz + interval '40 ms' AND result->>'status' = '200'
+		AND (charged->0->>'until')::timestamptz = arrived_by AND charged->0->>'limit' = 'api' FROM call_attempts`, startedAt)
+	want(t, pool, `SELECT sum(used) = 1 AND min(bucket) >= $1::timestamptz + interval '40 ms'
+		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM call_usage`, startedAt)
+}
+
+// until, as the closing writes it, is limit.Arrival's formula for either anchor.
+func TestCloseUntil(t *testing.T) {
+	t.Parallel()
+	ms := func(n int64) *time.Duration { d := time.Duration(n) * time.Millisecond; return &d }
+	cases := []struct {
+		name          string
+		arrival       limit.Arrival
+		start, finish int64 // ms after the start; slack is 500 ms
+	}{
+		{"answered at once", limit.Arrival{By: ms(20), Written: *ms(5), Closed: *ms(5)}, 20, 20},
+		{"answered after its slack", limit.Arrival{By: ms(900), Written: *ms(5), Closed: *ms(5)}, 505, 505},
+		{"no answer", limit.Arrival{Written: *ms(5), Closed: *ms(2000)}, 505, 2500},
+		{"lost", limit.LostArrival(*ms(300), *ms(2000)), 800, 2500},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
+				pool := pgtest.New(t)
+				id := open(t, pool)
+				exec(t, pool, `UPDATE call_limits SET anchor = $1`, anchor)
+				startedAt := start(t, pool, request(id, 7))[7].StartedAt
+				if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
+					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
+				}}); err != nil {
+					t.Fatal(err)
+				}
+				want(t, pool, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
+				want(t, pool, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
+					AND run_at > now() AND ready_at = run_at FROM call_queue`)
+			}
+		})
+	}
+}
+
+func TestCloseIsCompareAndSet(t *testing.T) {
+	t.Parallel()
+	const none = `SELECT count(*) = 0 FROM call_attempts`
+	cases := []struct {
+		name    string
+		started bool
+		change  string
+		closing ledger.Closing
+		closes  bool
+	}{
+		{"by its token", true, ``, ledger.Closing{Attempt: 1, Token: 7}, true},
+		{"by another token", true, ``, ledger.Closing{Attempt: 1, Token: 8}, false},
+		{"as unstarted, once it has started", true, ``, ledger.Closing{Attempt: 1, Unstarted: true}, false},
+		{"in doubt, started", true, ``, ledger.Closing{Attempt: 1, Token: 7, Unstarted: true}, true},
+		{"in doubt, not started", false, ``, ledger.Closing{Attempt: 1, Token: 7, Unstarted: true}, true},
+		{"by a token that never started it", false, ``, ledger.Closing{Attempt: 1, Token: 7}, false},
+		{"a late result of an older attempt", true, `UPDATE call_open SET attempt = 2`, ledger.Closing{Attempt: 1, Token: 7}, false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			id := open(t, pool)
+			if c.started {
+				start(t, pool, request(id, 7))
+			}
+			if c.change != "" {
+				exec(t, pool, c.change)
+			}
+			c.closing.CallID, c.closing.Outcome, c.closing.Status = id, callqueue.OutcomeNotSent, callqueue.StatusNew
+			closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c.closing, c.closing})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(closed) == 1; got != c.closes || len(closed) > 1 {
+				t.Errorf("closed %v, want %v", closed, c.closes)
+			}
+			if !c.closes {
+				want(t, pool, none)
+				want(t, pool, `SELECT status = 'dispatched' FROM call_queue`)
+				return
+			}
+			want(t, pool, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
+			want(t, pool, `SELECT count(*) = 0 FROM call_usage`)
+			want(t, pool, `SELECT status = 'new' FROM call_queue`)
+		})
+	}
+}
+
+// A call that was cancelled or deleted while its attempt ran keeps its status; the unit stays used.
+func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
+	t.Parallel()
+	for _, change := range []string{`UPDATE call_queue SET status = 'cancelled'`, `DELETE FROM call_queue`} {
+		pool := pgtest.New(t)
+		id := open(t, pool)
+		start(t, pool, request(id, 7))
+		exec(t, pool, change)
+		by := time.Millisecond
+		if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+			CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
+			Arrival: &limit.Arrival{By: &by}, Status: callqueue.StatusDone,
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
+		want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
+		want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
+	}
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// want fails the test unless the query answers true.
+func want(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	var ok *bool
+	if err := pool.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
+		t.Fatal(err)
+	}
+	if ok == nil || !*ok {
+		t.Errorf("not so: %s", sql)
+	}
+}

@@ -1,0 +1,38 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/callq/callq/callqueue"
+)
+
+// Policy is how a queue retries.
+type Policy struct {
+	MaxAttempts int           // bounds failed_count
+	BackoffMin  time.Duration // delay after the first failure; doubles with each
+	BackoffMax  time.Duration // the longest delay
+}
+
+// Next says what becomes of a call after a failure that may be tried again. failedCount includes
+// that failure; the delay is meaningful for StatusError. random draws from [0, n).
+func (p Policy) Next(failedCount int, random func(n int64) int64) (callqueue.Status, time.Duration) {
+	if failedCount >= p.MaxAttempts {
+		return callqueue.StatusFailed, 0
+	}
+	return callqueue.StatusError, p.Backoff(failedCount, random)
+}
+
+// Backoff is the delay after the n-th failure: exponential from BackoffMin to BackoffMax, with
+// equal jitter (half fixed, half random), so that calls which failed together do not return
+// together. Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+func (p Policy) Backoff(n int, random func(n int64) int64) time.Duration {
+	delay := p.BackoffMax
+	if shift := n - 1; shift < 40 && p.BackoffMin < p.BackoffMax>>max(shift, 0) {
+		delay = p.BackoffMin << max(shift, 0)
+	}
+	half := delay / 2
+	if half <= 0 {
+		return delay
+	}
+	return half + time.Duration(random(int64(half)+1))
+}

@@ -1,0 +1,88 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// StartRequest asks that an attempt be started. Token is the asker's own, drawn once per attempt
+// it runs: asking again with the same one is safe, and answers as if for the first time.
+type StartRequest struct {
+	CallID  int64
+	Attempt int32
+	Token   int64
+	Timeout time.Duration // how long the handler may take
+}
+
+// StartAnswer says what became of a StartRequest.
+type StartAnswer struct {
+	CallID int64 `db:"call_id"`
+	Token  int64 `db:"token"`
+	// StartedAt is Postgres's clock inside the start; zero: not started, and it never will be for
+	// this token.
+	StartedAt *time.Time `db:"started_at"`
+	// SendWithin is how long after asking the request may be written; nil: no limit asks.
+	SendWithin *time.Duration `db:"send_within"`
+	// Gone: the attempt is open but its call was deleted or cancelled; close it unsent.
+	Gone bool `db:"gone"`
+}
+
+// Start starts attempts, each by a compare-and-set on its open row, locked in id order; it is
+// durable when it returns. An error leaves unknown what has started: ask again with the same
+// tokens. Answers come in no particular order.
+func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
+	ids, attempts := make([]int64, len(requests)), make([]int32, len(requests))
+	tokens, timeouts := make([]int64, len(requests)), make([]int64, len(requests))
+	for i, r := range requests {
+		ids[i], attempts[i], tokens[i] = r.CallID, r.Attempt, r.Token
+		timeouts[i] = ceilMicros(r.Timeout)
+	}
+	rows, err := db.Query(ctx, startSQL, pgx.StrictNamedArgs{
+		"ids": ids, "attempts": attempts, "tokens": tokens, "timeouts": timeouts, "worker": worker,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start attempts: %w", err)
+	}
+	answers, err := pgx.CollectRows(rows, pgx.RowToStructByName[StartAnswer])
+	if err != nil {
+		return nil, fmt.Errorf("start attempts: %w", err)
+	}
+	return answers, nil
+}
+
+// The conditions stand on call_open's own columns, for only those are read again after a wait
+// for a lock. A row that already carries the token keeps its first started_at. One batch may ask
+// for an attempt twice, when Redis delivered it twice: only the token that the row took counts.
+const startSQL = `
+WITH asked AS (
+    SELECT * FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @timeouts::bigint[])
+        AS a (call_id, attempt, token, timeout_us)
+), locked AS MATERIALIZED (
+    SELECT o.call_id, o.attempt, q.id IS NULL AS gone
+    FROM call_open o
+    LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+    WHERE o.call_id = ANY(@ids)
+    ORDER BY o.call_id
+    FOR UPDATE OF o
+), started AS (
+    UPDATE call_open o
+    SET token      = a.token,
+        worker     = @worker,
+        started_at = coalesce(o.started_at, clock_timestamp()),
+        deadline   = coalesce(o.deadline, clock_timestamp() + a.timeout_us * interval '1 microsecond' + interval '1 second')
+    FROM asked a, locked l
+    WHERE o.call_id = a.call_id AND l.call_id = a.call_id AND NOT l.gone
+      AND o.attempt = a.attempt
+      AND o.epoch = callq_epoch()
+      AND (o.token = a.token
+           OR o.token IS NULL AND o.start_by > clock_timestamp()
+              AND (o.not_before IS NULL OR o.not_before <= clock_timestamp()))
+    RETURNING o.call_id, o.token, o.started_at, o.send_within
+)
+SELECT a.call_id, a.token, s.started_at, s.send_within, coalesce(l.gone, false) AS gone
+FROM asked a
+LEFT JOIN started s ON s.call_id = a.call_id AND s.token = a.token
+LEFT JOIN locked l ON l.call_id = a.call_id AND l.attempt = a.attempt`

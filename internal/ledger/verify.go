@@ -1,0 +1,270 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Report is what Verify found.
+type Report struct {
+	Calls    int64       `json:"calls"`    // that exist
+	Attempts int64       `json:"attempts"` // in the ledger and open
+	Limits   []LimitUse  `json:"limits"`
+	Findings []Violation `json:"findings"` // empty: every rule holds
+}
+
+// LimitUse is the most that a limit saw in any of its windows, while one version of it was in
+// force.
+type LimitUse struct {
+	Limit   string        `json:"limit"`
+	Version int64         `json:"version"`
+	From    time.Time     `json:"in_force_from"`
+	Rate    int64         `json:"rate"`
+	Window  time.Duration `json:"window_ns"`
+	Starts  int64         `json:"starts"`
+	Most    int64         `json:"most"`
+}
+
+// Violation is a row that breaks a rule.
+type Violation struct {
+	Rule    string `json:"rule" db:"rule"`
+	Limit   string `json:"limit,omitempty" db:"limit_name"`
+	CallID  int64  `json:"call_id,omitempty" db:"call_id"`
+	Attempt int32  `json:"attempt,omitempty" db:"attempt"`
+	Detail  string `json:"detail" db:"detail"`
+}
+
+// violationsMost is how many rows of one rule are named.
+const violationsMost = 20
+
+// Verify recomputes callq's rules from the ledger and the open rows, in one snapshot, using
+// nothing that claims use: for each limit and version of it the most in any window, at most one
+// request an attempt, no gap in the attempts of a call that exists, and every counter and status
+// against the rows that it stands for. It may run beside everything else.
+func Verify(ctx context.Context, pool *pgxpool.Pool) (*Report, error) {
+	report := &Report{Findings: []Violation{}, Limits: []LimitUse{}}
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err := pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, verifySettingsSQL); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, countsSQL).Scan(&report.Calls, &report.Attempts); err != nil {
+			return fmt.Errorf("count: %w", err)
+		}
+		if err := verifyLimits(ctx, tx, report); err != nil {
+			return err
+		}
+		for _, rule := range rules() {
+			found, err := violations(ctx, tx, rule.sql, violationsMost)
+			if err != nil {
+				return fmt.Errorf("check %q: %w", rule.name, err)
+			}
+			report.add(rule.name, found)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	return report, nil
+}
+
+func (r *Report) add(rule string, found []Violation) {
+	for _, v := range found {
+		v.Rule = rule
+		r.Findings = append(r.Findings, v)
+	}
+}
+
+func violations(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]Violation, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[Violation])
+}
+
+// Whole tables are read here: the settings of the hot path would not help.
+const verifySettingsSQL = `
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)`
+
+const countsSQL = `
+SELECT (SELECT count(*) FROM call_queue),
+    (SELECT count(*) FROM call_attempts) + (SELECT count(*) FROM call_open)`
+
+// version is a stretch of time in which a limit had one rate and window.
+type version struct {
+	Limit   string        `db:"limit_name"`
+	Version int64         `db:"version"`
+	From    time.Time     `db:"in_force_from"`
+	To      *time.Time    `db:"in_force_to"`
+	Rate    int64         `db:"rate"`
+	Window  time.Duration `db:"window_size"`
+}
+
+func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
+	rows, err := tx.Query(ctx, versionsSQL)
+	if err != nil {
+		return fmt.Errorf("read the limits' changes: %w", err)
+	}
+	versions, err := pgx.CollectRows(rows, pgx.RowToStructByName[version])
+	if err != nil {
+		return fmt.Errorf("read the limits' changes: %w", err)
+	}
+	for _, v := range versions {
+		args := []any{v.Limit, v.Window, v.From, v.To, v.Rate, violationsMost}
+		use := LimitUse{Limit: v.Limit, Version: v.Version, From: v.From, Rate: v.Rate, Window: v.Window}
+		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:4]...).Scan(&use.Starts, &use.Most); err != nil {
+			return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)
+		}
+		report.Limits = append(report.Limits, use)
+		if use.Most <= v.Rate {
+			continue
+		}
+		found, err := violations(ctx, tx, windowsSQL+overSQL, args...)
+		if err != nil {
+			return fmt.Errorf("find what exceeds %q: %w", v.Limit, err)
+		}
+		report.add("no window holds more than the rate", found)
+	}
+	return nil
+}
+
+const versionsSQL = `
+SELECT limit_name, version, in_force_from, rate, window_size,
+    lead(in_force_from) OVER (PARTITION BY limit_name ORDER BY version) AS in_force_to
+FROM call_limit_changes
+WHERE rate IS NOT NULL
+ORDER BY limit_name, version`
+
+// At each start t of an attempt, the attempts that had started by t and whose until is later than
+// t - W: a running sum in which each attempt enters at its start and leaves W after its until,
+// what leaves going first.
+const windowsSQL = `
+WITH charges AS (
+    SELECT a.call_id, a.attempt, coalesce(a.started_at, a.claimed_at) AS at, c.cost, c.until
+    FROM call_attempts a
+    CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint, until timestamptz)
+    WHERE c."limit" = $1
+    UNION ALL
+    SELECT o.call_id, o.attempt, o.started_at, u.cost, 'infinity'
+    FROM call_open o
+    CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
+    WHERE u.name = $1 AND o.started_at IS NOT NULL
+), moves AS (
+    SELECT call_id, attempt, at, 1 AS enters, cost FROM charges
+    UNION ALL
+    SELECT call_id, attempt, until + $2::interval, 0, -cost FROM charges
+), sums AS (
+    SELECT call_id, attempt, at, enters, sum(cost) OVER (ORDER BY at, enters) AS used FROM moves
+), starts AS (
+    SELECT * FROM sums WHERE enters = 1 AND at >= $3::timestamptz AND at < coalesce($4::timestamptz, 'infinity')
+)
+`
+
+const mostSQL = `SELECT count(*), coalesce(max(used), 0)::bigint FROM starts`
+
+const overSQL = `
+SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || $5::bigint AS detail
+FROM starts
+WHERE used > $5::bigint
+ORDER BY at
+LIMIT $6`
+
+type rule struct{ name, sql string }
+
+// rules are what must hold besides the limits. Each statement returns the rows that break it.
+func rules() []rule {
+	return []rule{
+		{"an attempt sends at most one request", requestsSQL},
+		{"an attempt is open or in the ledger, not both", bothSQL},
+		{"the attempts of a call have no gap and are as many as its counter says", gapsSQL},
+		{"failed_count is the number of attempts that failed", failedCountSQL},
+		{"the status of a call fits its attempts", statusSQL},
+		{"the usage of a limit is what its attempts were charged", usageSQL},
+	}
+}
+
+const requestsSQL = `
+SELECT call_id, attempt, requests || ' requests were sent' AS detail
+FROM call_attempts WHERE requests > 1 ORDER BY call_id LIMIT $1`
+
+const bothSQL = `
+SELECT call_id, attempt, 'it is in call_open and in call_attempts' AS detail
+FROM call_open JOIN call_attempts USING (call_id, attempt) ORDER BY call_id LIMIT $1`
+
+const gapsSQL = `
+WITH rows AS (
+    SELECT call_id, attempt FROM call_attempts UNION ALL SELECT call_id, attempt FROM call_open
+), known AS (
+    SELECT call_id, count(DISTINCT attempt) AS n, min(attempt) AS first, max(attempt) AS last FROM rows GROUP BY call_id
+)
+SELECT q.id AS call_id, q.attempts AS attempt,
+    'the call counts ' || q.attempts || ' attempts, and ' || coalesce(k.n, 0) || ' are known'
+        || coalesce(' (' || k.first || ' to ' || k.last || ')', '') AS detail
+FROM call_queue q LEFT JOIN known k ON k.call_id = q.id
+WHERE q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts
+ORDER BY q.id LIMIT $1`
+
+const failedCountSQL = `
+WITH failed AS (
+    SELECT call_id, count(*) AS n FROM call_attempts WHERE outcome IN ('error', 'permanent', 'lost') GROUP BY call_id
+)
+SELECT q.id AS call_id, 'failed_count is ' || q.failed_count || ', and ' || coalesce(f.n, 0) || ' attempts failed' AS detail
+FROM call_queue q LEFT JOIN failed f ON f.call_id = q.id
+WHERE q.failed_count <> coalesce(f.n, 0)
+ORDER BY q.id LIMIT $1`
+
+const statusSQL = `
+WITH done AS (
+    SELECT DISTINCT call_id FROM call_attempts WHERE outcome = 'done'
+)
+SELECT q.id AS call_id, q.attempts AS attempt, CASE
+        WHEN q.status = 'done' THEN 'the call is done, and no attempt is'
+        WHEN q.status = 'dispatched' THEN 'the call is dispatched, and no attempt is open'
+        WHEN o.call_id IS NOT NULL THEN 'the call is ' || q.status || ', and an attempt is open'
+        ELSE 'the call is ' || q.status || ', and an attempt is done' END AS detail
+FROM call_queue q
+LEFT JOIN done d ON d.call_id = q.id
+LEFT JOIN call_open o ON o.call_id = q.id AND o.attempt = q.attempts
+WHERE q.status = 'done' AND d.call_id IS NULL
+   OR q.status = 'dispatched' AND o.call_id IS NULL
+   OR q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL
+   OR q.status IN ('new', 'error', 'failed', 'dispatched') AND d.call_id IS NOT NULL
+ORDER BY q.id LIMIT $1`
+
+// Over the last window. Usage may exceed the charges for two windows after a limit was published:
+// it was counted anew, under its former queues or window.
+const usageSQL = `
+WITH reach AS (
+    SELECT name, queues, complete_since, window_size / 200 AS width, clock_timestamp() - window_size AS since,
+        published_at > clock_timestamp() - 2 * window_size - interval '1 minute' AS fresh
+    FROM call_limits
+    WHERE complete_since IS NOT NULL
+), charged AS (
+    SELECT l.name, coalesce(c.key, '') AS key, sum(coalesce(c.cost, 1)) AS cost
+    FROM reach l
+    JOIN call_attempts a ON a.arrived_by > l.since - l.width
+    LEFT JOIN LATERAL (
+        SELECT r.key, r.cost, r.until
+        FROM jsonb_to_recordset(a.charged) AS r ("limit" text, key text, cost bigint, until timestamptz)
+        WHERE r."limit" = l.name
+    ) c ON true
+    WHERE (c.cost IS NOT NULL OR a.queue = ANY(l.queues) AND a.finished_at <= l.complete_since)
+      AND date_bin(l.width, coalesce(c.until, a.arrived_by), 'epoch') + l.width > l.since
+    GROUP BY 1, 2
+), used AS (
+    SELECT l.name, u.key, sum(u.used) AS used
+    FROM reach l JOIN call_usage u ON u.limit_name = l.name AND u.bucket > l.since
+    GROUP BY 1, 2
+)
+SELECT name AS limit_name, 'usage of the last window is ' || coalesce(u.used, 0) || ', and ' || coalesce(c.cost, 0)
+    || ' units were charged' || CASE key WHEN '' THEN '' ELSE ' to key ' || key END AS detail
+FROM charged c FULL JOIN used u USING (name, key) JOIN reach l USING (name)
+WHERE coalesce(u.used, 0) < coalesce(c.cost, 0) OR NOT l.fresh AND coalesce(u.used, 0) <> coalesce(c.cost, 0)
+ORDER BY name LIMIT $1`
