@@ -1,0 +1,46 @@
+package tasks
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+)
+
+// HTTP is the name of the built-in task.
+const HTTP = "http"
+
+// Call is what a handler is given: one attempt of one call. It belongs to the handler until
+// that returns and is not safe for concurrent use.
+type Call struct {
+	ID      int64
+	Attempt int // 1 for the first
+	Queue   string
+	Task    string
+	Key     string
+	Cost    int64
+	Data    json.RawMessage // call_data
+
+	result json.RawMessage
+}
+
+// Bind reads the call's data into v. Data that does not fit is a permanent error.
+func (c *Call) Bind(v any) error {
+	if err := json.Unmarshal(c.Data, v); err != nil {
+		return Permanent(fmt.Errorf("read call_data: %w", err))
+	}
+	return nil
+}
+
+// SetResult keeps v, as JSON, in the ledger's result.
+func (c *Call) SetResult(v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	c.result = data
+	return nil
+}
+
+// Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
+// return by then, for what it sends later is not counted. A panic counts as an error.
+type Handler func(ctx context.Context, call *Call) error

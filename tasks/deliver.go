@@ -1,0 +1,206 @@
+package tasks
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
+)
+
+// handle is Asynq's handler. It returns when every attempt of the task has started, or never
+// will: from then on Redis can add nothing. Its context is not used for the attempts, for a
+// Redis outage must not abort calls; nor is an error returned, for Asynq's retries are off.
+func (w *Worker) handle(_ context.Context, task *asynq.Task) error {
+	refs, err := DecodePayload(task.Payload())
+	if err != nil {
+		w.log.ErrorContext(w.handling, "Asynq task dropped", "err", err)
+		return nil
+	}
+	attempts := w.load(refs)
+	for _, a := range attempts {
+		w.running.Go(a.run)
+	}
+	for _, a := range attempts {
+		<-a.settled
+	}
+	return nil
+}
+
+// delivered is an open attempt with what it needs to run.
+type delivered struct {
+	CallID      int64         `db:"call_id"`
+	Attempt     int32         `db:"attempt"`
+	Queue       string        `db:"queue"`
+	Task        string        `db:"task"`
+	Key         string        `db:"key"`
+	Cost        int64         `db:"cost"`
+	Data        []byte        `db:"call_data"`
+	Gone        bool          `db:"gone"`
+	Expired     bool          `db:"expired"`
+	FailedCount int           `db:"failed_count"`
+	MaxAttempts int           `db:"max_attempts"`
+	BackoffMin  time.Duration `db:"backoff_min"`
+	BackoffMax  time.Duration `db:"backoff_max"`
+	Timeout     time.Duration `db:"timeout"`
+}
+
+// load reads the attempts that are still open and unstarted; the others are no longer this
+// delivery's to run. While Postgres is away it tries again for as long as they may be started.
+func (w *Worker) load(refs []Ref) []*attempt {
+	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
+	defer cancel()
+	for {
+		rows, err := w.loadOnce(ctx, refs)
+		if err == nil {
+			return w.attempts(rows)
+		}
+		w.log.WarnContext(ctx, "Asynq task waits for Postgres", "attempts", len(refs), "err", err)
+		select {
+		case <-w.drain:
+			return nil // the sweeper hands them over again
+		default:
+		}
+		if !pause(ctx, 250*time.Millisecond) {
+			return nil
+		}
+	}
+}
+
+const loadWithin = 30 * time.Second
+
+func (w *Worker) loadOnce(ctx context.Context, refs []Ref) ([]delivered, error) {
+	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
+	for i, r := range refs {
+		ids[i], attempts[i] = r.CallID, r.Attempt
+	}
+	rows, err := w.cfg.Pool.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts})
+	if err != nil {
+		return nil, fmt.Errorf("load attempts: %w", err)
+	}
+	loaded, err := pgx.CollectRows(rows, pgx.RowToStructByName[delivered])
+	if err != nil {
+		return nil, fmt.Errorf("load attempts: %w", err)
+	}
+	return loaded, nil
+}
+
+// A queue that has left the config keeps the defaults for what is under way.
+const loadSQL = `
+SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost,
+    coalesce(q.call_data, '{}') AS call_data,
+    q.id IS NULL AS gone,
+    coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
+    coalesce(q.failed_count, 0) AS failed_count,
+    coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
+    coalesce(r.backoff_min, '10 seconds') AS backoff_min,
+    coalesce(r.backoff_max, '15 minutes') AS backoff_max,
+    coalesce(r.timeout, '30 seconds') AS timeout
+FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
+JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
+LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+LEFT JOIN call_queues r ON r.name = o.queue
+WHERE o.started_at IS NULL
+ORDER BY o.call_id`
+
+// attempts makes what is to run; what cannot is closed here.
+func (w *Worker) attempts(rows []delivered) []*attempt {
+	list := make([]*attempt, 0, len(rows))
+	for _, row := range rows {
+		a := &attempt{
+			w: w,
+			call: &Call{
+				ID: row.CallID, Attempt: int(row.Attempt), Queue: row.Queue, Task: row.Task,
+				Key: row.Key, Cost: row.Cost, Data: row.Data,
+			},
+			policy:      ledger.Policy{MaxAttempts: row.MaxAttempts, BackoffMin: row.BackoffMin, BackoffMax: row.BackoffMax},
+			timeout:     row.Timeout,
+			failedCount: row.FailedCount,
+			token:       rand.Int64() | 1, // never 0
+			settled:     make(chan struct{}),
+		}
+		switch {
+		case row.Gone:
+			w.record(*a.unsent(errCallGone, 0))
+		case row.Expired:
+			closing := a.unsent(errExpired, 0)
+			closing.Status = callqueue.StatusFailed
+			w.record(*closing)
+		default:
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// startAll and closeAll are the grouped statements behind the worker's batches.
+func (w *Worker) startAll(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	answers, err := ledger.Start(ctx, w.cfg.Pool, w.id, requests)
+	if err != nil {
+		return nil, err
+	}
+	byToken := make(map[int64]ledger.StartAnswer, len(answers))
+	for _, answer := range answers {
+		byToken[answer.Token] = answer
+	}
+	ordered := make([]ledger.StartAnswer, len(requests))
+	for i, r := range requests {
+		ordered[i] = byToken[r.Token]
+	}
+	return ordered, nil
+}
+
+func (w *Worker) closeAll(ctx context.Context, closings []ledger.Closing) ([]struct{}, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := ledger.Close(ctx, w.cfg.Pool, closings); err != nil {
+		return nil, err
+	}
+	w.tellFreed(ctx)
+	return make([]struct{}, len(closings)), nil
+}
+
+const statementTimeout = 5 * time.Second
+
+// tellFreed wakes the dispatchers when slots come free on a worker that was nearly full, at most
+// every wakeEvery: they may have held back calls for want of slots.
+func (w *Worker) tellFreed(ctx context.Context) {
+	now := time.Now().UnixNano()
+	last := w.toldAt.Load()
+	if 4*len(w.slots) < 3*cap(w.slots) || now-last < int64(wakeEvery) || !w.toldAt.CompareAndSwap(last, now) {
+		return
+	}
+	if _, err := w.cfg.Pool.Exec(ctx, tellFreedSQL); err != nil {
+		w.log.DebugContext(ctx, "dispatchers not woken", "err", err) // their schedule will
+	}
+}
+
+const tellFreedSQL = `SELECT pg_notify('callq_wake', '')`
+
+const wakeEvery = 5 * time.Millisecond
+
+// record writes an outcome, and tries until it is written: only then may the slot be used again.
+// Closing twice is harmless, so an unknown result is simply tried again.
+func (w *Worker) record(c ledger.Closing) {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		_, err := w.closings.Do(w.recording, c)
+		switch {
+		case err == nil:
+			return
+		case ledger.BadData(err) && c.Result != nil:
+			w.log.WarnContext(w.recording, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
+			c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
+			continue
+		}
+		w.log.WarnContext(w.recording, "outcome waits for Postgres", "call", c.CallID, "attempt", c.Attempt, "err", err)
+		if !pause(w.recording, wait) {
+			return
+		}
+	}
+}
