@@ -1,0 +1,412 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/callq/callq/tasks"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// claimResult says what a claim did and when the next may do more.
+type claimResult struct {
+	claimed    int
+	more       bool          // another claim right away may find more
+	lookIn     time.Duration // when to look again, if not more
+	blockedFor time.Duration // how long no unit can come free; 0: the limits have room
+}
+
+// claimBusyRetry is when a claim comes back that found a limit locked by another dispatcher, or
+// the workers full.
+const (
+	claimBusyRetry = minGap
+	claimFullRetry = 20 * time.Millisecond
+	lookLater      = time.Minute // ticks come sooner
+)
+
+// candidate is a call that a claim may take. Refusal says what is wrong with it, if anything.
+type candidate struct {
+	ID      int64   `db:"id"`
+	Task    string  `db:"task"`
+	Refusal *string `db:"refusal"`
+}
+
+// claim is the claim transaction: it locks the queue's limits, counts what is occupied, and gives
+// out what is left to the next calls of the queue. With wait, it waits for locks.
+//
+// The commit is the point after which a crash is harmless: the attempts are open, their units
+// used, and the sweepers hand over what this process no longer does. That holds too where the
+// commit's outcome stays unknown, for the next claim counts under the same locks.
+func (d *Dispatcher) claim(ctx context.Context, queue string, roster *roster, wait bool) (claimResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
+	defer cancel()
+	tx, err := d.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return claimResult{}, fmt.Errorf("begin: %w", err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // after Commit it does nothing; a broken connection is closed
+
+	limits, free, err := lockQueue(ctx, tx, queue, wait)
+	if err != nil {
+		return claimResult{}, err
+	}
+	if !free {
+		return claimResult{lookIn: claimBusyRetry}, nil
+	}
+	now, epoch, err := d.readClock(ctx, tx)
+	if err != nil {
+		return claimResult{}, err
+	}
+	if shut := shutFor(limits, now, epoch); shut > 0 {
+		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, limits, epoch)
+	}
+	want := min(claimMost, roster.room())
+	if want == 0 {
+		return claimResult{lookIn: claimFullRetry}, nil
+	}
+	room, blockedFor, err := d.headroom(ctx, tx, limits, now)
+	if err != nil {
+		return claimResult{}, err
+	}
+	if room == 0 {
+		return claimResult{lookIn: blockedFor, blockedFor: blockedFor}, nil
+	}
+	want = min(want, room)
+	batch, err := d.take(ctx, tx, queue, limits, now, epoch, want, roster)
+	if err != nil {
+		return claimResult{}, err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return claimResult{}, fmt.Errorf("commit: %w", err)
+	}
+	d.metrics.claimed(queue, len(batch.attempts))
+	if batch.refused > 0 {
+		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", batch.refused)
+	}
+	d.hand.over(ctx, batch.deliveries())
+
+	result := claimResult{claimed: len(batch.attempts), lookIn: lookLater}
+	switch {
+	case batch.seen < want: // the queue is empty for now
+	case len(batch.attempts) == room:
+		result.lookIn, result.blockedFor = blockedFor, blockedFor
+	default:
+		result.more = true
+	}
+	return result, nil
+}
+
+// lockedLimit is a limit's row as read under its lock.
+type lockedLimit struct {
+	Name          string        `db:"name"`
+	Rate          int64         `db:"rate"`
+	Window        time.Duration `db:"window_size"`
+	Slack         time.Duration `db:"slack"`
+	SendWithin    time.Duration `db:"send_within"`
+	Epoch         string        `db:"epoch"`
+	ShutUntil     *time.Time    `db:"shut_until"`
+	CompleteSince *time.Time    `db:"complete_since"`
+}
+
+// lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
+// them what is in force. Without wait it answers false when another holds one.
+func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]lockedLimit, bool, error) {
+	queueSQL, limitsSQL := lockQueueSQL, lockLimitsSQL
+	if !wait {
+		queueSQL, limitsSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED"
+	}
+	var names []string
+	var settings pgx.Batch
+	settings.Queue(claimSettingsSQL, strconv.FormatInt(claimTimeout.Milliseconds(), 10))
+	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names) })
+	err := tx.SendBatch(ctx, &settings).Close()
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, false, nil // locked, or gone from the config meanwhile
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("lock the queue: %w", err)
+	}
+	if len(names) == 0 {
+		return nil, true, nil
+	}
+	rows, err := tx.Query(ctx, limitsSQL, names)
+	if err != nil {
+		return nil, false, fmt.Errorf("lock the limits: %w", err)
+	}
+	limits, err := pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
+	if err != nil {
+		return nil, false, fmt.Errorf("lock the limits: %w", err)
+	}
+	return limits, len(limits) == len(names), nil
+}
+
+const claimSettingsSQL = `
+SELECT set_config('synchronous_commit', 'on', true),
+    set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)`
+
+// FOR SHARE: claims of one queue do not wait for each other here, but publishing waits for them.
+const lockQueueSQL = `SELECT limits FROM call_queues WHERE name = $1 FOR SHARE`
+
+const lockLimitsSQL = `
+SELECT name, rate, window_size, slack, send_within, epoch, shut_until, complete_since
+FROM call_limits
+WHERE name = ANY($1)
+ORDER BY name
+FOR NO KEY UPDATE`
+
+// readClock reads Postgres's clock in a statement that waits for no lock, after those that may
+// have.
+func (d *Dispatcher) readClock(ctx context.Context, tx pgx.Tx) (now time.Time, epoch string, err error) {
+	sent := time.Now()
+	if err := tx.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
+		return now, "", fmt.Errorf("read the clock: %w", err)
+	}
+	d.clock.Look(now, sent, time.Now())
+	return now, epoch, nil
+}
+
+const clockSQL = `SELECT clock_timestamp(), callq_epoch()`
+
+// shutFor is how long the limits stay shut, whatever room they have: after a failover, while the
+// new server cannot know all that the old one gave out, and until usage is counted (open.go).
+func shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
+	var shut time.Duration
+	for _, l := range limits {
+		switch {
+		case l.Epoch != epoch:
+			shut = max(shut, l.Window+l.SendWithin+l.Slack)
+		case l.ShutUntil != nil:
+			shut = max(shut, l.ShutUntil.Sub(now))
+		}
+		if l.CompleteSince == nil {
+			shut = max(shut, time.Second)
+		}
+	}
+	return shut
+}
+
+// enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server
+// gave out can count any more.
+func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedLimit, epoch string) error {
+	for _, l := range limits {
+		if l.Epoch == epoch {
+			continue
+		}
+		if _, err := tx.Exec(ctx, enterEpochSQL, l.Name, epoch); err != nil {
+			return fmt.Errorf("enter the new epoch: %w", err)
+		}
+		d.log.WarnContext(ctx, "limit shut after a failover or restore", "limit", l.Name, "epoch", epoch,
+			"for", l.Window+l.SendWithin+l.Slack)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
+}
+
+const enterEpochSQL = `
+UPDATE call_limits
+SET epoch = $2, shut_until = clock_timestamp() + window_size * 1.001 + send_within + slack
+WHERE name = $1`
+
+// batch is what one claim took.
+type batch struct {
+	id       int64
+	epoch    string
+	seen     int // candidates looked at
+	refused  int
+	attempts []claimed
+}
+
+// claimed is an attempt that a claim opened.
+type claimed struct {
+	CallID  int64  `db:"call_id"`
+	Attempt int32  `db:"attempt"`
+	TaskNo  int32  `db:"task_no"`
+	Pool    string `db:"pool"`
+}
+
+// take picks up to want of the queue's next calls, fails what is wrong with them, and opens an
+// attempt of each other.
+func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit,
+	now time.Time, epoch string, want int, roster *roster,
+) (*batch, error) {
+	candidates, err := d.pick(ctx, tx, queue, now, want, roster.tasks())
+	if err != nil {
+		return nil, err
+	}
+	b := &batch{id: rand.Int64(), epoch: epoch, seen: len(candidates)}
+	var refused []int64
+	var reasons []string
+	chosen := map[*pool][]int64{}
+	for _, c := range candidates {
+		if c.Refusal != nil {
+			refused, reasons = append(refused, c.ID), append(reasons, *c.Refusal)
+			continue
+		}
+		if p := roster.choose(c.Task); p != nil {
+			chosen[p] = append(chosen[p], c.ID)
+		}
+	}
+	b.refused = len(refused)
+	if err := refuse(ctx, tx, refused, reasons); err != nil {
+		return nil, err
+	}
+	return b, b.open(ctx, tx, queue, limits, now, chosen)
+}
+
+func (d *Dispatcher) pick(ctx context.Context, tx pgx.Tx, queue string, now time.Time, want int, names []string) ([]candidate, error) {
+	rows, err := tx.Query(ctx, pickSQL, pgx.StrictNamedArgs{
+		"queue": queue, "now": now, "want": want, "tasks": names, "most": d.cfg.MaxData,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("pick calls: %w", err)
+	}
+	candidates, err := pgx.CollectRows(rows, pgx.RowToStructByName[candidate])
+	if err != nil {
+		return nil, fmt.Errorf("pick calls: %w", err)
+	}
+	return candidates, nil
+}
+
+// pickSQL walks call_queue_ready_idx, one priority after the other, and locks what it returns;
+// what another dispatcher or a producer's transaction holds is passed over. The outer LIMIT stops
+// the walk. call_data is only unpacked where its stored size could hide one over the limit
+// (pglz packs at most 300 times).
+const pickSQL = `
+SELECT c.id, c.task, c.refusal
+FROM generate_series(0, 9) AS p (priority)
+CROSS JOIN LATERAL (
+    SELECT q.id, coalesce(q.task, 'http') AS task,
+        CASE
+        WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
+        WHEN q.priority NOT BETWEEN 0 AND 9 THEN 'priority ' || q.priority || ' is not within 0 to 9'
+        WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
+        WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
+        WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
+        WHEN pg_column_size(q.call_data) * 300 > @most::bigint AND octet_length(q.call_data::text) > @most::bigint
+            THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
+        END AS refusal
+    FROM call_queue q
+    WHERE coalesce(q.queue, 'default') = @queue
+      AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
+      AND q.ready_at <= @now
+      AND coalesce(q.task, 'http') = ANY(@tasks)
+    ORDER BY q.ready_at, q.id
+    LIMIT @want
+    FOR UPDATE OF q SKIP LOCKED
+) c
+LIMIT @want`
+
+// refuse fails calls that can never be made as they are. They have no attempt and use no unit.
+func refuse(ctx context.Context, tx pgx.Tx, ids []int64, reasons []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, refuseSQL, ids, reasons); err != nil {
+		return fmt.Errorf("refuse calls: %w", err)
+	}
+	return nil
+}
+
+const refuseSQL = `
+UPDATE call_queue q
+SET status = 'failed', error_message = r.reason, unique_key = NULL,
+    finished_at = clock_timestamp(), failed_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
+WHERE q.id = r.id AND q.status IN ('new', 'error')`
+
+// open writes the attempts. Each is charged to all limits of its queue.
+func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, now time.Time, chosen map[*pool][]int64) error {
+	var ids []int64
+	var taskNos []int32
+	var pools []string
+	next := int32(0)
+	for p, calls := range chosen {
+		k := p.packing(len(calls))
+		for i, id := range calls {
+			if i > 0 && i%k == 0 {
+				next++
+			}
+			ids, taskNos, pools = append(ids, id), append(taskNos, next), append(pools, p.Name)
+		}
+		next++
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	names := make([]string, len(limits))
+	var sendWithin *time.Duration
+	for i, l := range limits {
+		names[i] = l.Name
+		if sendWithin == nil || l.SendWithin < *sendWithin {
+			sendWithin = &l.SendWithin
+		}
+	}
+	rows, err := tx.Query(ctx, openSQL, pgx.StrictNamedArgs{
+		"ids": ids, "task_nos": taskNos, "pools": pools, "now": now, "queue": queue, "batch": b.id,
+		"epoch": b.epoch, "limits": names, "send_within": sendWithin, "start_within": startWithin,
+	})
+	if err != nil {
+		return fmt.Errorf("open attempts: %w", err)
+	}
+	if b.attempts, err = pgx.CollectRows(rows, pgx.RowToStructByName[claimed]); err != nil {
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) && pg.Code == "23505" {
+			return fmt.Errorf("open attempts: a call has an open attempt and waits all the same (%s); run callq verify", pg.Detail)
+		}
+		return fmt.Errorf("open attempts: %w", err)
+	}
+	if len(b.attempts) != len(ids) {
+		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), len(ids))
+	}
+	return nil
+}
+
+// startWithin is how long a claimed attempt may wait for its start.
+const startWithin = 30 * time.Second
+
+// The rows of call_queue are locked by pickSQL in this transaction.
+const openSQL = `
+WITH picked AS (
+    SELECT * FROM unnest(@ids::bigint[], @task_nos::int[], @pools::text[]) AS p (id, task_no, pool)
+), called AS (
+    UPDATE call_queue q
+    SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
+    FROM picked p
+    WHERE q.id = p.id AND q.status IN ('new', 'error')
+    RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
+        coalesce(q.cost, 1) AS cost, p.task_no, p.pool
+)
+INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, send_within,
+    epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, attempts, task_no, @batch, cost, @now, @now, @now + @start_within::interval, @send_within::interval,
+    @epoch, pool, @queue, task, key, @limits::text[],
+    array_fill(''::text, ARRAY[cardinality(@limits::text[])]), array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])
+FROM called
+RETURNING call_id, attempt, task_no, pool`
+
+// deliveries are the Asynq tasks that carry the batch.
+func (b *batch) deliveries() []delivery {
+	byNo := map[int32]*delivery{}
+	var order []int32
+	for _, a := range b.attempts {
+		d := byNo[a.TaskNo]
+		if d == nil {
+			d = &delivery{pool: a.Pool, id: tasks.TaskID(b.epoch, b.id, a.TaskNo, 0)}
+			byNo[a.TaskNo] = d
+			order = append(order, a.TaskNo)
+		}
+		d.refs = append(d.refs, tasks.Ref{CallID: a.CallID, Attempt: a.Attempt})
+	}
+	list := make([]delivery, 0, len(order))
+	for _, no := range order {
+		list = append(list, *byNo[no])
+	}
+	return list
+}

@@ -1,0 +1,260 @@
+// Package dispatcher claims calls up to what their limits still allow, hands them over to the
+// workers, takes back what was lost on the way, and retires what is old.
+//
+// It promises that a claim never gives out a unit that may still be in use, however many
+// dispatchers run: each counts under the locks of the limits involved, in Postgres. It needs no
+// leader. What a crash leaves between two steps, the sweepers of any dispatcher find.
+package dispatcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+)
+
+// Config says what a dispatcher needs. Zero values mean the defaults.
+type Config struct {
+	Pool  *pgxpool.Pool         // Postgres; required. Size it for at least 4 connections
+	Redis redis.UniversalClient // required
+	// Listen is how the one connection that hears wake-ups is made; nil: as Pool's are. It must
+	// not go through a pooler in transaction mode.
+	Listen *pgx.ConnConfig
+	// Rules are published at the start of Run and Once.
+	Rules     Rules
+	Schedule  Schedule
+	Retention Retention
+	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
+	Logger    *slog.Logger          // default: none
+	Metrics   prometheus.Registerer // default: none
+}
+
+// Dispatcher is one of any number that share a database. Make it with New, then Run, or Once.
+type Dispatcher struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *metrics
+	hand    *handover
+	wake    chan struct{}      // somebody said that there may be something to claim
+	armed   chan time.Duration // a tick says in how long there may be
+
+	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
+	turn    sync.Mutex
+	clock   limit.Clock
+	rounds  int                  // turns the order of the queues, so that those that share a limit take turns
+	blocked map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
+
+	ticked    atomic.Int64 // when the last tick ended, Unix ns; 0: none yet
+	published atomic.Bool
+}
+
+const (
+	tickTimeout  = 30 * time.Second
+	claimTimeout = 5 * time.Second
+	claimMost    = 2000 // calls in one claim
+	minGap       = 5 * time.Millisecond
+)
+
+// New checks cfg and makes a Dispatcher. It starts nothing.
+func New(cfg Config) (*Dispatcher, error) {
+	if cfg.Pool == nil {
+		return nil, errors.New("dispatcher: Config.Pool is required")
+	}
+	if cfg.Redis == nil {
+		return nil, errors.New("dispatcher: Config.Redis is required")
+	}
+	if err := cfg.Rules.check(); err != nil {
+		return nil, fmt.Errorf("dispatcher: %w", err)
+	}
+	cfg.Schedule = cfg.Schedule.withDefaults()
+	if err := cfg.Schedule.check(); err != nil {
+		return nil, fmt.Errorf("dispatcher: %w", err)
+	}
+	cfg.Retention = cfg.Retention.withDefaults()
+	cfg.MaxData = cmp.Or(cfg.MaxData, 256<<10)
+	if cfg.Listen == nil {
+		cfg.Listen = cfg.Pool.Config().ConnConfig
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Dispatcher{
+		cfg:     cfg,
+		log:     cfg.Logger,
+		metrics: newMetrics(cfg.Metrics),
+		hand:    newHandover(cfg.Redis, cfg.Logger),
+		wake:    make(chan struct{}, 1),
+		armed:   make(chan time.Duration, 1),
+		blocked: map[string]time.Time{},
+	}, nil
+}
+
+// Ready says why the dispatcher does not dispatch, or nil: its rules are not published, or no
+// tick has ended for too long.
+func (d *Dispatcher) Ready() error {
+	if !d.published.Load() {
+		return errors.New("limits and queues are not yet published to Postgres")
+	}
+	if last := d.ticked.Load(); last != 0 && time.Since(time.Unix(0, last)) > 2*tickTimeout {
+		return fmt.Errorf("no tick has ended since %s", time.Unix(0, last).UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// Run publishes the rules, then dispatches on its schedule and between ticks until ctx ends; the
+// claim in hand is finished and handed over. It waits for Postgres for as long as that is away.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	if err := d.publishWhenUp(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	cron, err := d.schedule(ctx)
+	if err != nil {
+		return err
+	}
+	d.log.InfoContext(ctx, "dispatcher started", "queues", len(d.cfg.Rules.Queues), "limits", len(d.cfg.Rules.Limits))
+	var parts sync.WaitGroup
+	parts.Go(func() { d.listen(ctx) })
+	parts.Go(func() { d.lookLoop(ctx) })
+	cron.Start()
+	d.tick(ctx)
+	<-ctx.Done()
+	<-cron.Stop().Done()
+	parts.Wait()
+	d.log.Info("dispatcher stopped") //nolint:sloglint // ctx has ended
+	return nil
+}
+
+// Once publishes the rules and runs one whole tick: sweepers, then claims until nothing more may
+// be claimed. Any number may run at once.
+func (d *Dispatcher) Once(ctx context.Context) error {
+	if err := d.publish(ctx); err != nil {
+		return err
+	}
+	return d.tickOnce(ctx)
+}
+
+// publishWhenUp publishes the rules, waiting for Postgres and its schema.
+func (d *Dispatcher) publishWhenUp(ctx context.Context) error {
+	for said := false; ; {
+		err := d.publish(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if !said {
+			d.log.WarnContext(ctx, "waiting for Postgres", "err", err)
+			said = true
+		}
+		if !pause(ctx, time.Second) {
+			return nil
+		}
+	}
+}
+
+func (d *Dispatcher) publish(ctx context.Context) error {
+	changes, err := Publish(ctx, d.cfg.Pool, d.cfg.Rules)
+	if err != nil {
+		return err
+	}
+	for _, change := range changes {
+		d.log.InfoContext(ctx, "rules published", "change", change)
+	}
+	d.published.Store(true)
+	// A new limit is opened at once, where nothing keeps it shut.
+	if _, err := d.openLimits(ctx); err != nil {
+		return fmt.Errorf("open limits: %w", err)
+	}
+	return nil
+}
+
+// tick runs tickOnce and says when its outcome changed: once, not at every tick.
+func (d *Dispatcher) tick(ctx context.Context) {
+	if ctx.Err() != nil {
+		return
+	}
+	begun := time.Now()
+	err := d.tickOnce(ctx)
+	d.metrics.ticked(time.Since(begun), err)
+	d.ticked.Store(time.Now().UnixNano())
+	if err != nil && ctx.Err() == nil {
+		d.log.WarnContext(ctx, "tick cut short", "err", err)
+	}
+}
+
+// tickOnce does everything that is due. A failure of one part does not keep the others from
+// their turn; what is left over is found by the next tick.
+func (d *Dispatcher) tickOnce(ctx context.Context) error {
+	// A claim in hand is finished after ctx has ended, so that it is handed over and not left to
+	// the sweepers; tickTimeout bounds it.
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
+	defer cancel()
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	sweepErr := d.sweep(bounded)
+	next, lookErr := d.look(bounded, true)
+	if lookErr == nil {
+		select {
+		case d.armed <- next:
+		default: // the loop has not taken the last one yet, and will look soon
+		}
+	}
+	return errors.Join(sweepErr, lookErr)
+}
+
+// lookLoop claims between ticks: when woken, when a unit comes free, when a call falls due. It
+// only makes things quicker; the ticks alone would do.
+func (d *Dispatcher) lookLoop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		woken := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.wake:
+			woken = true
+		case next := <-d.armed:
+			timer.Reset(max(next, minGap))
+			continue
+		case <-timer.C:
+		}
+		next, err := d.lookOnce(ctx)
+		if err != nil {
+			d.log.DebugContext(ctx, "look cut short", "err", err)
+			next = time.Second
+		}
+		if woken { // one client wakes once in 5 ms: what it inserted meanwhile is there by then
+			next = min(next, minGap+time.Millisecond)
+		}
+		timer.Reset(max(next, minGap))
+	}
+}
+
+func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
+	defer cancel()
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	return d.look(bounded, false)
+}
+
+// pause waits d, or less if ctx ends: then it returns false.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,183 @@
+package dispatcher_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/tasks"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+)
+
+// system is a database and a Redis of one test, and what runs on them.
+type system struct {
+	t     *testing.T
+	pool  *pgxpool.Pool
+	redis *redis.Client
+	log   *slog.Logger
+}
+
+func newSystem(t *testing.T) *system {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(pgtest.NewURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range ledger.Settings() {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	config.MaxConns = 12
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	level := slog.LevelWarn
+	if testing.Verbose() {
+		level = slog.LevelDebug
+	}
+	return &system{t, pool, newRedis(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
+}
+
+func newRedis(t *testing.T) *redis.Client {
+	t.Helper()
+	server, err := local.StartRedis(t.Context(), local.Redis{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop() })
+	options, err := redis.ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func rules(limits ...dispatcher.LimitRule) dispatcher.Rules {
+	r := dispatcher.Rules{Limits: limits}
+	q := dispatcher.QueueRule{
+		Name: "default", MaxAttempts: 3, BackoffMin: 50 * time.Millisecond, BackoffMax: time.Second,
+		Timeout: 5 * time.Second, OnLost: "retry",
+	}
+	for _, l := range limits {
+		q.Limits = append(q.Limits, l.Name)
+	}
+	r.Queues = append(r.Queues, q)
+	return r
+}
+
+func sliding(name string, units int64, window time.Duration) dispatcher.LimitRule {
+	return dispatcher.LimitRule{Name: name, Rate: limit.Rate{Units: units, Window: window}}
+}
+
+// run runs a dispatcher until the test ends.
+func (s *system) dispatcher(r dispatcher.Rules) *dispatcher.Dispatcher {
+	s.t.Helper()
+	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return d
+}
+
+// run runs something until the test ends, and waits for its end.
+func (s *system) run(run func(context.Context) error) {
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := run(ctx); err != nil {
+			s.t.Error(err)
+		}
+	})
+	s.t.Cleanup(func() { stop(); wg.Wait() })
+}
+
+func (s *system) verify() {
+	s.t.Helper()
+	report, err := ledger.Verify(context.Background(), s.pool)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, v := range report.Findings {
+		s.t.Errorf("verify: %+v", v)
+	}
+}
+
+// eventually waits until a query answers true.
+func (s *system) eventually(within time.Duration, sql string, args ...any) {
+	s.t.Helper()
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var ok bool
+		if err := s.pool.QueryRow(context.Background(), sql, args...).Scan(&ok); err != nil {
+			s.t.Fatal(err)
+		}
+		if ok {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			s.t.Fatalf("after %s still not so: %s", within, sql)
+		}
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.run(s.dispatcher(rules(sliding("api", 20, time.Second))).Run)
+	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 10, Logger: s.log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	ran := map[string]int{}
+	w.Handle("echo", func(_ context.Context, call *tasks.Call) error {
+		mu.Lock()
+		defer mu.Unlock()
+		ran[fmt.Sprint(call.ID, "/", call.Attempt)]++
+		if call.ID%5 == 0 && call.Attempt == 1 {
+			return fmt.Errorf("try again")
+		}
+		return nil
+	})
+	s.run(w.Run)
+	client, err := callqueue.New(s.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := make([]callqueue.Call, 60)
+	for i := range calls {
+		calls[i] = callqueue.Call{Task: "echo", Data: map[string]int{"n": i}}
+	}
+	if _, err := client.InsertMany(t.Context(), calls); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(20*time.Second, `SELECT count(*) = 60 FROM call_queue WHERE status = 'done'`)
+	if len(ran) != 72 {
+		t.Errorf("%d attempts ran, want 72", len(ran))
+	}
+	for attempt, n := range ran {
+		if n != 1 {
+			t.Errorf("attempt %s ran %d times", attempt, n)
+		}
+	}
+	s.verify()
+}

@@ -1,0 +1,93 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// openLimits opens limits that are shut because their usage is not yet known: new ones, and those
+// that were given a longer window or another queue. What their queues sent before is counted from
+// the ledger, once every attempt that was open when the limit was published has closed.
+func (d *Dispatcher) openLimits(ctx context.Context) (int, error) {
+	rows, err := d.cfg.Pool.Query(ctx, shutLimitsSQL)
+	if err != nil {
+		return 0, err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return 0, err
+	}
+	opened := 0
+	for _, name := range names {
+		done, err := d.openLimit(ctx, name)
+		if err != nil {
+			return opened, fmt.Errorf("count what %q has used: %w", name, err)
+		}
+		if done {
+			opened++
+		}
+	}
+	return opened, nil
+}
+
+const shutLimitsSQL = `SELECT name FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0 ORDER BY name`
+
+// openLimit replaces the limit's usage by what the ledger says, in one snapshot: an attempt that
+// closes meanwhile is in neither or charges it afterwards.
+func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
+	open := false
+	err := pgx.BeginTxFunc(ctx, d.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, mayOpenSQL, name).Scan(&open); err != nil || !open {
+			return err
+		}
+		if _, err := tx.Exec(ctx, forgetUsageSQL, name); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, countUsageSQL, name); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, openLimitSQL, name)
+		return err
+	})
+	var pg *pgconn.PgError
+	if errors.Is(err, pgx.ErrNoRows) || errors.As(err, &pg) && pg.Code == "40001" {
+		return false, nil // another dispatcher opened it, or usage moved: the next tick tries again
+	}
+	return open && err == nil, err
+}
+
+// The ledger must reach back a whole window: retention marks up to where it may have been cut.
+const mayOpenSQL = `
+SELECT NOT EXISTS (
+        SELECT 1 FROM call_open o
+        WHERE o.queue = ANY(l.queues) AND o.claimed_at < l.published_at AND NOT o.limits @> ARRAY[l.name])
+    AND NOT EXISTS (
+        SELECT 1 FROM call_marks m
+        WHERE m.name = 'ledger' AND m.at > clock_timestamp() - l.window_size * 1.001)
+FROM call_limits l
+WHERE l.name = $1 AND l.complete_since IS NULL
+FOR NO KEY UPDATE`
+
+const forgetUsageSQL = `DELETE FROM call_usage WHERE limit_name = $1`
+
+// Attempts that were charged to the limit count with their charge, those of its queues that were
+// not with the bound in the ledger. Shard 0 is no connection's.
+const countUsageSQL = `
+INSERT INTO call_usage (limit_name, key, bucket, shard, used)
+SELECT l.name, coalesce(c.key, ''), date_bin(l.window_size / 200, coalesce(c.until, a.arrived_by), 'epoch') + l.window_size / 200,
+    0, sum(coalesce(c.cost, 1))
+FROM call_limits l
+JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01
+LEFT JOIN LATERAL (
+    SELECT r.key, r.cost, r.until
+    FROM jsonb_to_recordset(a.charged) AS r ("limit" text, key text, cost bigint, until timestamptz)
+    WHERE r."limit" = l.name
+) c ON true
+WHERE l.name = $1 AND (a.queue = ANY(l.queues) OR c.cost IS NOT NULL)
+GROUP BY 1, 2, 3`
+
+const openLimitSQL = `UPDATE call_limits SET complete_since = clock_timestamp() WHERE name = $1`

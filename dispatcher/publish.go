@@ -1,0 +1,294 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Publish brings the limits and queues in Postgres to rules and says, a line each, what changed.
+// Every process reads what is in force from there, under the locks that Publish takes, so no
+// claim mixes old and new. Where a limit changes other than to more units, what was claimed under
+// it and has not started is recalled; where its usage may not reach back far enough, it stays
+// shut until that has been counted (open.go). Publishing the same rules again changes nothing.
+func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules) ([]string, error) {
+	if err := rules.check(); err != nil {
+		return nil, err
+	}
+	var changes []string
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		p := publication{tx: tx, rules: rules, by: publisher()}
+		if err := p.run(ctx); err != nil {
+			return err
+		}
+		changes = p.changes
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("publish limits and queues: %w", err)
+	}
+	return changes, nil
+}
+
+func publisher() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+// publication is one run of Publish.
+type publication struct {
+	tx      pgx.Tx
+	rules   Rules
+	by      string
+	changes []string
+	recall  []string // queues whose unstarted attempts are recalled
+}
+
+// queueRow and limitRow are the rows as they stand.
+type queueRow struct {
+	Name        string        `db:"name"`
+	Limits      []string      `db:"limits"`
+	MaxAttempts int           `db:"max_attempts"`
+	BackoffMin  time.Duration `db:"backoff_min"`
+	BackoffMax  time.Duration `db:"backoff_max"`
+	Timeout     time.Duration `db:"timeout"`
+	OnLost      string        `db:"on_lost"`
+}
+
+type limitRow struct {
+	Name       string        `db:"name"`
+	Rate       int64         `db:"rate"`
+	Window     time.Duration `db:"window_size"`
+	Anchor     string        `db:"anchor"`
+	Slack      time.Duration `db:"slack"`
+	SendWithin time.Duration `db:"send_within"`
+	Queues     []string      `db:"queues"`
+}
+
+func (p *publication) run(ctx context.Context) error {
+	if _, err := p.tx.Exec(ctx, publishLockSQL); err != nil {
+		return fmt.Errorf("wait for other publishers: %w", err)
+	}
+	queues, err := collect[queueRow](ctx, p.tx, queueRowsSQL)
+	if err != nil {
+		return fmt.Errorf("read queues: %w", err)
+	}
+	limits, err := collect[limitRow](ctx, p.tx, limitRowsSQL)
+	if err != nil {
+		return fmt.Errorf("read limits: %w", err)
+	}
+	if err := p.publishQueues(ctx, queues); err != nil {
+		return err
+	}
+	if err := p.publishLimits(ctx, limits); err != nil {
+		return err
+	}
+	return p.recallUnstarted(ctx)
+}
+
+func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
+}
+
+// One publisher at a time; claims do not take this lock.
+const publishLockSQL = `SELECT pg_advisory_xact_lock(hashtext('callq publish'))`
+
+const queueRowsSQL = `
+SELECT name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
+
+const limitRowsSQL = `
+SELECT name, rate, window_size, coalesce(anchor, '') AS anchor, slack, send_within, queues FROM call_limits ORDER BY name`
+
+// publishQueues writes the queues in name order, before any limit: the order of the claim.
+func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error {
+	old := map[string]queueRow{}
+	for _, row := range rows {
+		old[row.Name] = row
+	}
+	rules := slices.SortedFunc(slices.Values(p.rules.Queues), func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
+	for _, q := range rules {
+		row, known := old[q.Name]
+		delete(old, q.Name)
+		if known && row.equal(q) {
+			continue
+		}
+		if _, err := p.tx.Exec(ctx, putQueueSQL, pgx.StrictNamedArgs{
+			"name": q.Name, "limits": append([]string{}, q.Limits...), "max_attempts": q.MaxAttempts,
+			"backoff_min": q.BackoffMin, "backoff_max": q.BackoffMax, "timeout": q.Timeout,
+			"on_lost": q.OnLost, "by": p.by,
+		}); err != nil {
+			return fmt.Errorf("write queue %q: %w", q.Name, err)
+		}
+		p.changes = append(p.changes, fmt.Sprintf("queue %s: limits %v, max_attempts %d, timeout %s", q.Name, q.Limits, q.MaxAttempts, q.Timeout))
+		if known && !slices.Equal(row.Limits, q.Limits) {
+			p.recall = append(p.recall, q.Name)
+		}
+	}
+	for _, row := range rows {
+		if _, gone := old[row.Name]; !gone {
+			continue
+		}
+		if _, err := p.tx.Exec(ctx, dropQueueSQL, row.Name); err != nil {
+			return fmt.Errorf("take queue %q away: %w", row.Name, err)
+		}
+		p.changes = append(p.changes, fmt.Sprintf("queue %s: taken away; its calls wait", row.Name))
+		p.recall = append(p.recall, row.Name)
+	}
+	return nil
+}
+
+func (row queueRow) equal(q QueueRule) bool {
+	return slices.Equal(row.Limits, q.Limits) && row.MaxAttempts == q.MaxAttempts && row.Timeout == q.Timeout &&
+		row.BackoffMin == q.BackoffMin && row.BackoffMax == q.BackoffMax && row.OnLost == q.OnLost
+}
+
+const putQueueSQL = `
+INSERT INTO call_queues (name, version, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
+VALUES (@name, 1, @limits, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, clock_timestamp(), @by)
+ON CONFLICT (name) DO UPDATE
+SET version = call_queues.version + 1, limits = excluded.limits, max_attempts = excluded.max_attempts,
+    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout,
+    on_lost = excluded.on_lost, published_at = clock_timestamp(), published_by = excluded.published_by`
+
+const dropQueueSQL = `DELETE FROM call_queues WHERE name = $1`
+
+// publishLimits writes the limits in name order. A limit that left the config keeps its row, for
+// attempts that were claimed under it are still charged to it.
+func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error {
+	old := map[string]limitRow{}
+	for _, row := range rows {
+		old[row.Name] = row
+	}
+	rules := slices.SortedFunc(slices.Values(p.rules.Limits), func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
+	for _, l := range rules {
+		was, known := old[l.Name]
+		delete(old, l.Name)
+		now := limitRow{l.Name, l.Rate.Units, l.Rate.Window, string(l.Anchor), l.Slack, l.SendWithin, p.rules.queuesOf(l.Name)}
+		if known && was.equal(now) {
+			continue
+		}
+		if err := p.putLimit(ctx, now, !known || was.reachesShort(now)); err != nil {
+			return err
+		}
+		p.changes = append(p.changes, fmt.Sprintf("limit %s: %s", l.Name, l.Rate))
+		if known && !was.onlyRaised(now) {
+			p.recall = append(p.recall, was.Queues...)
+		}
+	}
+	for _, row := range rows {
+		if _, gone := old[row.Name]; !gone || len(row.Queues) == 0 {
+			continue
+		}
+		if _, err := p.tx.Exec(ctx, dropLimitSQL, row.Name, p.by); err != nil {
+			return fmt.Errorf("take limit %q away: %w", row.Name, err)
+		}
+		p.changes = append(p.changes, fmt.Sprintf("limit %s: taken away", row.Name))
+	}
+	return nil
+}
+
+func (row limitRow) equal(other limitRow) bool {
+	return row.Rate == other.Rate && row.onlyRaised(other)
+}
+
+// onlyRaised says whether now differs from row in nothing but a rate that is not lower.
+func (row limitRow) onlyRaised(now limitRow) bool {
+	return now.Rate >= row.Rate && now.Window == row.Window && now.Anchor == row.Anchor &&
+		now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
+}
+
+// reachesShort says whether the usage kept for row may lack what now must count: a longer window,
+// or another queue.
+func (row limitRow) reachesShort(now limitRow) bool {
+	return now.Window > row.Window || slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
+}
+
+func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error {
+	_, err := p.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
+		"name": l.Name, "rate": l.Rate, "window": l.Window, "anchor": l.Anchor, "slack": l.Slack,
+		"send_within": l.SendWithin, "queues": l.Queues, "by": p.by, "shut": shut,
+	})
+	if err != nil {
+		return fmt.Errorf("write limit %q: %w", l.Name, err)
+	}
+	return nil
+}
+
+// published_at is read once the row's lock is held: claims under the former rules were before it.
+const putLimitSQL = `
+WITH put AS (
+    INSERT INTO call_limits AS l (name, version, rate, window_size, anchor, slack, send_within, queues,
+        published_at, published_by, complete_since, epoch)
+    SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, nullif(@anchor, ''), @slack::interval,
+        @send_within::interval, @queues::text[], clock_timestamp(), @by, NULL, callq_epoch()
+    FROM call_limit_changes c WHERE c.limit_name = @name
+    ON CONFLICT (name) DO UPDATE
+    SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size,
+        anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
+        queues = excluded.queues, published_at = clock_timestamp(), published_by = excluded.published_by,
+        complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END
+    RETURNING *
+)
+INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, anchor, slack, send_within, queues, published_by)
+SELECT name, version, published_at, rate, window_size, anchor, slack, send_within, queues, published_by FROM put`
+
+const dropLimitSQL = `
+WITH dropped AS (
+    UPDATE call_limits
+    SET version = version + 1, queues = '{}', published_at = clock_timestamp(), published_by = $2
+    WHERE name = $1
+    RETURNING *
+)
+INSERT INTO call_limit_changes (limit_name, version, in_force_from, queues, published_by)
+SELECT name, version, published_at, queues, published_by FROM dropped`
+
+// recallUnstarted closes, unsent, what was claimed under rules that hold no more. It waits for
+// the rows' locks: a start may be in doubt, and must be seen to have happened or not.
+func (p *publication) recallUnstarted(ctx context.Context) error {
+	if len(p.recall) == 0 {
+		return nil
+	}
+	rows, err := p.tx.Query(ctx, recallSQL, p.recall)
+	if err != nil {
+		return fmt.Errorf("recall unstarted attempts: %w", err)
+	}
+	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
+		c := ledger.Closing{
+			Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+			Error: "not sent: recalled, for its limits were changed",
+		}
+		return c, row.Scan(&c.CallID, &c.Attempt)
+	})
+	if err != nil {
+		return fmt.Errorf("recall unstarted attempts: %w", err)
+	}
+	if len(closings) == 0 {
+		return nil
+	}
+	if _, err := ledger.Close(ctx, p.tx, closings); err != nil {
+		return fmt.Errorf("recall unstarted attempts: %w", err)
+	}
+	p.changes = append(p.changes, fmt.Sprintf("%d unstarted attempts recalled", len(closings)))
+	return nil
+}
+
+const recallSQL = `
+SELECT call_id, attempt FROM call_open
+WHERE queue = ANY($1) AND started_at IS NULL
+ORDER BY call_id
+FOR UPDATE`

@@ -1,0 +1,127 @@
+package dispatcher
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Retention says how long ended calls are kept.
+type Retention struct {
+	Done      time.Duration // default 7 days
+	Failed    time.Duration // default 30 days
+	Cancelled time.Duration // default 1 day
+}
+
+func (r Retention) withDefaults() Retention {
+	const day = 24 * time.Hour
+	return Retention{
+		Done:      cmp.Or(r.Done, 7*day),
+		Failed:    cmp.Or(r.Failed, 30*day),
+		Cancelled: cmp.Or(r.Cancelled, day),
+	}
+}
+
+// Retired counts what Retain removed.
+type Retired struct {
+	Calls    int64 `json:"calls"`
+	Attempts int64 `json:"attempts"`
+}
+
+// retainBatch is how many rows one transaction looks at, so that none is long.
+const retainBatch = 1000
+
+// Retain removes calls that ended longer ago than they are kept, then the ledger rows that nothing
+// needs any more: their call is gone, and no window reaches back to them. It never frees a unit:
+// what a limit has used does not depend on these rows while a window can reach them. Each batch
+// is a transaction of its own; it may be stopped and run again at any time, by any number.
+func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention) (Retired, error) {
+	keep = keep.withDefaults()
+	var retired Retired
+	err := inBatches(ctx, pool, retireCallsSQL, &retired.Calls, pgx.StrictNamedArgs{
+		"done": keep.Done, "failed": keep.Failed, "cancelled": keep.Cancelled,
+	})
+	if err != nil {
+		return retired, fmt.Errorf("retire calls: %w", err)
+	}
+	if err := inBatches(ctx, pool, retireAttemptsSQL, &retired.Attempts, pgx.StrictNamedArgs{}); err != nil {
+		return retired, fmt.Errorf("retire attempts: %w", err)
+	}
+	return retired, nil
+}
+
+// inBatches runs a statement that looks at the next ids after @after until it has seen them all.
+func inBatches(ctx context.Context, pool *pgxpool.Pool, sql string, removed *int64, args pgx.StrictNamedArgs) error {
+	args["most"] = retainBatch
+	for after := int64(0); ; {
+		args["after"] = after
+		var last *int64
+		var n int64
+		if err := pool.QueryRow(ctx, sql, args).Scan(&last, &n); err != nil {
+			return err
+		}
+		*removed += n
+		if last == nil {
+			return nil
+		}
+		after = *last
+	}
+}
+
+// A call with an open attempt stays: it was cancelled while it ran.
+const retireCallsSQL = `
+WITH seen AS MATERIALIZED (
+    SELECT id FROM call_queue WHERE id > @after ORDER BY id LIMIT @most
+), old AS MATERIALIZED (
+    SELECT q.id
+    FROM seen s JOIN call_queue q ON q.id = s.id
+    WHERE q.finished_at < clock_timestamp() - CASE q.status
+            WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END
+      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = q.id)
+    ORDER BY q.id
+    FOR UPDATE OF q SKIP LOCKED
+), removed AS (
+    DELETE FROM call_queue q USING old WHERE q.id = old.id RETURNING q.id
+)
+SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
+
+// The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would
+// reach behind it (open.go). Twice the longest window leaves room for one that is raised.
+const retireAttemptsSQL = `
+WITH seen AS MATERIALIZED (
+    SELECT call_id, attempt FROM call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
+), whole AS MATERIALIZED (
+    -- the last call of the batch may continue behind it: it is seen again by the next
+    SELECT call_id, attempt FROM seen
+    WHERE (SELECT count(*) FROM seen) < @most OR call_id < (SELECT max(call_id) FROM seen)
+       OR (SELECT min(call_id) = max(call_id) FROM seen)
+), reach AS (
+    SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM call_limits
+), removed AS (
+    DELETE FROM call_attempts a
+    USING whole w, reach r
+    WHERE a.call_id = w.call_id AND a.attempt = w.attempt
+      AND NOT EXISTS (SELECT 1 FROM call_queue q WHERE q.id = a.call_id)
+      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = a.call_id)
+      AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back
+    RETURNING a.arrived_by
+), marked AS (
+    INSERT INTO call_marks AS m (name, at)
+    SELECT 'ledger', max(arrived_by) FROM removed HAVING max(arrived_by) IS NOT NULL
+    ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
+)
+SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
+
+// Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
+func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
+	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage"} {
+		if _, err := pool.Exec(ctx, "VACUUM (ANALYZE) "+table); err != nil {
+			return fmt.Errorf("vacuum %s: %w", table, err)
+		}
+	}
+	return nil
+}

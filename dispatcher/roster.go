@@ -1,0 +1,147 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/tasks"
+	"github.com/jackc/pgx/v5"
+)
+
+// roster is which pools there are and how much each can take: the open attempts that nobody has
+// started are kept to twice the free slots, or a backlog would flood Redis. While no worker
+// lives a little is claimed all the same, for the pools last seen, so that work is ready for the
+// first that comes. It is read once per look and counted down by the look's claims.
+type roster struct {
+	pools []*pool
+}
+
+type pool struct {
+	Name      string   `db:"pool"`
+	Tasks     []string `db:"tasks"`
+	Workers   int      `db:"workers"`   // live
+	Slots     int      `db:"slots"`     // of the smallest live worker
+	Free      int      `db:"free"`      // slots of live workers that run nothing
+	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
+
+	room int // attempts that may still be handed to it
+}
+
+const roomWithoutWorkers = 200
+
+func readRoster(ctx context.Context, db ledger.DB) (*roster, error) {
+	rows, err := db.Query(ctx, rosterSQL)
+	if err != nil {
+		return nil, fmt.Errorf("read the workers: %w", err)
+	}
+	pools, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByNameLax[pool])
+	if err != nil {
+		return nil, fmt.Errorf("read the workers: %w", err)
+	}
+	return newRoster(pools), nil
+}
+
+// newRoster gives the live pools their room; where none lives, those last seen and http's share
+// roomWithoutWorkers evenly.
+func newRoster(pools []*pool) *roster {
+	var live []*pool
+	unstarted := 0
+	for _, p := range pools {
+		unstarted += p.Unstarted
+		if p.Workers > 0 {
+			p.room = max(0, 2*p.Free-p.Unstarted)
+			live = append(live, p)
+		}
+	}
+	if len(live) > 0 {
+		return &roster{pools: live}
+	}
+	if !slices.ContainsFunc(pools, func(p *pool) bool { return slices.Contains(p.Tasks, tasks.HTTP) }) {
+		pools = append(pools, &pool{Name: tasks.Pool([]string{tasks.HTTP}, nil), Tasks: []string{tasks.HTTP}})
+	}
+	for _, p := range pools {
+		p.room = max(0, roomWithoutWorkers-unstarted) / len(pools)
+	}
+	return &roster{pools: pools}
+}
+
+// tasks are those that a pool with room handles.
+func (r *roster) tasks() []string {
+	var names []string
+	for _, p := range r.pools {
+		if p.room > 0 {
+			names = append(names, p.Tasks...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// room is how many attempts may be handed over in all.
+func (r *roster) room() int {
+	sum := 0
+	for _, p := range r.pools {
+		sum += p.room
+	}
+	return sum
+}
+
+// choose picks, among the pools that handle a task, the one with the most room, and takes one
+// place in it; nil: none has any.
+func (r *roster) choose(task string) *pool {
+	var best *pool
+	for _, p := range r.pools {
+		if p.room > 0 && slices.Contains(p.Tasks, task) && (best == nil || p.room > best.room) {
+			best = p
+		}
+	}
+	if best != nil {
+		best.room--
+	}
+	return best
+}
+
+// poolFor is where a task's attempts go that were handed to a pool before: there, while it lives
+// or no other can take them.
+func (r *roster) poolFor(task, before string) string {
+	other := before
+	for _, p := range r.pools {
+		if p.Name == before {
+			return before
+		}
+		if slices.Contains(p.Tasks, task) {
+			other = p.Name
+		}
+	}
+	return other
+}
+
+// packing is how many attempts one Asynq task carries when a pool gets m of them: few where
+// calls are few, more where they exceed what the workers can take up at once.
+func (p *pool) packing(m int) int {
+	k := min(max(m/(4*max(p.Workers, 1)), 1), 64)
+	return min(k, max(p.Slots/4, 1))
+}
+
+// A worker lives for 6 s after a beat: three beats missed.
+const rosterSQL = `
+WITH workers AS (
+    SELECT pool, tasks, slots, beat_at > clock_timestamp() - interval '6 seconds' AS live
+    FROM call_workers
+), pools AS (
+    SELECT pool, min(tasks) AS tasks, count(*) FILTER (WHERE live) AS workers,
+        min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
+    FROM workers
+    GROUP BY pool
+), open AS (
+    SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted,
+        count(*) FILTER (WHERE started_at IS NOT NULL) AS started
+    FROM call_open
+    GROUP BY pool
+)
+SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.workers, 0) AS workers, coalesce(p.slots, 0) AS slots,
+    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted
+FROM pools p
+FULL JOIN open o USING (pool)`

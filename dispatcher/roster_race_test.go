@@ -1,0 +1,50 @@
+package dispatcher_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/callq/callq/dispatcher"
+)
+
+func TestUnstartedAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		slots int
+		most  int64
+	}{{"no worker lives", 0, 200}, {"twice the free slots", 20, 40}} {
+		parallel(t, c.name, func(t *testing.T, s *system) {
+			if c.slots > 0 {
+				s.alive(c.slots)
+			}
+			r := rules()
+			s.publish(r)
+			s.calls("default", 1000)
+			dispatchers := make([]*dispatcher.Dispatcher, 8)
+			for i := range dispatchers {
+				dispatchers[i] = s.another(r)
+			}
+			for round := range 5 {
+				gate := make(chan struct{})
+				var wg sync.WaitGroup
+				for _, d := range dispatchers {
+					wg.Go(func() {
+						<-gate
+						if err := d.Once(context.Background()); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				close(gate)
+				wg.Wait()
+				if got := one[int64](s, `SELECT count(*) FROM call_open`); got != c.most {
+					t.Errorf("round %d: %d attempts are open, want %d", round, got, c.most)
+				}
+				s.exec(`TRUNCATE call_open`)
+				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0`)
+			}
+		})
+	}
+}

@@ -1,0 +1,91 @@
+package dispatcher
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+// Rules are the limits and queues of a config, as they are published.
+type Rules struct {
+	Limits []LimitRule
+	Queues []QueueRule
+}
+
+// LimitRule is a limit: at most Rate.Units arrive at the API in any Rate.Window.
+type LimitRule struct {
+	Name       string
+	Rate       limit.Rate
+	Anchor     limit.Anchor  // empty: start for the http task, finish for other tasks
+	Slack      time.Duration // how long a request may travel; 0: derived from the window
+	SendWithin time.Duration // how long a worker may take to send; 0: derived from the window
+}
+
+// QueueRule is a queue: the limits its calls use, and how they are retried.
+type QueueRule struct {
+	Name        string
+	Limits      []string
+	MaxAttempts int
+	BackoffMin  time.Duration
+	BackoffMax  time.Duration
+	Timeout     time.Duration // of one attempt
+	OnLost      string        // what becomes of a call whose worker was lost: retry or fail
+}
+
+// check refuses rules that contradict themselves, and fills in what is derived.
+func (r *Rules) check() error {
+	r.Limits, r.Queues = slices.Clone(r.Limits), slices.Clone(r.Queues)
+	known := map[string]bool{}
+	for i := range r.Limits {
+		l := &r.Limits[i]
+		if l.Name == "" || known[l.Name] {
+			return fmt.Errorf("limit %q: the name is empty or given twice", l.Name)
+		}
+		if l.Rate.Units < 1 || l.Rate.Window <= 0 {
+			return fmt.Errorf("limit %q: the rate allows nothing", l.Name)
+		}
+		known[l.Name] = true
+		if l.Slack == 0 {
+			l.Slack = limit.DefaultSlack(l.Rate.Window)
+		}
+		if l.SendWithin == 0 {
+			l.SendWithin = limit.DefaultSendWithin(l.Rate.Window)
+		}
+	}
+	seen := map[string]bool{}
+	for i := range r.Queues {
+		q := &r.Queues[i]
+		if q.Name == "" || seen[q.Name] {
+			return fmt.Errorf("queue %q: the name is empty or given twice", q.Name)
+		}
+		seen[q.Name] = true
+		q.Limits = slices.Sorted(slices.Values(q.Limits))
+		q.Limits = slices.Compact(q.Limits)
+		for _, name := range q.Limits {
+			if !known[name] {
+				return fmt.Errorf("queue %q: there is no limit %q", q.Name, name)
+			}
+		}
+		if q.MaxAttempts < 1 || q.Timeout <= 0 || q.BackoffMin <= 0 || q.BackoffMax < q.BackoffMin {
+			return fmt.Errorf("queue %q: max_attempts, timeout and backoff must be above 0", q.Name)
+		}
+		if q.OnLost != "retry" && q.OnLost != "fail" {
+			return fmt.Errorf("queue %q: on_lost is %q; it may be retry or fail", q.Name, q.OnLost)
+		}
+	}
+	return nil
+}
+
+// queuesOf are the queues that use a limit, in name order.
+func (r Rules) queuesOf(name string) []string {
+	queues := []string{}
+	for _, q := range r.Queues {
+		if slices.Contains(q.Limits, name) {
+			queues = append(queues, q.Name)
+		}
+	}
+	slices.Sort(queues)
+	return queues
+}

@@ -1,0 +1,296 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/tasks"
+	"github.com/jackc/pgx/v5"
+)
+
+// The sweepers find what a crash, a lost message or a frozen process left behind. Each is
+// idempotent and acts by compare-and-set, so any number of dispatchers may run them at once.
+
+const (
+	sweepMost   = 500             // rows of one kind in one pass
+	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the Asynq task
+)
+
+func (d *Dispatcher) sweep(ctx context.Context) error {
+	var failures error
+	for _, s := range []struct {
+		name string
+		run  func(context.Context) (int, error)
+	}{
+		{"attempts of an older epoch", d.sweepEpoch},
+		{"lost attempts", d.sweepLost},
+		{"unstarted attempts", d.sweepUnstarted},
+		{"attempts that Redis lost", d.resend},
+		{"expired calls", d.expire},
+		{"limits to open", d.openLimits},
+		{"old usage and workers", d.tidy},
+	} {
+		n, err := s.run(ctx)
+		if err != nil {
+			failures = errors.Join(failures, fmt.Errorf("sweep %s: %w", s.name, err))
+		}
+		if n > 0 {
+			d.log.InfoContext(ctx, "swept", "what", s.name, "count", n)
+			d.metrics.swept(s.name, n)
+		}
+	}
+	return failures
+}
+
+// overdue is an open attempt that a sweeper closes.
+type overdue struct {
+	CallID      int64         `db:"call_id"`
+	Attempt     int32         `db:"attempt"`
+	Token       *int64        `db:"token"`
+	Age         time.Duration `db:"age"`          // since the start, or the claim where there was none
+	SendWithin  time.Duration `db:"send_within"`  // how long its gate stayed open
+	Deadline    time.Duration `db:"deadline"`     // from the start
+	FailedCount int           `db:"failed_count"` // of the call
+	MaxAttempts int           `db:"max_attempts"`
+	BackoffMin  time.Duration `db:"backoff_min"`
+	BackoffMax  time.Duration `db:"backoff_max"`
+	OnLost      string        `db:"on_lost"`
+}
+
+// overdueSQL completes a WHERE over call_open o.
+const overdueSQL = `
+SELECT o.call_id, o.attempt, o.token,
+    clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
+    coalesce(o.send_within, '1 day') AS send_within,
+    coalesce(o.deadline - o.started_at, '0') AS deadline,
+    coalesce(q.failed_count, 0) AS failed_count,
+    coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
+    coalesce(r.backoff_min, '10 seconds') AS backoff_min,
+    coalesce(r.backoff_max, '15 minutes') AS backoff_max,
+    coalesce(r.on_lost, 'retry') AS on_lost
+FROM call_open o
+LEFT JOIN call_queue q ON q.id = o.call_id
+LEFT JOIN call_queues r ON r.name = o.queue
+WHERE `
+
+func (d *Dispatcher) overdue(ctx context.Context, where string, args ...any) ([]overdue, error) {
+	rows, err := d.cfg.Pool.Query(ctx, overdueSQL+where+fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", sweepMost), args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[overdue])
+}
+
+// sweepLost ends attempts whose worker let the deadline pass: frozen, cut off or dead. Their
+// units stay used.
+func (d *Dispatcher) sweepLost(ctx context.Context) (int, error) {
+	rows, err := d.overdue(ctx, lostWhere)
+	if err != nil {
+		return 0, err
+	}
+	return d.close(ctx, rows, func(o overdue) ledger.Closing {
+		arrival := limit.LostArrival(o.SendWithin, o.Deadline)
+		return o.lost("the worker was lost: no outcome by the deadline", arrival)
+	})
+}
+
+const lostWhere = `o.started_at IS NOT NULL AND o.deadline < clock_timestamp()`
+
+// sweepEpoch ends attempts that a former server, before a failover or restore, gave out: whether
+// they started there is unknown, so they are charged as of now.
+func (d *Dispatcher) sweepEpoch(ctx context.Context) (int, error) {
+	rows, err := d.overdue(ctx, epochWhere)
+	if err != nil {
+		return 0, err
+	}
+	return d.close(ctx, rows, func(o overdue) ledger.Closing {
+		arrival := limit.Arrival{Written: o.Age, Closed: o.Age}
+		return o.lost("Postgres failed over or was restored while the attempt was open", arrival)
+	})
+}
+
+const epochWhere = `o.epoch <> callq_epoch()`
+
+func (o overdue) lost(why string, arrival limit.Arrival) ledger.Closing {
+	c := o.closing(callqueue.OutcomeLost, why)
+	c.Arrival, c.Failed, c.Status = &arrival, true, callqueue.StatusFailed
+	if o.OnLost != "fail" {
+		policy := ledger.Policy{MaxAttempts: o.MaxAttempts, BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax}
+		status, delay := policy.Next(o.FailedCount+1, rand.Int64N)
+		c.Status, c.Delay = status, &delay
+	}
+	return c
+}
+
+func (o overdue) closing(outcome callqueue.Outcome, why string) ledger.Closing {
+	c := ledger.Closing{CallID: o.CallID, Attempt: o.Attempt, Unstarted: o.Token == nil, Outcome: outcome, Error: why}
+	if o.Token != nil {
+		c.Token = *o.Token
+	}
+	return c
+}
+
+// sweepUnstarted takes back attempts that nobody started in time. That is safe at any moment, for
+// a start is a compare-and-set. While no worker lives they may as well stay.
+func (d *Dispatcher) sweepUnstarted(ctx context.Context) (int, error) {
+	rows, err := d.overdue(ctx, unstartedWhere)
+	if err != nil {
+		return 0, err
+	}
+	return d.close(ctx, rows, func(o overdue) ledger.Closing {
+		c := o.closing(callqueue.OutcomeNotSent, fmt.Sprintf("not sent: no worker started it within %s", startWithin))
+		c.Status = callqueue.StatusNew
+		return c
+	})
+}
+
+const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
+    AND EXISTS (SELECT 1 FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds')`
+
+func (d *Dispatcher) close(ctx context.Context, rows []overdue, closing func(overdue) ledger.Closing) (int, error) {
+	if len(rows) == 0 {
+		return 0, nil
+	}
+	closings := make([]ledger.Closing, len(rows))
+	for i, o := range rows {
+		closings[i] = closing(o)
+	}
+	closed, err := ledger.Close(ctx, d.cfg.Pool, closings)
+	return len(closed), err
+}
+
+// handed is one Asynq task whose attempts have waited too long for a start.
+type handed struct {
+	Pool     string  `db:"pool"`
+	Task     string  `db:"task"`
+	Epoch    string  `db:"epoch"`
+	Batch    int64   `db:"batch"`
+	TaskNo   int32   `db:"task_no"`
+	Resend   int32   `db:"resend"`
+	CallIDs  []int64 `db:"call_ids"`
+	Attempts []int32 `db:"attempts"`
+}
+
+// resend hands over again what Redis no longer has, under a new id, for the old one may still be
+// taken there. No new attempt: a second delivery of the first is harmless. It is sent to a live
+// pool, where the one it was meant for is gone.
+func (d *Dispatcher) resend(ctx context.Context) (int, error) {
+	rows, err := d.cfg.Pool.Query(ctx, handedSQL, resendAfter)
+	if err != nil {
+		return 0, err
+	}
+	waiting, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
+	if err != nil || len(waiting) == 0 {
+		return 0, err
+	}
+	roster, err := readRoster(ctx, d.cfg.Pool)
+	if err != nil {
+		return 0, err
+	}
+	sent := 0
+	for _, h := range waiting {
+		to := roster.poolFor(h.Task, h.Pool)
+		if to == h.Pool {
+			pending, err := d.hand.pending(h.Pool, tasks.TaskID(h.Epoch, h.Batch, h.TaskNo, h.Resend))
+			if err != nil {
+				return sent, err
+			}
+			if pending {
+				continue
+			}
+		}
+		delivery, err := d.readdress(ctx, h, to)
+		if err != nil {
+			return sent, err
+		}
+		if len(delivery.refs) == 0 {
+			continue // another dispatcher was first, or they have started
+		}
+		if err := d.hand.enqueue(ctx, delivery); err != nil {
+			return sent, err
+		}
+		sent += len(delivery.refs)
+	}
+	return sent, nil
+}
+
+const handedSQL = `
+SELECT pool, task, epoch, batch, task_no, resend, array_agg(call_id) AS call_ids, array_agg(attempt) AS attempts
+FROM call_open
+WHERE started_at IS NULL AND handed_at < clock_timestamp() - $1::interval AND epoch = callq_epoch()
+GROUP BY pool, task, epoch, batch, task_no, resend
+ORDER BY min(handed_at)
+LIMIT 500`
+
+// readdress takes the next resend number, before the Asynq task is sent: should the sending fail,
+// a later sweep finds the new number not pending.
+func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (delivery, error) {
+	rows, err := d.cfg.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
+		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "resend": h.Resend, "pool": pool,
+	})
+	if err != nil {
+		return delivery{}, err
+	}
+	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[tasks.Ref])
+	return delivery{
+		pool: pool, refs: refs,
+		id: tasks.TaskID(h.Epoch, h.Batch, h.TaskNo, h.Resend+1),
+	}, err
+}
+
+const readdressSQL = `
+WITH locked AS MATERIALIZED (
+    SELECT call_id FROM call_open WHERE call_id = ANY(@ids) ORDER BY call_id FOR UPDATE
+)
+UPDATE call_open o
+SET resend = o.resend + 1, handed_at = clock_timestamp(), pool = @pool
+FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
+WHERE o.call_id = l.call_id AND a.call_id = o.call_id AND o.attempt = a.attempt
+  AND o.batch = @batch AND o.resend = @resend AND o.started_at IS NULL
+RETURNING o.call_id, o.attempt`
+
+// expire fails calls whose time has passed before they were claimed.
+func (d *Dispatcher) expire(ctx context.Context) (int, error) {
+	tag, err := d.cfg.Pool.Exec(ctx, expireSQL, sweepMost)
+	return int(tag.RowsAffected()), err
+}
+
+const expireSQL = `
+WITH late AS MATERIALIZED (
+    SELECT id FROM call_queue
+    WHERE expires_at <= clock_timestamp() AND expires_at IS NOT NULL AND ready_at IS NOT NULL
+    ORDER BY expires_at
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE call_queue q
+SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL,
+    finished_at = clock_timestamp(), failed_at = clock_timestamp()
+FROM late
+WHERE q.id = late.id AND q.status IN ('new', 'error')`
+
+// tidy removes usage that no window reaches any more, and workers long gone. A longer window is
+// counted anew from the ledger.
+func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
+	if d.rounds%60 != 0 { // every minute or so is often enough
+		return 0, nil
+	}
+	if _, err := d.cfg.Pool.Exec(ctx, tidyUsageSQL); err != nil {
+		return 0, err
+	}
+	_, err := d.cfg.Pool.Exec(ctx, tidyWorkersSQL)
+	return 0, err
+}
+
+const tidyUsageSQL = `
+DELETE FROM call_usage u
+USING call_limits l
+WHERE u.limit_name = l.name AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute'`
+
+const tidyWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`
