@@ -57,31 +57,44 @@ func TestBustedEnvironment(t *testing.T) {
 		want       string
 	}{
 		{
-			"a bad value", map[string]string{"CALLQ_WORKER_CONCURRENCY": "many"}, nil,
+			"a bad value",
+			map[string]string{"CALLQ_WORKER_CONCURRENCY": "many"},
+			nil,
 			"CALLQ_WORKER_CONCURRENCY: worker.concurrency: \"many\" is not a whole number\n      = allowed: 1..10000",
 		},
 		{
-			"a limit that is not there", map[string]string{"CALLQ_QUEUES_Q_LIMITS": "c,d"}, nil,
+			"a limit that is not there",
+			map[string]string{"CALLQ_QUEUES_Q_LIMITS": "c,d"},
+			nil,
 			"CALLQ_QUEUES_Q_LIMITS: queues.q.limits: \"d\" is not a limit\n      = allowed: a-b, a_b, c",
 		},
 		{
-			"two limits of one name", map[string]string{"CALLQ_LIMITS_A_B_RATE": "2/s"}, nil,
+			"two limits of one name",
+			map[string]string{"CALLQ_LIMITS_A_B_RATE": "2/s"},
+			nil,
 			"CALLQ_LIMITS_A_B_RATE: limits.a_b.rate: could be limits.a-b.rate or limits.a_b.rate\n      = allowed: names that differ in letters or digits",
 		},
 		{
-			"not available", map[string]string{"CALLQ_LIMITS_C_PER": "key", "CALLQ_POSTGRES_QUERY_MODE": "exec"}, nil,
+			"not available",
+			map[string]string{"CALLQ_LIMITS_C_PER": "key", "CALLQ_POSTGRES_QUERY_MODE": "exec"},
+			nil,
 			"CALLQ_LIMITS_C_PER: limits.c.per: is not available in this version\nCALLQ_POSTGRES_QUERY_MODE: postgres.query_mode: is not available in this version",
 		},
 		{
-			"a common name's", map[string]string{"REDIS_URL": "http://u:hunter2@h"}, nil,
+			"a common name's",
+			map[string]string{"REDIS_URL": "http://u:hunter2@h"},
+			nil,
 			"REDIS_URL: redis.url: is not a Redis URL: invalid URL scheme\n      = allowed: redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0; @ : / ? in a password as %40 %3A %2F %3F",
 		},
 		{
-			"both ways to a secret", map[string]string{"CALLQ_REDIS_URL": "redis://h", "CALLQ_REDIS_URL_FILE": "x"}, nil,
+			"both ways to a secret",
+			map[string]string{"CALLQ_REDIS_URL": "redis://h", "CALLQ_REDIS_URL_FILE": "x"},
+			nil,
 			"CALLQ_REDIS_URL_FILE: redis.url_file: is given beside redis.url\n      = allowed: one of them",
 		},
 		{
-			"a flag", nil, map[string]string{"redis.url": "redis://h/x", "redis.urll": "y"},
+			"a flag", nil,
+			map[string]string{"redis.url": "redis://h/x", "redis.urll": "y"},
 			"--redis-url: redis.url: is not a Redis URL: invalid database number\n      = allowed: redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0; @ : / ? in a password as %40 %3A %2F %3F\n" +
 				"--redis-urll: redis.urll: is not a setting",
 		},

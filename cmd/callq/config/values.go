@@ -257,8 +257,10 @@ func checkCron(s string) error {
 // checkPostgres and checkRedis never show the URL or a part of it: it may hold a password.
 func checkPostgres(s string) error {
 	if _, err := pgx.ParseConfig(s); err != nil {
-		return fault{"is not a Postgres URL: " + postgresReason(err),
-			"postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…; @ : / ? in a password as %40 %3A %2F %3F"}
+		return fault{
+			"is not a Postgres URL: " + postgresReason(err),
+			"postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…; @ : / ? in a password as %40 %3A %2F %3F",
+		}
 	}
 	return nil
 }

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/migrations"
+)
+
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for range 2 {
+		w.do("migrate", "down", "--yes")
+	}
+	if a := w.run("migrate", "down", "--yes"); a.code != 0 || !strings.Contains(a.stderr, "nothing to take back") {
+		t.Errorf("down on nothing: exit code %d, %s", a.code, a.stderr)
+	}
+
+	applied := make([]int, 4)
+	var all sync.WaitGroup
+	for i := range applied {
+		all.Go(func() {
+			applied[i] = len(decode[[]migrations.Migration](t, w.do("migrate", "up", "-o", "json")))
+		})
+	}
+	all.Wait()
+	sum := 0
+	for _, n := range applied {
+		sum += n
+	}
+	if sum != 2 {
+		t.Errorf("four at once applied %v steps, want 2 in all", applied)
+	}
+}
+
+// The SQL for other tools leaves a database that callq takes for its own.
+func TestMigrateSQL(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	text := w.do("migrate", "sql")
+	w.exec("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+	w.exec(text)
+	for _, m := range decode[[]migrations.Migration](t, w.do("migrate", "status", "-o", "json")) {
+		if !m.Applied {
+			t.Errorf("%s is not applied", m.File)
+		}
+	}
+	w.do("migrate", "up")
+	w.do("enqueue")
+	w.do("verify")
+}
+
+func TestEnqueue(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.stdin = `{"a": 1}`
+	id := strings.TrimSpace(w.do("enqueue", "send_email", "--queue", "mail", "--key", "k", "--cost", "3", "--priority", "0",
+		"--in", "1d", "--expires-in", "2d", "--unique", "u", "--max-attempts", "7", "--data", "-"))
+	call := decode[shown](t, w.do("calls", "get", id, "-o", "json"))
+	if call.Queue != "mail" || call.Task != "send_email" || call.Key != "k" || call.Cost != 3 || call.Priority != 0 ||
+		*call.UniqueKey != "u" || *call.MaxAttempts != 7 || string(call.Data) != "{\n    \"a\": 1\n  }" {
+		t.Errorf("written: %+v %s", call.Record, call.Data)
+	}
+	if in := call.RunAt.Sub(call.CreatedAt); in < 24*time.Hour-time.Minute || in > 24*time.Hour+time.Minute {
+		t.Errorf("runs in %s, want a day", in)
+	}
+
+	a := w.run("enqueue", "--queue", "mail", "--unique", "u")
+	if a.code != 0 || strings.TrimSpace(a.stdout) != id || !strings.Contains(a.stderr, "not inserted") {
+		t.Errorf("a duplicate: exit code %d, stdout %q, stderr %q", a.code, a.stdout, a.stderr)
+	}
+	if a := w.run("enqueue", "--queue", "mial"); !strings.Contains(a.stderr, `no dispatcher has published a queue "mial"`) {
+		t.Errorf("an unknown queue: %q", a.stderr)
+	}
+}
+
+func TestEnqueueFile(t *testing.T) {
+	t.Parallel()
+	many := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, `{"key": "k%d", "call_data": {"n": %d}}`+"\n\n", i%7, i)
+		}
+		return b.String()
+	}
+	for _, test := range []struct {
+		name, lines, words string
+		code, inserted     int
+	}{
+		{"many", many(2500), "2500 calls inserted", 0, 2500},
+		{"none", "\n", "0 calls inserted", 0, 0},
+		{"the last is not JSON", many(1500) + `{"key": "k"`, "line 3001: the JSON object is cut short", 2, 0},
+		{"an unknown field", `{"qeue": "a"}`, `line 1: not a call: json: unknown field "qeue"`, 2, 0},
+		{"a wrong type", "{}\n" + `{"cost": "3"}`, "line 2: cost is a JSON string", 2, 0},
+		{"not an object", "[1]", "line 1: not a JSON object", 2, 0},
+		{"two objects in a line", "{} {}", "line 1: something follows", 2, 0},
+		{"not a time", `{"run_at": "noon"}`, "line 1: noon is not a time", 2, 0},
+		{"out of range", many(1200) + `{"priority": 12}`, "line 2401: priority is 12", 2, 0},
+		{"a cost of nothing", `{"cost": 0}`, "line 1: cost is 0", 2, 0},
+		{"data too large", many(3) + `{"call_data": "` + strings.Repeat("x", 300<<10) + `"}`, "line 7: call_data call data is too large", 2, 0},
+		{"not UTF-8", `{"key": "` + "\xff" + `"}`, "line 1: not valid UTF-8", 2, 0},
+		{"a line without end", `{"key": "` + strings.Repeat("x", 1<<20), "line 1: longer than", 2, 0},
+		{"twice the same unique key", strings.Repeat(`{"unique_key": "u"}`+"\n", 2) + "{}", "2 calls inserted, 1 not", 0, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.stdin = test.lines
+			a := w.run("enqueue", "--from", "-")
+			if a.code != test.code || !strings.Contains(a.stderr, test.words) {
+				t.Errorf("exit code %d, want %d with %q:\n%.500s", a.code, test.code, test.words, a.stderr)
+			}
+			if got := len(decode[[]listed](t, w.do("calls", "list", "--limit", "10000", "-o", "json"))); got != test.inserted {
+				t.Errorf("%d calls are there, want %d", got, test.inserted)
+			}
+		})
+	}
+}
+
+// Flags say what lines leave out; a repeated file changes nothing and gives the same ids.
+func TestEnqueueFileAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.stdin = `{"unique_key": "a"}` + "\n" + `{"unique_key": "b", "queue": "other", "priority": null}`
+	args := []string{"enqueue", "mail", "--queue", "q", "--priority", "2", "--from", "-", "-o", "json"}
+	first := decode[[]inserted](t, w.do(args...))
+	again := decode[[]inserted](t, w.do(args...))
+	if len(first) != 2 || len(again) != 2 {
+		t.Fatalf("ids %v, then %v", first, again)
+	}
+	for i := range first {
+		if first[i].Duplicate || !again[i].Duplicate || first[i].ID != again[i].ID {
+			t.Errorf("line %d: %v, then %v", i+1, first[i], again[i])
+		}
+	}
+	for i, queue := range []string{"q", "other"} {
+		call := decode[shown](t, w.do("calls", "get", fmt.Sprint(first[i].ID), "-o", "json"))
+		if call.Queue != queue || call.Task != "mail" || call.Priority != 2 {
+			t.Errorf("line %d: %+v", i+1, call.Record)
+		}
+	}
+}
+
+func TestCallsList(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (queue, key, run_at) SELECT 'q' || i % 2, 'k' || i % 3, 'infinity' FROM generate_series(1, 10) AS i`)
+	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now(), error_message = E'gave\n\x1b[31mup' WHERE id = 4`)
+	ids := func(args ...string) string {
+		var b strings.Builder
+		for _, c := range decode[[]listed](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
+			fmt.Fprintf(&b, "%d ", c.ID)
+		}
+		return strings.TrimSpace(b.String())
+	}
+	for _, test := range []struct{ args, want string }{
+		{"", "10 9 8 7 6 5 4 3 2 1"},
+		{"--limit 3", "10 9 8"},
+		{"--limit 3 --before 8", "7 6 5"},
+		{"--queue q1", "9 7 5 3 1"},
+		{"--queue q1 --key k0", "9 3"},
+		{"--status failed", "4"},
+		{"--status failed,new --limit 7", "10 9 8 7 6 5 4"},
+		{"--status new --before 6", "5 3 2 1"},
+		{"--key=", ""},
+		{"--task mail", ""},
+	} {
+		if got := ids(strings.Fields(test.args)...); got != test.want {
+			t.Errorf("calls list %s: %s, want %s", test.args, got, test.want)
+		}
+	}
+	if table := w.do("calls", "list"); !strings.Contains(table, "gave  [31mup") {
+		t.Errorf("an error message drives the terminal: %q", table)
+	}
+}
+
+// A call done without an attempt that is: verify names it and exits 3.
+func TestVerifyFinds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (queue) VALUES ('q')`)
+	w.exec(`UPDATE call_queue SET status = 'done', finished_at = now()`)
+	a := w.run("verify")
+	if a.code != exitFindings || !strings.Contains(a.stdout, "the call is done, and no attempt is") {
+		t.Errorf("exit code %d:\n%s%s", a.code, a.stdout, a.stderr)
+	}
+	a = w.run("verify", "-o", "json")
+	if r := decode[ledger.Report](t, a.stdout); a.code != exitFindings || len(r.Findings) == 0 || r.Findings[0].CallID != 1 {
+		t.Errorf("exit code %d, findings %+v", a.code, r.Findings)
+	}
+}
+
+// The screen names what waits for want of a queue or a worker.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = "limits: {api: {rate: 5/m}}\nqueues: {pay: {limits: [api]}}\n"
+	w.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('mial', '-infinity')`)
+	for range 7 {
+		w.exec(`INSERT INTO call_queue (queue) VALUES ('pay')`)
+	}
+	w.exec(`INSERT INTO call_queue (queue, task) VALUES ('pay', 'sms')`)
+	w.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('pay', now() + interval '1 hour')`)
+	w.do("dispatch", "--once")
+	w.do("dispatch", "--once")
+
+	s := decode[status](t, w.do("status", "-o", "json"))
+	queues := map[string]queueRow{}
+	for _, q := range s.Queues {
+		queues[q.Name] = q
+	}
+	if q := queues["mial"]; q.Configured || q.Due != 1 {
+		t.Errorf("the queue that is in no configuration: %+v", q)
+	}
+	if q := queues["pay"]; !q.Configured || q.Due != 3 || q.Scheduled != 1 || q.Waiting != 4 || q.Dispatched != 5 {
+		t.Errorf("the queue at its limit: %+v", q)
+	}
+	if l := s.Limits[0]; l.Name != "api" || l.Occupied != 5 || l.Room != 0 || l.State != "open" || l.Rate != "5 per 1m, sliding window" {
+		t.Errorf("the limit: %+v", l)
+	}
+	if len(s.Unhandled) != 2 || s.Unhandled[1].Task != "sms" {
+		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
+	}
+	if s.Oldest == nil || s.Oldest.ID != 1 {
+		t.Errorf("the oldest: %+v", s.Oldest)
+	}
+	screen := w.do("status")
+	for _, words := range []string{"not in the configuration", "no workers", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial"} {
+		if !strings.Contains(screen, words) {
+			t.Errorf("the screen lacks %q:\n%s", words, screen)
+		}
+	}
+	w.config = ""
+	w.do("dispatch", "--once")
+	if list := w.do("limits", "list"); !strings.Contains(list, "idle: no queue uses it") {
+		t.Errorf("a limit that left the configuration:\n%s", list)
+	}
+}
+
+func TestRetention(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`)
+	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now() - interval '1 hour' WHERE id <= 3`)
+	if out := w.do("maintain", "retention"); !strings.Contains(out, "removed 0 calls") {
+		t.Error(out)
+	}
+	if out := w.do("maintain", "retention", "--failed", "30m"); !strings.Contains(out, "removed 3 calls") {
+		t.Error(out)
+	}
+}

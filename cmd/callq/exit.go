@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/callq/callq/cmd/callq/config"
+)
+
+// The exit codes. They are promises.
+const (
+	exitDone        = 0
+	exitFailed      = 1
+	exitUsage       = 2 // usage or configuration
+	exitFindings    = 3 // a check found problems
+	exitNotFound    = 4
+	exitUnreachable = 5 // Postgres or Redis
+)
+
+// exitError is an error that knows its exit code.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// report says on stderr what went wrong, and returns the exit code.
+func (p *program) report(err error) int {
+	code, text := judge(err)
+	if text != "" {
+		fmt.Fprintln(p.stderr, text)
+	}
+	return code
+}
+
+// judge returns the exit code of an error and what to say of it.
+func judge(err error) (int, string) {
+	if err == nil {
+		return exitDone, ""
+	}
+	text := "callq: " + oneLine(err.Error())
+	if exit, ok := errors.AsType[*exitError](err); ok {
+		return exit.code, text
+	}
+	if problems, ok := errors.AsType[*config.Error](err); ok {
+		return exitUsage, problems.Error() // with lines and carets
+	}
+	switch {
+	case errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
+		return exitUsage, text
+	case errors.Is(err, context.Canceled):
+		return exitFailed, "callq: interrupted"
+	case isUnreachable(err):
+		return exitUnreachable, text + "; check that Postgres and Redis run and can be reached, and try again"
+	}
+	return exitFailed, text
+}
+
+// isUnreachable tells a server that is away or does not answer from one that refused a statement.
+func isUnreachable(err error) bool {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08") || pg.Code == "53300"
+	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
+		return true
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// oneLine makes pgx's message about several addresses one line.
+func oneLine(text string) string {
+	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\t' })
+	return strings.ReplaceAll(strings.Join(lines, " "), ":  ", ": ")
+}
+
+// timedOut says in a command's words that a server did not answer in time.
+func timedOut(what string, after time.Duration, err error) error {
+	return &exitError{exitUnreachable, fmt.Errorf("%s did not answer within %s: %w", what, after, err)}
+}

@@ -1,0 +1,12 @@
+// Command callq makes third-party API calls from a Postgres queue, exactly at the limits the APIs
+// set. docs/design.md says what it promises.
+package main
+
+import (
+	"context"
+	"os"
+)
+
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/tasks"
+)
+
+// What the configuration says, in the words of the packages that it configures. Nothing else
+// translates between them.
+
+// servers are what every part uses.
+type servers struct {
+	pool    *pgxpool.Pool
+	redis   *redis.Client
+	listen  *pgx.ConnConfig
+	log     *slog.Logger
+	metrics prometheus.Registerer // nil: none
+}
+
+func dispatcherConfig(cfg *config.Config, s servers) dispatcher.Config {
+	return dispatcher.Config{
+		Pool:      s.pool,
+		Redis:     s.redis,
+		Listen:    s.listen,
+		Rules:     rules(cfg),
+		Schedule:  dispatcher.Schedule(cfg.Schedule),
+		Retention: dispatcher.Retention(cfg.Retention),
+		MaxData:   int64(cfg.Calls.MaxData),
+		Logger:    s.log,
+		Metrics:   s.metrics,
+	}
+}
+
+func rules(cfg *config.Config) dispatcher.Rules {
+	var r dispatcher.Rules
+	for name, l := range cfg.Limits {
+		r.Limits = append(r.Limits, dispatcher.LimitRule{
+			Name: name, Rate: l.Rate, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+		})
+	}
+	for name, q := range cfg.Queues {
+		r.Queues = append(r.Queues, dispatcher.QueueRule{
+			Name: name, Limits: q.Limits, MaxAttempts: q.MaxAttempts,
+			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost,
+		})
+	}
+	return r
+}
+
+func workerConfig(cfg *config.Config, s servers) tasks.Config {
+	return tasks.Config{
+		Pool:            s.pool,
+		Redis:           s.redis,
+		Concurrency:     cfg.Worker.Concurrency,
+		Labels:          cfg.Worker.Labels,
+		ShutdownTimeout: cfg.Worker.ShutdownTimeout,
+		HTTP: tasks.HTTPConfig{
+			Hosts:        cfg.HTTPTask.Hosts,
+			PrivateHosts: cfg.HTTPTask.PrivateHosts,
+			AllowPrivate: cfg.HTTPTask.AllowPrivate,
+			Store:        cfg.HTTPTask.Store,
+		},
+		Logger:  s.log,
+		Metrics: s.metrics,
+	}
+}
+
+// logger writes to stderr as the configuration says.
+func (p *program) logger(cfg *config.Config) *slog.Logger {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
+		level = slog.LevelInfo // cannot happen: the configuration allows slog's names only
+	}
+	options := &slog.HandlerOptions{Level: level}
+	if cfg.Log.Format == "json" {
+		return slog.New(slog.NewJSONHandler(p.stderr, options))
+	}
+	return slog.New(slog.NewTextHandler(p.stderr, options))
+}

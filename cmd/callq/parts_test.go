@@ -1,0 +1,78 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/tasks"
+)
+
+// Every setting reaches the part that it is for.
+func TestParts(t *testing.T) {
+	t.Parallel()
+	cfg := &config.Config{
+		Limits: map[string]config.Limit{"api": {
+			Rate: limit.Rate{Units: 5, Window: time.Minute}, Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
+		}},
+		Queues: map[string]config.Queue{"pay": {
+			Limits: []string{"api"}, MaxAttempts: 4, Backoff: config.Backoff{Min: time.Second, Max: time.Hour}, Timeout: time.Minute, OnLost: "fail",
+		}},
+		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
+		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3},
+		Worker:    config.Worker{Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5},
+		HTTPTask:  config.HTTPTask{Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all"},
+		Calls:     config.Calls{MaxData: 1000},
+	}
+	wantDispatcher := dispatcher.Config{
+		Rules: dispatcher.Rules{
+			Limits: []dispatcher.LimitRule{{
+				Name: "api", Rate: limit.Rate{Units: 5, Window: time.Minute}, Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
+			}},
+			Queues: []dispatcher.QueueRule{{
+				Name: "pay", Limits: []string{"api"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
+			}},
+		},
+		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
+		Retention: dispatcher.Retention{Done: 1, Failed: 2, Cancelled: 3},
+		MaxData:   1000,
+	}
+	wantWorker := tasks.Config{
+		Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5,
+		HTTP: tasks.HTTPConfig{Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all"},
+	}
+	s := servers{} // its typed nil must not hide: Redis is set by it alone
+	got := dispatcherConfig(cfg, s)
+	got.Redis = nil
+	if diff := cmp.Diff(wantDispatcher, got); diff != "" {
+		t.Errorf("dispatcher: %s", diff)
+	}
+	gotWorker := workerConfig(cfg, s)
+	gotWorker.Redis = nil
+	if diff := cmp.Diff(wantWorker, gotWorker); diff != "" {
+		t.Errorf("worker: %s", diff)
+	}
+}
+
+func TestRedisVersion(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		info string
+		want bool
+	}{
+		{"# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n", true},
+		{"redis_version:6.2.0", true},
+		{"redis_version:6.0.16", false},
+		{"redis_version:10.0", true},
+		{"redis_version:x", false},
+		{"redis_mode:standalone", false},
+	} {
+		if got := atLeast(infoField(test.info, "redis_version"), 6, 2); got != test.want {
+			t.Errorf("%q is new enough: %t", test.info, got)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/callq/callq/cmd/callq/config"
+)
+
+// program is one run of callq: what it was started with, and what the global flags say.
+type program struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer // data; logs, progress and errors
+	environ        []string
+
+	configFile string
+	urls       map[string]*urlFlag // by the path of the setting
+	output     string              // table, json or jsonl
+	yes        bool
+	timeout    time.Duration
+}
+
+const defaultTimeout = 10 * time.Second
+
+// run is the program. It returns the exit code. When ctx ends, or with the first SIGINT or SIGTERM,
+// a daemon drains and a command stops; a second signal ends at once.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+
+	p := &program{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ}
+	done := make(chan int, 1)
+	go func() { done <- p.execute(ctx, args) }()
+	for signalled := false; ; {
+		select {
+		case code := <-done:
+			return code
+		case sig := <-signals:
+			if signalled {
+				fmt.Fprintf(stderr, "callq: ended at once by a second signal (%s)\n", sig)
+				return exitFailed
+			}
+			signalled = true
+			stop()
+		}
+	}
+}
+
+// execute runs the command that args name and returns the exit code.
+func (p *program) execute(ctx context.Context, args []string) int {
+	root := p.root()
+	begun := false // an error before a command begins is one of usage
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		if err := p.checkFlags(); err != nil {
+			return err
+		}
+		begun = true
+		return nil
+	}
+	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
+	root.SetIn(p.stdin)
+	root.SetOut(p.stdout)
+	root.SetErr(p.stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && !begun {
+		err = usagef("%w (see %s --help)", err, cmd.CommandPath())
+	}
+	return p.report(err)
+}
+
+func (p *program) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "callq",
+		Short: "API calls from a Postgres queue, never above the limit the API sets",
+		Long: `callq makes third-party API calls from a Postgres queue, never above the limit the API sets.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems, 4 not found,
+5 Postgres or Redis cannot be reached.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(
+		p.serveCommand(), p.dispatchCommand(), p.workCommand(), p.migrateCommand(),
+		p.enqueueCommand(), p.callsCommand(), p.limitsCommand(), p.statusCommand(),
+		p.verifyCommand(), p.maintainCommand(), p.configCommand(), p.healthCommand(), p.demoCommand(), p.versionCommand(),
+	)
+	flags := root.PersistentFlags()
+	flags.StringVarP(&p.configFile, "config", "c", "", "configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
+	p.urls = map[string]*urlFlag{"postgres.url": {}, "redis.url": {}}
+	flags.Var(p.urls["postgres.url"], "postgres-url", "Postgres to use, over the environment and the file")
+	flags.Var(p.urls["redis.url"], "redis-url", "Redis to use, over the environment and the file")
+	flags.StringVarP(&p.output, "output", "o", "table", "form of the output: table, json or jsonl")
+	flags.BoolVar(&p.yes, "yes", false, "do not ask before what cannot be undone")
+	p.timeout = defaultTimeout
+	flags.Var((*durationFlag)(&p.timeout), "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
+	return root
+}
+
+func (p *program) checkFlags() error {
+	switch p.output {
+	case "table", "json", "jsonl":
+	default:
+		return fmt.Errorf("-o %q is not a form of output: table, json or jsonl", p.output)
+	}
+	if p.timeout <= 0 {
+		return fmt.Errorf("--timeout must be above 0")
+	}
+	return nil
+}
+
+// group is a noun whose verbs are commands of their own.
+func group(noun, short string, verbs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: noun, Short: short,
+		Args: func(cmd *cobra.Command, args []string) error {
+			names := ""
+			for _, verb := range verbs {
+				names += " " + verb.Name()
+			}
+			if len(args) == 0 {
+				return fmt.Errorf("%s needs a verb:%s", cmd.CommandPath(), names)
+			}
+			return fmt.Errorf("%q is not a verb of %s:%s", args[0], cmd.CommandPath(), names)
+		},
+		RunE: func(*cobra.Command, []string) error { return nil }, // never: its Args refuse all
+	}
+	cmd.AddCommand(verbs...)
+	return cmd
+}
+
+// loadConfig is readConfig, which also says what looks like a slip.
+func (p *program) loadConfig() (*config.Config, error) {
+	cfg, err := p.readConfig()
+	if err != nil {
+		return nil, err
+	}
+	for _, warning := range cfg.Warnings() {
+		fmt.Fprintln(p.stderr, "callq: warning:", warning)
+	}
+	return cfg, nil
+}
+
+// readConfig reads the configuration, flags over environment over file over defaults.
+func (p *program) readConfig() (*config.Config, error) {
+	given := map[string]string{}
+	for path, url := range p.urls {
+		if url.given {
+			given[path] = url.text
+		}
+	}
+	return config.Load(config.Source{Path: p.configFile, Flags: given, Environ: p.environ})
+}
+
+// urlFlag knows whether it was given. Its value is never shown: it may hold a password.
+type urlFlag struct {
+	given bool
+	text  string
+}
+
+func (f *urlFlag) String() string { return "" }
+func (f *urlFlag) Type() string   { return "URL" }
+func (f *urlFlag) Set(text string) error {
+	f.given, f.text = true, text
+	return nil
+}
+
+// durationFlag is a flag that knows days and weeks, as the configuration does.
+type durationFlag time.Duration
+
+func (f *durationFlag) Type() string { return "duration" }
+func (f *durationFlag) String() string {
+	if *f == 0 {
+		return "" // not given: help shows no default
+	}
+	return time.Duration(*f).String()
+}
+
+func (f *durationFlag) Set(text string) error {
+	d, err := config.ParseDuration(text)
+	*f = durationFlag(d)
+	return err
+}

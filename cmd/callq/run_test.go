@@ -1,0 +1,322 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/pgtest"
+)
+
+const (
+	waitMost   = 30 * time.Second
+	askAgain   = 20 * time.Millisecond
+	beCallq    = "CALLQ_TEST_BE_CALLQ" // set: the test's binary stands in for the program
+	noPostgres = "postgres://nobody@127.0.0.1:1/none"
+	noRedis    = "redis://127.0.0.1:1"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(beCallq) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// world is what a run of the program finds around it.
+type world struct {
+	t               *testing.T
+	postgres, redis string
+	config          string // its text
+	stdin           string
+}
+
+// newWorld has a Postgres with the schema, and no Redis.
+func newWorld(t *testing.T) world {
+	t.Helper()
+	return world{t: t, postgres: pgtest.NewURL(t), redis: noRedis}
+}
+
+// withRedis starts a Redis of the test's own.
+func (w world) withRedis() (world, *local.RedisServer) {
+	w.t.Helper()
+	server, err := local.StartRedis(w.t.Context(), local.Redis{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.redis = server.URL()
+	return w, server
+}
+
+func (w world) environ() []string {
+	w.t.Helper()
+	path := filepath.Join(w.t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(w.config), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return []string{"DATABASE_URL=" + w.postgres, "REDIS_URL=" + w.redis, "CALLQ_CONFIG=" + path}
+}
+
+// answer is what a run left.
+type answer struct {
+	code           int
+	stdout, stderr string
+}
+
+// run runs the program to its end.
+func (w world) run(args ...string) answer {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), waitMost)
+	defer cancel()
+	var out, errs buffer
+	code := run(ctx, args, strings.NewReader(w.stdin), &out, &errs, w.environ())
+	if ctx.Err() != nil {
+		w.t.Fatalf("callq %v did not end within %s\n%s", args, waitMost, &errs)
+	}
+	return answer{code, out.String(), errs.String()}
+}
+
+// do is a run that must go well; it returns stdout.
+func (w world) do(args ...string) string {
+	w.t.Helper()
+	a := w.run(args...)
+	if a.code != 0 {
+		w.t.Fatalf("callq %v: exit code %d\n%s", args, a.code, a.stderr)
+	}
+	return a.stdout
+}
+
+// exec runs SQL on the database.
+func (w world) exec(sql string) {
+	w.t.Helper()
+	conn, err := pgx.Connect(w.t.Context(), w.postgres)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(w.t.Context()))
+	if _, err := conn.Exec(w.t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		w.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// command is the program as a process of its own.
+func (w world) command(args ...string) (*exec.Cmd, *buffer) {
+	w.t.Helper()
+	cmd := exec.CommandContext(w.t.Context(), os.Args[0], args...)
+	cmd.Env = append(w.environ(), beCallq+"=1")
+	var errs buffer
+	cmd.Stderr = &errs
+	return cmd, &errs
+}
+
+// buffer may be written and read at once.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// eventually waits for a fact.
+func eventually(t *testing.T, fact string, holds func() bool) {
+	t.Helper()
+	deadline := time.After(waitMost)
+	for !holds() {
+		select {
+		case <-deadline:
+			t.Fatalf("not within %s: %s", waitMost, fact)
+		case <-time.After(askAgain):
+		}
+	}
+}
+
+func decode[T any](t *testing.T, text string) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v in %q", err, text)
+	}
+	return v
+}
+
+// Every command: what it answers to good use, to bad use, and without its servers.
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	up, _ := newWorld(t).withRedis()
+	up.do("enqueue", "--key", "acct_42", "--data", `{"url": "https://api.example.com/"}`)
+	up.do("dispatch", "--once")
+	away := world{t: t, postgres: noPostgres, redis: noRedis}
+	noRedisWorld := world{t: t, postgres: up.postgres, redis: noRedis}
+	silent := world{t: t, postgres: "postgres://nobody@" + silentServer(t) + "/none"}
+	nothing := world{t: t}
+	bad := world{t: t, config: "limits: {api: {rate: 0/s}}\nqueues: {q: {limits: [nope]}}\n"}
+	const unreachable = "cannot be reached, tried for 300ms"
+
+	for _, test := range []struct {
+		name  string
+		in    world
+		args  string
+		code  int
+		words string // in what is written, stdout first
+	}{
+		{"help", nothing, "--help", 0, "Exit codes"},
+		{"an unknown command", nothing, "frobnicate", 2, `unknown command "frobnicate"`},
+		{"an unknown flag", nothing, "status --frobnicate", 2, "unknown flag: --frobnicate"},
+		{"an unknown form of output", nothing, "status -o xml", 2, "table, json or jsonl"},
+		{"a timeout of nothing", nothing, "status --timeout 0", 2, "--timeout must be above 0"},
+		{"a noun without its verb", nothing, "calls", 2, "needs a verb: list get"},
+		{"a noun with another's verb", nothing, "calls up", 2, `"up" is not a verb`},
+		{"an argument too many", nothing, "status now", 2, "now"},
+		{"no Postgres configured", nothing, "status", 2, "DATABASE_URL"},
+		{"no Redis configured", world{t: t, postgres: up.postgres}, "dispatch --once", 2, "REDIS_URL"},
+		{"a file that is not there", nothing, "status -c /no/such.yaml", 2, "/no/such.yaml"},
+		{"a bad configuration", bad, "status", 2, "lets nothing through"},
+
+		{"version", nothing, "version", 0, "schema"},
+		{"version as json", nothing, "version -o json", 0, `"go": "go`},
+		{"config check, no file", nothing, "config check", 0, "ok:"},
+		{"config check, bad file", bad, "config check", 2, "not a limit"},
+		{"config check, bad file, as json", bad, "config check -o json", 2, `"line": 2`},
+		{"serve, bad configuration", bad, "serve", 2, "not a limit"},
+
+		{"status", up, "status", 0, "no workers: nothing is sent"},
+		{"status as json", up, "status -o json", 0, `"unhandled": []`},
+		{"status, Postgres away", away, "status --timeout 300ms", 5, unreachable},
+		{"status, Postgres silent", silent, "status --timeout 300ms", 5, unreachable},
+		{"calls get", up, "calls get 1", 0, "acct_42"},
+		{"calls get, no such call", up, "calls get 4711", 4, "no such call: 4711"},
+		{"calls get, one of two", up, "calls get 1 4711", 4, "acct_42"},
+		{"calls get, not an id", up, "calls get one", 2, `"one" is not the id`},
+		{"calls get, no id", up, "calls get", 2, "at least 1 arg"},
+		{"calls get, Postgres away", away, "calls get 1 --timeout 300ms", 5, unreachable},
+		{"calls list", up, "calls list --queue default --key acct_42 --task http --status dispatched,new", 0, "dispatched"},
+		{"calls list, no such status", up, "calls list --status running", 2, "cancelled"},
+		{"calls list, a limit of nothing", up, "calls list --limit 0", 2, "--limit is 0"},
+		{"calls list, Postgres away", away, "calls list --timeout 300ms", 5, unreachable},
+		{"limits list", up, "limits list", 0, "OCCUPIED"},
+		{"limits list, Postgres away", away, "limits list --timeout 300ms", 5, unreachable},
+		{"verify", up, "verify", 0, "every rule holds"},
+		{"verify as json", up, "verify -o json", 0, `"findings": []`},
+		{"verify, Postgres away", away, "verify --timeout 300ms", 5, unreachable},
+		{"maintain retention", up, "maintain retention --done 1s --failed 2d --cancelled 1h", 0, "removed 0 calls"},
+		{"maintain retention, too short", up, "maintain retention --done 0", 2, "less than 1s"},
+		{"maintain retention, not a duration", up, "maintain retention --done week", 2, "not a duration"},
+		{"maintain retention, Postgres away", away, "maintain retention --timeout 300ms", 5, unreachable},
+		{"maintain vacuum", up, "maintain vacuum", 0, "vacuumed"},
+		{"maintain vacuum, Postgres away", away, "maintain vacuum --timeout 300ms", 5, unreachable},
+		{"migrate up, nothing to do", up, "migrate up", 0, "nothing to apply"},
+		{"migrate status", up, "migrate status", 0, "00001_calls.sql  true"},
+		{"migrate down, nobody to ask", up, "migrate down", 2, "--yes"},
+		{"migrate up, Postgres away", away, "migrate up --timeout 300ms", 5, unreachable},
+		{"migrate status, Postgres away", away, "migrate status --timeout 300ms", 5, unreachable},
+		{"migrate sql", nothing, "migrate sql", 0, "CREATE TABLE call_queue"},
+		{"dispatch --once", up, "dispatch --once", 0, ""},
+		{"dispatch --once, Postgres away", away, "dispatch --once --timeout 300ms", 5, "Postgres " + unreachable},
+		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 300ms", 5, "Redis " + unreachable},
+		{"health, nobody there", world{t: t, config: "http: {listen: '127.0.0.1:1'}"}, "health", 1, "no callq answers"},
+		{"health, nowhere to ask", world{t: t, config: "http: {listen: off}"}, "health --ready", 2, "http.listen is off"},
+
+		{"enqueue, Postgres away", away, "enqueue --timeout 300ms", 5, unreachable},
+		{"enqueue, data that is not JSON", up, "enqueue --data {", 2, "--data is not valid JSON"},
+		{"enqueue, no such data file", up, "enqueue --data @/no/such.json", 2, "/no/such.json"},
+		{"enqueue, a priority out of range", up, "enqueue --priority 10", 2, "--priority is 10"},
+		{"enqueue, a cost of nothing", up, "enqueue --cost 0", 2, "--cost is 0"},
+		{"enqueue, at and in", up, "enqueue --at 2026-11-21T09:00:00Z --in 1h", 2, "one of them"},
+		{"enqueue, not a time", up, "enqueue --at noon", 2, "not a time"},
+		{"enqueue, expired before it runs", up, "enqueue --in 1h --expires-in 1m", 2, "--expires-in is before"},
+		{"enqueue, no such file", up, "enqueue --from /no/such.jsonl", 2, "/no/such.jsonl"},
+		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "unique_key"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			in := test.in
+			in.t = t
+			a := in.run(strings.Fields(test.args)...)
+			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
+			}
+			if a.code == 0 && strings.Contains(a.stderr, "callq:") || a.code != 0 && a.stderr == "" {
+				t.Errorf("exit code %d, and on stderr: %q", a.code, a.stderr)
+			}
+			if strings.Contains(a.stderr, "goroutine ") || strings.Contains(a.stderr, "&{") {
+				t.Errorf("not for people: %s", a.stderr)
+			}
+		})
+	}
+}
+
+// silentServer takes connections and never says a word.
+func silentServer(t *testing.T) (address string) {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.Addr().String()
+}
+
+func TestInterruptedCommand(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs buffer
+	w := world{t: t, postgres: noPostgres, redis: noRedis}
+	if code := run(ctx, []string{"status"}, nil, &out, &errs, w.environ()); code != exitFailed {
+		t.Errorf("exit code %d: %s", code, &errs)
+	}
+	if !strings.Contains(errs.String(), "interrupted") {
+		t.Errorf("said: %s", &errs)
+	}
+}
+
+// What Postgres lacks is said with what to do about it, by every command alike.
+func TestSchemaIsChecked(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, args, words string
+		prepare           func(world)
+	}{
+		{"missing", "status", "run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes"); w.do("migrate", "down", "--yes") }},
+		{"old", "calls list", "version 1, and this callq needs 2: run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes") }},
+		{"new", "enqueue", "use a newer callq", func(w world) {
+			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			test.prepare(w)
+			a := w.run(strings.Fields(test.args)...)
+			if a.code != exitFailed || !strings.Contains(a.stderr, test.words) {
+				t.Errorf("exit code %d, want 1 with %q:\n%s", a.code, test.words, a.stderr)
+			}
+		})
+	}
+}

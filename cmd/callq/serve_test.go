@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/callq/callq/callqueue"
+)
+
+const atAnyPort = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1]}\n"
+
+// daemon is serve, dispatch or work while it runs in this process.
+type daemon struct {
+	t      *testing.T
+	stderr buffer
+	stop   context.CancelFunc
+	code   chan int
+}
+
+// start starts a daemon, which ends with the test.
+func (w world) start(args ...string) *daemon {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	d := &daemon{t: w.t, stop: stop, code: make(chan int, 1)}
+	environ := w.environ()
+	go func() { d.code <- run(ctx, args, strings.NewReader(""), new(buffer), &d.stderr, environ) }()
+	w.t.Cleanup(func() { d.end() })
+	return d
+}
+
+// end drains the daemon and returns its exit code.
+func (d *daemon) end() int {
+	d.t.Helper()
+	d.stop()
+	var code int
+	eventually(d.t, "the daemon ends", func() bool {
+		select {
+		case code = <-d.code:
+			d.code <- code
+			return true
+		default:
+			return false
+		}
+	})
+	return code
+}
+
+// addressIn is where a daemon with this log serves http; it waits for it.
+func addressIn(t *testing.T, log *buffer) string {
+	t.Helper()
+	var found []string
+	eventually(t, "http is served", func() bool {
+		found = regexp.MustCompile(`msg="http served" address=(\S+)`).FindStringSubmatch(log.String())
+		return found != nil
+	})
+	return found[1]
+}
+
+// get asks a daemon; 0: it does not answer.
+func ask(t *testing.T, address, path string) (int, string) {
+	t.Helper()
+	body, status, err := get(t.Context(), "http://"+address+path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return status, body
+}
+
+func awaitReady(t *testing.T, address string) {
+	t.Helper()
+	eventually(t, "/readyz answers 200", func() bool { status, _ := ask(t, address, "/readyz"); return status == http.StatusOK })
+}
+
+// api is an API that answers when it is let.
+func api(t *testing.T) (url string, arrived <-chan struct{}, answer func()) {
+	t.Helper()
+	requests, gate := make(chan struct{}, 100), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests <- struct{}{}
+		select {
+		case <-gate:
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(server.Close)
+	opened := false
+	answer = func() {
+		if !opened {
+			opened = true
+			close(gate)
+		}
+	}
+	t.Cleanup(answer) // before Close, which waits
+	return server.URL, requests, answer
+}
+
+func receive(t *testing.T, from <-chan struct{}, fact string) {
+	t.Helper()
+	eventually(t, fact, func() bool {
+		select {
+		case <-from:
+			return true
+		default:
+			return false
+		}
+	})
+}
+
+func (w world) get(id string) shown {
+	w.t.Helper()
+	return decode[shown](w.t, w.do("calls", "get", id, "-o", "json"))
+}
+
+// The way of a call through the program: enqueued, sent, recorded, shown, proven; then a drain.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort + "limits: {api: {rate: 100/1s}}\nqueues: {pay: {limits: [api]}}\n"
+	url, arrived, answer := api(t)
+	d := w.start("serve")
+	address := addressIn(t, &d.stderr)
+	awaitReady(t, address)
+
+	id := strings.TrimSpace(w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	receive(t, arrived, "the request arrives")
+	if call := w.get(id); !call.Running || call.Attempts != 1 {
+		t.Errorf("while it runs: %+v", call.Record)
+	}
+	if s := decode[status](t, w.do("status", "-o", "json")); len(s.Workers) != 1 || !s.Workers[0].Live || s.Workers[0].Running != 1 {
+		t.Errorf("the workers: %+v", s.Workers)
+	}
+	answer()
+	eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	if ledger := w.get(id).Ledger; len(ledger) != 1 || ledger[0].Outcome != "done" {
+		t.Errorf("the ledger: %+v", ledger)
+	}
+	w.do("verify")
+
+	if status, body := ask(t, address, "/livez"); status != http.StatusOK {
+		t.Errorf("/livez: %d %s", status, body)
+	}
+	if _, body := ask(t, address, "/metrics"); !strings.Contains(body, `callq_attempts_total{outcome="done",queue="pay"} 1`) {
+		t.Errorf("/metrics lacks the attempt:\n%s", body)
+	}
+	health := w
+	health.config = "http: {listen: '" + address + "'}"
+	health.do("health", "--ready")
+	health.do("health")
+
+	if code := d.end(); code != exitDone {
+		t.Errorf("exit code %d\n%s", code, &d.stderr)
+	}
+	if a := health.run("health"); a.code != exitFailed {
+		t.Errorf("health after the end: exit code %d", a.code)
+	}
+}
+
+// dispatch and work do together what serve does, each with its own settings.
+func TestDispatchAndWork(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	url, _, answer := api(t)
+	answer()
+	w.config = atAnyPort
+	worker := w.start("work")
+	awaitReady(t, addressIn(t, &worker.stderr))
+	dispatcher := w.start("dispatch")
+	awaitReady(t, addressIn(t, &dispatcher.stderr))
+	id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	if a, b := worker.end(), dispatcher.end(); a != exitDone || b != exitDone {
+		t.Errorf("exit codes %d and %d", a, b)
+	}
+}
+
+// What is away at the start is waited for, said once, and told by /readyz.
+func TestServeWaits(t *testing.T) {
+	t.Parallel()
+	w, redis := newWorld(t).withRedis()
+	w.config = atAnyPort
+	w.do("migrate", "down", "--yes")
+	redis.Kill()
+	d := w.start("serve")
+	address := addressIn(t, &d.stderr)
+	await := func(words string) {
+		t.Helper()
+		eventually(t, "/readyz says "+words, func() bool {
+			status, body := ask(t, address, "/readyz")
+			return status == http.StatusServiceUnavailable && strings.Contains(body, words)
+		})
+	}
+	await("callq migrate up")
+	await(`"redis":`)
+	w.do("migrate", "up")
+	eventually(t, "it waits for Redis", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting for=Redis") })
+	await(`"redis":`)
+	if status, _ := ask(t, address, "/livez"); status != http.StatusOK {
+		t.Errorf("/livez: %d", status)
+	}
+	if err := redis.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	awaitReady(t, address)
+	if code := d.end(); code != exitDone {
+		t.Errorf("exit code %d", code)
+	}
+	for _, line := range []string{`msg=waiting for="the schema"`, "msg=waiting for=Redis", `msg="servers are back"`} {
+		if n := strings.Count(d.stderr.String(), line); n != 1 {
+			t.Errorf("%d times in the log, want once: %s\n%s", n, line, &d.stderr)
+		}
+	}
+}
+
+// A daemon that never met its servers still ends well.
+func TestStopWhileWaiting(t *testing.T) {
+	t.Parallel()
+	w := world{t: t, postgres: noPostgres, redis: noRedis, config: atAnyPort}
+	for _, command := range []string{"serve", "dispatch", "work"} {
+		d := w.start(command)
+		eventually(t, command+" waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting for=Postgres") })
+		if code := d.end(); code != exitDone {
+			t.Errorf("%s: exit code %d\n%s", command, code, &d.stderr)
+		}
+	}
+}
+
+func TestTakenAddress(t *testing.T) {
+	t.Parallel()
+	taken := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(taken.Close)
+	w := world{t: t, postgres: noPostgres, redis: noRedis}
+	w.config = "http: {listen: '" + strings.TrimPrefix(taken.URL, "http://") + "'}"
+	if a := w.run("serve"); a.code != exitFailed || !strings.Contains(a.stderr, "address already in use; set http.listen") {
+		t.Errorf("serve: exit code %d\n%s", a.code, a.stderr)
+	}
+	for _, command := range []string{"dispatch", "work"} {
+		d := w.start(command)
+		eventually(t, command+" warns and goes on", func() bool {
+			return strings.Contains(d.stderr.String(), `level=WARN msg="http not served"`) && strings.Contains(d.stderr.String(), "msg=waiting")
+		})
+		d.end()
+	}
+}
+
+// serving is a process that serves, and has a request on its way.
+func (w world) serving(url string, arrived <-chan struct{}) (cmd *exec.Cmd, log *buffer, id string) {
+	w.t.Helper()
+	cmd, log = w.command("serve")
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	awaitReady(w.t, addressIn(w.t, log))
+	id = strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	receive(w.t, arrived, "the request arrives")
+	return cmd, log, id
+}
+
+func send(t *testing.T, cmd *exec.Cmd, sig os.Signal) {
+	t.Helper()
+	if err := cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSIGTERMDrains(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort
+	url, arrived, answer := api(t)
+	cmd, log, id := w.serving(url, arrived)
+
+	send(t, cmd, syscall.SIGHUP)
+	eventually(t, "SIGHUP is answered", func() bool { return strings.Contains(log.String(), "reload by SIGHUP is not available") })
+	send(t, cmd, syscall.SIGTERM)
+	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
+	if status, body := ask(t, addressIn(t, log), "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {
+		t.Errorf("/readyz while it drains: %d %s", status, body)
+	}
+	answer()
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("ended with %v\n%s", err, log)
+	}
+	if call := w.get(id); call.Status != callqueue.StatusDone || call.Attempts != 1 {
+		t.Errorf("what ran: %+v", call.Record)
+	}
+}
+
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort
+	url, arrived, _ := api(t)
+	cmd, log, _ := w.serving(url, arrived)
+
+	send(t, cmd, syscall.SIGTERM)
+	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
+	send(t, cmd, syscall.SIGINT)
+	_ = cmd.Wait() // its error is the exit code
+	if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(log.String(), "second signal") {
+		t.Errorf("exit code %d\n%s", code, log)
+	}
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/callq/callq/cmd/callq/config"
+)
+
+func (p *program) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show queues, limits, workers and the oldest call on one screen",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+				s, err := readStatus(ctx, pool)
+				if err != nil {
+					return err
+				}
+				if p.output != "table" {
+					return p.printJSON(s)
+				}
+				return p.printStatus(s)
+			})
+		},
+	}
+}
+
+// status is what one screen shows, read in one snapshot.
+type status struct {
+	At        time.Time   `json:"at"` // Postgres's clock
+	Queues    []queueRow  `json:"queues"`
+	Limits    []limitRow  `json:"limits"`
+	Workers   []workerRow `json:"workers"`
+	Unhandled []taskRow   `json:"unhandled"` // tasks of waiting calls that no live worker handles
+	Oldest    *oldestRow  `json:"oldest"`    // due call; nil: none is due
+}
+
+// queueRow is a queue that is in force or that calls wait in.
+type queueRow struct {
+	Name       string   `json:"name" db:"name"`
+	Configured bool     `json:"configured" db:"configured"`
+	Limits     []string `json:"limits" db:"limits"`
+	Waiting    int64    `json:"waiting" db:"waiting"` // due and scheduled
+	Due        int64    `json:"due" db:"due"`
+	Scheduled  int64    `json:"scheduled" db:"scheduled"`
+	Dispatched int64    `json:"dispatched" db:"dispatched"` // handed over and not started
+	Running    int64    `json:"running" db:"running"`
+	Failed     int64    `json:"failed_24h" db:"failed"`
+}
+
+type workerRow struct {
+	ID        string    `json:"id" db:"id"`
+	Pool      string    `json:"pool" db:"pool"`
+	Tasks     []string  `json:"tasks" db:"tasks"`
+	Labels    []string  `json:"labels" db:"labels"`
+	Slots     int       `json:"slots" db:"slots"`
+	Running   int64     `json:"running" db:"running"`
+	Live      bool      `json:"live" db:"live"`
+	StartedAt time.Time `json:"started_at" db:"started_at"`
+	BeatAt    time.Time `json:"beat_at" db:"beat_at"`
+}
+
+type taskRow struct {
+	Task    string `json:"task" db:"task"`
+	Waiting int64  `json:"waiting" db:"waiting"`
+}
+
+type oldestRow struct {
+	ID    int64     `json:"id" db:"id"`
+	Queue string    `json:"queue" db:"queue"`
+	DueAt time.Time `json:"due_at" db:"due_at"`
+}
+
+func readStatus(ctx context.Context, pool *pgxpool.Pool) (*status, error) {
+	s := &status{}
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err := pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, nowSQL).Scan(&s.At); err != nil {
+			return fmt.Errorf("read the clock: %w", err)
+		}
+		var err error
+		if s.Queues, err = collect[queueRow](ctx, tx, "read queues", queuesSQL); err != nil {
+			return err
+		}
+		if s.Workers, err = collect[workerRow](ctx, tx, "read workers", workersSQL); err != nil {
+			return err
+		}
+		if s.Unhandled, err = collect[taskRow](ctx, tx, "read tasks", unhandledSQL); err != nil {
+			return err
+		}
+		if s.Limits, err = readLimits(ctx, tx); err != nil {
+			return err
+		}
+		s.Oldest, err = readOldest(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	inUTC(&s.At)
+	for i := range s.Workers {
+		inUTC(&s.Workers[i].StartedAt, &s.Workers[i].BeatAt)
+	}
+	return s, nil
+}
+
+func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
+	rows, err := tx.Query(ctx, oldestSQL)
+	if err != nil {
+		return nil, fmt.Errorf("read the oldest call: %w", err)
+	}
+	oldest, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[oldestRow])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the oldest call: %w", err)
+	}
+	inUTC(&oldest.DueAt)
+	return oldest, nil
+}
+
+// Waiting calls are read through call_queue_ready_idx, failures through call_queue_failed_idx:
+// what has ended well is not read, however much there is of it.
+const queuesSQL = `
+WITH waiting AS (
+    SELECT coalesce(queue, 'default') AS name, count(*) AS waiting,
+        count(*) FILTER (WHERE ready_at <= clock_timestamp()) AS due
+    FROM call_queue WHERE ready_at IS NOT NULL GROUP BY 1
+), open AS (
+    SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
+        count(*) FILTER (WHERE started_at IS NOT NULL) AS running
+    FROM call_open GROUP BY 1
+), failed AS (
+    SELECT coalesce(queue, 'default') AS name, count(*) AS failed
+    FROM call_queue WHERE failed_at > clock_timestamp() - interval '24 hours' GROUP BY 1
+)
+SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
+    coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
+    coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed
+FROM call_queues q
+FULL JOIN waiting w USING (name)
+FULL JOIN open o USING (name)
+FULL JOIN failed f USING (name)
+ORDER BY name`
+
+const workersSQL = `
+SELECT w.id, w.pool, w.tasks, w.labels, w.slots, w.started_at, w.beat_at,
+    w.beat_at > clock_timestamp() - interval '6 seconds' AS live, count(o.call_id) AS running
+FROM call_workers w
+LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
+GROUP BY w.id
+ORDER BY live DESC, w.id`
+
+const unhandledSQL = `
+SELECT coalesce(task, 'http') AS task, count(*) AS waiting
+FROM call_queue
+WHERE ready_at IS NOT NULL AND NOT EXISTS (
+    SELECT FROM call_workers w
+    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND coalesce(call_queue.task, 'http') = ANY(w.tasks))
+GROUP BY 1
+ORDER BY 1`
+
+// One probe of call_queue_ready_idx per queue and priority.
+const oldestSQL = `
+WITH RECURSIVE names AS (
+    (SELECT coalesce(queue, 'default') AS name FROM call_queue WHERE ready_at IS NOT NULL
+     ORDER BY coalesce(queue, 'default') LIMIT 1)
+    UNION ALL
+    SELECT (SELECT coalesce(q.queue, 'default') FROM call_queue q
+            WHERE q.ready_at IS NOT NULL AND coalesce(q.queue, 'default') > n.name
+            ORDER BY coalesce(q.queue, 'default') LIMIT 1)
+    FROM names n WHERE n.name IS NOT NULL
+)
+SELECT f.id, n.name AS queue, greatest(f.ready_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
+FROM names n
+CROSS JOIN generate_series(0, 9) AS p (priority)
+CROSS JOIN LATERAL (
+    SELECT q.id, q.ready_at FROM call_queue q
+    WHERE coalesce(q.queue, 'default') = n.name
+      AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
+      AND q.ready_at <= clock_timestamp()
+    ORDER BY q.ready_at, q.id LIMIT 1
+) f
+ORDER BY f.ready_at, f.id
+LIMIT 1`
+
+func (p *program) printStatus(s *status) error {
+	if err := printTable(p.stdout, s.Queues,
+		column[queueRow]{"QUEUE", func(q queueRow) string { return short(q.Name) }},
+		column[queueRow]{"DUE", func(q queueRow) string { return strconv.FormatInt(q.Due, 10) }},
+		column[queueRow]{"SCHEDULED", func(q queueRow) string { return strconv.FormatInt(q.Scheduled, 10) }},
+		column[queueRow]{"DISPATCHED", func(q queueRow) string { return strconv.FormatInt(q.Dispatched, 10) }},
+		column[queueRow]{"RUNNING", func(q queueRow) string { return strconv.FormatInt(q.Running, 10) }},
+		column[queueRow]{"FAILED 24H", func(q queueRow) string { return strconv.FormatInt(q.Failed, 10) }},
+		column[queueRow]{"LIMITS", func(q queueRow) string {
+			if !q.Configured {
+				return "(not in the configuration: its calls wait)"
+			}
+			return dash(strings.Join(q.Limits, ","))
+		}},
+	); err != nil {
+		return err
+	}
+	if len(s.Limits) > 0 {
+		fmt.Fprintln(p.stdout)
+		if err := printTable(p.stdout, s.Limits, limitColumns()[:6]...); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(p.stdout)
+	if len(s.Workers) == 0 {
+		fmt.Fprintln(p.stdout, "no workers: nothing is sent until one runs (callq serve, callq work)")
+	} else if err := printTable(p.stdout, s.Workers,
+		column[workerRow]{"WORKER", func(w workerRow) string { return w.ID }},
+		column[workerRow]{"POOL", func(w workerRow) string { return w.Pool }},
+		column[workerRow]{"TASKS", func(w workerRow) string { return short(strings.Join(w.Tasks, ",")) }},
+		column[workerRow]{"RUNNING", func(w workerRow) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
+		column[workerRow]{"LAST BEAT", func(w workerRow) string {
+			if !w.Live {
+				return ago(s.At, w.BeatAt) + ": taken for dead"
+			}
+			return ago(s.At, w.BeatAt)
+		}},
+	); err != nil {
+		return err
+	}
+	for _, t := range s.Unhandled {
+		fmt.Fprintf(p.stdout, "no live worker handles task %s: %d calls wait\n", printable(short(t.Task)), t.Waiting)
+	}
+	if s.Oldest != nil {
+		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), ago(s.At, s.Oldest.DueAt))
+	}
+	return nil
+}
+
+// ago says how long before now something was.
+func ago(now, at time.Time) string {
+	return max(0, now.Sub(at)).Round(100*time.Millisecond).String() + " ago"
+}

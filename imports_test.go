@@ -1,0 +1,112 @@
+package callq_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/callq/callq/"
+
+const (
+	asynq      = "github.com/hibiken/asynq"
+	cobra      = "github.com/spf13/cobra"
+	cron       = "github.com/robfig/cron/v3"
+	goose      = "github.com/pressly/goose/v3"
+	miniredis  = "github.com/alicebob/miniredis/v2"
+	pgx        = "github.com/jackc/pgx/v5"
+	prometheus = "github.com/prometheus/client_golang"
+	redis      = "github.com/redis/go-redis/v9"
+	sync       = "golang.org/x/sync"
+	yaml       = "go.yaml.in/yaml"
+)
+
+// TestImports: a package imports of ours and of other modules what its line allows, and of the
+// standard library all but what its line forbids. Since that holds for each, a producer, which
+// imports callqueue, links pgx and nothing heavier. Packages without a line may import anything but
+// what only cmd may; a line whose package is missing fails.
+func TestImports(t *testing.T) {
+	t.Parallel()
+	imports := importsOf(t)
+	for _, rule := range []struct {
+		name      string
+		ours      []string
+		modules   []string
+		forbidden []string // of the standard library
+	}{
+		{name: "callqueue", modules: []string{pgx}},
+		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
+		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
+		{
+			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit"},
+			modules: []string{asynq, pgx, prometheus, redis, sync},
+		},
+		{
+			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "tasks"},
+			modules: []string{asynq, cron, pgx, prometheus, redis, sync},
+		},
+		{name: "migrations", modules: []string{goose, pgx}},
+		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
+		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},
+	} {
+		list, exists := imports[rule.name]
+		if !exists {
+			t.Errorf("%s does not exist", rule.name)
+		}
+		for _, path := range list {
+			switch name, ours := strings.CutPrefix(path, module); {
+			case ours && !slices.Contains(rule.ours, name),
+				!ours && !standard(path) && !anyWithin(path, rule.modules),
+				standard(path) && anyWithin(path, rule.forbidden):
+				t.Errorf("%s must not import %s", rule.name, path)
+			}
+		}
+	}
+	if _, exists := imports["cmd/callq"]; !exists {
+		t.Error("cmd/callq does not exist")
+	}
+	for name, list := range imports {
+		for _, path := range list {
+			if !strings.HasPrefix(name, "cmd/") && anyWithin(path, []string{cobra, yaml}) {
+				t.Errorf("%s must not import %s: only cmd does", name, path)
+			}
+		}
+	}
+}
+
+// importsOf lists the imports, without tests', of every package of the module.
+func importsOf(t *testing.T) map[string][]string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports", "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	all := map[string][]string{}
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatalf("read go list: %v", err)
+		}
+		all[strings.TrimPrefix(p.ImportPath, module)] = p.Imports
+	}
+}
+
+func standard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".")
+}
+
+func anyWithin(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(folder string) bool {
+		return path == folder || strings.HasPrefix(path, folder+"/")
+	})
+}

@@ -1,0 +1,93 @@
+// Package web answers what an orchestrator and Prometheus ask of a running callq.
+//
+// It promises that /livez depends on nothing, that /readyz answers within the checks' timeout
+// whatever hangs, and that neither tells a secret.
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Config says what is asked and shown.
+type Config struct {
+	Checks  []Check             // all must pass for /readyz
+	Metrics prometheus.Gatherer // nil: no /metrics
+	Timeout time.Duration       // of each check; default 2 s
+}
+
+// Check is one reason not to be ready. Run should return when its context ends; what it returns is
+// shown.
+type Check struct {
+	Name string
+	Run  func(context.Context) error
+}
+
+// New returns the handler of /livez, /readyz and /metrics.
+func New(cfg Config) http.Handler {
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 2 * time.Second
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /readyz", cfg.readyz)
+	if cfg.Metrics != nil {
+		mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{}))
+	}
+	return mux
+}
+
+// readiness is the answer of /readyz: what each check that failed says.
+type readiness struct {
+	Ready    bool              `json:"ready"`
+	Problems map[string]string `json:"problems,omitempty"`
+}
+
+func (cfg Config) readyz(w http.ResponseWriter, r *http.Request) {
+	answer := readiness{Problems: cfg.problems(r.Context())}
+	answer.Ready = len(answer.Problems) == 0
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	if !answer.Ready {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(answer) // fails only if the client has gone
+}
+
+// problems runs all checks at once. One that outlives its timeout is left to end by itself.
+func (cfg Config) problems(ctx context.Context) map[string]string {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	found := map[string]string{}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, check := range cfg.Checks {
+		all.Go(func() {
+			result := make(chan error, 1)
+			go func() { result <- check.Run(ctx) }()
+			var err error
+			select {
+			case err = <-result:
+			case <-ctx.Done():
+				err = fmt.Errorf("no answer within %s", cfg.Timeout)
+			}
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				found[check.Name] = err.Error()
+			}
+		})
+	}
+	all.Wait()
+	return found
+}

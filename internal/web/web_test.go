@@ -1,0 +1,76 @@
+package web_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/callq/callq/internal/web"
+)
+
+func ask(t *testing.T, cfg web.Config, method, path string) (int, string) {
+	t.Helper()
+	answer := httptest.NewRecorder()
+	web.New(cfg).ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+	return answer.Code, strings.TrimSpace(answer.Body.String())
+}
+
+func TestReadyz(t *testing.T) {
+	t.Parallel()
+	well := web.Check{Name: "postgres", Run: func(context.Context) error { return nil }}
+	ill := web.Check{Name: "redis", Run: func(context.Context) error { return errors.New("connection refused") }}
+	stuck := web.Check{Name: "worker", Run: func(context.Context) error { select {} }}
+	for _, test := range []struct {
+		name   string
+		checks []web.Check
+		status int
+		body   string
+	}{
+		{"nothing to check", nil, http.StatusOK, `{"ready":true}`},
+		{"all well", []web.Check{well}, http.StatusOK, `{"ready":true}`},
+		{"one ill", []web.Check{well, ill}, http.StatusServiceUnavailable, `{"ready":false,"problems":{"redis":"connection refused"}}`},
+		{
+			"one ill, one that never returns",
+			[]web.Check{stuck, ill},
+			http.StatusServiceUnavailable,
+			`{"ready":false,"problems":{"redis":"connection refused","worker":"no answer within 50ms"}}`,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			status, body := ask(t, web.Config{Checks: test.checks, Timeout: 50 * time.Millisecond}, http.MethodGet, "/readyz")
+			if status != test.status || body != test.body {
+				t.Errorf("%d %s, want %d %s", status, body, test.status, test.body)
+			}
+		})
+	}
+}
+
+func TestPaths(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "callq_test_total"}))
+	asked := web.Check{Name: "postgres", Run: func(context.Context) error { t.Error("a check ran"); return nil }}
+	for _, test := range []struct {
+		method, path string
+		status       int
+		words        string
+	}{
+		{http.MethodGet, "/livez", http.StatusOK, "ok"},
+		{http.MethodHead, "/livez", http.StatusOK, ""},
+		{http.MethodPost, "/livez", http.StatusMethodNotAllowed, ""},
+		{http.MethodGet, "/metrics", http.StatusOK, "callq_test_total 0"},
+		{http.MethodGet, "/", http.StatusNotFound, ""},
+	} {
+		status, body := ask(t, web.Config{Checks: []web.Check{asked}, Metrics: registry}, test.method, test.path)
+		if status != test.status || !strings.Contains(body, test.words) {
+			t.Errorf("%s %s: %d %s", test.method, test.path, status, body)
+		}
+	}
+}
