@@ -7,10 +7,10 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults latency
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
 
 build: ## build ./callq, one static binary
 	CGO_ENABLED=0 go build ./cmd/callq
@@ -28,9 +28,25 @@ lint: $(LINT) ## the linters of .golangci.yml
 
 vet: ## go vet
 	go vet ./...
+	go vet -tags e2e ./internal/e2e
 
 race: ## every test, with the race detector
 	$(SERVERS) go test -race -timeout 8m ./...
+
+# What runs the built program from outside takes minutes, each with servers of its own.
+E2E := go test -tags e2e -count=1 ./internal/e2e -v
+
+exact-short: ## the exactness scenarios, once each, side by side: never over, exact counts
+	$(E2E) -timeout 3m -run 'TestExact'
+
+exact: ## the same one after the other, three rounds each: prints the share of the limit used
+	$(E2E) -timeout 40m -run 'TestExact' -figures 3
+
+faults: ## servers, dispatchers and workers killed, frozen and flushed under load
+	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce'
+
+latency: ## prints the time from an insert to the handler's start, on an idle system
+	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt

@@ -1,0 +1,269 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/fakeapi"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	faultRate   = 20
+	faultWindow = 2 * time.Second
+)
+
+// faultRules: short timeouts, so that what a killed worker leaves is found soon.
+const faultRules = "limits: {api: {rate: 20/2s}}\n" +
+	"queues: {default: {limits: [api], max_attempts: 20, timeout: 3s, backoff: 100ms..1s}}"
+
+func faultStack(t *testing.T, api fakeapi.Config) *stack {
+	t.Helper()
+	t.Parallel()
+	api.Limit, api.Window = faultRate, faultWindow
+	return newStack(t, faultRules, api)
+}
+
+func (s *stack) flushRedis() {
+	options, err := redis.ParseURL(s.redis.URL())
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	client := redis.NewClient(options)
+	defer client.Close()
+	if err := client.FlushAll(s.t.Context()).Err(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// settled checks a scenario in which attempts may have been lost: every call done, no attempt
+// sent twice, never over, verify clean. How many requests it took depends on what was hit.
+func (s *stack) settled(calls int) {
+	s.t.Helper()
+	s.awaitDone(2*time.Minute, calls)
+	s.await(30*time.Second, `SELECT count(*) = 0 FROM call_open`)
+	s.exact(faultRate, faultWindow, 0)
+	seen := map[string]bool{}
+	for _, r := range s.api.Requests() {
+		seen[r.CallID] = true
+	}
+	if len(seen) != calls {
+		s.t.Errorf("%d of %d calls reached the API", len(seen), calls)
+	}
+}
+
+// served waits until the API has seen n requests.
+func (s *stack) served(n int) {
+	s.t.Helper()
+	deadline := time.After(time.Minute)
+	for len(s.api.Requests()) < n {
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-deadline:
+			s.t.Fatalf("the API saw %d requests in a minute, want %d", len(s.api.Requests()), n)
+		}
+	}
+}
+
+func TestDispatchersKilled(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	s.spawn("work")
+	victim := s.spawn("dispatch")
+	s.insert("default", 100)
+	for n := range 4 { // whenever in its claim or hand-over that is
+		s.served(10 + 15*n)
+		victim.kill()
+		victim = s.spawn("dispatch")
+	}
+	s.settled(100)
+}
+
+// A claim that was committed and never handed over is found by the next dispatcher. Redis is
+// frozen, so that the dispatcher hangs between the two; what reached Redis all the same is flushed.
+func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	victim := s.spawn("dispatch")
+	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_queues`)
+	if err := syscall.Kill(s.redis.Pid(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.insert("default", 30)
+	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_open`)
+	victim.kill()
+	if err := syscall.Kill(s.redis.Pid(), syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	s.flushRedis()
+	s.start(1, 1)
+	s.settled(30)
+	s.await(time.Second, `SELECT count(*) = 0 FROM call_attempts WHERE outcome = 'lost'`)
+	s.exact(faultRate, faultWindow, 30)
+}
+
+func TestWorkerKilledDuringCalls(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: 300 * time.Millisecond})
+	s.start(2, 0)
+	victim := s.spawn("work")
+	s.insert("default", 80)
+	for n := range 3 {
+		s.served(15 + 20*n)
+		victim.kill()
+		victim = s.spawn("work")
+	}
+	s.settled(80)
+}
+
+func TestRedisFlushed(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	s.start(2, 2)
+	s.insert("default", 100)
+	for n := range 4 {
+		s.served(10 + 20*n)
+		s.flushRedis()
+	}
+	s.settled(100)
+}
+
+func TestRedisAwayForTenSeconds(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	s.start(2, 2)
+	s.insert("default", 100)
+	s.served(25)
+	s.redis.Kill()
+	away := time.NewTimer(10 * time.Second)
+	<-away.C
+	if err := s.redis.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.settled(100)
+}
+
+func TestPostgresRestarted(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: 100 * time.Millisecond})
+	s.start(2, 2)
+	s.insert("default", 100)
+	for n := range 2 {
+		s.served(25 + 30*n)
+		s.postgres.Kill()
+		if err := s.postgres.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.settled(100)
+}
+
+// SIGTERM drains: what runs is finished and recorded, what has not started goes back, exit 0.
+func TestTerminateDrains(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: time.Second})
+	dispatcher, worker := s.spawn("dispatch"), s.spawn("work")
+	s.insert("default", 40)
+	s.served(5)
+	if code := worker.terminate(15 * time.Second); code != 0 {
+		t.Errorf("work: exit %d after SIGTERM", code)
+	}
+	s.await(time.Second, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
+	s.await(time.Second, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
+	s.await(time.Second, fmt.Sprintf(`SELECT count(*) = %d FROM call_attempts WHERE outcome = 'done'`, len(s.api.Requests())))
+	if code := dispatcher.terminate(15 * time.Second); code != 0 {
+		t.Errorf("dispatch: exit %d after SIGTERM", code)
+	}
+	s.start(1, 1)
+	s.settled(40)
+}
+
+// A worker that is frozen past its deadlines and thawed adds nothing and overwrites nothing.
+func TestWorkerFrozen(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: 500 * time.Millisecond})
+	s.start(1, 0)
+	frozen := s.spawn("work")
+	s.insert("default", 40)
+	s.served(5)
+	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.spawn("work")
+	s.await(30*time.Second, `SELECT count(*) > 0 FROM call_attempts WHERE outcome = 'lost'`)
+	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	s.settled(40)
+}
+
+// Servers that are away when the daemons start are waited for, visibly, and nothing is lost.
+func TestServersAwayAtStart(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	s.insert("default", 10)
+	s.redis.Kill()
+	s.postgres.Kill()
+	daemons := []*process{s.spawn("dispatch"), s.spawn("work"), s.spawn("serve")}
+	hold := time.NewTimer(3 * time.Second)
+	<-hold.C
+	for _, p := range daemons {
+		select {
+		case <-p.done:
+			t.Errorf("%s ended while the servers were away", p.name)
+		default:
+		}
+	}
+	if err := s.postgres.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.redis.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.settled(10)
+}
+
+// An API that reads a request on a reused connection and hangs up: net/http by itself would send
+// it again on another.
+func TestHangUpOnReusedConnection(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{HangUp: func(call string, nth int) bool {
+		var id int
+		_, err := fmt.Sscan(call, &id)
+		return err == nil && id%3 == 0 && nth == 1
+	}})
+	s.start(1, 1)
+	s.insert("default", 60)
+	s.settled(60)
+	s.exact(faultRate, faultWindow, 80)
+}
+
+func TestTwoQueuesShareALimit(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, "limits: {api: {rate: 20/2s}}\nqueues: {a: {limits: [api]}, b: {limits: [api]}}",
+		fakeapi.Config{Limit: faultRate, Window: faultWindow, Latency: apiLatency})
+	s.start(2, 2)
+	s.insert("a", 60)
+	s.insert("b", 60)
+	s.settled(120)
+	s.exact(faultRate, faultWindow, 120)
+}
+
+// dispatch --once from a system cron, sixteen at a time: whole ticks, never over.
+func TestOnceFromCron(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	s.start(0, 2)
+	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.insert("default", 60)
+	for range 3 {
+		var batch []*process
+		for range 8 {
+			batch = append(batch, s.spawn("dispatch", "--once"))
+		}
+		for _, p := range batch {
+			<-p.done
+			if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("dispatch --once: exit %d\n%s", code, p.log)
+			}
+		}
+		settle := time.NewTimer(faultWindow + 200*time.Millisecond)
+		<-settle.C
+	}
+	s.awaitDone(10*time.Second, 60)
+	s.exact(faultRate, faultWindow, 60)
+}
