@@ -1,96 +1,123 @@
 package tasks
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
+	"syscall"
 )
 
-// hosts decides which hosts and addresses the http task may call.
-type hosts struct {
-	only         []string // when set, only these
-	private      []string // names, addresses or prefixes that may be private
-	allowPrivate bool
+// addresses decides where the task http may connect. The address that is dialled is what counts,
+// after DNS: a name that leads inside is refused as the address would be.
+type addresses struct {
+	any     bool
+	names   map[string]bool // hosts, or host:port, that may have any address
+	allowed []netip.Prefix  // private, and allowed
+	private []netip.Prefix
 }
 
-// allow refuses a URL's host that is not among the hosts that may be called.
-func (h hosts) allow(host, port string) error {
-	if len(h.only) > 0 && !named(h.only, host, port) {
-		return Permanent(fmt.Errorf("host %q may not be called: it is not in http_task.hosts", host))
+func newAddresses(cfg HTTPConfig) *addresses {
+	a := &addresses{any: cfg.AllowPrivate, names: hostSet(cfg.PrivateHosts)}
+	for _, entry := range cfg.PrivateHosts {
+		if prefix, err := netip.ParsePrefix(entry); err == nil {
+			a.allowed = append(a.allowed, prefix.Masked())
+		} else if addr, err := netip.ParseAddr(strings.Trim(entry, "[]")); err == nil {
+			addr = addr.Unmap()
+			a.allowed = append(a.allowed, netip.PrefixFrom(addr, addr.BitLen()))
+		}
 	}
-	return nil
+	for block := range strings.FieldsSeq(privateBlocks) {
+		if prefix, err := netip.ParsePrefix(block); err == nil { // a test parses them all
+			a.private = append(a.private, prefix)
+		}
+	}
+	return a
 }
 
-// dial refuses a resolved address that is not public, unless the host or the address may be
-// private. It is asked for the address that is really dialled, so that no name can rebind.
-func (h hosts) dial(host, port, address string) error {
-	at, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return Permanent(fmt.Errorf("address %q of host %q cannot be read: %w", address, host, err))
-	}
-	addr := at.Addr().Unmap().WithZone("")
-	if h.allowPrivate || named(h.private, host, port) || public(addr) {
+// privateBlocks are the blocks that are not the public Internet (IANA's special-purpose registries),
+// multicast, and the address of Azure's platform. Of IPv6 only 2000::/3 is public, see refused.
+const privateBlocks = `
+	0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
+	192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24
+	224.0.0.0/4 240.0.0.0/4 168.63.129.16/32
+	2001::/23 2001:db8::/32 3fff::/20`
+
+// control is a net.Dialer's ControlContext for addr, as the URL has it: it refuses private addresses.
+func (a *addresses) control(addr string) func(context.Context, string, string, syscall.RawConn) error {
+	host, port, err := net.SplitHostPort(addr)
+	if a.any || err == nil && inSet(a.names, host, port) {
 		return nil
 	}
-	for _, entry := range h.private {
-		if prefix, err := netip.ParsePrefix(entry); err == nil && prefix.Contains(addr) {
-			return nil
+	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		target, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return Permanent(fmt.Errorf("%s is no address that may be called: %w", address, err))
 		}
-		if one, err := netip.ParseAddr(entry); err == nil && one.Unmap() == addr {
-			return nil
+		if ip := target.Addr(); a.refused(ip) {
+			return Permanent(fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", host, ip))
 		}
+		return nil
 	}
-	return Permanent(fmt.Errorf("host %q is at the private address %s: allow it in http_task.private_hosts", host, addr))
 }
 
-// named says whether a list holds the host, or the host with this port.
-func named(list []string, host, port string) bool {
-	return slices.ContainsFunc(list, func(entry string) bool {
-		return strings.EqualFold(entry, host) || strings.EqualFold(entry, net.JoinHostPort(host, port))
-	})
-}
-
-// reserved are the prefixes, besides those netip names, whose addresses are not on the public
-// internet. Source: IANA's special-purpose address registries.
-func reserved() []netip.Prefix {
-	var list []netip.Prefix
-	for _, p := range []string{
-		"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15",
-		"198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
-		"64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "3fff::/20", "5f00::/16", "fec0::/10",
-	} {
-		list = append(list, netip.MustParsePrefix(p))
-	}
-	return list
-}
-
-// public says whether an address is on the public internet. Forms that carry an IPv4 address
-// inside (compatible, NAT64, 6to4) are judged by that.
-func public(addr netip.Addr) bool {
-	if inner, ok := embedded(addr); ok {
-		return public(inner)
-	}
-	if !addr.IsGlobalUnicast() || addr.IsPrivate() {
+// refused says that an address is private and not allowed. An IPv4 address inside an IPv6 one
+// (mapped, NAT64, 6to4) is judged itself; forms that nothing public uses are refused.
+func (a *addresses) refused(ip netip.Addr) bool {
+	ip = ip.Unmap().WithZone("")
+	if within(ip, a.allowed) {
 		return false
 	}
-	return !slices.ContainsFunc(reserved(), func(p netip.Prefix) bool { return p.Contains(addr) })
+	if ip.Is6() {
+		raw := ip.As16()
+		switch {
+		case netip.PrefixFrom(nat64(), 96).Contains(ip):
+			return a.refused(netip.AddrFrom4([4]byte(raw[12:16])))
+		case raw[0] == 0x20 && raw[1] == 0x02: // 6to4
+			return a.refused(netip.AddrFrom4([4]byte(raw[2:6])))
+		case raw[8]&^0x02 == 0 && raw[9] == 0 && raw[10] == 0x5e && raw[11] == 0xfe: // ISATAP
+			return true
+		case raw[0]&0xe0 != 0x20: // all but 2000::/3: loopback, link-local, ULA, multicast, …
+			return true
+		}
+	}
+	return within(ip, a.private)
 }
 
-func embedded(addr netip.Addr) (netip.Addr, bool) {
-	if addr.Is4In6() {
-		return addr.Unmap(), true
+// nat64 is 64:ff9b::, through which a network without IPv4 reaches it.
+func nat64() netip.Addr { return netip.AddrFrom16([16]byte{1: 0x64, 2: 0xff, 3: 0x9b}) }
+
+func within(ip netip.Addr, blocks []netip.Prefix) bool {
+	for _, block := range blocks {
+		if block.Contains(ip) {
+			return true
+		}
 	}
-	if !addr.Is6() {
-		return netip.Addr{}, false
+	return false
+}
+
+// hostSet indexes hosts, given as host or host:port, in one form.
+func hostSet(hosts []string) map[string]bool {
+	set := make(map[string]bool, len(hosts))
+	for _, entry := range hosts {
+		host, port, err := net.SplitHostPort(entry)
+		if err != nil {
+			host, port = strings.Trim(entry, "[]"), ""
+		}
+		set[net.JoinHostPort(oneForm(host), port)] = true
 	}
-	b := addr.As16()
-	switch {
-	case netip.MustParsePrefix("64:ff9b::/96").Contains(addr), netip.MustParsePrefix("::/96").Contains(addr):
-		return netip.AddrFrom4([4]byte(b[12:16])), true
-	case netip.MustParsePrefix("2002::/16").Contains(addr):
-		return netip.AddrFrom4([4]byte(b[2:6])), true
+	return set
+}
+
+func inSet(set map[string]bool, host, port string) bool {
+	host = oneForm(host)
+	return set[net.JoinHostPort(host, "")] || set[net.JoinHostPort(host, port)]
+}
+
+func oneForm(host string) string {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Unmap().String()
 	}
-	return netip.Addr{}, false
+	return strings.TrimSuffix(strings.ToLower(host), ".")
 }

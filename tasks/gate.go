@@ -1,106 +1,214 @@
 package tasks
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
 )
 
+// A request is let onto a connection by a gate, so that "sent" and "not sent" are facts and not
+// readings of an error. It promises:
+//
+//   - nothing is written to a connection but the request of the pass that was admitted to it, and
+//     that begins, header and all, with one Write, by sendBy, while its context lives;
+//   - a pass is admitted once, to one connection;
+//   - once end has returned nothing is written for the pass any more, and if it says that nothing
+//     was, then nothing was;
+//   - a connection whose request was not answered in full has by then been reset.
+
 var (
-	errGateClosed = errors.New("the gate is closed: no attempt may write on this connection")
-	errTooLate    = errors.New("the request was not written within send_within of asking for the start; raise the limit's send_within if this is frequent")
+	errShut    = errors.New("nothing may be written to this connection now")
+	errSpent   = errors.New("the connection was closed before the request could be sent")
+	errTooLate = errors.New("the worker took longer than send_within to begin the request")
+	errNoMore  = errors.New("the attempt has had its connection")
+	errSplit   = errors.New("the request's header does not fit one write")
 )
 
-// gatedConn is a connection on which nothing can be written but the one request of the attempt
-// that holds its pass. The gate stands above TLS: what it sees is the request itself. net/http
-// would otherwise write a request again on another connection, or write one that had been given
-// up; errors cannot tell whether it did, the gate can.
+// gatedConn is the plaintext side of a connection, under its gate.
 type gatedConn struct {
-	net.Conn
-	raw *net.TCPConn // what Conn runs on
+	net.Conn              // the TLS connection, or raw itself
+	raw      *net.TCPConn // with SO_LINGER 0: to close it is to reset it
+	closing  sync.Once    // so that whoever closes waits until the descriptor is closed
 
-	mu   sync.Mutex
-	pass *pass // nil: closed
+	mu    sync.Mutex
+	pass  *pass // whose request may be written; nil: nobody's
+	spent bool  // no request may begin here any more
 }
 
-// pass is one attempt's leave to write on a connection, and what became of it. Guarded by the
-// gate's mutex until disarm has returned.
+// pass is the leave of one attempt to send one request.
 type pass struct {
-	sendBy   time.Time // the first write may not begin later; zero: whenever
-	wrote    bool      // something was, or may have been, written
-	late     bool      // the first write came after sendBy and was refused
-	sent     time.Time // the last write before the answer returned
-	answered time.Time // the first byte after sent arrived
-	unproven bool      // a byte arrived before the request was written: not an answer to it
+	ctx    context.Context
+	cancel context.CancelCauseFunc // ends the attempt when its connection has no more to give
+	conn   *gatedConn              // set by admit; the rest is guarded by its mu
+	sendBy time.Time               // zero: no bound
+
+	wrote    bool      // a Write has begun
+	writing  bool      // a Write is under way
+	sent     time.Time // the last Write returned; zero: the first has not
+	answered time.Time // the first byte was read after that
+	heard    bool      // a byte was read that can be an answer
+	stray    bool      // the answer is another's
 }
 
-// arm opens the gate for one attempt.
-func (c *gatedConn) arm(sendBy time.Time) *pass {
+// admit lets the pass's request, and nothing else, onto the connection until end. An error means
+// that it stays shut. The pass before it may not have ended yet: net/http gives a connection
+// away as soon as it has written a request and read its answer, both to their ends.
+func (c *gatedConn) admit(p *pass, sendBy time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pass = &pass{sendBy: sendBy}
-	return c.pass
-}
-
-// disarm closes the gate if it is still p's. From then on nothing more of p's attempt can be
-// written, and p.wrote is final.
-func (c *gatedConn) disarm(p *pass) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.pass == p {
-		c.pass = nil
+	switch {
+	case p.conn != nil:
+		return errNoMore
+	case c.spent:
+		return errSpent
 	}
+	p.conn, p.sendBy, c.pass = c, sendBy, p
+	return nil
 }
 
-// Write lets the request through, or nothing.
+// Write writes for the pass that was admitted.
 func (c *gatedConn) Write(b []byte) (int, error) {
-	p, err := c.enter()
+	p, err := c.begin(b)
 	if err != nil {
 		return 0, err
 	}
 	n, err := c.Conn.Write(b)
+	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pass == p && p.answered.IsZero() {
-		p.sent = time.Now()
+	p.writing, p.sent = false, now
+	if err != nil && !p.heard {
+		p.cancel(fmt.Errorf("write the request: %w", err))
 	}
 	return n, err
 }
 
-func (c *gatedConn) enter() (*pass, error) {
+// begin says for whom b may be written. From here on it counts as written, whatever happens.
+func (c *gatedConn) begin(b []byte) (*pass, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.pass
-	switch {
-	case p == nil:
-		return nil, errGateClosed
-	case !p.wrote && !p.sendBy.IsZero() && time.Now().After(p.sendBy):
-		p.late = true
-		c.pass = nil
-		return nil, errTooLate
+	if p == nil {
+		return nil, errShut
 	}
-	p.wrote = true
+	if !p.wrote {
+		if err := c.refusal(p, b); err != nil {
+			p.cancel(err) // else net/http would look for another connection
+			return nil, err
+		}
+	}
+	p.wrote, p.writing = true, true
 	return p, nil
 }
 
-// Read notes when the answer began.
+func (c *gatedConn) refusal(p *pass, b []byte) error {
+	switch {
+	case p.ctx.Err() != nil:
+		return context.Cause(p.ctx)
+	case c.spent:
+		return errSpent
+	case !bytes.Contains(b, []byte("\r\n\r\n")):
+		return errSplit
+	case !p.sendBy.IsZero() && time.Now().After(p.sendBy): // last: the nearer to the write the better
+		return errTooLate
+	}
+	return nil
+}
+
+// Read notes when an answer begins, and ends the attempt when none can come any more: net/http
+// would send the request again on another connection.
 func (c *gatedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if p := c.pass; p != nil && p.answered.IsZero() {
-			if p.sent.IsZero() {
-				p.unproven = true
-			} else {
-				p.answered = time.Now()
-			}
+	now := time.Now()
+	if n == 0 && err == nil {
+		return n, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch p := c.pass; {
+	case p == nil:
+		c.spent = true
+	case !p.wrote:
+		c.spent = true
+		p.cancel(errSpent)
+	case p.heard:
+	case n == 0:
+		p.cancel(fmt.Errorf("no answer: %w", err))
+	default:
+		p.heard = true
+		if !p.sent.IsZero() { // else it may have been on its way before the request was
+			p.answered = now
 		}
 	}
 	return n, err
 }
 
-// reset ends the connection so that the kernel sends nothing more of what was written: its linger
-// time is 0. Closing a TLS connection the usual way would write first.
-func (c *gatedConn) reset() { _ = c.raw.Close() }
+// answering is told that net/http is about to read the pass's answer. If nothing came in since the
+// request was written, then what it reads was left over from before.
+func (p *pass) answering() {
+	c := p.conn
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	p.stray = !p.heard
+	c.spent = c.spent || p.stray
+	c.mu.Unlock()
+	if p.stray {
+		c.reset()
+	}
+}
+
+// Close closes an idle connection politely, and resets one that has a request.
+func (c *gatedConn) Close() error {
+	c.mu.Lock()
+	idle := c.pass == nil
+	c.spent = true
+	c.mu.Unlock()
+	if !idle {
+		c.reset()
+		return nil
+	}
+	var err error
+	c.closing.Do(func() {
+		_ = c.raw.SetLinger(-1) // it only makes the close polite
+		err = c.Conn.Close()
+	})
+	return err
+}
+
+// reset drops the connection with all that the kernel has not sent yet. When it returns, no Write
+// is under way and nothing more leaves.
+func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
+
+// end takes the leave back. whole says that the answer was read to its end; if it was not, or the
+// request is still being written, the connection is reset. It returns whether anything was
+// written, when the last of it was, and when the answer began if that proves that the request
+// had arrived; zero times where that is not known.
+func (p *pass) end(whole bool) (wrote bool, sent, answered time.Time) {
+	c := p.conn
+	if c == nil {
+		return false, time.Time{}, time.Time{}
+	}
+	c.mu.Lock()
+	mine, cut := c.pass == p, p.writing
+	reset := mine && (!whole || cut)
+	if mine {
+		c.pass = nil
+	}
+	c.spent = c.spent || reset
+	c.mu.Unlock()
+	if reset {
+		c.reset()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cut {
+		p.sent = time.Now() // it went on until the reset
+	}
+	return p.wrote, p.sent, p.answered
+}

@@ -1,269 +1,187 @@
 package tasks
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptrace"
-	"strconv"
-	"strings"
+	"net/url"
 	"time"
 )
 
-// HTTPConfig says what the built-in task may do. Zero values mean the defaults.
+// HTTPConfig says what the built-in task http may do. Zero values mean the defaults.
 type HTTPConfig struct {
-	Hosts          []string      // when set, only these hosts may be called
-	PrivateHosts   []string      // hosts, addresses or prefixes that may be called though they are private
-	AllowPrivate   bool          // all private addresses may be called
-	Store          string        // which answers to keep in result: errors (default), all, none
-	ConnectTimeout time.Duration // for DNS, TCP and TLS; default 10 s
-	MaxIdlePerHost int           // connections kept; set by New to the worker's concurrency
-	TLS            *tls.Config   // default: the system's roots, TLS 1.2 and up
+	// Hosts, when there are any, are the only ones that may be called: host or host:port.
+	Hosts []string
+	// PrivateHosts may be called although their addresses are private: host, host:port, an address
+	// or a network such as 10.0.0.0/8.
+	PrivateHosts []string
+	AllowPrivate bool // private addresses may be called, all of them
+	// Store is which answers the ledger keeps in result: all, errors (the default) or none.
+	Store string
+	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to
+	// its Concurrency.
+	MaxIdlePerHost int
+	ConnectTimeout time.Duration // of DNS, TCP and TLS together; default 10 s
+	TLS            *tls.Config   // default: the system's certificates
 }
 
-const (
-	bodyKept    = 64 << 10  // of an answer, in result
-	bodyDrained = 256 << 10 // more is read so that the connection can be used again
-	// retryAfterMost bounds what an API may ask for.
-	retryAfterMost = 24 * time.Hour
-)
-
-// httpTask is the built-in task http. It takes its connection first, asks for the start when it
-// has one, and sends at most one request per attempt; see gatedConn.
+// httpTask makes the requests of the task http: at most one per attempt, see gatedConn. It is safe
+// for concurrent use.
 type httpTask struct {
 	cfg       HTTPConfig
-	hosts     hosts
+	hosts     map[string]bool
 	transport *http.Transport
 }
 
 func newHTTPTask(cfg HTTPConfig) *httpTask {
 	cfg.Store = cmp.Or(cfg.Store, "errors")
+	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
-	allowed := hosts{only: cfg.Hosts, private: cfg.PrivateHosts, allowPrivate: cfg.AllowPrivate}
-	return &httpTask{cfg: cfg, hosts: allowed, transport: newTransport(cfg, allowed)}
+	return &httpTask{cfg: cfg, hosts: hostSet(cfg.Hosts), transport: newTransport(cfg)}
 }
 
+// close closes idle connections.
 func (h *httpTask) close() { h.transport.CloseIdleConnections() }
 
-// grant is a durable start. Both readings are monotonic.
+// grant is a durable start, on the monotonic clock.
 type grant struct {
-	m0     time.Time // before the start was asked for
-	sendBy time.Time // no request may be written later; zero: whenever
+	m0     time.Time // read before the start was asked for
+	sendBy time.Time // the request must have begun by then; zero: no bound
 }
 
-// startFunc asks for the durable start. An error means: do not send.
+// startFunc asks for the start. An error means: do not send.
 type startFunc func(ctx context.Context) (grant, error)
 
-// sending is what became of an attempt's request.
+// sending is what became of an attempt.
 type sending struct {
-	wrote          bool      // false is a proof: nothing was written, and nothing will be
-	sent, answered time.Time // monotonic; zero: it did not happen, or proves nothing
-	result         json.RawMessage
-	err            error
+	started  bool            // the start was granted
+	wrote    bool            // false: nothing was written nor will be, whatever err says
+	sent     time.Time       // the request's last write returned, or its connection was reset under it
+	answered time.Time       // the answer began, and proves that the request had arrived
+	result   json.RawMessage // the answer; nil: none, or not to be kept
+	err      error           // nil: done
 }
 
-// errSecondConn ends a request that net/http would send again on another connection.
-var errSecondConn = errors.New("the connection ended before it was answered")
+var (
+	errConnectTimeout = errors.New("no connection in time")
+	errStrayAnswer    = errors.New("the connection held an answer before the request was sent")
+)
 
-// exchange is one attempt's request on its way. net/http calls gotConn on the goroutine of run.
-type exchange struct {
-	start   startFunc
-	timeout time.Duration
-	cancel  context.CancelCauseFunc
-	timer   *time.Timer // of connecting, then of the answer
-
-	asked bool
-	err   error // why the start was not given
-	conn  *gatedConn
-	pass  *pass
-}
-
-// run makes the call: within timeout (or call_data's, if that is less) of the start.
+// run makes the request of one attempt. It connects, asks for the start once it has a connection,
+// and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
+// returns nothing more is written for the attempt, and a connection without an answer is reset.
 func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, start startFunc) sending {
-	spec, err := readSpec(call.Data)
+	c, err := readHTTPCall(call)
 	if err != nil {
-		return sending{err: err}
+		return sending{err: Permanent(fmt.Errorf("call_data: %w", err))}
 	}
-	if err := h.hosts.allow(spec.url.Hostname(), spec.port()); err != nil {
-		return sending{err: err}
+	if u := c.request.URL; len(h.hosts) > 0 && !inSet(h.hosts, u.Hostname(), portOf(u)) {
+		return sending{err: Permanent(fmt.Errorf("%s: the host is not in http_task.hosts", c.shown))}
 	}
-	if spec.timeout > 0 {
-		timeout = min(timeout, spec.timeout)
+	if c.timeout > 0 {
+		timeout = min(timeout, c.timeout)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	x := &exchange{start: start, timeout: timeout, cancel: cancel}
-	x.timer = time.AfterFunc(h.cfg.ConnectTimeout+time.Second, func() {
-		cancel(fmt.Errorf("no connection within %s", h.cfg.ConnectTimeout))
-	})
-	defer x.timer.Stop()
-
-	request, err := spec.request(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn: func(info httptrace.GotConnInfo) { x.gotConn(ctx, info) },
-	}), call)
+	e := newExchange(ctx, start, timeout, h.cfg.ConnectTimeout)
+	defer e.stop()
+	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
+	r, err := h.transport.RoundTrip(c.request.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
 	if err != nil {
-		return sending{err: err}
+		return e.unanswered(c.shown, err)
 	}
-	response, err := h.transport.RoundTrip(request)
-	answer, readErr := h.read(response, err)
-	return x.end(ctx, spec, answer, cmp.Or(err, readErr))
-}
-
-// gotConn asks for the start, once, and opens the gate of the connection. A second connection for
-// the same attempt finds its gate closed and stays so.
-func (x *exchange) gotConn(ctx context.Context, info httptrace.GotConnInfo) {
-	conn, gated := info.Conn.(*gatedConn)
-	if x.asked || !gated {
-		x.cancel(errSecondConn)
-		return
+	a, whole, err := readAnswer(r, e.stop)
+	s := e.end(whole)
+	_ = r.Body.Close()
+	if e.pass.stray {
+		s.answered, s.err = time.Time{}, fmt.Errorf("%s: %w", c.shown, errStrayAnswer)
+		return s
 	}
-	x.asked = true
-	x.timer.Stop()
-	granted, err := x.start(ctx)
-	if err != nil {
-		x.err = err
-		x.cancel(err)
-		return
+	if r.StatusCode == http.StatusRequestTimeout { // servers send it to idle connections, too
+		s.answered = time.Time{}
 	}
-	x.timer = time.AfterFunc(time.Until(granted.m0.Add(x.timeout)), func() {
-		x.cancel(fmt.Errorf("no answer within %s", x.timeout))
-	})
-	x.conn, x.pass = conn, conn.arm(granted.sendBy)
-}
-
-// end closes the gate, resets a connection without an answer, and says how the attempt went.
-func (x *exchange) end(ctx context.Context, spec *spec, answer *answer, err error) sending {
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause
+	if s.err = verdict(c.shown, r, time.Now()); s.err == nil && err != nil {
+		s.err = fmt.Errorf("%s: %s, then: %w", c.shown, statusText(r.StatusCode), err)
 	}
-	if x.err != nil {
-		return sending{err: x.err}
-	}
-	if x.pass == nil {
-		return sending{err: spec.failed(err)}
-	}
-	if err != nil {
-		x.conn.reset()
-	}
-	x.conn.disarm(x.pass)
-	s := sending{wrote: x.pass.wrote, sent: x.pass.sent}
-	switch {
-	case x.pass.late:
-		s.err = errTooLate
-	case answer == nil:
-		s.err = spec.failed(err)
-	default:
-		// A 408 may have been on its way before the request had arrived.
-		if !x.pass.unproven && answer.Status != http.StatusRequestTimeout {
-			s.answered = x.pass.answered
-		}
-		s.result, s.err = answer.kept, answer.outcome(spec)
+	if h.cfg.Store == "all" || h.cfg.Store == "errors" && s.err != nil {
+		s.result = a.json()
 	}
 	return s
 }
 
-// answer is an API's answer, as result keeps it.
-type answer struct {
-	Status    int            `json:"status"`
-	Headers   map[string]any `json:"headers"`
-	Body      string         `json:"body"`
-	Truncated bool           `json:"truncated"`
-
-	text       string
-	retryAfter string
-	kept       json.RawMessage
-}
-
-// read reads the answer: what result keeps of its body, and some more to free the connection.
-func (h *httpTask) read(response *http.Response, err error) (*answer, error) {
-	if err != nil {
-		return nil, nil //nolint:nilnil // the caller has the error
-	}
-	defer response.Body.Close() //nolint:errcheck // it has been read as far as it matters
-	body, err := io.ReadAll(io.LimitReader(response.Body, bodyKept+1))
-	if err == nil {
-		_, err = io.CopyN(io.Discard, response.Body, bodyDrained)
-	}
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	a := &answer{
-		Status: response.StatusCode, Headers: map[string]any{}, text: response.Status,
-		retryAfter: response.Header.Get("Retry-After"), Truncated: len(body) > bodyKept,
-	}
-	for name, values := range response.Header {
-		if len(values) == 1 {
-			a.Headers[clean(name)] = clean(values[0])
-			continue
-		}
-		list := make([]string, len(values))
-		for i, v := range values {
-			list[i] = clean(v)
-		}
-		a.Headers[clean(name)] = list
-	}
-	a.Truncated = a.Truncated || err != nil // the status stands, even where the body was cut short
-	a.Body = textOf(body[:min(len(body), bodyKept)])
-	if h.cfg.Store == "all" || h.cfg.Store == "errors" && !a.ok() {
-		kept, encodeErr := encode(a)
-		if encodeErr != nil {
-			return a, encodeErr
-		}
-		a.kept = kept
-	}
-	return a, err
-}
-
-// encode writes JSON without HTML escapes: answers are read by people.
-func encode(v any) (json.RawMessage, error) {
-	var buf bytes.Buffer
-	encoder := json.NewEncoder(&buf)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(v); err != nil {
-		return nil, fmt.Errorf("write result: %w", err)
-	}
-	return bytes.TrimSpace(buf.Bytes()), nil
-}
-
-// textOf makes a body fit for jsonb: valid UTF-8 without NUL. A character cut off at the end goes.
-func textOf(body []byte) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(string(body), "�"), "\x00", "�")
-}
-
-func (a *answer) ok() bool { return a.Status >= 200 && a.Status <= 299 }
-
-// outcome turns a status into a handler's ending.
-func (a *answer) outcome(spec *spec) error {
-	if a.ok() {
-		return nil
-	}
-	err := fmt.Errorf("%s: %s", spec, clean(a.text))
+func portOf(u *url.URL) string {
 	switch {
-	case a.Status == http.StatusTooManyRequests || a.Status == http.StatusServiceUnavailable:
-		if after, ok := parseRetryAfter(a.retryAfter, time.Now()); ok {
-			return RetryAfter(after, err)
-		}
-		return err
-	case a.Status == http.StatusRequestTimeout || a.Status == http.StatusTooEarly || a.Status >= 500:
-		return err
+	case u.Port() != "":
+		return u.Port()
+	case u.Scheme == "https":
+		return "443"
 	}
-	return Permanent(err)
+	return "80"
 }
 
-// parseRetryAfter reads a Retry-After header, in seconds or as a date.
-func parseRetryAfter(value string, now time.Time) (time.Duration, bool) {
-	if seconds, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32); err == nil {
-		return min(time.Duration(seconds)*time.Second, retryAfterMost), true
+// exchange takes one attempt from connecting to its end. It belongs to the goroutine of run, on
+// which net/http calls gotConn too.
+type exchange struct {
+	pass    *pass
+	start   startFunc
+	timeout time.Duration
+	timer   *time.Timer // ends the connecting, then the request
+	asked   bool
+	started bool
+}
+
+func newExchange(ctx context.Context, start startFunc, timeout, connect time.Duration) *exchange {
+	ctx, cancel := context.WithCancelCause(ctx)
+	e := &exchange{pass: &pass{ctx: ctx, cancel: cancel}, start: start, timeout: timeout}
+	e.timer = time.AfterFunc(connect, func() { cancel(fmt.Errorf("%w (%s)", errConnectTimeout, connect)) })
+	return e
+}
+
+// gotConn asks for the start and, when it is granted, lets the request onto the connection. net/http
+// comes here again if it wants to send the request once more: then the gate stays shut.
+func (e *exchange) gotConn(info httptrace.GotConnInfo) {
+	conn, ok := info.Conn.(*gatedConn)
+	if !ok || e.asked || !e.timer.Stop() || e.pass.ctx.Err() != nil {
+		e.pass.cancel(errNoMore) // the first cause stays
+		return
 	}
-	at, err := http.ParseTime(value)
+	e.asked = true
+	g, err := e.start(e.pass.ctx)
 	if err != nil {
-		return 0, false
+		e.pass.cancel(err)
+		return
 	}
-	return min(max(at.Sub(now), 0), retryAfterMost), true
+	e.started = true
+	e.timer = time.AfterFunc(time.Until(g.m0.Add(e.timeout)), func() {
+		e.pass.cancel(fmt.Errorf("timed out after %s", e.timeout))
+	})
+	if err := conn.admit(e.pass, g.sendBy); err != nil {
+		e.pass.cancel(err)
+	}
+}
+
+// unanswered ends an attempt that failed before an answer.
+func (e *exchange) unanswered(what string, err error) sending {
+	s := e.end(false)
+	if cause := context.Cause(e.pass.ctx); cause != nil {
+		err = cause // net/http's is a consequence
+	}
+	s.err = fmt.Errorf("%s: %w", what, err)
+	return s
+}
+
+// end shuts the gate, then says what went through.
+func (e *exchange) end(whole bool) sending {
+	s := sending{started: e.started}
+	s.wrote, s.sent, s.answered = e.pass.end(whole)
+	return s
+}
+
+// stop ends what is still under way, draining or connecting.
+func (e *exchange) stop() {
+	e.timer.Stop()
+	e.pass.cancel(nil)
 }

@@ -3,130 +3,221 @@ package tasks
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
 
-func callOf(t *testing.T, data string, args ...any) *Call {
+const bound = 10 * time.Second // of every wait
+
+func receive[T any](t *testing.T, from <-chan T) T {
 	t.Helper()
-	return &Call{ID: 7, Attempt: 2, Queue: "default", Task: HTTP, Data: fmt.Appendf(nil, data, args...)}
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(bound):
+		t.Fatal("nothing came")
+		panic("unreachable")
+	}
 }
 
-func given(context.Context) (grant, error) { return grant{m0: time.Now()}, nil }
-
-func newLocal(t *testing.T) *httpTask {
+// serveConns gives each connection to serve, on a goroutine of its own, and returns the address.
+func serveConns(t *testing.T, serve func(*net.TCPConn)) string {
 	t.Helper()
-	h := newHTTPTask(HTTPConfig{AllowPrivate: true, MaxIdlePerHost: 8, Store: "all"})
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			_ = conn.SetDeadline(time.Now().Add(2 * bound))
+			go serve(conn.(*net.TCPConn))
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// serveHTTP serves plain HTTP or TLS on loopback.
+func serveHTTP(t *testing.T, secure bool, handler http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(handler)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // hang-ups and refused certificates are meant
+	if secure {
+		server.StartTLS()
+	} else {
+		server.Start()
+	}
+	t.Cleanup(server.Close)
+	return server
+}
+
+func certificatesOf(server *httptest.Server) *tls.Config {
+	if server.TLS == nil {
+		return nil
+	}
+	return server.Client().Transport.(*http.Transport).TLSClientConfig
+}
+
+func newTestTask(t *testing.T, cfg HTTPConfig) *httpTask {
+	t.Helper()
+	cfg.AllowPrivate = true
+	h := newHTTPTask(cfg)
 	t.Cleanup(h.close)
 	return h
 }
 
-// A server that reads a request on a reused connection and hangs up. net/http by itself sends a
-// GET again on another connection, which the second half shows; the http task must not.
-func TestHangUpIsNotSentTwice(t *testing.T) {
-	t.Parallel()
-	var requests atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requests.Add(1)
-		if r.URL.Path == "/hang" {
-			panic(http.ErrAbortHandler)
-		}
-	}))
-	t.Cleanup(server.Close)
-	h := newLocal(t)
-	if s := h.run(t.Context(), callOf(t, `{"url":"%s/ok"}`, server.URL), time.Second, given); s.err != nil {
-		t.Fatal(s.err)
-	}
-	requests.Store(0)
-	s := h.run(t.Context(), callOf(t, `{"url":"%s/hang"}`, server.URL), time.Second, given)
-	if s.err == nil || !s.wrote || !s.answered.IsZero() || requests.Load() != 1 {
-		t.Errorf("got %+v and %d requests, want an error, written, no answer and 1 request", s, requests.Load())
-	}
+func callOf(data string, args ...any) *Call {
+	return &Call{ID: 7, Attempt: 2, Queue: "default", Task: HTTP, Data: fmt.Appendf(nil, data, args...)}
+}
 
-	plain := &http.Client{}
-	for _, path := range []string{"/ok", "/hang"} {
-		requests.Store(0)
-		r, err := plain.Get(server.URL + path) //nolint:noctx // what is shown is net/http's default
-		if err == nil {
-			_ = r.Body.Close()
+func granted(context.Context) (grant, error) { return grant{m0: time.Now()}, nil }
+
+func isPermanent(err error) bool {
+	_, ok := errors.AsType[*permanentError](err)
+	return ok
+}
+
+// A server that reads a request on a reused connection and hangs up. Left to itself net/http sends
+// it again on another connection, idempotent as it is, which the first half shows.
+func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
+	t.Parallel()
+	for _, secure := range []bool{false, true} {
+		for _, method := range []string{"GET", "POST"} {
+			t.Run(fmt.Sprintf("%s, TLS %v", method, secure), func(t *testing.T) {
+				t.Parallel()
+				var hangups atomic.Int32
+				server := serveHTTP(t, secure, func(_ http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/hang" {
+						hangups.Add(1)
+						panic(http.ErrAbortHandler)
+					}
+				})
+				plain := &http.Transport{TLSClientConfig: certificatesOf(server)}
+				defer plain.CloseIdleConnections()
+				for _, path := range []string{"/", "/", "/hang"} {
+					r, _ := http.NewRequestWithContext(t.Context(), method, server.URL+path, nil)
+					r.Header.Set("Idempotency-Key", "callq-7")
+					if answer, err := plain.RoundTrip(r); err == nil {
+						_ = answer.Body.Close()
+					}
+				}
+				if hangups.Load() < 2 {
+					t.Fatalf("net/http sent %d requests: this shows no longer what the gate is for", hangups.Load())
+				}
+
+				h := newTestTask(t, HTTPConfig{TLS: certificatesOf(server)})
+				var starts int
+				start := func(ctx context.Context) (grant, error) { starts++; return granted(ctx) }
+				for range 20 {
+					hangups.Store(0)
+					for _, path := range []string{"/", "/hang"} {
+						starts = 0
+						s := h.run(t.Context(), callOf(`{"method":%q,"url":"%s%s"}`, method, server.URL, path), bound, start)
+						if !s.wrote || !s.started || s.sent.IsZero() || starts != 1 || (s.err != nil) != (path == "/hang") {
+							t.Errorf("%s: got %+v and %d starts", path, s, starts)
+						}
+						if path == "/hang" && (!s.answered.IsZero() || isPermanent(s.err)) {
+							t.Errorf("%s: answered %v, %v", path, s.answered, s.err)
+						}
+					}
+					if n := hangups.Load(); n != 1 {
+						t.Errorf("%d requests of one attempt", n)
+					}
+				}
+			})
 		}
-	}
-	if requests.Load() < 2 {
-		t.Errorf("net/http sent %d requests: this test no longer shows what the gate is for", requests.Load())
 	}
 }
 
-func TestGateRefusesLateWrites(t *testing.T) {
+func TestNothingIsSent(t *testing.T) {
 	t.Parallel()
-	var requests atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))
-	t.Cleanup(server.Close)
-	late := func(context.Context) (grant, error) {
-		return grant{m0: time.Now().Add(-time.Second), sendBy: time.Now().Add(-time.Millisecond)}, nil
-	}
-	h := newLocal(t)
-	s := h.run(t.Context(), callOf(t, `{"url":"%s"}`, server.URL), 5*time.Second, late)
-	if s.wrote || !errors.Is(s.err, errTooLate) {
-		t.Errorf("got %+v, want nothing written and %v", s, errTooLate)
-	}
-	if s := h.run(t.Context(), callOf(t, `{"url":"%s"}`, server.URL), time.Second, given); s.err != nil {
-		t.Errorf("the next attempt: %v", s.err)
-	}
-	if requests.Load() != 1 {
-		t.Errorf("%d requests arrived, want the second attempt's alone", requests.Load())
-	}
-}
-
-func TestNothingIsSentWithoutAStart(t *testing.T) {
-	t.Parallel()
-	var requests atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))
-	h := newLocal(t)
-	for range 5 {
-		s := h.run(t.Context(), callOf(t, `{"url":"%s"}`, server.URL), time.Second,
-			func(context.Context) (grant, error) { return grant{}, errNotStarted })
-		if s.wrote || !errors.Is(s.err, errNotStarted) {
-			t.Errorf("got %+v, want nothing written and %v", s, errNotStarted)
+	for _, c := range []struct {
+		name    string
+		start   func(ctx context.Context, end context.CancelFunc) (grant, error)
+		started bool
+		want    error
+	}{
+		{name: "the start was refused", want: errNotStarted, start: func(context.Context, context.CancelFunc) (grant, error) {
+			return grant{}, errNotStarted
+		}},
+		{name: "the start took longer than send_within", started: true, want: errTooLate, start: func(context.Context, context.CancelFunc) (grant, error) {
+			return grant{m0: time.Now().Add(-time.Second), sendBy: time.Now().Add(-time.Millisecond)}, nil
+		}},
+		{name: "the timeout has passed", started: true, start: func(context.Context, context.CancelFunc) (grant, error) {
+			return grant{m0: time.Now().Add(-time.Hour), sendBy: time.Now().Add(-time.Millisecond)}, nil
+		}},
+		{name: "cancelled while the start was asked for", started: true, want: context.Canceled, start: func(ctx context.Context, end context.CancelFunc) (grant, error) {
+			end()
+			return granted(ctx)
+		}},
+	} {
+		for _, secure := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, TLS %v", c.name, secure), func(t *testing.T) {
+				t.Parallel()
+				var requests atomic.Int32
+				server := serveHTTP(t, secure, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
+				h := newTestTask(t, HTTPConfig{TLS: certificatesOf(server)})
+				for n := range 10 { // each time on a connection that is fresh, then on a reused one
+					requests.Store(0)
+					ctx, end := context.WithCancel(t.Context())
+					s := h.run(ctx, callOf(`{"url":%q}`, server.URL), bound, func(ctx context.Context) (grant, error) { return c.start(ctx, end) })
+					end()
+					if s.wrote || s.err == nil || s.started != c.started || !s.sent.IsZero() || c.want != nil && !errors.Is(s.err, c.want) {
+						t.Errorf("got %+v, want nothing sent and %v", s, c.want)
+					}
+					if n%2 == 0 {
+						if s := h.run(t.Context(), callOf(`{"url":%q}`, server.URL), bound, granted); s.err != nil || requests.Load() != 1 {
+							t.Errorf("the next attempt: %v, %d requests", s.err, requests.Load())
+						}
+					}
+				}
+				server.Close() // waits for what is being served
+				if requests.Load() > 1 {
+					t.Errorf("%d requests arrived", requests.Load())
+				}
+			})
 		}
 	}
-	server.Close() // waits for requests in hand
-	if requests.Load() != 0 {
-		t.Errorf("%d requests arrived without a start", requests.Load())
-	}
 }
 
-// Cancelled between the start and the write: whatever the outcome says must be what the server saw.
+// Cancelled at any moment around the write, what run says is what the server saw.
 func TestCancelledAroundTheWrite(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	arrived := map[string]int{}
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	server := serveHTTP(t, false, func(_ http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		arrived[r.Header.Get("Callq-Attempt")]++
-	}))
-	h := newLocal(t)
+	})
+	h := newTestTask(t, HTTPConfig{})
 	wrote := map[string]bool{}
-	for n := range 300 {
+	for n := range 1000 {
 		ctx, cancel := context.WithCancel(t.Context())
-		call := callOf(t, `{"url":"%s"}`, server.URL)
+		call := callOf(`{"url":%q}`, server.URL)
 		call.Attempt = n
-		s := h.run(ctx, call, time.Second, func(context.Context) (grant, error) {
-			go func() {
-				for range n * 30 { // a little later each time
-					_ = ctx.Err()
-				}
-				cancel()
-			}()
-			return given(ctx)
+		delay := time.Duration(rand.IntN(200)) * time.Microsecond
+		s := h.run(ctx, call, bound, func(ctx context.Context) (grant, error) {
+			time.AfterFunc(delay, cancel)
+			return granted(ctx)
 		})
 		cancel()
 		wrote[fmt.Sprint(n)] = s.wrote
@@ -139,239 +230,320 @@ func TestCancelledAroundTheWrite(t *testing.T) {
 			t.Errorf("attempt %s arrived %d times, wrote = %v", attempt, n, wrote[attempt])
 		}
 	}
+	t.Logf("%d of 1000 arrived", len(arrived))
 }
 
-// Without an answer in time the connection is reset before run returns.
-func TestTimeoutResets(t *testing.T) {
+// Without an answer in time the connection has been reset when run returns.
+func TestTimeoutResetsTheConnection(t *testing.T) {
 	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	ended := make(chan error, 1)
-	go func() {
-		conn, err := listener.Accept()
-		if err != nil {
-			ended <- err
-			return
-		}
-		defer conn.Close()
-		reader := bufio.NewReader(conn)
-		if _, err := http.ReadRequest(reader); err != nil {
-			ended <- err
-			return
-		}
-		_, err = reader.ReadByte()
-		ended <- err
-	}()
-	s := newLocal(t).run(t.Context(), callOf(t, `{"url":"http://%s","timeout":0.1}`, listener.Addr()), time.Minute, given)
-	if !s.wrote || s.sent.IsZero() || s.err == nil || !strings.Contains(s.err.Error(), "no answer within 100ms") {
-		t.Errorf("got %+v, want written and no answer", s)
-	}
-	select {
-	case err := <-ended:
-		if err == nil || !strings.Contains(err.Error(), "reset") {
-			t.Errorf("the server saw %v, want a reset", err)
-		}
-	case <-time.After(5 * time.Second):
-		t.Error("the server saw no end of the connection")
-	}
-}
-
-func TestOutcomes(t *testing.T) {
-	t.Parallel()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var status int
-		_, _ = fmt.Sscan(strings.TrimPrefix(r.URL.Path, "/"), &status)
-		if after := r.URL.Query().Get("after"); after != "" {
-			w.Header().Set("Retry-After", after)
-		}
-		if status/100 == 3 {
-			w.Header().Set("Location", "/200")
-		}
-		w.WriteHeader(status)
-		_, _ = w.Write([]byte("h\xffi\x00"))
-	}))
-	t.Cleanup(server.Close)
-	h := newLocal(t)
-	cases := []struct {
-		path, kind string
-		after      time.Duration
+	for _, c := range []struct {
+		name, data string
+		answer     string // what the server sends before it falls silent
+		reads      bool   // it reads the request
+		want       string
 	}{
-		{"200", "done", 0},
-		{"204", "done", 0},
-		{"302", "permanent", 0},
-		{"404", "permanent", 0},
-		{"408", "retried", 0},
-		{"425", "retried", 0},
-		{"429", "retried", 0},
-		{"429?after=7", "retried", 7 * time.Second},
-		{"500", "retried", 0},
-		{"500?after=7", "retried", 0},
-		{"503?after=9999999", "retried", retryAfterMost},
-	}
-	for _, c := range cases {
-		t.Run(c.path, func(t *testing.T) {
+		{name: "no answer", data: `"timeout":"100ms"`, reads: true, want: "timed out after 100ms"},
+		{name: "half an answer's header", data: `"timeout":0.1`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "timed out after 100ms"},
+		{name: "half an answer's body", data: `"timeout":0.1`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "200 OK, then: timed out after 100ms"},
+		{name: "a server that does not read", data: `"timeout":0.1,"method":"POST","body":"` + strings.Repeat("x", 8<<20) + `"`, want: "timed out after 100ms"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := h.run(t.Context(), callOf(t, `{"url":"%s/%s"}`, server.URL, c.path), time.Second, given)
-			var permanent *permanentError
-			var later *retryAfterError
-			kind := "retried"
-			switch {
-			case s.err == nil:
-				kind = "done"
-			case errors.As(s.err, &permanent):
-				kind = "permanent"
+			ended, returned := make(chan error, 1), make(chan struct{})
+			addr := serveConns(t, func(conn *net.TCPConn) {
+				_ = conn.SetReadBuffer(4096)
+				if c.reads {
+					if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
+						t.Error(err)
+					}
+				}
+				_, _ = io.WriteString(conn, c.answer)
+				<-returned
+				_, err := io.Copy(io.Discard, conn)
+				ended <- err
+			})
+			h := newTestTask(t, HTTPConfig{})
+			s := h.run(t.Context(), callOf(`{"url":"http://%s/path?key=hidden",%s}`, addr, c.data), time.Hour, granted)
+			close(returned)
+			if !s.wrote || s.sent.IsZero() || s.err == nil || !strings.HasSuffix(s.err.Error(), c.want) || isPermanent(s.err) {
+				t.Errorf("got %+v, want %s", s, c.want)
 			}
-			if kind != c.kind || !s.wrote {
-				t.Errorf("got %s (%v), want %s", kind, s.err, c.kind)
-			}
-			if errors.As(s.err, &later) != (c.after > 0) || c.after > 0 && later.after != c.after {
-				t.Errorf("retry after %+v, want %s", later, c.after)
-			}
-			if c.path != "204" && !strings.Contains(string(s.result), `"body":"h�i�"`) {
-				t.Errorf("result = %s", s.result)
-			}
-			if proven := !s.answered.IsZero(); proven != (c.path != "408") {
-				t.Errorf("the answer proves the arrival: %v", proven)
-			}
-			if s.err != nil && strings.Contains(s.err.Error(), "after=") {
+			if strings.Contains(s.err.Error(), "hidden") {
 				t.Errorf("the error shows the query: %v", s.err)
 			}
+			if err := receive(t, ended); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the server saw %v, want a reset", err)
+			}
 		})
 	}
 }
 
-func TestRequest(t *testing.T) {
+// An early answer ends the attempt; the rest of its request is not sent behind its back.
+func TestEarlyAnswerCutsTheRequest(t *testing.T) {
 	t.Parallel()
-	var got *http.Request
-	var body string
-	server := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		data := make([]byte, 100)
-		n, _ := r.Body.Read(data)
-		got, body = r, string(data[:n])
-	}))
-	t.Cleanup(server.Close)
-	h := newHTTPTask(HTTPConfig{PrivateHosts: []string{"127.0.0.0/8"}, TLS: server.Client().Transport.(*http.Transport).TLSClientConfig})
-	t.Cleanup(h.close)
-	s := h.run(t.Context(), callOf(t, `{"method":"post","url":"%s/p?a=1","query":{"b":[2,true]},"headers":{"x-y":"z"},"json":{"n":1}}`, server.URL), time.Second, given)
-	if s.err != nil || s.result != nil {
-		t.Fatalf("got %+v, want done with no result kept", s)
+	const size = 8 << 20
+	ended, returned := make(chan int64, 1), make(chan struct{})
+	addr := serveConns(t, func(conn *net.TCPConn) {
+		_ = conn.SetReadBuffer(4096)
+		_, _ = conn.Read(make([]byte, 4096))
+		_, _ = io.WriteString(conn, "HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+		<-returned
+		n, _ := io.Copy(io.Discard, conn)
+		ended <- n
+	})
+	h := newTestTask(t, HTTPConfig{})
+	s := h.run(t.Context(), callOf(`{"method":"POST","url":"http://%s","body":"%s"}`, addr, strings.Repeat("x", size)), bound, granted)
+	close(returned)
+	if !s.wrote || !isPermanent(s.err) {
+		t.Errorf("got %+v, want a permanent error", s)
 	}
-	if got.Method != "POST" || got.URL.RawQuery != "a=1&b=2&b=true" || body != `{"n":1}` || got.ProtoMajor != 1 {
-		t.Errorf("got %s %s %s %q", got.Method, got.URL, got.Proto, body)
-	}
-	for name, want := range map[string]string{
-		"Callq-Call-Id": "7", "Callq-Attempt": "2", "Idempotency-Key": "callq-7", "X-Y": "z",
-		"Content-Type": "application/json", "User-Agent": "callq",
-	} {
-		if got.Header.Get(name) != want {
-			t.Errorf("header %s = %q, want %q", name, got.Header.Get(name), want)
-		}
+	if n := receive(t, ended); n >= size-4096 {
+		t.Error("the request went on to its end")
 	}
 }
 
-func TestBrokenCallData(t *testing.T) {
+// Servers send a 408 to idle connections too, so it may have been on its way before the request.
+func TestAnswer408ProvesNothing(t *testing.T) {
 	t.Parallel()
-	for _, data := range []string{
-		``, `[]`, `"x"`, `{}`, `{"url":7}`, `{"url":"ftp://x"}`, `{"url":"http://"}`, `{"url":"http://x","nope":1}`,
-		`{"url":"http://a b"}`, `{"url":"http://x","method":"G T"}`, `{"url":"http://x","method":"CONNECT"}`,
-		`{"url":"http://x","headers":{"a b":"c"}}`, `{"url":"http://x","headers":{"a":"b\r\nc: d"}}`,
-		`{"url":"http://x","headers":{"Content-Length":"3"}}`, `{"url":"http://x","headers":{"a":{"secret":"K"}}}`,
-		`{"url":"http://x","headers":{"a":1}}`, `{"url":"http://x","json":1,"body":"b"}`, `{"url":"http://x","query":{"a":{}}}`,
-		`{"url":"http://x","timeout":"soon"}`, `{"url":"http://x","timeout":-1}`, `{"url":"http://x","timeout":[]}`,
-		`{"url":"http://x","body":7}`, `{"url":"http://x","form":{"a":null}}`,
-	} {
-		s := newHTTPTask(HTTPConfig{}).run(t.Context(), &Call{Data: []byte(data)}, time.Second, func(context.Context) (grant, error) {
-			t.Errorf("%s: a start was asked for", data)
-			return grant{}, errNotStarted
-		})
-		var permanent *permanentError
-		if !errors.As(s.err, &permanent) || s.wrote {
-			t.Errorf("%s: got %+v, want a permanent error", data, s)
-		}
+	server := serveHTTP(t, false, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestTimeout) })
+	s := newTestTask(t, HTTPConfig{}).run(t.Context(), callOf(`{"url":%q}`, server.URL), bound, granted)
+	if !s.wrote || s.sent.IsZero() || !s.answered.IsZero() || s.err == nil {
+		t.Errorf("got %+v", s)
 	}
 }
 
-func TestPrivateAddresses(t *testing.T) {
+// A second answer to one request is not taken for the answer to the next.
+func TestSurplusAnswerIsNobodys(t *testing.T) {
 	t.Parallel()
-	refused := []string{
-		"127.0.0.1", "127.8.9.1", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.0.1", "169.254.169.254", "0.0.0.0",
-		"0.1.2.3", "100.64.0.1", "100.127.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1", "198.18.0.1", "198.19.255.255",
-		"198.51.100.7", "203.0.113.7", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
-		"::", "::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:a9fe:a9fe", "::127.0.0.1", "::10.0.0.1", "fe80::1", "fe80::1%eth0",
-		"febf::1", "fc00::1", "fd00:ec2::254", "ff02::1", "fec0::1", "64:ff9b::7f00:1", "64:ff9b::10.0.0.1", "64:ff9b:1::1",
-		"2002:7f00:1::", "2002:a00:1::1", "2002:c0a8:1::", "2001::1", "2001:0:4136:e378::1", "2001:db8::1", "100::1", "3fff::1", "5f00::1",
-	}
-	for _, address := range refused {
-		if err := (hosts{}).dial("name", "443", net.JoinHostPort(address, "443")); err == nil {
-			t.Errorf("%s may be called", address)
+	addr := serveConns(t, func(conn *net.TCPConn) {
+		for reader := bufio.NewReader(conn); ; {
+			if _, err := http.ReadRequest(reader); err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 		}
-	}
-	for _, address := range []string{"1.1.1.1", "8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "64:ff9b::808:808", "2002:808:808::"} {
-		if err := (hosts{}).dial("name", "443", net.JoinHostPort(address, "443")); err != nil {
-			t.Errorf("%s: %v", address, err)
-		}
-	}
-	for _, entry := range []string{"name", "NAME", "name:443", "10.0.0.7", "10.0.0.0/8"} {
-		if err := (hosts{private: []string{entry}}).dial("name", "443", "10.0.0.7:443"); err != nil {
-			t.Errorf("with private_hosts [%s]: %v", entry, err)
-		}
-	}
-	for _, entry := range []string{"other", "name:80", "10.0.0.8", "11.0.0.0/8"} {
-		if err := (hosts{private: []string{entry}}).dial("name", "443", "10.0.0.7:443"); err == nil {
-			t.Errorf("with private_hosts [%s]: 10.0.0.7 may be called", entry)
-		}
-	}
-}
-
-// The http task asks for addresses as they are dialled: an own form of a loopback address, or a
-// name that resolves to one, is refused before any start.
-func TestPrivateHostIsRefusedBeforeTheStart(t *testing.T) {
-	t.Parallel()
-	for _, url := range []string{"http://localhost:1/", "http://127.0.0.1:1/", "http://[::1]:1/", "https://127.0.0.1:1/"} {
-		s := newHTTPTask(HTTPConfig{}).run(t.Context(), callOf(t, `{"url":%q}`, url), time.Second, func(context.Context) (grant, error) {
-			t.Errorf("%s: a start was asked for", url)
-			return grant{}, errNotStarted
-		})
-		var permanent *permanentError
-		if !errors.As(s.err, &permanent) || !strings.Contains(s.err.Error(), "private_hosts") {
-			t.Errorf("%s: %v", url, s.err)
-		}
-	}
-	only := newHTTPTask(HTTPConfig{Hosts: []string{"api.example.com"}, AllowPrivate: true})
-	s := only.run(t.Context(), callOf(t, `{"url":"http://127.0.0.1:1/"}`), time.Second, given)
-	if s.err == nil || !strings.Contains(s.err.Error(), "http_task.hosts") {
-		t.Errorf("a host outside http_task.hosts: %v", s.err)
-	}
-}
-
-// Many attempts at once use no more connections than there are slots.
-func TestConnectionsAreReused(t *testing.T) {
-	t.Parallel()
-	var conns atomic.Int32
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateNew {
-			conns.Add(1)
-		}
-	}
-	server.Start()
-	t.Cleanup(server.Close)
-	h := newLocal(t) // 8 slots
+	})
+	h := newTestTask(t, HTTPConfig{MaxIdlePerHost: 2})
 	var wg sync.WaitGroup
-	for range 8 {
+	for range 4 {
 		wg.Go(func() {
 			for range 50 {
-				if s := h.run(t.Context(), callOf(t, `{"url":"%s"}`, server.URL), 5*time.Second, given); s.err != nil || s.answered.IsZero() {
+				if s := h.run(t.Context(), callOf(`{"url":"http://%s"}`, addr), bound, granted); isPermanent(s.err) {
 					t.Errorf("got %+v", s)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if n := conns.Load(); n > 16 {
-		t.Errorf("%d connections for 8 slots and 400 requests", n)
+}
+
+func TestRequestAsTheServerSeesIt(t *testing.T) {
+	t.Parallel()
+	type seen struct {
+		*http.Request
+		body string
+	}
+	requests := make(chan seen, 1)
+	server := serveHTTP(t, true, func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		requests <- seen{r, string(body)}
+	})
+	h := newTestTask(t, HTTPConfig{TLS: certificatesOf(server)})
+	for _, c := range []struct {
+		name, data, line, body string
+		headers                map[string]string
+	}{
+		{
+			name: "a GET with all that callq adds", data: `"headers":null`, line: "GET / HTTP/1.1",
+			headers: map[string]string{
+				"Callq-Call-Id": "7", "Callq-Attempt": "2", "Idempotency-Key": "callq-7", "User-Agent": "callq",
+				"Content-Type": "", "Accept-Encoding": "", "Content-Length": "",
+			},
+		},
+		{
+			name: "a POST without a body", data: `"method":"post"`, line: "POST / HTTP/1.1",
+			headers: map[string]string{"Content-Length": "0", "Content-Type": ""},
+		},
+		{
+			name: "json is sent as it is", data: `"method":"POST","json":{"b": 1.50, "a":[null,"é"]}`, line: "POST / HTTP/1.1",
+			body: `{"b": 1.50, "a":[null,"é"]}`, headers: map[string]string{"Content-Type": "application/json"},
+		},
+		{
+			name: "a form", data: `"method":"PUT","form":{"b":[1,2.50],"a":"x y","c":true}`, line: "PUT / HTTP/1.1",
+			body: "a=x+y&b=1&b=2.50&c=true", headers: map[string]string{"Content-Type": "application/x-www-form-urlencoded"},
+		},
+		{
+			name: "a text", data: `"method":"PATCH","body":"h€y","query":{"z":[],"q":["a&b",12345678901234567890]}`,
+			line: "PATCH /?q=a%26b&q=12345678901234567890 HTTP/1.1", body: "h€y", headers: map[string]string{"Content-Type": "text/plain; charset=utf-8"},
+		},
+		{
+			name: "headers of one's own", line: "DELETE / HTTP/1.1",
+			data: `"method":"DELETE","body":"x","headers":{"idempotency-key":"mine","user-agent":"me","content-type":"a/b","X-Two":["1","2"],"Host":"other.example:81"}`,
+			body: "x", headers: map[string]string{"Idempotency-Key": "mine", "User-Agent": "me", "Content-Type": "a/b", "X-Two": "1,2", "Host": "other.example:81"},
+		},
+	} {
+		s := h.run(t.Context(), callOf(`{"url":%q,%s}`, server.URL, c.data), bound, granted)
+		if s.err != nil {
+			t.Fatalf("%s: %v", c.name, s.err)
+		}
+		got := receive(t, requests)
+		if line := got.Method + " " + got.RequestURI + " " + got.Proto; line != c.line || got.body != c.body {
+			t.Errorf("%s: got %s with %q, want %s with %q", c.name, line, got.body, c.line, c.body)
+		}
+		got.Header.Set("Host", got.Host)
+		for name, want := range c.headers {
+			if value := strings.Join(got.Header.Values(name), ","); value != want {
+				t.Errorf("%s: %s is %q, want %q", c.name, name, value, want)
+			}
+		}
+	}
+
+	u := strings.Replace(server.URL, "https://", "https://user:pa%20ss@", 1)
+	s := h.run(t.Context(), callOf(`{"url":"%s/a?x=1 2&y=é#frag","query":{"z":3}}`, u), bound, granted)
+	got := receive(t, requests)
+	if name, password, _ := got.BasicAuth(); s.err != nil || name != "user" || password != "pa ss" || got.RequestURI != "/a?x=1%202&y=%C3%A9&z=3" {
+		t.Errorf("got %s of %s:%s, %v", got.RequestURI, name, password, s.err)
+	}
+}
+
+// The request's header leaves with the first write, also when it is nearly as long as it may be.
+func TestLongHeaderIsOneWrite(t *testing.T) {
+	t.Parallel()
+	server := serveHTTP(t, true, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+	h := newTestTask(t, HTTPConfig{TLS: certificatesOf(server)})
+	for size, fits := range map[int]bool{5000: true, maxHeader - 400: true, maxHeader: false, 100_000: false} {
+		s := h.run(t.Context(), callOf(`{"method":"POST","url":%q,"headers":{"X":"%s"},"body":"%s"}`,
+			server.URL, strings.Repeat("h", size), strings.Repeat("b", 100_000)), bound, granted)
+		if (s.err == nil) != fits || isPermanent(s.err) == fits || s.wrote != fits {
+			t.Errorf("a header of %d bytes: %+v", size, s)
+		}
+	}
+}
+
+func TestConnectionErrors(t *testing.T) {
+	t.Parallel()
+	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	silent := serveConns(t, func(*net.TCPConn) {})
+	untrusted := serveHTTP(t, true, func(http.ResponseWriter, *http.Request) { t.Error("a request arrived") })
+	for url, want := range map[string]string{
+		"http://" + closed.Addr().String(): "connection refused",
+		"https://" + silent:                "", // its deadline or the dialer's
+		untrusted.URL:                      "certificate",
+		"http://nowhere.invalid":           "nowhere.invalid",
+	} {
+		timeout := bound
+		if strings.HasSuffix(url, silent) {
+			timeout = 100 * time.Millisecond
+		}
+		h := newTestTask(t, HTTPConfig{ConnectTimeout: timeout})
+		s := h.run(t.Context(), callOf(`{"url":"%s/p?secret"}`, url), bound, func(context.Context) (grant, error) {
+			t.Errorf("%s: the start was asked for without a connection", url)
+			return grant{}, errNotStarted
+		})
+		if s.started || s.wrote || s.err == nil || isPermanent(s.err) || !strings.HasPrefix(s.err.Error(), "GET "+url+"/p: ") || !strings.Contains(s.err.Error(), want) {
+			t.Errorf("%s: got %+v", url, s)
+		}
+	}
+}
+
+func TestHostsAndPrivateHosts(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	server := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, host string
+		cfg        HTTPConfig
+		want       string // in the error; empty: it may be called
+	}{
+		{name: "private", host: "127.0.0.1", want: "http_task.private_hosts"},
+		{name: "a name of it", host: "localhost", want: "http_task.private_hosts"},
+		{name: "mapped", host: "[::ffff:127.0.0.1]", want: "http_task.private_hosts"},
+		{name: "unspecified", host: "0.0.0.0", want: "http_task.private_hosts"},
+		{name: "decimal", host: "2130706433", want: "usual form"},
+		{name: "octal", host: "0177.0.0.1", want: "usual form"},
+		{name: "hexadecimal", host: "0x7f000001", want: "usual form"},
+		{name: "short", host: "127.1", want: "usual form"},
+		{name: "short, with a dot", host: "127.1.", want: "usual form"},
+		{name: "another port", host: "127.0.0.1", cfg: HTTPConfig{PrivateHosts: []string{"127.0.0.1:1"}}, want: "http_task.private_hosts"},
+		{name: "allowed host", host: "127.0.0.1", cfg: HTTPConfig{PrivateHosts: []string{"127.0.0.1"}}},
+		{name: "allowed host and port", host: "127.0.0.1", cfg: HTTPConfig{PrivateHosts: []string{"127.0.0.1:" + port}}},
+		{name: "allowed name", host: "LocalHost", cfg: HTTPConfig{PrivateHosts: []string{"localhost"}}},
+		{name: "name of an allowed address", host: "localhost", cfg: HTTPConfig{PrivateHosts: []string{"127.0.0.1"}}},
+		{name: "allowed network", host: "127.0.0.1", cfg: HTTPConfig{PrivateHosts: []string{"127.0.0.0/8"}}},
+		{name: "all allowed", host: "127.0.0.1", cfg: HTTPConfig{AllowPrivate: true}},
+		{name: "not among the hosts", host: "127.0.0.1", cfg: HTTPConfig{AllowPrivate: true, Hosts: []string{"api.example"}}, want: "http_task.hosts"},
+		{name: "among the hosts, and private", host: "127.0.0.1", cfg: HTTPConfig{Hosts: []string{"127.0.0.1"}}, want: "http_task.private_hosts"},
+		{name: "among the hosts, with its port", host: "127.0.0.1", cfg: HTTPConfig{AllowPrivate: true, Hosts: []string{"127.0.0.1:" + port}}},
+	} {
+		h := newHTTPTask(c.cfg)
+		requests.Store(0)
+		s := h.run(t.Context(), callOf(`{"url":"http://%s:%s/"}`, c.host, port), bound, granted)
+		h.close()
+		switch {
+		case c.want == "" && (s.err != nil || requests.Load() != 1):
+			t.Errorf("%s: %v", c.name, s.err)
+		case c.want != "" && (!isPermanent(s.err) || !strings.Contains(s.err.Error(), c.want) || s.started || requests.Load() > 0):
+			t.Errorf("%s: got %+v, want %s", c.name, s, c.want)
+		}
+	}
+}
+
+// As many connections as attempts run at once, and none more for hundreds of requests.
+func TestConnectionsAreReused(t *testing.T) {
+	t.Parallel()
+	const slots, each = 8, 30
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
+			t.Parallel()
+			var mu sync.Mutex
+			var conns atomic.Int32
+			attempts := map[string]int{}
+			server := serveHTTP(t, secure, func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				attempts[r.Header.Get("Callq-Attempt")]++
+				mu.Unlock()
+				_, _ = io.Copy(w, r.Body)
+				_, _ = io.WriteString(w, strings.Repeat("x", 100_000)) // more than is kept
+			})
+			h := newTestTask(t, HTTPConfig{TLS: certificatesOf(server), MaxIdlePerHost: slots})
+			for _, dial := range []*func(context.Context, string, string) (net.Conn, error){&h.transport.DialContext, &h.transport.DialTLSContext} {
+				inner := *dial
+				*dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conns.Add(1)
+					return inner(ctx, network, addr)
+				}
+			}
+			var wg sync.WaitGroup
+			for slot := range slots {
+				wg.Go(func() {
+					for n := range each {
+						call := callOf(`{"method":"POST","url":%q,"body":"b"}`, server.URL)
+						call.Attempt = slot*each + n
+						if s := h.run(t.Context(), call, bound, granted); s.err != nil || !s.wrote {
+							t.Errorf("got %+v", s)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if conns.Load() > slots || len(attempts) != slots*each {
+				t.Errorf("%d connections for %d slots; %d attempts arrived of %d", conns.Load(), slots, len(attempts), slots*each)
+			}
+			for attempt, n := range attempts {
+				if n != 1 {
+					t.Errorf("attempt %s arrived %d times", attempt, n)
+				}
+			}
+		})
 	}
 }

@@ -3,87 +3,105 @@ package tasks
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"syscall"
 	"time"
 )
 
-// newTransport makes the http task's transport: HTTP/1.1 on gated connections. Redirects, proxies
-// and HTTP/2 are off, for each would send what the gate does not see as one request.
-func newTransport(cfg HTTPConfig, allowed hosts) *http.Transport {
-	d := dialer{cfg: cfg, hosts: allowed}
+const (
+	// maxHeader bounds a request's header. The transport's write buffer takes it whole with room to
+	// spare, so that it leaves with the first Write.
+	maxHeader       = 15 << 10
+	writeBuffer     = 16 << 10
+	maxAnswerHeader = 64 << 10
+	idleTimeout     = 30 * time.Second // shorter than most servers': what they close may be in use again
+)
+
+// dialer makes gated connections. It is safe for concurrent use.
+type dialer struct {
+	timeout   time.Duration
+	tls       *tls.Config
+	addresses *addresses
+}
+
+// newTransport speaks HTTP/1.1, without a proxy, over gated connections: one per request, at most
+// MaxIdlePerHost to a host, kept as long as they can be.
+func newTransport(cfg HTTPConfig) *http.Transport {
+	d := &dialer{timeout: cfg.ConnectTimeout, tls: &tls.Config{}, addresses: newAddresses(cfg)}
+	if cfg.TLS != nil {
+		d.tls = cfg.TLS.Clone()
+	}
+	d.tls.NextProtos = []string{"http/1.1"}
+	if d.tls.ClientSessionCache == nil {
+		d.tls.ClientSessionCache = tls.NewLRUClientSessionCache(0)
+	}
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
 	return &http.Transport{
-		DialContext:            d.plain,
-		DialTLSContext:         d.tls,
-		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
-		MaxIdleConnsPerHost:    max(cfg.MaxIdlePerHost, 1),
-		IdleConnTimeout:        90 * time.Second,
-		MaxResponseHeaderBytes: 256 << 10,
+		Protocols:              protocols,
+		DialContext:            d.dial,
+		DialTLSContext:         d.dialTLS,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    cfg.MaxIdlePerHost,
+		MaxConnsPerHost:        cfg.MaxIdlePerHost, // as many as there are attempts: it delays none
+		IdleConnTimeout:        idleTimeout,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+		WriteBufferSize:        writeBuffer,
 	}
 }
 
-type dialer struct {
-	cfg   HTTPConfig
-	hosts hosts
-}
-
-func (d dialer) plain(ctx context.Context, network, address string) (net.Conn, error) {
-	raw, err := d.tcp(ctx, network, address)
+func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	raw, err := d.connect(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
 	return &gatedConn{Conn: raw, raw: raw}, nil
 }
 
-// tls shakes hands here and not in the transport, so that the gate sees the request and not the
-// handshake.
-func (d dialer) tls(ctx context.Context, network, address string) (net.Conn, error) {
-	raw, err := d.tcp(ctx, network, address)
+// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the
+// request.
+func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	raw, err := d.connect(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, errors.Join(err, raw.Close())
+	config := d.tls.Clone()
+	if config.ServerName == "" {
+		config.ServerName = host
 	}
-	cfg := d.cfg.TLS.Clone()
-	if cfg == nil {
-		cfg = &tls.Config{MinVersion: tls.VersionTLS12}
-	}
-	if cfg.ServerName == "" {
-		cfg.ServerName = host
-	}
-	conn := tls.Client(raw, cfg)
+	conn := tls.Client(raw, config)
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("TLS handshake with %s: %w", address, err), raw.Close())
+		_ = raw.Close()
+		return nil, fmt.Errorf("TLS handshake: %w", err)
 	}
 	return &gatedConn{Conn: conn, raw: raw}, nil
 }
 
-// tcp connects, with a linger time of 0: when the connection or this process ends, the kernel
-// sends nothing more of it.
-func (d dialer) tcp(ctx context.Context, network, address string) (*net.TCPConn, error) {
-	host, port, err := net.SplitHostPort(address)
+// connect resolves and connects, to allowed addresses only. From then on a close, by the kernel of
+// a killed worker too, is a reset that drops what has not left.
+func (d *dialer) connect(ctx context.Context, network, addr string) (*net.TCPConn, error) {
+	nd := net.Dialer{ControlContext: d.addresses.control(addr)}
+	conn, err := nd.DialContext(ctx, network, addr)
 	if err != nil {
-		return nil, err
-	}
-	dial := net.Dialer{
-		Timeout: d.cfg.ConnectTimeout,
-		Control: func(_, resolved string, _ syscall.RawConn) error { return d.hosts.dial(host, port, resolved) },
-	}
-	conn, err := dial.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("connect: %w", err)
 	}
 	raw, ok := conn.(*net.TCPConn)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("%s is not a TCP network", network), conn.Close())
+		_ = conn.Close()
+		return nil, fmt.Errorf("connect: %T is not a TCP connection", conn)
 	}
 	if err := raw.SetLinger(0); err != nil {
-		return nil, errors.Join(fmt.Errorf("set linger of %s: %w", address, err), raw.Close())
+		_ = raw.Close()
+		return nil, fmt.Errorf("connect: set SO_LINGER: %w", err)
 	}
 	return raw, nil
 }

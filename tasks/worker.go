@@ -176,7 +176,7 @@ func (w *Worker) Run(ctx context.Context) error {
 // record by recordGrace. What is then still open is found by the dispatcher's sweeper.
 func (w *Worker) shutDown(server *asynq.Server, stopHandling context.CancelFunc) {
 	w.draining.Store(true)
-	w.log.Info("worker draining", "worker", w.id, "running", len(w.slots)) //nolint:sloglint // ctx has ended
+	w.log.Info("worker draining", "worker", w.id, "running", len(w.slots))
 	close(w.drain)
 	w.leave()
 	idle := make(chan struct{})
@@ -188,10 +188,10 @@ func (w *Worker) shutDown(server *asynq.Server, stopHandling context.CancelFunc)
 	if !waitFor(idle, w.cfg.ShutdownTimeout) {
 		stopHandling()
 		if !waitFor(idle, recordGrace) {
-			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots)) //nolint:sloglint // ctx has ended
+			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots))
 		}
 	}
-	w.log.Info("worker stopped", "worker", w.id) //nolint:sloglint // ctx has ended
+	w.log.Info("worker stopped", "worker", w.id)
 }
 
 func waitFor(done <-chan struct{}, most time.Duration) bool {

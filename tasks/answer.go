@@ -1,0 +1,156 @@
+package tasks
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	maxBody       = 64 << 10  // of an answer, kept in result
+	maxDrain      = 256 << 10 // read beyond it, so that the connection can be used again
+	drainFor      = 250 * time.Millisecond
+	maxRetryAfter = 24 * time.Hour
+)
+
+// answer is what the ledger keeps in result.
+type answer struct {
+	Status    int            `json:"status"`
+	Headers   map[string]any `json:"headers"` // a string, or a list where a header came more than once
+	Body      string         `json:"body"`    // valid UTF-8 without NUL, at most maxBody bytes
+	Truncated bool           `json:"truncated"`
+}
+
+// readAnswer reads an answer. whole says that it was read to its end, so that its connection may
+// be used again; an error, that the network or the timeout cut it off. giveUp ends the draining of
+// what is not kept.
+func readAnswer(r *http.Response, giveUp func()) (a answer, whole bool, err error) {
+	a = answer{Status: r.StatusCode}
+	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
+		a.Headers = readableHeaders(r.Header)
+		return a, false, nil
+	}
+	var body io.Reader = r.Body
+	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
+		body = &gunzip{source: r.Body}
+		r.Header.Del("Content-Encoding")
+		r.Header.Del("Content-Length")
+	}
+	a.Headers = readableHeaders(r.Header)
+	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
+	timer := time.AfterFunc(drainFor, giveUp)
+	_, rest := io.CopyN(io.Discard, r.Body, maxDrain)
+	timer.Stop()
+	whole = errors.Is(rest, io.EOF)
+	a.Body, a.Truncated = readable(string(data))
+	a.Truncated = a.Truncated || err != nil
+	if whole {
+		err = nil // it arrived; what did not decode is cut
+	}
+	return a, whole, err
+}
+
+// gunzip decodes gzip, and reads its header only when asked for bytes.
+type gunzip struct {
+	source io.Reader
+	from   *gzip.Reader
+}
+
+func (g *gunzip) Read(b []byte) (int, error) {
+	if g.from == nil {
+		from, err := gzip.NewReader(g.source)
+		if err != nil {
+			return 0, err
+		}
+		g.from = from
+	}
+	return g.from.Read(b)
+}
+
+func readableHeaders(header http.Header) map[string]any {
+	headers := make(map[string]any, len(header))
+	for name, values := range header {
+		list := make([]string, len(values))
+		for i, value := range values {
+			list[i], _ = readable(value)
+		}
+		if len(list) == 1 {
+			headers[name] = list[0]
+		} else {
+			headers[name] = list
+		}
+	}
+	return headers
+}
+
+// readable makes text fit for jsonb: valid UTF-8 without NUL, at most maxBody bytes.
+func readable(text string) (short string, truncated bool) {
+	short = cut(text) // not within a character, which would then look broken
+	short = strings.ToValidUTF8(strings.ReplaceAll(short, "\x00", "�"), "�")
+	return cut(short), len(text) > maxBody || len(short) > maxBody
+}
+
+func cut(text string) string {
+	if len(text) <= maxBody {
+		return text
+	}
+	for n := maxBody; n > maxBody-utf8.UTFMax; n-- {
+		if utf8.RuneStart(text[n]) {
+			return text[:n]
+		}
+	}
+	return text[:maxBody]
+}
+
+func (a answer) json() json.RawMessage {
+	data, _ := json.Marshal(a) // strings and numbers always can
+	return data
+}
+
+// verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
+// again; others, redirects too, are permanent.
+func verdict(what string, r *http.Response, now time.Time) error {
+	status := r.StatusCode
+	if status >= 200 && status <= 299 {
+		return nil
+	}
+	err := fmt.Errorf("%s: %s", what, statusText(status))
+	switch {
+	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable:
+		if d := retryAfter(r.Header, now); d > 0 {
+			return RetryAfter(d, err)
+		}
+		return err
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status >= 500 && status <= 599:
+		return err
+	}
+	return Permanent(err)
+}
+
+func statusText(status int) string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
+}
+
+// retryAfter reads Retry-After, in seconds or as a date, held against the server's own clock where
+// it tells it. 0: not there, not readable or past.
+func retryAfter(header http.Header, now time.Time) time.Duration {
+	text := strings.TrimSpace(header.Get("Retry-After"))
+	if at, err := http.ParseTime(text); err == nil {
+		if date, err := http.ParseTime(header.Get("Date")); err == nil {
+			now = date
+		}
+		return min(max(at.Sub(now), 0), maxRetryAfter)
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if strings.Trim(text, "0123456789.") != "" || err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0
+	}
+	return time.Duration(min(seconds, maxRetryAfter.Seconds()) * float64(time.Second))
+}

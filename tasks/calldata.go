@@ -1,0 +1,362 @@
+package tasks
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// httpCall is the call_data of the task http, read: a request that net/http will write as it is.
+type httpCall struct {
+	request *http.Request // without context and GetBody: net/http has no way to send the body again
+	timeout time.Duration // zero: the queue's
+	shown   string        // method, scheme, host and path; what may be secret is left out
+}
+
+// userAgent is sent unless the call has one of its own.
+const userAgent = "callq"
+
+// readHTTPCall reads call_data. Whatever could keep the request from being written is an error
+// here, before there is a connection; none of them repeats a value that may be secret. A field that
+// is null counts as absent.
+func readHTTPCall(call *Call) (*httpCall, error) {
+	fields, err := readFields(call.Data)
+	if err != nil {
+		return nil, err
+	}
+	c := &httpCall{}
+	var method string
+	var target *url.URL
+	var query url.Values
+	var body []byte
+	var bodies []string
+	header, contentType := http.Header{}, ""
+	for _, name := range sortedKeys(fields) {
+		value := fields[name]
+		if string(value) == "null" {
+			continue
+		}
+		switch name {
+		case "method":
+			method, err = readMethod(value)
+		case "url":
+			target, err = readURL(value)
+		case "query":
+			query, err = readValues(value)
+		case "headers":
+			header, err = readHeader(value)
+		case "timeout":
+			c.timeout, err = readTimeout(value)
+		case "json":
+			bodies, body, contentType = append(bodies, name), value, "application/json"
+		case "form":
+			var form url.Values
+			form, err = readValues(value)
+			bodies, body, contentType = append(bodies, name), []byte(form.Encode()), "application/x-www-form-urlencoded"
+		case "body":
+			var text string
+			text, err = readString(value)
+			bodies, body, contentType = append(bodies, name), []byte(text), "text/plain; charset=utf-8"
+		default:
+			err = errors.New("no such field; there are method, url, query, headers, json, form, body and timeout")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", strconv.Quote(clean(name)), err)
+		}
+	}
+	switch {
+	case target == nil:
+		return nil, errors.New(`"url" is missing`)
+	case len(bodies) > 1:
+		return nil, fmt.Errorf("only one of %s may be there", strings.Join(bodies, ", "))
+	}
+	if method == "" {
+		method = http.MethodGet
+	}
+	c.shown = fmt.Sprintf("%s %s://%s%s", method, target.Scheme, target.Host, target.EscapedPath())
+	return c, c.build(call, method, withQuery(target, query), header, body, contentType)
+}
+
+// build makes the request and has net/http write its header once, to know that it can.
+func (c *httpCall) build(call *Call, method string, target *url.URL, header http.Header, body []byte, contentType string) error {
+	r := &http.Request{Method: method, URL: target, Host: target.Host, Header: header}
+	if host := header["Host"]; host != nil {
+		r.Host = host[0]
+		header.Del("Host")
+	}
+	if user := target.User; user != nil {
+		if password, _ := user.Password(); header["Authorization"] == nil {
+			r.SetBasicAuth(user.Username(), password)
+		}
+		target.User = nil
+	}
+	setDefault(header, "Idempotency-Key", fmt.Sprintf("callq-%d", call.ID))
+	setDefault(header, "User-Agent", userAgent)
+	if contentType != "" {
+		setDefault(header, "Content-Type", contentType)
+	}
+	header.Set("Callq-Call-Id", strconv.FormatInt(call.ID, 10))
+	header.Set("Callq-Attempt", strconv.Itoa(call.Attempt))
+
+	var head bytes.Buffer
+	if err := r.Write(&head); err != nil {
+		return fmt.Errorf("make the request: %w", err)
+	}
+	if n := head.Len() + len("Content-Length: \r\n") + 20; n > maxHeader {
+		return fmt.Errorf("the request's header, with the URL, has %d bytes; %d are allowed", n, maxHeader)
+	}
+	if len(body) > 0 {
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	c.request = r
+	return nil
+}
+
+func setDefault(header http.Header, name, value string) {
+	if header[name] == nil {
+		header.Set(name, value)
+	}
+}
+
+func readFields(data json.RawMessage) (map[string]json.RawMessage, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(data, &fields); err != nil || fields == nil {
+		return nil, errors.New("must be an object")
+	}
+	return fields, nil
+}
+
+func readString(value json.RawMessage) (string, error) {
+	var text *string
+	if err := json.Unmarshal(value, &text); err != nil || text == nil {
+		return "", errors.New("must be a string")
+	}
+	return *text, nil
+}
+
+func readMethod(value json.RawMessage) (string, error) {
+	method, err := readString(value)
+	switch {
+	case err != nil:
+		return "", err
+	case !isToken(method):
+		return "", errors.New("is no HTTP method")
+	case strings.EqualFold(method, http.MethodConnect):
+		return "", errors.New("CONNECT is not possible")
+	}
+	return strings.ToUpper(method), nil
+}
+
+func readURL(value json.RawMessage) (*url.URL, error) {
+	text, err := readString(value)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(escaped(text))
+	if err != nil {
+		if parseErr, ok := errors.AsType[*url.Error](err); ok {
+			err = parseErr.Err // the whole would repeat the URL
+		}
+		return nil, err
+	}
+	u.Host = strings.ToLower(u.Host)
+	switch host := u.Hostname(); {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, errors.New("must begin with http:// or https://")
+	case host == "" || u.Opaque != "":
+		return nil, errors.New("has no host")
+	case !isHost(u.Host):
+		return nil, errors.New("the host may have letters, digits, dots and hyphens only (xn--… for others)")
+	case isNumber(host[strings.LastIndexByte(strings.TrimSuffix(host, "."), '.')+1:]):
+		if _, err := netip.ParseAddr(host); err != nil {
+			return nil, fmt.Errorf("%q is neither a name nor an address in its usual form", host)
+		}
+	}
+	if port := u.Port(); port != "" || strings.HasSuffix(u.Host, ":") {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return nil, errors.New("the port must be 1..65535")
+		}
+	}
+	return u, nil
+}
+
+// isNumber says that a host's last label makes it an IPv4 address to some resolvers: 2130706433,
+// 0x7f.1, 127.1.
+func isNumber(label string) bool {
+	label = strings.TrimSuffix(label, ".")
+	_, err := strconv.ParseUint(label, 0, 64)
+	return err == nil || label != "" && strings.Trim(label, "0123456789") == ""
+}
+
+// escaped escapes what no URL has as it is. net/http would send it raw in a query, and for its sake
+// undo all escapes of a path.
+func escaped(text string) string {
+	var b strings.Builder
+	for _, c := range []byte(text) {
+		if c >= 0x80 || strings.IndexByte(" \"<>\\^`{|}", c) >= 0 {
+			fmt.Fprintf(&b, "%%%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+func withQuery(u *url.URL, query url.Values) *url.URL {
+	if more := query.Encode(); u.RawQuery != "" && more != "" {
+		u.RawQuery += "&" + more
+	} else {
+		u.RawQuery += more
+	}
+	return u
+}
+
+// readValues reads an object of strings, numbers, booleans or arrays of these.
+func readValues(value json.RawMessage) (url.Values, error) {
+	fields, err := readFields(value)
+	if err != nil {
+		return nil, err
+	}
+	values := url.Values{}
+	for name, field := range fields {
+		for _, element := range elements(field) {
+			text, err := readScalar(element)
+			if err != nil {
+				return nil, fmt.Errorf("%q: %w", clean(name), err)
+			}
+			values.Add(name, text)
+		}
+	}
+	return values, nil
+}
+
+// elements are those of an array, or the value itself.
+func elements(value json.RawMessage) []json.RawMessage {
+	var list []json.RawMessage
+	if err := json.Unmarshal(value, &list); err != nil || value[0] != '[' {
+		return []json.RawMessage{value}
+	}
+	return list
+}
+
+func readScalar(value json.RawMessage) (string, error) {
+	if text, err := readString(value); err == nil {
+		return text, nil
+	}
+	if c := value[0]; c == '{' || c == '[' || c == 'n' {
+		return "", errors.New("must be a string, a number, a boolean or an array of these")
+	}
+	return string(value), nil // a number keeps its digits
+}
+
+func readHeader(value json.RawMessage) (http.Header, error) {
+	fields, err := readFields(value)
+	if err != nil {
+		return nil, err
+	}
+	header := http.Header{}
+	for _, name := range sortedKeys(fields) {
+		if err := checkName(name); err != nil {
+			return nil, fmt.Errorf("%q: %w", clean(name), err)
+		}
+		for _, element := range elements(fields[name]) {
+			text, err := readHeaderValue(element)
+			if err != nil {
+				return nil, fmt.Errorf("%q: %w", name, err)
+			}
+			header.Add(name, text)
+		}
+	}
+	if host, ok := header["Host"]; ok && (len(host) != 1 || !isHost(host[0])) {
+		return nil, errors.New(`"Host": must be one host, or host:port`)
+	}
+	return header, nil
+}
+
+// checkName refuses names that frame the request or belong to the connection, which are net/http's,
+// and those that callq sets.
+func checkName(name string) error {
+	switch canonical := http.CanonicalHeaderKey(name); canonical {
+	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
+		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return errors.New("may not be set: it is about the connection, not the call")
+	case "Callq-Attempt", "Callq-Call-Id":
+		return errors.New("may not be set: callq sets it")
+	}
+	if !isToken(name) {
+		return errors.New("is no header's name")
+	}
+	return nil
+}
+
+func readHeaderValue(value json.RawMessage) (string, error) {
+	if fields, err := readFields(value); err == nil && fields["secret"] != nil {
+		return "", errors.New("secrets are not available in this version")
+	}
+	text, err := readString(value)
+	if err != nil {
+		return "", errors.New("must be a string or an array of strings")
+	}
+	for _, c := range []byte(text) {
+		if c < ' ' && c != '\t' || c == 0x7f {
+			return "", errors.New("has a line break or another control character")
+		}
+	}
+	return text, nil
+}
+
+// readTimeout reads "30s" or seconds.
+func readTimeout(value json.RawMessage) (time.Duration, error) {
+	var seconds float64
+	var d time.Duration
+	if text, err := readString(value); err == nil {
+		if d, err = time.ParseDuration(text); err != nil {
+			return 0, errors.New(`must be a duration such as "30s" or "1m30s", or a number of seconds`)
+		}
+	} else if err := json.Unmarshal(value, &seconds); err != nil {
+		return 0, errors.New(`must be a duration such as "30s", or a number of seconds`)
+	} else if d = time.Duration(seconds * float64(time.Second)); seconds > math.MaxInt64/float64(time.Second) {
+		d = math.MaxInt64
+	}
+	if d <= 0 {
+		return 0, errors.New("must be above 0")
+	}
+	return d, nil
+}
+
+// isToken is RFC 9110's token: what methods and header names are made of.
+func isToken(text string) bool {
+	return text != "" && strings.IndexFunc(text, func(c rune) bool {
+		return !isAlphanumeric(c) && !strings.ContainsRune("!#$%&'*+-.^_`|~", c)
+	}) < 0
+}
+
+// isHost takes what a Host header may be, in ASCII.
+func isHost(text string) bool {
+	return text != "" && strings.IndexFunc(text, func(c rune) bool {
+		return !isAlphanumeric(c) && !strings.ContainsRune("-._:[]", c)
+	}) < 0
+}
+
+func isAlphanumeric(c rune) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+func sortedKeys(fields map[string]json.RawMessage) []string {
+	names := make([]string, 0, len(fields))
+	for name := range fields {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

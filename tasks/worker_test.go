@@ -1,0 +1,338 @@
+package tasks_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/tasks"
+	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+)
+
+// bench is a database, a Redis, a dispatcher and a worker of one test.
+type bench struct {
+	t      *testing.T
+	pool   *pgxpool.Pool
+	redis  *redis.Client
+	worker *tasks.Worker
+	client *callqueue.Client
+	drain  func() // ends the worker, and waits for that
+}
+
+// newBench runs a dispatcher, and a worker with these handlers.
+func newBench(t *testing.T, handlers map[string]tasks.Handler) *bench {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(pgtest.NewURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range ledger.Settings() {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	config.MaxConns = 12
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	server, err := local.StartRedis(t.Context(), local.Redis{Install: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop() })
+	options, err := redis.ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, pool: pool, redis: redis.NewClient(options)}
+	t.Cleanup(func() { _ = b.redis.Close() })
+	if b.client, err = callqueue.New(pool); err != nil {
+		t.Fatal(err)
+	}
+	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: b.redis, Rules: dispatcher.Rules{
+		Limits: []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 1000, Window: time.Hour}}},
+		Queues: []dispatcher.QueueRule{{
+			Name: "default", Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
+			BackoffMax: 20 * time.Millisecond, Timeout: 500 * time.Millisecond, OnLost: "retry",
+		}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.run(d.Run)
+	if b.worker, err = tasks.New(tasks.Config{Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: 5 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	for name, handler := range handlers {
+		b.worker.Handle(name, handler)
+	}
+	b.drain = b.run(b.worker.Run)
+	return b
+}
+
+// run runs a part until the test ends or the returned function is called.
+func (b *bench) run(part func(context.Context) error) func() {
+	ctx, stop := context.WithCancel(context.Background())
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		if err := part(ctx); err != nil {
+			b.t.Error(err)
+		}
+	})
+	end := func() { stop(); ended.Wait() }
+	b.t.Cleanup(end)
+	return end
+}
+
+func (b *bench) insert(task string) int64 {
+	b.t.Helper()
+	id, err := b.client.Insert(b.t.Context(), callqueue.Call{Task: task})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return id
+}
+
+// await waits until a query answers true.
+func (b *bench) await(sql string, args ...any) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var ok *bool
+		if err := b.pool.QueryRow(ctx, sql, args...).Scan(&ok); err != nil && !errors.Is(err, pgx.ErrNoRows) && ctx.Err() == nil {
+			b.t.Fatal(err)
+		}
+		if ok != nil && *ok {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			b.t.Fatalf("still not so: %s", sql)
+		}
+	}
+}
+
+// ended returns what is recorded of the call's newest attempt, once the call has the status.
+func (b *bench) ended(id int64, status callqueue.Status) (outcome, message string, charges int) {
+	b.t.Helper()
+	b.await(`SELECT status = $2 FROM call_queue WHERE id = $1`, id, string(status))
+	err := b.pool.QueryRow(context.Background(), `SELECT outcome, coalesce(error, ''), jsonb_array_length(charged)
+		FROM call_attempts WHERE call_id = $1 ORDER BY attempt DESC LIMIT 1`, id).Scan(&outcome, &message, &charges)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return outcome, message, charges
+}
+
+func TestEndings(t *testing.T) {
+	t.Parallel()
+	const hour = time.Hour
+	b := newBench(t, map[string]tasks.Handler{
+		"nil":   func(context.Context, *tasks.Call) error { return nil },
+		"error": func(context.Context, *tasks.Call) error { return errors.New("it\x00failed\xff") },
+		"permanent": func(context.Context, *tasks.Call) error {
+			return fmt.Errorf("x: %w", tasks.Permanent(errors.New("gone")))
+		},
+		"later":    func(context.Context, *tasks.Call) error { return tasks.RetryAfter(hour, errors.New("busy")) },
+		"unsent":   func(context.Context, *tasks.Call) error { return tasks.NotSent(errors.New("no route")) },
+		"panic":    func(context.Context, *tasks.Call) error { panic("boom") },
+		"slow":     func(ctx context.Context, _ *tasks.Call) error { <-ctx.Done(); return ctx.Err() },
+		"bad data": func(_ context.Context, call *tasks.Call) error { var n int; return call.Bind(&n) },
+		"result": func(_ context.Context, call *tasks.Call) error {
+			return call.SetResult(map[string]any{"n": 7, "nul": "\x00"})
+		},
+	})
+	cases := []struct {
+		task    string
+		status  callqueue.Status
+		outcome string
+		message string
+		charges int
+		runs    int // attempts in all
+	}{
+		{"nil", callqueue.StatusDone, "done", "", 1, 1},
+		{"error", callqueue.StatusFailed, "error", "itfailed�", 1, 2},
+		{"permanent", callqueue.StatusFailed, "permanent", "x: gone", 1, 1},
+		{"later", callqueue.StatusError, "error", "busy", 1, 1},
+		{"panic", callqueue.StatusFailed, "error", "panic: boom", 1, 2},
+		{"slow", callqueue.StatusFailed, "error", "timed out after 500ms: context deadline exceeded", 1, 2},
+		{"bad data", callqueue.StatusFailed, "permanent", "read call_data: json: cannot unmarshal object into Go value of type int", 1, 1},
+		{"result", callqueue.StatusDone, "done", "", 1, 1}, // jsonb cannot hold the result: dropped, not retried for ever
+	}
+	for _, c := range cases {
+		t.Run(c.task, func(t *testing.T) {
+			id := b.insert(c.task)
+			outcome, message, charges := b.ended(id, c.status)
+			if outcome != c.outcome || message != c.message || charges != c.charges {
+				t.Errorf("got %s %q charged %d, want %s %q charged %d", outcome, message, charges, c.outcome, c.message, c.charges)
+			}
+			b.await(`SELECT attempts = $2 AND coalesce(error_message, '') = $3 FROM call_queue WHERE id = $1`, id, c.runs, c.message)
+		})
+	}
+	b.await(`SELECT run_at > now() + interval '55 min' FROM call_queue WHERE task = 'later'`)
+
+	unsent := b.insert("unsent")
+	b.await(`SELECT attempts > 2 AND failed_count = 0 FROM call_queue WHERE id = $1`, unsent)
+	b.await(`SELECT bool_and(outcome = 'not_sent' AND charged = '[]') FROM call_attempts WHERE call_id = $1`, unsent)
+}
+
+// Whatever Redis or Asynq repeats, a handler runs once per attempt.
+func TestRepeatedDeliveries(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	ran := map[string]int{}
+	b := newBench(t, map[string]tasks.Handler{"count": func(_ context.Context, call *tasks.Call) error {
+		mu.Lock()
+		defer mu.Unlock()
+		ran[fmt.Sprint(call.ID, "/", call.Attempt)]++
+		return nil
+	}})
+	again := asynq.NewClientFromRedisClient(b.redis)
+	queue := asynq.Queue(tasks.AsynqQueue(tasks.Pool(b.worker.Tasks(), nil)))
+	const n = 40
+	for range n {
+		payload := tasks.EncodePayload([]tasks.Ref{{CallID: b.insert("count"), Attempt: 1}})
+		for range 3 {
+			if _, err := again.Enqueue(asynq.NewTask(tasks.TypeAttempts, payload), queue, asynq.MaxRetry(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
+	b.drain()
+	if len(ran) != n {
+		t.Errorf("%d attempts ran, want %d", len(ran), n)
+	}
+	for attempt, times := range ran {
+		if times != 1 {
+			t.Errorf("attempt %s ran %d times", attempt, times)
+		}
+	}
+}
+
+func TestUnreadableAsynqTask(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
+	stray := asynq.NewClientFromRedisClient(b.redis)
+	queue := asynq.Queue(tasks.AsynqQueue(tasks.Pool(b.worker.Tasks(), nil)))
+	for _, payload := range []string{"", "{", `{"attempts":7}`, `{"attempts":[[999999,1]]}`} {
+		if _, err := stray.Enqueue(asynq.NewTask(tasks.TypeAttempts, []byte(payload)), queue, asynq.MaxRetry(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.ended(b.insert("ok"), callqueue.StatusDone)
+}
+
+// Draining finishes and records what runs, hands back what waits for a slot, and leaves nothing
+// behind.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	begun, finish := make(chan struct{}, 100), make(chan struct{})
+	b := newBench(t, map[string]tasks.Handler{"hold": func(context.Context, *tasks.Call) error {
+		begun <- struct{}{}
+		<-finish
+		return nil
+	}})
+	for range 12 {
+		b.insert("hold")
+	}
+	for range 4 {
+		<-begun
+	}
+	b.await(`SELECT count(*) > 4 FROM call_open`)
+	drained := make(chan struct{})
+	go func() { b.drain(); close(drained) }()
+	b.await(`SELECT count(*) = 4 FROM call_open WHERE started_at IS NOT NULL`)
+	close(finish)
+	select {
+	case <-drained:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the worker had not drained in 10 s")
+	}
+	b.await(`SELECT count(*) = 4 FROM call_queue WHERE status = 'done'`)
+	b.await(`SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
+	if n := len(begun); n > 0 {
+		t.Errorf("%d handlers ran after draining began", n)
+	}
+}
+
+// A call that was deleted, cancelled or expired after its attempt was handed over is not made.
+func TestHandedOverAndNotMade(t *testing.T) {
+	t.Parallel()
+	cases := []struct{ name, change, status, message string }{
+		{"deleted", `DELETE FROM call_queue WHERE id = $1`, "", "not sent: its call was deleted or cancelled"},
+		{"cancelled", `UPDATE call_queue SET status = 'cancelled' WHERE id = $1`, "cancelled", "not sent: its call was deleted or cancelled"},
+		{"expired", `UPDATE call_queue SET expires_at = now() WHERE id = $1`, "failed", "not sent: its call has expired"},
+	}
+	var ran atomic.Int32
+	b := newBench(t, map[string]tasks.Handler{"count": func(context.Context, *tasks.Call) error { ran.Add(1); return nil }})
+	queue := asynq.Queue(tasks.AsynqQueue(tasks.Pool(b.worker.Tasks(), nil)))
+	byHand := asynq.NewClientFromRedisClient(b.redis)
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			var id int64
+			if err := b.pool.QueryRow(t.Context(), claimByHandSQL).Scan(&id); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.pool.Exec(t.Context(), c.change, id); err != nil {
+				t.Fatal(err)
+			}
+			payload := tasks.EncodePayload([]tasks.Ref{{CallID: id, Attempt: 1}})
+			if _, err := byHand.Enqueue(asynq.NewTask(tasks.TypeAttempts, payload), queue, asynq.MaxRetry(0)); err != nil {
+				t.Fatal(err)
+			}
+			b.await(`SELECT outcome = 'not_sent' AND charged = '[]' AND error = $2 FROM call_attempts WHERE call_id = $1`, id, c.message)
+			b.await(`SELECT coalesce((SELECT status FROM call_queue WHERE id = $1), '') = $2`, id, c.status)
+		})
+	}
+	if ran.Load() != 0 {
+		t.Errorf("%d calls were made", ran.Load())
+	}
+}
+
+// claimByHandSQL opens an attempt that no dispatcher hands over.
+const claimByHandSQL = `
+WITH call AS (
+    INSERT INTO call_queue (task, status, attempts) VALUES ('count', 'dispatched', 1) RETURNING id
+)
+INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
+    limits, keys, costs)
+SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', callq_epoch(),
+    'p', 'default', 'count', '', '{api}', '{""}', '{1}'
+FROM call
+RETURNING call_id`
+
+func TestResultIsKept(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, map[string]tasks.Handler{"sum": func(_ context.Context, call *tasks.Call) error {
+		return call.SetResult(map[string]int{"sum": 3})
+	}})
+	id := b.insert("sum")
+	b.ended(id, callqueue.StatusDone)
+	record, err := b.client.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result map[string]int
+	if err := json.Unmarshal(record.Result, &result); err != nil || result["sum"] != 3 {
+		t.Errorf("result = %s (%v)", record.Result, err)
+	}
+}
