@@ -37,19 +37,20 @@ type candidate struct {
 }
 
 // claim is the claim transaction: it locks the queue's limits, counts what is occupied, and gives
-// out what is left to the next calls of the queue. With wait, it waits for locks.
+// out what is left, of that and of the workers' room, to the next calls of the queue. With wait,
+// it waits for locks.
 //
 // The commit is the point after which a crash is harmless: the attempts are open, their units
 // used, and the sweepers hand over what this process no longer does. That holds too where the
 // commit's outcome stays unknown, for the next claim counts under the same locks.
-func (d *Dispatcher) claim(ctx context.Context, queue string, roster *roster, wait bool) (claimResult, error) {
-	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
+func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claimResult, error) {
+	ctx, cancel := context.WithTimeout(tick, claimTimeout)
 	defer cancel()
 	tx, err := d.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return claimResult{}, fmt.Errorf("begin: %w", err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // after Commit it does nothing; a broken connection is closed
+	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
 
 	limits, free, err := lockQueue(ctx, tx, queue, wait)
 	if err != nil {
@@ -64,6 +65,10 @@ func (d *Dispatcher) claim(ctx context.Context, queue string, roster *roster, wa
 	}
 	if shut := shutFor(limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, limits, epoch)
+	}
+	roster, err := readRoster(ctx, tx)
+	if err != nil {
+		return claimResult{}, err
 	}
 	want := min(claimMost, roster.room())
 	if want == 0 {
@@ -88,7 +93,7 @@ func (d *Dispatcher) claim(ctx context.Context, queue string, roster *roster, wa
 	if batch.refused > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", batch.refused)
 	}
-	d.hand.over(ctx, batch.deliveries())
+	d.hand.over(tick, batch.deliveries()) // however long the claim took
 
 	result := claimResult{claimed: len(batch.attempts), lookIn: lookLater}
 	switch {
@@ -114,11 +119,12 @@ type lockedLimit struct {
 }
 
 // lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
-// them what is in force. Without wait it answers false when another holds one.
+// them what is in force; last the workers' room, which all claims share. Without wait it answers
+// false when another holds one.
 func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]lockedLimit, bool, error) {
-	queueSQL, limitsSQL := lockQueueSQL, lockLimitsSQL
+	queueSQL, limitsSQL, roomSQL := lockQueueSQL, lockLimitsSQL, lockRoomSQL
 	if !wait {
-		queueSQL, limitsSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED"
+		queueSQL, limitsSQL, roomSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED", tryRoomSQL
 	}
 	var names []string
 	var settings pgx.Batch
@@ -131,33 +137,40 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]locke
 	if err != nil {
 		return nil, false, fmt.Errorf("lock the queue: %w", err)
 	}
-	if len(names) == 0 {
-		return nil, true, nil
-	}
-	rows, err := tx.Query(ctx, limitsSQL, names)
-	if err != nil {
+	var limits []lockedLimit
+	var room bool
+	var locks pgx.Batch
+	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
+		limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
+		return err
+	})
+	locks.Queue(roomSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&room) })
+	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
 		return nil, false, fmt.Errorf("lock the limits: %w", err)
 	}
-	limits, err := pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
-	if err != nil {
-		return nil, false, fmt.Errorf("lock the limits: %w", err)
-	}
-	return limits, len(limits) == len(names), nil
+	return limits, room && len(limits) == len(names), nil
 }
 
 const claimSettingsSQL = `
 SELECT set_config('synchronous_commit', 'on', true),
     set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)`
 
-// FOR SHARE: claims of one queue do not wait for each other here, but publishing waits for them.
-const lockQueueSQL = `SELECT limits FROM call_queues WHERE name = $1 FOR SHARE`
+// Not FOR SHARE: claims that overlap would keep a publisher waiting for ever.
+const lockQueueSQL = `SELECT limits FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 
+// By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
 SELECT name, rate, window_size, slack, send_within, epoch, shut_until, complete_since
 FROM call_limits
 WHERE name = ANY($1)
-ORDER BY name
+ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE`
+
+// Only claims take this lock, and none waits for another while it holds it.
+const (
+	lockRoomSQL = `SELECT true FROM pg_advisory_xact_lock(hashtext('callq room'))`
+	tryRoomSQL  = `SELECT pg_try_advisory_xact_lock(hashtext('callq room'))`
+)
 
 // readClock reads Postgres's clock in a statement that waits for no lock, after those that may
 // have.
@@ -223,6 +236,13 @@ type batch struct {
 	attempts []claimed
 }
 
+// parcel is what an Asynq task is made from: calls of one task for one pool, so that they can be
+// sent again together, to another pool if need be.
+type parcel struct {
+	pool *pool
+	task string
+}
+
 // claimed is an attempt that a claim opened.
 type claimed struct {
 	CallID  int64  `db:"call_id"`
@@ -243,14 +263,15 @@ func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, limits [
 	b := &batch{id: rand.Int64(), epoch: epoch, seen: len(candidates)}
 	var refused []int64
 	var reasons []string
-	chosen := map[*pool][]int64{}
+	chosen := map[parcel][]int64{}
 	for _, c := range candidates {
 		if c.Refusal != nil {
 			refused, reasons = append(refused, c.ID), append(reasons, *c.Refusal)
 			continue
 		}
 		if p := roster.choose(c.Task); p != nil {
-			chosen[p] = append(chosen[p], c.ID)
+			to := parcel{p, c.Task}
+			chosen[to] = append(chosen[to], c.ID)
 		}
 	}
 	b.refused = len(refused)
@@ -322,18 +343,18 @@ FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
 WHERE q.id = r.id AND q.status IN ('new', 'error')`
 
 // open writes the attempts. Each is charged to all limits of its queue.
-func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, now time.Time, chosen map[*pool][]int64) error {
+func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, now time.Time, chosen map[parcel][]int64) error {
 	var ids []int64
 	var taskNos []int32
 	var pools []string
 	next := int32(0)
-	for p, calls := range chosen {
-		k := p.packing(len(calls))
+	for to, calls := range chosen {
+		k := to.pool.packing(len(calls))
 		for i, id := range calls {
 			if i > 0 && i%k == 0 {
 				next++
 			}
-			ids, taskNos, pools = append(ids, id), append(taskNos, next), append(pools, p.Name)
+			ids, taskNos, pools = append(ids, id), append(taskNos, next), append(pools, to.pool.Name)
 		}
 		next++
 	}

@@ -46,7 +46,7 @@ type Dispatcher struct {
 	metrics *metrics
 	hand    *handover
 	wake    chan struct{}      // somebody said that there may be something to claim
-	armed   chan time.Duration // a tick says in how long there may be
+	armed   chan time.Duration // a tick says in how long there may be; sent and emptied in turn
 
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
 	turn    sync.Mutex
@@ -202,10 +202,8 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	sweepErr := d.sweep(bounded)
 	next, lookErr := d.look(bounded, true)
 	if lookErr == nil {
-		select {
-		case d.armed <- next:
-		default: // the loop has not taken the last one yet, and will look soon
-		}
+		d.disarm()
+		d.armed <- next
 	}
 	return errors.Join(sweepErr, lookErr)
 }
@@ -244,7 +242,16 @@ func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
 	defer cancel()
 	d.turn.Lock()
 	defer d.turn.Unlock()
+	d.disarm() // this look knows better
 	return d.look(bounded, false)
+}
+
+// disarm takes back what a tick has said and the loop has not heard yet.
+func (d *Dispatcher) disarm() {
+	select {
+	case <-d.armed:
+	default:
+	}
 }
 
 // pause waits d, or less if ctx ends: then it returns false.

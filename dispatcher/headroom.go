@@ -60,26 +60,28 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 // occupiedSQL reads open attempts and usage in one statement, and calls nothing that would take a
 // snapshot of its own: a closing that commits between two readings would be missed by both. An
 // attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
-// as it is open. $2 is, per limit, now - W - margin: what has a later until still counts. Buckets
-// are labelled with their end. The units of an open attempt can come free from its start on, for
-// until is not before that.
+// as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
+// is, per limit, now - W - margin: what has a later until still counts. Buckets are labelled with
+// their end. The unit of an open attempt can come free from its start on where that bounds it; else
+// its until is yet to come, and so is when it comes free.
 const occupiedSQL = `
 WITH asked AS (
-    SELECT l.name, a.since, l.slack, l.anchor
+    SELECT l.name, a.since, l.slack, l.anchor, l.epoch
     FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since)
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT a.name, u.cost, o.started_at,
-        CASE WHEN o.started_at IS NOT NULL
-              AND coalesce(a.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
-             THEN o.started_at + o.send_within + a.slack
-             ELSE 'infinity' END > a.since AS occupied
+    SELECT a.name, a.since, u.cost, o.started_at + o.send_within + a.slack AS until,
+        CASE WHEN o.epoch = a.epoch AND coalesce(a.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
+             THEN o.started_at END AS bounded_from
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
     JOIN asked a ON a.name = u.name
     WHERE o.limits && $1
 ), units AS (
-    SELECT name, sum(cost) AS cost, min(started_at) AS freed_at FROM open WHERE occupied GROUP BY name
+    SELECT name, sum(cost) AS cost, min(bounded_from) AS freed_at
+    FROM open
+    WHERE bounded_from IS NULL OR until > since
+    GROUP BY name
     UNION ALL
     SELECT a.name, sum(u.used), min(u.bucket)
     FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.bucket > a.since

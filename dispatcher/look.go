@@ -27,10 +27,6 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 	if err != nil {
 		return 0, err
 	}
-	roster, err := readRoster(ctx, d.cfg.Pool)
-	if err != nil {
-		return 0, err
-	}
 	next := time.Minute
 	d.rounds++
 	var failures error
@@ -44,7 +40,7 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 			next = min(next, time.Until(until))
 			continue
 		}
-		again, err := d.drainQueue(ctx, queue.Name, roster, wait)
+		again, err := d.drainQueue(ctx, queue.Name, wait)
 		if err != nil {
 			failures = errors.Join(failures, fmt.Errorf("claim from queue %q: %w", queue.Name, err))
 			continue
@@ -55,9 +51,9 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 }
 
 // drainQueue claims from one queue until its limits, the workers or its calls run out.
-func (d *Dispatcher) drainQueue(ctx context.Context, queue string, roster *roster, wait bool) (time.Duration, error) {
+func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (time.Duration, error) {
 	for {
-		result, err := d.claim(ctx, queue, roster, wait)
+		result, err := d.claim(ctx, queue, wait)
 		if err != nil {
 			return 0, err
 		}
@@ -83,10 +79,11 @@ func (d *Dispatcher) dueQueues(ctx context.Context) ([]dueQueue, error) {
 	return queues, nil
 }
 
-// One probe of call_queue_ready_idx per queue and priority.
+// One probe of call_queue_ready_idx per queue and priority. run_at may be infinite, of which
+// nothing can be subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
-    least(60, extract(epoch FROM first_at - clock_timestamp()))::float8 AS due_in
+    extract(epoch FROM least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp())::float8 AS due_in
 FROM (
     SELECT r.name, min(f.ready_at) AS first_at
     FROM call_queues r

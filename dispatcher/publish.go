@@ -52,6 +52,8 @@ type publication struct {
 	rules   Rules
 	by      string
 	changes []string
+	put     []string // limits that were written
+	dropped []string // limits that were taken away
 	recall  []string // queues whose unstarted attempts are recalled
 }
 
@@ -94,7 +96,10 @@ func (p *publication) run(ctx context.Context) error {
 	if err := p.publishLimits(ctx, limits); err != nil {
 		return err
 	}
-	return p.recallUnstarted(ctx)
+	if err := p.recallUnstarted(ctx); err != nil {
+		return err
+	}
+	return p.record(ctx)
 }
 
 func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
@@ -185,6 +190,7 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 		if err := p.putLimit(ctx, now, !known || was.reachesShort(now)); err != nil {
 			return err
 		}
+		p.put = append(p.put, l.Name)
 		p.changes = append(p.changes, fmt.Sprintf("limit %s: %s", l.Name, l.Rate))
 		if known && !was.onlyRaised(now) {
 			p.recall = append(p.recall, was.Queues...)
@@ -197,6 +203,7 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 		if _, err := p.tx.Exec(ctx, dropLimitSQL, row.Name, p.by); err != nil {
 			return fmt.Errorf("take limit %q away: %w", row.Name, err)
 		}
+		p.dropped = append(p.dropped, row.Name)
 		p.changes = append(p.changes, fmt.Sprintf("limit %s: taken away", row.Name))
 	}
 	return nil
@@ -231,31 +238,21 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 
 // published_at is read once the row's lock is held: claims under the former rules were before it.
 const putLimitSQL = `
-WITH put AS (
-    INSERT INTO call_limits AS l (name, version, rate, window_size, anchor, slack, send_within, queues,
-        published_at, published_by, complete_since, epoch)
-    SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, nullif(@anchor, ''), @slack::interval,
-        @send_within::interval, @queues::text[], clock_timestamp(), @by, NULL, callq_epoch()
-    FROM call_limit_changes c WHERE c.limit_name = @name
-    ON CONFLICT (name) DO UPDATE
-    SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size,
-        anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
-        queues = excluded.queues, published_at = clock_timestamp(), published_by = excluded.published_by,
-        complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END
-    RETURNING *
-)
-INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, anchor, slack, send_within, queues, published_by)
-SELECT name, version, published_at, rate, window_size, anchor, slack, send_within, queues, published_by FROM put`
+INSERT INTO call_limits AS l (name, version, rate, window_size, anchor, slack, send_within, queues,
+    published_at, published_by, complete_since, epoch)
+SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, nullif(@anchor, ''), @slack::interval,
+    @send_within::interval, @queues::text[], clock_timestamp(), @by, NULL, callq_epoch()
+FROM call_limit_changes c WHERE c.limit_name = @name
+ON CONFLICT (name) DO UPDATE
+SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size,
+    anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
+    queues = excluded.queues, published_at = clock_timestamp(), published_by = excluded.published_by,
+    complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END`
 
 const dropLimitSQL = `
-WITH dropped AS (
-    UPDATE call_limits
-    SET version = version + 1, queues = '{}', published_at = clock_timestamp(), published_by = $2
-    WHERE name = $1
-    RETURNING *
-)
-INSERT INTO call_limit_changes (limit_name, version, in_force_from, queues, published_by)
-SELECT name, version, published_at, queues, published_by FROM dropped`
+UPDATE call_limits
+SET version = version + 1, queues = '{}', published_at = clock_timestamp(), published_by = $2
+WHERE name = $1`
 
 // recallUnstarted closes, unsent, what was claimed under rules that hold no more. It waits for
 // the rows' locks: a start may be in doubt, and must be seen to have happened or not.
@@ -292,3 +289,21 @@ SELECT call_id, attempt FROM call_open
 WHERE queue = ANY($1) AND started_at IS NULL
 ORDER BY call_id
 FOR UPDATE`
+
+// record writes the new versions down. They are in force once nothing that was claimed under the
+// former ones can start: what started until then had been admitted by those.
+func (p *publication) record(ctx context.Context) error {
+	if len(p.put)+len(p.dropped) == 0 {
+		return nil
+	}
+	if _, err := p.tx.Exec(ctx, recordSQL, p.put, p.dropped); err != nil {
+		return fmt.Errorf("record the limits' versions: %w", err)
+	}
+	return nil
+}
+
+const recordSQL = `
+INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, anchor, slack, send_within, queues, published_by)
+SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, anchor, slack, send_within, queues, published_by
+FROM call_limits
+WHERE name = ANY($1) OR name = ANY($2)`

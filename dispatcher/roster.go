@@ -13,7 +13,7 @@ import (
 // roster is which pools there are and how much each can take: the open attempts that nobody has
 // started are kept to twice the free slots, or a backlog would flood Redis. While no worker
 // lives a little is claimed all the same, for the pools last seen, so that work is ready for the
-// first that comes. It is read once per look and counted down by the look's claims.
+// first that comes. A claim reads it under a lock that all claims share, and counts it down.
 type roster struct {
 	pools []*pool
 }

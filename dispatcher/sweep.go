@@ -103,14 +103,15 @@ func (d *Dispatcher) sweepLost(ctx context.Context) (int, error) {
 const lostWhere = `o.started_at IS NOT NULL AND o.deadline < clock_timestamp()`
 
 // sweepEpoch ends attempts that a former server, before a failover or restore, gave out: whether
-// they started there is unknown, so they are charged as of now.
+// they started there is unknown, so they are charged as of now; a handler that had started may
+// send until its deadline.
 func (d *Dispatcher) sweepEpoch(ctx context.Context) (int, error) {
 	rows, err := d.overdue(ctx, epochWhere)
 	if err != nil {
 		return 0, err
 	}
 	return d.close(ctx, rows, func(o overdue) ledger.Closing {
-		arrival := limit.Arrival{Written: o.Age, Closed: o.Age}
+		arrival := limit.Arrival{Written: o.Age, Closed: max(o.Age, o.Deadline)}
 		return o.lost("Postgres failed over or was restored while the attempt was open", arrival)
 	})
 }
@@ -281,7 +282,8 @@ func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 	if d.rounds%60 != 0 { // every minute or so is often enough
 		return 0, nil
 	}
-	if _, err := d.cfg.Pool.Exec(ctx, tidyUsageSQL); err != nil {
+	gained := d.clock.Gained(time.Time{}, 0) // ever: where the clock was set forward, windows reach back further
+	if _, err := d.cfg.Pool.Exec(ctx, tidyUsageSQL, gained); err != nil {
 		return 0, err
 	}
 	_, err := d.cfg.Pool.Exec(ctx, tidyWorkersSQL)
@@ -291,6 +293,6 @@ func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 const tidyUsageSQL = `
 DELETE FROM call_usage u
 USING call_limits l
-WHERE u.limit_name = l.name AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute'`
+WHERE u.limit_name = l.name AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
 
 const tidyWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`

@@ -2,13 +2,17 @@ package dispatcher_test
 
 import (
 	"context"
-	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -87,24 +91,67 @@ func (s *system) aliveIn(pool string, slots int, tasks ...string) {
 		VALUES ($1, $1, $2, '{}', $3, clock_timestamp(), clock_timestamp() + interval '1 hour')`, pool, tasks, slots)
 }
 
-// start starts every open attempt that has not started, as a worker would.
-func (s *system) start(timeout time.Duration) {
+// start starts open attempts as a worker would: of these calls, or all that have not started.
+func (s *system) start(timeout time.Duration, ids ...int64) {
 	s.t.Helper()
-	ids := one[[]int64](s, `SELECT coalesce(array_agg(call_id ORDER BY call_id), '{}') FROM call_open WHERE started_at IS NULL`)
-	requests := make([]ledger.StartRequest, len(ids))
-	for i, id := range ids {
-		requests[i] = ledger.StartRequest{
-			CallID: id, Token: 1000 + id, Timeout: timeout,
-			Attempt: one[int32](s, `SELECT attempt FROM call_open WHERE call_id = $1`, id),
+	for _, r := range s.requests(ids, timeout) {
+		answers, err := ledger.Start(context.Background(), s.pool, "w", []ledger.StartRequest{r})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if answers[0].StartedAt == nil {
+			s.t.Fatalf("call %d was not started: %+v", r.CallID, answers[0])
 		}
 	}
-	answers, err := ledger.Start(context.Background(), s.pool, "w", requests)
+}
+
+func (s *system) requests(ids []int64, timeout time.Duration) []ledger.StartRequest {
+	s.t.Helper()
+	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt FROM call_open
+		WHERE started_at IS NULL AND (cardinality($1::bigint[]) = 0 OR call_id = ANY($1)) ORDER BY call_id`, append([]int64{}, ids...))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	for _, a := range answers {
-		if a.StartedAt == nil {
-			s.t.Fatalf("call %d was not started: %+v", a.CallID, a)
+	requests, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.StartRequest, error) {
+		r := ledger.StartRequest{Token: rand.Int64() | 1, Timeout: timeout}
+		return r, row.Scan(&r.CallID, &r.Attempt)
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return requests
+}
+
+// work starts and ends attempts, as a worker that does nothing in between, until stop is closed.
+func (s *system) work(stop <-chan struct{}) {
+	ctx := context.Background()
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		requests := s.requests(nil, time.Minute)
+		rand.Shuffle(len(requests), func(i, j int) { requests[i], requests[j] = requests[j], requests[i] })
+		asked := time.Now()
+		requests = requests[:min(len(requests), 4)]
+		answers, err := ledger.Start(ctx, s.pool, "w", requests)
+		if err != nil {
+			s.t.Error(err)
+			return
+		}
+		took := time.Since(asked)
+		var closings []ledger.Closing
+		for _, a := range answers {
+			i := slices.IndexFunc(requests, func(r ledger.StartRequest) bool { return r.Token == a.Token })
+			closings = append(closings, ledger.Closing{
+				CallID: a.CallID, Attempt: requests[i].Attempt, Token: a.Token, Outcome: callqueue.OutcomeDone,
+				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took},
+			})
+		}
+		if _, err := ledger.Close(ctx, s.pool, closings); err != nil {
+			s.t.Error(err)
+			return
 		}
 	}
 }
@@ -144,4 +191,30 @@ func parallel(t *testing.T, name string, run func(t *testing.T, s *system)) {
 	})
 }
 
-var _ = fmt.Sprint
+func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
+
+// finish ends what has started, of these calls or all, as done and answered just now.
+func (s *system) finish(ids ...int64) {
+	s.t.Helper()
+	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt, token, clock_timestamp() - started_at FROM call_open
+		WHERE started_at IS NOT NULL AND (cardinality($1::bigint[]) = 0 OR call_id = ANY($1))`, append([]int64{}, ids...))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
+		c := ledger.Closing{Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone}
+		var took time.Duration
+		err := row.Scan(&c.CallID, &c.Attempt, &c.Token, &took)
+		c.Arrival = &limit.Arrival{By: &took, Written: took}
+		return c, err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := ledger.Close(context.Background(), s.pool, closings); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// waitingSQL says whether so many sessions wait for a lock.
+const waitingSQL = `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`

@@ -30,7 +30,7 @@ func (d *Dispatcher) listenOnce(ctx context.Context, connected func()) error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is being given up
+	defer conn.Close(context.WithoutCancel(ctx))
 	if _, err := conn.Exec(ctx, listenSQL); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}

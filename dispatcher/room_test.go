@@ -8,6 +8,8 @@ import (
 	"github.com/callq/callq/dispatcher"
 )
 
+// However many processes claim at once, no more is handed over than the workers can take up soon:
+// together they fill that exactly.
 func TestUnstartedAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -1,0 +1,81 @@
+package dispatcher_test
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/migrations"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A standby that is promoted is a new epoch: what the old server gave out and had not ended is
+// lost, and charged as of now; the limits are shut until nothing else that the old server may
+// have given out can count; an attempt of the old epoch can no longer start.
+func TestPromotion(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	server, err := local.StartPostgres(t.Context(), local.Postgres{Dir: dir, Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop() })
+	config, err := pgxpool.ParseConfig(server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range ledger.Settings() {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	if _, err := migrations.Up(t.Context(), config.ConnConfig); err != nil {
+		t.Fatal(err)
+	}
+	s := &system{t: t, redis: newRedis(t), log: slog.New(slog.DiscardHandler)}
+	connect := func() {
+		if s.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.pool.Close)
+	}
+	connect()
+	s.alive(100)
+	r := rules(sliding("api", 6, time.Second))
+	s.calls("default", 5)
+	s.once(r)
+	s.start(time.Hour, 1, 2, 3)
+	s.finish(1)
+	s.want(`SELECT count(*) = 4 AND count(started_at) = 2 FROM call_open`)
+	unstarted := s.requests(nil, time.Second)
+	epoch := one[string](s, `SELECT callq_epoch()`)
+	s.pool.Close()
+
+	server.Kill()
+	if err := os.WriteFile(filepath.Join(dir, "data", "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	connect()
+	s.exec(`SELECT pg_promote()`)
+	s.want(`SELECT callq_epoch() <> $1`, epoch)
+	answers, err := ledger.Start(t.Context(), s.pool, "w", unstarted)
+	if err != nil || answers[0].StartedAt != nil || answers[1].StartedAt != nil {
+		t.Errorf("starts of the former epoch: %+v, %v", answers, err)
+	}
+
+	s.calls("default", 9)
+	promoted := one[time.Time](s, `SELECT clock_timestamp()`)
+	s.once(r)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 4 AND bool_and(arrived_by > $1) FROM call_attempts WHERE outcome = 'lost'`, promoted)
+	s.want(`SELECT shut_until > $1::timestamptz + window_size + send_within + slack FROM call_limits`, promoted)
+	s.run(s.dispatcher(r).Run)
+	s.eventually(10*time.Second, `SELECT count(*) > 0 FROM call_open`)
+	s.want(`SELECT bool_and(o.claimed_at > l.shut_until) FROM call_open o, call_limits l`)
+	s.verify()
+}

@@ -1,0 +1,165 @@
+package dispatcher_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+)
+
+func TestPublishTwice(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 10, time.Minute), sliding("day", 100, 24*time.Hour))
+	r.Limits = append(r.Limits, sliding("unused", 1, time.Second))
+	if changes := s.publish(r); len(changes) != 4 {
+		t.Errorf("changes %q, want a queue and three limits", changes)
+	}
+	const state = `SELECT (SELECT json_agg(l ORDER BY name) FROM call_limits l)::text || (SELECT json_agg(q) FROM call_queues q)
+		|| (SELECT json_agg(c ORDER BY limit_name) FROM call_limit_changes c)`
+	before := one[string](s, state)
+	// A claim holds its locks meanwhile.
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // read only
+	for _, sql := range []string{
+		`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT pg_advisory_xact_lock(hashtext('callq room'))`,
+	} {
+		if _, err := tx.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	slices.Reverse(r.Limits)
+	slices.Reverse(r.Queues[0].Limits)
+	if changes, err := dispatcher.Publish(ctx, s.pool, r); err != nil || len(changes) > 0 {
+		t.Errorf("published again: %q, %v, want nothing, without a lock", changes, err)
+	}
+	if after := one[string](s, state); after != before {
+		t.Errorf("published again, it reads\n%s\nwant\n%s", after, before)
+	}
+}
+
+func TestPublishVersions(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	begun := one[time.Time](s, `SELECT clock_timestamp()`)
+	s.publish(rules(sliding("api", 10, time.Minute)))
+	s.publish(rules(sliding("api", 12, time.Minute)))
+	s.publish(rules()) // taken away
+	s.publish(rules(sliding("api", 5, time.Hour)))
+	s.publish(rules(sliding("api", 5, time.Hour)))
+	s.want(`SELECT array_agg(version ORDER BY version) = '{1,2,3,4}'
+		AND array_agg(coalesce(rate, 0) ORDER BY version) = '{10,12,0,5}'
+		AND array_agg(coalesce(window_size, '0') ORDER BY version) = '{1 min,1 min,1 min,1 h}'
+		AND array_agg(in_force_from ORDER BY version) = array_agg(in_force_from ORDER BY in_force_from)
+		AND count(DISTINCT in_force_from) = 4
+		AND min(in_force_from) > $1 AND max(in_force_from) < clock_timestamp()
+		AND bool_and(published_by <> '') FROM call_limit_changes`, begun)
+	s.want(`SELECT version = 4 AND rate = 5 AND queues = '{default}' AND complete_since IS NULL FROM call_limits`)
+	s.want(`SELECT limits = '{api}' FROM call_queues`)
+}
+
+// What was claimed and has not started is recalled when the rate falls, what has started counts.
+func TestPublishLowered(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	s.calls("default", 40)
+	s.once(rules(sliding("api", 10, time.Hour)))
+	s.start(time.Minute, 1, 2, 3, 4)
+	s.publish(rules(sliding("api", 11, time.Hour)))
+	s.want(`SELECT count(*) = 10 FROM call_open`) // a higher rate recalls nothing
+	lower := rules(sliding("api", 6, time.Hour))
+	if changes := s.publish(lower); !slices.Contains(changes, "6 unstarted attempts recalled") {
+		t.Errorf("changes %q, want six recalled", changes)
+	}
+	s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM call_attempts WHERE outcome = 'not_sent' AND charged = '[]'`)
+	s.want(`SELECT count(*) = 36 AND max(failed_count) = 0 FROM call_queue WHERE status = 'new'`)
+	s.once(lower)
+	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.publish(rules(sliding("api", 3, time.Hour)))
+	s.once(rules(sliding("api", 3, time.Hour)))
+	s.want(`SELECT count(*) = 4 FROM call_open`)
+	s.verify()
+}
+
+// A start that is under way while the rate is lowered belongs to the former rate.
+func TestPublishLoweredDuringStarts(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.calls("default", 4)
+	s.once(rules(sliding("api", 4, time.Hour)))
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // committed below
+	if _, err := ledger.Start(t.Context(), tx, "w", s.requests([]int64{1}, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	var published sync.WaitGroup
+	published.Go(func() { s.publish(rules(sliding("api", 1, time.Hour))) })
+	s.eventually(5*time.Second, waitingSQL, 1)
+	s.start(time.Minute, 2, 3)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	published.Wait()
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3}' FROM call_open`) // the fourth was recalled
+	s.verify()
+}
+
+// Limits fall and rise while eight dispatchers claim and workers start and end attempts: at no
+// start is any version of the limit exceeded.
+func TestPublishRace(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	s.calls("default", 3000)
+	api := func(units int64) dispatcher.Rules { return rules(sliding("api", units, time.Second)) }
+	s.publish(api(40))
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	stop, ended := make(chan struct{}), sync.WaitGroup{}
+	for range 8 {
+		d := s.another(dispatcher.Rules{})
+		ended.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := d.Tick(ctx); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 2 {
+		ended.Go(func() { s.work(stop) })
+	}
+	for i := range 16 {
+		s.eventually(10*time.Second, `SELECT count(*) >= $1 FROM call_attempts WHERE outcome = 'done'`, 8*(i+1))
+		next := api([]int64{40, 7, 25, 12}[i%4])
+		next.Queues[0].MaxAttempts += i % 2
+		begun := time.Now()
+		s.publish(next)
+		if took := time.Since(begun); took > 2*time.Second {
+			t.Errorf("publishing waited %s for claims", took)
+		}
+	}
+	close(stop)
+	ended.Wait()
+	s.verify()
+}

@@ -1,0 +1,122 @@
+package dispatcher_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+)
+
+// However often calls are deleted and retention runs while a limit is full, no unit comes free.
+func TestRetentionFreesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := rules(sliding("api", 5, time.Hour))
+	s.calls("default", 5)
+	s.once(r)
+	s.start(time.Hour)
+	s.finish(1, 2, 3)
+	s.calls("default", 20)
+	for range 5 {
+		s.exec(`DELETE FROM call_queue WHERE status = 'done'`)
+		s.exec(`DELETE FROM call_queue WHERE id = 4`) // running
+		retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{Done: 1, Failed: 1, Cancelled: 1})
+		if err != nil || retired.Attempts != 0 {
+			t.Fatalf("Retain = %+v, %v; want no ledger row gone", retired, err)
+		}
+		s.once(r)
+		if got := s.used("api"); got != 5 {
+			t.Fatalf("%d units are given out, want 5", got)
+		}
+	}
+	s.finish()
+	s.once(r)
+	s.want(`SELECT count(*) = 5 FROM call_attempts`)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+	// A second limit on the queue is counted from a ledger that still has all.
+	r = rules(sliding("api", 5, time.Hour), sliding("second", 6, time.Hour))
+	s.once(r)
+	s.want(`SELECT sum(used) = 5 FROM call_usage WHERE limit_name = 'second'`)
+	s.verify()
+}
+
+func TestRetain(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.publish(rules(sliding("api", 5, time.Hour)))
+	// By status: ended a while ago, ended just now.
+	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT status, now() - age FROM
+		unnest('{new,error,dispatched,done,failed,cancelled}'::text[]) WITH ORDINALITY AS s (status, n),
+		unnest('{23 h,25 h,167 h,169 h,719 h,721 h}'::interval[]) AS age ORDER BY n, age`)
+	// One was cancelled while it ran, and still runs.
+	s.exec(`WITH q AS (INSERT INTO call_queue (status, finished_at) VALUES ('cancelled', now() - interval '1 year') RETURNING id)
+		INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM q`)
+	if retired := s.retain(); retired.Calls != 3+1+5 {
+		t.Errorf("%d calls are retired, want 9", retired.Calls)
+	}
+	s.want(`SELECT string_agg(n::text, ',' ORDER BY status) = '2,6,3,6,5,6' FROM (
+		SELECT coalesce(s.status, '') AS status, count(q.id) AS n FROM unnest('{cancelled,dispatched,done,error,failed,new}'::text[]) AS s (status)
+		LEFT JOIN call_queue q ON q.status = s.status GROUP BY s.status) x`)
+}
+
+func (s *system) retain() dispatcher.Retired {
+	s.t.Helper()
+	retired, err := dispatcher.Retain(context.Background(), s.pool, dispatcher.Retention{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return retired
+}
+
+// A ledger row goes when its call is gone and twice the longest window has passed since; the mark
+// then says how far back the ledger is whole.
+func TestRetainLedger(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.publish(rules(sliding("api", 5, time.Hour), sliding("second", 5, time.Second)))
+	insert := func(call, n int64, age string, sent bool) {
+		s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+			SELECT $1, $2, 1, now(), now(), CASE WHEN $4 THEN now() - $3::interval END, now() - $3::interval, 'done', 'default', 'http', '', '[]'`, call, n, age, sent)
+	}
+	s.calls("default", 1)
+	insert(1, 1, "10 hours", true)    // its call exists
+	insert(1001, 1, "131 min", true)  // old enough: twice an hour and ten minutes
+	insert(1001, 2, "129 min", true)  // not yet
+	insert(1002, 1, "131 min", false) // never sent: no mark
+	insert(1003, 1, "20 hours", true) // an attempt of it is open
+	s.exec(`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		VALUES (1003, 2, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}')`)
+	if retired := s.retain(); retired.Attempts != 2 {
+		t.Errorf("%d attempts are retired, want 2", retired.Attempts)
+	}
+	s.want(`SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/1,1001/2,1003/1}' FROM call_attempts`)
+	s.want(`SELECT count(*) = 1 AND min(at) BETWEEN now() - interval '132 min' AND now() - interval '131 min' FROM call_marks WHERE name = 'ledger'`)
+	if retired := s.retain(); retired.Attempts != 0 {
+		t.Errorf("the second time, %d attempts are retired", retired.Attempts)
+	}
+}
+
+// Many rows go in batches, whatever the ids skip and however many attempts a call has, also when
+// several run at once.
+func TestRetainInBatches(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 3500)`)
+	s.exec(`UPDATE call_queue SET finished_at = now() WHERE id % 500 = 0`)
+	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+		SELECT id, n, 1, now(), now() - interval '1 year', 'not_sent', 'default', 'http', '', '[]'
+		FROM call_queue, generate_series(1, CASE id WHEN 2001 THEN 1500 WHEN 999 THEN 3 ELSE 1 END) AS n`)
+	s.retain() // but for what is left of the call that fills more than a batch
+	s.want(`SELECT count(*) = 7 FROM call_queue`)
+	s.want(`SELECT count(*) = 7 + 500 AND count(*) FILTER (WHERE call_id = 2001) = 500 FROM call_attempts`)
+	var parts sync.WaitGroup
+	for range 3 {
+		parts.Go(func() { s.retain() })
+	}
+	parts.Wait()
+	s.want(`SELECT count(*) = 7 FROM call_attempts`)
+}

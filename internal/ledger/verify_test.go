@@ -1,0 +1,292 @@
+package ledger_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"pgregory.net/rapid"
+)
+
+// history is a ledger with every kind of call and attempt, made by Start and Close.
+func history(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.New(t)
+	took, later := 5*time.Millisecond, time.Millisecond
+	sent := &limit.Arrival{By: &took, Written: took}
+	end := func(id int64, attempt int32, c ledger.Closing) {
+		c.CallID, c.Attempt = id, attempt
+		if c.Arrival != nil || c.Token != 0 {
+			c.Token = 7
+			start(t, pool, ledger.StartRequest{CallID: id, Attempt: attempt, Token: 7, Timeout: time.Second})
+		} else {
+			c.Unstarted = true
+		}
+		if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 {
+			t.Fatalf("Close = %v, %v", closed, err)
+		}
+	}
+	done := ledger.Closing{Outcome: callqueue.OutcomeDone, Arrival: sent, Status: callqueue.StatusDone}
+	failed := ledger.Closing{Outcome: callqueue.OutcomeError, Arrival: sent, Status: callqueue.StatusError, Failed: true, Delay: &later}
+	lost := ledger.Closing{Outcome: callqueue.OutcomeLost, Arrival: &limit.Arrival{Written: took, Closed: took}, Status: callqueue.StatusFailed, Failed: true}
+	unsent := ledger.Closing{Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew}
+	permanent := ledger.Closing{Outcome: callqueue.OutcomePermanent, Token: 7, Status: callqueue.StatusFailed, Failed: true}
+
+	end(open(t, pool), 1, done) // call 1
+	retried := open(t, pool)    // call 2
+	end(retried, 1, failed)
+	reopen(t, pool, retried)
+	end(retried, 2, unsent)
+	reopen(t, pool, retried)
+	end(retried, 3, done)
+	end(open(t, pool), 1, lost)      // call 3
+	end(open(t, pool), 1, unsent)    // call 4
+	end(open(t, pool), 1, permanent) // call 5
+	deleted := open(t, pool)         // call 6, while it ran
+	start(t, pool, request(deleted, 7))
+	exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
+	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent}}); err != nil {
+		t.Fatal(err)
+	}
+	cancelled := open(t, pool) // call 7, while it runs
+	start(t, pool, request(cancelled, 7))
+	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id = $1`, cancelled)
+	open(t, pool)                             // call 8, not started
+	start(t, pool, request(open(t, pool), 7)) // call 9, running
+	exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
+	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
+		VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', 'test')`)
+	exec(t, pool, `UPDATE call_limits SET published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	return pool
+}
+
+// reopen claims a call again.
+func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
+	t.Helper()
+	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = $1`, id)
+	exec(t, pool, `INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+			queue, task, key, limits, keys, costs)
+		SELECT id, attempts, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', '300 ms', callq_epoch(), 'http',
+			'default', 'http', '', '{api}', '{""}', '{1}'
+		FROM call_queue WHERE id = $1`, id)
+}
+
+func verify(t *testing.T, pool *pgxpool.Pool) *ledger.Report {
+	t.Helper()
+	report, err := ledger.Verify(context.Background(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func TestVerifyCleanHistory(t *testing.T) {
+	t.Parallel()
+	report := verify(t, history(t))
+	for _, v := range report.Findings {
+		t.Errorf("found %+v", v)
+	}
+	if report.Calls != 11 || report.Attempts != 11 {
+		t.Errorf("%d calls and %d attempts, want 11 and 11", report.Calls, report.Attempts)
+	}
+	// Started: calls 1, 2 twice, 3, 6 and the two that run; the permanent one sent nothing.
+	if len(report.Limits) != 1 || report.Limits[0].Starts != 7 || report.Limits[0].Most != 7 {
+		t.Errorf("limits %+v, want one with 7 starts in its fullest window", report.Limits)
+	}
+}
+
+// Every forgery of the history is found, under the rule that it breaks.
+func TestVerifyFindsForgeries(t *testing.T) {
+	t.Parallel()
+	const (
+		windows = "no window holds more than the rate"
+		request = "an attempt sends at most one request"
+		both    = "an attempt is open or in the ledger, not both"
+		gaps    = "the attempts of a call have no gap and are as many as its counter says"
+		failed  = "failed_count is the number of attempts that failed"
+		status  = "the status of a call fits its attempts"
+		usage   = "the usage of a limit is what its attempts were charged"
+	)
+	cases := []struct {
+		name, forgery string
+		rules         []string
+	}{
+		{"an attempt is missing", `DELETE FROM call_attempts WHERE call_id = 2 AND attempt = 2`, []string{gaps}},
+		{"the last attempt is missing", `DELETE FROM call_attempts WHERE call_id = 4`, []string{gaps}},
+		{"an attempt too many", `UPDATE call_attempts SET attempt = 4 WHERE call_id = 2 AND attempt = 2`, []string{gaps}},
+		{"attempts counts one too many", `UPDATE call_queue SET attempts = 2 WHERE id = 1`, []string{gaps}},
+		{"attempts counts one too few", `UPDATE call_queue SET attempts = 2 WHERE id = 2`, []string{gaps}},
+		{"an attempt that is open and ended", `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+			VALUES (8, 1, 1, now(), now(), 'not_sent', 'default', 'http', '', '[]')`, []string{both}},
+		{"two requests", `UPDATE call_attempts SET requests = 2 WHERE call_id = 1`, []string{request}},
+		{"failed_count too high", `UPDATE call_queue SET failed_count = 1 WHERE id = 4`, []string{failed}},
+		{"failed_count too low", `UPDATE call_queue SET failed_count = 0 WHERE id = 3`, []string{failed}},
+		{"a failure never recorded", `UPDATE call_attempts SET outcome = 'not_sent' WHERE call_id = 5`, []string{failed}},
+		{"done without a done attempt", `UPDATE call_queue SET status = 'done' WHERE id = 4`, []string{status}},
+		{"a done call that is not", `UPDATE call_queue SET status = 'error' WHERE id = 1`, []string{status}},
+		{"dispatched without an open row", `DELETE FROM call_open WHERE call_id = 8`, []string{gaps, status}},
+		{"dispatched with the row of another attempt", `UPDATE call_open SET attempt = 2 WHERE call_id = 8`, []string{gaps, status}},
+		{"open, and waiting again", `UPDATE call_queue SET status = 'new' WHERE id = 9`, []string{status}},
+		{"more starts than the rate", `UPDATE call_limit_changes SET rate = 6`, []string{windows}},
+		{"an attempt of double cost", `UPDATE call_attempts SET charged = jsonb_set(charged, '{0,cost}', '5') WHERE call_id = 3`, []string{windows, usage}},
+		{"an open attempt of a high cost", `UPDATE call_open SET costs = '{5}' WHERE call_id = 9`, []string{windows}},
+		{"usage too low", `UPDATE call_usage SET used = used - 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
+		{"usage too high", `UPDATE call_usage SET used = used + 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
+		{"usage gone", `DELETE FROM call_usage`, []string{usage}},
+		{"usage too low, just published", `WITH fresh AS (UPDATE call_limits SET published_at = now(), complete_since = now()) DELETE FROM call_usage`, []string{usage}},
+		{"more usage, just published: it was counted under former rules", `WITH fresh AS (UPDATE call_limits SET published_at = now(), complete_since = now())
+			UPDATE call_usage SET used = used + 1`, nil},
+		{"a charge to another key", `UPDATE call_usage SET key = 'other'`, []string{usage}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := history(t)
+			exec(t, pool, c.forgery)
+			var found []string
+			for _, v := range verify(t, pool).Findings {
+				found = append(found, v.Rule)
+			}
+			slices.Sort(found)
+			found = slices.Compact(found)
+			slices.Sort(c.rules)
+			if !slices.Equal(found, c.rules) {
+				t.Errorf("broken rules %q, want %q", found, c.rules)
+			}
+		})
+	}
+}
+
+// charge is an attempt as the oracle sees it; times are ms on one line.
+type charge struct {
+	Start, Until int
+	Cost         int64
+	Open         bool // its until is infinite
+}
+
+// change is a version of the limit.
+type change struct {
+	From, Window int
+	Rate         int64 // 0: taken away
+}
+
+// overAt is the oracle: the units that count in the window that ends with start t.
+func overAt(charges []charge, t, window int) (sum int64) {
+	for _, c := range charges {
+		if c.Start <= t && (c.Open || c.Until > t-window) {
+			sum += c.Cost
+		}
+	}
+	return sum
+}
+
+// What Verify says of the windows is what an oracle says that looks at each start by itself.
+func TestVerifyWindows(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
+	charges := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) charge {
+		start := rapid.IntRange(0, 60).Draw(t, "start")
+		return charge{
+			start, start + rapid.IntRange(0, 20).Draw(t, "for"), rapid.Int64Range(1, 3).Draw(t, "cost"),
+			rapid.IntRange(0, 9).Draw(t, "open") == 0,
+		}
+	}), 0, 20)
+	changes := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) change {
+		return change{
+			rapid.IntRange(-5, 60).Draw(t, "from"), rapid.IntRange(1, 30).Draw(t, "window"), rapid.Int64Range(0, 12).Draw(t, "rate"),
+		}
+	}), 1, 4, func(c change) int { return c.From })
+	rapid.Check(t, func(rt *rapid.T) {
+		charges, changes := charges.Draw(rt, "charges"), changes.Draw(rt, "changes")
+		slices.SortFunc(changes, func(a, b change) int { return a.From - b.From })
+		var all pgx.Batch
+		all.Queue(`TRUNCATE call_attempts, call_open, call_limit_changes`)
+		for i, c := range charges {
+			if c.Open {
+				all.Queue(`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+					VALUES ($1, 1, 0, 1, 1, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
+				continue
+			}
+			charged, err := json.Marshal([]map[string]any{
+				{"limit": "other", "cost": 1000, "until": at(c.Until), "key": ""},
+				{"limit": "api", "cost": c.Cost, "until": at(c.Until), "key": ""},
+			})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			all.Queue(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+				VALUES ($1, 1, 1, $2, $2, $3, $3, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged))
+		}
+		for i, v := range changes {
+			all.Queue(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
+				VALUES ('api', $1, $2, nullif($3, 0), $4, 'test')`, i+1, at(v.From), v.Rate, time.Duration(v.Window)*time.Millisecond)
+		}
+		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
+			rt.Fatal(err)
+		}
+		report, err := ledger.Verify(context.Background(), pool)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		got, want := "", ""
+		for _, u := range report.Limits {
+			got += fmt.Sprintf("version %d: %d starts, most %d\n", u.Version, u.Starts, u.Most)
+		}
+		for _, v := range report.Findings {
+			if v.Rule == "no window holds more than the rate" {
+				got += fmt.Sprintf("over by call %d as%s\n", v.CallID, strings.Split(v.Detail, " as")[1])
+			}
+		}
+		over := ""
+		for i, v := range changes {
+			if v.Rate == 0 {
+				continue
+			}
+			to := 1 << 30 // until the next that is not its being taken away: what runs on is held to it
+			for _, next := range changes[i+1:] {
+				if next.Rate != 0 {
+					to = next.From
+					break
+				}
+			}
+			starts, most := 0, int64(0)
+			var late []string
+			for id, c := range charges {
+				if c.Start < v.From || c.Start >= to {
+					continue
+				}
+				starts++
+				n := overAt(charges, c.Start, v.Window)
+				most = max(most, n)
+				if n > v.Rate {
+					late = append(late, fmt.Sprintf("%03d over by call %d as number %d of %d\n", c.Start, id+1, n, v.Rate))
+				}
+			}
+			slices.Sort(late)
+			for _, line := range late[:min(len(late), 20)] {
+				over += line[4:]
+			}
+			want += fmt.Sprintf("version %d: %d starts, most %d\n", i+1, starts, most)
+		}
+		want += over
+		if sortLines(got) != sortLines(want) {
+			rt.Fatalf("got\n%s\nwant\n%s", got, want)
+		}
+	})
+}
+
+func sortLines(text string) string {
+	return strings.Join(slices.Sorted(strings.SplitSeq(text, "\n")), "\n")
+}

@@ -1,0 +1,91 @@
+package pgtest
+
+import (
+	"context"
+	"encoding/json"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Scan is a place in a plan that reads a table.
+type Scan struct {
+	Table string
+	Node  string   // "Index Scan", "Seq Scan", …
+	Index string   // "": none
+	Cond  string   // what the index is asked for; "": all of it
+	Above []string // the nodes it feeds, the nearest first
+}
+
+// Plan is the generic plan of a statement, under settings, as the scans that it makes. Arguments
+// are $1, … or @names.
+func Plan(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string) []Scan {
+	t.Helper()
+	sql, arguments := positional(t, sql)
+	config := pool.Config().ConnConfig.Copy()
+	for name, value := range settings {
+		config.RuntimeParams[name] = value
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if _, err := conn.Exec(t.Context(), "PREPARE planned AS "+sql); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+	values := ""
+	if arguments > 0 {
+		values = "(" + strings.TrimSuffix(strings.Repeat("NULL, ", arguments), ", ") + ")"
+	}
+	var text string
+	if err := conn.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE planned"+values).Scan(&text); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+	var plans []struct{ Plan node }
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		t.Fatal(err)
+	}
+	return plans[0].Plan.scans(nil, nil)
+}
+
+// positional replaces @names by $1, …, and counts the arguments.
+func positional(t testing.TB, sql string) (string, int) {
+	t.Helper()
+	names := pgx.NamedArgs{}
+	for _, m := range regexp.MustCompile(`@([a-z_]+)`).FindAllStringSubmatch(sql, -1) {
+		names[m[1]] = nil
+	}
+	if len(names) == 0 {
+		n := 0
+		for ; strings.Contains(sql, "$"+string(rune('1'+n))); n++ {
+		}
+		return sql, n
+	}
+	sql, args, err := names.RewriteQuery(t.Context(), nil, sql, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sql, len(args)
+}
+
+type node struct {
+	Type  string `json:"Node Type"`
+	Table string `json:"Relation Name"`
+	Index string `json:"Index Name"`
+	Cond  string `json:"Index Cond"`
+	Plans []node
+}
+
+func (n node) scans(found []Scan, above []string) []Scan {
+	if strings.HasSuffix(n.Type, "Scan") && (n.Table != "" || n.Index != "") {
+		found = append(found, Scan{n.Table, n.Type, n.Index, n.Cond, above})
+	}
+	for _, p := range n.Plans {
+		found = p.scans(found, append([]string{n.Type}, above...))
+	}
+	return found
+}
