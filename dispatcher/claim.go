@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/callq/callq/tasks"
@@ -97,7 +96,10 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 
 	result := claimResult{claimed: len(batch.attempts), lookIn: lookLater}
 	switch {
-	case batch.seen < want: // the queue is empty for now
+	case batch.seen < want: // the queue is empty for now; when it is not, the next look will know
+		if len(batch.attempts) > 0 {
+			result.lookIn = minGap
+		}
 	case len(batch.attempts) == room:
 		result.lookIn, result.blockedFor = blockedFor, blockedFor
 	default:
@@ -105,127 +107,6 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	return result, nil
 }
-
-// lockedLimit is a limit's row as read under its lock.
-type lockedLimit struct {
-	Name          string        `db:"name"`
-	Rate          int64         `db:"rate"`
-	Window        time.Duration `db:"window_size"`
-	Slack         time.Duration `db:"slack"`
-	SendWithin    time.Duration `db:"send_within"`
-	Epoch         string        `db:"epoch"`
-	ShutUntil     *time.Time    `db:"shut_until"`
-	CompleteSince *time.Time    `db:"complete_since"`
-}
-
-// lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
-// them what is in force; last the workers' room, which all claims share. Without wait it answers
-// false when another holds one.
-func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]lockedLimit, bool, error) {
-	queueSQL, limitsSQL, roomSQL := lockQueueSQL, lockLimitsSQL, lockRoomSQL
-	if !wait {
-		queueSQL, limitsSQL, roomSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED", tryRoomSQL
-	}
-	var names []string
-	var settings pgx.Batch
-	settings.Queue(claimSettingsSQL, strconv.FormatInt(claimTimeout.Milliseconds(), 10))
-	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names) })
-	err := tx.SendBatch(ctx, &settings).Close()
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, false, nil // locked, or gone from the config meanwhile
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("lock the queue: %w", err)
-	}
-	var limits []lockedLimit
-	var room bool
-	var locks pgx.Batch
-	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
-		limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
-		return err
-	})
-	locks.Queue(roomSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&room) })
-	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
-		return nil, false, fmt.Errorf("lock the limits: %w", err)
-	}
-	return limits, room && len(limits) == len(names), nil
-}
-
-const claimSettingsSQL = `
-SELECT set_config('synchronous_commit', 'on', true),
-    set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)`
-
-// Not FOR SHARE: claims that overlap would keep a publisher waiting for ever.
-const lockQueueSQL = `SELECT limits FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
-
-// By bytes, as Publish sorts them, whatever the database's collation.
-const lockLimitsSQL = `
-SELECT name, rate, window_size, slack, send_within, epoch, shut_until, complete_since
-FROM call_limits
-WHERE name = ANY($1)
-ORDER BY name COLLATE "C"
-FOR NO KEY UPDATE`
-
-// Only claims take this lock, and none waits for another while it holds it.
-const (
-	lockRoomSQL = `SELECT true FROM pg_advisory_xact_lock(hashtext('callq room'))`
-	tryRoomSQL  = `SELECT pg_try_advisory_xact_lock(hashtext('callq room'))`
-)
-
-// readClock reads Postgres's clock in a statement that waits for no lock, after those that may
-// have.
-func (d *Dispatcher) readClock(ctx context.Context, tx pgx.Tx) (now time.Time, epoch string, err error) {
-	sent := time.Now()
-	if err := tx.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
-		return now, "", fmt.Errorf("read the clock: %w", err)
-	}
-	d.clock.Look(now, sent, time.Now())
-	return now, epoch, nil
-}
-
-const clockSQL = `SELECT clock_timestamp(), callq_epoch()`
-
-// shutFor is how long the limits stay shut, whatever room they have: after a failover, while the
-// new server cannot know all that the old one gave out, and until usage is counted (open.go).
-func shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
-	var shut time.Duration
-	for _, l := range limits {
-		switch {
-		case l.Epoch != epoch:
-			shut = max(shut, l.Window+l.SendWithin+l.Slack)
-		case l.ShutUntil != nil:
-			shut = max(shut, l.ShutUntil.Sub(now))
-		}
-		if l.CompleteSince == nil {
-			shut = max(shut, time.Second)
-		}
-	}
-	return shut
-}
-
-// enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server
-// gave out can count any more.
-func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedLimit, epoch string) error {
-	for _, l := range limits {
-		if l.Epoch == epoch {
-			continue
-		}
-		if _, err := tx.Exec(ctx, enterEpochSQL, l.Name, epoch); err != nil {
-			return fmt.Errorf("enter the new epoch: %w", err)
-		}
-		d.log.WarnContext(ctx, "limit shut after a failover or restore", "limit", l.Name, "epoch", epoch,
-			"for", l.Window+l.SendWithin+l.Slack)
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
-}
-
-const enterEpochSQL = `
-UPDATE call_limits
-SET epoch = $2, shut_until = clock_timestamp() + window_size * 1.001 + send_within + slack
-WHERE name = $1`
 
 // batch is what one claim took.
 type batch struct {

@@ -61,8 +61,11 @@ func TestExact(t *testing.T) {
 				t.Parallel()
 			}
 			var used []float64
-			for range *figures {
-				used = append(used, sc.run(t))
+			for round := range *figures {
+				t.Run(fmt.Sprintf("round %d", round+1), func(t *testing.T) { used = append(used, sc.run(t)) })
+			}
+			if t.Failed() {
+				return
 			}
 			slices.Sort(used)
 			t.Logf("%s: used %.1f %% of the limit (median of %d, %.1f to %.1f)", sc.name,

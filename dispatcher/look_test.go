@@ -1,0 +1,66 @@
+package dispatcher_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/tasks"
+)
+
+// Between ticks a dispatcher looks again by itself: these have one tick, at their start, so that
+// what is made afterwards was found by a look.
+func TestLooksBetweenTicks(t *testing.T) {
+	t.Parallel()
+	calls := func(n int) []callqueue.Call {
+		list := make([]callqueue.Call, n)
+		for i := range list {
+			list[i] = callqueue.Call{Task: "ok"}
+		}
+		return list
+	}
+	later := calls(3)
+	for i := range later { // the look that finds the second must see when the third falls due
+		later[i].RunAt = time.Now().Add(time.Duration(i) * time.Second)
+	}
+	for _, c := range []struct {
+		name  string
+		rule  dispatcher.LimitRule
+		calls []callqueue.Call
+	}{
+		{"when a client inserts", sliding("api", 100, time.Hour), calls(1)},
+		{"when a call falls due", sliding("api", 100, time.Hour), later},
+		{"when units come free", sliding("api", 2, 300*time.Millisecond), calls(7)},
+		{"when slots come free", sliding("api", 1000, time.Hour), calls(60)},
+	} {
+		parallel(t, c.name, func(t *testing.T, s *system) {
+			d, err := dispatcher.New(dispatcher.Config{
+				Pool: s.pool, Redis: s.redis, Rules: rules(c.rule), Logger: s.log,
+				Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 2, Logger: s.log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
+			s.run(w.Run)
+			s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+			s.run(d.Run)
+			s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
+			client, err := callqueue.New(s.pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.InsertMany(t.Context(), c.calls); err != nil {
+				t.Fatal(err)
+			}
+			s.eventually(20*time.Second, `SELECT bool_and(status = 'done') FROM call_queue`)
+			s.verify()
+		})
+	}
+}
