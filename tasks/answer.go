@@ -29,13 +29,12 @@ type answer struct {
 }
 
 // readAnswer reads an answer. whole says that it was read to its end, so that its connection may
-// be used again; an error, that the network or the timeout cut it off. giveUp ends the draining of
-// what is not kept.
-func readAnswer(r *http.Response, giveUp func()) (a answer, whole bool, err error) {
+// be used again. giveUp ends the draining of what is not kept.
+func readAnswer(r *http.Response, giveUp func()) (a answer, whole bool) {
 	a = answer{Status: r.StatusCode}
 	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
 		a.Headers = readableHeaders(r.Header)
-		return a, false, nil
+		return a, false
 	}
 	var body io.Reader = r.Body
 	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
@@ -51,10 +50,7 @@ func readAnswer(r *http.Response, giveUp func()) (a answer, whole bool, err erro
 	whole = errors.Is(rest, io.EOF)
 	a.Body, a.Truncated = readable(string(data))
 	a.Truncated = a.Truncated || err != nil
-	if whole {
-		err = nil // it arrived; what did not decode is cut
-	}
-	return a, whole, err
+	return a, whole
 }
 
 // gunzip decodes gzip, and reads its header only when asked for bytes.

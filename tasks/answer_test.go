@@ -187,32 +187,44 @@ func TestStore(t *testing.T) {
 // What a broken server may answer: never a panic, never a second request, never "not sent".
 func TestBrokenAnswers(t *testing.T) {
 	t.Parallel()
-	for name, raw := range map[string]string{
-		"no HTTP":                "hello\r\n\r\n",
-		"no status":              "HTTP/1.1 \r\n\r\n",
-		"header without end":     "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("x", 1<<20),
-		"NUL in a header":        "HTTP/1.1 200 OK\r\nA: \x00\r\n\r\n",
-		"two lengths":            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-		"body shorter than said": "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",
-		"broken chunks":          "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-		"hints without end":      strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", 10_000),
-		"nothing":                "",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var conns atomic.Int32
-			addr := serveConns(t, func(conn *net.TCPConn) {
-				conns.Add(1)
-				_, _ = http.ReadRequest(bufio.NewReader(conn))
-				_, _ = io.WriteString(conn, raw)
-				_ = conn.CloseWrite()
-			})
-			s := newTestTask(t, HTTPConfig{}).run(t.Context(), callOf(`{"url":"http://%s"}`, addr), bound, granted)
-			if !s.wrote || s.sent.IsZero() || s.err == nil || isPermanent(s.err) || conns.Load() != 1 {
-				t.Errorf("got %+v on %d connections, want an error that is retried", s, conns.Load())
-			}
-		})
+	type answers map[string]string
+	kinds := map[bool]answers{
+		false: {
+			"no HTTP":            "hello\r\n\r\n",
+			"no status":          "HTTP/1.1 \r\n\r\n",
+			"header without end": "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("x", 1<<20),
+			"NUL in a header":    "HTTP/1.1 200 OK\r\nA: \x00\r\n\r\n",
+			"two lengths":        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+			"hints without end":  strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", 10_000),
+			"nothing":            "",
+		},
+		true: { // the status came whole: the API has done what was asked
+			"body shorter than said": "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",
+			"broken chunks":          "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+		},
 	}
+	for done, raws := range kinds {
+		for name, raw := range raws {
+			brokenAnswer(t, name, raw, done)
+		}
+	}
+}
+
+func brokenAnswer(t *testing.T, name, raw string, done bool) {
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		var conns atomic.Int32
+		addr := serveConns(t, func(conn *net.TCPConn) {
+			conns.Add(1)
+			_, _ = http.ReadRequest(bufio.NewReader(conn))
+			_, _ = io.WriteString(conn, raw)
+			_ = conn.CloseWrite()
+		})
+		s := newTestTask(t, HTTPConfig{}).run(t.Context(), callOf(`{"url":"http://%s"}`, addr), bound, granted)
+		if !s.wrote || s.sent.IsZero() || (s.err == nil) != done || isPermanent(s.err) || conns.Load() != 1 {
+			t.Errorf("got %+v on %d connections, want done %v, else retried", s, conns.Load(), done)
+		}
+	})
 }
 
 func TestSwitchingProtocolsIsPermanent(t *testing.T) {

@@ -151,6 +151,36 @@ func TestSpentConnectionTakesNoRequest(t *testing.T) {
 	}
 }
 
+// An answer of which nothing came in since the request was written is left over from before: the
+// connection is out of step, and ends.
+func TestLeftOverAnswerEndsTheConnection(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{true, false} {
+		gate, peer := gatedPair(t)
+		before, p := newPass(t), newPass(t)
+		for _, each := range []*pass{before, p} {
+			if err := gate.admit(each, time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(gate, bareRequest); err != nil {
+				t.Fatal(err)
+			}
+			if each == before || own {
+				_, _ = io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n")
+				_, _ = gate.Read(make([]byte, 100))
+			}
+		}
+		p.answering()
+		if p.stray == own {
+			t.Errorf("stray %v of an answer of its own %v", p.stray, own)
+		}
+		if err := gate.admit(newPass(t), time.Time{}); (err == nil) != own {
+			t.Errorf("own answer %v: the next is admitted: %v", own, err)
+		}
+	}
+	newPass(t).answering() // of an attempt that was never admitted
+}
+
 // heldConn is a connection whose writes end when they are let.
 type heldConn struct {
 	net.Conn

@@ -93,7 +93,7 @@ func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, s
 	if err != nil {
 		return e.unanswered(c.shown, err)
 	}
-	a, whole, err := readAnswer(r, e.stop)
+	a, whole := readAnswer(r, e.stop)
 	s := e.end(whole)
 	_ = r.Body.Close()
 	if e.pass.stray {
@@ -103,9 +103,8 @@ func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, s
 	if r.StatusCode == http.StatusRequestTimeout { // servers send it to idle connections, too
 		s.answered = time.Time{}
 	}
-	if s.err = verdict(c.shown, r, time.Now()); s.err == nil && err != nil {
-		s.err = fmt.Errorf("%s: %s, then: %w", c.shown, statusText(r.StatusCode), err)
-	}
+	// The status decides, even where the body was cut off: the API has done what was asked.
+	s.err = verdict(c.shown, r, time.Now())
 	if h.cfg.Store == "all" || h.cfg.Store == "errors" && s.err != nil {
 		s.result = a.json()
 	}

@@ -154,7 +154,7 @@ func (a *API) MaxInWindow(window time.Duration) int {
 	requests := a.Requests()
 	most, first := 0, 0
 	for i, r := range requests {
-		for r.At.Sub(requests[first].At) >= window {
+		for first < i && r.At.Sub(requests[first].At) >= window {
 			first++
 		}
 		most = max(most, i-first+1)

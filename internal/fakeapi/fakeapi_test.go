@@ -1,0 +1,139 @@
+package fakeapi
+
+import (
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+)
+
+func start(t *testing.T, cfg Config) *API {
+	t.Helper()
+	a, err := Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Close)
+	return a
+}
+
+// get makes a request and returns the answer's status; 0: none.
+func get(t *testing.T, client *http.Client, a *API, call string) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, a.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Callq-Call-Id", call)
+	r.Header.Set("Callq-Attempt", "1")
+	answer, err := client.Do(r)
+	if err != nil {
+		return 0
+	}
+	_, _ = io.Copy(io.Discard, answer.Body)
+	_ = answer.Body.Close()
+	return answer.StatusCode
+}
+
+func newClient(t *testing.T, keepAlive bool) *http.Client {
+	t.Helper()
+	transport := &http.Transport{DisableKeepAlives: !keepAlive}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	a := start(t, Config{
+		Limit: 5, Window: time.Hour,
+		Fail: func(call string, nth int) int {
+			return map[string]int{"1/2": 503, "9/1": 400}[call+"/"+string(rune('0'+nth))]
+		},
+		HangUp: func(call string, nth int) bool { return call == "3" && nth == 1 },
+	})
+	client := newClient(t, false) // net/http would repeat what was hung up on on a reused connection
+	var got []int
+	for _, call := range []string{"1", "1", "2", "3", "3", "4", "9"} {
+		got = append(got, get(t, client, a, call))
+	}
+	if want := []int{200, 503, 200, 0, 200, 429, 429}; !slices.Equal(got, want) {
+		t.Errorf("answers %v, want %v", got, want)
+	}
+	var calls []string
+	for _, r := range a.Requests() {
+		calls = append(calls, r.CallID)
+	}
+	if want := []string{"1", "1", "2", "3", "3", "4", "9"}; !slices.Equal(calls, want) {
+		t.Errorf("recorded %v, want %v", calls, want)
+	}
+	if a.Count429() != 2 || a.MaxInWindow(time.Hour) != 7 || a.InWindow(time.Hour) != 7 {
+		t.Errorf("%d of 429, at most %d in a window, %d now", a.Count429(), a.MaxInWindow(time.Hour), a.InWindow(time.Hour))
+	}
+	if got, want := a.Duplicates(), []string{"1/1", "3/1"}; !slices.Equal(got, want) {
+		t.Errorf("duplicates %v, want %v", got, want)
+	}
+}
+
+func TestTheWindowSlides(t *testing.T) {
+	t.Parallel()
+	const window = 100 * time.Millisecond
+	a := start(t, Config{Limit: 1, Window: window})
+	client := newClient(t, true)
+	first := get(t, client, a, "1")
+	for deadline := time.Now().Add(10 * time.Second); a.InWindow(window) > 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the window does not pass")
+		}
+	}
+	second, third := get(t, client, a, "2"), get(t, client, a, "3")
+	if first != 200 || second != 200 || third != 429 && a.MaxInWindow(window) > 1 {
+		t.Errorf("answers %d, %d, %d", first, second, third)
+	}
+	if requests := a.Requests(); requests[0].Reused || !requests[1].Reused {
+		t.Errorf("reused: %v, %v", requests[0].Reused, requests[1].Reused)
+	}
+}
+
+func TestLatency(t *testing.T) {
+	t.Parallel()
+	const latency = 50 * time.Millisecond
+	a := start(t, Config{Latency: latency})
+	if status := get(t, newClient(t, true), a, "1"); status != 200 {
+		t.Fatal(status)
+	}
+	if took := time.Since(a.Requests()[0].At); took < latency {
+		t.Errorf("answered after %s", took)
+	}
+}
+
+func TestFiguresOfATimeline(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		ms     []int
+		window time.Duration
+		most   int
+		use    float64 // of 2 per window
+	}{
+		{name: "none", window: time.Second},
+		{name: "one", ms: []int{5}, window: time.Second, most: 1, use: .5},
+		{name: "just within a window", ms: []int{0, 500, 999}, window: time.Second, most: 3, use: 3 / (2 * 1.999)},
+		{name: "a window apart is outside it", ms: []int{0, 500, 1000}, window: time.Second, most: 2, use: 3. / 4},
+		{name: "the peak is in the middle", ms: []int{0, 900, 950, 1000, 1800, 2500}, window: time.Second, most: 4, use: 6 / 7.},
+		{name: "at one moment", ms: []int{7, 7, 7}, window: time.Second, most: 3, use: 1.5},
+		{name: "no window", ms: []int{0, 1}, window: 0, most: 1, use: -1},
+	} {
+		a := &API{}
+		now := time.Now()
+		for _, ms := range c.ms {
+			a.requests = append(a.requests, Request{At: now.Add(time.Duration(ms) * time.Millisecond)})
+		}
+		if got := a.MaxInWindow(c.window); got != c.most {
+			t.Errorf("%s: at most %d in a window, want %d", c.name, got, c.most)
+		}
+		if got := a.Use(2, c.window); c.use >= 0 && (got < c.use-1e-9 || got > c.use+1e-9) {
+			t.Errorf("%s: use %v, want %v", c.name, got, c.use)
+		}
+	}
+}
