@@ -187,18 +187,23 @@ func (d demo) parts(pool *pgxpool.Pool, redis redis.UniversalClient, log *slog.L
 	return []func(context.Context) error{dispatch.Run, worker.Run}, nil
 }
 
-// watch shows a line of progress until every call has ended.
+// watch shows progress until every call has ended: a live line on a terminal, now and then a new
+// one elsewhere.
 func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *fakeapi.API) error {
 	begun := time.Now()
-	tick := time.NewTicker(250 * time.Millisecond)
+	every, before, after := 250*time.Millisecond, "\r", " "
+	if !isTerminal(d.say) {
+		every, before, after = 2*time.Second, "", "\n"
+	}
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		var done, ended int
 		if err := pool.QueryRow(ctx, demoCountSQL).Scan(&done, &ended); err != nil {
 			return fmt.Errorf("count the calls: %w", err)
 		}
-		fmt.Fprintf(d.say, "\r%3.0fs  %d of %d done  requests in the last %s: %3d of %d  429s: %d ",
-			time.Since(begun).Seconds(), done, d.calls, d.rate.Window, api.InWindow(d.rate.Window), d.rate.Units, api.Count429())
+		fmt.Fprintf(d.say, "%s%3.0fs  %d of %d done  requests in the last %s: %3d of %d  429s: %d%s",
+			before, time.Since(begun).Seconds(), done, d.calls, d.rate.Window, api.InWindow(d.rate.Window), d.rate.Units, api.Count429(), after)
 		if ended == d.calls {
 			fmt.Fprintln(d.say)
 			return nil

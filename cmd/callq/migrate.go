@@ -133,8 +133,8 @@ func (p *program) confirm(question string) error {
 }
 
 // isTerminal takes every character device but the null device for one.
-func isTerminal(in io.Reader) bool {
-	f, ok := in.(*os.File)
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	if !ok {
 		return false
 	}
