@@ -74,3 +74,64 @@ func TestClaimRace(t *testing.T) {
 		})
 	}
 }
+
+// A claim waits for the rules, the limits and the room, and reads all that counts, the clock too,
+// once it has them. A look between ticks passes by instead.
+func TestClaimReadsUnderItsLocks(t *testing.T) {
+	t.Parallel()
+	cases := []struct {
+		name, lock, change string
+		want               int
+	}{
+		{
+			"a limit, lowered meanwhile", `SELECT FROM call_limits WHERE name = 'b' FOR NO KEY UPDATE`,
+			`UPDATE call_limits SET rate = 2 WHERE name = 'b'`, 2,
+		},
+		{
+			"a queue that loses a limit meanwhile", `SELECT FROM call_queues FOR NO KEY UPDATE`,
+			`UPDATE call_queues SET limits = '{a}'`, 7,
+		},
+		{
+			"the room, filled meanwhile", `SELECT pg_advisory_xact_lock(hashtext('callq room'))`,
+			`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+				SELECT -i, 1, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM generate_series(1, 19) i`, 1,
+		},
+	}
+	for _, c := range cases {
+		parallel(t, c.name, func(t *testing.T, s *system) {
+			s.alive(10) // room for 20
+			r := rules(sliding("a", 7, time.Hour), sliding("b", 5, time.Hour))
+			s.once(r)
+			s.calls("default", 10)
+			tx, err := s.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(t.Context()) //nolint:errcheck // committed below
+			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.another(r).Look(t.Context()); err != nil {
+				t.Error(err)
+			}
+			s.want(`SELECT count(*) = 0 FROM call_open`)
+			d := s.another(dispatcher.Rules{})
+			var ticked sync.WaitGroup
+			ticked.Go(func() {
+				if err := d.Tick(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+			s.eventually(3*time.Second, waitingSQL, 1)
+			if _, err := tx.Exec(t.Context(), c.change); err != nil {
+				t.Fatal(err)
+			}
+			released := one[time.Time](s, `SELECT clock_timestamp()`)
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ticked.Wait()
+			s.want(`SELECT count(*) = $1 AND min(claimed_at) > $2 FROM call_open WHERE call_id > 0`, c.want, released)
+		})
+	}
+}

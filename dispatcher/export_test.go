@@ -4,3 +4,6 @@ import "context"
 
 // Tick runs one whole tick under the rules in force.
 func (d *Dispatcher) Tick(ctx context.Context) error { return d.tickOnce(ctx) }
+
+// Look claims what it can without waiting for a lock, as between ticks.
+func (d *Dispatcher) Look(ctx context.Context) error { _, err := d.lookOnce(ctx); return err }

@@ -2,6 +2,7 @@ package dispatcher_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -22,11 +23,23 @@ func TestUnstartedAreBounded(t *testing.T) {
 				s.alive(c.slots)
 			}
 			r := rules()
+			names := make([]string, 8)
+			for i := range names {
+				names[i] = fmt.Sprint("q", i)
+				r.Queues = append(r.Queues, queue(names[i]))
+			}
 			s.publish(r)
-			s.calls("default", 1000)
 			dispatchers := make([]*dispatcher.Dispatcher, 8)
 			for i := range dispatchers {
-				dispatchers[i] = s.another(r)
+				dispatchers[i] = s.another(dispatcher.Rules{})
+				for range i { // so that each begins with another queue
+					if err := dispatchers[i].Tick(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, name := range names {
+				s.calls(name, 500)
 			}
 			for round := range 5 {
 				gate := make(chan struct{})
@@ -34,7 +47,7 @@ func TestUnstartedAreBounded(t *testing.T) {
 				for _, d := range dispatchers {
 					wg.Go(func() {
 						<-gate
-						if err := d.Once(context.Background()); err != nil {
+						if err := d.Tick(context.Background()); err != nil {
 							t.Error(err)
 						}
 					})
