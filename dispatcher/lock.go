@@ -108,17 +108,18 @@ func shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
 }
 
 // enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server
-// gave out can count any more.
+// gave out can count any more. A handler whose claim or start never reached the new server may send
+// until its timeout, unless the limit is anchored at the start.
 func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedLimit, epoch string) error {
 	for _, l := range limits {
 		if l.Epoch == epoch {
 			continue
 		}
-		if _, err := tx.Exec(ctx, enterEpochSQL, l.Name, epoch); err != nil {
+		var until time.Time
+		if err := tx.QueryRow(ctx, enterEpochSQL, l.Name, epoch).Scan(&until); err != nil {
 			return fmt.Errorf("enter the new epoch: %w", err)
 		}
-		d.log.WarnContext(ctx, "limit shut after a failover or restore", "limit", l.Name, "epoch", epoch,
-			"for", l.Window+l.SendWithin+l.Slack)
+		d.log.WarnContext(ctx, "limit shut after a failover or restore", "limit", l.Name, "epoch", epoch, "until", until)
 	}
 	if err := tx.Commit(ctx); err != nil {
 		return fmt.Errorf("commit: %w", err)
@@ -129,4 +130,7 @@ func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedL
 const enterEpochSQL = `
 UPDATE call_limits
 SET epoch = $2, shut_until = clock_timestamp() + window_size * 1.001 + send_within + slack
-WHERE name = $1`
+    + CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
+        (SELECT max(timeout) FROM call_queues WHERE limits @> ARRAY[$1]), '0') END
+WHERE name = $1
+RETURNING shut_until`

@@ -280,7 +280,7 @@ func TestOlderEpoch(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	api := sliding("api", 4, time.Second)
-	api.SendWithin, api.Slack = 200*time.Millisecond, 300*time.Millisecond
+	api.SendWithin, api.Slack, api.Anchor = 200*time.Millisecond, 300*time.Millisecond, limit.AnchorStart
 	r := rules(api)
 	s.calls("default", 2)
 	s.once(r)
@@ -323,6 +323,25 @@ func TestOlderEpochAnchoredAtTheFinish(t *testing.T) {
 	deadline := one[time.Time](s, `SELECT deadline FROM call_open`)
 	s.once(r)
 	s.want(`SELECT arrived_by >= $1 FROM call_attempts`, deadline)
+}
+
+// One whose claim or start never reached this server may send until its queue's timeout: the limit
+// stays shut that much longer, unless it is anchored at the start.
+func TestNewEpochShutsForTheTimeout(t *testing.T) {
+	t.Parallel()
+	for anchor, longer := range map[limit.Anchor]time.Duration{"": 5 * time.Second, limit.AnchorFinish: 5 * time.Second, limit.AnchorStart: 0} {
+		s := newSystem(t)
+		api := sliding("api", 4, time.Second)
+		api.Anchor = anchor
+		r := rules(api) // a timeout of 5 s
+		s.publish(r)
+		s.exec(`UPDATE call_limits SET epoch = 'older'`)
+		s.calls("default", 1)
+		before := one[time.Time](s, `SELECT clock_timestamp()`)
+		s.once(r)
+		s.want(`SELECT shut_until - window_size * 1.001 - send_within - slack - $2::interval BETWEEN $1 AND clock_timestamp() FROM call_limits`,
+			before, longer)
+	}
 }
 
 // While a sweep has not reached an open attempt of an older epoch, its units are not given out

@@ -5,7 +5,7 @@
 // repeated or arrives late: both are a compare-and-set on the attempt's own row in call_open.
 // Closing writes the ledger row, charges the limits and moves the call on in one statement, so
 // that no crash can leave one without the others. Locks are taken in one order everywhere:
-// call_queues, call_limits, call_open, call_queue, call_usage.
+// call_queues, call_limits, the claims' room, call_open, call_queue, call_usage.
 package ledger
 
 import (
