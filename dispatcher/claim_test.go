@@ -107,7 +107,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer tx.Rollback(t.Context()) //nolint:errcheck // committed below
+			defer tx.Rollback(t.Context())
 			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
 				t.Fatal(err)
 			}

@@ -27,7 +27,7 @@ func TestPublishTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(t.Context()) //nolint:errcheck // read only
+	defer tx.Rollback(t.Context())
 	for _, sql := range []string{
 		`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT pg_advisory_xact_lock(hashtext('callq room'))`,
 	} {
@@ -102,7 +102,7 @@ func TestPublishLoweredDuringStarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(t.Context()) //nolint:errcheck // committed below
+	defer tx.Rollback(t.Context())
 	if _, err := ledger.Start(t.Context(), tx, "w", s.requests([]int64{1}, time.Minute)); err != nil {
 		t.Fatal(err)
 	}

@@ -162,7 +162,7 @@ func TestResendRace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(t.Context()) //nolint:errcheck // it has been by then
+	defer tx.Rollback(t.Context())
 	if _, err := tx.Exec(t.Context(), `SELECT FROM call_open FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
