@@ -93,6 +93,7 @@ func (sc scenario) run(t *testing.T) float64 {
 	s.exact(sc.rate, sc.window, sc.requests)
 	s.countRuns(sc.requests)
 	used := s.api.Use(sc.rate, sc.window)
+	t.Logf("used %.1f %%, most in any %s: %d of %d", 100*used, sc.window, s.api.MaxInWindow(sc.window), sc.rate)
 	if used < sc.floor {
 		t.Errorf("used %.1f %% of the limit, want at least %.0f %%", 100*used, 100*sc.floor)
 	}
