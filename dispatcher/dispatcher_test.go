@@ -13,8 +13,8 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -30,40 +30,12 @@ type system struct {
 
 func newSystem(t *testing.T) *system {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(pgtest.NewURL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, value := range ledger.Settings() {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
-	config.MaxConns = 12
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	pool := pgtest.NewWith(t, ledger.Settings())
 	level := slog.LevelWarn
 	if testing.Verbose() {
 		level = slog.LevelDebug
 	}
-	return &system{t, pool, newRedis(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
-}
-
-func newRedis(t *testing.T) *redis.Client {
-	t.Helper()
-	server, err := local.StartRedis(t.Context(), local.Redis{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop() })
-	options, err := redis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := redis.NewClient(options)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
+	return &system{t, pool, redistest.New(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
 }
 
 func rules(limits ...dispatcher.LimitRule) dispatcher.Rules {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/migrations"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -34,7 +35,7 @@ func TestPromotion(t *testing.T) {
 	if _, err := migrations.Up(t.Context(), config.ConnConfig); err != nil {
 		t.Fatal(err)
 	}
-	s := &system{t: t, redis: newRedis(t), log: slog.New(slog.DiscardHandler)}
+	s := &system{t: t, redis: redistest.New(t), log: slog.New(slog.DiscardHandler)}
 	connect := func() {
 		if s.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
 			t.Fatal(err)

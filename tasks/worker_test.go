@@ -14,8 +14,8 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5"
@@ -36,30 +36,9 @@ type bench struct {
 // newBench runs a dispatcher, and a worker with these handlers.
 func newBench(t *testing.T, handlers map[string]tasks.Handler) *bench {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(pgtest.NewURL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, value := range ledger.Settings() {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
-	config.MaxConns = 12
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	server, err := local.StartRedis(t.Context(), local.Redis{Install: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop() })
-	options, err := redis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &bench{t: t, pool: pool, redis: redis.NewClient(options)}
-	t.Cleanup(func() { _ = b.redis.Close() })
+	pool := pgtest.NewWith(t, ledger.Settings())
+	b := &bench{t: t, pool: pool, redis: redistest.New(t)}
+	var err error
 	if b.client, err = callqueue.New(pool); err != nil {
 		t.Fatal(err)
 	}

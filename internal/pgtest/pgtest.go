@@ -12,6 +12,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"strings"
@@ -33,12 +34,18 @@ const (
 // connections, in time zone UTC. pool.Config().ConnString() is the database's URL.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
+	return NewWith(t, map[string]string{"timezone": "UTC"})
+}
+
+// NewWith is New with settings that each connection makes.
+func NewWith(t testing.TB, settings map[string]string) *pgxpool.Pool {
+	t.Helper()
 	config, err := pgxpool.ParseConfig(NewURL(t))
 	if err != nil {
 		t.Fatalf("parse the test database's URL: %v", err)
 	}
 	config.MaxConns = 32
-	config.ConnConfig.RuntimeParams["timezone"] = "UTC"
+	maps.Copy(config.ConnConfig.RuntimeParams, settings)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatalf("open the test database: %v", err)
