@@ -14,7 +14,6 @@ import (
 
 // claimResult says what a claim did and when the next may do more.
 type claimResult struct {
-	claimed    int
 	more       bool          // another claim right away may find more
 	lookIn     time.Duration // when to look again, if not more
 	blockedFor time.Duration // how long no unit can come free; 0: the limits have room
@@ -94,7 +93,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	d.hand.over(tick, batch.deliveries()) // however long the claim took
 
-	result := claimResult{claimed: len(batch.attempts), lookIn: lookLater}
+	result := claimResult{lookIn: lookLater}
 	switch {
 	case batch.seen < want: // the queue is empty for now; when it is not, the next look will know
 		if len(batch.attempts) > 0 {

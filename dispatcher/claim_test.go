@@ -50,18 +50,7 @@ func TestClaimRace(t *testing.T) {
 				dispatchers[i] = s.another(c.rules)
 			}
 			for round := range 5 {
-				gate := make(chan struct{})
-				var wg sync.WaitGroup
-				for _, d := range dispatchers {
-					wg.Go(func() {
-						<-gate
-						if err := d.Once(context.Background()); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				close(gate)
-				wg.Wait()
+				atOnce(t, dispatchers, (*dispatcher.Dispatcher).Once)
 				for limit, units := range c.want {
 					if got := s.used(limit); got != units {
 						t.Fatalf("round %d: limit %s gave out %d units, want %d", round, limit, got, units)

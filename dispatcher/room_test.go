@@ -1,9 +1,7 @@
 package dispatcher_test
 
 import (
-	"context"
 	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/callq/callq/dispatcher"
@@ -42,18 +40,7 @@ func TestUnstartedAreBounded(t *testing.T) {
 				s.calls(name, 500)
 			}
 			for round := range 5 {
-				gate := make(chan struct{})
-				var wg sync.WaitGroup
-				for _, d := range dispatchers {
-					wg.Go(func() {
-						<-gate
-						if err := d.Tick(context.Background()); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				close(gate)
-				wg.Wait()
+				atOnce(t, dispatchers, (*dispatcher.Dispatcher).Tick)
 				if got := one[int64](s, `SELECT count(*) FROM call_open`); got != c.most {
 					t.Errorf("round %d: %d attempts are open, want %d", round, got, c.most)
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -218,3 +219,20 @@ func (s *system) finish(ids ...int64) {
 
 // waitingSQL says whether so many sessions wait for a lock.
 const waitingSQL = `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
+
+// atOnce lets all dispatchers run together, from behind a gate.
+func atOnce(t *testing.T, dispatchers []*dispatcher.Dispatcher, run func(*dispatcher.Dispatcher, context.Context) error) {
+	t.Helper()
+	gate := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, d := range dispatchers {
+		wg.Go(func() {
+			<-gate
+			if err := run(d, context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(gate)
+	wg.Wait()
+}

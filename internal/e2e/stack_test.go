@@ -254,7 +254,7 @@ func (s *stack) verify(code int) {
 	}
 }
 
-// ledgerPool is the connection settings that callq itself uses.
+// exec runs a statement; a Postgres that is being restarted may refuse it.
 func (s *stack) exec(sql string, args ...any) {
 	s.t.Helper()
 	if _, err := s.pool.Exec(context.Background(), sql, args...); err != nil && !ledger.Retryable(err) {
