@@ -13,7 +13,6 @@ import (
 const module = "github.com/callq/callq/"
 
 const (
-	asynq      = "github.com/hibiken/asynq"
 	cobra      = "github.com/spf13/cobra"
 	cron       = "github.com/robfig/cron/v3"
 	goose      = "github.com/pressly/goose/v3"
@@ -42,13 +41,14 @@ func TestImports(t *testing.T) {
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
-			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit"},
-			modules: []string{asynq, pgx, prometheus, redis, sync},
+			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay"},
+			modules: []string{pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "tasks"},
-			modules: []string{asynq, cron, pgx, prometheus, redis, sync},
+			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay", "tasks"},
+			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
+		{name: "internal/relay", modules: []string{redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
 		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/callq/callq/tasks"
+	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -91,7 +91,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if batch.refused > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", batch.refused)
 	}
-	d.hand.over(tick, batch.deliveries()) // however long the claim took
+	d.hand.over(tick, batch.parcels()) // however long the claim took
 
 	result := claimResult{lookIn: lookLater}
 	switch {
@@ -116,19 +116,19 @@ type batch struct {
 	attempts []claimed
 }
 
-// parcel is what an Asynq task is made from: calls of one task for one pool, so that they can be
-// sent again together, to another pool if need be.
-type parcel struct {
+// destination is what the attempts of a parcel share: they can be sent again together, to another
+// pool if need be.
+type destination struct {
 	pool *pool
 	task string
 }
 
 // claimed is an attempt that a claim opened.
 type claimed struct {
-	CallID  int64  `db:"call_id"`
-	Attempt int32  `db:"attempt"`
-	TaskNo  int32  `db:"task_no"`
-	Pool    string `db:"pool"`
+	CallID   int64  `db:"call_id"`
+	Attempt  int32  `db:"attempt"`
+	ParcelNo int32  `db:"parcel_no"`
+	Pool     string `db:"pool"`
 }
 
 // take picks up to want of the queue's next calls, fails what is wrong with them, and opens an
@@ -143,14 +143,14 @@ func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, limits [
 	b := &batch{id: rand.Int64(), epoch: epoch, seen: len(candidates)}
 	var refused []int64
 	var reasons []string
-	chosen := map[parcel][]int64{}
+	chosen := map[destination][]int64{}
 	for _, c := range candidates {
 		if c.Refusal != nil {
 			refused, reasons = append(refused, c.ID), append(reasons, *c.Refusal)
 			continue
 		}
 		if p := roster.choose(c.Task); p != nil {
-			to := parcel{p, c.Task}
+			to := destination{p, c.Task}
 			chosen[to] = append(chosen[to], c.ID)
 		}
 	}
@@ -223,9 +223,9 @@ FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
 WHERE q.id = r.id AND q.status IN ('new', 'error')`
 
 // open writes the attempts. Each is charged to all limits of its queue.
-func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, now time.Time, chosen map[parcel][]int64) error {
+func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, now time.Time, chosen map[destination][]int64) error {
 	var ids []int64
-	var taskNos []int32
+	var parcelNos []int32
 	var pools []string
 	next := int32(0)
 	for to, calls := range chosen {
@@ -234,7 +234,7 @@ func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lock
 			if i > 0 && i%k == 0 {
 				next++
 			}
-			ids, taskNos, pools = append(ids, id), append(taskNos, next), append(pools, to.pool.Name)
+			ids, parcelNos, pools = append(ids, id), append(parcelNos, next), append(pools, to.pool.Name)
 		}
 		next++
 	}
@@ -250,7 +250,7 @@ func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lock
 		}
 	}
 	rows, err := tx.Query(ctx, openSQL, pgx.StrictNamedArgs{
-		"ids": ids, "task_nos": taskNos, "pools": pools, "now": now, "queue": queue, "batch": b.id,
+		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": now, "queue": queue, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "send_within": sendWithin, "start_within": startWithin,
 	})
 	if err != nil {
@@ -275,37 +275,37 @@ const startWithin = 30 * time.Second
 // The rows of call_queue are locked by pickSQL in this transaction.
 const openSQL = `
 WITH picked AS (
-    SELECT * FROM unnest(@ids::bigint[], @task_nos::int[], @pools::text[]) AS p (id, task_no, pool)
+    SELECT * FROM unnest(@ids::bigint[], @parcel_nos::int[], @pools::text[]) AS p (id, parcel_no, pool)
 ), called AS (
     UPDATE call_queue q
     SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
     FROM picked p
     WHERE q.id = p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.task_no, p.pool
+        coalesce(q.cost, 1) AS cost, p.parcel_no, p.pool
 )
-INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, send_within,
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, task_no, @batch, cost, @now, @now, @now + @start_within::interval, @send_within::interval,
+SELECT id, attempts, parcel_no, @batch, cost, @now, @now, @now + @start_within::interval, @send_within::interval,
     @epoch, pool, @queue, task, key, @limits::text[],
     array_fill(''::text, ARRAY[cardinality(@limits::text[])]), array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])
 FROM called
-RETURNING call_id, attempt, task_no, pool`
+RETURNING call_id, attempt, parcel_no, pool`
 
-// deliveries are the Asynq tasks that carry the batch.
-func (b *batch) deliveries() []delivery {
-	byNo := map[int32]*delivery{}
+// parcels are what carries the batch to the workers.
+func (b *batch) parcels() []relay.Parcel {
+	byNo := map[int32]*relay.Parcel{}
 	var order []int32
 	for _, a := range b.attempts {
-		d := byNo[a.TaskNo]
-		if d == nil {
-			d = &delivery{pool: a.Pool, id: tasks.TaskID(b.epoch, b.id, a.TaskNo, 0)}
-			byNo[a.TaskNo] = d
-			order = append(order, a.TaskNo)
+		p := byNo[a.ParcelNo]
+		if p == nil {
+			p = &relay.Parcel{Pool: a.Pool, ID: relay.ID(b.epoch, b.id, a.ParcelNo, 0)}
+			byNo[a.ParcelNo] = p
+			order = append(order, a.ParcelNo)
 		}
-		d.refs = append(d.refs, tasks.Ref{CallID: a.CallID, Attempt: a.Attempt})
+		p.Attempts = append(p.Attempts, relay.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	list := make([]delivery, 0, len(order))
+	list := make([]relay.Parcel, 0, len(order))
 	for _, no := range order {
 		list = append(list, *byNo[no])
 	}

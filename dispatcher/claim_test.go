@@ -82,7 +82,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 		},
 		{
 			"the room, filled meanwhile", `SELECT pg_advisory_xact_lock(hashtext('callq room'))`,
-			`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+			`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 				SELECT -i, 1, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM generate_series(1, 19) i`, 1,
 		},
 	}

@@ -92,7 +92,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg:     cfg,
 		log:     cfg.Logger,
 		metrics: newMetrics(cfg.Metrics),
-		hand:    newHandover(cfg.Redis, cfg.Logger),
+		hand:    &handover{redis: cfg.Redis, log: cfg.Logger},
 		wake:    make(chan struct{}, 1),
 		armed:   make(chan time.Duration, 1),
 		blocked: map[string]time.Time{},

@@ -72,7 +72,7 @@ func TestOccupied(t *testing.T) {
 			if o.Older {
 				epoch = "older"
 			}
-			all.Queue(`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+			all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
 				VALUES ($1, 1, 0, 1, 1, now(), now(), now(), $2, $3, $4, 'http', 'default', $5, '', $6::text[],
 					array_fill(''::text, ARRAY[cardinality($6::text[])]), array_fill($7::bigint, ARRAY[cardinality($6::text[])]))`,
 				i+1, started, time.Duration(o.SendWithin)*time.Millisecond, epoch, task, charged, o.Cost)

@@ -53,7 +53,7 @@ func TestRetain(t *testing.T) {
 		unnest('{23 h,25 h,167 h,169 h,719 h,721 h}'::interval[]) AS age ORDER BY n, age`)
 	// One was cancelled while it ran, and still runs.
 	s.exec(`WITH q AS (INSERT INTO call_queue (status, finished_at) VALUES ('cancelled', now() - interval '1 year') RETURNING id)
-		INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM q`)
 	if retired := s.retain(); retired.Calls != 3+1+5 {
 		t.Errorf("%d calls are retired, want 9", retired.Calls)
@@ -88,7 +88,7 @@ func TestRetainLedger(t *testing.T) {
 	insert(1001, 2, "129 min", true)  // not yet
 	insert(1002, 1, "131 min", false) // never sent: no mark
 	insert(1003, 1, "20 hours", true) // an attempt of it is open
-	s.exec(`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+	s.exec(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES (1003, 2, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}')`)
 	if retired := s.retain(); retired.Attempts != 2 {
 		t.Errorf("%d attempts are retired, want 2", retired.Attempts)

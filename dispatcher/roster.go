@@ -118,7 +118,7 @@ func (r *roster) poolFor(task, before string) string {
 	return other
 }
 
-// packing is how many attempts one Asynq task carries when a pool gets m of them: few where
+// packing is how many attempts one parcel carries when a pool gets m of them: few where
 // calls are few, more where they exceed what the workers can take up at once.
 func (p *pool) packing(m int) int {
 	k := min(max(m/(4*max(p.Workers, 1)), 1), 64)

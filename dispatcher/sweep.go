@@ -10,7 +10,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/tasks"
+	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -19,7 +19,7 @@ import (
 
 const (
 	sweepMost   = 500             // rows of one kind in one pass
-	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the Asynq task
+	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the parcel
 )
 
 func (d *Dispatcher) sweep(ctx context.Context) error {
@@ -166,83 +166,79 @@ func (d *Dispatcher) close(ctx context.Context, rows []overdue, closing func(ove
 	return len(closed), err
 }
 
-// handed is one Asynq task whose attempts have waited too long for a start.
+// handed is one parcel whose attempts have waited too long for a start.
 type handed struct {
 	Pool     string  `db:"pool"`
 	Task     string  `db:"task"`
 	Epoch    string  `db:"epoch"`
 	Batch    int64   `db:"batch"`
-	TaskNo   int32   `db:"task_no"`
+	ParcelNo int32   `db:"parcel_no"`
 	Resend   int32   `db:"resend"`
 	CallIDs  []int64 `db:"call_ids"`
 	Attempts []int32 `db:"attempts"`
 }
 
-// resend hands over again what Redis no longer has, under a new id, for the old one may still be
-// taken there. No new attempt: a second delivery of the first is harmless. It is sent to a live
+// resend hands over again what Redis no longer has, under a new id: a parcel of the old one may yet
+// turn up. No new attempt: a second delivery of the first is harmless. It is sent to a live
 // pool, where the one it was meant for is gone.
 func (d *Dispatcher) resend(ctx context.Context) (int, error) {
 	rows, err := d.cfg.Pool.Query(ctx, handedSQL, resendAfter)
 	if err != nil {
 		return 0, err
 	}
-	waiting, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
-	if err != nil || len(waiting) == 0 {
+	late, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
+	if err != nil || len(late) == 0 {
 		return 0, err
 	}
 	roster, err := readRoster(ctx, d.cfg.Pool)
 	if err != nil {
 		return 0, err
 	}
+	var again []relay.Parcel
 	sent := 0
-	for _, h := range waiting {
+	inRedis := map[string]map[string]bool{} // by pool: the ids of the parcels there
+	for _, h := range late {
 		to := roster.poolFor(h.Task, h.Pool)
 		if to == h.Pool {
-			pending, err := d.hand.pending(h.Pool, tasks.TaskID(h.Epoch, h.Batch, h.TaskNo, h.Resend))
-			if err != nil {
-				return sent, err
+			if inRedis[to] == nil {
+				if inRedis[to], err = d.hand.waiting(ctx, to); err != nil {
+					return 0, err
+				}
 			}
-			if pending {
+			if inRedis[to][relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
 				continue
 			}
 		}
-		delivery, err := d.readdress(ctx, h, to)
+		parcel, err := d.readdress(ctx, h, to)
 		if err != nil {
-			return sent, err
+			return 0, err
 		}
-		if len(delivery.refs) == 0 {
-			continue // another dispatcher was first, or they have started
+		if len(parcel.Attempts) > 0 { // else another dispatcher was first, or they have started
+			again = append(again, parcel)
+			sent += len(parcel.Attempts)
 		}
-		if err := d.hand.enqueue(ctx, delivery); err != nil {
-			return sent, err
-		}
-		sent += len(delivery.refs)
 	}
-	return sent, nil
+	return sent, d.hand.send(ctx, again)
 }
 
 const handedSQL = `
-SELECT pool, task, epoch, batch, task_no, resend, array_agg(call_id) AS call_ids, array_agg(attempt) AS attempts
+SELECT pool, task, epoch, batch, parcel_no, resend, array_agg(call_id) AS call_ids, array_agg(attempt) AS attempts
 FROM call_open
 WHERE started_at IS NULL AND handed_at < clock_timestamp() - $1::interval AND epoch = callq_epoch()
-GROUP BY pool, task, epoch, batch, task_no, resend
-ORDER BY min(handed_at)
-LIMIT 500`
+GROUP BY pool, task, epoch, batch, parcel_no, resend
+ORDER BY min(handed_at)`
 
-// readdress takes the next resend number, before the Asynq task is sent: should the sending fail,
-// a later sweep finds the new number not pending.
-func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (delivery, error) {
+// readdress takes the next resend number, before the parcel is sent: should the sending fail, a
+// later sweep does not find the new number in Redis.
+func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (relay.Parcel, error) {
 	rows, err := d.cfg.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
 		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "resend": h.Resend, "pool": pool,
 	})
 	if err != nil {
-		return delivery{}, err
+		return relay.Parcel{}, err
 	}
-	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[tasks.Ref])
-	return delivery{
-		pool: pool, refs: refs,
-		id: tasks.TaskID(h.Epoch, h.Batch, h.TaskNo, h.Resend+1),
-	}, err
+	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[relay.Ref])
+	return relay.Parcel{Pool: pool, ID: relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Attempts: refs}, err
 }
 
 const readdressSQL = `

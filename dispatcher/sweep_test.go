@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/relay"
 	"github.com/callq/callq/tasks"
-	"github.com/hibiken/asynq"
 )
 
 func TestUnstartedGoesBack(t *testing.T) {
@@ -119,7 +119,7 @@ func TestResend(t *testing.T) {
 	s.once(r)
 	first := s.pending("http")
 	if len(first) != 3 {
-		t.Fatalf("Asynq tasks %v, want 3", first)
+		t.Fatalf("parcels %v, want 3", first)
 	}
 	const old = `UPDATE call_open SET handed_at = clock_timestamp() - interval '5001 ms'`
 
@@ -141,7 +141,7 @@ func TestResend(t *testing.T) {
 		first[i] = strings.TrimSuffix(id, "-0") + "-1"
 	}
 	if fmt.Sprint(sorted(again)) != fmt.Sprint(sorted(first)) {
-		t.Errorf("Asynq tasks %v, want the same with the next resend number: %v", again, first)
+		t.Errorf("parcels %v, want the same with the next resend number: %v", again, first)
 	}
 	s.once(r)
 	if more := s.pending("http"); len(more) != 3 {
@@ -150,7 +150,7 @@ func TestResend(t *testing.T) {
 	s.verify()
 }
 
-// Two dispatchers that find the same lost Asynq tasks send each once.
+// Two dispatchers that find the same lost parcels send each once.
 func TestResendRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -182,33 +182,20 @@ func TestResendRace(t *testing.T) {
 	swept.Wait()
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 1`)
 	if ids := s.pending("http"); len(ids) != 3 {
-		t.Errorf("Asynq tasks %v, want 3", ids)
+		t.Errorf("parcels %v, want 3", ids)
 	}
 }
 
-// Whatever has become of the first Asynq task, each attempt runs once, also when both arrive; and
+// Whatever has become of the first parcel, each attempt runs once, also when both arrive; and
 // where several tasks share a pool, none is forgotten.
 func TestResentRunsOnce(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
 		name string
-		lose func(s *system, pool string, ids []string)
-		find func(s *system, pool string, ids []string)
+		find bool // the lost parcels turn up later
 	}{
-		{"flushed", func(s *system, _ string, _ []string) { s.redis.FlushAll(s.t.Context()) }, nil},
-		{"archived, and back later", func(s *system, pool string, ids []string) {
-			for _, id := range ids {
-				if err := asynq.NewInspectorFromRedisClient(s.redis).ArchiveTask("callq:"+pool, id); err != nil {
-					s.t.Fatal(err)
-				}
-			}
-		}, func(s *system, pool string, ids []string) {
-			for _, id := range ids {
-				if err := asynq.NewInspectorFromRedisClient(s.redis).RunTask("callq:"+pool, id); err != nil {
-					s.t.Fatal(err)
-				}
-			}
-		}},
+		{"flushed", false},
+		{"flushed, and back later", true},
 	}
 	for _, c := range cases {
 		parallel(t, c.name, func(t *testing.T, s *system) {
@@ -218,13 +205,16 @@ func TestResentRunsOnce(t *testing.T) {
 			s.aliveIn(pool, 8, names...)
 			s.exec(`INSERT INTO call_queue (task) SELECT CASE WHEN i % 2 = 0 THEN 'one' ELSE 'two' END FROM generate_series(1, $1) i`, n)
 			s.once(rules())
-			ids := s.pending(pool)
-			c.lose(s, pool, ids)
+			lost, err := s.redis.LRange(t.Context(), relay.Key(pool), 0, -1).Result()
+			if err != nil || len(lost) == 0 {
+				t.Fatalf("parcels %q (%v)", lost, err)
+			}
+			s.redis.FlushAll(t.Context())
 			s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 			s.once(rules())
 			s.want(`SELECT count(*) = $1 FROM call_open WHERE resend = 1`, n)
-			if c.find != nil {
-				c.find(s, pool, ids)
+			if c.find {
+				s.redis.LPush(t.Context(), relay.Key(pool), lost)
 			}
 			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 8, Logger: s.log})
 			if err != nil {

@@ -2,6 +2,7 @@ package dispatcher_test
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -12,7 +13,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/hibiken/asynq"
+	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -157,18 +158,14 @@ func (s *system) work(stop <-chan struct{}) {
 	}
 }
 
-// pending are the ids of the Asynq tasks that wait in a pool's Asynq queue.
+// pending are the ids of the parcels of a pool that wait in Redis.
 func (s *system) pending(pool string) []string {
 	s.t.Helper()
-	infos, err := asynq.NewInspectorFromRedisClient(s.redis).ListPendingTasks("callq:"+pool, asynq.PageSize(1000))
+	ids, err := relay.Waiting(context.Background(), s.redis, pool)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	ids := make([]string, len(infos))
-	for i, info := range infos {
-		ids[i] = info.ID
-	}
-	return ids
+	return slices.Collect(maps.Keys(ids))
 }
 
 func queue(name string, limits ...string) dispatcher.QueueRule {

@@ -59,7 +59,7 @@ CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'defaul
 CREATE TABLE call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
-    task_no     integer     NOT NULL,
+    parcel_no   integer     NOT NULL,
     resend      integer     NOT NULL DEFAULT 0,
     batch       bigint      NOT NULL,
     token       bigint,

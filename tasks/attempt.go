@@ -27,7 +27,7 @@ type attempt struct {
 	m0    time.Time // monotonic, read before the start was asked for
 	state startState
 	// settled is closed when the start has been answered or will never be asked for: from then on
-	// the Asynq task is of no use.
+	// the parcel is of no use.
 	settled chan struct{}
 	settle  sync.Once
 }
@@ -75,7 +75,7 @@ func (a *attempt) run() {
 	if closing == nil {
 		return
 	}
-	a.settleNow() // a worker that cannot record holds its slot, not the Asynq task
+	a.settleNow() // a worker that cannot record holds its slot, not the parcel
 	a.w.record(*closing)
 	a.w.metrics.ended(a.call.Queue, closing.Outcome, time.Since(begun))
 }

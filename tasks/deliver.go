@@ -2,25 +2,69 @@ package tasks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/hibiken/asynq"
+	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 )
 
-// handle is Asynq's handler. It returns when every attempt of the task has started, or never
-// will: from then on Redis can add nothing. Its context is not used for the attempts, for a
-// Redis outage must not abort calls; nor is an error returned, for Asynq's retries are off.
-func (w *Worker) handle(_ context.Context, task *asynq.Task) error {
-	refs, err := DecodePayload(task.Payload())
-	if err != nil {
-		w.log.ErrorContext(w.handling, "Asynq task dropped", "err", err)
-		return nil
+// takeParcels takes parcels from Redis and delivers them, a few at once, until ctx ends; it
+// returns when what it has taken is delivered. Redis is waited for while it is away.
+func (w *Worker) takeParcels(ctx context.Context) {
+	places := make(chan struct{}, min(max(w.cfg.Concurrency/32, 2), 32))
+	var inHand sync.WaitGroup
+	defer inHand.Wait()
+	for away := false; ; {
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		parcel, ok, err := relay.Take(ctx, w.cfg.Redis, w.pool)
+		if errors.Is(err, relay.ErrUnreadable) {
+			w.log.ErrorContext(ctx, "parcel dropped", "err", err)
+			err = nil
+		}
+		if (err != nil) != away {
+			away = err != nil
+			w.logRedis(ctx, err)
+		}
+		if !ok {
+			<-places
+			if err != nil {
+				pause(ctx, askRedisAgain)
+			}
+			continue
+		}
+		inHand.Go(func() {
+			defer func() { <-places }()
+			w.deliver(parcel.Attempts)
+		})
 	}
+}
+
+const askRedisAgain = 250 * time.Millisecond
+
+func (w *Worker) logRedis(ctx context.Context, err error) {
+	if err != nil {
+		w.log.WarnContext(ctx, "waiting for Redis", "err", err)
+		return
+	}
+	w.log.InfoContext(ctx, "Redis is back")
+}
+
+// deliver runs a parcel's attempts. It returns when each of them has started, or never will: from
+// then on the parcel is of no use, and Redis can add nothing.
+func (w *Worker) deliver(refs []relay.Ref) {
 	attempts := w.load(refs)
 	for _, a := range attempts {
 		w.running.Go(a.run)
@@ -28,7 +72,6 @@ func (w *Worker) handle(_ context.Context, task *asynq.Task) error {
 	for _, a := range attempts {
 		<-a.settled
 	}
-	return nil
 }
 
 // delivered is an open attempt with what it needs to run.
@@ -51,7 +94,7 @@ type delivered struct {
 
 // load reads the attempts that are still open and unstarted; the others are no longer this
 // delivery's to run. While Postgres is away it tries again for as long as they may be started.
-func (w *Worker) load(refs []Ref) []*attempt {
+func (w *Worker) load(refs []relay.Ref) []*attempt {
 	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
 	defer cancel()
 	for {
@@ -59,7 +102,7 @@ func (w *Worker) load(refs []Ref) []*attempt {
 		if err == nil {
 			return w.attempts(rows)
 		}
-		w.log.WarnContext(ctx, "Asynq task waits for Postgres", "attempts", len(refs), "err", err)
+		w.log.WarnContext(ctx, "parcel waits for Postgres", "attempts", len(refs), "err", err)
 		select {
 		case <-w.drain:
 			return nil // the sweeper hands them over again
@@ -73,7 +116,7 @@ func (w *Worker) load(refs []Ref) []*attempt {
 
 const loadWithin = 30 * time.Second
 
-func (w *Worker) loadOnce(ctx context.Context, refs []Ref) ([]delivered, error) {
+func (w *Worker) loadOnce(ctx context.Context, refs []relay.Ref) ([]delivered, error) {
 	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
 	for i, r := range refs {
 		ids[i], attempts[i] = r.CallID, r.Attempt

@@ -16,8 +16,8 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/redistest"
+	"github.com/callq/callq/internal/relay"
 	"github.com/callq/callq/tasks"
-	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -85,6 +85,16 @@ func (b *bench) insert(task string) int64 {
 	}
 	return id
 }
+
+// send sends a parcel that no dispatcher made.
+func (b *bench) send(refs []relay.Ref) {
+	b.t.Helper()
+	if err := relay.Send(b.t.Context(), b.redis, relay.Parcel{Pool: b.workerPool(), ID: "by hand", Attempts: refs}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) workerPool() string { return tasks.Pool(b.worker.Tasks(), nil) }
 
 // await waits until a query answers true.
 func (b *bench) await(sql string, args ...any) {
@@ -173,7 +183,7 @@ func TestEndings(t *testing.T) {
 	b.await(`SELECT bool_and(outcome = 'not_sent' AND charged = '[]') FROM call_attempts WHERE call_id = $1`, unsent)
 }
 
-// Whatever Redis or Asynq repeats, a handler runs once per attempt.
+// Whatever Redis repeats, a handler runs once per attempt.
 func TestRepeatedDeliveries(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -184,15 +194,11 @@ func TestRepeatedDeliveries(t *testing.T) {
 		ran[fmt.Sprint(call.ID, "/", call.Attempt)]++
 		return nil
 	}})
-	again := asynq.NewClientFromRedisClient(b.redis)
-	queue := asynq.Queue(tasks.AsynqQueue(tasks.Pool(b.worker.Tasks(), nil)))
 	const n = 40
 	for range n {
-		payload := tasks.EncodePayload([]tasks.Ref{{CallID: b.insert("count"), Attempt: 1}})
+		refs := []relay.Ref{{CallID: b.insert("count"), Attempt: 1}}
 		for range 3 {
-			if _, err := again.Enqueue(asynq.NewTask(tasks.TypeAttempts, payload), queue, asynq.MaxRetry(0)); err != nil {
-				t.Fatal(err)
-			}
+			b.send(refs)
 		}
 	}
 	b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
@@ -207,13 +213,11 @@ func TestRepeatedDeliveries(t *testing.T) {
 	}
 }
 
-func TestUnreadableAsynqTask(t *testing.T) {
+func TestUnreadableParcel(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
-	stray := asynq.NewClientFromRedisClient(b.redis)
-	queue := asynq.Queue(tasks.AsynqQueue(tasks.Pool(b.worker.Tasks(), nil)))
-	for _, payload := range []string{"", "{", `{"attempts":7}`, `{"attempts":[[999999,1]]}`} {
-		if _, err := stray.Enqueue(asynq.NewTask(tasks.TypeAttempts, []byte(payload)), queue, asynq.MaxRetry(0)); err != nil {
+	for _, parcel := range []string{"", "{", `{"attempts":7}`, `{"attempts":[["1",1]]}`, `{"attempts":[[999999,1]]}`, `{}`} {
+		if err := b.redis.RPush(t.Context(), relay.Key(b.workerPool()), parcel).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -263,8 +267,6 @@ func TestHandedOverAndNotMade(t *testing.T) {
 	}
 	var ran atomic.Int32
 	b := newBench(t, map[string]tasks.Handler{"count": func(context.Context, *tasks.Call) error { ran.Add(1); return nil }})
-	queue := asynq.Queue(tasks.AsynqQueue(tasks.Pool(b.worker.Tasks(), nil)))
-	byHand := asynq.NewClientFromRedisClient(b.redis)
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			var id int64
@@ -274,10 +276,7 @@ func TestHandedOverAndNotMade(t *testing.T) {
 			if _, err := b.pool.Exec(t.Context(), c.change, id); err != nil {
 				t.Fatal(err)
 			}
-			payload := tasks.EncodePayload([]tasks.Ref{{CallID: id, Attempt: 1}})
-			if _, err := byHand.Enqueue(asynq.NewTask(tasks.TypeAttempts, payload), queue, asynq.MaxRetry(0)); err != nil {
-				t.Fatal(err)
-			}
+			b.send([]relay.Ref{{CallID: id, Attempt: 1}})
 			b.await(`SELECT outcome = 'not_sent' AND charged = '[]' AND error = $2 FROM call_attempts WHERE call_id = $1`, id, c.message)
 			b.await(`SELECT coalesce((SELECT status FROM call_queue WHERE id = $1), '') = $2`, id, c.status)
 		})
@@ -292,7 +291,7 @@ const claimByHandSQL = `
 WITH call AS (
     INSERT INTO call_queue (task, status, attempts) VALUES ('count', 'dispatched', 1) RETURNING id
 )
-INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
     limits, keys, costs)
 SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', callq_epoch(),
     'p', 'default', 'count', '', '{api}', '{""}', '{1}'

@@ -114,9 +114,6 @@ func openRedis(cfg *config.Config) (*redis.Client, error) {
 			*timeout = 2 * time.Second
 		}
 	}
-	if options.PoolSize == 0 {
-		options.PoolSize = 40 // Asynq takes at most 32 tasks at once
-	}
 	options.DialerRetries = 1 // who waits for Redis asks again, and hears why it is away
 	return redis.NewClient(options), nil
 }

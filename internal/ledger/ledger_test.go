@@ -33,7 +33,7 @@ WITH rule AS (
 ), call AS (
     INSERT INTO call_queue (status, attempts, unique_key) VALUES ('dispatched', 1, gen_random_uuid()) RETURNING id
 )
-INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
     queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', '300 ms', callq_epoch(),
     'http', 'default', 'http', '', '{api}', '{""}', '{1}'

@@ -74,7 +74,7 @@ func history(t *testing.T) *pgxpool.Pool {
 func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	t.Helper()
 	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = $1`, id)
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+	exec(t, pool, `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
 		SELECT id, attempts, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', '300 ms', callq_epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
@@ -215,7 +215,7 @@ func TestVerifyWindows(t *testing.T) {
 		all.Queue(`TRUNCATE call_attempts, call_open, call_limit_changes`)
 		for i, c := range charges {
 			if c.Open {
-				all.Queue(`INSERT INTO call_open (call_id, attempt, task_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+				all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
 					VALUES ($1, 1, 0, 1, 1, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
 				continue
 			}
