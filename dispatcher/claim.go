@@ -24,15 +24,9 @@ type claimResult struct {
 const (
 	claimBusyRetry = minGap
 	claimFullRetry = 20 * time.Millisecond
-	lookLater      = time.Minute // ticks come sooner
+	nextKeys       = 100 * time.Millisecond // when there are more keys than a claim looks at
+	lookLater      = time.Minute            // ticks come sooner
 )
-
-// candidate is a call that a claim may take. Refusal says what is wrong with it, if anything.
-type candidate struct {
-	ID      int64   `db:"id"`
-	Task    string  `db:"task"`
-	Refusal *string `db:"refusal"`
-}
 
 // claim is the claim transaction: it locks the queue's limits, counts what is occupied, and gives
 // out what is left, of that and of the workers' room, to the next calls of the queue. With wait,
@@ -64,55 +58,97 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if shut := shutFor(limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, limits, epoch)
 	}
-	roster, err := readRoster(ctx, tx)
+	seen, err := d.survey(ctx, tx, queue, limits)
 	if err != nil {
 		return claimResult{}, err
 	}
-	want := min(claimMost, roster.room())
+	if paused := seen.pausedFor(); paused > 0 {
+		return claimResult{lookIn: min(paused, lookLater)}, nil
+	}
+	want := min(claimMost, seen.roster.room())
 	if want == 0 {
 		return claimResult{lookIn: claimFullRetry}, nil
 	}
-	room, blockedFor, err := d.headroom(ctx, tx, limits, now)
+	keys, pausedFor := seen.unpaused()
+	head, err := d.headroom(ctx, tx, limits, keys, now)
 	if err != nil {
 		return claimResult{}, err
 	}
-	if room == 0 {
-		return claimResult{lookIn: blockedFor, blockedFor: blockedFor}, nil
-	}
-	want = min(want, room)
-	batch, err := d.take(ctx, tx, queue, limits, now, epoch, want, roster)
+	batch, err := d.take(ctx, tx, queue, head, keys, epoch, want, seen.roster)
 	if err != nil {
+		return claimResult{}, err
+	}
+	if err := batch.turn(ctx, tx, queue, seen.keys); err != nil {
 		return claimResult{}, err
 	}
 	if err := tx.Commit(ctx); err != nil {
 		return claimResult{}, fmt.Errorf("commit: %w", err)
 	}
 	d.metrics.claimed(queue, len(batch.attempts))
-	if batch.refused > 0 {
-		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", batch.refused)
+	if len(batch.refused) > 0 {
+		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(batch.refused))
 	}
 	d.hand.over(tick, batch.parcels()) // however long the claim took
 
-	result := claimResult{lookIn: lookLater}
-	switch {
-	case batch.seen < want: // the queue is empty for now; when it is not, the next look will know
-		if len(batch.attempts) > 0 {
-			result.lookIn = minGap
-		}
-	case len(batch.attempts) == room:
-		result.lookIn, result.blockedFor = blockedFor, blockedFor
-	default:
-		result.more = true
+	result := batch.result(head)
+	result.lookIn = min(result.lookIn, pausedFor)
+	if len(seen.keys) == keysMost {
+		result.lookIn = min(result.lookIn, nextKeys)
 	}
 	return result, nil
 }
 
+// turn notes where the next claim of the queue begins: after the key served last; or, where none
+// of as many keys as a claim looks at could be served, with those behind.
+func (b *batch) turn(ctx context.Context, tx pgx.Tx, queue string, keys []string) error {
+	after := b.last
+	switch {
+	case len(keys) < 2:
+		return nil
+	case len(b.chosen) > 0:
+	case len(keys) == keysMost:
+		after = keys[keysMost-1]
+	default:
+		return nil
+	}
+	if _, err := tx.Exec(ctx, servedSQL, queue, after); err != nil {
+		return fmt.Errorf("note the key served last: %w", err)
+	}
+	return nil
+}
+
+const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1 AND served_key <> $2`
+
+// result says when the next claim may do more than this one did.
+func (b *batch) result(head *headroom) claimResult {
+	switch {
+	case b.stuck != nil:
+		wait, known := head.wait(*b.stuck)
+		if !known {
+			return claimResult{lookIn: lookLater}
+		}
+		return claimResult{lookIn: wait, blockedFor: wait}
+	case b.more:
+		return claimResult{more: true}
+	}
+	result := claimResult{lookIn: lookLater}
+	if len(b.chosen)+len(b.refused) > 0 {
+		result.lookIn = minGap // the queue is empty for now; when it is not, the next look will know
+	}
+	for _, c := range b.blocked {
+		if wait, known := head.wait(c); known {
+			result.lookIn = min(result.lookIn, wait)
+		}
+	}
+	return result
+}
+
 // batch is what one claim took.
 type batch struct {
+	served
 	id       int64
 	epoch    string
-	seen     int // candidates looked at
-	refused  int
+	more     bool // a key may have more that can be taken now
 	attempts []claimed
 }
 
@@ -131,83 +167,84 @@ type claimed struct {
 	Pool     string `db:"pool"`
 }
 
-// take picks up to want of the queue's next calls, fails what is wrong with them, and opens an
-// attempt of each other.
-func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit,
-	now time.Time, epoch string, want int, roster *roster,
+// take picks the next calls of the keys that have room, up to want in all and a fair share each,
+// fails what is wrong with them, and opens an attempt of each other that the limits admit.
+func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, head *headroom, keys []string, epoch string,
+	want int, roster *roster,
 ) (*batch, error) {
-	candidates, err := d.pick(ctx, tx, queue, now, want, roster.tasks())
+	b := &batch{id: rand.Int64(), epoch: epoch}
+	var open []string
+	for _, key := range keys {
+		switch closed, shared := head.closed(key); {
+		case shared:
+			b.stuck = &held{key, 1}
+			return b, nil
+		case closed:
+			b.blocked = append(b.blocked, held{key, 1})
+		default:
+			open = append(open, key)
+		}
+	}
+	if len(open) == 0 {
+		return b, nil
+	}
+	share := int64((want + len(open) - 1) / len(open))
+	shares := make([]int64, len(open))
+	for i, key := range open {
+		shares[i] = min(share, head.Most(key))
+	}
+	candidates, err := d.pick(ctx, tx, queue, head.now, open, shares, roster.tasks())
 	if err != nil {
 		return nil, err
 	}
-	b := &batch{id: rand.Int64(), epoch: epoch, seen: len(candidates)}
-	var refused []int64
-	var reasons []string
-	chosen := map[destination][]int64{}
+	blocked := b.blocked
+	b.served = serve(open, candidates, head.limits, head.Admission, roster, want)
+	b.blocked = append(b.blocked, blocked...)
+	b.more = b.unfinished(open, shares, candidates, head)
+	if err := refuse(ctx, tx, b.refused); err != nil {
+		return nil, err
+	}
+	return b, b.open(ctx, tx, queue, head)
+}
+
+// unfinished says whether another claim right away may find more: a key that has room left had as
+// many calls as were asked for. Where it had, and a shared limit is exhausted, the batch is stuck.
+func (b *batch) unfinished(keys []string, shares []int64, candidates []candidate, head *headroom) bool {
+	if b.stuck != nil || len(b.chosen)+len(b.refused) == 0 {
+		return false
+	}
+	found := map[string]int64{}
 	for _, c := range candidates {
-		if c.Refusal != nil {
-			refused, reasons = append(refused, c.ID), append(reasons, *c.Refusal)
+		found[c.Key]++
+	}
+	for _, c := range b.blocked {
+		delete(found, c.key)
+	}
+	for i, key := range keys {
+		if found[key] < shares[i] {
 			continue
 		}
-		if p := roster.choose(c.Task); p != nil {
-			to := destination{p, c.Task}
-			chosen[to] = append(chosen[to], c.ID)
+		switch closed, shared := head.closed(key); {
+		case shared:
+			b.stuck = &held{key, 1}
+			return false
+		case closed:
+			b.blocked = append(b.blocked, held{key, 1})
+		default:
+			return true
 		}
 	}
-	b.refused = len(refused)
-	if err := refuse(ctx, tx, refused, reasons); err != nil {
-		return nil, err
-	}
-	return b, b.open(ctx, tx, queue, limits, now, chosen)
+	return false
 }
-
-func (d *Dispatcher) pick(ctx context.Context, tx pgx.Tx, queue string, now time.Time, want int, names []string) ([]candidate, error) {
-	rows, err := tx.Query(ctx, pickSQL, pgx.StrictNamedArgs{
-		"queue": queue, "now": now, "want": want, "tasks": names, "most": d.cfg.MaxData,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("pick calls: %w", err)
-	}
-	candidates, err := pgx.CollectRows(rows, pgx.RowToStructByName[candidate])
-	if err != nil {
-		return nil, fmt.Errorf("pick calls: %w", err)
-	}
-	return candidates, nil
-}
-
-// pickSQL walks call_queue_ready_idx, one priority after the other, and locks what it returns;
-// what another dispatcher or a producer's transaction holds is passed over. The outer LIMIT stops
-// the walk. call_data is only unpacked where its stored size could hide one over the limit
-// (pglz packs at most 300 times).
-const pickSQL = `
-SELECT c.id, c.task, c.refusal
-FROM generate_series(0, 9) AS p (priority)
-CROSS JOIN LATERAL (
-    SELECT q.id, coalesce(q.task, 'http') AS task,
-        CASE
-        WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
-        WHEN q.priority NOT BETWEEN 0 AND 9 THEN 'priority ' || q.priority || ' is not within 0 to 9'
-        WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
-        WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
-        WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
-        WHEN pg_column_size(q.call_data) * 300 > @most::bigint AND octet_length(q.call_data::text) > @most::bigint
-            THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
-        END AS refusal
-    FROM call_queue q
-    WHERE coalesce(q.queue, 'default') = @queue
-      AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
-      AND q.ready_at <= @now
-      AND coalesce(q.task, 'http') = ANY(@tasks)
-    ORDER BY q.ready_at, q.id
-    LIMIT @want
-    FOR UPDATE OF q SKIP LOCKED
-) c
-LIMIT @want`
 
 // refuse fails calls that can never be made as they are. They have no attempt and use no unit.
-func refuse(ctx context.Context, tx pgx.Tx, ids []int64, reasons []string) error {
-	if len(ids) == 0 {
+func refuse(ctx context.Context, tx pgx.Tx, calls []candidate) error {
+	if len(calls) == 0 {
 		return nil
+	}
+	ids, reasons := make([]int64, len(calls)), make([]string, len(calls))
+	for i, c := range calls {
+		ids[i], reasons[i] = c.ID, *c.Refusal
 	}
 	if _, err := tx.Exec(ctx, refuseSQL, ids, reasons); err != nil {
 		return fmt.Errorf("refuse calls: %w", err)
@@ -223,7 +260,12 @@ FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
 WHERE q.id = r.id AND q.status IN ('new', 'error')`
 
 // open writes the attempts. Each is charged to all limits of its queue.
-func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, now time.Time, chosen map[destination][]int64) error {
+func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, head *headroom) error {
+	chosen := map[destination][]int64{}
+	for i, c := range b.chosen {
+		to := destination{b.pools[i], c.Task}
+		chosen[to] = append(chosen[to], c.ID)
+	}
 	var ids []int64
 	var parcelNos []int32
 	var pools []string
@@ -241,17 +283,18 @@ func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, limits []lock
 	if len(ids) == 0 {
 		return nil
 	}
-	names := make([]string, len(limits))
+	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin *time.Duration
-	for i, l := range limits {
-		names[i] = l.Name
+	for _, l := range head.limits {
+		names, perKey, countCost = append(names, l.Name), append(perKey, l.PerKey), append(countCost, l.CountCost)
 		if sendWithin == nil || l.SendWithin < *sendWithin {
 			sendWithin = &l.SendWithin
 		}
 	}
 	rows, err := tx.Query(ctx, openSQL, pgx.StrictNamedArgs{
-		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": now, "queue": queue, "batch": b.id,
-		"epoch": b.epoch, "limits": names, "send_within": sendWithin, "start_within": startWithin,
+		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": head.now, "queue": queue, "batch": b.id,
+		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
+		"send_within": sendWithin, "start_within": startWithin,
 	})
 	if err != nil {
 		return fmt.Errorf("open attempts: %w", err)
@@ -288,7 +331,8 @@ INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, han
     epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, attempts, parcel_no, @batch, cost, @now, @now, @now + @start_within::interval, @send_within::interval,
     @epoch, pool, @queue, task, key, @limits::text[],
-    array_fill(''::text, ARRAY[cardinality(@limits::text[])]), array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])
+    ARRAY(SELECT CASE WHEN l.per_key THEN key ELSE '' END FROM unnest(@per_key::bool[]) AS l (per_key)),
+    ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
 FROM called
 RETURNING call_id, attempt, parcel_no, pool`
 

@@ -3,90 +3,159 @@ package dispatcher
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 )
 
+// headroom is what a queue's limits allow at a moment, in all or to each of some keys, and when
+// they allow more.
+type headroom struct {
+	limit.Admission // in the order of limits
+	limits          []lockedLimit
+	now             time.Time
+	next            map[limitKey]time.Time // the earliest moment that a unit can come free
+}
+
+type limitKey struct{ limit, key string }
+
 // occupied is what a limit's units are doing at a moment.
 type occupied struct {
 	Name     string     `db:"name"`
+	Key      string     `db:"key"`
 	Occupied int64      `db:"occupied"`
 	FreedAt  *time.Time `db:"freed_at"` // the earliest until of an occupied unit; nil: none has one yet
 }
 
-// headroom is how many calls all of the limits admit at now, and for how long no more can come
-// free once those are taken. It needs the limits' locks.
-func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLimit, now time.Time) (int, time.Duration, error) {
-	if len(limits) == 0 {
-		return math.MaxInt, 0, nil
+// headroom counts what is occupied of the limits, of those per key for these keys. It needs the
+// limits' locks.
+func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []string, now time.Time) (*headroom, error) {
+	h := &headroom{limits: limits, now: now, next: map[limitKey]time.Time{}}
+	var names, ofKeys []string
+	var since []time.Time
+	uses := map[limitKey]limit.Use{}
+	for _, l := range limits {
+		of := []string{""}
+		if l.PerKey {
+			of = keys
+		}
+		for _, key := range of {
+			names, ofKeys = append(names, l.Name), append(ofKeys, key)
+			since = append(since, now.Add(-l.Window-limit.Margin(l.Window)-d.clock.Gained(now, l.Window)))
+			uses[limitKey{l.Name, key}] = limit.Use{Rate: l.Rate, Window: l.Window}
+		}
 	}
-	names, since := make([]string, len(limits)), make([]time.Time, len(limits))
-	for i, l := range limits {
-		names[i] = l.Name
-		since[i] = now.Add(-l.Window - limit.Margin(l.Window) - d.clock.Gained(now, l.Window))
+	if len(names) == 0 {
+		return h, nil
 	}
-	rows, err := tx.Query(ctx, occupiedSQL, names, since)
+	rows, err := tx.Query(ctx, occupiedSQL, names, ofKeys, since)
 	if err != nil {
-		return 0, 0, fmt.Errorf("count occupied units: %w", err)
+		return nil, fmt.Errorf("count occupied units: %w", err)
 	}
 	counted, err := pgx.CollectRows(rows, pgx.RowToStructByName[occupied])
 	if err != nil {
-		return 0, 0, fmt.Errorf("count occupied units: %w", err)
+		return nil, fmt.Errorf("count occupied units: %w", err)
 	}
-	if len(counted) != len(limits) {
-		return 0, 0, fmt.Errorf("count occupied units: %d of %d limits answered", len(counted), len(limits))
+	if len(counted) != len(names) {
+		return nil, fmt.Errorf("count occupied units: %d of %d limits and keys answered", len(counted), len(names))
 	}
-	uses := make(map[string]occupied, len(counted))
 	for _, c := range counted {
-		uses[c.Name] = c
+		use := uses[limitKey{c.Name, c.Key}]
+		use.Occupied = c.Occupied
+		if c.FreedAt != nil {
+			use.Freed = *c.FreedAt
+		}
+		uses[limitKey{c.Name, c.Key}] = use
 	}
-	room, wait := int64(math.MaxInt), time.Duration(0)
 	for _, l := range limits {
-		use := limit.Use{Rate: l.Rate, Window: l.Window, Occupied: uses[l.Name].Occupied}
-		if at := uses[l.Name].FreedAt; at != nil {
-			use.Freed = *at
+		q := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Rate: l.Rate, Room: map[string]int64{}}
+		if l.ConfigRate != nil {
+			q.Rate = max(q.Rate, *l.ConfigRate) // an operator's lower rate fails no call
 		}
-		if r := use.Room(); r <= room {
-			room = r
-			wait = max(minGap, use.NextLook(now, d.clock.Gained(now, l.Window)).Sub(now))
+		h.Admission = append(h.Admission, q)
+	}
+	for i := range names {
+		of := limitKey{names[i], ofKeys[i]}
+		for j, l := range limits {
+			if l.Name == of.limit {
+				h.Admission[j].Room[of.key] = uses[of].Room()
+				h.next[of] = uses[of].NextLook(now, d.clock.Gained(now, l.Window))
+			}
 		}
 	}
-	return int(room), wait, nil
+	return h, nil
+}
+
+// wait is for how long a held call cannot be admitted. Nobody knows when a unit of a concurrency
+// limit comes free: then known is false, and whoever frees it says so.
+func (h *headroom) wait(c held) (wait time.Duration, known bool) {
+	known = true
+	for i, l := range h.limits {
+		of := limitKey{l.Name, ""}
+		if l.PerKey {
+			of.key = c.key
+		}
+		units := int64(1)
+		if l.CountCost {
+			units = c.cost
+		}
+		switch {
+		case h.Admission[i].Room[of.key] >= units:
+		case l.Window == 0:
+			known = false
+		default:
+			wait = max(wait, minGap, h.next[of].Sub(h.now))
+		}
+	}
+	return wait, known
+}
+
+// closed says whether no call of a key can be admitted now, and whether that is for a limit which
+// all keys share.
+func (h *headroom) closed(key string) (closed, shared bool) {
+	if h.Most(key) > 0 {
+		return false, false
+	}
+	_, shared = h.Admit(key, 1)
+	return true, shared
 }
 
 // occupiedSQL reads open attempts and usage in one statement, and calls nothing that would take a
 // snapshot of its own: a closing that commits between two readings would be missed by both. An
 // attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
 // as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
-// is, per limit, now - W - margin: what has a later until still counts. Buckets are labelled with
-// their end. The unit of an open attempt can come free from its start on where that bounds it; else
-// its until is yet to come, and so is when it comes free.
+// is the key that is asked about (” where the limit is not per key), $3 is now - W - margin: what
+// has a later until still counts. Buckets are labelled with their end. The unit of an open attempt
+// can come free from its start on where that bounds it; else its until is yet to come, and so is
+// when it comes free.
 const occupiedSQL = `
 WITH asked AS (
-    SELECT l.name, a.since, l.slack, l.anchor, l.epoch
-    FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since)
+    SELECT l.name, a.key, a.since, l.slack, l.anchor, l.epoch
+    FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT a.name, a.since, u.cost, o.started_at + o.send_within + a.slack AS until,
-        CASE WHEN o.epoch = a.epoch AND coalesce(a.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
-             THEN o.started_at END AS bounded_from
+    SELECT a.name, a.key, a.since, u.cost,
+        CASE a.anchor WHEN 'dispatch' THEN o.claimed_at ELSE o.started_at + o.send_within + a.slack END AS until,
+        CASE WHEN o.epoch = a.epoch THEN
+            CASE coalesce(a.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+            WHEN 'start' THEN o.started_at
+            WHEN 'dispatch' THEN o.claimed_at END
+        END AS bounded_from
     FROM call_open o
-    CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
-    JOIN asked a ON a.name = u.name
+    CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+    JOIN asked a ON a.name = u.name AND a.key = u.key
     WHERE o.limits && $1
 ), units AS (
-    SELECT name, sum(cost) AS cost, min(bounded_from) AS freed_at
+    SELECT name, key, sum(cost) AS cost, min(bounded_from) AS freed_at
     FROM open
     WHERE bounded_from IS NULL OR until > since
-    GROUP BY name
+    GROUP BY name, key
     UNION ALL
-    SELECT a.name, sum(u.used), min(u.bucket)
-    FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.bucket > a.since
-    GROUP BY a.name
+    SELECT a.name, a.key, sum(u.used), min(u.bucket)
+    FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.key = a.key AND u.bucket > a.since
+    GROUP BY a.name, a.key
 )
-SELECT a.name, coalesce(sum(u.cost), 0)::bigint AS occupied, min(u.freed_at) AS freed_at
-FROM asked a LEFT JOIN units u ON u.name = a.name
-GROUP BY a.name`
+SELECT a.name, a.key, coalesce(sum(u.cost), 0)::bigint AS occupied, min(u.freed_at) AS freed_at
+FROM asked a LEFT JOIN units u ON u.name = a.name AND u.key = a.key
+GROUP BY a.name, a.key`

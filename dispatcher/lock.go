@@ -14,7 +14,10 @@ import (
 type lockedLimit struct {
 	Name          string        `db:"name"`
 	Rate          int64         `db:"rate"`
-	Window        time.Duration `db:"window_size"`
+	Window        time.Duration `db:"window_size"` // 0: a concurrency limit
+	PerKey        bool          `db:"per_key"`
+	CountCost     bool          `db:"count_cost"`
+	ConfigRate    *int64        `db:"config_rate"` // while an operator has set another
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
 	Epoch         string        `db:"epoch"`
@@ -64,7 +67,7 @@ const lockQueueSQL = `SELECT limits FROM call_queues WHERE name = $1 FOR NO KEY 
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, slack, send_within, epoch, shut_until, complete_since
+SELECT name, rate, window_size, per_key, count_cost, config_rate, slack, send_within, epoch, shut_until, complete_since
 FROM call_limits
 WHERE name = ANY($1)
 ORDER BY name COLLATE "C"

@@ -79,23 +79,32 @@ func (d *Dispatcher) dueQueues(ctx context.Context) ([]dueQueue, error) {
 	return queues, nil
 }
 
-// One probe of call_queue_ready_idx per queue and priority. run_at may be infinite, of which
-// nothing can be subtracted.
+// A probe of call_queue_ready_idx per queue and priority, and one of call_queue_due_idx. run_at may
+// be infinite, of which nothing can be subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
     extract(epoch FROM least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp())::float8 AS due_in
 FROM (
     SELECT r.name, min(f.ready_at) AS first_at
     FROM call_queues r
-    CROSS JOIN generate_series(0, 9) AS p (priority)
     CROSS JOIN LATERAL (
-        SELECT q.ready_at
-        FROM call_queue q
-        WHERE coalesce(q.queue, 'default') = r.name
-          AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
-          AND q.ready_at IS NOT NULL
-        ORDER BY q.ready_at, q.id
-        LIMIT 1
+        SELECT u.ready_at
+        FROM generate_series(0, 9) AS p (priority)
+        CROSS JOIN LATERAL (
+            SELECT q.ready_at
+            FROM call_queue q
+            WHERE coalesce(q.queue, 'default') = r.name
+              AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
+              AND q.ready_at IS NOT NULL AND coalesce(q.key, '') = ''
+            ORDER BY q.ready_at, q.id
+            LIMIT 1
+        ) u
+        UNION ALL
+        (SELECT q.ready_at
+         FROM call_queue q
+         WHERE coalesce(q.queue, 'default') = r.name AND q.ready_at IS NOT NULL AND coalesce(q.key, '') <> ''
+         ORDER BY q.ready_at
+         LIMIT 1)
     ) f
     GROUP BY r.name
 ) first

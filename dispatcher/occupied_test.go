@@ -20,14 +20,24 @@ type openCase struct {
 	Limits     int
 	Own        bool // a handler of one's own, not http
 	Older      bool // of an older epoch
-	Started    int  // 0: not
+	Key        string
+	Claimed    int
+	Started    int // 0: not
 	SendWithin int
 	Cost       int64
 }
 
 type usageCase struct {
 	Limit, Bucket, Shard int
+	Key                  string
 	Used                 int64
+}
+
+// asking is what a claim asks about: a limit, a key where it is per key, and what still counts.
+type asking struct {
+	limit int
+	key   string
+	since int
 }
 
 // What a claim counts as occupied is what an oracle adds up row by row.
@@ -36,27 +46,34 @@ func TestOccupied(t *testing.T) {
 	pool := pgtest.New(t)
 	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
-	names, anchors, slacks := []string{"a", "b", "c"}, []string{"", "start", "finish"}, []int{3, 1, 2}
+	names, anchors, slacks := []string{"a", "b", "c", "d"}, []string{"", "start", "finish", "dispatch"}, []int{3, 1, 2, 1}
+	perKey := []bool{false, true, false, true}
+	keys := rapid.SampledFrom([]string{"", "x", "y"})
 	opens := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) openCase {
 		return openCase{
-			rapid.IntRange(0, 7).Draw(t, "limits"), rapid.Bool().Draw(t, "own"), rapid.IntRange(0, 4).Draw(t, "older") == 0,
-			rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(0, 5).Draw(t, "send within"), rapid.Int64Range(1, 3).Draw(t, "cost"),
+			rapid.IntRange(0, 15).Draw(t, "limits"), rapid.Bool().Draw(t, "own"), rapid.IntRange(0, 4).Draw(t, "older") == 0,
+			keys.Draw(t, "key"), rapid.IntRange(0, 30).Draw(t, "claimed"), rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(0, 5).Draw(t, "send within"), rapid.Int64Range(1, 3).Draw(t, "cost"),
 		}
 	}), 0, 12)
 	usage := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) usageCase {
-		return usageCase{
-			rapid.IntRange(0, 2).Draw(t, "limit"), rapid.IntRange(1, 40).Draw(t, "bucket"),
-			rapid.IntRange(1, 3).Draw(t, "shard"), rapid.Int64Range(1, 3).Draw(t, "used"),
+		u := usageCase{
+			rapid.IntRange(0, 3).Draw(t, "limit"), rapid.IntRange(1, 40).Draw(t, "bucket"),
+			rapid.IntRange(1, 3).Draw(t, "shard"), keys.Draw(t, "key"), rapid.Int64Range(1, 3).Draw(t, "used"),
 		}
-	}), 0, 12, func(u usageCase) [3]int { return [3]int{u.Limit, u.Bucket, u.Shard} })
+		if !perKey[u.Limit] {
+			u.Key = ""
+		}
+		return u
+	}), 0, 12, func(u usageCase) string { return fmt.Sprint(u.Limit, u.Bucket, u.Shard, u.Key) })
 	rapid.Check(t, func(rt *rapid.T) {
 		opens, usage := opens.Draw(rt, "open"), usage.Draw(rt, "usage")
-		since := rapid.SliceOfN(rapid.IntRange(0, 35), 3, 3).Draw(rt, "since")
+		since := rapid.SliceOfN(rapid.IntRange(0, 35), 4, 4).Draw(rt, "since")
+		asked := []asking{{0, "", since[0]}, {1, "x", since[1]}, {1, "", since[1]}, {2, "", since[2]}, {3, "y", since[3]}}
 		var all pgx.Batch
 		all.Queue(`TRUNCATE call_open, call_usage, call_limits`)
 		for i, name := range names {
-			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, anchor, slack, send_within, queues, published_at, published_by, epoch)
-				VALUES ($1, 1, 1, '1 s', nullif($2, ''), $3, '0', '{}', now(), 'test', 'now')`, name, anchors[i], time.Duration(slacks[i])*time.Millisecond)
+			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_at, published_by, epoch)
+				VALUES ($1, 1, 1, '1 s', false, false, nullif($2, ''), $3, '0', '{}', now(), 'test', 'now')`, name, anchors[i], time.Duration(slacks[i])*time.Millisecond)
 		}
 		for i, o := range opens {
 			charged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return o.Limits>>slices.Index(names, name)&1 == 0 })
@@ -72,18 +89,27 @@ func TestOccupied(t *testing.T) {
 			if o.Older {
 				epoch = "older"
 			}
+			var ofKeys []string
+			for _, name := range charged {
+				ofKeys = append(ofKeys, map[bool]string{true: o.Key}[perKey[slices.Index(names, name)]])
+			}
 			all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
-				VALUES ($1, 1, 0, 1, 1, now(), now(), now(), $2, $3, $4, 'http', 'default', $5, '', $6::text[],
-					array_fill(''::text, ARRAY[cardinality($6::text[])]), array_fill($7::bigint, ARRAY[cardinality($6::text[])]))`,
-				i+1, started, time.Duration(o.SendWithin)*time.Millisecond, epoch, task, charged, o.Cost)
+				VALUES ($1, 1, 0, 1, 1, $9, now(), now(), $2, $3, $4, 'http', 'default', $5, $10, $6::text[],
+					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]))`,
+				i+1, started, time.Duration(o.SendWithin)*time.Millisecond, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key)
 		}
 		for _, u := range usage {
-			all.Queue(`INSERT INTO call_usage VALUES ($1, '', $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used)
+			all.Queue(`INSERT INTO call_usage VALUES ($1, $5, $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used, u.Key)
 		}
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		rows, err := pool.Query(context.Background(), occupiedSQL, names, []time.Time{at(since[0]), at(since[1]), at(since[2])})
+		var ofLimits, ofKeys []string
+		var sinces []time.Time
+		for _, a := range asked {
+			ofLimits, ofKeys, sinces = append(ofLimits, names[a.limit]), append(ofKeys, a.key), append(sinces, at(a.since))
+		}
+		rows, err := pool.Query(context.Background(), occupiedSQL, ofLimits, ofKeys, sinces)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -91,37 +117,43 @@ func TestOccupied(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		slices.SortFunc(counted, func(a, b occupied) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortFunc(counted, func(a, b occupied) int { return cmp.Compare(a.Name+" "+a.Key, b.Name+" "+b.Key) })
+		slices.SortFunc(asked, func(a, b asking) int { return cmp.Compare(names[a.limit]+" "+a.key, names[b.limit]+" "+b.key) })
 		got, want := "", ""
 		for _, c := range counted {
 			first := math.MaxInt
 			if c.FreedAt != nil {
 				first = int(c.FreedAt.Sub(zero) / time.Millisecond)
 			}
-			got += fmt.Sprintln(c.Name, c.Occupied, first)
+			got += fmt.Sprintln(c.Name, c.Key, c.Occupied, first)
 		}
-		for i, name := range names {
+		for _, a := range asked {
+			i := a.limit
 			sum, first := int64(0), math.MaxInt
 			for _, o := range opens {
-				until := math.MaxInt
+				until, from := math.MaxInt, 0
 				bounded := anchors[i] == "start" || anchors[i] == "" && !o.Own
-				if o.Started > 0 && !o.Older && bounded {
-					until = o.Started + o.SendWithin + slacks[i]
+				switch {
+				case o.Older:
+				case anchors[i] == "dispatch":
+					until, from = o.Claimed, o.Claimed
+				case o.Started > 0 && bounded:
+					until, from = o.Started+o.SendWithin+slacks[i], o.Started
 				}
-				if o.Limits>>i&1 == 1 && until > since[i] {
+				if o.Limits>>i&1 == 1 && (!perKey[i] || o.Key == a.key) && until > a.since {
 					sum += o.Cost
 					if until < math.MaxInt {
-						first = min(first, o.Started)
+						first = min(first, from)
 					}
 				}
 			}
 			for _, u := range usage {
-				if u.Limit == i && u.Bucket > since[i] {
+				if u.Limit == i && u.Key == a.key && u.Bucket > a.since {
 					sum += u.Used
 					first = min(first, u.Bucket)
 				}
 			}
-			want += fmt.Sprintln(name, sum, first)
+			want += fmt.Sprintln(names[i], a.key, sum, first)
 		}
 		if got != want {
 			rt.Fatalf("got\n%swant\n%s", got, want)

@@ -74,20 +74,21 @@ FOR NO KEY UPDATE`
 
 const forgetUsageSQL = `DELETE FROM call_usage WHERE limit_name = $1`
 
-// Attempts that were charged to the limit count with their charge, those of its queues that were
-// not with the bound in the ledger. Shard 0 is no connection's.
+// Attempts that were charged to the limit count until then, those of its queues that were not until
+// the bound in the ledger; with which key and cost, the limit says now. Shard 0 is no connection's.
+// Nothing in the ledger still runs, so a concurrency limit begins with none.
 const countUsageSQL = `
 INSERT INTO call_usage (limit_name, key, bucket, shard, used)
-SELECT l.name, coalesce(c.key, ''), date_bin(l.window_size / 200, coalesce(c.until, a.arrived_by), 'epoch') + l.window_size / 200,
-    0, sum(coalesce(c.cost, 1))
+SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END, date_bin(l.window_size / 200, coalesce(c.until, a.arrived_by), 'epoch') + l.window_size / 200,
+    0, sum(CASE WHEN l.count_cost THEN a.cost ELSE 1 END)
 FROM call_limits l
 JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01
 LEFT JOIN LATERAL (
-    SELECT r.key, r.cost, r.until
-    FROM jsonb_to_recordset(a.charged) AS r ("limit" text, key text, cost bigint, until timestamptz)
+    SELECT r.until
+    FROM jsonb_to_recordset(a.charged) AS r ("limit" text, until timestamptz)
     WHERE r."limit" = l.name
 ) c ON true
-WHERE l.name = $1 AND (a.queue = ANY(l.queues) OR c.cost IS NOT NULL)
+WHERE l.name = $1 AND l.window_size > '0' AND (a.queue = ANY(l.queues) OR c.until IS NOT NULL)
 GROUP BY 1, 2, 3`
 
 const openLimitSQL = `UPDATE call_limits SET complete_since = clock_timestamp() WHERE name = $1`

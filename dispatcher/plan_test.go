@@ -18,8 +18,11 @@ func TestPlans(t *testing.T) {
 		sql  string
 		uses []string // scans of tables that grow: index, and a column of its condition
 	}{
-		"due":             {dueSQL, []string{"call_queue_ready_idx queue"}},
+		"due":             {dueSQL, []string{"call_queue_ready_idx queue", "call_queue_due_idx queue"}},
+		"keys":            {keysSQL, []string{"call_queue_key_idx key", "call_queue_ready_idx queue"}},
 		"pick":            {pickSQL, []string{"call_queue_ready_idx ready_at"}},
+		"pick by key":     {pickKeysSQL, []string{"call_queue_key_idx key"}},
+		"pauses":          {pausesSQL, nil},
 		"occupied":        {occupiedSQL, []string{"call_usage_pkey limit_name"}},
 		"open":            {openSQL, []string{"call_queue_pkey id"}},
 		"refuse":          {refuseSQL, []string{"call_queue_pkey id"}},
@@ -77,10 +80,10 @@ func TestPlans(t *testing.T) {
 // Calls in all states, most of them waiting; the ledger and usage of many more.
 const fillSQL = `
 INSERT INTO call_queues SELECT 'q' || i, 1, '{api}', 3, '1 s', '1 min', '30 s', 'retry', now(), 'test' FROM generate_series(1, 5) i;
-INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, published_at, published_by, epoch)
-SELECT 'l' || i, 1, 100, '1 min', '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM generate_series(1, 20) i;
-INSERT INTO call_queue (queue, status, expires_at)
-SELECT 'q' || i % 5, CASE i % 10 WHEN 0 THEN 'done' WHEN 1 THEN 'dispatched' ELSE 'new' END, CASE i % 100 WHEN 0 THEN now() + interval '1 h' END
+INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, published_at, published_by, epoch)
+SELECT 'l' || i, 1, 100, '1 min', false, false, '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM generate_series(1, 20) i;
+INSERT INTO call_queue (queue, key, status, expires_at)
+SELECT 'q' || i % 5, CASE i % 3 WHEN 0 THEN '' ELSE 'k' || i % 1000 END, CASE i % 10 WHEN 0 THEN 'done' WHEN 1 THEN 'dispatched' ELSE 'new' END, CASE i % 100 WHEN 0 THEN now() + interval '1 h' END
 FROM generate_series(1, 20000) i;
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', queue, 'http', '', '{l1}', '{""}', '{1}' FROM call_queue WHERE status = 'dispatched';

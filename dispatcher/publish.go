@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -52,9 +52,10 @@ type publication struct {
 	rules   Rules
 	by      string
 	changes []string
-	put     []string // limits that were written
-	dropped []string // limits that were taken away
-	recall  []string // queues whose unstarted attempts are recalled
+	audit   [][3]string // what, name, change
+	put     []string    // limits that were written
+	dropped []string    // limits that were taken away
+	recall  []string    // queues whose unstarted attempts are recalled
 }
 
 // queueRow and limitRow are the rows as they stand.
@@ -69,13 +70,17 @@ type queueRow struct {
 }
 
 type limitRow struct {
-	Name       string        `db:"name"`
-	Rate       int64         `db:"rate"`
-	Window     time.Duration `db:"window_size"`
-	Anchor     string        `db:"anchor"`
-	Slack      time.Duration `db:"slack"`
-	SendWithin time.Duration `db:"send_within"`
-	Queues     []string      `db:"queues"`
+	Name         string         `db:"name"`
+	Rate         int64          `db:"rate"`
+	Window       time.Duration  `db:"window_size"`
+	PerKey       bool           `db:"per_key"`
+	CountCost    bool           `db:"count_cost"`
+	Anchor       string         `db:"anchor"`
+	Slack        time.Duration  `db:"slack"`
+	SendWithin   time.Duration  `db:"send_within"`
+	Queues       []string       `db:"queues"`
+	ConfigRate   *int64         `db:"config_rate"` // while an operator has set another
+	ConfigWindow *time.Duration `db:"config_window"`
 }
 
 func (p *publication) run(ctx context.Context) error {
@@ -117,7 +122,9 @@ const queueRowsSQL = `
 SELECT name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
 
 const limitRowsSQL = `
-SELECT name, rate, window_size, coalesce(anchor, '') AS anchor, slack, send_within, queues FROM call_limits ORDER BY name`
+SELECT name, rate, window_size, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
+    config_rate, config_window
+FROM call_limits ORDER BY name`
 
 // publishQueues writes the queues in name order, before any limit: the order of the claim.
 func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error {
@@ -139,7 +146,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 		}); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
-		p.changes = append(p.changes, fmt.Sprintf("queue %s: limits %v, max_attempts %d, timeout %s", q.Name, q.Limits, q.MaxAttempts, q.Timeout))
+		p.changed("queue", q.Name, fmt.Sprintf("limits %v, max_attempts %d, timeout %s", q.Limits, q.MaxAttempts, q.Timeout))
 		if known && !slices.Equal(row.Limits, q.Limits) {
 			p.recall = append(p.recall, q.Name)
 		}
@@ -151,7 +158,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 		if _, err := p.tx.Exec(ctx, dropQueueSQL, row.Name); err != nil {
 			return fmt.Errorf("take queue %q away: %w", row.Name, err)
 		}
-		p.changes = append(p.changes, fmt.Sprintf("queue %s: taken away; its calls wait", row.Name))
+		p.changed("queue", row.Name, "taken away; its calls wait")
 		p.recall = append(p.recall, row.Name)
 	}
 	return nil
@@ -183,17 +190,22 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 	for _, l := range rules {
 		was, known := old[l.Name]
 		delete(old, l.Name)
-		now := limitRow{l.Name, l.Rate.Units, l.Rate.Window, string(l.Anchor), l.Slack, l.SendWithin, p.rules.queuesOf(l.Name)}
-		if known && was.equal(now) {
+		now := limitRow{
+			Name: l.Name, Rate: l.Rate.Units, Window: l.Rate.Window, PerKey: l.PerKey, CountCost: l.CountCost,
+			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Queues: p.rules.queuesOf(l.Name),
+		}
+		if !known {
+			if err := p.change(ctx, nil, now); err != nil {
+				return err
+			}
 			continue
 		}
-		if err := p.putLimit(ctx, now, !known || was.reachesShort(now)); err != nil {
-			return err
+		if was.ConfigRate != nil && (was.Window == 0) == (now.Window == 0) { // what an operator has set stays
+			now.ConfigRate, now.ConfigWindow = &l.Rate.Units, &l.Rate.Window
+			now.Rate, now.Window = was.Rate, was.Window
 		}
-		p.put = append(p.put, l.Name)
-		p.changes = append(p.changes, fmt.Sprintf("limit %s: %s", l.Name, l.Rate))
-		if known && !was.onlyRaised(now) {
-			p.recall = append(p.recall, was.Queues...)
+		if err := p.change(ctx, &was, now); err != nil {
+			return err
 		}
 	}
 	for _, row := range rows {
@@ -204,31 +216,66 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 			return fmt.Errorf("take limit %q away: %w", row.Name, err)
 		}
 		p.dropped = append(p.dropped, row.Name)
-		p.changes = append(p.changes, fmt.Sprintf("limit %s: taken away", row.Name))
+		p.changed("limit", row.Name, "taken away")
 	}
 	return nil
 }
 
-func (row limitRow) equal(other limitRow) bool {
-	return row.Rate == other.Rate && row.onlyRaised(other)
+// change writes a limit that is new or no longer as it was.
+func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) error {
+	if was != nil && was.equal(now) {
+		return nil
+	}
+	if err := p.putLimit(ctx, now, was == nil || was.reachesShort(now)); err != nil {
+		return err
+	}
+	p.put = append(p.put, now.Name)
+	p.changed("limit", now.Name, now.String())
+	if was != nil && !was.onlyRaised(now) {
+		p.recall = append(p.recall, was.Queues...)
+	}
+	return nil
 }
+
+func (row limitRow) String() string {
+	text := limit.Rate{Units: row.Rate, Window: row.Window}.String()
+	if row.PerKey {
+		text += ", per key"
+	}
+	if row.CountCost {
+		text += ", by cost"
+	}
+	if row.ConfigRate != nil {
+		text += fmt.Sprintf(" (set; the config says %s)", limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow})
+	}
+	return text
+}
+
+func (row limitRow) equal(other limitRow) bool {
+	return row.Rate == other.Rate && row.onlyRaised(other) &&
+		same(row.ConfigRate, other.ConfigRate) && same(row.ConfigWindow, other.ConfigWindow)
+}
+
+func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // onlyRaised says whether now differs from row in nothing but a rate that is not lower.
 func (row limitRow) onlyRaised(now limitRow) bool {
-	return now.Rate >= row.Rate && now.Window == row.Window && now.Anchor == row.Anchor &&
-		now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
+	return now.Rate >= row.Rate && now.Window == row.Window && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
+		now.Anchor == row.Anchor && now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
 }
 
 // reachesShort says whether the usage kept for row may lack what now must count: a longer window,
-// or another queue.
+// another queue, or units counted in another way.
 func (row limitRow) reachesShort(now limitRow) bool {
-	return now.Window > row.Window || slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
+	return now.Window > row.Window || now.PerKey != row.PerKey || now.CountCost != row.CountCost ||
+		slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
 }
 
 func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error {
 	_, err := p.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
-		"name": l.Name, "rate": l.Rate, "window": l.Window, "anchor": l.Anchor, "slack": l.Slack,
-		"send_within": l.SendWithin, "queues": l.Queues, "by": p.by, "shut": shut,
+		"name": l.Name, "rate": l.Rate, "window": l.Window, "per_key": l.PerKey, "count_cost": l.CountCost,
+		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "queues": l.Queues,
+		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "by": p.by, "shut": shut,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -238,14 +285,16 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 
 // published_at is read once the row's lock is held: claims under the former rules were before it.
 const putLimitSQL = `
-INSERT INTO call_limits AS l (name, version, rate, window_size, anchor, slack, send_within, queues,
-    published_at, published_by, complete_since, epoch)
-SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, nullif(@anchor, ''), @slack::interval,
-    @send_within::interval, @queues::text[], clock_timestamp(), @by, NULL, callq_epoch()
+INSERT INTO call_limits AS l (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues,
+    config_rate, config_window, published_at, published_by, complete_since, epoch)
+SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @per_key::boolean, @count_cost::boolean, nullif(@anchor, ''),
+    @slack::interval, @send_within::interval, @queues::text[], @config_rate::bigint, @config_window::interval,
+    clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_changes c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size,
-    anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
+    per_key = excluded.per_key, count_cost = excluded.count_cost,
+    config_rate = excluded.config_rate, config_window = excluded.config_window, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
     queues = excluded.queues, published_at = clock_timestamp(), published_by = excluded.published_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END`
 
@@ -254,45 +303,32 @@ UPDATE call_limits
 SET version = version + 1, queues = '{}', published_at = clock_timestamp(), published_by = $2
 WHERE name = $1`
 
-// recallUnstarted closes, unsent, what was claimed under rules that hold no more. It waits for
-// the rows' locks: a start may be in doubt, and must be seen to have happened or not.
+// recallUnstarted recalls what was claimed under rules that hold no more.
 func (p *publication) recallUnstarted(ctx context.Context) error {
 	if len(p.recall) == 0 {
 		return nil
 	}
-	rows, err := p.tx.Query(ctx, recallSQL, p.recall)
-	if err != nil {
-		return fmt.Errorf("recall unstarted attempts: %w", err)
+	n, err := ledger.Recall(ctx, p.tx, ledger.Unstarted{Queues: p.recall}, "its limits were changed")
+	if n > 0 {
+		p.changes = append(p.changes, fmt.Sprintf("%d unstarted attempts recalled", n))
 	}
-	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
-		c := ledger.Closing{
-			Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
-			Error: "not sent: recalled, for its limits were changed",
-		}
-		return c, row.Scan(&c.CallID, &c.Attempt)
-	})
-	if err != nil {
-		return fmt.Errorf("recall unstarted attempts: %w", err)
-	}
-	if len(closings) == 0 {
-		return nil
-	}
-	if _, err := ledger.Close(ctx, p.tx, closings); err != nil {
-		return fmt.Errorf("recall unstarted attempts: %w", err)
-	}
-	p.changes = append(p.changes, fmt.Sprintf("%d unstarted attempts recalled", len(closings)))
-	return nil
+	return err
 }
 
-const recallSQL = `
-SELECT call_id, attempt FROM call_open
-WHERE queue = ANY($1) AND started_at IS NULL
-ORDER BY call_id
-FOR UPDATE`
+// changed notes a change, for the caller and for the audit.
+func (p *publication) changed(what, name, change string) {
+	p.changes = append(p.changes, what+" "+name+": "+change)
+	p.audit = append(p.audit, [3]string{what, name, change})
+}
 
 // record writes the new versions down. They are in force once nothing that was claimed under the
 // former ones can start: what started until then had been admitted by those.
 func (p *publication) record(ctx context.Context) error {
+	for _, a := range p.audit {
+		if _, err := p.tx.Exec(ctx, ledger.AuditSQL, p.by, a[0], a[1], a[2]); err != nil {
+			return fmt.Errorf("write the audit: %w", err)
+		}
+	}
 	if len(p.put)+len(p.dropped) == 0 {
 		return nil
 	}
@@ -303,7 +339,9 @@ func (p *publication) record(ctx context.Context) error {
 }
 
 const recordSQL = `
-INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, anchor, slack, send_within, queues, published_by)
-SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, anchor, slack, send_within, queues, published_by
+INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, per_key, count_cost, anchor, slack,
+    send_within, queues, published_by)
+SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, per_key, count_cost, anchor, slack,
+    send_within, queues, published_by
 FROM call_limits
 WHERE name = ANY($1) OR name = ANY($2)`

@@ -88,6 +88,11 @@ func (r *roster) room() int {
 	return sum
 }
 
+// can says whether a pool that handles a task has room.
+func (r *roster) can(task string) bool {
+	return slices.ContainsFunc(r.pools, func(p *pool) bool { return p.room > 0 && slices.Contains(p.Tasks, task) })
+}
+
 // choose picks, among the pools that handle a task, the one with the most room, and takes one
 // place in it; nil: none has any.
 func (r *roster) choose(task string) *pool {

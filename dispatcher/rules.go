@@ -14,10 +14,13 @@ type Rules struct {
 	Queues []QueueRule
 }
 
-// LimitRule is a limit: at most Rate.Units arrive at the API in any Rate.Window.
+// LimitRule is a limit: at most Rate.Units arrive at the API in any Rate.Window or, where that is
+// 0, run at once.
 type LimitRule struct {
 	Name       string
 	Rate       limit.Rate
+	PerKey     bool          // each key has that rate, not all together
+	CountCost  bool          // a call takes its cost, not 1
 	Anchor     limit.Anchor  // empty: start for the http task, finish for other tasks
 	Slack      time.Duration // how long a request may travel; 0: derived from the window
 	SendWithin time.Duration // how long a worker may take to send; 0: derived from the window
@@ -43,8 +46,14 @@ func (r *Rules) check() error {
 		if l.Name == "" || known[l.Name] {
 			return fmt.Errorf("limit %q: the name is empty or given twice", l.Name)
 		}
-		if l.Rate.Units < 1 || l.Rate.Window <= 0 {
+		if l.Rate.Units < 1 || l.Rate.Window < 0 {
 			return fmt.Errorf("limit %q: the rate allows nothing", l.Name)
+		}
+		if l.Rate.Window == 0 {
+			if l.Anchor != "" && l.Anchor != limit.AnchorFinish {
+				return fmt.Errorf("limit %q: a concurrency limit has anchor finish, not %s", l.Name, l.Anchor)
+			}
+			l.Anchor = limit.AnchorFinish
 		}
 		known[l.Name] = true
 		if l.Slack == 0 {

@@ -36,11 +36,20 @@ CREATE TABLE call_queue (
     call_data     jsonb       DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- The order in which a queue's calls are claimed. A priority outside 0..9 is clamped, so that
--- the claim meets it and can say what is wrong with it.
+-- The order in which a queue's calls are claimed: calls without a key, and each key's own. Every
+-- waiting call is in just one of the two. A priority outside 0..9 is clamped, so that the claim
+-- meets it and can say what is wrong with it.
 CREATE INDEX call_queue_ready_idx ON call_queue
     (coalesce(queue, 'default'), (least(greatest(coalesce(priority, 5), 0), 9)), ready_at, id)
-    WHERE ready_at IS NOT NULL;
+    WHERE ready_at IS NOT NULL AND coalesce(key, '') = '';
+
+CREATE INDEX call_queue_key_idx ON call_queue
+    (coalesce(queue, 'default'), key, (least(greatest(coalesce(priority, 5), 0), 9)), ready_at, id)
+    WHERE ready_at IS NOT NULL AND coalesce(key, '') <> '';
+
+-- When the next call with a key falls due.
+CREATE INDEX call_queue_due_idx ON call_queue (coalesce(queue, 'default'), ready_at)
+    WHERE ready_at IS NOT NULL AND coalesce(key, '') <> '';
 
 -- Waiting calls that may expire before they are claimed.
 CREATE INDEX call_queue_expires_idx ON call_queue (expires_at)

@@ -7,8 +7,10 @@
 CREATE TABLE call_limits (
     name           text        PRIMARY KEY,
     version        bigint      NOT NULL,
-    rate           bigint      NOT NULL,
-    window_size    interval    NOT NULL,
+    rate           bigint      NOT NULL, -- units per window
+    window_size    interval    NOT NULL, -- 0: rate is how many may run at once
+    per_key        boolean     NOT NULL DEFAULT false, -- each key has a rate of its own
+    count_cost     boolean     NOT NULL DEFAULT false, -- a call takes its cost, not 1
     anchor         text,       -- NULL: start for the http task, finish for handlers of one's own
     slack          interval    NOT NULL,
     send_within    interval    NOT NULL,
@@ -19,7 +21,10 @@ CREATE TABLE call_limits (
     complete_since timestamptz,
     -- The epoch the limit was last claimed in; a new one shuts it until shut_until.
     epoch          text        NOT NULL,
-    shut_until     timestamptz
+    shut_until     timestamptz,
+    -- What the config says, while an operator's `limits set` is in force instead; else NULL.
+    config_rate    bigint,
+    config_window  interval
 ) WITH (fillfactor = 50);
 
 -- Every version of every limit, for the audit and for verify.
@@ -29,6 +34,8 @@ CREATE TABLE call_limit_changes (
     in_force_from timestamptz NOT NULL,
     rate          bigint,     -- NULL: the limit was taken away
     window_size   interval,
+    per_key       boolean     NOT NULL DEFAULT false,
+    count_cost    boolean     NOT NULL DEFAULT false,
     anchor        text,
     slack         interval,
     send_within   interval,
@@ -48,8 +55,32 @@ CREATE TABLE call_queues (
     timeout      interval    NOT NULL,
     on_lost      text        NOT NULL,
     published_at timestamptz NOT NULL,
-    published_by text        NOT NULL
+    published_by text        NOT NULL,
+    served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
 ) WITH (fillfactor = 50);
+
+-- What may not be claimed until then: a queue, a limit, or of either the calls of one key (key ''
+-- is all of them). Written under the lock of the queue's or limit's row, and read by claims under it.
+CREATE TABLE call_pauses (
+    what   text        NOT NULL, -- 'queue' or 'limit'
+    name   text        NOT NULL,
+    key    text        NOT NULL DEFAULT '',
+    until  timestamptz NOT NULL,
+    reason text        NOT NULL,
+    at     timestamptz NOT NULL,
+    by     text        NOT NULL,
+    PRIMARY KEY (what, name, key)
+);
+
+-- Who changed which limit or queue, and how.
+CREATE TABLE call_audit (
+    id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    by     text        NOT NULL,
+    what   text        NOT NULL, -- 'queue' or 'limit'
+    name   text        NOT NULL,
+    change text        NOT NULL
+);
 
 -- Units used, per limit, key and time bucket, labelled with the bucket's end. A row belongs to
 -- one connection (shard, its backend's pid): two that share one would deadlock.
@@ -81,4 +112,4 @@ CREATE TABLE call_marks (
 );
 
 -- +goose Down
-DROP TABLE call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;
+DROP TABLE call_audit, call_pauses, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;

@@ -43,7 +43,7 @@ func rules(cfg *config.Config) dispatcher.Rules {
 	var r dispatcher.Rules
 	for name, l := range cfg.Limits {
 		r.Limits = append(r.Limits, dispatcher.LimitRule{
-			Name: name, Rate: l.Rate, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+			Name: name, Rate: l.Rate, PerKey: l.Per == "key", CountCost: l.Count == "cost", Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
 		})
 	}
 	for name, q := range cfg.Queues {

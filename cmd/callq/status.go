@@ -129,13 +129,18 @@ func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
 	return oldest, nil
 }
 
-// Waiting calls are read through call_queue_ready_idx, failures through call_queue_failed_idx:
-// what has ended well is not read, however much there is of it.
+// Waiting calls are read through call_queue_ready_idx and call_queue_due_idx, failures through
+// call_queue_failed_idx: what has ended well is not read, however much there is of it.
 const queuesSQL = `
-WITH waiting AS (
-    SELECT coalesce(queue, 'default') AS name, count(*) AS waiting,
-        count(*) FILTER (WHERE ready_at <= clock_timestamp()) AS due
-    FROM call_queue WHERE ready_at IS NOT NULL GROUP BY 1
+WITH ready AS (
+    SELECT coalesce(queue, 'default') AS name, ready_at
+    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') = ''
+    UNION ALL
+    SELECT coalesce(queue, 'default'), ready_at
+    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') <> ''
+), waiting AS (
+    SELECT name, count(*) AS waiting, count(*) FILTER (WHERE ready_at <= clock_timestamp()) AS due
+    FROM ready GROUP BY name
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
@@ -162,36 +167,62 @@ GROUP BY w.id
 ORDER BY live DESC, w.id`
 
 const unhandledSQL = `
-SELECT coalesce(task, 'http') AS task, count(*) AS waiting
-FROM call_queue
-WHERE ready_at IS NOT NULL AND NOT EXISTS (
+WITH tasks AS (
+    SELECT coalesce(task, 'http') AS task
+    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') = ''
+    UNION ALL
+    SELECT coalesce(task, 'http')
+    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') <> ''
+)
+SELECT task, count(*) AS waiting
+FROM tasks t
+WHERE NOT EXISTS (
     SELECT FROM call_workers w
-    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND coalesce(call_queue.task, 'http') = ANY(w.tasks))
+    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks))
 GROUP BY 1
 ORDER BY 1`
 
-// One probe of call_queue_ready_idx per queue and priority.
+// A few probes per queue: call_queue_ready_idx by priority, call_queue_due_idx for calls with a key.
 const oldestSQL = `
-WITH RECURSIVE names AS (
-    (SELECT coalesce(queue, 'default') AS name FROM call_queue WHERE ready_at IS NOT NULL
-     ORDER BY coalesce(queue, 'default') LIMIT 1)
+WITH RECURSIVE unkeyed AS (
+    (SELECT coalesce(queue, 'default') AS name FROM call_queue
+     WHERE ready_at IS NOT NULL AND coalesce(key, '') = '' ORDER BY coalesce(queue, 'default') LIMIT 1)
     UNION ALL
     SELECT (SELECT coalesce(q.queue, 'default') FROM call_queue q
-            WHERE q.ready_at IS NOT NULL AND coalesce(q.queue, 'default') > n.name
+            WHERE q.ready_at IS NOT NULL AND coalesce(q.key, '') = '' AND coalesce(q.queue, 'default') > n.name
             ORDER BY coalesce(q.queue, 'default') LIMIT 1)
-    FROM names n WHERE n.name IS NOT NULL
+    FROM unkeyed n WHERE n.name IS NOT NULL
+), keyed AS (
+    (SELECT coalesce(queue, 'default') AS name FROM call_queue
+     WHERE ready_at IS NOT NULL AND coalesce(key, '') <> '' ORDER BY coalesce(queue, 'default') LIMIT 1)
+    UNION ALL
+    SELECT (SELECT coalesce(q.queue, 'default') FROM call_queue q
+            WHERE q.ready_at IS NOT NULL AND coalesce(q.key, '') <> '' AND coalesce(q.queue, 'default') > n.name
+            ORDER BY coalesce(q.queue, 'default') LIMIT 1)
+    FROM keyed n WHERE n.name IS NOT NULL
 )
-SELECT f.id, n.name AS queue, greatest(f.ready_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
-FROM names n
-CROSS JOIN generate_series(0, 9) AS p (priority)
-CROSS JOIN LATERAL (
-    SELECT q.id, q.ready_at FROM call_queue q
-    WHERE coalesce(q.queue, 'default') = n.name
-      AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
-      AND q.ready_at <= clock_timestamp()
-    ORDER BY q.ready_at, q.id LIMIT 1
-) f
-ORDER BY f.ready_at, f.id
+SELECT id, queue, greatest(ready_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
+FROM (
+    SELECT f.id, n.name AS queue, f.ready_at
+    FROM unkeyed n
+    CROSS JOIN generate_series(0, 9) AS p (priority)
+    CROSS JOIN LATERAL (
+        SELECT q.id, q.ready_at FROM call_queue q
+        WHERE coalesce(q.queue, 'default') = n.name AND coalesce(q.key, '') = ''
+          AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
+          AND q.ready_at <= clock_timestamp()
+        ORDER BY q.ready_at, q.id LIMIT 1
+    ) f
+    UNION ALL
+    SELECT f.id, n.name, f.ready_at
+    FROM keyed n
+    CROSS JOIN LATERAL (
+        SELECT q.id, q.ready_at FROM call_queue q
+        WHERE coalesce(q.queue, 'default') = n.name AND coalesce(q.key, '') <> '' AND q.ready_at <= clock_timestamp()
+        ORDER BY q.ready_at LIMIT 1
+    ) f
+) firsts
+ORDER BY ready_at, id
 LIMIT 1`
 
 func (p *program) printStatus(s *status) error {

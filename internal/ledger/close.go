@@ -114,9 +114,11 @@ func nonZero[T comparable](v T) *T {
 }
 
 // closeSQL takes the locks of the open rows in id order, then of their calls, then of its own
-// connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is limit.Arrival's formula; usage buckets are at most W/200 and
-// labelled with their end (date_bin rounds down, so one is added). An attempt without limits
-// keeps a bound that holds for any slack, should a limit be added later.
+// connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is
+// limit.Arrival's formula; usage buckets are at most W/200 and labelled with their end (date_bin
+// rounds down, so one is added). A concurrency limit (W = 0) counts a call until its end, as the
+// ledger has it, or, without an answer, until the API must have seen the connection go. An attempt
+// without limits keeps a bound that holds for any slack, should a limit be added later.
 const closeSQL = `
 WITH c AS (
     SELECT * FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
@@ -148,9 +150,15 @@ WITH c AS (
         base + closed_us * interval '1 microsecond' AS closed
     FROM gone
 ), charges AS MATERIALIZED (
-    SELECT e.call_id, u.name, u.key, u.cost, l.window_size / 200 AS width,
-        least(e.by, l.slack + CASE coalesce(l.anchor, CASE e.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-            WHEN 'start' THEN e.written ELSE e.closed END) AS until
+    SELECT e.call_id, u.name, u.key, u.cost, l.window_size / 200 AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
+        CASE
+        WHEN l.anchor = 'dispatch' THEN e.claimed_at
+        WHEN l.window_size > '0' THEN least(e.by, l.slack +
+            CASE coalesce(l.anchor, CASE e.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+            WHEN 'start' THEN e.written ELSE e.closed END)
+        WHEN e.by IS NULL THEN greatest(e.now, e.closed + l.slack)
+        ELSE e.now END AS until,
+        e.now
     FROM ended e
     CROSS JOIN LATERAL unnest(e.limits, e.keys, e.costs) AS u (name, key, cost)
     JOIN call_limits l ON l.name = u.name
@@ -168,8 +176,10 @@ WITH c AS (
     WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status = 'dispatched'
 ), charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
-    SELECT name, key, date_bin(width, until, 'epoch') + width, pg_backend_pid(), sum(cost)
+    SELECT name, key, CASE WHEN width > '0' THEN date_bin(width, until, 'epoch') + width ELSE until END,
+        pg_backend_pid(), sum(cost)
     FROM charges
+    WHERE width > '0' OR until > now
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
@@ -181,7 +191,7 @@ SELECT e.call_id, e.attempt, e.requests, e.cost, e.claimed_at, e.started_at,
     e.now, e.outcome, e.queue, e.task, e.key, e.worker, e.error, coalesce(l.charged, '[]'), e.result::jsonb
 FROM ended e
 LEFT JOIN LATERAL (
-    SELECT max(until) AS until,
+    SELECT max(until) FILTER (WHERE bounds) AS until,
         jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charged
     FROM charges
     WHERE charges.call_id = e.call_id

@@ -104,7 +104,8 @@ type version struct {
 	From    time.Time     `db:"in_force_from"`
 	To      *time.Time    `db:"in_force_to"`
 	Rate    int64         `db:"rate"`
-	Window  time.Duration `db:"window_size"`
+	Window  time.Duration `db:"window_size"` // 0: a concurrency limit
+	PerKey  bool          `db:"per_key"`
 }
 
 func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
@@ -117,9 +118,9 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 		return fmt.Errorf("read the limits' changes: %w", err)
 	}
 	for _, v := range versions {
-		args := []any{v.Limit, v.Window, v.From, v.To, v.Rate, violationsMost}
+		args := []any{v.Limit, v.Window, v.From, v.To, v.PerKey, v.Rate, violationsMost}
 		use := LimitUse{Limit: v.Limit, Version: v.Version, From: v.From, Rate: v.Rate, Window: v.Window}
-		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:4]...).Scan(&use.Starts, &use.Most); err != nil {
+		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:5]...).Scan(&use.Starts, &use.Most); err != nil {
 			return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)
 		}
 		report.Limits = append(report.Limits, use)
@@ -136,32 +137,33 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 }
 
 const versionsSQL = `
-SELECT limit_name, version, in_force_from, rate, window_size,
+SELECT limit_name, version, in_force_from, rate, window_size, per_key,
     lead(in_force_from) OVER (PARTITION BY limit_name ORDER BY version) AS in_force_to
 FROM call_limit_changes
 WHERE rate IS NOT NULL
 ORDER BY limit_name, version`
 
-// At each start t of an attempt, the attempts that had started by t and whose until is later than
-// t - W: a running sum in which each attempt enters at its start and leaves W after its until,
-// what leaves going first.
+// At each start t of an attempt, the attempts (of its key, where the limit is per key) that had
+// started by t and whose until is later than t - W: a running sum in which each attempt enters at
+// its start and leaves W after its until, what leaves going first.
 const windowsSQL = `
 WITH charges AS (
-    SELECT a.call_id, a.attempt, coalesce(a.started_at, a.claimed_at) AS at, c.cost, c.until
+    SELECT a.call_id, a.attempt, CASE WHEN $5 THEN a.key ELSE '' END AS key,
+        coalesce(a.started_at, a.claimed_at) AS at, c.cost, c.until
     FROM call_attempts a
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint, until timestamptz)
     WHERE c."limit" = $1
     UNION ALL
-    SELECT o.call_id, o.attempt, o.started_at, u.cost, 'infinity'
+    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost, 'infinity'
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
     WHERE u.name = $1 AND o.started_at IS NOT NULL
 ), moves AS (
-    SELECT call_id, attempt, at, 1 AS enters, cost FROM charges
+    SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges
     UNION ALL
-    SELECT call_id, attempt, until + $2::interval, 0, -cost FROM charges
+    SELECT call_id, attempt, key, until + $2::interval, 0, -cost FROM charges
 ), sums AS (
-    SELECT call_id, attempt, at, enters, sum(cost) OVER (ORDER BY at, enters) AS used FROM moves
+    SELECT call_id, attempt, key, at, enters, sum(cost) OVER (PARTITION BY key ORDER BY at, enters) AS used FROM moves
 ), starts AS (
     SELECT * FROM sums WHERE enters = 1 AND at >= $3::timestamptz AND at < coalesce($4::timestamptz, 'infinity')
 )
@@ -170,11 +172,12 @@ WITH charges AS (
 const mostSQL = `SELECT count(*), coalesce(max(used), 0)::bigint FROM starts`
 
 const overSQL = `
-SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || $5::bigint AS detail
+SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || $6::bigint
+    || CASE key WHEN '' THEN '' ELSE ' for key ' || key END AS detail
 FROM starts
-WHERE used > $5::bigint
+WHERE used > $6::bigint
 ORDER BY at
-LIMIT $6`
+LIMIT $7`
 
 type rule struct{ name, sql string }
 
@@ -238,16 +241,18 @@ WHERE q.status = 'done' AND d.call_id IS NULL
    OR q.status IN ('new', 'error', 'failed', 'dispatched') AND d.call_id IS NOT NULL
 ORDER BY q.id LIMIT $1`
 
-// Over the last window. Usage may exceed the charges for two windows after a limit was published:
-// it was counted anew, under its former queues or window.
+// Over the last window, of limits that have one. Usage may exceed the charges for two windows after
+// a limit was published: it was counted anew, under its former queues, window or form.
 const usageSQL = `
 WITH reach AS (
-    SELECT name, queues, complete_since, window_size / 200 AS width, clock_timestamp() - window_size AS since,
+    SELECT name, queues, complete_since, per_key, count_cost, window_size / 200 AS width, clock_timestamp() - window_size AS since,
         published_at > clock_timestamp() - 2 * window_size - interval '1 minute' AS fresh
     FROM call_limits
-    WHERE complete_since IS NOT NULL
+    WHERE complete_since IS NOT NULL AND window_size > '0'
 ), charged AS (
-    SELECT l.name, coalesce(c.key, '') AS key, sum(coalesce(c.cost, 1)) AS cost
+    SELECT l.name,
+        CASE WHEN a.finished_at > l.complete_since THEN c.key WHEN l.per_key THEN a.key ELSE '' END AS key,
+        sum(CASE WHEN a.finished_at > l.complete_since THEN c.cost WHEN l.count_cost THEN a.cost ELSE 1 END) AS cost
     FROM reach l
     JOIN call_attempts a ON a.arrived_by > l.since - l.width
     LEFT JOIN LATERAL (

@@ -15,8 +15,12 @@ type Anchor string
 const (
 	// AnchorStart: the request is written at once after the start, or never. Default of the http task.
 	AnchorStart Anchor = "start"
-	// AnchorFinish: the request may be written until the handler has ended. Default of other tasks.
+	// AnchorFinish: the request may be written until the handler has ended. Default of other tasks,
+	// and the only one of concurrency limits.
 	AnchorFinish Anchor = "finish"
+	// AnchorDispatch counts from the claim, whenever the request is sent: for comparison only, it
+	// promises nothing.
+	AnchorDispatch Anchor = "dispatch"
 )
 
 // Margin is what a window is widened by for clocks that run apart: W/1000.
@@ -61,7 +65,7 @@ func LostArrival(sendWithin, deadline time.Duration) Arrival {
 // Use is what is known of a limit at a moment.
 type Use struct {
 	Rate     int64         // units per window
-	Window   time.Duration // W
+	Window   time.Duration // W; 0: a concurrency limit
 	Occupied int64         // units that cannot be given out now
 	// Freed is the earliest moment that any occupied unit's until can be; zero: none is occupied
 	// or all are unstarted, so that none comes free within a window.

@@ -15,7 +15,7 @@ const (
 	MaxWindow = 366 * 24 * time.Hour
 )
 
-// Rate allows at most Units in any window of length Window.
+// Rate allows at most Units in any window of length Window; where that is 0, Units at once.
 type Rate struct {
 	Units  int64
 	Window time.Duration
@@ -50,8 +50,11 @@ func ParseRate(s string) (Rate, error) {
 	return Rate{Units: n, Window: w}, nil
 }
 
-// String returns the one form in which rates are echoed: "100 per 1h, sliding window".
+// String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once".
 func (r Rate) String() string {
+	if r.Window == 0 {
+		return fmt.Sprintf("%d at once", r.Units)
+	}
 	return fmt.Sprintf("%d per %s, sliding window", r.Units, windowString(r.Window))
 }
 
@@ -62,8 +65,11 @@ func DefaultSlack(window time.Duration) time.Duration {
 }
 
 // DefaultSendWithin is how long a worker may take from asking for the start to writing the
-// request: W/20, at least 100 ms and at most 5 s.
+// request: W/20, at least 100 ms and at most 5 s; 5 s for a concurrency limit, which does not need it.
 func DefaultSendWithin(window time.Duration) time.Duration {
+	if window == 0 {
+		return 5 * time.Second
+	}
 	return min(max(window/20, 100*time.Millisecond), 5*time.Second)
 }
 

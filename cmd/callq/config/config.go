@@ -10,7 +10,7 @@
 //	default   as it would be written in the file
 //	allowed   a choice (a|b), bounds (lo..hi), or words for the reader
 //	check     a check by name, for what bounds cannot say
-//	required  must be given
+//	required  must be given, or the key that it names instead
 //	secret    a URL that may hold a password; KEY_file names a file that holds it
 //	env       a variable that other programs know too, used where nothing else is given
 package config
@@ -77,13 +77,16 @@ type Log struct {
 	Format string `key:"format" default:"text" allowed:"text|json"`
 }
 
-// Limit allows at most Rate, at the API.
+// Limit allows at most Rate, at the API; or Concurrency calls at once, which Load puts into Rate.
 type Limit struct {
-	Rate       limit.Rate    `key:"rate" required:"true" allowed:"units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w"`
-	Algorithm  string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window"`
-	Anchor     limit.Anchor  `key:"anchor" allowed:"start|finish"`  // empty: start for the http task, finish for others
-	Slack      time.Duration `key:"slack" allowed:"1ms..10m"`       // default limit.DefaultSlack
-	SendWithin time.Duration `key:"send_within" allowed:"10ms..1m"` // default limit.DefaultSendWithin
+	Rate        limit.Rate    `key:"rate" required:"concurrency" allowed:"units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w"`
+	Algorithm   string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window"`
+	Concurrency int           `key:"concurrency" allowed:"1..1000000"`
+	Per         string        `key:"per" allowed:"key"`                      // empty: all calls share it
+	Count       string        `key:"count" allowed:"cost"`                   // empty: a call takes 1
+	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish|dispatch"` // empty: start for the http task, finish for others
+	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`               // default limit.DefaultSlack
+	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"`         // default limit.DefaultSendWithin
 }
 
 // Queue is a named stream of calls.

@@ -40,6 +40,8 @@ func TestValuesAreRead(t *testing.T) {
 limits:
   stripe: {rate: 100 per 1h, slack: 2s}
   0042: {rate: 5/s, anchor: finish, algorithm: sliding_window, send_within: 50ms}
+  tokens: {rate: 90_000/1m, per: key, count: cost, anchor: dispatch}
+  sockets: {concurrency: 50}
 queues:
   payments: &payments
     limits: [stripe, 0042]
@@ -58,8 +60,19 @@ calls: {max_data: 1MiB}
 schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 `, nil, nil)
 	wantLimits := map[string]Limit{
-		"stripe": {limit.Rate{Units: 100, Window: time.Hour}, "sliding_window", "", 2 * time.Second, 5 * time.Second},
-		"0042":   {limit.Rate{Units: 5, Window: time.Second}, "sliding_window", "finish", 100 * time.Millisecond, 50 * time.Millisecond},
+		"stripe": {Rate: limit.Rate{Units: 100, Window: time.Hour}, Algorithm: "sliding_window", Slack: 2 * time.Second, SendWithin: 5 * time.Second},
+		"0042": {
+			Rate: limit.Rate{Units: 5, Window: time.Second}, Algorithm: "sliding_window", Anchor: "finish",
+			Slack: 100 * time.Millisecond, SendWithin: 50 * time.Millisecond,
+		},
+		"tokens": {
+			Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "dispatch",
+			Slack: 3 * time.Second, SendWithin: 3 * time.Second,
+		},
+		"sockets": {
+			Rate: limit.Rate{Units: 50}, Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish",
+			Slack: 100 * time.Millisecond, SendWithin: 5 * time.Second,
+		},
 	}
 	payments := Queue{[]string{"stripe", "0042"}, 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail"}
 	plain := Queue{nil, 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry"}

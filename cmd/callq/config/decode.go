@@ -136,8 +136,8 @@ func (l *loader) section(n *yaml.Node, v reflect.Value, path, pattern string) {
 	}
 	for f := range fields(v.Type()) {
 		key := f.Tag.Get("key")
-		if mapping := isNull(n) || resolve(n).Kind == yaml.MappingNode; mapping && f.Tag.Get("required") != "" && !given[key] && !refused {
-			l.missing = append(l.missing, missing{l.at(n), path, key, f.Tag.Get("allowed")})
+		if mapping := isNull(n) || resolve(n).Kind == yaml.MappingNode; mapping && f.Tag.Get("required") != "" && !given[key] && !given[f.Tag.Get("required")] && !refused {
+			l.missing = append(l.missing, missing{l.at(n), path, key, f.Tag.Get("required"), f.Tag.Get("allowed")})
 		}
 	}
 }
@@ -145,13 +145,14 @@ func (l *loader) section(n *yaml.Node, v reflect.Value, path, pattern string) {
 // missing is a required key that the file does not have. The environment may.
 type missing struct {
 	at                 source
-	path, key, allowed string
+	path, key, instead string
+	allowed            string
 }
 
 func (l *loader) checkMissing() {
 	for _, m := range l.missing {
-		if l.from[join(m.path, m.key)].rank == rankDefault {
-			l.fail(m.at, m.path, "has no "+m.key, m.key+": "+m.allowed)
+		if l.from[join(m.path, m.key)].rank == rankDefault && l.from[join(m.path, m.instead)].rank == rankDefault {
+			l.fail(m.at, m.path, "has no "+m.key+" and no "+m.instead, m.key+": "+m.allowed)
 		}
 	}
 }

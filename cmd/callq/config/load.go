@@ -98,6 +98,10 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 	l.checkMissing()
 	l.checkQueues(c)
 	for name, lim := range c.Limits {
+		if lim.Concurrency > 0 {
+			l.checkConcurrency("limits."+name, lim)
+			lim.Rate, lim.Anchor = limit.Rate{Units: int64(lim.Concurrency)}, limit.AnchorFinish
+		}
 		if lim.Slack == 0 {
 			lim.Slack = limit.DefaultSlack(lim.Rate.Window)
 		}
@@ -172,6 +176,16 @@ func (l *loader) resolveSecrets(root reflect.Value) {
 			l.set(source{rank: rankEnv, name: common}, path, f, v, l.env[common])
 		}
 	})
+}
+
+// checkConcurrency refuses what only a rate can be told.
+func (l *loader) checkConcurrency(path string, lim Limit) {
+	if lim.Rate.Units > 0 {
+		l.fail(l.from[path+".concurrency"], path, "has both a rate and a concurrency", "two limits, and queues that use both")
+	}
+	if lim.Anchor != "" && lim.Anchor != limit.AnchorFinish {
+		l.fail(l.from[path+".anchor"], path+".anchor", string(lim.Anchor)+" is of rates only: a call counts until it has ended", "finish")
+	}
 }
 
 // checkQueues checks what no value shows by itself: that the limits of the queues exist.

@@ -1,0 +1,87 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// SetLimit puts a rate in force instead of the config's, until ResetLimit. What was claimed under a
+// higher one and has not started is recalled: once it returns, nothing starts beyond the new rate.
+// It says, a line each, what changed. The error is ledger.ErrUnknown where there is no such limit.
+func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate) ([]string, error) {
+	return changeLimit(ctx, pool, name, func(l limitRow) (limitRow, error) {
+		if (l.Window == 0) != (rate.Window == 0) {
+			return l, fmt.Errorf("%s is %s: set one of its kind", name, limit.Rate{Units: l.Rate, Window: l.Window})
+		}
+		if l.ConfigRate == nil {
+			units, window := l.Rate, l.Window
+			l.ConfigRate, l.ConfigWindow = &units, &window
+		}
+		l.Rate, l.Window = rate.Units, rate.Window
+		return l, nil
+	})
+}
+
+// ResetLimit puts the config's rate in force again.
+func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name string) ([]string, error) {
+	return changeLimit(ctx, pool, name, func(l limitRow) (limitRow, error) {
+		if l.ConfigRate != nil {
+			l.Rate, l.Window = *l.ConfigRate, *l.ConfigWindow
+			l.ConfigRate, l.ConfigWindow = nil, nil
+		}
+		return l, nil
+	})
+}
+
+func changeLimit(ctx context.Context, pool *pgxpool.Pool, name string, change func(limitRow) (limitRow, error)) ([]string, error) {
+	var changes []string
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		p := publication{tx: tx, by: publisher()}
+		if _, err := tx.Exec(ctx, publishLockSQL); err != nil {
+			return fmt.Errorf("wait for other publishers: %w", err)
+		}
+		limits, err := collect[limitRow](ctx, tx, limitRowsSQL)
+		if err != nil {
+			return fmt.Errorf("read limits: %w", err)
+		}
+		i := slices.IndexFunc(limits, func(l limitRow) bool { return l.Name == name && len(l.Queues) > 0 })
+		if i < 0 {
+			return ledger.ErrUnknown
+		}
+		now, err := change(limits[i])
+		if err != nil {
+			return err
+		}
+		if err := p.lockQueues(ctx, limits[i].Queues); err != nil {
+			return err
+		}
+		if err := p.change(ctx, &limits[i], now); err != nil {
+			return err
+		}
+		if err := p.recallUnstarted(ctx); err != nil {
+			return err
+		}
+		changes = p.changes
+		return p.record(ctx)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set limit %q: %w", name, err)
+	}
+	return changes, nil
+}
+
+// lockQueues takes the queues' locks before any limit's: the order of the claim.
+func (p *publication) lockQueues(ctx context.Context, names []string) error {
+	if _, err := p.tx.Exec(ctx, lockQueuesSQL, names); err != nil {
+		return fmt.Errorf("lock the queues: %w", err)
+	}
+	return nil
+}
+
+const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`

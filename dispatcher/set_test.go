@@ -1,0 +1,138 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+func (s *system) set(name string, units int64, window time.Duration) {
+	s.t.Helper()
+	if _, err := dispatcher.SetLimit(context.Background(), s.pool, name, limit.Rate{Units: units, Window: window}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// What an operator sets holds until it is reset, whatever is published meanwhile.
+func TestSetLimit(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := rules(sliding("api", 10, time.Hour))
+	s.calls("default", 50)
+	s.once(r)
+	s.start(time.Hour, 1, 2, 3, 4)
+	s.set("api", 6, time.Hour)
+	s.want(`SELECT count(*) = 4 FROM call_open`) // what had not started is recalled
+	s.want(`SELECT bool_and(error = 'not sent: recalled, for its limits were changed') FROM call_attempts`)
+	s.once(r)
+	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT rate = 6 AND config_rate = 10 AND config_window = '1 h' FROM call_limits`)
+
+	r.Limits[0].Rate.Units = 8
+	s.once(r)
+	s.want(`SELECT rate = 6 AND config_rate = 8 FROM call_limits`)
+	s.want(`SELECT count(*) = 6 FROM call_open`)
+	if _, err := dispatcher.ResetLimit(t.Context(), s.pool, "api"); err != nil {
+		t.Fatal(err)
+	}
+	s.once(r)
+	s.want(`SELECT rate = 8 AND config_rate IS NULL AND config_window IS NULL FROM call_limits`)
+	s.want(`SELECT count(*) = 8 FROM call_open`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM call_limit_changes`)
+	s.want(`SELECT count(*) = 4 FROM call_audit WHERE what = 'limit' AND name = 'api'`)
+	s.verify()
+
+	for name, rate := range map[string]limit.Rate{"nothing": {Units: 1, Window: time.Second}, "": {}} {
+		if _, err := dispatcher.SetLimit(t.Context(), s.pool, name, rate); !errors.Is(err, ledger.ErrUnknown) {
+			t.Errorf("set %q: %v, want ErrUnknown", name, err)
+		}
+	}
+	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5}); err == nil {
+		t.Error("a rate was set to a concurrency")
+	}
+	s.set("api", 8, 2*time.Hour) // longer: counted anew
+	s.want(`SELECT complete_since IS NULL AND window_size = '2 h' AND config_window = '1 h' FROM call_limits`)
+	s.once(r)
+	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
+	s.want(`SELECT count(*) = 8 FROM call_open`)
+	s.verify()
+}
+
+func TestPause(t *testing.T) {
+	t.Parallel()
+	cases := []struct {
+		name string
+		p    ledger.Paused
+		open string // while it is paused
+	}{
+		{"a queue", ledger.Paused{What: "queue", Name: "default"}, ""},
+		{"a limit", ledger.Paused{What: "limit", Name: "api"}, ""},
+		{"a key of a queue", ledger.Paused{What: "queue", Name: "default", Key: "a"}, "b:6"},
+		{"a key of a limit", ledger.Paused{What: "limit", Name: "api", Key: "a"}, "b:6"},
+		{"for a while", ledger.Paused{What: "limit", Name: "api", Key: "b", For: new(time.Hour)}, "a:6"},
+	}
+	for _, c := range cases {
+		parallel(t, c.name, func(t *testing.T, s *system) {
+			s.alive(100)
+			r := rules(sliding("api", 6, time.Hour))
+			s.keyed("a", 50)
+			s.keyed("b", 50)
+			s.once(r)
+			c.p.Reason, c.p.By = "the test", "tester"
+			recalled, err := ledger.Pause(t.Context(), s.pool, c.p)
+			if want := map[bool]int{true: 6, false: 3}[c.p.Key == ""]; err != nil || recalled != want {
+				t.Errorf("%d attempts were recalled (%v), want %d", recalled, err, want)
+			}
+			s.want(`SELECT bool_and(outcome = 'not_sent' AND error = 'not sent: recalled, for it was paused: the test') FROM call_attempts`)
+			s.once(r)
+			if got := s.open(); got != c.open {
+				t.Errorf("open %q while it is paused, want %q", got, c.open)
+			}
+			was, err := ledger.Resume(t.Context(), s.pool, c.p.What, c.p.Name, c.p.Key, "tester")
+			if err != nil || !was {
+				t.Errorf("resume: %v, %v", was, err)
+			}
+			again, err := ledger.Resume(t.Context(), s.pool, c.p.What, c.p.Name, c.p.Key, "tester")
+			if err != nil || again {
+				t.Errorf("resume again: %v, %v", again, err)
+			}
+			s.once(r)
+			s.want(`SELECT count(*) = 6 FROM call_open`)
+			s.want(`SELECT count(*) = 2 AND bool_and(by = 'tester') FROM call_audit WHERE change LIKE 'paused%' OR change LIKE 'resumed%'`)
+			s.verify()
+		})
+	}
+}
+
+func TestPauseEnds(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := rules(sliding("api", 6, time.Hour))
+	s.calls("default", 50)
+	s.once(r)
+	pause := ledger.Paused{What: "limit", Name: "api", For: new(time.Hour), Reason: "x", By: "y"}
+	shorter := pause
+	shorter.For, shorter.Extend = new(time.Minute), true
+	for _, p := range []ledger.Paused{pause, shorter} {
+		if _, err := ledger.Pause(t.Context(), s.pool, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.want(`SELECT until > clock_timestamp() + interval '55 min' FROM call_pauses`) // a shorter one does not end it
+	s.want(`SELECT count(*) = 1 FROM call_audit WHERE change LIKE 'paused%'`)
+	s.once(r)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.exec(`UPDATE call_pauses SET until = clock_timestamp()`)
+	s.once(r)
+	s.want(`SELECT count(*) = 6 FROM call_open`)
+	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "nothing"}); !errors.Is(err, ledger.ErrUnknown) {
+		t.Errorf("pause: %v, want ErrUnknown", err)
+	}
+}

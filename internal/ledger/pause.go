@@ -1,0 +1,125 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Paused is a queue or a limit of which nothing may be claimed for a while; with a key, only that
+// key's calls may not.
+type Paused struct {
+	What   string // "queue" or "limit"
+	Name   string
+	Key    string
+	Until  *time.Time     // Postgres's clock; nil: For, or until it is resumed
+	For    *time.Duration // from now; nil: Until
+	Reason string
+	By     string
+	// Extend leaves a pause alone that lasts longer.
+	Extend bool
+}
+
+// ErrUnknown says that there is no such queue or limit.
+var ErrUnknown = errors.New("there is no such queue or limit")
+
+// Pause keeps anything from being claimed, and recalls what was and has not started: once it
+// returns, nothing starts that was not running. It returns how many attempts were recalled.
+func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lockRule(ctx, tx, p.What, p.Name); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{
+			"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
+			"reason": p.Reason, "by": p.By, "extend": p.Extend,
+		})
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, AuditSQL, p.By, p.What, p.Name, pauseText(p)); err != nil {
+			return err
+		}
+		u := Unstarted{Limit: p.Name, Key: p.Key}
+		if p.What == "queue" {
+			u = Unstarted{Queues: []string{p.Name}, Key: p.Key}
+		}
+		recalled, err = Recall(ctx, tx, u, "it was paused: "+p.Reason)
+		return err
+	})
+	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
+}
+
+func pauseText(p Paused) string {
+	text := "paused"
+	if p.Key != "" {
+		text += " for key " + p.Key
+	}
+	switch {
+	case p.Until != nil:
+		text += " until " + p.Until.UTC().Format(time.RFC3339)
+	case p.For != nil:
+		text += " for " + p.For.String()
+	}
+	return text + ": " + p.Reason
+}
+
+const pauseSQL = `
+INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
+VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'), @reason, clock_timestamp(), @by)
+ON CONFLICT (what, name, key) DO UPDATE
+SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
+WHERE NOT @extend OR p.until < excluded.until`
+
+// Resume ends a pause, and says whether there was one. A key's pause and that of all are apart.
+func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (bool, error) {
+	was := false
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lockRule(ctx, tx, what, name); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, resumeSQL, what, name, key)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		was = true
+		text := "resumed"
+		if key != "" {
+			text += " for key " + key
+		}
+		if _, err := tx.Exec(ctx, AuditSQL, by, what, name, text); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, wakeSQL)
+		return err
+	})
+	return was, wrap(fmt.Sprintf("resume %s %q", what, name), err)
+}
+
+const resumeSQL = `DELETE FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3`
+
+const wakeSQL = `SELECT pg_notify('callq_wake', '')`
+
+// AuditSQL writes down who changed what, and how.
+const AuditSQL = `INSERT INTO call_audit (by, what, name, change) VALUES ($1, $2, $3, $4)`
+
+// lockRule takes the lock that claims take, so that each is before or after.
+func lockRule(ctx context.Context, tx pgx.Tx, what, name string) error {
+	sql := lockQueueSQL
+	if what == "limit" {
+		sql = lockLimitSQL
+	}
+	tag, err := tx.Exec(ctx, sql, name)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = ErrUnknown
+	}
+	return err
+}
+
+const lockQueueSQL = `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+
+const lockLimitSQL = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`

@@ -1,0 +1,52 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/jackc/pgx/v5"
+)
+
+// Unstarted says which attempts to recall: of these queues, or charged to this limit; with a key
+// only that key's.
+type Unstarted struct {
+	Queues []string
+	Limit  string
+	Key    string
+}
+
+// Recall closes attempts that nobody has started, unsent: nothing is charged, and their calls wait
+// again. The caller's transaction holds the locks of the queues or limits, so that no claim opens
+// others. It waits for the attempts' own locks: a start may be in doubt, and must be seen to have
+// happened or not. It returns how many it recalled.
+func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error) {
+	rows, err := tx.Query(ctx, recallSQL, append([]string{}, u.Queues...), u.Limit, u.Key)
+	if err != nil {
+		return 0, fmt.Errorf("recall unstarted attempts: %w", err)
+	}
+	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Closing, error) {
+		c := Closing{
+			Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew, Error: "not sent: recalled, for " + why,
+		}
+		return c, row.Scan(&c.CallID, &c.Attempt)
+	})
+	if err != nil || len(closings) == 0 {
+		return 0, wrap("recall unstarted attempts", err)
+	}
+	closed, err := Close(ctx, tx, closings)
+	return len(closed), wrap("recall unstarted attempts", err)
+}
+
+const recallSQL = `
+SELECT call_id, attempt FROM call_open
+WHERE started_at IS NULL AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
+ORDER BY call_id
+FOR UPDATE`
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,70 @@
+package limit
+
+import "math"
+
+// Quota is what a limit still allows: in all, or to each key.
+type Quota struct {
+	PerKey    bool
+	CountCost bool // a call takes its cost; else 1
+	Rate      int64
+	// Room is what may be given out now, by key; by "" where the limit is not per key. A key that
+	// is not there has none.
+	Room map[string]int64
+}
+
+func (q Quota) key(key string) string {
+	if q.PerKey {
+		return key
+	}
+	return ""
+}
+
+func (q Quota) units(cost int64) int64 {
+	if q.CountCost {
+		return cost
+	}
+	return 1
+}
+
+// Admission gives out what a queue's limits still allow, call by call: all of them admit a call,
+// or none is charged.
+type Admission []Quota
+
+// Most is the most calls of a key that could be admitted now.
+func (a Admission) Most(key string) int64 {
+	most := int64(math.MaxInt64)
+	for _, q := range a {
+		most = min(most, q.Room[q.key(key)])
+	}
+	return max(0, most)
+}
+
+// Admit takes a call's units from every limit and answers true, or takes nothing. shared says that
+// a limit which is not the key's own refused it, so that other keys are no better off.
+func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
+	ok = true
+	for _, q := range a {
+		if q.Room[q.key(key)] < q.units(cost) {
+			ok = false
+			shared = shared || !q.PerKey
+		}
+	}
+	if !ok {
+		return false, shared
+	}
+	for _, q := range a {
+		q.Room[q.key(key)] -= q.units(cost)
+	}
+	return true, false
+}
+
+// Exceeds says whether a call of this cost could never be admitted, and by which limit (its place
+// in a).
+func (a Admission) Exceeds(cost int64) (int, bool) {
+	for i, q := range a {
+		if q.units(cost) > q.Rate {
+			return i, true
+		}
+	}
+	return 0, false
+}
