@@ -13,9 +13,9 @@ import (
 
 // SetLimit puts a rate in force instead of the config's, until ResetLimit. What was claimed under a
 // higher one and has not started is recalled: once it returns, nothing starts beyond the new rate.
-// It says, a line each, what changed. The error is ledger.ErrUnknown where there is no such limit.
-func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate) ([]string, error) {
-	return changeLimit(ctx, pool, name, func(l limitRow) (limitRow, error) {
+// It says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there is no such limit.
+func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
+	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
 		if (l.Window == 0) != (rate.Window == 0) {
 			return l, fmt.Errorf("%s is %s: set one of its kind", name, limit.Rate{Units: l.Rate, Window: l.Window})
 		}
@@ -29,8 +29,8 @@ func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 }
 
 // ResetLimit puts the config's rate in force again.
-func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name string) ([]string, error) {
-	return changeLimit(ctx, pool, name, func(l limitRow) (limitRow, error) {
+func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
+	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
 		if l.ConfigRate != nil {
 			l.Rate, l.Window = *l.ConfigRate, *l.ConfigWindow
 			l.ConfigRate, l.ConfigWindow = nil, nil
@@ -39,10 +39,10 @@ func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name string) ([]string,
 	})
 }
 
-func changeLimit(ctx context.Context, pool *pgxpool.Pool, name string, change func(limitRow) (limitRow, error)) ([]string, error) {
+func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, change func(limitRow) (limitRow, error)) ([]string, error) {
 	var changes []string
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		p := publication{tx: tx, by: publisher()}
+		p := publication{tx: tx, by: by}
 		if _, err := tx.Exec(ctx, publishLockSQL); err != nil {
 			return fmt.Errorf("wait for other publishers: %w", err)
 		}
@@ -68,6 +68,9 @@ func changeLimit(ctx context.Context, pool *pgxpool.Pool, name string, change fu
 			return err
 		}
 		changes = p.changes
+		if _, err := tx.Exec(ctx, wakeSQL); err != nil {
+			return fmt.Errorf("wake the dispatchers: %w", err)
+		}
 		return p.record(ctx)
 	})
 	if err != nil {
@@ -83,5 +86,7 @@ func (p *publication) lockQueues(ctx context.Context, names []string) error {
 	}
 	return nil
 }
+
+const wakeSQL = `SELECT pg_notify('callq_wake', '')`
 
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`

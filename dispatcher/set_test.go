@@ -13,7 +13,7 @@ import (
 
 func (s *system) set(name string, units int64, window time.Duration) {
 	s.t.Helper()
-	if _, err := dispatcher.SetLimit(context.Background(), s.pool, name, limit.Rate{Units: units, Window: window}); err != nil {
+	if _, err := dispatcher.SetLimit(context.Background(), s.pool, name, limit.Rate{Units: units, Window: window}, "tester"); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -38,22 +38,22 @@ func TestSetLimit(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT rate = 6 AND config_rate = 8 FROM call_limits`)
 	s.want(`SELECT count(*) = 6 FROM call_open`)
-	if _, err := dispatcher.ResetLimit(t.Context(), s.pool, "api"); err != nil {
+	if _, err := dispatcher.ResetLimit(t.Context(), s.pool, "api", "tester"); err != nil {
 		t.Fatal(err)
 	}
 	s.once(r)
 	s.want(`SELECT rate = 8 AND config_rate IS NULL AND config_window IS NULL FROM call_limits`)
 	s.want(`SELECT count(*) = 8 FROM call_open`)
 	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM call_limit_changes`)
-	s.want(`SELECT count(*) = 4 FROM call_audit WHERE what = 'limit' AND name = 'api'`)
+	s.want(`SELECT count(*) = 4 AND count(*) FILTER (WHERE by = 'tester') = 2 FROM call_audit WHERE what = 'limit' AND name = 'api'`)
 	s.verify()
 
 	for name, rate := range map[string]limit.Rate{"nothing": {Units: 1, Window: time.Second}, "": {}} {
-		if _, err := dispatcher.SetLimit(t.Context(), s.pool, name, rate); !errors.Is(err, ledger.ErrUnknown) {
+		if _, err := dispatcher.SetLimit(t.Context(), s.pool, name, rate, "tester"); !errors.Is(err, ledger.ErrUnknown) {
 			t.Errorf("set %q: %v, want ErrUnknown", name, err)
 		}
 	}
-	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5}); err == nil {
+	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5}, "tester"); err == nil {
 		t.Error("a rate was set to a concurrency")
 	}
 	s.set("api", 8, 2*time.Hour) // longer: counted anew

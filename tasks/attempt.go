@@ -22,6 +22,9 @@ type attempt struct {
 	policy      ledger.Policy
 	timeout     time.Duration
 	failedCount int
+	limits      []string // that it is charged to
+	keys        []string // of the limits, in their order; "" where one is not per key
+	frees       bool     // its end frees a unit of a concurrency limit
 	token       int64
 
 	m0    time.Time // monotonic, read before the start was asked for
@@ -102,6 +105,7 @@ func (a *attempt) runHTTP() *ledger.Closing {
 		return a.unsent(s.err, a.policy.BackoffMin/10)
 	}
 	arrival := a.sending(s).Arrival()
+	a.shutLimits(s.err)
 	return a.ending(s.err, &arrival, &requests)
 }
 
@@ -250,7 +254,7 @@ func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *le
 func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing {
 	c := &ledger.Closing{
 		CallID: a.call.ID, Attempt: int32(a.call.Attempt), Token: a.token,
-		Unstarted: a.state != started, Outcome: outcome,
+		Unstarted: a.state != started, Outcome: outcome, Frees: a.frees,
 	}
 	if err != nil {
 		c.Error = clean(err.Error())

@@ -90,6 +90,9 @@ type delivered struct {
 	BackoffMin  time.Duration `db:"backoff_min"`
 	BackoffMax  time.Duration `db:"backoff_max"`
 	Timeout     time.Duration `db:"timeout"`
+	Limits      []string      `db:"limits"`
+	Keys        []string      `db:"keys"`
+	Frees       bool          `db:"frees"` // its end frees a unit of a concurrency limit
 }
 
 // load reads the attempts that are still open and unstarted; the others are no longer this
@@ -142,7 +145,9 @@ SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost,
     coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min,
     coalesce(r.backoff_max, '15 minutes') AS backoff_max,
-    coalesce(r.timeout, '30 seconds') AS timeout
+    coalesce(r.timeout, '30 seconds') AS timeout,
+    o.limits, o.keys,
+    EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
 FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
 LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
@@ -163,6 +168,9 @@ func (w *Worker) attempts(rows []delivered) []*attempt {
 			policy:      ledger.Policy{MaxAttempts: row.MaxAttempts, BackoffMin: row.BackoffMin, BackoffMax: row.BackoffMax},
 			timeout:     row.Timeout,
 			failedCount: row.FailedCount,
+			limits:      row.Limits,
+			keys:        row.Keys,
+			frees:       row.Frees,
 			token:       rand.Int64() | 1, // never 0
 			settled:     make(chan struct{}),
 		}
@@ -205,28 +213,11 @@ func (w *Worker) closeAll(ctx context.Context, closings []ledger.Closing) ([]str
 	if _, err := ledger.Close(ctx, w.cfg.Pool, closings); err != nil {
 		return nil, err
 	}
-	w.tellFreed(ctx)
+	w.tellFreed(closings)
 	return make([]struct{}, len(closings)), nil
 }
 
 const statementTimeout = 5 * time.Second
-
-// tellFreed wakes the dispatchers when slots come free on a worker that was nearly full, at most
-// every wakeEvery: they may have held back calls for want of slots.
-func (w *Worker) tellFreed(ctx context.Context) {
-	now := time.Now().UnixNano()
-	last := w.toldAt.Load()
-	if 4*len(w.slots) < 3*cap(w.slots) || now-last < int64(wakeEvery) || !w.toldAt.CompareAndSwap(last, now) {
-		return
-	}
-	if _, err := w.cfg.Pool.Exec(ctx, tellFreedSQL); err != nil {
-		w.log.DebugContext(ctx, "dispatchers not woken", "err", err) // their schedule will
-	}
-}
-
-const tellFreedSQL = `SELECT pg_notify('callq_wake', '')`
-
-const wakeEvery = 5 * time.Millisecond
 
 // record writes an outcome, and tries until it is written: only then may the slot be used again.
 // Closing twice is harmless, so an unknown result is simply tried again.

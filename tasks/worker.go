@@ -55,7 +55,7 @@ type Worker struct {
 	draining atomic.Bool
 	drain    chan struct{} // closed when draining begins
 	live     atomic.Bool
-	toldAt   atomic.Int64 // when dispatchers were last told of free slots, ns
+	freed    chan struct{} // something came free that dispatchers may wait for
 
 	starts   *ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
 	closings *ledger.Batch[ledger.Closing, struct{}]
@@ -102,6 +102,7 @@ func New(cfg Config) (*Worker, error) {
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		drain:    make(chan struct{}),
+		freed:    make(chan struct{}, 1),
 	}
 	w.starts = ledger.NewBatch(batchMost, w.startAll)
 	w.closings = ledger.NewBatch(batchMost, w.closeAll)
@@ -149,6 +150,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	lanes.Go(func() { w.starts.Run(w.recording, startLanes) })
 	lanes.Go(func() { w.closings.Run(w.recording, closeLanes) })
 	lanes.Go(func() { w.beat(w.recording) })
+	lanes.Go(func() { w.wakeDispatchers(w.recording) })
 	defer lanes.Wait()
 	defer stopRecording()
 

@@ -36,24 +36,33 @@ type bench struct {
 // newBench runs a dispatcher, and a worker with these handlers.
 func newBench(t *testing.T, handlers map[string]tasks.Handler) *bench {
 	t.Helper()
+	return newBenchWith(t, dispatcher.Config{}, limit.Rate{Units: 1000, Window: time.Hour}, handlers)
+}
+
+func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers map[string]tasks.Handler) *bench {
+	t.Helper()
 	pool := pgtest.NewWith(t, ledger.Settings())
 	b := &bench{t: t, pool: pool, redis: redistest.New(t)}
 	var err error
 	if b.client, err = callqueue.New(pool); err != nil {
 		t.Fatal(err)
 	}
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: b.redis, Rules: dispatcher.Rules{
-		Limits: []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 1000, Window: time.Hour}}},
+	cfg.Pool, cfg.Redis = pool, b.redis
+	cfg.Rules = dispatcher.Rules{
+		Limits: []dispatcher.LimitRule{{Name: "api", Rate: rate}},
 		Queues: []dispatcher.QueueRule{{
 			Name: "default", Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
 			BackoffMax: 20 * time.Millisecond, Timeout: 500 * time.Millisecond, OnLost: "retry",
 		}},
-	}})
+	}
+	d, err := dispatcher.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.run(d.Run)
-	if b.worker, err = tasks.New(tasks.Config{Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: 5 * time.Second}); err != nil {
+	if b.worker, err = tasks.New(tasks.Config{
+		Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: 5 * time.Second, HTTP: tasks.HTTPConfig{AllowPrivate: true},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for name, handler := range handlers {

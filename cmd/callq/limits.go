@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,10 +16,17 @@ import (
 )
 
 func (p *program) limitsCommand() *cobra.Command {
-	return group("limits", "Show the limits in force", &cobra.Command{
+	return group("limits", "Show, set and pause limits",
+		p.limitsListCommand(), p.limitsGetCommand(), p.limitsSetCommand(), p.limitsResetCommand(),
+		p.pauseCommand("limit"), p.resumeCommand("limit"))
+}
+
+func (p *program) limitsListCommand() *cobra.Command {
+	return &cobra.Command{
 		Use: "list", Short: "List the limits in force, and what is used of them",
-		Long: "List the limits in force, and what is used of them. Occupied and room are read without the limits'\n" +
-			"locks: they are approximate, and nothing is decided by them.",
+		Long: "List the limits in force, and what is used of them; where a limit is per key, of the key that uses\n" +
+			"most. Occupied and room are read without the limits' locks: they are approximate, and nothing is\n" +
+			"decided by them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
@@ -29,7 +37,51 @@ func (p *program) limitsCommand() *cobra.Command {
 				return printRows(p, limits, limitColumns()...)
 			})
 		},
-	})
+	}
+}
+
+func (p *program) limitsGetCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "get LIMIT", Short: "Show one limit: what is used of it, its pauses, its last changes",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+				return p.showLimit(ctx, pool, args[0])
+			})
+		},
+	}
+}
+
+// limitDetails is a limit with what became of it.
+type limitDetails struct {
+	limitRow
+	Pauses  []pauseRow `json:"pauses"`
+	Changes []auditRow `json:"changes"` // newest first
+}
+
+func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string) error {
+	limits, err := readLimits(ctx, pool)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(limits, func(l limitRow) bool { return l.Name == name })
+	if i < 0 {
+		return unknownRule("limit", name)
+	}
+	d := limitDetails{limitRow: limits[i]}
+	if d.Pauses, err = readPauses(ctx, pool, "limit", name); err != nil {
+		return err
+	}
+	if d.Changes, err = readAudit(ctx, pool, "limit", name); err != nil {
+		return err
+	}
+	if p.output != "table" {
+		return p.printJSON(d)
+	}
+	if err := printTable(p.stdout, limits[i:i+1], limitColumns()...); err != nil {
+		return err
+	}
+	return p.printPausesAndChanges(d.Pauses, d.Changes)
 }
 
 // limitRow is a limit in force.
@@ -37,20 +89,31 @@ type limitRow struct {
 	Name      string        `json:"name" db:"name"`
 	Rate      string        `json:"rate" db:"-"`
 	Units     int64         `json:"units" db:"rate"`
-	Window    time.Duration `json:"window_ns" db:"window_size"`
+	Window    time.Duration `json:"window_ns" db:"window_size"` // 0: units at once
+	PerKey    bool          `json:"per_key" db:"per_key"`
+	CountCost bool          `json:"count_cost" db:"count_cost"`
+	Config    *string       `json:"config" db:"-"` // the config's rate, where an operator has set another
 	Queues    []string      `json:"queues" db:"queues"`
-	Occupied  int64         `json:"occupied" db:"occupied"` // approximate
+	Occupied  int64         `json:"occupied" db:"occupied"` // approximate; of the key that uses most
 	Room      int64         `json:"room" db:"-"`
 	State     string        `json:"state" db:"state"`
 	ShutUntil *time.Time    `json:"shut_until" db:"shut_until"`
 	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
 	ChangedBy string        `json:"changed_by" db:"published_by"`
+
+	ConfigUnits  *int64         `json:"-" db:"config_rate"`
+	ConfigWindow *time.Duration `json:"-" db:"config_window"`
 }
 
 func limitColumns() []column[limitRow] {
 	return []column[limitRow]{
 		{"LIMIT", func(l limitRow) string { return l.Name }},
-		{"RATE", func(l limitRow) string { return l.Rate }},
+		{"RATE", func(l limitRow) string {
+			if l.Config != nil {
+				return l.Rate + " (set; config: " + *l.Config + ")"
+			}
+			return l.Rate
+		}},
 		{"QUEUES", func(l limitRow) string { return dash(strings.Join(l.Queues, ",")) }},
 		{"OCCUPIED", func(l limitRow) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
 		{"ROOM", func(l limitRow) string { return "~" + strconv.FormatInt(l.Room, 10) }},
@@ -73,6 +136,16 @@ func readLimits(ctx context.Context, db ledger.DB) ([]limitRow, error) {
 	for i := range limits {
 		l := &limits[i]
 		l.Rate = limit.Rate{Units: l.Units, Window: l.Window}.String()
+		if l.PerKey {
+			l.Rate += ", per key"
+		}
+		if l.CountCost {
+			l.Rate += ", by cost"
+		}
+		if l.ConfigUnits != nil && l.ConfigWindow != nil {
+			config := limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow}.String()
+			l.Config = &config
+		}
 		if l.State == "open" {
 			l.Room = limit.Use{Rate: l.Units, Window: l.Window, Occupied: l.Occupied}.Room()
 		}
@@ -87,31 +160,36 @@ const limitsSQL = `
 WITH marks AS (
     SELECT name, clock_timestamp() - window_size * 1.001 AS since FROM call_limits
 ), open AS (
-    SELECT u.name, sum(u.cost) AS cost
+    SELECT u.name, u.key, sum(u.cost) AS cost
     FROM call_open o
-    CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
+    CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN call_limits l ON l.name = u.name
     JOIN marks m ON m.name = u.name
-    WHERE CASE WHEN o.started_at IS NOT NULL
-                AND coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
-               THEN o.started_at + o.send_within + l.slack
+    WHERE CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+               WHEN 'start' THEN coalesce(o.started_at + o.send_within + l.slack, 'infinity')
+               WHEN 'dispatch' THEN o.claimed_at
                ELSE 'infinity' END > m.since
-    GROUP BY u.name
+    GROUP BY u.name, u.key
 ), used AS (
-    SELECT u.limit_name AS name, sum(u.used) AS cost
+    SELECT u.limit_name AS name, u.key, sum(u.used) AS cost
     FROM call_usage u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
-    GROUP BY u.limit_name
+    GROUP BY u.limit_name, u.key
+), occupied AS (
+    SELECT name, max(coalesce(o.cost, 0) + coalesce(u.cost, 0)) AS cost
+    FROM open o FULL JOIN used u USING (name, key)
+    GROUP BY name
 )
-SELECT l.name, l.rate, l.window_size, l.queues, l.published_at, l.published_by,
-    (coalesce(o.cost, 0) + coalesce(u.cost, 0))::bigint AS occupied,
+SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.config_window, l.queues, l.published_at, l.published_by,
+    coalesce(o.cost, 0)::bigint AS occupied,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
+    WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
     WHEN l.epoch <> callq_epoch() THEN 'shut: Postgres failed over or was restored'
     WHEN l.shut_until > clock_timestamp() THEN 'shut after a failover'
     WHEN l.complete_since IS NULL THEN 'shut: counting its usage'
     ELSE 'open' END AS state,
-    CASE WHEN l.shut_until > clock_timestamp() THEN l.shut_until END AS shut_until
+    CASE WHEN p.until < 'infinity' THEN p.until WHEN p.name IS NULL AND l.shut_until > clock_timestamp() THEN l.shut_until END AS shut_until
 FROM call_limits l
-LEFT JOIN open o ON o.name = l.name
-LEFT JOIN used u ON u.name = l.name
+LEFT JOIN occupied o ON o.name = l.name
+LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
 ORDER BY l.name`

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/ledger"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -55,6 +55,17 @@ type queueRow struct {
 	Dispatched int64    `json:"dispatched" db:"dispatched"` // handed over and not started
 	Running    int64    `json:"running" db:"running"`
 	Failed     int64    `json:"failed_24h" db:"failed"`
+	Paused     *string  `json:"paused" db:"paused"` // why; nil: it is not
+	// PausedUntil is nil also while it is paused until it is resumed.
+	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
+}
+
+func readQueues(ctx context.Context, db ledger.DB) ([]queueRow, error) {
+	queues, err := collect[queueRow](ctx, db, "read queues", queuesSQL)
+	for i := range queues {
+		inUTC(queues[i].PausedUntil)
+	}
+	return queues, err
 }
 
 type workerRow struct {
@@ -88,7 +99,7 @@ func readStatus(ctx context.Context, pool *pgxpool.Pool) (*status, error) {
 			return fmt.Errorf("read the clock: %w", err)
 		}
 		var err error
-		if s.Queues, err = collect[queueRow](ctx, tx, "read queues", queuesSQL); err != nil {
+		if s.Queues, err = readQueues(ctx, tx); err != nil {
 			return err
 		}
 		if s.Workers, err = collect[workerRow](ctx, tx, "read workers", workersSQL); err != nil {
@@ -151,11 +162,13 @@ WITH ready AS (
 )
 SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
     coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
-    coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed
+    coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed,
+    p.reason AS paused, nullif(p.until, 'infinity') AS paused_until
 FROM call_queues q
 FULL JOIN waiting w USING (name)
 FULL JOIN open o USING (name)
 FULL JOIN failed f USING (name)
+LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
 ORDER BY name`
 
 const workersSQL = `
@@ -226,20 +239,7 @@ ORDER BY ready_at, id
 LIMIT 1`
 
 func (p *program) printStatus(s *status) error {
-	if err := printTable(p.stdout, s.Queues,
-		column[queueRow]{"QUEUE", func(q queueRow) string { return short(q.Name) }},
-		column[queueRow]{"DUE", func(q queueRow) string { return strconv.FormatInt(q.Due, 10) }},
-		column[queueRow]{"SCHEDULED", func(q queueRow) string { return strconv.FormatInt(q.Scheduled, 10) }},
-		column[queueRow]{"DISPATCHED", func(q queueRow) string { return strconv.FormatInt(q.Dispatched, 10) }},
-		column[queueRow]{"RUNNING", func(q queueRow) string { return strconv.FormatInt(q.Running, 10) }},
-		column[queueRow]{"FAILED 24H", func(q queueRow) string { return strconv.FormatInt(q.Failed, 10) }},
-		column[queueRow]{"LIMITS", func(q queueRow) string {
-			if !q.Configured {
-				return "(not in the configuration: its calls wait)"
-			}
-			return dash(strings.Join(q.Limits, ","))
-		}},
-	); err != nil {
+	if err := printTable(p.stdout, s.Queues, queueColumns()...); err != nil {
 		return err
 	}
 	if len(s.Limits) > 0 {

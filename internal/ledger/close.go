@@ -32,6 +32,8 @@ type Closing struct {
 	Status callqueue.Status
 	Failed bool           // counts in failed_count
 	Delay  *time.Duration // until it may be claimed again; nil: run_at stays as it is
+
+	Frees bool // dispatchers may wait for its end; not for Close, which does not tell them
 }
 
 // Close ends attempts: in one statement each open row goes, its ledger row is written, its limits

@@ -20,7 +20,7 @@ type Paused struct {
 	For    *time.Duration // from now; nil: Until
 	Reason string
 	By     string
-	// Extend leaves a pause alone that lasts longer.
+	// Extend leaves a pause alone that lasts longer, and does not write each extension down.
 	Extend bool
 }
 
@@ -34,6 +34,10 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 		if err := lockRule(ctx, tx, p.What, p.Name); err != nil {
 			return err
 		}
+		var active bool
+		if err := tx.QueryRow(ctx, isPausedSQL, p.What, p.Name, p.Key).Scan(&active); err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{
 			"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
 			"reason": p.Reason, "by": p.By, "extend": p.Extend,
@@ -41,8 +45,10 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
-		if _, err := tx.Exec(ctx, AuditSQL, p.By, p.What, p.Name, pauseText(p)); err != nil {
-			return err
+		if !active || !p.Extend {
+			if _, err := tx.Exec(ctx, AuditSQL, p.By, p.What, p.Name, pauseText(p)); err != nil {
+				return err
+			}
 		}
 		u := Unstarted{Limit: p.Name, Key: p.Key}
 		if p.What == "queue" {
@@ -67,6 +73,9 @@ func pauseText(p Paused) string {
 	}
 	return text + ": " + p.Reason
 }
+
+const isPausedSQL = `
+SELECT EXISTS (SELECT FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3 AND until > clock_timestamp())`
 
 const pauseSQL = `
 INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/ledger"
+)
+
+// pauseCommand pauses limits or queues: what is "limit" or "queue".
+func (p *program) pauseCommand(what string) *cobra.Command {
+	var key, until, reason string
+	var length durationFlag
+	cmd := &cobra.Command{
+		Use: "pause NAME", Short: "Let nothing more through until it is resumed",
+		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When\n" +
+			"it returns, nothing starts: what was claimed and has not started was recalled. What runs goes on.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			pause := ledger.Paused{What: what, Name: args[0], Key: key, Reason: reason, By: p.user()}
+			switch {
+			case length > 0 && until != "":
+				return usagef("--for and --until both say when it ends: give one of them")
+			case cmd.Flags().Changed("for") && length <= 0:
+				return usagef("--for must be above 0")
+			case length > 0:
+				pause.For = (*time.Duration)(&length)
+			case until != "":
+				at, err := time.Parse(time.RFC3339, until)
+				if err != nil {
+					return usagef("--until %q is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", until)
+				}
+				pause.Until = &at
+			}
+			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+				recalled, err := ledger.Pause(ctx, pool, pause)
+				change := fmt.Sprintf("%s %s: paused, %d unstarted attempts recalled", what, args[0], recalled)
+				return p.sayChanges(what, args[0], []string{change}, err)
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&key, "key", "", "only the calls of this key")
+	flags.Var(&length, "for", "how long: 10m, 1h30m, 2d")
+	flags.StringVar(&until, "until", "", "until when: 2026-11-21T09:00:00Z")
+	flags.StringVar(&reason, "reason", "by an operator", "why, for status and the audit")
+	return cmd
+}
+
+func (p *program) resumeCommand(what string) *cobra.Command {
+	var key string
+	cmd := &cobra.Command{
+		Use: "resume NAME", Short: "End a pause",
+		Long: "End a pause. That of one key (--key) and that of all are apart.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+				was, err := ledger.Resume(ctx, pool, what, args[0], key, p.user())
+				var changes []string
+				if was {
+					changes = []string{fmt.Sprintf("%s %s: resumed", what, args[0])}
+				}
+				return p.sayChanges(what, args[0], changes, err)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&key, "key", "", "the pause of this key's calls")
+	return cmd
+}
+
+// pauseRow is a pause that has not ended.
+type pauseRow struct {
+	Key    string     `json:"key" db:"key"` // empty: all
+	Until  *time.Time `json:"until" db:"until"`
+	Reason string     `json:"reason" db:"reason"`
+	At     time.Time  `json:"at" db:"at"`
+	By     string     `json:"by" db:"by"`
+}
+
+func readPauses(ctx context.Context, db ledger.DB, what, name string) ([]pauseRow, error) {
+	pauses, err := collect[pauseRow](ctx, db, "read pauses", pausesSQL, what, name)
+	for i := range pauses {
+		inUTC(&pauses[i].At, pauses[i].Until)
+	}
+	return pauses, err
+}
+
+const pausesSQL = `
+SELECT key, nullif(until, 'infinity') AS until, reason, at, by
+FROM call_pauses
+WHERE what = $1 AND name = $2 AND until > clock_timestamp()
+ORDER BY key
+LIMIT 1000`
+
+// auditRow is a change of a limit or queue.
+type auditRow struct {
+	At     time.Time `json:"at" db:"at"`
+	By     string    `json:"by" db:"by"`
+	Change string    `json:"change" db:"change"`
+}
+
+func readAudit(ctx context.Context, db ledger.DB, what, name string) ([]auditRow, error) {
+	changes, err := collect[auditRow](ctx, db, "read the audit", auditSQL, what, name)
+	for i := range changes {
+		inUTC(&changes[i].At)
+	}
+	return changes, err
+}
+
+const auditSQL = `
+SELECT at, by, change FROM call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
+
+func (p *program) printPausesAndChanges(pauses []pauseRow, changes []auditRow) error {
+	if len(pauses) > 0 {
+		fmt.Fprintln(p.stdout)
+		err := printTable(p.stdout, pauses,
+			column[pauseRow]{"PAUSED KEY", func(r pauseRow) string { return dash(r.Key) }},
+			column[pauseRow]{"UNTIL", func(r pauseRow) string {
+				if r.Until == nil {
+					return "resumed"
+				}
+				return instant(r.Until)
+			}},
+			column[pauseRow]{"REASON", func(r pauseRow) string { return r.Reason }},
+			column[pauseRow]{"SINCE", func(r pauseRow) string { return instant(&r.At) }},
+			column[pauseRow]{"BY", func(r pauseRow) string { return r.By }},
+		)
+		if err != nil {
+			return err
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	fmt.Fprintln(p.stdout)
+	return printTable(p.stdout, changes,
+		column[auditRow]{"CHANGED AT", func(r auditRow) string { return instant(&r.At) }},
+		column[auditRow]{"BY", func(r auditRow) string { return r.By }},
+		column[auditRow]{"CHANGE", func(r auditRow) string { return r.Change }},
+	)
+}

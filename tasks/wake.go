@@ -1,0 +1,43 @@
+package tasks
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+)
+
+// tellFreed has the dispatchers woken when what has closed frees units of a concurrency limit, or
+// slots of a worker that was nearly full: they may have held back calls for want of either.
+func (w *Worker) tellFreed(closings []ledger.Closing) {
+	if 4*len(w.slots) < 3*cap(w.slots) && !slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
+		return
+	}
+	select {
+	case w.freed <- struct{}{}:
+	default: // one is waiting, and will be told after this
+	}
+}
+
+// wakeDispatchers wakes them when there is something to tell, at most every wakeEvery: a NOTIFY
+// takes a lock that all commits of its kind share.
+func (w *Worker) wakeDispatchers(ctx context.Context) {
+	for {
+		select {
+		case <-w.freed:
+		case <-ctx.Done():
+			return
+		}
+		if _, err := w.cfg.Pool.Exec(ctx, wakeSQL); err != nil {
+			w.log.DebugContext(ctx, "dispatchers not woken", "err", err) // their schedule will
+		}
+		if !pause(ctx, wakeEvery) {
+			return
+		}
+	}
+}
+
+const wakeSQL = `SELECT pg_notify('callq_wake', '')`
+
+const wakeEvery = 5 * time.Millisecond
