@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults latency
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits latency
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,6 +44,9 @@ exact: ## the same one after the other, three rounds each: prints the share of t
 
 faults: ## servers, dispatchers and workers killed, frozen and flushed under load
 	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce'
+
+limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
+	$(E2E) -timeout 5m -run 'TestLimits'
 
 latency: ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -31,7 +32,9 @@ type Request struct {
 	At      time.Time // monotonic
 	CallID  string
 	Attempt string
-	Reused  bool // on a connection that had carried another
+	Reused  bool   // on a connection that had carried another
+	Key     string // of the URL's query, as is Cost
+	Cost    int    // 1 where the query says none
 }
 
 // API is a running API. Its methods may be called at any time, also after Close.
@@ -44,6 +47,10 @@ type API struct {
 	requests []Request      // in the order of arrival
 	nth      map[string]int // requests of a call so far
 	r429     int
+	running  map[string]int // requests that are being answered, by key; "" where they have none
+	mostRun  map[string]int // the most of them at once
+	allRun   int
+	mostAll  int
 }
 
 // Start starts an API on a free port of the loopback interface.
@@ -52,7 +59,7 @@ func Start(cfg Config) (*API, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for the API: %w", err)
 	}
-	a := &API{cfg: cfg, listener: listener, nth: map[string]int{}}
+	a := &API{cfg: cfg, listener: listener, nth: map[string]int{}, running: map[string]int{}, mostRun: map[string]int{}}
 	a.server = &http.Server{
 		Handler: http.HandlerFunc(a.serve), ReadHeaderTimeout: time.Minute,
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
@@ -75,10 +82,15 @@ func (a *API) Close() { _ = a.server.Close() }
 func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 	served, _ := r.Context().Value(servedKey{}).(*int)
 	*served++
-	call := r.Header.Get("Callq-Call-Id")
+	call, query := r.Header.Get("Callq-Call-Id"), r.URL.Query()
+	cost, err := strconv.Atoi(query.Get("cost"))
+	if err != nil {
+		cost = 1
+	}
 	status, nth := a.record(Request{
-		At: time.Now(), CallID: call, Attempt: r.Header.Get("Callq-Attempt"), Reused: *served > 1,
+		CallID: call, Attempt: r.Header.Get("Callq-Attempt"), Reused: *served > 1, Key: query.Get("key"), Cost: cost,
 	})
+	defer a.ended(query.Get("key"))
 	if a.cfg.HangUp != nil && a.cfg.HangUp(call, nth) {
 		panic(http.ErrAbortHandler)
 	}
@@ -104,6 +116,10 @@ func (a *API) record(r Request) (status, nth int) {
 	a.requests = append(a.requests, r)
 	a.nth[r.CallID]++
 	nth = a.nth[r.CallID]
+	a.running[r.Key]++
+	a.allRun++
+	a.mostRun[r.Key] = max(a.mostRun[r.Key], a.running[r.Key])
+	a.mostAll = max(a.mostAll, a.allRun)
 	if a.cfg.Limit > 0 && a.within(r.At, a.cfg.Window) > a.cfg.Limit {
 		a.r429++
 		return http.StatusTooManyRequests, nth
@@ -114,6 +130,23 @@ func (a *API) record(r Request) (status, nth int) {
 		}
 	}
 	return http.StatusOK, nth
+}
+
+func (a *API) ended(key string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.running[key]--
+	a.allRun--
+}
+
+// MostAtOnce is the most requests that it was answering at once, in all and of one key.
+func (a *API) MostAtOnce() (all, ofKey int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.mostRun {
+		ofKey = max(ofKey, n)
+	}
+	return a.mostAll, ofKey
 }
 
 // within counts the requests in (at-window, at].
@@ -151,13 +184,36 @@ func (a *API) InWindow(window time.Duration) int {
 
 // MaxInWindow is the most requests in any (t-window, t].
 func (a *API) MaxInWindow(window time.Duration) int {
-	requests := a.Requests()
-	most, first := 0, 0
+	return mostIn(a.Requests(), window, func(Request) int { return 1 })
+}
+
+// MaxCostInWindow is the most that the requests in any (t-window, t] cost together.
+func (a *API) MaxCostInWindow(window time.Duration) int {
+	return mostIn(a.Requests(), window, func(r Request) int { return r.Cost })
+}
+
+// MaxOfKeyInWindow is the most requests of one key in any (t-window, t].
+func (a *API) MaxOfKeyInWindow(window time.Duration) int {
+	byKey := map[string][]Request{}
+	for _, r := range a.Requests() {
+		byKey[r.Key] = append(byKey[r.Key], r)
+	}
+	most := 0
+	for _, requests := range byKey {
+		most = max(most, mostIn(requests, window, func(Request) int { return 1 }))
+	}
+	return most
+}
+
+func mostIn(requests []Request, window time.Duration, units func(Request) int) int {
+	most, first, sum := 0, 0, 0
 	for i, r := range requests {
+		sum += units(r)
 		for first < i && r.At.Sub(requests[first].At) >= window {
+			sum -= units(requests[first])
 			first++
 		}
-		most = max(most, i-first+1)
+		most = max(most, sum)
 	}
 	return most
 }

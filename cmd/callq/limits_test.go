@@ -1,0 +1,103 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// published has a world whose database knows two limits and a queue.
+func published(t *testing.T) world {
+	t.Helper()
+	w := newWorld(t)
+	pool, err := pgxpool.New(t.Context(), w.postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	rate, err := limit.ParseRate("100/1h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = dispatcher.Publish(t.Context(), pool, dispatcher.Rules{
+		Limits: []dispatcher.LimitRule{{Name: "stripe", Rate: rate, PerKey: true, CountCost: true}, {Name: "sockets", Rate: limit.Rate{Units: 5}}},
+		Queues: []dispatcher.QueueRule{{
+			Name: "payments", Limits: []string{"stripe", "sockets"}, MaxAttempts: 3, BackoffMin: 1, BackoffMax: 1, Timeout: 1, OnLost: "retry",
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// What operators say to limits and queues, and what it answers, in this order.
+func TestOperatorsOfLimits(t *testing.T) {
+	t.Parallel()
+	w := published(t)
+	cases := []struct {
+		args string
+		code int
+		says string // on stdout, or on stderr where the code is not 0
+	}{
+		{"limits list", 0, "100 per 1h, sliding window, per key, by cost"},
+		{"limits list", 0, "5 at once"},
+		{"limits get sockets", 0, "5 at once"},
+		{"limits get nothing", 4, "no such limit: nothing; `callq limits list` shows those in force"},
+		{"limits get", 2, "accepts 1 arg"},
+		{"limits set stripe 20/1h", 0, "limit stripe: 20 per 1h, sliding window, per key, by cost (set; the config says 100 per 1h, sliding window)"},
+		{"limits set stripe 20/1h", 0, "limit stripe: as it was"},
+		{"limits list", 0, "20 per 1h, sliding window, per key, by cost (set; config: 100 per 1h, sliding window)"},
+		{"limits set stripe many", 2, `"many" is not a rate`},
+		{"limits set stripe 0", 2, "to let nothing through, pause the limit"},
+		{"limits set stripe 7", 1, "stripe is 20 per 1h, sliding window: set one of its kind"},
+		{"limits set sockets 7", 0, "limit sockets: 7 at once (set; the config says 5 at once)"},
+		{"limits set nothing 7", 4, "no such limit: nothing"},
+		{"limits reset stripe", 0, "limit stripe: 100 per 1h"},
+		{"limits reset stripe", 0, "limit stripe: as it was"},
+		{"limits reset nothing", 4, "no such limit: nothing"},
+		{"limits pause stripe --for 1h --reason incident", 0, "limit stripe: paused, 0 unstarted attempts recalled"},
+		{"limits list", 0, "paused: incident until 20"},
+		{"limits pause stripe --key acct_1", 0, "limit stripe: paused"},
+		{"limits get stripe", 0, "acct_1"},
+		{"limits get stripe -o json", 0, `"change": "paused for key acct_1: by an operator"`},
+		{"limits pause stripe --for 1h --until 2030-01-01T00:00:00Z", 2, "give one of them"},
+		{"limits pause stripe --for -1h", 2, "--for"},
+		{"limits pause stripe --until tomorrow", 2, "is not a time"},
+		{"limits pause nothing", 4, "no such limit: nothing"},
+		{"limits resume stripe", 0, "limit stripe: resumed"},
+		{"limits resume stripe", 0, "limit stripe: as it was"},
+		{"limits resume stripe --key acct_1", 0, "limit stripe: resumed"},
+		{"limits resume nothing", 4, "no such limit: nothing"},
+		{"queues list", 0, "payments"},
+		{"queues pause payments --until 2030-01-01T00:00:00Z", 0, "queue payments: paused"},
+		{"queues list", 0, "paused until 2030-01-01"},
+		{"status", 0, "paused until 2030-01-01"},
+		{"queues list -o json", 0, `"paused_until": "2030-01-01T00:00:00Z"`},
+		{"queues pause nothing", 4, "no such queue: nothing"},
+		{"queues resume payments", 0, "queue payments: resumed"},
+		{"queues resume nothing", 4, "no such queue: nothing"},
+		{"queues list", 0, "open"},
+		{"verify", 0, "every rule holds"},
+	}
+	for _, c := range cases {
+		a := w.run(strings.Fields(c.args)...)
+		out := a.stdout
+		if c.code != 0 {
+			out = a.stderr
+		}
+		if a.code != c.code || !strings.Contains(out, c.says) {
+			t.Errorf("callq %s: exit code %d, want %d and %q\n%s%s", c.args, a.code, c.code, c.says, a.stdout, a.stderr)
+		}
+	}
+	away := w
+	away.postgres = noPostgres
+	for _, args := range []string{"limits set stripe 1/s", "limits reset stripe", "limits pause stripe", "limits resume stripe", "limits get stripe", "queues list"} {
+		if a := away.run(append(strings.Fields(args), "--timeout", "100ms")...); a.code != 5 {
+			t.Errorf("callq %s without Postgres: exit code %d, want 5\n%s", args, a.code, a.stderr)
+		}
+	}
+}
