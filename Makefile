@@ -46,7 +46,7 @@ faults: ## servers, dispatchers and workers killed, frozen and flushed under loa
 	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce'
 
 limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
-	$(E2E) -timeout 5m -run 'TestLimits'
+	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'
 
 latency: ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3

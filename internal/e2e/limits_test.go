@@ -12,6 +12,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/fakeapi"
+	"github.com/redis/go-redis/v9"
 )
 
 // insertKeyed queues n calls of each key in turn, with what cost returns, and says both in the URL.
@@ -172,4 +173,57 @@ func TestLimitsThroughManyQueues(t *testing.T) {
 	if runs > 1.01 {
 		t.Errorf("%.4f runs per finished call, want at most 1.01", runs)
 	}
+}
+
+// A million due calls without a limit: without a worker Redis stays almost empty, and with one it
+// never holds more than that can take up soon.
+func TestBackpressure(t *testing.T) {
+	const calls, slots = 1_000_000, 20 // the stack's workers have 20
+	s := newStack(t, "queues: {default: {}}", fakeapi.Config{})
+	s.exec(`INSERT INTO call_queue (call_data) SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, $2)`, s.api.URL(), calls)
+	s.start(2, 0)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM call_open`)
+	open := s.openAndInRedis(4 * time.Second)
+	if open.attempts > 200 || open.parcels > 200 {
+		t.Errorf("without a worker %d attempts were open and Redis held %d parcels, want at most 200", open.attempts, open.parcels)
+	}
+	s.spawn("work")
+	s.await(30*time.Second, `SELECT count(*) > 0 FROM call_attempts`)
+	s.await(30*time.Second, `SELECT count(*) > 200 FROM call_attempts`) // what was claimed before it came
+	open = s.openAndInRedis(4 * time.Second)
+	if open.attempts > 3*slots || open.parcels > 2*slots {
+		t.Errorf("with a worker of %d slots %d attempts were open and Redis held %d parcels", slots, open.attempts, open.parcels)
+	}
+	s.await(time.Minute, `SELECT count(*) >= 5000 FROM call_attempts WHERE outcome = 'done'`)
+	if twice := s.api.Duplicates(); len(twice) > 0 {
+		t.Errorf("attempts that arrived more than once: %v", twice)
+	}
+}
+
+type backlog struct{ attempts, parcels int64 }
+
+// openAndInRedis is the most attempts that were open, and parcels that Redis held, at any look.
+func (s *stack) openAndInRedis(during time.Duration) (most backlog) {
+	s.t.Helper()
+	options, err := redis.ParseURL(s.redis.URL())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	client := redis.NewClient(options)
+	defer client.Close()
+	for end := time.Now().Add(during); time.Now().Before(end); {
+		var attempts, parcels int64
+		if err := s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM call_open`).Scan(&attempts); err != nil {
+			s.t.Fatal(err)
+		}
+		keys, err := client.Keys(s.t.Context(), "*").Result()
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, key := range keys {
+			parcels += client.LLen(s.t.Context(), key).Val()
+		}
+		most = backlog{max(most.attempts, attempts), max(most.parcels, parcels)}
+	}
+	return most
 }
