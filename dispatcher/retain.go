@@ -42,35 +42,67 @@ const retainBatch = 1000
 func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention) (Retired, error) {
 	keep = keep.withDefaults()
 	var retired Retired
-	err := inBatches(ctx, pool, retireCallsSQL, &retired.Calls, pgx.StrictNamedArgs{
+	err := inBatches(ctx, pool, "retire calls", retireCallsSQL, &retired.Calls, pgx.StrictNamedArgs{
 		"done": keep.Done, "failed": keep.Failed, "cancelled": keep.Cancelled,
 	})
 	if err != nil {
 		return retired, fmt.Errorf("retire calls: %w", err)
 	}
-	if err := inBatches(ctx, pool, retireAttemptsSQL, &retired.Attempts, pgx.StrictNamedArgs{}); err != nil {
+	if err := inBatches(ctx, pool, "retire attempts", retireAttemptsSQL, &retired.Attempts, pgx.StrictNamedArgs{}); err != nil {
 		return retired, fmt.Errorf("retire attempts: %w", err)
 	}
 	return retired, nil
 }
 
-// inBatches runs a statement that looks at the next ids after @after until it has seen them all.
-func inBatches(ctx context.Context, pool *pgxpool.Pool, sql string, removed *int64, args pgx.StrictNamedArgs) error {
+// inBatches runs a statement, a transaction each time, on the ids behind a stored place until it has
+// been past all of them once. The place is shared: what one run was cut off from the next goes on
+// with, and several at once share the walk.
+func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, removed *int64, args pgx.StrictNamedArgs) error {
 	args["most"] = retainBatch
-	for after := int64(0); ; {
-		args["after"] = after
-		var last *int64
-		var n int64
-		if err := pool.QueryRow(ctx, sql, args).Scan(&last, &n); err != nil {
+	began, before, passedEnd := int64(-1), int64(0), false
+	for {
+		var at int64
+		var next *int64 // nil: the end
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := tx.QueryRow(ctx, placeSQL, walk).Scan(&at); err != nil {
+				return err
+			}
+			args["after"] = at
+			var n int64
+			if err := tx.QueryRow(ctx, sql, args).Scan(&next, &n); err != nil {
+				return err
+			}
+			*removed += n
+			_, err := tx.Exec(ctx, moveSQL, walk, next)
+			return err
+		})
+		if err != nil {
 			return err
 		}
-		*removed += n
-		if last == nil {
-			return nil
+		if began < 0 {
+			began = at
 		}
-		after = *last
+		ended := next == nil || at < before // or another run has been past the end
+		switch {
+		case ended && (began == 0 || passedEnd), passedEnd && *next >= began:
+			return nil
+		case ended:
+			passedEnd = true
+		}
+		before = 0
+		if next != nil {
+			before = *next
+		}
 	}
 }
+
+// placeSQL locks the place of a walk: one batch at a time.
+const placeSQL = `
+INSERT INTO call_marks AS m (name, position) VALUES ($1, 0)
+ON CONFLICT (name) DO UPDATE SET position = m.position
+RETURNING position`
+
+const moveSQL = `UPDATE call_marks SET position = coalesce($2, 0) WHERE name = $1`
 
 // A call with an open attempt stays: it was cancelled while it ran.
 const retireCallsSQL = `
@@ -115,13 +147,3 @@ WITH seen AS MATERIALIZED (
     ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
 )
 SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
-
-// Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
-func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage"} {
-		if _, err := pool.Exec(ctx, "VACUUM (ANALYZE) "+table); err != nil {
-			return fmt.Errorf("vacuum %s: %w", table, err)
-		}
-	}
-	return nil
-}

@@ -120,3 +120,25 @@ func TestRetainInBatches(t *testing.T) {
 	parts.Wait()
 	s.want(`SELECT count(*) = 7 FROM call_attempts`)
 }
+
+// A run that was cut off is gone on with, and a run that begins in the middle sees all the same.
+func TestRetainGoesOn(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 5500)`)
+	s.exec(`INSERT INTO call_marks (name, position) VALUES ('retire calls', 3000)`)
+	s.exec(`CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF (SELECT count(*) FROM call_queue) <= 4000 THEN RAISE 'stopped'; END IF; RETURN NULL; END $$`)
+	s.exec(`CREATE TRIGGER stop AFTER DELETE ON call_queue FOR EACH STATEMENT EXECUTE FUNCTION stop()`)
+	retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{})
+	if err == nil || retired.Calls != 1000 {
+		t.Errorf("retired %d calls before it was stopped (%v), want 1000", retired.Calls, err)
+	}
+	s.want(`SELECT count(*) = 4500 AND count(*) FILTER (WHERE id BETWEEN 3001 AND 4000) = 0 FROM call_queue`)
+	s.want(`SELECT position = 4000 FROM call_marks WHERE name = 'retire calls'`)
+	s.exec(`DROP TRIGGER stop ON call_queue`)
+	if retired := s.retain(); retired.Calls != 4500 {
+		t.Errorf("%d calls are retired, want the other 4500", retired.Calls)
+	}
+	s.want(`SELECT position < 4000 FROM call_marks WHERE name = 'retire calls'`)
+}

@@ -48,7 +48,8 @@ func (d *Dispatcher) schedule(ctx context.Context) (*cron.Cron, error) {
 	}{
 		{d.cfg.Schedule.Dispatch, func() { d.tick(ctx) }},
 		{d.cfg.Schedule.Retention, func() { d.retain(ctx) }},
-		{d.cfg.Schedule.Vacuum, func() { d.vacuum(ctx) }},
+		{d.cfg.Schedule.Vacuum, func() { d.vacuum(ctx, func(ctx context.Context) error { return Vacuum(ctx, d.cfg.Pool) }) }},
+		{"@every 10s", func() { d.vacuum(ctx, d.vacuumNeeded) }},
 	} {
 		if _, err := c.AddFunc(part.spec, part.run); err != nil {
 			return nil, fmt.Errorf("schedule %q: %w", part.spec, err)
@@ -68,8 +69,8 @@ func (d *Dispatcher) retain(ctx context.Context) {
 	}
 }
 
-func (d *Dispatcher) vacuum(ctx context.Context) {
-	if err := Vacuum(ctx, d.cfg.Pool); err != nil && ctx.Err() == nil {
+func (d *Dispatcher) vacuum(ctx context.Context, run func(context.Context) error) {
+	if err := run(ctx); err != nil && ctx.Err() == nil {
 		d.log.WarnContext(ctx, "vacuum cut short", "err", err)
 	}
 }
