@@ -16,14 +16,14 @@ import (
 )
 
 // insertKeyed queues n calls of each key in turn, with what cost returns, and says both in the URL.
-func (s *stack) insertKeyed(queue string, keys, n int, cost func() int) {
+func (s *stack) insertKeyed(keys, n int, cost func() int) {
 	s.t.Helper()
 	var calls []callqueue.Call
 	for range n {
 		for k := range keys {
 			key, c := fmt.Sprint("k", k), cost()
 			calls = append(calls, callqueue.Call{
-				Queue: queue, Key: key, Cost: int64(c), Data: map[string]any{"url": fmt.Sprintf("%s?key=%s&cost=%d", s.api.URL(), key, c)},
+				Key: key, Cost: int64(c), Data: map[string]any{"url": fmt.Sprintf("%s?key=%s&cost=%d", s.api.URL(), key, c)},
 			})
 		}
 	}
@@ -42,8 +42,8 @@ func TestLimitsPerKeyAndInAll(t *testing.T) {
 queues: {default: {limits: [each, all]}}`, perKey, window, all, window), fakeapi.Config{Latency: apiLatency})
 	s.start(8, 2)
 	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
-	s.insertKeyed("default", 4, 40, one)  // their own limits bind: 20 a second
-	s.insertKeyed("default", 20, 10, one) // with these the common one does
+	s.insertKeyed(4, 40, one)  // their own limits bind: 20 a second
+	s.insertKeyed(20, 10, one) // with these the common one does
 	s.awaitDone(2*time.Minute, 360)
 	s.exact(all, window, 360)
 	if most := s.api.MaxOfKeyInWindow(window); most > perKey {
@@ -62,7 +62,7 @@ queues: {default: {limits: [each, all], timeout: 2s, backoff: 100ms..200ms, max_
 		fakeapi.Config{Latency: 60 * time.Millisecond})
 	dispatchers, workers := []*process{s.spawn("dispatch"), s.spawn("dispatch")}, []*process{s.spawn("work"), s.spawn("work")}
 	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
-	s.insertKeyed("default", 6, 100, one)
+	s.insertKeyed(6, 100, one)
 	for i := range 6 {
 		s.await(time.Minute, `SELECT count(*) > $1 FROM call_queue WHERE status = 'done'`, 60*i)
 		workers[i%2].kill()
@@ -89,7 +89,7 @@ queues: {default: {limits: [rpm, tpm]}}`, requests, window, tokens, window), fak
 	s.start(2, 2)
 	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same costs in every run
-	s.insertKeyed("default", 3, 80, func() int { return 20 + random.IntN(481) })
+	s.insertKeyed(3, 80, func() int { return 20 + random.IntN(481) })
 	s.awaitDone(3*time.Minute, 240)
 	s.exact(requests, window, 240)
 	if most := s.api.MaxCostInWindow(window); most > tokens {
