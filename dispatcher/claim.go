@@ -44,7 +44,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
 
-	limits, free, err := lockQueue(ctx, tx, queue, wait)
+	limits, label, free, err := lockQueue(ctx, tx, queue, wait)
 	if err != nil {
 		return claimResult{}, err
 	}
@@ -65,8 +65,12 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if paused := seen.pausedFor(); paused > 0 {
 		return claimResult{lookIn: min(paused, lookLater)}, nil
 	}
-	want := min(claimMost, seen.roster.room())
-	if want == 0 {
+	roster := seen.roster.on(label)
+	want := min(claimMost, roster.room())
+	switch {
+	case len(roster.pools) == 0: // no worker carries the label
+		return claimResult{lookIn: lookLater}, nil
+	case want == 0:
 		return claimResult{lookIn: claimFullRetry}, nil
 	}
 	keys, pausedFor := seen.unpaused()
@@ -74,7 +78,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
-	batch, err := d.take(ctx, tx, queue, head, keys, epoch, want, seen.roster)
+	batch, err := d.take(ctx, tx, queue, head, keys, epoch, want, roster)
 	if err != nil {
 		return claimResult{}, err
 	}

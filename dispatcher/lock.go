@@ -26,9 +26,9 @@ type lockedLimit struct {
 }
 
 // lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
-// them what is in force; last the workers' room, which all claims share. Without wait it answers
-// false when another holds one.
-func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]lockedLimit, bool, error) {
+// them what is in force, and which label the queue asks of workers; last it locks the workers' room,
+// which all claims share. Without wait it answers false when another holds one.
+func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (limits []lockedLimit, label string, free bool, err error) {
 	queueSQL, limitsSQL, roomSQL := lockQueueSQL, lockLimitsSQL, lockRoomSQL
 	if !wait {
 		queueSQL, limitsSQL, roomSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED", tryRoomSQL
@@ -36,15 +36,14 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]locke
 	var names []string
 	var settings pgx.Batch
 	settings.Queue(claimSettingsSQL, strconv.FormatInt(claimTimeout.Milliseconds(), 10))
-	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names) })
-	err := tx.SendBatch(ctx, &settings).Close()
+	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &label) })
+	err = tx.SendBatch(ctx, &settings).Close()
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, false, nil // locked, or gone from the config meanwhile
+		return nil, "", false, nil // locked, or gone from the config meanwhile
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("lock the queue: %w", err)
+		return nil, "", false, fmt.Errorf("lock the queue: %w", err)
 	}
-	var limits []lockedLimit
 	var room bool
 	var locks pgx.Batch
 	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
@@ -53,9 +52,9 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) ([]locke
 	})
 	locks.Queue(roomSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&room) })
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
-		return nil, false, fmt.Errorf("lock the limits: %w", err)
+		return nil, "", false, fmt.Errorf("lock the limits: %w", err)
 	}
-	return limits, room && len(limits) == len(names), nil
+	return limits, label, room && len(limits) == len(names), nil
 }
 
 const claimSettingsSQL = `
@@ -63,7 +62,7 @@ SELECT set_config('synchronous_commit', 'on', true),
     set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)`
 
 // Not FOR SHARE: claims that overlap would keep a publisher waiting for ever.
-const lockQueueSQL = `SELECT limits FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+const lockQueueSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `

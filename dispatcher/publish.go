@@ -62,6 +62,7 @@ type publication struct {
 type queueRow struct {
 	Name        string        `db:"name"`
 	Limits      []string      `db:"limits"`
+	On          string        `db:"on_label"`
 	MaxAttempts int           `db:"max_attempts"`
 	BackoffMin  time.Duration `db:"backoff_min"`
 	BackoffMax  time.Duration `db:"backoff_max"`
@@ -119,7 +120,7 @@ func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 const publishLockSQL = `SELECT pg_advisory_xact_lock(hashtext('callq publish'))`
 
 const queueRowsSQL = `
-SELECT name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
+SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
 
 const limitRowsSQL = `
 SELECT name, rate, window_size, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
@@ -140,14 +141,14 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 			continue
 		}
 		if _, err := p.tx.Exec(ctx, putQueueSQL, pgx.StrictNamedArgs{
-			"name": q.Name, "limits": append([]string{}, q.Limits...), "max_attempts": q.MaxAttempts,
+			"name": q.Name, "limits": append([]string{}, q.Limits...), "on": q.On, "max_attempts": q.MaxAttempts,
 			"backoff_min": q.BackoffMin, "backoff_max": q.BackoffMax, "timeout": q.Timeout,
 			"on_lost": q.OnLost, "by": p.by,
 		}); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
 		p.changed("queue", q.Name, fmt.Sprintf("limits %v, max_attempts %d, timeout %s", q.Limits, q.MaxAttempts, q.Timeout))
-		if known && !slices.Equal(row.Limits, q.Limits) {
+		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On) {
 			p.recall = append(p.recall, q.Name)
 		}
 	}
@@ -165,15 +166,15 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 }
 
 func (row queueRow) equal(q QueueRule) bool {
-	return slices.Equal(row.Limits, q.Limits) && row.MaxAttempts == q.MaxAttempts && row.Timeout == q.Timeout &&
+	return slices.Equal(row.Limits, q.Limits) && row.On == q.On && row.MaxAttempts == q.MaxAttempts && row.Timeout == q.Timeout &&
 		row.BackoffMin == q.BackoffMin && row.BackoffMax == q.BackoffMax && row.OnLost == q.OnLost
 }
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, version, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
-VALUES (@name, 1, @limits, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, clock_timestamp(), @by)
+INSERT INTO call_queues (name, version, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
+VALUES (@name, 1, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, clock_timestamp(), @by)
 ON CONFLICT (name) DO UPDATE
-SET version = call_queues.version + 1, limits = excluded.limits, max_attempts = excluded.max_attempts,
+SET version = call_queues.version + 1, limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
     backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout,
     on_lost = excluded.on_lost, published_at = clock_timestamp(), published_by = excluded.published_by`
 

@@ -50,3 +50,33 @@ func TestUnstartedAreBounded(t *testing.T) {
 		})
 	}
 }
+
+// A queue that asks for a label goes to workers that carry it, and waits while there are none; so
+// does what is handed over again.
+func TestQueueOnLabel(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules()
+	r.Queues[0].On = "ip-a"
+	r.Queues = append(r.Queues, queue("any"))
+	s.alive(8)
+	s.calls("default", 3)
+	s.calls("any", 3)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 AND bool_and(queue = 'any') FROM call_open`)
+	s.aliveIn("labelled", 8, "http")
+	s.exec(`UPDATE call_workers SET labels = '{eu,ip-a}' WHERE pool = 'labelled'`)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 AND bool_and(pool = 'labelled') FROM call_open WHERE queue = 'default'`)
+
+	s.exec(`DELETE FROM call_workers WHERE pool = 'labelled'`)
+	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+	s.once(r)
+	s.want(`SELECT bool_and(pool = 'labelled') FROM call_open WHERE queue = 'default'`) // not to the one without
+	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+	s.aliveIn("moved", 8, "http")
+	s.exec(`UPDATE call_workers SET labels = '{ip-a}' WHERE pool = 'moved'`)
+	s.once(r)
+	s.want(`SELECT bool_and(pool = 'moved' AND resend > 0) FROM call_open WHERE queue = 'default'`)
+	s.verify()
+}

@@ -21,6 +21,7 @@ type roster struct {
 type pool struct {
 	Name      string   `db:"pool"`
 	Tasks     []string `db:"tasks"`
+	Labels    []string `db:"labels"`
 	Workers   int      `db:"workers"`   // live
 	Slots     int      `db:"slots"`     // of the smallest live worker
 	Free      int      `db:"free"`      // slots of live workers that run nothing
@@ -65,6 +66,20 @@ func newRoster(pools []*pool) *roster {
 		p.room = max(0, roomWithoutWorkers-unstarted) / len(pools)
 	}
 	return &roster{pools: pools}
+}
+
+// on is the part of the roster that carries a label; all of it for none.
+func (r *roster) on(label string) *roster {
+	if label == "" {
+		return r
+	}
+	part := &roster{}
+	for _, p := range r.pools {
+		if slices.Contains(p.Labels, label) {
+			part.pools = append(part.pools, p)
+		}
+	}
+	return part
 }
 
 // tasks are those that a pool with room handles.
@@ -133,10 +148,10 @@ func (p *pool) packing(m int) int {
 // A worker lives for 6 s after a beat: three beats missed.
 const rosterSQL = `
 WITH workers AS (
-    SELECT pool, tasks, slots, beat_at > clock_timestamp() - interval '6 seconds' AS live
+    SELECT pool, tasks, labels, slots, beat_at > clock_timestamp() - interval '6 seconds' AS live
     FROM call_workers
 ), pools AS (
-    SELECT pool, min(tasks) AS tasks, count(*) FILTER (WHERE live) AS workers,
+    SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
         min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
     FROM workers
     GROUP BY pool
@@ -146,7 +161,7 @@ WITH workers AS (
     FROM call_open
     GROUP BY pool
 )
-SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.workers, 0) AS workers, coalesce(p.slots, 0) AS slots,
+SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers, coalesce(p.slots, 0) AS slots,
     greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted
 FROM pools p
 FULL JOIN open o USING (pool)`

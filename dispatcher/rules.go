@@ -30,6 +30,7 @@ type LimitRule struct {
 type QueueRule struct {
 	Name        string
 	Limits      []string
+	On          string // only workers that carry this label run its calls; empty: any
 	MaxAttempts int
 	BackoffMin  time.Duration
 	BackoffMax  time.Duration

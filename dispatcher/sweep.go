@@ -170,6 +170,7 @@ func (d *Dispatcher) close(ctx context.Context, rows []overdue, closing func(ove
 type handed struct {
 	Pool     string  `db:"pool"`
 	Task     string  `db:"task"`
+	On       string  `db:"on_label"`
 	Epoch    string  `db:"epoch"`
 	Batch    int64   `db:"batch"`
 	ParcelNo int32   `db:"parcel_no"`
@@ -198,7 +199,7 @@ func (d *Dispatcher) resend(ctx context.Context) (int, error) {
 	sent := 0
 	inRedis := map[string]map[string]bool{} // by pool: the ids of the parcels there
 	for _, h := range late {
-		to := roster.poolFor(h.Task, h.Pool)
+		to := roster.on(h.On).poolFor(h.Task, h.Pool)
 		if to == h.Pool {
 			if inRedis[to] == nil {
 				if inRedis[to], err = d.hand.waiting(ctx, to); err != nil {
@@ -222,11 +223,12 @@ func (d *Dispatcher) resend(ctx context.Context) (int, error) {
 }
 
 const handedSQL = `
-SELECT pool, task, epoch, batch, parcel_no, resend, array_agg(call_id) AS call_ids, array_agg(attempt) AS attempts
-FROM call_open
-WHERE started_at IS NULL AND handed_at < clock_timestamp() - $1::interval AND epoch = callq_epoch()
-GROUP BY pool, task, epoch, batch, parcel_no, resend
-ORDER BY min(handed_at)`
+SELECT o.pool, o.task, coalesce(q.on_label, '') AS on_label, o.epoch, o.batch, o.parcel_no, o.resend,
+    array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
+FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
+WHERE o.started_at IS NULL AND o.handed_at < clock_timestamp() - $1::interval AND o.epoch = callq_epoch()
+GROUP BY 1, 2, 3, 4, 5, 6, 7
+ORDER BY min(o.handed_at)`
 
 // readdress takes the next resend number, before the parcel is sent: should the sending fail, a
 // later sweep does not find the new number in Redis.

@@ -49,6 +49,7 @@ CREATE TABLE call_queues (
     name         text        PRIMARY KEY,
     version      bigint      NOT NULL,
     limits       text[]      NOT NULL,
+    on_label     text        NOT NULL DEFAULT '', -- only workers that carry it; '': any
     max_attempts integer     NOT NULL,
     backoff_min  interval    NOT NULL,
     backoff_max  interval    NOT NULL,

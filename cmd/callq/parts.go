@@ -48,7 +48,7 @@ func rules(cfg *config.Config) dispatcher.Rules {
 	}
 	for name, q := range cfg.Queues {
 		r.Queues = append(r.Queues, dispatcher.QueueRule{
-			Name: name, Limits: q.Limits, MaxAttempts: q.MaxAttempts,
+			Name: name, Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost,
 		})
 	}

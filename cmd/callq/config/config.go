@@ -91,7 +91,8 @@ type Limit struct {
 
 // Queue is a named stream of calls.
 type Queue struct {
-	Limits      []string      `key:"limits"` // none: bounded by the workers' concurrency only
+	Limits      []string      `key:"limits"`          // none: bounded by the workers' concurrency only
+	On          string        `key:"on" check:"name"` // empty: any worker
 	MaxAttempts int           `key:"max_attempts" default:"3" allowed:"1..1000"`
 	Backoff     Backoff       `key:"backoff" default:"10s..15m" allowed:"1ms..30d"`
 	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`

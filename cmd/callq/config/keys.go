@@ -29,7 +29,6 @@ func unbuilt() []string {
 		"limits.*.algorithm=token_bucket",
 		"limits.*.algorithm=leaky_bucket",
 		"queues.*.hours",
-		"queues.*.on",
 		"budgets",
 		"http_task.secrets",
 	}
