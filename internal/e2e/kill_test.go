@@ -19,8 +19,8 @@ import (
 )
 
 var (
-	killSeed   = flag.Uint64("seed", 0, "replay the kills of this seed; 0: a new one")                    //nolint:gochecknoglobals // a flag
-	killCount  = flag.Int("kills", 20, "how often something is killed in a round")                        //nolint:gochecknoglobals // a flag
+	killSeed   = flag.Uint64("seed", 0, "replay the kills of this seed; 0: a new one")                     //nolint:gochecknoglobals // a flag
+	killCount  = flag.Int("kills", 20, "how often something is killed in a round")                         //nolint:gochecknoglobals // a flag
 	killRounds = flag.Int("rounds", 1, "rounds, each on servers of its own and with the next higher seed") //nolint:gochecknoglobals // a flag
 )
 

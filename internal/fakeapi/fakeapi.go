@@ -34,7 +34,7 @@ type Request struct {
 	CallID  string
 	Attempt string
 	Path    string // of its URL
-	Reused  bool // on a connection that had carried another
+	Reused  bool   // on a connection that had carried another
 }
 
 // API is a running API. Its methods may be called at any time, also after Close.
