@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,6 +124,11 @@ func (r *killRun) judge(drained bool) {
 		r.t.Logf("limit %s: most in any %s: %d of %d", l.Name, l.Window, l.Most(a.Requests), l.Rate)
 	}
 	r.t.Logf("the API's own process was held up for at most %s", longest(r.stalls))
+	errors := errorsIn(r.logs.postgres.String())
+	r.t.Logf("errors of Postgres: %v", errors)
+	if n := errors["deadlock detected"]; n > 0 {
+		report = append(report, fmt.Sprintf("Postgres detected %d deadlocks: locks are taken in one order everywhere", n))
+	}
 	if len(report) == 0 {
 		return
 	}
@@ -174,6 +180,17 @@ func (r *killRun) keep(a oracle.Account, report []string) {
 		r.t.Logf("the end of the log of %s:\n%s", v.name, tail(v.process.log.String(), 10))
 	}
 	r.t.Logf("seed %d; requests, tables and logs are in %s", r.seed, dir)
+}
+
+// errorsIn counts the errors in a log of Postgres, numbers left out.
+func errorsIn(log string) map[string]int {
+	counts := map[string]int{}
+	for line := range strings.Lines(log) {
+		if _, message, found := strings.Cut(line, "ERROR:  "); found {
+			counts[strings.TrimSpace(regexp.MustCompile(`\d+`).ReplaceAllString(message, "N"))]++
+		}
+	}
+	return counts
 }
 
 func tail(text string, lines int) string {

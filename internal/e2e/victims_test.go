@@ -37,8 +37,8 @@ func faults() []fault {
 		{"SIGSTOP", "worker", 3, 3300 * time.Millisecond, 8 * time.Second, (*victim).freezeProcess},
 		{"SIGKILL", "redis", 2, 0, 3 * time.Second, (*victim).killRedis},
 		{"FLUSHALL", "redis", 2, 0, 0, (*victim).flushRedis},
-		{"SIGQUIT", "postgres", 2, 0, time.Second, (*victim).quitPostgres},
-		{"SIGKILL of all processes", "postgres", 2, 0, time.Second, (*victim).killPostgres},
+		{"SIGQUIT", "postgres", 2, 0, 5 * time.Second, (*victim).quitPostgres},
+		{"SIGKILL of all processes", "postgres", 2, 0, 2 * time.Second, (*victim).killPostgres},
 	}
 }
 
