@@ -158,6 +158,31 @@ func TestPostgresRestarted(t *testing.T) {
 	s.settled(100)
 }
 
+// A server that acknowledges commits before they are durable, as some are set up to, forgets a start
+// when it crashes, and the attempt would be sent again.
+func TestPostgresKilledWithAsynchronousCommits(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: time.Second})
+	for _, sql := range []string{
+		`ALTER SYSTEM SET synchronous_commit = off`, `ALTER SYSTEM SET wal_writer_delay = '10s'`, `SELECT pg_reload_conf()`,
+	} {
+		s.exec(sql)
+	}
+	s.await(10*time.Second, `SELECT current_setting('synchronous_commit') = 'off'`)
+	s.start(1, 1)
+	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+	s.insert("default", 10)
+	s.served(10)
+	restart, err := (&victim{s: s}).killPostgres()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := restart(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitDone(time.Minute, 10)
+	s.exact(faultRate, faultWindow, 0)
+}
+
 // SIGTERM drains: what runs is finished and recorded, what has not started goes back, exit 0.
 func TestTerminateDrains(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: time.Second})
