@@ -144,7 +144,7 @@ ORDER BY limit_name, version`
 
 // At each start t of an attempt, the attempts that had started by t and whose until is later than
 // t - W: a running sum in which each attempt enters at its start and leaves W after its until,
-// what leaves going first.
+// what leaves going first. An open attempt counts for as long as claims count it.
 const windowsSQL = `
 WITH charges AS (
     SELECT a.call_id, a.attempt, coalesce(a.started_at, a.claimed_at) AS at, c.cost, c.until
@@ -152,9 +152,12 @@ WITH charges AS (
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint, until timestamptz)
     WHERE c."limit" = $1
     UNION ALL
-    SELECT o.call_id, o.attempt, o.started_at, u.cost, 'infinity'
+    SELECT o.call_id, o.attempt, o.started_at, u.cost,
+        CASE WHEN o.epoch = l.epoch AND coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
+             THEN o.started_at + o.send_within + l.slack ELSE 'infinity' END
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
+    LEFT JOIN call_limits l ON l.name = u.name
     WHERE u.name = $1 AND o.started_at IS NOT NULL
 ), moves AS (
     SELECT call_id, attempt, at, 1 AS enters, cost FROM charges
