@@ -132,15 +132,16 @@ func killRound(t *testing.T, seed uint64, kills int) {
 	watch := watchStalls()
 
 	producing, stop := context.WithCancel(context.Background())
-	produced := make(chan struct{})
+	var beside sync.WaitGroup
 	var queues []string
 	for _, q := range killQueues() {
 		queues = append(queues, q.name)
 	}
-	go func() { defer close(produced); r.load.run(producing, seed, queues) }()
+	beside.Go(func() { r.load.run(producing, seed, queues) })
+	beside.Go(func() { r.verifyBeside(producing) })
 	r.strike(plan(seed, kills))
 	stop()
-	<-produced
+	beside.Wait()
 	drained := r.drain()
 	r.stalls = watch()
 	r.judge(drained)
@@ -205,6 +206,26 @@ func (r *killRun) strike(kills []kill) {
 		})
 	}
 	down.Wait()
+}
+
+// verifyBeside runs callq verify again and again until ctx ends. That it cannot reach Postgres is
+// no finding.
+func (r *killRun) verifyBeside(ctx context.Context) {
+	const every, findings = 2 * time.Second, 3
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if out, code, err := r.tryCommand("verify"); err != nil {
+			r.fail("verify beside the load: %v", err)
+		} else if code == findings {
+			r.fail("verify beside the load, at %.4fs: exit %d\n%s", time.Since(r.begun).Seconds(), code, out)
+		}
+	}
 }
 
 func (r *killRun) note(format string, args ...any) {

@@ -98,15 +98,24 @@ func newStack(t *testing.T, rules string, api fakeapi.Config) *stack {
 // command runs a callq command to its end.
 func (s *stack) command(args ...string) (string, int) {
 	s.t.Helper()
+	out, code, err := s.tryCommand(args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out, code
+}
+
+// tryCommand is command for any goroutine.
+func (s *stack) tryCommand(args ...string) (string, int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, callq, append([]string{"--config", s.config}, args...)...)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		s.t.Fatal(err)
+		return "", 0, err
 	}
-	return string(out), cmd.ProcessState.ExitCode()
+	return string(out), cmd.ProcessState.ExitCode(), nil
 }
 
 // process is a running callq.
