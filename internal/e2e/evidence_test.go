@@ -123,6 +123,8 @@ func (r *killRun) judge(drained bool) {
 	for _, l := range a.Limits {
 		r.t.Logf("limit %s: most in any %s: %d of %d", l.Name, l.Window, l.Most(a.Requests), l.Rate)
 	}
+	at, pause := longestPause(a.Requests)
+	r.t.Logf("longest time without a request: %.1fs from %.1fs", pause.Seconds(), at.Seconds())
 	r.t.Logf("the API's own process was held up for at most %s", longest(r.stalls))
 	errors := errorsIn(r.logs.postgres.String())
 	r.t.Logf("errors of Postgres: %v", errors)
@@ -180,6 +182,15 @@ func (r *killRun) keep(a oracle.Account, report []string) {
 		r.t.Logf("the end of the log of %s:\n%s", v.name, tail(v.process.log.String(), 10))
 	}
 	r.t.Logf("seed %d; requests, tables and logs are in %s", r.seed, dir)
+}
+
+func longestPause(requests []oracle.Request) (at, pause time.Duration) {
+	for i := 1; i < len(requests); i++ {
+		if d := requests[i].At - requests[i-1].At; d > pause {
+			at, pause = requests[i-1].At, d
+		}
+	}
+	return at, pause
 }
 
 // errorsIn counts the errors in a log of Postgres, numbers left out.

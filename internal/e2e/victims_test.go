@@ -35,8 +35,11 @@ func faults() []fault {
 		{"SIGSTOP", "dispatcher", 2, 5500 * time.Millisecond, 8 * time.Second, (*victim).freezeProcess},
 		{"SIGKILL", "worker", 4, 0, 2 * time.Second, (*victim).killProcess},
 		{"SIGSTOP", "worker", 3, 3300 * time.Millisecond, 8 * time.Second, (*victim).freezeProcess},
+		{"SIGTERM", "dispatcher", 1, 0, time.Second, (*victim).terminateProcess},
+		{"SIGTERM", "worker", 1, 0, time.Second, (*victim).terminateProcess},
 		{"SIGKILL", "redis", 2, 0, 3 * time.Second, (*victim).killRedis},
 		{"FLUSHALL", "redis", 2, 0, 0, (*victim).flushRedis},
+		{"SIGSTOP", "redis", 1, 2500 * time.Millisecond, 8 * time.Second, (*victim).freezeRedis},
 		{"SIGQUIT", "postgres", 2, 0, 5 * time.Second, (*victim).quitPostgres},
 		{"SIGKILL of all processes", "postgres", 2, 0, 2 * time.Second, (*victim).killPostgres},
 	}
@@ -132,6 +135,26 @@ func (v *victim) freezeProcess() (func() error, error) {
 	return func() error { return p.Signal(syscall.SIGCONT) }, p.Signal(syscall.SIGSTOP)
 }
 
+// terminateProcess lets a dispatcher or worker drain; another takes its place.
+func (v *victim) terminateProcess() (func() error, error) {
+	if err := v.alive(); err != nil {
+		return nil, err
+	}
+	p := v.process
+	return func() error {
+		select {
+		case <-p.done:
+		case <-time.After(30 * time.Second):
+			return errors.New("it does not end")
+		}
+		v.former = append(v.former, p)
+		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+			return errors.Join(fmt.Errorf("exit %d", code), v.launch())
+		}
+		return v.launch()
+	}, p.cmd.Process.Signal(syscall.SIGTERM)
+}
+
 // alive says whether the process still runs: nothing but the test may end it.
 func (v *victim) alive() error {
 	select {
@@ -155,6 +178,11 @@ func (v *victim) flushRedis() (func() error, error) {
 	client := redis.NewClient(options)
 	defer client.Close()
 	return func() error { return nil }, client.FlushAll(context.Background()).Err()
+}
+
+func (v *victim) freezeRedis() (func() error, error) {
+	pid := v.s.redis.Pid()
+	return func() error { return syscall.Kill(pid, syscall.SIGCONT) }, syscall.Kill(pid, syscall.SIGSTOP)
 }
 
 func (v *victim) quitPostgres() (func() error, error) {
