@@ -165,9 +165,7 @@ type killRun struct {
 // begin brings up the dispatchers and workers.
 func (r *killRun) begin() {
 	r.t.Helper()
-	for _, name := range []string{"redis", "postgres"} {
-		r.victims[name] = &victim{s: r.stack, name: name}
-	}
+	everything := &victim{s: r.stack, name: "everything"}
 	for i := range ofEach {
 		for kind, args := range map[string][]string{"dispatcher": {"dispatch"}, "worker": {"work"}} {
 			v := &victim{s: r.stack, name: victimName(kind, i), args: args}
@@ -175,8 +173,15 @@ func (r *killRun) begin() {
 				r.t.Fatal(err)
 			}
 			r.victims[v.name] = v
+			everything.others = append(everything.others, v)
 		}
 	}
+	for _, name := range []string{"redis", "postgres"} {
+		v := &victim{s: r.stack, name: name}
+		r.victims[name] = v
+		everything.others = append(everything.others, v)
+	}
+	r.victims[everything.name] = everything
 	r.await(30*time.Second, `SELECT count(*) = $1 FROM call_workers`, ofEach)
 	r.begun = time.Now()
 }

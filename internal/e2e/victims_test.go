@@ -21,7 +21,7 @@ import (
 // fault is one way to strike a victim. strike returns what undoes it.
 type fault struct {
 	name     string
-	victim   string // dispatcher, worker, redis or postgres
+	victim   string // dispatcher, worker, redis, postgres or everything
 	times    int    // in a deck of all faults, which is shuffled and dealt
 	min, max time.Duration
 	strike   func(*victim) (undo func() error, err error)
@@ -42,6 +42,7 @@ func faults() []fault {
 		{"SIGSTOP", "redis", 1, 2500 * time.Millisecond, 8 * time.Second, (*victim).freezeRedis},
 		{"SIGQUIT", "postgres", 2, 0, 5 * time.Second, (*victim).quitPostgres},
 		{"SIGKILL of all processes", "postgres", 2, 0, 2 * time.Second, (*victim).killPostgres},
+		{"SIGKILL", "everything", 1, 0, 2 * time.Second, (*victim).killAll},
 	}
 }
 
@@ -104,6 +105,7 @@ type victim struct {
 	mu      sync.Mutex // held while it is down: one fault at a time
 	process *process   // of a dispatcher or worker
 	former  []*process // killed ones
+	others  []*victim  // of everything: all the others
 }
 
 func (v *victim) launch() error {
@@ -210,6 +212,39 @@ func (v *victim) killPostgres() (func() error, error) {
 		}
 	}
 	return v.restartPostgres, nil
+}
+
+// killAll is a power cut, but for what the disk has not been given. The daemons come back before the
+// servers do.
+func (v *victim) killAll() (func() error, error) {
+	var undos []func() error
+	var failures error
+	for _, other := range v.others {
+		other.mu.Lock() // waits until it is up
+	}
+	for _, other := range v.others {
+		strike := (*victim).killProcess
+		switch other.name {
+		case "redis":
+			strike = (*victim).killRedis
+		case "postgres":
+			strike = (*victim).killPostgres
+		}
+		undo, err := strike(other)
+		if err == nil {
+			undos = append(undos, undo)
+		}
+		failures = errors.Join(failures, err)
+	}
+	return func() error {
+		for _, undo := range undos {
+			failures = errors.Join(failures, undo())
+		}
+		for _, other := range v.others {
+			other.mu.Unlock()
+		}
+		return failures
+	}, nil
 }
 
 // restartPostgres tries again while what was killed still holds the shared memory.
