@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits latency
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night latency
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,6 +47,13 @@ faults: ## servers, dispatchers and workers killed, frozen and flushed under loa
 
 limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
 	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'
+
+# SEED=… replays the kills of a round that failed.
+kill: ## 20 random kills, freezes and flushes under load, then an oracle on what the API saw
+	$(E2E) -timeout 6m -run 'TestKill$$' -kills 20 -seed $(or $(SEED),0)
+
+kill-night: ## the same with 500, in five rounds: most of an hour
+	$(E2E) -timeout 2h -run 'TestKill$$' -kills 100 -rounds 5 -seed $(or $(SEED),0)
 
 latency: ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3

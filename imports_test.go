@@ -51,6 +51,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/relay", modules: []string{redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
+		{name: "internal/e2e/oracle"},
 		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},
 	} {
 		list, exists := imports[rule.name]

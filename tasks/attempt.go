@@ -141,6 +141,9 @@ func (a *attempt) runHandler() *ledger.Closing {
 	ctx, cancel := context.WithDeadlineCause(a.w.handling, a.m0.Add(a.timeout),
 		fmt.Errorf("timed out after %s", a.timeout))
 	defer cancel()
+	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
+		return a.unsent(context.Cause(ctx), a.policy.BackoffMin)
+	}
 	err := a.guard(ctx, handler)
 	if err != nil && ctx.Err() != nil && !isDecided(err) && !strings.Contains(err.Error(), context.Cause(ctx).Error()) {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)

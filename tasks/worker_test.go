@@ -140,6 +140,30 @@ func (b *bench) ended(id int64, status callqueue.Status) (outcome, message strin
 	return outcome, message, charges
 }
 
+// A start that is answered past the attempt's timeout, to a worker that was frozen say, comes too late:
+// by then the attempt may have been given up, and its handler must not begin.
+func TestStartAnsweredPastTheTimeout(t *testing.T) {
+	t.Parallel()
+	called := make(chan int, 10)
+	b := newBench(t, map[string]tasks.Handler{"mine": func(_ context.Context, call *tasks.Call) error {
+		called <- call.Attempt
+		return nil
+	}})
+	_, err := b.pool.Exec(t.Context(), `
+		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.7); RETURN NEW; END';
+		CREATE TRIGGER slow BEFORE UPDATE ON call_open FOR EACH ROW
+			WHEN (OLD.attempt = 1 AND OLD.started_at IS NULL AND NEW.started_at IS NOT NULL) EXECUTE FUNCTION slow()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := b.insert("mine")
+	b.ended(id, callqueue.StatusDone)
+	if attempt := <-called; attempt != 2 || len(called) > 0 {
+		t.Errorf("the handler was called for attempt %d and %d more, want attempt 2 alone", attempt, len(called))
+	}
+	b.await(`SELECT outcome = 'not_sent' AND charged = '[]' FROM call_attempts WHERE call_id = $1 AND attempt = 1`, id)
+}
+
 func TestEndings(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour

@@ -2,6 +2,6 @@
 // own, a Postgres and a Redis that are killed and flushed under them, and an API that records
 // what really arrives. Only the API's record, the tables and the exit codes are believed.
 //
-// Its tests are behind the build tag e2e, for they take minutes: `make exact` and `make faults`
-// run them.
+// Its tests are behind the build tag e2e, for they take minutes: `make exact`,
+// `make faults` and `make kill` run them.
 package e2e

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"syscall"
 	"testing"
@@ -157,6 +158,31 @@ func TestPostgresRestarted(t *testing.T) {
 	s.settled(100)
 }
 
+// A server that acknowledges commits before they are durable, as some are set up to, forgets a start
+// when it crashes, and the attempt would be sent again.
+func TestPostgresKilledWithAsynchronousCommits(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: time.Second})
+	for _, sql := range []string{
+		`ALTER SYSTEM SET synchronous_commit = off`, `ALTER SYSTEM SET wal_writer_delay = '10s'`, `SELECT pg_reload_conf()`,
+	} {
+		s.exec(sql)
+	}
+	s.await(10*time.Second, `SELECT current_setting('synchronous_commit') = 'off'`)
+	s.start(1, 1)
+	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+	s.insert("default", 10)
+	s.served(10)
+	restart, err := (&victim{s: s}).killPostgres()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := restart(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitDone(time.Minute, 10)
+	s.exact(faultRate, faultWindow, 0)
+}
+
 // SIGTERM drains: what runs is finished and recorded, what has not started goes back, exit 0.
 func TestTerminateDrains(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: time.Second})
@@ -192,6 +218,40 @@ func TestWorkerFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.settled(40)
+}
+
+// A dispatcher that is frozen within its claim, for however long, holds up the others only until
+// Postgres ends its transaction. The table that its claim writes is locked, so that it can be met there.
+func TestDispatcherFrozenInItsClaim(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	s.start(0, 1)
+	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+	frozen := s.spawn("dispatch")
+	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_queues`)
+	lock, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	if _, err := lock.Exec(t.Context(), `LOCK TABLE call_open IN SHARE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	s.insert("default", 30)
+	s.await(20*time.Second, `SELECT count(*) > 0 FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+		WHERE a.wait_event_type = 'Lock' AND a.application_name = 'callq'
+		  AND l.locktype = 'advisory' AND l.granted`) // it has the claims' room
+	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.start(1, 0)
+	s.awaitDone(30*time.Second, 30)
+	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	s.settled(30)
 }
 
 // Servers that are away when the daemons start are waited for, visibly, and nothing is lost.

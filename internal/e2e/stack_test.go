@@ -54,6 +54,7 @@ type stack struct {
 	config   string
 	pool     *pgxpool.Pool
 	client   *callqueue.Client
+	logs     struct{ postgres, redis logBuffer }
 }
 
 // newStack brings up the servers and the API, writes a config with these rules (the YAML of
@@ -62,11 +63,11 @@ func newStack(t *testing.T, rules string, api fakeapi.Config) *stack {
 	t.Helper()
 	s := &stack{t: t}
 	var err error
-	if s.postgres, err = local.StartPostgres(t.Context(), local.Postgres{}); err != nil {
+	if s.postgres, err = local.StartPostgres(t.Context(), local.Postgres{Log: &s.logs.postgres}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.postgres.Stop() })
-	if s.redis, err = local.StartRedis(t.Context(), local.Redis{Install: true}); err != nil {
+	if s.redis, err = local.StartRedis(t.Context(), local.Redis{Install: true, Log: &s.logs.redis}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.redis.Stop() })
@@ -97,15 +98,24 @@ func newStack(t *testing.T, rules string, api fakeapi.Config) *stack {
 // command runs a callq command to its end.
 func (s *stack) command(args ...string) (string, int) {
 	s.t.Helper()
+	out, code, err := s.tryCommand(args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out, code
+}
+
+// tryCommand is command for any goroutine.
+func (s *stack) tryCommand(args ...string) (string, int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, callq, append([]string{"--config", s.config}, args...)...)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		s.t.Fatal(err)
+		return "", 0, err
 	}
-	return string(out), cmd.ProcessState.ExitCode()
+	return string(out), cmd.ProcessState.ExitCode(), nil
 }
 
 // process is a running callq.
@@ -138,14 +148,10 @@ func (b *logBuffer) String() string {
 // spawn starts a callq process that ends with the test at the latest.
 func (s *stack) spawn(args ...string) *process {
 	s.t.Helper()
-	p := &process{t: s.t, name: strings.Join(args, " "), log: &logBuffer{}, done: make(chan struct{})}
-	p.cmd = exec.Command(callq, append([]string{"--config", s.config}, args...)...) //nolint:noctx // ended by signals
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	p, err := s.launch(args...)
+	if err != nil {
 		s.t.Fatal(err)
 	}
-	go func() { _ = p.cmd.Wait(); close(p.done) }()
 	s.t.Cleanup(func() {
 		p.kill()
 		if s.t.Failed() {
@@ -153,6 +159,19 @@ func (s *stack) spawn(args ...string) *process {
 		}
 	})
 	return p
+}
+
+// launch starts a callq process that the caller ends. It may be called from any goroutine.
+func (s *stack) launch(args ...string) (*process, error) {
+	p := &process{t: s.t, name: strings.Join(args, " "), log: &logBuffer{}, done: make(chan struct{})}
+	p.cmd = exec.Command(callq, append([]string{"--config", s.config}, args...)...) //nolint:noctx // ended by signals
+	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	return p, nil
 }
 
 // kill ends the process with SIGKILL and waits for its end.

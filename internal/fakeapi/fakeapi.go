@@ -25,6 +25,8 @@ type Config struct {
 	// HangUp says whether it hangs up on the nth request of a call without an answer, once it has
 	// been read.
 	HangUp func(call string, nth int) bool
+	// Slow says how much longer than Latency the nth request of a call takes.
+	Slow func(call string, nth int) time.Duration
 }
 
 // Request is one request as it arrived.
@@ -32,6 +34,7 @@ type Request struct {
 	At      time.Time // monotonic
 	CallID  string
 	Attempt string
+	Path    string // of its URL
 	Reused  bool   // on a connection that had carried another
 	Key     string // of the URL's query, as is Cost
 	Cost    int    // 1 where the query says none
@@ -88,14 +91,19 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 		cost = 1
 	}
 	status, nth := a.record(Request{
-		CallID: call, Attempt: r.Header.Get("Callq-Attempt"), Reused: *served > 1, Key: query.Get("key"), Cost: cost,
+		CallID: call, Attempt: r.Header.Get("Callq-Attempt"), Path: r.URL.Path, Reused: *served > 1,
+		Key: query.Get("key"), Cost: cost,
 	})
 	defer a.ended(query.Get("key"))
 	if a.cfg.HangUp != nil && a.cfg.HangUp(call, nth) {
 		panic(http.ErrAbortHandler)
 	}
-	if a.cfg.Latency > 0 {
-		timer := time.NewTimer(a.cfg.Latency)
+	latency := a.cfg.Latency
+	if a.cfg.Slow != nil {
+		latency += a.cfg.Slow(call, nth)
+	}
+	if latency > 0 {
+		timer := time.NewTimer(latency)
 		defer timer.Stop()
 		select {
 		case <-timer.C:

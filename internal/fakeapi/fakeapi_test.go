@@ -98,12 +98,19 @@ func TestTheWindowSlides(t *testing.T) {
 func TestLatency(t *testing.T) {
 	t.Parallel()
 	const latency = 50 * time.Millisecond
-	a := start(t, Config{Latency: latency})
-	if status := get(t, newClient(t, true), a, "1"); status != 200 {
-		t.Fatal(status)
-	}
-	if took := time.Since(a.Requests()[0].At); took < latency {
-		t.Errorf("answered after %s", took)
+	a := start(t, Config{Latency: latency, Slow: func(call string, nth int) time.Duration {
+		if call == "2" && nth == 1 {
+			return latency
+		}
+		return 0
+	}})
+	for i, want := range []time.Duration{latency, 2 * latency} {
+		if status := get(t, newClient(t, true), a, []string{"1", "2"}[i]); status != 200 {
+			t.Fatal(status)
+		}
+		if took := time.Since(a.Requests()[i].At); took < want {
+			t.Errorf("answered after %s", took)
+		}
 	}
 }
 

@@ -23,7 +23,9 @@ type DB interface {
 }
 
 // Settings are what callq's own connections set: plans made for ids, whatever the tables held
-// when the plan was made, and times that add up in every zone.
+// when the plan was made, and times that add up in every zone. A process that is frozen within a
+// transaction must not hold its locks for as long as it is: Postgres ends it then. And what was
+// committed is durable, whatever the server is set to: a crash must not forget a start.
 func Settings() map[string]string {
 	return map[string]string{
 		"timezone":         "UTC",
@@ -33,6 +35,9 @@ func Settings() map[string]string {
 		"enable_mergejoin": "off",
 		"jit":              "off",
 		"application_name": "callq",
+
+		"synchronous_commit":                  "on",
+		"idle_in_transaction_session_timeout": "10s",
 	}
 }
 

@@ -145,7 +145,8 @@ ORDER BY limit_name, version`
 
 // At each start t of an attempt, the attempts (of its key, where the limit is per key) that had
 // started by t and whose until is later than t - W: a running sum in which each attempt enters at
-// its start and leaves W after its until, what leaves going first.
+// its start and leaves W after its until, what leaves going first. An open attempt counts for
+// as long as claims count it.
 const windowsSQL = `
 WITH charges AS (
     SELECT a.call_id, a.attempt, CASE WHEN $5 THEN a.key ELSE '' END AS key,
@@ -154,9 +155,16 @@ WITH charges AS (
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint, until timestamptz)
     WHERE c."limit" = $1
     UNION ALL
-    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost, 'infinity'
+    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost,
+        CASE WHEN o.epoch = l.epoch THEN
+            CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+            WHEN 'start' THEN o.started_at + o.send_within + l.slack
+            WHEN 'dispatch' THEN o.claimed_at
+            ELSE 'infinity' END
+        ELSE 'infinity' END
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
+    LEFT JOIN call_limits l ON l.name = u.name
     WHERE u.name = $1 AND o.started_at IS NOT NULL
 ), moves AS (
     SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges

@@ -190,6 +190,40 @@ func overAt(charges []charge, t, window int) (sum int64) {
 	return sum
 }
 
+// A call that runs for longer than the window keeps no unit: its request has arrived long ago. Only
+// where a handler may still send does it.
+func TestVerifyBesideLongCalls(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, setup string
+		most        int64
+	}{
+		{"started long ago", ``, 1},
+		{"started just within its window, send_within and slack", `UPDATE call_limits SET slack = '1.8 s'`, 2},
+		{"anchored at the finish", `UPDATE call_limits SET anchor = 'finish'`, 2},
+		{"a handler of one's own", `UPDATE call_open SET task = 'mine'`, 2},
+		{"of an older epoch", `UPDATE call_limits SET epoch = 'former'`, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			start(t, pool, request(open(t, pool), 7))
+			exec(t, pool, `UPDATE call_open SET started_at = clock_timestamp() - interval '5 s'`)
+			start(t, pool, request(open(t, pool), 8))
+			exec(t, pool, `UPDATE call_open SET started_at = clock_timestamp() - interval '2 s' WHERE token = 8`)
+			exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
+				VALUES ('api', 1, now() - interval '1 hour', 1, '1 s', 'test')`)
+			if c.setup != "" {
+				exec(t, pool, c.setup)
+			}
+			report := verify(t, pool)
+			if report.Limits[0].Most != c.most || (len(report.Findings) > 0) != (c.most > 1) {
+				t.Errorf("most in a window: %d, want %d; found %v", report.Limits[0].Most, c.most, report.Findings)
+			}
+		})
+	}
+}
+
 // What Verify says of the windows is what an oracle says that looks at each start by itself.
 func TestVerifyWindows(t *testing.T) {
 	t.Parallel()
