@@ -37,12 +37,13 @@ type system interface {
 
 // peer is a system with its name.
 type peer struct {
-	name string
-	open func(ctx context.Context, databaseURL, redisURL string) (system, error)
+	name  string
+	redis bool // it uses Redis
+	open  func(ctx context.Context, databaseURL, redisURL string) (system, error)
 }
 
 func peers() []peer {
-	return []peer{{"callq", openCallq}, {"River", openRiver}}
+	return []peer{{"callq", true, openCallq}, {"River", false, openRiver}}
 }
 
 // sizes is how much is measured.
@@ -92,6 +93,9 @@ func (b *bench) all(ctx context.Context) ([]figure, error) {
 			}
 			for _, f := range measured {
 				f.Round, f.Peer = round, p.name
+				if !p.redis {
+					f.RedisMicros = nil // what it uses when nobody asks it
+				}
 				fmt.Fprintf(b.say, "round %d  %-5s  %-13s  %8.0f/s\n", round, p.name, f.Measure, f.PerSecond)
 				if round > 0 {
 					figures = append(figures, f)

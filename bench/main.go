@@ -31,7 +31,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	var s sizes
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.IntVar(&s.calls, "n", 50_000, "calls to insert in bulk and to drain")
+	flags.IntVar(&s.calls, "n", 100_000, "calls to insert in bulk and to drain")
 	flags.IntVar(&s.singles, "singles", 20_000, "calls to insert one by one")
 	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
 	flags.StringVar(&s.only, "only", "", "measure callq or River alone")

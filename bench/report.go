@@ -18,14 +18,14 @@ func writeJSON(w io.Writer, figures []figure) error {
 
 // rows are the table's: what is shown of each measure.
 var rows = []struct {
-	name  string
-	value func(figure) *float64
+	name, only string // only: the measure it is shown of, "": all
+	value      func(figure) *float64
 }{
-	{"a second", func(f figure) *float64 { return &f.PerSecond }},
-	{"CPU of the process, µs a call", func(f figure) *float64 { return &f.OwnMicros }},
-	{"CPU of Postgres, µs a call", func(f figure) *float64 { return f.PostgresMicros }},
-	{"CPU of Redis, µs a call", func(f figure) *float64 { return f.RedisMicros }},
-	{"WAL, bytes a call", func(f figure) *float64 { return &f.WALBytes }},
+	{"a second", "", func(f figure) *float64 { return &f.PerSecond }},
+	{"own CPU, µs a call", "", func(f figure) *float64 { return &f.OwnMicros }},
+	{"Postgres's CPU, µs a call", "", func(f figure) *float64 { return f.PostgresMicros }},
+	{"Redis's CPU, µs a call", "drain", func(f figure) *float64 { return f.RedisMicros }},
+	{"WAL, bytes a call", "", func(f figure) *float64 { return &f.WALBytes }},
 }
 
 // writeTable writes, for each measure, the median over the rounds and, in brackets, the least and
@@ -33,10 +33,13 @@ var rows = []struct {
 // less than it does the figures.
 func writeTable(w io.Writer, figures []figure) error {
 	out := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(out, "|\t|\tcallq\t|\tRiver\t|\tcallq / River\t|")
+	fmt.Fprintln(out, "|\tmedian (least to most)\t|\tcallq\t|\tRiver\t|\tcallq / River\t|")
 	fmt.Fprintln(out, "|\t---\t|\t--:\t|\t--:\t|\t--:\t|")
 	for _, measure := range []string{"single insert", "bulk insert", "drain"} {
 		for _, row := range rows {
+			if row.only != "" && row.only != measure {
+				continue
+			}
 			callq := column(figures, "callq", measure, row.value)
 			river := column(figures, "River", measure, row.value)
 			fmt.Fprintf(out, "|\t%s: %s\t|\t%s\t|\t%s\t|\t%s\t|\n", measure, row.name,
