@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night latency
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night latency bench bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -58,8 +58,17 @@ kill-night: ## the same with 500, in five rounds: most of an hour
 latency: ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3
 
+bench: ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -rounds 1" and the like
+	go run -C bench . $(ARGS)
+
+bench-check: $(LINT) ## what bench runs, small: it lints, and every call gets done
+	cd bench && $(LINT) run
+	go vet -C bench ./...
+	go test -C bench -count=1 -timeout 2m ./...
+
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt
+	cd bench && $(LINT) fmt
 
 # Built in a module of its own, so that neither go.mod nor a workspace changes what is built.
 $(LINT):

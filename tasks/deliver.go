@@ -192,19 +192,7 @@ func (w *Worker) attempts(rows []delivered) []*attempt {
 func (w *Worker) startAll(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	answers, err := ledger.Start(ctx, w.cfg.Pool, w.id, requests)
-	if err != nil {
-		return nil, err
-	}
-	byToken := make(map[int64]ledger.StartAnswer, len(answers))
-	for _, answer := range answers {
-		byToken[answer.Token] = answer
-	}
-	ordered := make([]ledger.StartAnswer, len(requests))
-	for i, r := range requests {
-		ordered[i] = byToken[r.Token]
-	}
-	return ordered, nil
+	return ledger.Start(ctx, w.cfg.Pool, w.id, requests)
 }
 
 func (w *Worker) closeAll(ctx context.Context, closings []ledger.Closing) ([]struct{}, error) {

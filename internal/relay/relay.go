@@ -7,10 +7,12 @@
 package relay
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -36,16 +38,28 @@ type Ref struct {
 
 // MarshalJSON writes [call, attempt].
 func (r Ref) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, "[%d,%d]", r.CallID, r.Attempt), nil
+	data := strconv.AppendInt([]byte{'['}, r.CallID, 10)
+	data = strconv.AppendInt(append(data, ','), int64(r.Attempt), 10)
+	return append(data, ']'), nil
 }
 
 // UnmarshalJSON reads what MarshalJSON writes.
 func (r *Ref) UnmarshalJSON(data []byte) error {
-	var pair [2]int64
-	if err := json.Unmarshal(data, &pair); err != nil {
+	inner, opened := bytes.CutPrefix(data, []byte{'['})
+	inner, closed := bytes.CutSuffix(inner, []byte{']'})
+	callID, attempt, two := bytes.Cut(inner, []byte{','})
+	if !opened || !closed || !two {
+		return fmt.Errorf("%q is not [call, attempt]", data)
+	}
+	id, err := strconv.ParseInt(string(callID), 10, 64)
+	if err != nil {
 		return err
 	}
-	*r = Ref{CallID: pair[0], Attempt: int32(pair[1])}
+	n, err := strconv.ParseInt(string(attempt), 10, 32)
+	if err != nil {
+		return err
+	}
+	*r = Ref{CallID: id, Attempt: int32(n)}
 	return nil
 }
 

@@ -1,0 +1,67 @@
+// Bench measures callq beside River: inserts one by one and in bulk, and the drain of calls that
+// do nothing.
+//
+// Both run in this process, in turn, on one Postgres that it starts itself, each measurement on a
+// fresh database. What it promises is a comparison: the machine's own speed, and whatever else it
+// does, weigh on both. docs/performance.md says what is measured and what is not.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	if err := run(context.Background(), os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the program: figures go to stdout, progress to stderr. A signal ends it, servers and all.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	var s sizes
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.IntVar(&s.calls, "n", 100_000, "calls to insert in bulk and to drain")
+	flags.IntVar(&s.singles, "singles", 20_000, "calls to insert one by one")
+	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
+	flags.StringVar(&s.only, "only", "", "measure callq or River alone")
+	output := flags.String("o", "table", "table, or json: every figure of every round")
+	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		return err
+	}
+	if *output != "table" && *output != "json" {
+		return fmt.Errorf("-o is %q; it may be table or json", *output)
+	}
+	if err := s.check(); err != nil {
+		return err
+	}
+	servers, err := startServers(ctx, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, servers.stop()) }()
+
+	b := bench{sizes: s, servers: servers, say: stderr}
+	figures, err := b.all(ctx)
+	if err != nil {
+		return err
+	}
+	if *output == "json" {
+		return writeJSON(stdout, figures)
+	}
+	return writeTable(stdout, figures)
+}

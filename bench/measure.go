@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// figure is one measurement. What cannot be had on this machine is nil.
+type figure struct {
+	Round     int     `json:"round"`
+	Peer      string  `json:"peer"`
+	Measure   string  `json:"measure"`
+	Calls     int     `json:"calls"`
+	Seconds   float64 `json:"seconds"`
+	PerSecond float64 `json:"per_second"`
+	// Per call: CPU time of this process, Postgres's and Redis's, and what Postgres wrote ahead.
+	OwnMicros      float64  `json:"own_us"`
+	PostgresMicros *float64 `json:"postgres_us"`
+	RedisMicros    *float64 `json:"redis_us"`
+	WALBytes       float64  `json:"wal_bytes"`
+}
+
+// reading is what has been used up to a moment. A CPU time that cannot be had is negative.
+type reading struct {
+	own, postgres, redis time.Duration
+	wal                  int64
+}
+
+func (s *servers) read(ctx context.Context) (reading, error) {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return reading{}, fmt.Errorf("getrusage: %w", err)
+	}
+	r := reading{
+		own:      time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
+		postgres: familyTime(s.postgres.Pid()),
+		redis:    familyTime(s.redis.Pid()),
+	}
+	if err := s.admin.QueryRow(ctx, walSQL).Scan(&r.wal); err != nil {
+		return reading{}, fmt.Errorf("read the WAL's position: %w", err)
+	}
+	return r, nil
+}
+
+const walSQL = `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`
+
+func (r reading) since(before reading, calls int) figure {
+	micros := func(from, to time.Duration) *float64 {
+		if from < 0 || to < 0 {
+			return nil
+		}
+		return new(float64(to-from) / float64(time.Microsecond) / float64(calls))
+	}
+	return figure{
+		OwnMicros:      *micros(before.own, r.own),
+		PostgresMicros: micros(before.postgres, r.postgres),
+		RedisMicros:    micros(before.redis, r.redis),
+		WALBytes:       float64(r.wal-before.wal) / float64(calls),
+	}
+}
+
+// clockTick is the unit of the times in /proc on every Linux (USER_HZ).
+const clockTick = time.Second / 100
+
+// familyTime is the CPU time of a process and its children, those that have ended too; negative
+// where /proc does not say.
+func familyTime(pid int) time.Duration {
+	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return -1
+	}
+	fields := statFields(own)
+	if fields == nil {
+		return -1
+	}
+	sum := ticks(fields[utime : cstime+1]...)
+	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return -1
+	}
+	for _, path := range all {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		if child := statFields(stat); child != nil && child[ppid] == strconv.Itoa(pid) {
+			sum += ticks(child[utime : stime+1]...)
+		}
+	}
+	return sum
+}
+
+// Places in what follows the name in /proc/PID/stat; see proc_pid_stat(5).
+const (
+	ppid   = 1
+	utime  = 11
+	stime  = 12
+	cstime = 14
+)
+
+// statFields are the fields behind the name, which may itself hold spaces and brackets.
+func statFields(stat []byte) []string {
+	text := string(stat)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) <= cstime {
+		return nil
+	}
+	return fields
+}
+
+func ticks(fields ...string) time.Duration {
+	var sum time.Duration
+	for _, f := range fields {
+		n, _ := strconv.ParseInt(f, 10, 64) // the kernel writes numbers
+		sum += time.Duration(n) * clockTick
+	}
+	return sum
+}
