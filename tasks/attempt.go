@@ -146,6 +146,10 @@ func (a *attempt) runHandler() *ledger.Closing {
 		return a.unsent(err, a.policy.BackoffMin)
 	}
 	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
+	var snooze *snoozeError
+	if errors.As(err, &snooze) {
+		return a.snoozed(snooze, &arrival)
+	}
 	return a.ending(err, &arrival, nil)
 }
 
@@ -262,8 +266,9 @@ func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing 
 func isDecided(err error) bool {
 	var permanent *permanentError
 	var later *retryAfterError
+	var snooze *snoozeError
 	var notSent *notSentError
-	return errors.As(err, &permanent) || errors.As(err, &later) || errors.As(err, &notSent)
+	return errors.As(err, &permanent) || errors.As(err, &later) || errors.As(err, &snooze) || errors.As(err, &notSent)
 }
 
 // clean makes an error's text fit for a text column: valid UTF-8, no NUL, at most 2,000 bytes.
