@@ -116,7 +116,8 @@ func nonZero[T comparable](v T) *T {
 // closeSQL takes the locks of the open rows in id order, then of their calls, then of its own
 // connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is limit.Arrival's formula; usage buckets are at most W/200 and
 // labelled with their end (date_bin rounds down, so one is added). An attempt without limits
-// keeps a bound that holds for any slack, should a limit be added later.
+// keeps a bound that holds for any slack, should a limit be added later. A call that was cancelled
+// while the attempt ran stays cancelled, and learns how that ended.
 const closeSQL = `
 WITH c AS (
     SELECT * FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
@@ -157,15 +158,15 @@ WITH c AS (
     WHERE e.charged
 ), call AS (
     UPDATE call_queue q
-    SET status        = e.status,
+    SET status        = CASE q.status WHEN 'dispatched' THEN e.status ELSE q.status END,
         failed_count  = q.failed_count + e.failed::int,
         error_message = e.error,
-        run_at        = CASE WHEN e.delay IS NULL THEN q.run_at ELSE e.now + e.delay END,
+        run_at        = CASE WHEN e.delay IS NULL OR q.status <> 'dispatched' THEN q.run_at ELSE e.now + e.delay END,
         finished_at   = CASE WHEN e.status = 'new' THEN q.finished_at ELSE e.now END,
-        failed_at     = CASE WHEN e.status = 'failed' THEN e.now ELSE q.failed_at END,
+        failed_at     = CASE WHEN e.status = 'failed' AND q.status = 'dispatched' THEN e.now ELSE q.failed_at END,
         unique_key    = CASE WHEN e.status IN ('new', 'error') THEN q.unique_key END
     FROM ended e
-    WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status = 'dispatched'
+    WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status IN ('dispatched', 'cancelled')
 ), charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
     SELECT name, key, date_bin(width, until, 'epoch') + width, pg_backend_pid(), sum(cost)
