@@ -44,16 +44,15 @@ func newBench(t *testing.T, handlers map[string]tasks.Handler) *bench {
 	}
 	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: b.redis, Rules: dispatcher.Rules{
 		Limits: []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 1000, Window: time.Hour}}},
-		Queues: []dispatcher.QueueRule{{
-			Name: "default", Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
-			BackoffMax: 20 * time.Millisecond, Timeout: 500 * time.Millisecond, OnLost: "retry",
-		}},
+		Queues: []dispatcher.QueueRule{queue("default", 500*time.Millisecond), queue("long", time.Minute)},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.run(d.Run)
-	if b.worker, err = tasks.New(tasks.Config{Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: 5 * time.Second}); err != nil {
+	if b.worker, err = tasks.New(tasks.Config{
+		Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: 5 * time.Second, HTTP: tasks.HTTPConfig{AllowPrivate: true},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for name, handler := range handlers {
@@ -61,6 +60,13 @@ func newBench(t *testing.T, handlers map[string]tasks.Handler) *bench {
 	}
 	b.drain = b.run(b.worker.Run)
 	return b
+}
+
+func queue(name string, timeout time.Duration) dispatcher.QueueRule {
+	return dispatcher.QueueRule{
+		Name: name, Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
+		BackoffMax: 20 * time.Millisecond, Timeout: timeout, OnLost: "retry",
+	}
 }
 
 // run runs a part until the test ends or the returned function is called.
@@ -79,7 +85,12 @@ func (b *bench) run(part func(context.Context) error) func() {
 
 func (b *bench) insert(task string) int64 {
 	b.t.Helper()
-	id, err := b.client.Insert(b.t.Context(), callqueue.Call{Task: task})
+	return b.insertCall(callqueue.Call{Task: task})
+}
+
+func (b *bench) insertCall(call callqueue.Call) int64 {
+	b.t.Helper()
+	id, err := b.client.Insert(b.t.Context(), call)
 	if err != nil {
 		b.t.Fatal(err)
 	}
