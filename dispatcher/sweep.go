@@ -116,7 +116,7 @@ func (d *Dispatcher) sweepEpoch(ctx context.Context) (int, error) {
 	})
 }
 
-const epochWhere = `o.epoch <> callq_epoch()`
+const epochWhere = `o.epoch <> (SELECT callq_epoch())`
 
 func (o overdue) lost(why string, arrival limit.Arrival) ledger.Closing {
 	c := o.closing(callqueue.OutcomeLost, why)
@@ -226,7 +226,7 @@ const handedSQL = `
 SELECT o.pool, o.task, coalesce(q.on_label, '') AS on_label, o.epoch, o.batch, o.parcel_no, o.resend,
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
 FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
-WHERE o.started_at IS NULL AND o.handed_at < clock_timestamp() - $1::interval AND o.epoch = callq_epoch()
+WHERE o.started_at IS NULL AND o.handed_at < clock_timestamp() - $1::interval AND o.epoch = (SELECT callq_epoch())
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 

@@ -69,23 +69,26 @@ func (a *attempt) run() {
 		return
 	}
 	begun := time.Now()
+	ctx, end := a.w.contexts.of(a.w.handling, a)
+	defer end()
 	var closing *ledger.Closing
 	if a.call.Task == HTTP {
-		closing = a.runHTTP()
+		closing = a.runHTTP(ctx)
 	} else {
-		closing = a.runHandler()
+		closing = a.runHandler(ctx)
 	}
 	if closing == nil {
 		return
 	}
+	asCancelled(ctx, closing)
 	a.settleNow() // a worker that cannot record holds its slot, not the parcel
 	a.w.record(*closing)
 	a.w.metrics.ended(a.call.Queue, closing.Outcome, time.Since(begun))
 }
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
-func (a *attempt) runHTTP() *ledger.Closing {
-	s := a.w.http.run(a.w.handling, a.call, a.timeout, a.start)
+func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
+	s := a.w.http.run(ctx, a.call, a.timeout, a.start)
 	var requests int16
 	if s.wrote {
 		requests = 1
@@ -127,18 +130,18 @@ func (a *attempt) sending(s sending) limit.Sending {
 }
 
 // runHandler runs a handler of one's own between a durable start and its end.
-func (a *attempt) runHandler() *ledger.Closing {
+func (a *attempt) runHandler(ctx context.Context) *ledger.Closing {
 	handler := a.w.handlers[a.call.Task]
 	if handler == nil {
 		return a.unsent(fmt.Errorf("this worker has no handler for task %q", a.call.Task), a.policy.BackoffMin)
 	}
-	if _, err := a.start(a.w.handling); err != nil {
+	if _, err := a.start(ctx); err != nil {
 		if a.state == notStarted {
 			return nil
 		}
 		return a.unsent(err, 0)
 	}
-	ctx, cancel := context.WithDeadlineCause(a.w.handling, a.m0.Add(a.timeout),
+	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.timeout),
 		fmt.Errorf("timed out after %s", a.timeout))
 	defer cancel()
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
@@ -153,6 +156,10 @@ func (a *attempt) runHandler() *ledger.Closing {
 		return a.unsent(err, a.policy.BackoffMin)
 	}
 	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
+	var snooze *snoozeError
+	if errors.As(err, &snooze) {
+		return a.snoozed(snooze, &arrival)
+	}
 	return a.ending(err, &arrival, nil)
 }
 
@@ -269,8 +276,9 @@ func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing 
 func isDecided(err error) bool {
 	var permanent *permanentError
 	var later *retryAfterError
+	var snooze *snoozeError
 	var notSent *notSentError
-	return errors.As(err, &permanent) || errors.As(err, &later) || errors.As(err, &notSent)
+	return errors.As(err, &permanent) || errors.As(err, &later) || errors.As(err, &snooze) || errors.As(err, &notSent)
 }
 
 // clean makes an error's text fit for a text column: valid UTF-8, no NUL, at most 2,000 bytes.

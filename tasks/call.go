@@ -42,5 +42,6 @@ func (c *Call) SetResult(v any) error {
 }
 
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
-// return by then, for what it sends later is not counted. A panic counts as an error.
+// return by then, for what it sends later is not counted. It ends earlier, with the cause
+// [ErrCancelled], within about two seconds of the call's being cancelled. A panic counts as an error.
 type Handler func(ctx context.Context, call *Call) error

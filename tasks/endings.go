@@ -20,6 +20,10 @@ type retryAfterError struct {
 func (e *retryAfterError) Error() string { return e.err.Error() }
 func (e *retryAfterError) Unwrap() error { return e.err }
 
+type snoozeError struct{ after time.Duration }
+
+func (e *snoozeError) Error() string { return "snoozed for " + e.after.String() }
+
 type notSentError struct{ err error }
 
 func (e *notSentError) Error() string { return "not sent: " + e.err.Error() }
@@ -30,12 +34,23 @@ func Permanent(err error) error { return &permanentError{orUnnamed(err)} }
 
 // RetryAfter retries the call after d instead of its queue's backoff. It counts as a failure.
 func RetryAfter(d time.Duration, err error) error {
-	return &retryAfterError{orUnnamed(err), max(d, 0)}
+	return &retryAfterError{orUnnamed(err), delay(d)}
 }
+
+// Snooze puts the call off: it is made again after d, at once where d is not above 0. It is no
+// failure and uses none of max_attempts; what the handler sent stays counted, and the next attempt
+// uses the limits again. A call may be put off 500 times; once more is a permanent error.
+func Snooze(d time.Duration) error { return &snoozeError{delay(d)} }
 
 // NotSent is the handler's word that nothing reached the API: the attempt is charged to no limit
 // and does not count as a failure; the call is tried again after the queue's shortest backoff.
 func NotSent(err error) error { return &notSentError{orUnnamed(err)} }
+
+// delay keeps d within what can be added to a time.
+func delay(d time.Duration) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour
+	return min(max(d, 0), most)
+}
 
 func orUnnamed(err error) error {
 	if err == nil {

@@ -52,6 +52,7 @@ type Worker struct {
 
 	slots    chan struct{} // a token per running attempt
 	running  sync.WaitGroup
+	contexts contexts
 	draining atomic.Bool
 	drain    chan struct{} // closed when draining begins
 	live     atomic.Bool
@@ -67,7 +68,7 @@ type Worker struct {
 const (
 	startLanes  = 2 // more connections gained nothing
 	closeLanes  = 2
-	batchMost   = 256
+	batchMost   = 1024
 	recordGrace = 5 * time.Second
 	beatEvery   = 2 * time.Second
 )
@@ -101,6 +102,7 @@ func New(cfg Config) (*Worker, error) {
 		log:      cfg.Logger,
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),
+		contexts: contexts{end: map[*attempt]context.CancelCauseFunc{}},
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
 	}
@@ -151,6 +153,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	lanes.Go(func() { w.closings.Run(w.recording, closeLanes) })
 	lanes.Go(func() { w.beat(w.recording) })
 	lanes.Go(func() { w.wakeDispatchers(w.recording) })
+	lanes.Go(func() { w.hearCancels(w.recording) })
 	defer lanes.Wait()
 	defer stopRecording()
 

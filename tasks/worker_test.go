@@ -50,10 +50,7 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	cfg.Pool, cfg.Redis = pool, b.redis
 	cfg.Rules = dispatcher.Rules{
 		Limits: []dispatcher.LimitRule{{Name: "api", Rate: rate}},
-		Queues: []dispatcher.QueueRule{{
-			Name: "default", Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
-			BackoffMax: 20 * time.Millisecond, Timeout: 500 * time.Millisecond, OnLost: "retry",
-		}},
+		Queues: []dispatcher.QueueRule{queue("default", 500*time.Millisecond), queue("long", time.Minute)},
 	}
 	d, err := dispatcher.New(cfg)
 	if err != nil {
@@ -72,6 +69,13 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	return b
 }
 
+func queue(name string, timeout time.Duration) dispatcher.QueueRule {
+	return dispatcher.QueueRule{
+		Name: name, Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
+		BackoffMax: 20 * time.Millisecond, Timeout: timeout, OnLost: "retry",
+	}
+}
+
 // run runs a part until the test ends or the returned function is called.
 func (b *bench) run(part func(context.Context) error) func() {
 	ctx, stop := context.WithCancel(context.Background())
@@ -88,7 +92,12 @@ func (b *bench) run(part func(context.Context) error) func() {
 
 func (b *bench) insert(task string) int64 {
 	b.t.Helper()
-	id, err := b.client.Insert(b.t.Context(), callqueue.Call{Task: task})
+	return b.insertCall(callqueue.Call{Task: task})
+}
+
+func (b *bench) insertCall(call callqueue.Call) int64 {
+	b.t.Helper()
+	id, err := b.client.Insert(b.t.Context(), call)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 func (p *program) callsCommand() *cobra.Command {
-	return group("calls", "List calls, or show them", p.callsListCommand(), p.callsGetCommand())
+	return group("calls", "List calls, show or cancel them", p.callsListCommand(), p.callsGetCommand(), p.callsCancelCommand())
 }
 
 // callFilter says which calls to list.
@@ -179,13 +179,9 @@ func (p *program) callsGetCommand() *cobra.Command {
 			"an object per line. An ID that there is not is exit code 4, after the others.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ids := make([]int64, len(args))
-			for i, arg := range args {
-				id, err := strconv.ParseInt(arg, 10, 64)
-				if err != nil || id < 1 {
-					return usagef("%q is not the id of a call: a whole number from 1 on", arg)
-				}
-				ids[i] = id
+			ids, err := callIDs(args)
+			if err != nil {
+				return err
 			}
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
 				return p.getCalls(ctx, pool, ids)
@@ -220,11 +216,11 @@ func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64)
 		return err
 	}
 	var calls []shown
-	var missing []string
+	var missing []int64
 	for _, id := range ids {
 		record, err := client.Get(ctx, id)
 		if errors.Is(err, callqueue.ErrNotFound) {
-			missing = append(missing, strconv.FormatInt(id, 10))
+			missing = append(missing, id)
 			continue
 		}
 		if err != nil {
@@ -240,7 +236,7 @@ func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64)
 		return err
 	}
 	if len(missing) > 0 {
-		return &exitError{exitNotFound, fmt.Errorf("no such call: %s; it was never inserted here, or retention removed it", strings.Join(missing, ", "))}
+		return notFound(missing)
 	}
 	return nil
 }

@@ -118,70 +118,78 @@ func nonZero[T comparable](v T) *T {
 // closeSQL takes the locks of the open rows in id order, then of their calls, then of its own
 // connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is
 // limit.Arrival's formula; usage buckets are at most W/200 and labelled with their end (date_bin
-// rounds down, so one is added). A concurrency limit (W = 0) counts a call until its end, as the
+// rounds down, so one is added; none where the charge is over already). A concurrency limit (W = 0) counts a call until its end, as the
 // ledger has it, or, without an answer, until the API must have seen the connection go. An attempt
-// without limits keeps a bound that holds for any slack, should a limit be added later.
+// without limits keeps a bound that holds for any slack, should a limit be added later. A call that was
+// cancelled while the attempt ran stays cancelled, and learns how that ended.
 const closeSQL = `
-WITH c AS (
-    SELECT * FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
+WITH locked AS MATERIALIZED (
+    SELECT c.*
+    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
             @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[],
             @charged::bool[], @by::bigint[], @written::bigint[], @closed::bigint[],
             @statuses::text[], @failed::bool[], @delay::bigint[])
         AS c (call_id, attempt, token, unstarted, outcome, error, result, requests,
             charged, by_us, written_us, closed_us, status, failed, delay_us)
-), locked AS MATERIALIZED (
-    SELECT o.call_id
-    FROM call_open o
-    WHERE o.call_id = ANY(@ids)
-    ORDER BY o.call_id
+    JOIN call_open o ON o.call_id = c.call_id AND o.attempt = c.attempt
+    ORDER BY c.call_id
     FOR UPDATE OF o
 ), gone AS (
     DELETE FROM call_open o
-    USING c, locked l
-    WHERE o.call_id = c.call_id AND l.call_id = c.call_id AND o.attempt = c.attempt
+    USING locked c
+    WHERE o.call_id = c.call_id AND o.attempt = c.attempt
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted)
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
         o.limits, o.keys, o.costs, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, c.charged, c.status, c.failed,
         c.by_us, c.written_us, c.closed_us, c.delay_us
-), ended AS MATERIALIZED (
+), bounded AS (
     SELECT *,
         delay_us * interval '1 microsecond' AS delay,
         base + by_us * interval '1 microsecond' AS by,
         base + written_us * interval '1 microsecond' AS written,
         base + closed_us * interval '1 microsecond' AS closed
     FROM gone
-), charges AS MATERIALIZED (
-    SELECT e.call_id, u.name, u.key, u.cost, l.window_size / 200 AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
-        CASE
-        WHEN l.anchor = 'dispatch' THEN e.claimed_at
-        WHEN l.window_size > '0' THEN least(e.by, l.slack +
-            CASE coalesce(l.anchor, CASE e.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-            WHEN 'start' THEN e.written ELSE e.closed END)
-        WHEN e.by IS NULL THEN greatest(e.now, e.closed + l.slack)
-        ELSE e.now END AS until,
-        e.now
-    FROM ended e
-    CROSS JOIN LATERAL unnest(e.limits, e.keys, e.costs) AS u (name, key, cost)
-    JOIN call_limits l ON l.name = u.name
-    WHERE e.charged
+), ended AS MATERIALIZED (
+    SELECT b.*, u.until, u.names, u.charged_keys, u.charged_costs, u.buckets, u.charges
+    FROM bounded b
+    LEFT JOIN LATERAL (
+        SELECT max(until) FILTER (WHERE bounds) AS until,
+            array_agg(name) AS names, array_agg(key) AS charged_keys, array_agg(cost) AS charged_costs,
+            array_agg(CASE WHEN width > '0' THEN date_bin(width, until, 'epoch') + width
+                WHEN until > b.now THEN until END) AS buckets,
+            jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charges
+        FROM (
+            SELECT l.name, u.key, u.cost, l.window_size / 200 AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
+                CASE
+                WHEN l.anchor = 'dispatch' THEN b.claimed_at
+                WHEN l.window_size > '0' THEN least(b.by, l.slack +
+                    CASE coalesce(l.anchor, CASE b.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+                    WHEN 'start' THEN b.written ELSE b.closed END)
+                WHEN b.by IS NULL THEN greatest(b.now, b.closed + l.slack)
+                ELSE b.now END AS until
+            FROM unnest(b.limits, b.keys, b.costs) AS u (name, key, cost)
+            JOIN call_limits l ON l.name = u.name
+            WHERE b.charged
+        ) c
+    ) u ON true
 ), call AS (
     UPDATE call_queue q
-    SET status        = e.status,
+    SET status        = CASE q.status WHEN 'dispatched' THEN e.status ELSE q.status END,
         failed_count  = q.failed_count + e.failed::int,
         error_message = e.error,
-        run_at        = CASE WHEN e.delay IS NULL THEN q.run_at ELSE e.now + e.delay END,
+        run_at        = CASE WHEN e.delay IS NULL OR q.status <> 'dispatched' THEN q.run_at ELSE e.now + e.delay END,
         finished_at   = CASE WHEN e.status = 'new' THEN q.finished_at ELSE e.now END,
-        failed_at     = CASE WHEN e.status = 'failed' THEN e.now ELSE q.failed_at END,
+        failed_at     = CASE WHEN e.status = 'failed' AND q.status = 'dispatched' THEN e.now ELSE q.failed_at END,
         unique_key    = CASE WHEN e.status IN ('new', 'error') THEN q.unique_key END
     FROM ended e
-    WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status = 'dispatched'
+    WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status IN ('dispatched', 'cancelled')
 ), charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
-    SELECT name, key, CASE WHEN width > '0' THEN date_bin(width, until, 'epoch') + width ELSE until END,
-        pg_backend_pid(), sum(cost)
-    FROM charges
-    WHERE width > '0' OR until > now
+    SELECT c.name, c.key, c.bucket, pg_backend_pid(), sum(c.cost)
+    FROM ended e
+    CROSS JOIN LATERAL unnest(e.names, e.charged_keys, e.charged_costs, e.buckets) AS c (name, key, cost, bucket)
+    WHERE c.bucket IS NOT NULL
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
@@ -189,13 +197,7 @@ WITH c AS (
 INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, error, charged, result)
 SELECT e.call_id, e.attempt, e.requests, e.cost, e.claimed_at, e.started_at,
-    CASE WHEN e.charged THEN coalesce(l.until, least(e.by, greatest(e.written, e.closed) + interval '1 minute')) END,
-    e.now, e.outcome, e.queue, e.task, e.key, e.worker, e.error, coalesce(l.charged, '[]'), e.result::jsonb
+    CASE WHEN e.charged THEN coalesce(e.until, least(e.by, greatest(e.written, e.closed) + interval '1 minute')) END,
+    e.now, e.outcome, e.queue, e.task, e.key, e.worker, e.error, coalesce(e.charges, '[]'), e.result::jsonb
 FROM ended e
-LEFT JOIN LATERAL (
-    SELECT max(until) FILTER (WHERE bounds) AS until,
-        jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charged
-    FROM charges
-    WHERE charges.call_id = e.call_id
-) l ON true
 RETURNING call_id`

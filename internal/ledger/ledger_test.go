@@ -288,6 +288,66 @@ func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 	}
 }
 
+// What a cancelled call's last attempt came to is counted, though it leaves the status; also where the
+// closing had begun before the cancellation committed.
+func TestCloseOfACancelledCall(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	before, during := open(t, pool), open(t, pool)
+	start(t, pool, request(before, 7), request(during, 8))
+	const cancel = `UPDATE call_queue SET status = 'cancelled', finished_at = now() - interval '1 min', unique_key = NULL WHERE id = $1`
+	exec(t, pool, cancel, before)
+
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	for _, sql := range []string{`SELECT 1 FROM call_open WHERE call_id = $1 FOR UPDATE`, cancel} {
+		if _, err := tx.Exec(t.Context(), sql, during); err != nil {
+			t.Fatal(err)
+		}
+	}
+	later := time.Hour
+	lost := ledger.Closing{
+		Attempt: 1, Outcome: callqueue.OutcomeLost, Error: "x", Arrival: &limit.Arrival{}, Failed: true, Status: callqueue.StatusError, Delay: &later,
+	}
+	failed := lost
+	lost.CallID, lost.Token = before, 7
+	failed.CallID, failed.Token, failed.Status, failed.Delay = during, 8, callqueue.StatusFailed, nil
+	closed := make(chan error, 1)
+	go func() {
+		_, err := ledger.Close(context.Background(), pool, []ledger.Closing{lost, failed})
+		closed <- err
+	}()
+	awaitLockWait(t, pool)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	want(t, pool, `SELECT count(*) = 2 FROM call_queue WHERE status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL
+		AND ready_at IS NULL AND run_at <= now() AND finished_at > now() - interval '30 s' AND error_message = 'x'`)
+	want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
+	want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
+	for _, v := range verify(t, pool).Findings {
+		t.Errorf("found %+v", v)
+	}
+}
+
+// awaitLockWait waits until a statement waits for a lock.
+func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	for waiting, end := false, time.Now().Add(20*time.Second); !waiting; {
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock') FROM pg_sleep(0.005)`).Scan(&waiting)
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("no statement waits for a lock (%v)", err)
+		}
+	}
+}
+
 func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {

@@ -1,0 +1,163 @@
+package callqueue
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Cancellation is what [Client.Cancel] did to a call.
+type Cancellation struct {
+	ID int64 `json:"id"`
+	// Cancelled says that this Cancel ended the call. If not, it had ended before: see Status.
+	Cancelled bool   `json:"cancelled"`
+	Status    Status `json:"status"`
+	// Running says that an attempt of the call had started, and not ended.
+	Running bool `json:"running"`
+}
+
+// NotFoundError says which calls there are not. errors.Is finds [ErrNotFound] in it.
+type NotFoundError struct {
+	IDs []int64
+}
+
+func (e *NotFoundError) Error() string { return fmt.Sprintf("%v: %v", ErrNotFound, e.IDs) }
+
+// Unwrap returns [ErrNotFound].
+func (e *NotFoundError) Unwrap() error { return ErrNotFound }
+
+// Cancel ends calls that have not ended. One that waits is not made. One that was handed over and
+// has not started will not start, and gives back what it took of its limits. One that has
+// started may have reached the API, so its attempt stays counted; the context of its handler ends
+// within about two seconds, and however the handler then ends, the call stays cancelled.
+//
+// It returns a Cancellation for each call that there is, in the order given, and a [*NotFoundError]
+// if there are not all: the others are cancelled all the same. After any other error some may be
+// cancelled that are not returned; cancelling again does no harm.
+//
+// Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, and INSERT on
+// call_attempts.
+func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]Cancellation, error) {
+	var failure error
+	asked, known := unique(ids), make(map[int64]Cancellation, len(ids))
+	for some := range slices.Chunk(asked, cancelMost) {
+		// A call that was claimed while its lock was waited for is left to the next turn.
+		for len(some) > 0 && failure == nil {
+			some, failure = c.cancelSome(ctx, some, known)
+		}
+	}
+	list := make([]Cancellation, 0, len(known))
+	var missing []int64
+	for _, id := range asked {
+		if found, ok := known[id]; ok {
+			list = append(list, found)
+		} else {
+			missing = append(missing, id)
+		}
+	}
+	switch {
+	case failure != nil:
+		return list, fmt.Errorf("cancel calls: %w", failure)
+	case len(missing) > 0:
+		return list, &NotFoundError{missing}
+	}
+	return list, nil
+}
+
+// cancelMost is how many calls are locked at once.
+const cancelMost = 500
+
+func unique(ids []int64) []int64 {
+	seen := make(map[int64]bool, len(ids))
+	var list []int64
+	for _, id := range ids {
+		if !seen[id] {
+			list, seen[id] = append(list, id), true
+		}
+	}
+	return list
+}
+
+// cancelSome cancels calls in one transaction, notes them in known, and returns the ids that it has
+// to be asked for again.
+func (c *Client) cancelSome(ctx context.Context, ids []int64, known map[int64]Cancellation) ([]int64, error) {
+	var found []cancelled
+	// Each statement must see what was committed while it waited for the locks of the one before.
+	err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, lockOpenSQL, ids)
+		if err != nil {
+			return err
+		}
+		open, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			return fmt.Errorf("lock open attempts: %w", err)
+		}
+		if _, err := tx.Exec(ctx, lockCallsSQL, ids); err != nil {
+			return fmt.Errorf("lock calls: %w", err)
+		}
+		if rows, err = tx.Query(ctx, cancelSQL, ids, open); err != nil {
+			return err
+		}
+		found, err = pgx.CollectRows(rows, pgx.RowToStructByName[cancelled])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var again []int64
+	for _, f := range found {
+		if f.Claimed {
+			again = append(again, f.ID)
+			continue
+		}
+		known[f.ID] = Cancellation{f.ID, f.Cancelled, f.Status, f.Running}
+	}
+	return again, nil
+}
+
+// cancelled is a call as cancelSQL left it.
+type cancelled struct {
+	ID        int64  `db:"id"`
+	Status    Status `db:"status"`
+	Cancelled bool   `db:"cancelled"`
+	Running   bool   `db:"running"`
+	Claimed   bool   `db:"claimed"` // it has an open attempt that is not locked: nothing was done
+}
+
+// Open attempts are locked before their calls, as whatever closes them does.
+const lockOpenSQL = `SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE`
+
+const lockCallsSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE`
+
+// All rows that it changes are locked: the calls $1, and the open attempts of the calls $2. An attempt
+// that has not started ends here, charged to nothing; one that has is its worker's to end.
+const cancelSQL = `
+WITH call AS MATERIALIZED (
+    SELECT q.id, q.status, q.status IN ('done', 'failed', 'cancelled') AS ended,
+        o.call_id IS NOT NULL AND q.id <> ALL($2::bigint[]) AS claimed,
+        o.started_at IS NOT NULL AS running
+    FROM call_queue q
+    LEFT JOIN call_open o ON o.call_id = q.id
+    WHERE q.id = ANY($1::bigint[])
+), cancelled AS (
+    UPDATE call_queue q
+    SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL
+    FROM call c
+    WHERE q.id = c.id AND NOT c.ended AND NOT c.claimed
+    RETURNING q.id
+), refunded AS (
+    DELETE FROM call_open o
+    USING cancelled c
+    WHERE o.call_id = c.id AND o.started_at IS NULL
+    RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.queue, o.task, o.key
+), ledger AS (
+    INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+    SELECT call_id, attempt, cost, claimed_at, clock_timestamp(), 'cancelled', queue, task, key, '[]'
+    FROM refunded
+)
+SELECT c.id, CASE WHEN done.id IS NULL THEN c.status ELSE 'cancelled' END AS status, done.id IS NOT NULL AS cancelled,
+    c.running, c.claimed AND NOT c.ended AS claimed
+FROM call c
+LEFT JOIN cancelled done ON done.id = c.id`
