@@ -92,6 +92,9 @@ func (r *killRun) account() oracle.Account {
 // judge holds everything against the rules, and keeps the evidence where one does not hold.
 func (r *killRun) judge(drained bool) {
 	r.t.Helper()
+	for _, k := range append(slices.Clone(r.kills), r.errors...) { // first: what follows needs Postgres
+		r.t.Log(k)
+	}
 	a := r.account()
 	report := slices.Clone(r.errors)
 	if !drained {
@@ -110,9 +113,6 @@ func (r *killRun) judge(drained bool) {
 				report = append(report, err.Error())
 			}
 		}
-	}
-	for _, k := range r.kills {
-		r.t.Log(k)
 	}
 	outcomes := map[string]int{}
 	for _, t := range a.Attempts {

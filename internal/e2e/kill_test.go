@@ -280,8 +280,11 @@ func (r *killRun) end() {
 		}
 		select {
 		case <-v.process.done:
-		case <-time.After(20 * time.Second):
+		case <-time.After(30 * time.Second):
+			v.process.kill()
 		}
-		v.process.kill()
+		if code := v.process.cmd.ProcessState.ExitCode(); code != 0 {
+			r.t.Errorf("%s: exit %d after SIGTERM\n%s", v.name, code, tail(v.process.log.String(), 10))
+		}
 	}
 }

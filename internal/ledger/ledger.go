@@ -37,7 +37,7 @@ func Settings() map[string]string {
 		"application_name": "callq",
 
 		"synchronous_commit":                  "on",
-		"idle_in_transaction_session_timeout": "10s",
+		"idle_in_transaction_session_timeout": "5s",
 	}
 }
 

@@ -76,6 +76,31 @@ func TestStartIsCompareAndSet(t *testing.T) {
 	}
 }
 
+// On a server that commits asynchronously, and a pool that is not callq's own.
+func TestStartIsDurable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `SET LOCAL synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ledger.Start(t.Context(), tx, "w", []ledger.StartRequest{request(id, 7)}); err != nil {
+		t.Fatal(err)
+	}
+	var commit string
+	if err := tx.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&commit); err != nil {
+		t.Fatal(err)
+	}
+	if commit != "on" {
+		t.Errorf("synchronous_commit is %s when a start commits", commit)
+	}
+}
+
 func TestStartTwiceInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -70,9 +70,10 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 // The conditions stand on call_open's own columns, for only those are read again after a wait
 // for a lock. A row that already carries the token keeps its first started_at. One batch may ask
 // for an attempt twice, when Redis delivered it twice: only the token that the row took counts.
+// The commit waits for the disk, whatever the server or the worker's own pool is set to.
 const startSQL = `
 WITH locked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.timeout_us, q.id IS NULL AS gone
+    SELECT a.call_id, a.attempt, a.token, a.timeout_us, q.id IS NULL AS gone, set_config('synchronous_commit', 'on', true)
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @timeouts::bigint[])
         AS a (call_id, attempt, token, timeout_us)
     JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
