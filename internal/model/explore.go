@@ -41,7 +41,9 @@ func (m *Model) Explore(most int) Report {
 	first := m.initial()
 	m.tidy(&first)
 	v.add(first, 0)
-	depth := []int{1} // where each depth ends
+	depth := []int{1}              // where each depth ends
+	healer := New(m.Configuration) // has steps of its own
+	var later *Violation           // found while healing; there may be a shorter way to one
 	for i := 0; i < v.len() && report.Violation == nil; i++ {
 		if i == depth[len(depth)-1] {
 			depth = append(depth, v.len())
@@ -64,17 +66,22 @@ func (m *Model) Explore(most int) Report {
 				rule = m.broken(&st.state)
 				if rule == "" && v.len()%healEvery == 0 && m.looks(Rule3) {
 					report.Healed++
-					healer := *m // its steps are its own
-					healer.steps = nil
 					rule, further = healer.heal(st.state)
 				}
 			}
-			if rule != "" {
-				last := st.String()
-				report.Violation = &Violation{Rule: rule, Steps: append(append(m.trace(v, i), last), further...)}
+			if rule == "" || later != nil && len(further) > 0 {
+				continue
+			}
+			violation := healer.violation(v, rule, i, st, further)
+			if len(further) == 0 || rule == Rule3 {
+				report.Violation = violation
 				break
 			}
+			later = violation
 		}
+	}
+	if report.Violation == nil {
+		report.Violation = later
 	}
 	report.States, report.Depth = v.len(), len(depth)-1
 	report.Whole = most == 0 || v.len() < most
@@ -93,6 +100,10 @@ func (m *Model) next(s *State) []step {
 	m.sweeps(s)
 	m.passes(s)
 	return m.steps
+}
+
+func (m *Model) violation(v *visited, rule string, i int, last *step, further []string) *Violation {
+	return &Violation{Rule: rule, Steps: append(append(m.trace(v, i), last.String()), further...)}
 }
 
 // trace is how i was reached first.
@@ -121,6 +132,7 @@ func (m *Model) heal(s State) (rule string, did []string) {
 		s.left.Failovers = 0
 	}
 	m.without = true
+	defer func() { m.without = false }()
 	did = []string{"without more faults:"}
 	for range most {
 		if s.allEnded() {
