@@ -66,7 +66,7 @@ func explore(configurations []model.Configuration) (held bool) {
 	}
 	close(next)
 	explorers.Wait()
-	fmt.Printf("%d distinct states, %d transitions, %.1f s", states, transitions, time.Since(begun).Seconds())
+	fmt.Printf("in all %d states, distinct within their configuration, %d transitions, %.1f s", states, transitions, time.Since(begun).Seconds())
 	if held {
 		fmt.Print("; every rule held in every one")
 	}
