@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night latency bench bench-check
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night model latency bench bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,9 @@ vet: ## go vet
 
 race: ## every test, with the race detector
 	$(SERVERS) go test -race -timeout 8m ./...
+
+model: ## every state of a small model of the protocol, against every rule: under a minute
+	GOMAXPROCS=2 go run ./internal/model/check
 
 # What runs the built program from outside takes minutes, each with servers of its own.
 E2E := go test -tags e2e -count=1 ./internal/e2e -v

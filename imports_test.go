@@ -49,6 +49,7 @@ func TestImports(t *testing.T) {
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/relay", modules: []string{redis}},
+		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
 		{name: "internal/e2e/oracle"},

@@ -1,0 +1,57 @@
+package model
+
+// Broken is a set of rules that the model is told not to keep. Each stands for a mistake that is
+// easy to make; the tests show that each is noticed.
+type Broken uint64
+
+const (
+	// The claim.
+	NoLock          Broken = 1 << iota // claims do not lock the limit
+	CountDispatched                    // occupied: claimed within the window, whatever came later
+	CountStarted                       // occupied: started within the window; what has not started is not counted
+	TwoStatements                      // usage is counted first, then the open rows, in two statements
+	OpenNotCounted                     // an attempt counts once it is charged
+	RoundedDown                        // buckets are labelled with their start
+	NoRecount                          // the clock is not read again after the count
+	GainForgotten                      // a window is not widened when the clock was set forward
+	GainKeptShort                      // ... or only for one window and the gain
+
+	// Limits that change.
+	NoRecall         // a lowered limit leaves unstarted attempts
+	RecallSkips      // a recall passes over rows that are locked
+	NotShutInEpoch   // a new epoch does not shut the limit
+	ShutForgetsGain  // a limit that is shut opens the sooner when the clock is set forward
+	ShutWithoutSlack // a new epoch shuts it for one window alone
+	// The start.
+	NoCompareAndSet // a start takes the row whoever has it
+	NoEpochCheck    // a start takes rows of an older epoch
+	NewM0           // a start that is asked again has a new m0
+	LateM0          // m0 is read when the start is answered
+	NoGate          // the request is written whenever the worker comes to it
+	GateForgets     // the gate asks for send_within, and not for the timeout
+	SecondRequest   // net/http sends a request again when there was no answer
+	ClockAlone      // started_at may be earlier than claimed_at
+	// The finish.
+	NoSlack           // without an answer, until is when the request was written
+	UntilExtended     // until follows the last write, past send_within
+	EndIsProof        // a handler's end proves that its request has arrived
+	FinishOverwrites  // a finish changes the call whether or not its attempt is open
+	UnsentUnlessHeard // without an answer nothing is charged
+	// The sweepers.
+	RefundLost      // a lost attempt is not charged
+	RefundStarted   // the sweeper of unstarted attempts closes one that has started meanwhile
+	RefundEpoch     // an attempt of an older epoch is not charged
+	EpochAsOfNow    // a started attempt of an older epoch is charged at the sweep, not at its start
+	UnsentOldEpoch  // recall, sweeper and worker close unstarted rows of an older epoch as not sent
+	LostAtStart     // a lost attempt is charged at its start
+	ResendAnew      // a resend opens a new attempt instead
+	NoResend        // what Redis lost is neither sent again nor taken back
+	RetireFrees     // usage goes with the call's row
+	DeleteCloses    // deleting a call deletes its open row
+	TakenBackSilent // what is taken back leaves its call dispatched
+
+	// Verify.
+	VerifyAtStart     // verify takes an attempt's start for its until
+	VerifyClosed      // verify leaves out open attempts
+	VerifyOpenForEver // verify takes an open attempt's request to be on its way, however long ago it started
+)

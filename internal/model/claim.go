@@ -1,0 +1,288 @@
+package model
+
+// The dispatchers' claim (dispatcher/claim.go, lock.go, headroom.go) in three steps between which
+// anything may happen: lock the limit and read the clock; count; commit. FineClaim apart, the first
+// two are one: an earlier clock only counts more, unless it is set back. Reading the clock in a step
+// of its own would add nothing but a later lock.
+
+func (m *Model) claims(s *State) {
+	for i := range s.disps {
+		switch s.disps[i].phase {
+		case resting:
+			m.lockLimit(s, i)
+		case clocked:
+			m.countOccupied(s, i)
+		case halved:
+			n := *s
+			d := &n.disps[i]
+			d.room -= m.occupiedOpen(&n, d)
+			n.afterCount(i)
+			m.emit(moveCountOpen, 0, 0, n, "")
+		case counted:
+			m.commitClaim(s, i)
+		}
+		if s.disps[i].phase != resting && s.left.ClaimAborted > 0 {
+			n := *s
+			n.left.ClaimAborted--
+			n.disps[i].rest()
+			m.emit(moveClaimAborts, 0, 0, n, "")
+		}
+	}
+	if s.left.DispatcherDies > 0 {
+		for i := range s.disps {
+			n := *s
+			n.left.DispatcherDies--
+			n.disps[i] = disp{fresh: true}
+			m.emit(moveDispatcherDies, 0, 0, n, "")
+		}
+	}
+}
+
+func (d *disp) rest() { d.phase, d.now, d.room = resting, 0, 0 }
+
+// limitFree says whether nobody holds the limit's lock.
+func (s *State) limitFree() bool {
+	for i := range s.disps {
+		if s.disps[i].phase != resting {
+			return false
+		}
+	}
+	return !s.publishing
+}
+
+func (p *postgres) someWait() bool {
+	for i := range p.calls {
+		if p.calls[i].status == waiting {
+			return true
+		}
+	}
+	return false
+}
+
+// lockLimit is lockQueue, readClock, shutFor and enterEpoch.
+func (m *Model) lockLimit(s *State, i int) {
+	if !s.pg.someWait() || !m.has(NoLock) && !s.limitFree() {
+		return
+	}
+	n := *s
+	m.look(&n.disps[i])
+	p := &n.pg
+	switch {
+	case p.limit.epoch != p.epoch && !m.has(NotShutInEpoch):
+		p.limit.epoch = p.epoch
+		p.limit.shut = m.shutFor()
+		m.emit(moveEnterEpoch, 0, 0, n, "")
+		return
+	case m.shut(p, &n.disps[i]):
+		if n != *s { // the look told something
+			m.emit(moveLookShut, 0, 0, n, "")
+		}
+		return
+	}
+	if m.without && (m.rate(p.limit.version) <= m.occupied(&n, &n.disps[i]) || n.freeSlot() < 0) {
+		return // heal waits instead of counting in vain
+	}
+	n.disps[i].phase = clocked
+	if m.FineClaim || m.has(TwoStatements) {
+		m.emit(moveLock, 0, 0, n, "")
+		return
+	}
+	if m.count(&n, i); n != *s { // else there is no room, and the look told nothing
+		m.emit(moveLockCount, 0, 0, n, "")
+	}
+}
+
+// shut says whether the limit is shut after a failover. What the clock gained since does not let it
+// open any sooner.
+func (m *Model) shut(p *postgres, d *disp) bool {
+	until := p.limit.shut
+	if d.gain > 0 && m.gainKept(d, d.now) && !m.has(ShutForgetsGain) {
+		until += d.gain
+	}
+	return p.limit.epoch > 0 && until > 0
+}
+
+func (m *Model) shutFor() int8 {
+	switch {
+	case m.has(ShutWithoutSlack):
+		return m.Window
+	case m.Finish:
+		return m.Window + m.SendWithin + m.Slack + m.Deadline
+	}
+	return m.Window + m.SendWithin + m.Slack
+}
+
+// look is limit.Clock.Look: answers come at once here, so that it sees exactly what was gained.
+func (m *Model) look(d *disp) {
+	if d.unlooked > 0 && !d.fresh {
+		d.gain, d.gainAt = d.gain+d.unlooked, 0
+	}
+	d.unlooked, d.fresh = 0, false
+}
+
+// gainKept says whether a window is still widened at now, limit.Clock.Gained.
+func (m *Model) gainKept(d *disp, now int8) bool {
+	switch {
+	case m.has(GainForgotten):
+		return false
+	case m.has(GainKeptShort):
+		return d.gainAt+m.Window+d.gain > now
+	case m.Finish:
+		return d.gainAt+m.Window+d.gain+m.Deadline+m.Slack > now
+	}
+	return d.gainAt+m.Window+d.gain+m.SendWithin+m.Slack > now
+}
+
+func (m *Model) since(d *disp) int8 {
+	since := d.now - m.Window
+	if d.gain > 0 && m.gainKept(d, d.now) {
+		since -= d.gain
+	}
+	return since
+}
+
+// countOccupied is headroom. The clock is read again after it: where it was set back meanwhile, what
+// has started since would be taken for old.
+func (m *Model) countOccupied(s *State, i int) {
+	n := *s
+	d := &n.disps[i]
+	if !m.has(NoRecount) && d.unlooked < 0 {
+		d.rest()
+		m.emit(moveClockWentBack, 0, 0, n, "")
+		return
+	}
+	if m.has(TwoStatements) {
+		d.room = m.rate(n.pg.limit.version) - m.occupiedUsage(&n, d)
+		d.phase = halved
+		m.emit(moveCountUsage, 0, 0, n, "")
+		return
+	}
+	m.count(&n, i)
+	m.emit(moveCountOccupied, 0, 0, n, "")
+}
+
+func (m *Model) count(n *State, i int) {
+	d := &n.disps[i]
+	d.room = m.rate(n.pg.limit.version) - m.occupied(n, d)
+	n.afterCount(i)
+}
+
+func (n *State) afterCount(i int) {
+	d := &n.disps[i]
+	d.phase = counted
+	if d.room <= 0 {
+		d.rest()
+	}
+}
+
+func (m *Model) occupied(s *State, d *disp) int8 { return m.occupiedUsage(s, d) + m.occupiedOpen(s, d) }
+
+func (m *Model) occupiedUsage(s *State, d *disp) int8 {
+	n := int8(0)
+	for i := range s.pg.rows {
+		if m.usageCounts(&s.pg.rows[i], m.since(d)) {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *Model) occupiedOpen(s *State, d *disp) int8 {
+	n := int8(0)
+	for i := range s.pg.rows {
+		if m.openCounts(&s.pg, i, m.since(d)) {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *Model) usageCounts(r *row, since int8) bool {
+	switch {
+	case m.has(CountDispatched):
+		return r.used && r.claimed > since
+	case m.has(CountStarted):
+		return r.used && r.at > since
+	}
+	return r.used && r.label > since
+}
+
+// openCounts is occupiedSQL's part about call_open.
+func (m *Model) openCounts(p *postgres, i int, since int8) bool {
+	r := &p.rows[i]
+	if !p.isOpen(i) || m.has(OpenNotCounted) {
+		return false
+	}
+	bounded := r.stage == started && !m.Finish && r.epoch == p.limit.epoch
+	switch {
+	case m.has(CountDispatched):
+		return r.claimed > since
+	case m.has(CountStarted):
+		return r.stage == started && r.at > since
+	}
+	return !bounded || r.at+m.SendWithin+m.Slack > since
+}
+
+// commitClaim opens attempts of the next waiting calls, as many as there is room for or fewer, in
+// the order of their ids (pickSQL, openSQL), and hands them over.
+func (m *Model) commitClaim(s *State, i int) {
+	n := *s
+	d := &n.disps[i]
+	taken := int8(0)
+	now := d.now
+	for c := range n.pg.calls {
+		if taken == d.room {
+			break
+		}
+		if !m.openAttempt(&n, c, now) {
+			continue
+		}
+		taken++
+		after := n
+		after.disps[i].rest()
+		m.emit(moveCommit, taken, 0, after, "")
+		if s.left.ClaimUnknown > 0 {
+			after.left.ClaimUnknown--
+			for j := range after.seen {
+				if after.seen[j] != s.seen[j] {
+					after.seen[j].parcels = 0
+				}
+			}
+			m.emit(moveCommitUnknown, taken, 0, after, "")
+		}
+	}
+	if taken == 0 {
+		n.disps[i].rest()
+		m.emit(moveNothingToClaim, 0, 0, n, "")
+	}
+}
+
+// keepsClaimed says whether claimed_at can matter.
+func (m *Model) keepsClaimed() bool {
+	return m.Faults.ClockBack > 0 || m.Faults.Failovers > 0 || m.has(CountDispatched)
+}
+
+func (m *Model) openAttempt(n *State, c int, now int8) bool {
+	k := &n.pg.calls[c]
+	if k.status != waiting || k.attempts >= m.Attempts && !m.without {
+		return false
+	}
+	slot := n.freeSlot()
+	if slot < 0 {
+		return false
+	}
+	k.attempts++
+	k.status = dispatched
+	n.pg.rows[slot] = row{stage: open, epoch: n.pg.epoch, claimed: now}
+	n.seen[slot] = seen{used: true, call: int8(c), attempt: k.attempts, parcels: 1}
+	return true
+}
+
+func (s *State) freeSlot() int {
+	for i := range s.seen {
+		if !s.seen[i].used {
+			return i
+		}
+	}
+	return -1
+}

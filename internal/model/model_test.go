@@ -1,0 +1,122 @@
+package model
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// mutants are mistakes that the code does not make, each in the configuration that shows it.
+var mutants = []variant{
+	{name: "no lock on the limit", ignore: []string{Rule6}, broken: NoLock, within: "plain", change: small, rule: Rule1},
+	{name: "counted by dispatched_at", broken: CountDispatched, within: "plain", rule: Rule4},
+	{name: "counted by started_at", ignore: []string{Rule6}, broken: CountStarted, within: "plain", rule: Rule4},
+	{name: "usage before open rows, two statements", ignore: []string{Rule6}, broken: TwoStatements, within: "claims", rule: Rule1},
+	{name: "open attempts not counted", broken: OpenNotCounted, within: "plain", rule: Rule4},
+	{name: "buckets rounded down", broken: RoundedDown, within: "claims", rule: Rule4},
+	{name: "gain forgotten", broken: GainForgotten, within: "forward", rule: Rule4},
+	{name: "gain kept short (handlers)", broken: GainKeptShort, within: "handlers", rule: Rule4},
+
+	{name: "lowered without recall", broken: NoRecall, within: "changes", rule: Rule6},
+	{name: "recall skips locked rows", broken: RecallSkips, within: "changes", rule: Rule6},
+	{name: "limit not shut in a new epoch", ignore: []string{Rule6, Rule7}, broken: NotShutInEpoch, within: "failover", rule: Rule1},
+	{name: "limit shut for a window alone", broken: ShutWithoutSlack, within: "failover", rule: Rule4},
+
+	{name: "start without compare-and-set", ignore: []string{Rule4}, broken: NoCompareAndSet, within: "parcels", rule: Rule2},
+	{name: "start does not check the epoch", broken: NoEpochCheck, within: "failover", change: func(c *Configuration) { c.Faults.ParcelTwice = 1 }, rule: Rule2},
+	{name: "new m0 on a repeated start", broken: NewM0, within: "starts", rule: Rule4},
+	{name: "m0 read at the answer", broken: LateM0, within: "starts", rule: Rule4},
+	{name: "no gate", broken: NoGate, within: "plain", rule: Rule4},
+	{name: "second request", broken: SecondRequest, within: "plain", rule: Rule2},
+
+	{name: "no slack without an answer", broken: NoSlack, within: "plain", rule: Rule4},
+	{name: "late finish overwrites", broken: FinishOverwrites, within: "retries", rule: Rule5},
+	{name: "unsent unless answered", broken: UnsentUnlessHeard, within: "plain", rule: Rule4},
+
+	{name: "lost attempt refunded", broken: RefundLost, within: "plain", rule: Rule4},
+	{name: "started attempt refunded as unstarted", broken: RefundStarted, within: "starts", rule: Rule4},
+	{name: "older epoch refunded", broken: RefundEpoch, within: "failover", rule: Rule4},
+	{name: "lost attempt charged at its start", broken: LostAtStart, within: "plain", rule: Rule4},
+	{name: "resend as a new attempt", broken: ResendAnew, within: "parcels", change: func(c *Configuration) { c.Attempts = 2 }, rule: Rule4},
+	{name: "no resend", broken: NoResend, within: "parcels", rule: Rule3},
+	{name: "retention frees usage", broken: RetireFrees, within: "deletion", rule: Rule4},
+	{name: "deletion takes the open row", broken: DeleteCloses, within: "deletion", rule: Rule4},
+	{name: "taken back, call not", broken: TakenBackSilent, within: "starts", rule: Rule3},
+	{name: "verify without open attempts", broken: NoLock | VerifyClosed, within: "plain", change: small, rule: Rule7, ignore: []string{Rule6}},
+	{name: "verify by starts alone", broken: CountStarted | VerifyAtStart, within: "plain", change: small, rule: Rule7, ignore: []string{Rule1, Rule4, Rule6}},
+}
+
+// TestRulesHold: near the beginning of every configuration, which is all that there is time for here.
+// Every move is met there, so none of what `make model` explores is out of reach.
+func TestRulesHold(t *testing.T) {
+	t.Parallel()
+	var met [moveCount]bool
+	for _, c := range Configurations() {
+		report := New(c).Explore(5_000)
+		if report.Violation != nil {
+			t.Errorf("%s: %s\n%s", c.Name, report, report.Violation)
+		}
+		for kind, yes := range report.met {
+			met[kind] = met[kind] || yes
+		}
+	}
+	for kind, yes := range met {
+		broken := move(kind) == moveCountUsage || move(kind) == moveCountOpen || move(kind) == moveDispatcherDies
+		if yes == broken {
+			t.Errorf("%q: met %v", texts[kind].text, yes)
+		}
+	}
+}
+
+// TestShortestTrace: a violation is told by the steps that lead to it.
+func TestShortestTrace(t *testing.T) {
+	t.Parallel()
+	v := variant{broken: SecondRequest, within: "plain"}
+	report := New(v.configuration()).Explore(0)
+	want := []string{
+		"a dispatcher locks the limit, reads the clock and counts what is occupied",
+		"its claim of 1 commits and is handed over",
+		"a worker takes the parcel of call 1 attempt 1",
+		"call 1 attempt 1 is started",
+		"the request of call 1 attempt 1 is written",
+		"the request of call 1 attempt 1 is written",
+	}
+	if report.Violation == nil || !slices.Equal(report.Violation.Steps, want) {
+		t.Errorf("%v, want these steps:\n%s", report.Violation, strings.Join(want, "\n"))
+	}
+}
+
+// TestMutants: each broken rule is noticed, by what it breaks.
+func TestMutants(t *testing.T) {
+	t.Parallel()
+	for _, v := range mutants {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			mustFind(t, v)
+		})
+	}
+}
+
+// TestDifferences: what the code does otherwise is still a violation; if not, its line can go.
+func TestDifferences(t *testing.T) {
+	t.Parallel()
+	for _, d := range Differences() {
+		t.Run(d.variant.name, func(t *testing.T) {
+			t.Parallel()
+			mustFind(t, d.variant)
+		})
+	}
+}
+
+func mustFind(t *testing.T, v variant) {
+	t.Helper()
+	report := New(v.configuration()).Explore(500_000)
+	switch {
+	case report.Violation == nil:
+		t.Errorf("not noticed: %s", report)
+	case report.Violation.Rule != v.rule:
+		t.Errorf("broken is %q, want %q\n%s", report.Violation.Rule, v.rule, report.Violation)
+	default:
+		t.Logf("%s\n%s", report, report.Violation)
+	}
+}
