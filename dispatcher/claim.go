@@ -55,7 +55,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
-	if shut := shutFor(limits, now, epoch); shut > 0 {
+	if shut := d.shutFor(limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, limits, epoch)
 	}
 	seen, err := d.survey(ctx, tx, queue, limits)
@@ -75,6 +75,9 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	keys, pausedFor := seen.unpaused()
 	head, err := d.headroom(ctx, tx, limits, keys, now)
+	if errors.Is(err, errClockSetBack) {
+		return claimResult{lookIn: minGap}, nil
+	}
 	if err != nil {
 		return claimResult{}, err
 	}

@@ -199,6 +199,9 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	defer cancel()
 	d.turn.Lock()
 	defer d.turn.Unlock()
+	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil { // also while nothing is due: no step goes unseen for long
+		return err
+	}
 	sweepErr := d.sweep(bounded)
 	next, lookErr := d.look(bounded, true)
 	if lookErr == nil {

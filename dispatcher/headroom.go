@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -26,7 +27,11 @@ type occupied struct {
 	Key      string     `db:"key"`
 	Occupied int64      `db:"occupied"`
 	FreedAt  *time.Time `db:"freed_at"` // the earliest until of an occupied unit; nil: none has one yet
+	At       time.Time  `db:"at"`       // Postgres's clock once it was counted
 }
+
+// errClockSetBack: what started since the clock was read may seem to be long over.
+var errClockSetBack = errors.New("the clock of Postgres was set back within a claim")
 
 // headroom counts what is occupied of the limits, of those per key for these keys. It needs the
 // limits' locks.
@@ -42,7 +47,7 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		}
 		for _, key := range of {
 			names, ofKeys = append(names, l.Name), append(ofKeys, key)
-			since = append(since, now.Add(-l.Window-limit.Margin(l.Window)-d.clock.Gained(now, l.Window)))
+			since = append(since, now.Add(-l.Window-limit.Margin(l.Window)-d.gained(l, now)))
 			uses[limitKey{l.Name, key}] = limit.Use{Rate: l.Rate, Window: l.Window}
 		}
 	}
@@ -61,6 +66,9 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		return nil, fmt.Errorf("count occupied units: %d of %d limits and keys answered", len(counted), len(names))
 	}
 	for _, c := range counted {
+		if c.At.Before(now) {
+			return nil, errClockSetBack
+		}
 		use := uses[limitKey{c.Name, c.Key}]
 		use.Occupied = c.Occupied
 		if c.FreedAt != nil {
@@ -80,7 +88,7 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		for j, l := range limits {
 			if l.Name == of.limit {
 				h.Admission[j].Room[of.key] = uses[of].Room()
-				h.next[of] = uses[of].NextLook(now, d.clock.Gained(now, l.Window))
+				h.next[of] = uses[of].NextLook(now, d.gained(l, now))
 			}
 		}
 	}
@@ -156,6 +164,6 @@ WITH asked AS (
     FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.key = a.key AND u.bucket > a.since
     GROUP BY a.name, a.key
 )
-SELECT a.name, a.key, coalesce(sum(u.cost), 0)::bigint AS occupied, min(u.freed_at) AS freed_at
+SELECT a.name, a.key, coalesce(sum(u.cost), 0)::bigint AS occupied, min(u.freed_at) AS freed_at, clock_timestamp() AS at
 FROM asked a LEFT JOIN units u ON u.name = a.name AND u.key = a.key
 GROUP BY a.name, a.key`

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -20,6 +21,7 @@ type lockedLimit struct {
 	ConfigRate    *int64        `db:"config_rate"` // while an operator has set another
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
+	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
 	Epoch         string        `db:"epoch"`
 	ShutUntil     *time.Time    `db:"shut_until"`
 	CompleteSince *time.Time    `db:"complete_since"`
@@ -66,11 +68,13 @@ const lockQueueSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1 F
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, per_key, count_cost, config_rate, slack, send_within, epoch, shut_until, complete_since
-FROM call_limits
+SELECT name, rate, window_size, per_key, count_cost, config_rate, slack, send_within, epoch, shut_until, complete_since,
+    slack + greatest(send_within, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
+        (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
+FROM call_limits l
 WHERE name = ANY($1)
 ORDER BY name COLLATE "C"
-FOR NO KEY UPDATE`
+FOR NO KEY UPDATE OF l`
 
 // Only claims take this lock, and none waits for another while it holds it.
 const (
@@ -80,9 +84,12 @@ const (
 
 // readClock reads Postgres's clock in a statement that waits for no lock, after those that may
 // have.
-func (d *Dispatcher) readClock(ctx context.Context, tx pgx.Tx) (now time.Time, epoch string, err error) {
+func (d *Dispatcher) readClock(ctx context.Context, db interface {
+	QueryRow(context.Context, string, ...any) pgx.Row
+},
+) (now time.Time, epoch string, err error) {
 	sent := time.Now()
-	if err := tx.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
+	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
 		return now, "", fmt.Errorf("read the clock: %w", err)
 	}
 	d.clock.Look(now, sent, time.Now())
@@ -93,20 +100,26 @@ const clockSQL = `SELECT clock_timestamp(), callq_epoch()`
 
 // shutFor is how long the limits stay shut, whatever room they have: after a failover, while the
 // new server cannot know all that the old one gave out, and until usage is counted (open.go).
-func shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
+func (d *Dispatcher) shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
 	var shut time.Duration
 	for _, l := range limits {
 		switch {
 		case l.Epoch != epoch:
 			shut = max(shut, l.Window+l.SendWithin+l.Slack)
 		case l.ShutUntil != nil:
-			shut = max(shut, l.ShutUntil.Sub(now))
+			shut = max(shut, l.ShutUntil.Sub(now)+d.gained(l, now))
 		}
 		if l.CompleteSince == nil {
 			shut = max(shut, time.Second)
 		}
 	}
 	return shut
+}
+
+// gained is what the limit's window is widened by: what Postgres's clock gained while anything that
+// still counts was under way.
+func (d *Dispatcher) gained(l lockedLimit, now time.Time) time.Duration {
+	return d.clock.Gained(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
 }
 
 // enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server

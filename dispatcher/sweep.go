@@ -102,16 +102,19 @@ func (d *Dispatcher) sweepLost(ctx context.Context) (int, error) {
 
 const lostWhere = `o.started_at IS NOT NULL AND o.deadline < clock_timestamp()`
 
-// sweepEpoch ends attempts that a former server, before a failover or restore, gave out: whether
-// they started there is unknown, so they are charged as of now; a handler that had started may
-// send until its deadline.
+// sweepEpoch ends attempts that a former server, before a failover or restore, gave out. Whether one
+// that is not started here had started there is unknown, so it is charged as of now; the others are
+// bounded by their starts.
 func (d *Dispatcher) sweepEpoch(ctx context.Context) (int, error) {
 	rows, err := d.overdue(ctx, epochWhere)
 	if err != nil {
 		return 0, err
 	}
 	return d.close(ctx, rows, func(o overdue) ledger.Closing {
-		arrival := limit.Arrival{Written: o.Age, Closed: max(o.Age, o.Deadline)}
+		arrival := limit.Arrival{Written: o.Age, Closed: o.Age}
+		if o.Token != nil {
+			arrival = limit.LostArrival(o.SendWithin, o.Deadline)
+		}
 		return o.lost("Postgres failed over or was restored while the attempt was open", arrival)
 	})
 }

@@ -156,6 +156,9 @@ func (a *attempt) runHandler(ctx context.Context) *ledger.Closing {
 		return a.unsent(err, a.policy.BackoffMin)
 	}
 	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
+	if err != nil { // it may have given up on a request that is still on its way
+		arrival.By = nil
+	}
 	var snooze *snoozeError
 	if errors.As(err, &snooze) {
 		return a.snoozed(snooze, &arrival)

@@ -154,7 +154,11 @@ func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 		return
 	}
 	e.started = true
-	e.timer = time.AfterFunc(time.Until(g.m0.Add(e.timeout)), func() {
+	deadline := g.m0.Add(e.timeout)
+	if g.sendBy.IsZero() || g.sendBy.After(deadline) { // the gate asks the clock, not a timer that may be late
+		g.sendBy = deadline
+	}
+	e.timer = time.AfterFunc(time.Until(deadline), func() {
 		e.pass.cancel(fmt.Errorf("timed out after %s", e.timeout))
 	})
 	if err := conn.admit(e.pass, g.sendBy); err != nil {

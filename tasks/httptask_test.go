@@ -165,6 +165,9 @@ func TestNothingIsSent(t *testing.T) {
 		{name: "the timeout has passed", started: true, start: func(context.Context, context.CancelFunc) (grant, error) {
 			return grant{m0: time.Now().Add(-time.Hour), sendBy: time.Now().Add(-time.Millisecond)}, nil
 		}},
+		{name: "the timeout has passed, within send_within", started: true, start: func(context.Context, context.CancelFunc) (grant, error) {
+			return grant{m0: time.Now().Add(-time.Hour), sendBy: time.Now().Add(time.Hour)}, nil
+		}},
 		{name: "cancelled while the start was asked for", started: true, want: context.Canceled, start: func(ctx context.Context, end context.CancelFunc) (grant, error) {
 			end()
 			return granted(ctx)

@@ -52,7 +52,7 @@ func TestSnooze(t *testing.T) {
 	twice := b.insert("twice")
 	b.await(`SELECT status = 'done' AND attempts = 5 AND failed_count = 1 AND error_message IS NULL FROM call_queue WHERE id = $1`, twice)
 	b.await(`SELECT array_agg(outcome ORDER BY attempt) = '{snoozed,snoozed,error,snoozed,done}'
-			AND bool_and(jsonb_array_length(charged) = 1 AND arrived_by BETWEEN started_at AND finished_at + interval '20 s')
+			AND bool_and(jsonb_array_length(charged) = 1 AND arrived_by BETWEEN started_at AND finished_at + interval '90 s')
 		FROM call_attempts WHERE call_id = $1`, twice)
 	b.await(`SELECT sum(used) = 5 FROM call_usage`)
 

@@ -219,6 +219,9 @@ func TestEndings(t *testing.T) {
 		})
 	}
 	b.await(`SELECT run_at > now() + interval '55 min' FROM call_queue WHERE task = 'later'`)
+	// A handler that did well has had its answer; one that gave up may have left a request on its way.
+	b.await(`SELECT bool_and(CASE outcome WHEN 'done' THEN arrived_by <= finished_at ELSE arrived_by > finished_at + interval '50 s' END)
+		FROM call_attempts WHERE charged <> '[]'`)
 
 	unsent := b.insert("unsent")
 	b.await(`SELECT attempts > 2 AND failed_count = 0 FROM call_queue WHERE id = $1`, unsent)

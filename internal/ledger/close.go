@@ -118,7 +118,9 @@ func nonZero[T comparable](v T) *T {
 // closeSQL takes the locks of the open rows in id order, then of their calls, then of its own
 // connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is
 // limit.Arrival's formula; usage buckets are at most W/200 and labelled with their end (date_bin
-// rounds down, so one is added; none where the charge is over already). A concurrency limit (W = 0) counts a call until its end, as the
+// rounds down, so one is added; none where the charge is over already). Whenever a request's last byte
+// was written, its first was within send_within, by the gate. Unstarted rows of an older epoch are not
+// closed uncharged: the former server may have started them. A concurrency limit (W = 0) counts a call until its end, as the
 // ledger has it, or, without an answer, until the API must have seen the connection go. An attempt
 // without limits keeps a bound that holds for any slack, should a limit be added later. A call that was
 // cancelled while the attempt ran stays cancelled, and learns how that ended.
@@ -138,16 +140,16 @@ WITH locked AS MATERIALIZED (
     DELETE FROM call_open o
     USING locked c
     WHERE o.call_id = c.call_id AND o.attempt = c.attempt
-      AND (o.token = c.token OR o.token IS NULL AND c.unstarted)
+      AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
-        o.limits, o.keys, o.costs, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
+        o.limits, o.keys, o.costs, o.send_within, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, c.charged, c.status, c.failed,
         c.by_us, c.written_us, c.closed_us, c.delay_us
 ), bounded AS (
     SELECT *,
         delay_us * interval '1 microsecond' AS delay,
         base + by_us * interval '1 microsecond' AS by,
-        base + written_us * interval '1 microsecond' AS written,
+        base + least(written_us * interval '1 microsecond', CASE WHEN started_at IS NOT NULL THEN send_within END) AS written,
         base + closed_us * interval '1 microsecond' AS closed
     FROM gone
 ), ended AS MATERIALIZED (

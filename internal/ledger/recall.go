@@ -40,7 +40,7 @@ func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error
 
 const recallSQL = `
 SELECT call_id, attempt FROM call_open
-WHERE started_at IS NULL AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
+WHERE started_at IS NULL AND epoch = (SELECT callq_epoch()) AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
 ORDER BY call_id
 FOR UPDATE`
 

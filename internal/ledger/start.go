@@ -70,6 +70,7 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 // The conditions stand on call_open's own columns, for only those are read again after a wait
 // for a lock. A row that already carries the token keeps its first started_at. One batch may ask
 // for an attempt twice, when Redis delivered it twice: only the token that the row took counts.
+// A start is never earlier than its claim, though the clock may have been set back in between.
 // The commit waits for the disk, whatever the server or the worker's own pool is set to.
 const startSQL = `
 WITH locked AS MATERIALIZED (
@@ -82,10 +83,11 @@ WITH locked AS MATERIALIZED (
     FOR UPDATE OF o
 ), started AS (
     UPDATE call_open o
-    SET token      = l.token,
-        worker     = @worker,
-        started_at = coalesce(o.started_at, clock_timestamp()),
-        deadline   = coalesce(o.deadline, clock_timestamp() + l.timeout_us * interval '1 microsecond' + interval '1 second')
+    SET token  = l.token,
+        worker = @worker,
+        (started_at, deadline) = (
+            SELECT coalesce(o.started_at, t.now), coalesce(o.deadline, t.now + l.timeout_us * interval '1 microsecond' + interval '1 second')
+            FROM (SELECT greatest(clock_timestamp(), o.claimed_at) AS now) t)
     FROM locked l
     WHERE o.call_id = l.call_id AND NOT l.gone
       AND o.attempt = l.attempt

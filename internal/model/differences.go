@@ -14,48 +14,7 @@ func (d Difference) Configuration() Configuration { return d.variant.configurati
 func Differences() []Difference {
 	again := func(c *Configuration) { c.Faults.ClockForward = 1 }
 	restart := func(c *Configuration) { c.Faults.DispatcherDies = 1 }
-	swept := func(c *Configuration) { c.Faults.Unstarted = 1 }
 	return []Difference{
-		{
-			"internal/ledger/verify.go windowsSQL", "an open attempt counts for ever, and not until its start's bound",
-			variant{name: "verify beside slow calls", broken: VerifyOpenForEver, within: "plain", change: small, rule: Rule6},
-		},
-		{
-			"dispatcher/sweep.go sweepEpoch", "an attempt that had started is charged as of the sweep",
-			variant{name: "verify after a failover", broken: EpochAsOfNow, within: "failover", rule: Rule6},
-		},
-		{
-			"tasks/attempt.go sending", "until follows the last write of a request, past send_within + slack",
-			variant{name: "verify after a slow body", broken: UntilExtended, within: "plain", change: small, rule: Rule6},
-		},
-		{
-			"internal/ledger/start.go startSQL", "started_at may be earlier than claimed_at, when the clock was set back",
-			variant{name: "verify after a step back", broken: ClockAlone, within: "back", rule: Rule6},
-		},
-		{
-			"internal/limit/clock.go Gained", "a gain is kept for W and the gain, whatever was under way",
-			variant{name: "step forward, request under way", broken: GainKeptShort, within: "forward", rule: Rule4},
-		},
-		{
-			"dispatcher/claim.go claim", "the clock may be set back by a window between readClock and headroom",
-			variant{name: "step back within a claim", broken: NoRecount, within: "back", rule: Rule1, ignore: []string{Rule7}},
-		},
-		{
-			"tasks/attempt.go runHandler", "a handler's end is taken for proof, though it may have given up",
-			variant{name: "handler that gave up", broken: EndIsProof, within: "handlers", rule: Rule4},
-		},
-		{
-			"internal/ledger/close.go closeSQL", "recall, sweeper and workers close rows of an older epoch as not sent",
-			variant{name: "older epoch, not sent", broken: UnsentOldEpoch, within: "failover", change: swept, rule: Rule4},
-		},
-		{
-			"dispatcher/lock.go shutFor", "shut_until is not put off by what the clock gained since",
-			variant{name: "shut, and the clock set forward", broken: ShutForgetsGain, within: "shut", rule: Rule4},
-		},
-		{
-			"internal/limit/limit.go LostArrival", "the deadline bounds a lost attempt, and the gate knows only send_within",
-			variant{name: "gate open past the deadline", broken: GateForgets, within: "plain", change: longGate, rule: Rule4},
-		},
 		{
 			"internal/limit/clock.go Look", "a step back and one forward between two looks of a dispatcher cancel out",
 			variant{name: "back and forward", within: "back", change: again, rule: Rule4},

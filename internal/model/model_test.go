@@ -44,6 +44,18 @@ var mutants = []variant{
 	{name: "taken back, call not", broken: TakenBackSilent, within: "starts", rule: Rule3},
 	{name: "verify without open attempts", broken: NoLock | VerifyClosed, within: "plain", change: small, rule: Rule7, ignore: []string{Rule6}},
 	{name: "verify by starts alone", broken: CountStarted | VerifyAtStart, within: "plain", change: small, rule: Rule7, ignore: []string{Rule1, Rule4, Rule6}},
+
+	// What the code once did.
+	{name: "verify beside slow calls", broken: VerifyOpenForEver, within: "plain", change: small, rule: Rule6},
+	{name: "verify after a failover", broken: EpochAsOfNow, within: "failover", rule: Rule6},
+	{name: "verify after a slow body", broken: UntilExtended, within: "plain", change: small, rule: Rule6},
+	{name: "verify after a step back", broken: ClockAlone, within: "back", rule: Rule6},
+	{name: "step forward, request under way", broken: GainKeptShort, within: "forward", rule: Rule4},
+	{name: "step back within a claim", broken: NoRecount, within: "back", rule: Rule1, ignore: []string{Rule7}},
+	{name: "handler that gave up", broken: EndIsProof, within: "handlers", rule: Rule4},
+	{name: "older epoch, not sent", broken: UnsentOldEpoch, within: "failover", change: func(c *Configuration) { c.Faults.Unstarted = 1 }, rule: Rule4},
+	{name: "shut, and the clock set forward", broken: ShutForgetsGain, within: "shut", rule: Rule4},
+	{name: "gate open past the deadline", broken: GateForgets, within: "plain", change: longGate, rule: Rule4},
 }
 
 // TestRulesHold: near the beginning of every configuration, which is all that there is time for here.
