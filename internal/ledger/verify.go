@@ -145,19 +145,25 @@ ORDER BY limit_name, version`
 
 // At each start t of an attempt, the attempts (of its key, where the limit is per key) that had
 // started by t and whose until is later than t - W: a running sum in which each attempt enters at
-// its start and leaves W after its until, what leaves going first.
+// its start and leaves W after its until, what leaves going first. The until of one that is open is
+// the claims' (occupiedSQL). An attempt that started before it was claimed was run while the clock
+// was set back: what went before it here came later, and its claim cannot be judged.
 const windowsSQL = `
 WITH charges AS (
     SELECT a.call_id, a.attempt, CASE WHEN $5 THEN a.key ELSE '' END AS key,
         coalesce(a.started_at, a.claimed_at) AS at, c.cost, c.until
     FROM call_attempts a
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint, until timestamptz)
-    WHERE c."limit" = $1
+    WHERE c."limit" = $1 AND a.started_at < a.claimed_at IS NOT TRUE
     UNION ALL
-    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost, 'infinity'
+    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost,
+        coalesce(CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+            WHEN 'start' THEN o.started_at + o.send_within + l.slack
+            WHEN 'dispatch' THEN o.claimed_at END, 'infinity')
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
-    WHERE u.name = $1 AND o.started_at IS NOT NULL
+    LEFT JOIN call_limits l ON l.name = u.name
+    WHERE u.name = $1 AND o.started_at >= o.claimed_at
 ), moves AS (
     SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges
     UNION ALL

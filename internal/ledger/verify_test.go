@@ -105,6 +105,29 @@ func TestVerifyCleanHistory(t *testing.T) {
 	}
 }
 
+// What runs for longer than the window is no longer in it, where its until is bounded from its start;
+// nor can what started before it was claimed be judged: the clock was set back between.
+func TestVerifyBesideLongCalls(t *testing.T) {
+	t.Parallel()
+	pool := history(t)
+	exec(t, pool, `UPDATE call_limit_changes SET rate = 7`)
+	exec(t, pool, `UPDATE call_open SET claimed_at = claimed_at - interval '1 minute', started_at = started_at - interval '1 minute'`)
+	for range 2 {
+		start(t, pool, ledger.StartRequest{CallID: open(t, pool), Attempt: 1, Token: 7, Timeout: time.Minute})
+	}
+	for _, v := range verify(t, pool).Findings {
+		t.Errorf("found %+v", v)
+	}
+	start(t, pool, ledger.StartRequest{CallID: open(t, pool), Attempt: 1, Token: 7, Timeout: time.Minute})
+	if len(verify(t, pool).Findings) == 0 {
+		t.Error("an eighth start in the window was not found")
+	}
+	exec(t, pool, `UPDATE call_open SET claimed_at = started_at + interval '1 hour' WHERE started_at IS NOT NULL`)
+	for _, v := range verify(t, pool).Findings {
+		t.Errorf("found %+v", v)
+	}
+}
+
 // Every forgery of the history is found, under the rule that it breaks.
 func TestVerifyFindsForgeries(t *testing.T) {
 	t.Parallel()
