@@ -101,8 +101,8 @@ func (p *process) lookIn(d time.Duration) {
 
 // lookFloor keeps looks from taking all the time there is: they only make things quicker.
 func (w *world) lookFloor() time.Duration {
-	floor := max(5*time.Millisecond, w.set.span/5000)
-	return floor << min(w.turns/300, 8)
+	floor := max(5*time.Millisecond, w.set.span/4000)
+	return floor << min(w.turns/80, 10)
 }
 
 // patience is the time to the next tick while the world heals: longer where nothing happens.
@@ -111,7 +111,7 @@ func (w *world) patience(did bool) time.Duration {
 	if did {
 		w.boosts = 0
 	}
-	return min(w.set.tick<<min(w.boosts/(4*len(w.dispatchers)), 10), max(w.set.tick, w.set.longest/4))
+	return min(w.set.tick<<min(w.boosts/(2*len(w.dispatchers)), 10), max(w.set.tick, w.set.longest/4, w.stepped/20))
 }
 
 // wake is a producer's or worker's notice that there may be something to claim. It may be missed.

@@ -80,7 +80,7 @@ func (w *world) redisAway() {
 // stepClock sets Postgres's clock. A dispatcher that starts within a window of a step forward cannot
 // know of it: that is outside the promise.
 func (w *world) stepClock() {
-	by := w.between(0, pick(w, 20*time.Millisecond, w.set.window/2, 2*w.set.window, time.Hour))
+	by := w.between(0, pick(w, 20*time.Millisecond, w.set.window/2, w.set.window/2, 2*w.set.window, min(20*w.set.window, time.Hour)))
 	if w.chance(0.5) {
 		by = -by
 	}
@@ -96,6 +96,8 @@ func (w *world) stepClock() {
 		}
 	}
 	w.offset += by
+	w.stepped += by.Abs()
+	w.back = w.back || by < 0
 	w.note(0, "", "Postgres's clock is set by %s", by)
 }
 

@@ -32,14 +32,14 @@ func draw(w *world) setting {
 		dispatchers: w.intBetween(2, 3),
 		workers:     w.intBetween(2, 3),
 		slots:       pick(w, 1, 2, 4, 8, 16, 32),
-		trouble:     pick(w, 0, 0.3, 1, 1, 2, 4),
+		trouble:     pick(w, 0, 0.3, 1, 1, 2, 3),
 		loss:        pick(w, 0, 0.02, 0.1),
 		apiErrors:   pick(w, 0, 0.05, 0.3),
 		own:         w.chance(0.4),
 		keys:        []string{""},
 	}
 	s.span = min(max(time.Duration(w.intBetween(4, 12))*s.window, 30*time.Second), 24*time.Hour)
-	s.tick = max(time.Second, s.span/120)
+	s.tick = max(time.Second, s.span/50)
 	if w.chance(0.5) {
 		s.keys = []string{"a", "b", "c", ""}[:w.intBetween(2, 4)]
 	}

@@ -127,7 +127,8 @@ func (w *world) drained() bool {
 		return true
 	}
 	if w.now > w.patient() {
-		w.fail("everything drains", w.stuck(), "", "%d calls are left, %s after the world healed", left, w.now-w.set.span)
+		id, why := w.stuck()
+		w.fail("everything drains", id, "", "%d calls are left, %s after the world healed\n%s", left, w.now-w.set.span, why)
 	}
 	return false
 }
@@ -135,13 +136,23 @@ func (w *world) drained() bool {
 const leftSQL = `
 SELECT (SELECT count(*) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')) + (SELECT count(*) FROM call_open)`
 
-func (w *world) stuck() int64 {
-	var id int64
-	w.must(w.lane.workers.QueryRow(w.ctx, `
-		SELECT coalesce((SELECT min(id) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')),
-			(SELECT min(call_id) FROM call_open), 0)`).Scan(&id))
-	return id
+// stuck is the first of them, and what there is to know.
+func (w *world) stuck() (id int64, why string) {
+	w.must(w.lane.workers.QueryRow(w.ctx, stuckSQL).Scan(&id, &why))
+	return id, why
 }
+
+const stuckSQL = `
+WITH stuck AS (
+    SELECT coalesce((SELECT min(id) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')),
+        (SELECT min(call_id) FROM call_open), 0) AS id
+)
+SELECT id, concat_ws(E'\\n', 'now: ' || clock_timestamp(),
+    (SELECT 'call: ' || to_jsonb(q) FROM call_queue q WHERE q.id = stuck.id),
+    (SELECT 'open: ' || to_jsonb(o) FROM call_open o WHERE o.call_id = stuck.id),
+    (SELECT 'limits: ' || jsonb_agg(to_jsonb(l)) FROM call_limits l),
+    (SELECT 'workers: ' || jsonb_agg(to_jsonb(k)) FROM call_workers k))
+FROM stuck`
 
 // patient is when at the latest everything must have drained: as if the calls went through one limit
 // at a time, one after the other, each as often as it may be tried, at half the rate.
@@ -154,5 +165,6 @@ func (w *world) patient() time.Duration {
 	for _, q := range w.set.rules.Queues {
 		patience += 6 * (q.BackoffMax + q.Timeout)
 	}
-	return w.set.span + patience
+	// A step forward widens windows by as much, for as long; one back makes old deadlines late.
+	return w.set.span + patience + 4*w.stepped
 }
