@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits latency
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits latency sim sim-night
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -50,6 +50,15 @@ limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills
 
 latency: ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3
+
+# A seed that fails prints the command that replays it.
+SIM := $(SERVERS) go test -count=1 ./internal/sim -v -timeout 12h
+
+sim: ## 200 seeds of the simulation, and proof that it notices rules that are turned off
+	$(SIM) -run 'TestSimulation|TestMutants' -seeds 200 -mutants
+
+sim-night: ## 20,000 seeds of it, for hours
+	$(SIM) -run TestSimulation -seeds 20000
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt

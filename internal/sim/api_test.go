@@ -58,13 +58,17 @@ type request struct {
 
 // started notes that an attempt's start was carried out. From then on a lower rate no longer keeps
 // it from being sent.
-func (a *api) started(id attemptID, limits []string, key string, cost int64) {
+func (a *api) started(id attemptID) {
 	if a.requests[id] != nil {
 		return
 	}
 	a.starts++
-	r := &request{attemptID: id, order: a.starts, versions: map[string]int{}, limits: limits, key: key, cost: cost, startedAt: a.w.now}
-	for _, name := range limits {
+	c := a.w.calls[id.call]
+	r := &request{
+		attemptID: id, order: a.starts, versions: map[string]int{}, limits: a.w.set.queue(c.queue).Limits,
+		key: c.key, cost: c.cost, startedAt: a.w.now,
+	}
+	for _, name := range r.limits {
 		r.versions[name] = len(a.limits[name].versions) - 1
 	}
 	a.requests[id] = r

@@ -12,6 +12,8 @@ import (
 type callRecord struct {
 	id      int64
 	queue   string
+	key     string
+	cost    int64
 	expires bool
 	gone    bool // deleted by an operator, or retired
 	later   bool // an attempt ended with the API's own delay
@@ -83,7 +85,7 @@ func (w *world) insert(n int) {
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	w.must(err)
 	for i, id := range ids {
-		w.calls[id] = &callRecord{id: id, queue: c.queues[i], expires: c.lives[i] != nil}
+		w.calls[id] = &callRecord{id: id, queue: c.queues[i], key: c.keys[i], cost: c.costs[i], expires: c.lives[i] != nil}
 		w.note(id, "", "inserted into %s, key %q, task %s, cost %d", c.queues[i], c.keys[i], c.tasks[i], c.costs[i])
 	}
 	w.wake()

@@ -21,7 +21,8 @@ func (w *world) planFaults() {
 	often(1, w.apiOutage)
 	often(0.3, w.failOver)
 	often(2, w.operate)
-	often(1, func() { w.retain() })
+	often(1, w.deleteCalls)
+	often(1, w.retain)
 	for range 12 {
 		w.at(w.between(0, s.span), func() { w.pace = pick(w, prompt, late, mixed) })
 	}

@@ -8,6 +8,7 @@ import (
 
 // mutant turns rules off, one in each of mutants, to prove that the simulation would notice.
 type mutant struct {
+	rough      bool // the faults are many
 	secondSend bool // what is delivered twice is sent twice
 	newM0      bool // m0 is read anew when a start is asked for again
 	openGate   bool // nothing is too late for the gate

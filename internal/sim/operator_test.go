@@ -12,7 +12,7 @@ import (
 func (w *world) operate() {
 	limits, queues := w.set.rules.Limits, w.set.rules.Queues
 	l, q := limits[w.rng.IntN(len(limits))], queues[w.rng.IntN(len(queues))]
-	switch w.rng.IntN(6) {
+	switch w.rng.IntN(5) {
 	case 0, 1:
 		w.setLimit(l)
 	case 2:
@@ -21,8 +21,6 @@ func (w *world) operate() {
 		w.pause(ledger.Paused{What: "queue", Name: q.Name, Key: pick(w, append([]string{""}, w.set.keys...)...)})
 	case 4:
 		w.pause(ledger.Paused{What: "limit", Name: l.Name})
-	case 5:
-		w.deleteCalls()
 	}
 }
 
@@ -82,13 +80,13 @@ func (w *world) resumeAll() {
 
 // deleteCalls deletes some calls, whatever becomes of them.
 func (w *world) deleteCalls() {
-	rows, err := w.lane.workers.Query(w.ctx, `SELECT id FROM call_queue ORDER BY id`)
+	rows, err := w.lane.workers.Query(w.ctx, `SELECT id FROM call_queue WHERE status <> 'new' OR $1 ORDER BY id`, w.chance(0.3))
 	w.must(err)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	w.must(err)
-	ids := []int64{}
+	ids, share := []int64{}, pick(w, 0.05, 0.2, 0.5)
 	for _, id := range all {
-		if w.chance(0.1) {
+		if w.chance(share) {
 			ids = append(ids, id)
 			w.calls[id].gone = true
 			w.note(id, "", "is deleted")

@@ -13,9 +13,10 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "the one seed to run")
-	seedsFlag = flag.Int("seeds", 6, "how many seeds to run")
-	fromFlag  = flag.Uint64("from", 1, "the first of them")
+	seedFlag    = flag.Uint64("seed", 0, "the one seed to run")
+	seedsFlag   = flag.Int("seeds", 6, "how many seeds to run")
+	fromFlag    = flag.Uint64("from", 1, "the first of them")
+	mutantsFlag = flag.Bool("mutants", false, "prove that what is turned off is noticed")
 )
 
 // TestSimulation runs seeds, two side by side. With -seed and -v it prints what happened.
@@ -104,6 +105,7 @@ func simulate(ctx context.Context, l *lane, seed uint64, m mutant) (w *world, er
 	}
 	w.offset = w.between(-time.Hour, time.Hour)
 	w.drift = (w.rng.Float64() - 0.5) / 1000
+	w.pace = pick(w, prompt, late, mixed)
 	w.note(0, "", "%+v", w.set)
 	w.api.publish()
 	w.startWorkers()

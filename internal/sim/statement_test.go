@@ -66,8 +66,8 @@ func send[T any](k *worker, l *lane1[T], execute func([]T), answer func([]T, boo
 			return
 		}
 		wait := k.w.latency()
-		if f != answered && k.w.chance(0.3) {
-			wait = 5 * time.Second // a timeout, not a broken connection
+		if f != answered { // a broken connection, or a timeout
+			wait = pick(k.w, wait, k.w.between(0, 300*time.Millisecond), k.w.between(0, 5*time.Second), 5*time.Second)
 		}
 		k.do(wait, func() { answer(batch, f == answered) })
 	})
@@ -99,7 +99,7 @@ func (k *worker) executeStarts(batch []*attempt) {
 		a.answer = answer
 		if answer.StartedAt != nil {
 			k.w.note(a.CallID, "", "attempt %d is started for %s at %s", a.Attempt, k.id, answer.StartedAt.Format("15:04:05.000000"))
-			k.w.api.started(attemptID{a.CallID, a.Attempt}, a.Limits, a.Key, a.Cost)
+			k.w.api.started(attemptID{a.CallID, a.Attempt})
 		} else {
 			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t", a.Attempt, k.id, answer.Gone)
 		}
