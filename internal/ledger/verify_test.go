@@ -105,8 +105,7 @@ func TestVerifyCleanHistory(t *testing.T) {
 	}
 }
 
-// What runs for longer than the window is no longer in it, where its until is bounded from its start;
-// nor can what started before it was claimed be judged: the clock was set back between.
+// What runs for longer than the window is no longer in it, where its until is bounded from its start.
 func TestVerifyBesideLongCalls(t *testing.T) {
 	t.Parallel()
 	pool := history(t)
@@ -121,10 +120,6 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 	start(t, pool, ledger.StartRequest{CallID: open(t, pool), Attempt: 1, Token: 7, Timeout: time.Minute})
 	if len(verify(t, pool).Findings) == 0 {
 		t.Error("an eighth start in the window was not found")
-	}
-	exec(t, pool, `UPDATE call_open SET claimed_at = started_at + interval '1 hour' WHERE started_at IS NOT NULL`)
-	for _, v := range verify(t, pool).Findings {
-		t.Errorf("found %+v", v)
 	}
 }
 

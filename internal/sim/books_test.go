@@ -185,13 +185,14 @@ func (w *world) checkCall(c *callRecord, row *callRow, attempts []attemptRow) {
 			}
 		}
 	}
-	expired := row.Error != nil && strings.Contains(*row.Error, "expired")
+	expired := c.expires && row.Error != nil && strings.Contains(*row.Error, "expired")
+	gaveUp := permanent || lost && q.OnLost == "fail" || expired || failed >= most
 	switch {
 	case row.FailedCount != failed || failed > most:
 		w.fail("failures are counted and bounded", c.id, "", "%d attempts failed, counted %d, of %d", failed, row.FailedCount, most)
 	case (row.Status == "done") != done:
 		w.fail("a call is done when an attempt is", c.id, "", "call %d is %s, done %t", c.id, row.Status, done)
-	case row.Status == "failed" && failed < most && !permanent && !(lost && q.OnLost == "fail") && !(c.expires && expired):
+	case row.Status == "failed" && !gaveUp:
 		w.fail("a call fails for a reason", c.id, "", "call %d failed after %d of %d failures", c.id, failed, most)
 	case row.Status == "error" && !c.later && row.FinishedAt != nil:
 		_, high := backoff(q.BackoffMin, q.BackoffMax, failed)
@@ -218,8 +219,8 @@ func (w *world) verify() {
 	report, err := ledger.Verify(w.ctx, w.lane.workers)
 	w.must(err)
 	for _, f := range report.Findings {
-		// What was used before a step back may have been tidied away since, and counts again by the clock.
-		if w.back && strings.Contains(f.Rule, "usage") {
+		// By a clock that shows some time twice, windows and usage of both add up: the API knows better.
+		if w.back && (strings.Contains(f.Rule, "usage") || strings.Contains(f.Rule, "window")) {
 			continue
 		}
 		w.fail("verify finds nothing", f.CallID, f.Limit, "%s: attempt %d of call %d, %s", f.Rule, f.Attempt, f.CallID, f.Detail)

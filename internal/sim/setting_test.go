@@ -137,10 +137,8 @@ func (s *setting) slack(queue string) time.Duration {
 	return least
 }
 
-// gated says whether every request of a task goes through the write gate: a limit that is anchored
-// at the start wants that.
-func (s *setting) gated(task string) bool { return task == "http" }
-
+// mayOwn says whether there are handlers of one's own: a limit that is anchored at the start wants
+// the write gate.
 func (s *setting) mayOwn() bool {
 	for _, l := range s.rules.Limits {
 		if l.Anchor == limit.AnchorStart {
