@@ -127,6 +127,6 @@ func (w *world) failOver() {
 // heal ends the faults. From here on everything must drain.
 func (w *world) heal() {
 	w.note(0, "", "the world heals")
-	w.healing, w.outage = true, false
+	w.healing, w.outage, w.pace = true, false, mixed
 	w.resumeAll()
 }

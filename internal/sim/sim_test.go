@@ -150,10 +150,10 @@ WITH stuck AS (
         (SELECT min(call_id) FROM call_open), 0) AS id
 )
 SELECT id, concat_ws(E'\\n', 'now: ' || clock_timestamp(),
-    (SELECT 'call: ' || to_jsonb(q) FROM call_queue q WHERE q.id = stuck.id),
-    (SELECT 'open: ' || to_jsonb(o) FROM call_open o WHERE o.call_id = stuck.id),
-    (SELECT 'limits: ' || jsonb_agg(to_jsonb(l)) FROM call_limits l),
-    (SELECT 'workers: ' || jsonb_agg(to_jsonb(k)) FROM call_workers k))
+    (SELECT 'call: ' || to_jsonb(q)::text FROM call_queue q WHERE q.id = stuck.id),
+    (SELECT 'open: ' || to_jsonb(o)::text FROM call_open o WHERE o.call_id = stuck.id),
+    (SELECT 'limits: ' || jsonb_agg(to_jsonb(l))::text FROM call_limits l),
+    (SELECT 'workers: ' || jsonb_agg(to_jsonb(k))::text FROM call_workers k))
 FROM stuck`
 
 // patient is when at the latest everything must have drained: as if the calls went through one limit
