@@ -219,8 +219,9 @@ func (w *world) verify() {
 	report, err := ledger.Verify(w.ctx, w.lane.workers)
 	w.must(err)
 	for _, f := range report.Findings {
-		// By a clock that shows some time twice, windows and usage of both add up: the API knows better.
-		if w.back && (strings.Contains(f.Rule, "usage") || strings.Contains(f.Rule, "window")) {
+		// By a clock that shows some time twice, windows and usage of both add up; and what was open at a
+		// failover is charged for longer than claims had counted it. The API knows better.
+		if (w.back || w.failedOver) && (strings.Contains(f.Rule, "usage") || strings.Contains(f.Rule, "window")) {
 			continue
 		}
 		w.fail("verify finds nothing", f.CallID, f.Limit, "%s: attempt %d of call %d, %s", f.Rule, f.Attempt, f.CallID, f.Detail)

@@ -121,6 +121,7 @@ func (w *world) apiOutage() {
 // failOver is a promotion that lost nothing: a new epoch.
 func (w *world) failOver() {
 	w.lane.epoch += "'"
+	w.failedOver = true
 	w.note(0, "", "Postgres fails over")
 }
 

@@ -39,7 +39,7 @@ func draw(w *world) setting {
 		keys:        []string{""},
 	}
 	if w.mutant.rough {
-		s.window = pick(w, time.Second, 2*time.Second, 5*time.Second, time.Minute)
+		s.window = pick(w, time.Second, time.Second, 2*time.Second)
 		s.trouble, s.loss, s.apiErrors = 2, 0.1, 0.3
 	}
 	s.span = min(max(time.Duration(w.intBetween(4, 12))*s.window, 30*time.Second), 24*time.Hour)
@@ -71,8 +71,8 @@ func (s *setting) drawLimits(w *world) {
 		PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", limit.AnchorStart, limit.AnchorFinish),
 	}
 	if w.chance(0.3) {
-		main.Slack = w.between(s.window/50, s.window/4)
-		main.SendWithin = min(w.between(s.window/50, s.window/4), 5*time.Second)
+		main.Slack = w.between(s.window/50, s.window/4).Round(time.Millisecond)
+		main.SendWithin = min(w.between(s.window/50, s.window/4).Round(time.Millisecond), 5*time.Second)
 	}
 	s.rules.Limits = append(s.rules.Limits, main)
 	if w.chance(0.5) {
@@ -96,11 +96,11 @@ func (s *setting) drawQueues(w *world) {
 		all = append(all, l.Name)
 	}
 	for i := range w.intBetween(1, 2) {
-		low := w.between(50*time.Millisecond, max(s.window/10, 100*time.Millisecond))
+		low := w.between(50*time.Millisecond, max(s.window/10, 100*time.Millisecond)).Round(time.Millisecond)
 		q := dispatcher.QueueRule{
 			Name: fmt.Sprintf("q%d", i), Limits: all, MaxAttempts: w.intBetween(1, 5), BackoffMin: low,
 			BackoffMax: low * time.Duration(w.intBetween(1, 10)), OnLost: pick(w, "retry", "retry", "fail"),
-			Timeout: w.between(500*time.Millisecond, min(max(s.window/2, 2*time.Second), time.Minute)),
+			Timeout: w.between(500*time.Millisecond, min(max(s.window/2, 2*time.Second), time.Minute)).Round(time.Millisecond),
 		}
 		if i > 0 {
 			q.Limits = all[:w.intBetween(1, len(all))]

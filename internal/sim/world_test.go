@@ -26,8 +26,9 @@ type world struct {
 	offset time.Duration // Postgres's clock is ahead by this
 	drift  float64       // and by this part of the time passed
 
-	stepped time.Duration // the sum of its steps
-	back    bool          // one was back
+	stepped    time.Duration // the sum of its steps
+	back       bool          // one was back
+	failedOver bool
 
 	healing     bool
 	outage      bool          // the API answers nothing
