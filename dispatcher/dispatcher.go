@@ -193,6 +193,8 @@ func (d *Dispatcher) publish(ctx context.Context) error {
 	}
 	d.published.Store(true)
 	// A new limit is opened at once, where nothing keeps it shut.
+	d.turn.Lock()
+	defer d.turn.Unlock()
 	if _, err := d.openLimits(ctx); err != nil {
 		return fmt.Errorf("open limits: %w", err)
 	}
@@ -222,6 +224,11 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	defer cancel()
 	d.turn.Lock()
 	defer d.turn.Unlock()
+	// A step forward must be seen before anything is reckoned back from Postgres's clock, and also
+	// while there is nothing to claim.
+	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil {
+		return err
+	}
 	sweepErr := d.sweep(bounded)
 	next, lookErr := d.look(bounded, true)
 	if lookErr == nil {

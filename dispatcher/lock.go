@@ -81,9 +81,12 @@ const (
 
 // readClock reads Postgres's clock in a statement that waits for no lock, after those that may
 // have.
-func (d *Dispatcher) readClock(ctx context.Context, tx pgx.Tx) (now time.Time, epoch string, err error) {
+func (d *Dispatcher) readClock(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+},
+) (now time.Time, epoch string, err error) {
 	sent := d.cfg.Now()
-	if err := tx.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
+	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
 		return now, "", fmt.Errorf("read the clock: %w", err)
 	}
 	d.clock.Look(now, sent, d.cfg.Now())

@@ -67,22 +67,15 @@ func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (t
 	}
 }
 
-// dueQueues are the queues with calls that wait. It looks at Postgres's clock too: that it was set
-// forward must also be seen while there is nothing to claim.
 func (d *Dispatcher) dueQueues(ctx context.Context) ([]dueQueue, error) {
-	var now time.Time
-	var queues []dueQueue
-	var asks pgx.Batch
-	asks.Queue(clockSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&now, nil) })
-	asks.Queue(dueSQL).Query(func(rows pgx.Rows) (err error) {
-		queues, err = pgx.CollectRows(rows, pgx.RowToStructByNameLax[dueQueue])
-		return err
-	})
-	sent := d.cfg.Now()
-	if err := d.cfg.Pool.SendBatch(ctx, &asks).Close(); err != nil {
+	rows, err := d.cfg.Pool.Query(ctx, dueSQL)
+	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
 	}
-	d.clock.Look(now, sent, d.cfg.Now())
+	queues, err := pgx.CollectRows(rows, pgx.RowToStructByNameLax[dueQueue])
+	if err != nil {
+		return nil, fmt.Errorf("look for due calls: %w", err)
+	}
 	return queues, nil
 }
 
