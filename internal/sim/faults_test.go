@@ -91,6 +91,13 @@ func (w *world) stepClock() {
 		}
 		w.shy = max(w.shy, w.now+(w.set.longest+by)*11/10+2*time.Minute)
 	}
+	if by > 0 && w.chance(0.5) { // what is counted anew must reach back behind the step
+		w.after(w.between(0, w.set.window), func() {
+			if !w.healing {
+				w.setLimit(w.set.rules.Limits[0])
+			}
+		})
+	}
 	for _, k := range w.workers { // the beats so far are of the former time
 		if !k.dead && k.frozen <= w.now {
 			k.beatsUntil(w.now)

@@ -9,6 +9,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
 )
 
 // mutants are rules turned off, each with the rule of the simulation that must notice.
@@ -56,6 +57,7 @@ func mutants() []struct {
 			w.must(err)
 		}}},
 		{"a deleted call frees its units", []string{over, verify}, mutant{
+			turn: deleteRunning,
 			sql: `CREATE FUNCTION sim.freed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					DELETE FROM call_open WHERE call_id = OLD.id; RETURN OLD; END $$;
 				CREATE TRIGGER freed AFTER DELETE ON call_queue FOR EACH ROW EXECUTE FUNCTION sim.freed()`,
@@ -121,6 +123,18 @@ func takeBack(w *world) {
 		UPDATE call_queue q SET status = 'new', attempts = q.attempts - 1 FROM gone
 		WHERE q.id = gone.call_id AND q.status = 'dispatched'`)
 	w.must(err)
+}
+
+// deleteRunning deletes a call that runs, now and then.
+func deleteRunning(w *world) {
+	rows, err := w.lane.workers.Query(w.ctx, `
+		DELETE FROM call_queue WHERE id = (SELECT min(call_id) FROM call_open WHERE started_at IS NOT NULL) AND $1 RETURNING id`, w.chance(0.2))
+	w.must(err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	w.must(err)
+	for _, id := range ids {
+		w.calls[id].gone = true
+	}
 }
 
 const mutantSeeds = 60
