@@ -40,7 +40,7 @@ func draw(w *world) setting {
 	}
 	if w.mutant.rough {
 		s.window = pick(w, time.Second, 2*time.Second, 5*time.Second, time.Minute)
-		s.trouble, s.loss, s.apiErrors = 2, 0.2, 0.3
+		s.trouble, s.loss, s.apiErrors = 2, 0.1, 0.3
 	}
 	s.span = min(max(time.Duration(w.intBetween(4, 12))*s.window, 30*time.Second), 24*time.Hour)
 	s.tick = max(time.Second, s.span/50)

@@ -90,7 +90,6 @@ func simulate(ctx context.Context, l *lane, seed uint64, m mutant) (w *world, er
 		}
 	}()
 	l.epoch = "1-1"
-	l.setClock(w.postgres())
 	if err := l.clear(ctx); err != nil {
 		return w, err
 	}
@@ -105,6 +104,7 @@ func simulate(ctx context.Context, l *lane, seed uint64, m mutant) (w *world, er
 	}
 	w.offset = w.between(-time.Hour, time.Hour)
 	w.drift = (w.rng.Float64() - 0.5) / 1000
+	l.setClock(w.postgres())
 	w.pace = pick(w, prompt, late, mixed)
 	w.note(0, "", "%+v", w.set)
 	w.api.publish()
@@ -150,6 +150,7 @@ WITH stuck AS (
         (SELECT min(call_id) FROM call_open), 0) AS id
 )
 SELECT id, concat_ws(E'\\n', 'now: ' || clock_timestamp(),
+    (SELECT 'open calls: ' || count(*) || ' started ' || count(started_at) FROM call_open), (SELECT 'usage ' || coalesce(sum(used)::text,'none') || ' ' || coalesce(max(bucket)::text,'') FROM call_usage),
     (SELECT 'call: ' || to_jsonb(q)::text FROM call_queue q WHERE q.id = stuck.id),
     (SELECT 'open: ' || to_jsonb(o)::text FROM call_open o WHERE o.call_id = stuck.id),
     (SELECT 'limits: ' || jsonb_agg(to_jsonb(l))::text FROM call_limits l),
