@@ -137,7 +137,7 @@ func deleteRunning(w *world) {
 	}
 }
 
-const mutantSeeds = 60
+const mutantSeeds = 120
 
 // TestMutants: the simulation notices each rule that is turned off, within some seeds.
 func TestMutants(t *testing.T) {
