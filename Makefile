@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night model latency bench bench-check
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,6 +68,15 @@ bench-check: $(LINT) ## what bench runs, small: it lints, and every call gets do
 	cd bench && $(LINT) run
 	go vet -C bench ./...
 	go test -C bench -count=1 -timeout 2m ./...
+
+# A seed that fails prints the command that replays it.
+SIM := $(SERVERS) go test -count=1 ./internal/sim -v -timeout 12h
+
+sim: ## 200 seeds of the simulation, and proof that it notices rules that are turned off
+	$(SIM) -run 'TestSimulation|TestMutants' -seeds 200 -mutants
+
+sim-night: ## 20,000 seeds of it, for hours
+	$(SIM) -run TestSimulation -seeds 20000
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt

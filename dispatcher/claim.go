@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"math"
 	"time"
 
 	"github.com/callq/callq/internal/relay"
@@ -179,7 +179,7 @@ type claimed struct {
 func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, head *headroom, keys []string, epoch string,
 	want int, roster *roster,
 ) (*batch, error) {
-	b := &batch{id: rand.Int64(), epoch: epoch}
+	b := &batch{id: d.cfg.Random(math.MaxInt64), epoch: epoch}
 	var open []string
 	for _, key := range keys {
 		switch closed, shared := head.closed(key); {
@@ -269,15 +269,20 @@ WHERE q.id = r.id AND q.status IN ('new', 'error')`
 // open writes the attempts. Each is charged to all limits of its queue.
 func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, head *headroom) error {
 	chosen := map[destination][]int64{}
+	var order []destination
 	for i, c := range b.chosen {
 		to := destination{b.pools[i], c.Task}
+		if chosen[to] == nil {
+			order = append(order, to)
+		}
 		chosen[to] = append(chosen[to], c.ID)
 	}
 	var ids []int64
 	var parcelNos []int32
 	var pools []string
 	next := int32(0)
-	for to, calls := range chosen {
+	for _, to := range order {
+		calls := chosen[to]
 		k := to.pool.packing(len(calls))
 		for i, id := range calls {
 			if i > 0 && i%k == 0 {

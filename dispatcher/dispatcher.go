@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,10 @@ type Config struct {
 	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
 	Logger    *slog.Logger          // default: none
 	Metrics   prometheus.Registerer // default: none
+	// Now and Random stand in for the monotonic clock and for chance where what is decided depends
+	// on them, so that a simulation can be replayed. Default time.Now and rand.Int64N.
+	Now    func() time.Time
+	Random func(n int64) int64
 }
 
 // Dispatcher is one of any number that share a database. Make it with New, then Run, or Once.
@@ -87,6 +92,12 @@ func New(cfg Config) (*Dispatcher, error) {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Random == nil {
+		cfg.Random = rand.Int64N
 	}
 	return &Dispatcher{
 		cfg:     cfg,
@@ -143,6 +154,18 @@ func (d *Dispatcher) Once(ctx context.Context) error {
 	return d.tickOnce(ctx)
 }
 
+// Turn is one turn of Run's, for whoever keeps the time: a whole tick, or a look between ticks. It
+// says in how long to look again. Not for use beside Run.
+func (d *Dispatcher) Turn(ctx context.Context, tick bool) (time.Duration, error) {
+	if !tick {
+		return d.lookOnce(ctx)
+	}
+	if err := d.tickOnce(ctx); err != nil {
+		return 0, err
+	}
+	return <-d.armed, nil
+}
+
 // publishWhenUp publishes the rules, waiting for Postgres and its schema.
 func (d *Dispatcher) publishWhenUp(ctx context.Context) error {
 	for said := false; ; {
@@ -170,6 +193,8 @@ func (d *Dispatcher) publish(ctx context.Context) error {
 	}
 	d.published.Store(true)
 	// A new limit is opened at once, where nothing keeps it shut.
+	d.turn.Lock()
+	defer d.turn.Unlock()
 	if _, err := d.openLimits(ctx); err != nil {
 		return fmt.Errorf("open limits: %w", err)
 	}
@@ -199,7 +224,9 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	defer cancel()
 	d.turn.Lock()
 	defer d.turn.Unlock()
-	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil { // also while nothing is due: no step goes unseen for long
+	// A step forward must be seen before anything is reckoned back from Postgres's clock, and also
+	// while there is nothing to claim.
+	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil {
 		return err
 	}
 	sweepErr := d.sweep(bounded)

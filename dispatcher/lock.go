@@ -85,14 +85,14 @@ const (
 // readClock reads Postgres's clock in a statement that waits for no lock, after those that may
 // have.
 func (d *Dispatcher) readClock(ctx context.Context, db interface {
-	QueryRow(context.Context, string, ...any) pgx.Row
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 },
 ) (now time.Time, epoch string, err error) {
-	sent := time.Now()
+	sent := d.cfg.Now()
 	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
 		return now, "", fmt.Errorf("read the clock: %w", err)
 	}
-	d.clock.Look(now, sent, time.Now())
+	d.clock.Look(now, sent, d.cfg.Now())
 	return now, epoch, nil
 }
 

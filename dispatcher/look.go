@@ -36,8 +36,8 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 			next = min(next, time.Duration(queue.In*float64(time.Second)))
 			continue
 		}
-		if until, ok := d.blocked[queue.Name]; ok && !wait && time.Now().Before(until) {
-			next = min(next, time.Until(until))
+		if until, ok := d.blocked[queue.Name]; ok && !wait && d.cfg.Now().Before(until) {
+			next = min(next, until.Sub(d.cfg.Now()))
 			continue
 		}
 		again, err := d.drainQueue(ctx, queue.Name, wait)
@@ -59,7 +59,7 @@ func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (t
 		}
 		delete(d.blocked, queue)
 		if result.blockedFor > 0 {
-			d.blocked[queue] = time.Now().Add(result.blockedFor)
+			d.blocked[queue] = d.cfg.Now().Add(result.blockedFor)
 		}
 		if !result.more {
 			return result.lookIn, nil

@@ -64,3 +64,54 @@ func TestLooksBetweenTicks(t *testing.T) {
 		})
 	}
 }
+
+// A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.
+func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	monotonic := time.Now()
+	d, err := dispatcher.New(dispatcher.Config{
+		Pool: s.pool, Redis: s.redis, Rules: rules(sliding("api", 1, time.Hour)), Logger: s.log,
+		Now: func() time.Time { return monotonic },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
+	s.calls("default", 1)
+	monotonic = monotonic.Add(-30 * time.Minute) // so much Postgres's clock has gained
+	if err := d.Tick(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+}
+
+// So does one that counts what a limit has used from the ledger.
+func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	monotonic := time.Now()
+	d, err := dispatcher.New(dispatcher.Config{
+		Pool: s.pool, Redis: s.redis, Rules: rules(sliding("api", 1, time.Hour)), Logger: s.log,
+		Now: func() time.Time { return monotonic },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+		SELECT 9, 1, 1, at, at, at, at, 'done', 'default', 'http', '', '[]' FROM (SELECT clock_timestamp() - interval '70 min' AS at) a`)
+	s.exec(`UPDATE call_limits SET complete_since = NULL`)
+	s.calls("default", 1)
+	monotonic = monotonic.Add(-30 * time.Minute)
+	if err := d.Tick(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -39,15 +40,16 @@ const shutLimitsSQL = `SELECT name FROM call_limits WHERE complete_since IS NULL
 // openLimit replaces the limit's usage by what the ledger says, in one snapshot: an attempt that
 // closes meanwhile is in neither or charges it afterwards.
 func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
+	gained := d.clock.Gained(time.Time{}, 0) // ever: where the clock was set forward, windows reach back further
 	open := false
 	err := pgx.BeginTxFunc(ctx, d.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, mayOpenSQL, name).Scan(&open); err != nil || !open {
+		if err := tx.QueryRow(ctx, mayOpenSQL, name, gained).Scan(&open); err != nil || !open {
 			return err
 		}
 		if _, err := tx.Exec(ctx, forgetUsageSQL, name); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, countUsageSQL, name); err != nil {
+		if _, err := tx.Exec(ctx, countUsageSQL, name, gained); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, openLimitSQL, name)
@@ -67,7 +69,7 @@ SELECT NOT EXISTS (
         WHERE o.queue = ANY(l.queues) AND o.claimed_at < l.published_at AND NOT o.limits @> ARRAY[l.name])
     AND NOT EXISTS (
         SELECT 1 FROM call_marks m
-        WHERE m.name = 'ledger' AND m.at > clock_timestamp() - l.window_size * 1.001)
+        WHERE m.name = 'ledger' AND m.at > clock_timestamp() - l.window_size * 1.001 - $2::interval)
 FROM call_limits l
 WHERE l.name = $1 AND l.complete_since IS NULL
 FOR NO KEY UPDATE`
@@ -82,7 +84,7 @@ INSERT INTO call_usage (limit_name, key, bucket, shard, used)
 SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END, date_bin(l.window_size / 200, coalesce(c.until, a.arrived_by), 'epoch') + l.window_size / 200,
     0, sum(CASE WHEN l.count_cost THEN a.cost ELSE 1 END)
 FROM call_limits l
-JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01
+JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01 - $2::interval
 LEFT JOIN LATERAL (
     SELECT r.until
     FROM jsonb_to_recordset(a.charged) AS r ("limit" text, until timestamptz)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -96,7 +95,7 @@ func (d *Dispatcher) sweepLost(ctx context.Context) (int, error) {
 	}
 	return d.close(ctx, rows, func(o overdue) ledger.Closing {
 		arrival := limit.LostArrival(o.SendWithin, o.Deadline)
-		return o.lost("the worker was lost: no outcome by the deadline", arrival)
+		return o.lost("the worker was lost: no outcome by the deadline", arrival, d.cfg.Random)
 	})
 }
 
@@ -115,18 +114,18 @@ func (d *Dispatcher) sweepEpoch(ctx context.Context) (int, error) {
 		if o.Token != nil {
 			arrival = limit.LostArrival(o.SendWithin, o.Deadline)
 		}
-		return o.lost("Postgres failed over or was restored while the attempt was open", arrival)
+		return o.lost("Postgres failed over or was restored while the attempt was open", arrival, d.cfg.Random)
 	})
 }
 
 const epochWhere = `o.epoch <> (SELECT callq_epoch())`
 
-func (o overdue) lost(why string, arrival limit.Arrival) ledger.Closing {
+func (o overdue) lost(why string, arrival limit.Arrival, random func(int64) int64) ledger.Closing {
 	c := o.closing(callqueue.OutcomeLost, why)
 	c.Arrival, c.Failed, c.Status = &arrival, true, callqueue.StatusFailed
 	if o.OnLost != "fail" {
 		policy := ledger.Policy{MaxAttempts: o.MaxAttempts, BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax}
-		status, delay := policy.Next(o.FailedCount+1, rand.Int64N)
+		status, delay := policy.Next(o.FailedCount+1, random)
 		c.Status, c.Delay = status, &delay
 	}
 	return c

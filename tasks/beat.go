@@ -10,10 +10,14 @@ import (
 // beat tells the dispatchers, every beatEvery, that this worker lives and what it can take. It
 // begins when the worker is live and stops when it drains, so that nothing more is sent to it.
 func (w *Worker) beat(ctx context.Context) {
-	lost := false
+	lost, told := false, false
 	for {
 		if w.Ready() {
 			err := w.beatOnce(ctx)
+			if err == nil && !told { // there may be calls that waited for such a worker
+				told = true
+				w.wake()
+			}
 			if (err != nil) != lost && ctx.Err() == nil {
 				lost = err != nil
 				w.logReach(ctx, err)

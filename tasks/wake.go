@@ -14,6 +14,11 @@ func (w *Worker) tellFreed(closings []ledger.Closing) {
 	if 4*len(w.slots) < 3*cap(w.slots) && !slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
 		return
 	}
+	w.wake()
+}
+
+// wake has the dispatchers woken soon.
+func (w *Worker) wake() {
 	select {
 	case w.freed <- struct{}{}:
 	default: // one is waiting, and will be told after this

@@ -44,7 +44,8 @@ const violationsMost = 20
 // Verify recomputes callq's rules from the ledger and the open rows, in one snapshot, using
 // nothing that claims use: for each limit and version of it the most in any window, at most one
 // request an attempt, no gap in the attempts of a call that exists, and every counter and status
-// against the rows that it stands for. It may run beside everything else.
+// against the rows that it stands for. It may run beside everything else. Where Postgres's clock was
+// set back, windows of the time that it showed twice hold what was apart: it finds too much there.
 func Verify(ctx context.Context, pool *pgxpool.Pool) (*Report, error) {
 	report := &Report{Findings: []Violation{}, Limits: []LimitUse{}}
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
@@ -145,8 +146,8 @@ ORDER BY limit_name, version`
 
 // At each start t of an attempt, the attempts (of its key, where the limit is per key) that had
 // started by t and whose until is later than t - W: a running sum in which each attempt enters at
-// its start and leaves W after its until, what leaves going first. An open attempt counts for
-// as long as claims count it.
+// its start and leaves W after its until, what leaves going first. The until of one that is open is
+// the claims' (occupiedSQL).
 const windowsSQL = `
 WITH charges AS (
     SELECT a.call_id, a.attempt, CASE WHEN $5 THEN a.key ELSE '' END AS key,
@@ -156,12 +157,9 @@ WITH charges AS (
     WHERE c."limit" = $1
     UNION ALL
     SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost,
-        CASE WHEN o.epoch = l.epoch THEN
-            CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+        coalesce(CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
             WHEN 'start' THEN o.started_at + o.send_within + l.slack
-            WHEN 'dispatch' THEN o.claimed_at
-            ELSE 'infinity' END
-        ELSE 'infinity' END
+            WHEN 'dispatch' THEN o.claimed_at END, 'infinity')
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
     LEFT JOIN call_limits l ON l.name = u.name

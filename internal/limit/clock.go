@@ -16,14 +16,18 @@ type gain struct {
 	by time.Duration
 }
 
+// steady is for how long a difference between the clocks may be taken for their running apart.
+const steady = 10 * time.Second
+
 // Look records a reading of Postgres's clock that was asked for at sent and had arrived at
 // received (both monotonic here). Between this reading and the last at most received minus the
 // last one's sent has passed, so more than that on Postgres's clock was gained. Gains within
-// 0.1 % of the time passed are not kept: Margin covers them.
+// 0.1 % of the time passed are not kept, for Margin covers them; but after a long time without a
+// look, that much may have been gained in one step.
 func (c *Clock) Look(pg, sent, received time.Time) {
 	if !c.pg.IsZero() {
 		passed := received.Sub(c.sent)
-		if by := pg.Sub(c.pg) - passed; by > passed/1000 {
+		if by := pg.Sub(c.pg) - passed; by > min(passed, steady)/1000 {
 			c.gains = append(c.gains, gain{at: pg, by: by})
 		}
 	}

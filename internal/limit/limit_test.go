@@ -83,6 +83,7 @@ func TestClockGained(t *testing.T) {
 	}{
 		{"one look tells nothing", []reading{{0, 0, 1}}, 0, 0},
 		{"both clocks agree", []reading{{0, 0, 1}, {1000, 1000, 1001}}, 1000, 0},
+		{"a step after a long time without a look", []reading{{0, 0, 1}, {36_020_000, 36_000_000, 36_000_000}}, 36_020_000, 20_000},
 		{"travel explains the difference", []reading{{5, 0, 5}, {1000, 995, 1002}}, 1000, 0},
 		{"set forward by 2 s", []reading{{0, 0, 1}, {3000, 999, 1000}}, 3000, 2000},
 		{"set forward, asked within the window", []reading{{0, 0, 1}, {3000, 999, 1000}}, 12_999, 2000},

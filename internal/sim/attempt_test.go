@@ -1,0 +1,255 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+// attempt is the life of an attempt on a worker, as tasks/attempt.go has it.
+type attempt struct {
+	loaded
+	k      *worker
+	life   int // of the worker: a later one knows nothing of it
+	token  int64
+	slot   bool
+	asked  bool
+	begun  bool // started, as far as the worker knows
+	m0     time.Duration
+	answer ledger.StartAnswer // what the last statement said, whether heard or not
+	sendBy time.Duration      // 0: no bound
+
+	written bool
+	sent    time.Duration // the write returned
+	heard   *time.Duration
+	over    bool // the handler has ended
+	request *request
+}
+
+// do plans what the worker does for the attempt, while it lives.
+func (a *attempt) do(d time.Duration, act func()) {
+	if a.life == a.k.life {
+		a.k.do(d, act)
+	}
+}
+
+// run connects, then asks for the start. A handler of one's own asks at once.
+func (a *attempt) run() {
+	k := a.k
+	if k.hazard() {
+		return
+	}
+	connecting := time.Duration(0)
+	if a.Task == "http" {
+		connecting = k.w.between(0, 3*time.Millisecond)
+		if k.w.fault(0.02) {
+			a.do(k.w.between(0, time.Second), func() { a.end(errorEnding, nil, "no connection") })
+			return
+		}
+	}
+	a.do(connecting, func() {
+		a.asked = true
+		a.m0 = k.w.now
+		k.askStart(a)
+	})
+}
+
+// sendWithinMost is tasks/attempt.go's: for so long a start is asked for again.
+const sendWithinMost = 5 * time.Second
+
+func (a *attempt) startAnswered(ok bool) {
+	k := a.k
+	switch {
+	case !ok && k.w.now-a.m0 > sendWithinMost:
+		k.record(a, a.unsent("the start took too long", 0))
+	case !ok:
+		a.do(20*time.Millisecond, func() {
+			if k.w.mutant.newM0 {
+				a.m0 = k.w.now
+			}
+			k.askStart(a)
+		})
+	case a.answer.StartedAt == nil && a.answer.Gone:
+		k.record(a, a.unsent("its call is gone", 0))
+	case a.answer.StartedAt == nil && !k.w.mutant.secondSend:
+		a.free()
+	default:
+		a.begun = true
+		if a.answer.SendWithin != nil {
+			a.sendBy = a.m0 + *a.answer.SendWithin
+		}
+		a.prepare()
+	}
+}
+
+// prepare is the time between the start's answer and the write.
+func (a *attempt) prepare() {
+	w := a.k.w
+	if a.k.hazard() {
+		return
+	}
+	if a.Task != "http" {
+		a.handle()
+		return
+	}
+	wait := w.between(0, time.Millisecond)
+	if left := a.sendBy - w.now; a.sendBy > 0 && left > 0 && w.dawdles() {
+		wait = w.between(left*4/5, left*21/20) // the gate's last moment, or just past it
+	}
+	a.do(wait, a.write)
+}
+
+// dawdles says whether something takes as long as it may.
+func (w *world) dawdles() bool { return w.pace == late || w.pace == mixed && w.chance(0.3) }
+
+// write is the gate: nothing goes through after send_within, or the timeout.
+func (a *attempt) write() {
+	w := a.k.w
+	timedOut := w.now >= a.m0+a.Timeout
+	if !w.mutant.openGate && (timedOut || a.sendBy > 0 && w.now > a.sendBy) {
+		w.note(a.CallID, "", "attempt %d is too late for the gate", a.Attempt)
+		a.over = true
+		a.k.record(a, a.unsent("too late", a.BackoffMin/10))
+		return
+	}
+	a.sendNow()
+	a.do(a.m0+a.Timeout-w.now, func() {
+		if !a.over {
+			a.reset()
+			a.end(errorEnding, a.arrival(), "timed out")
+		}
+	})
+}
+
+// sendNow writes the request: it arrives within slack, or never.
+func (a *attempt) sendNow() {
+	w := a.k.w
+	slack := w.set.slack(a.Queue)
+	travel := w.between(100*time.Microsecond, min(2*time.Millisecond, slack))
+	if w.dawdles() {
+		travel = w.between(slack*9/10, slack)
+	}
+	a.written, a.sent = true, w.now
+	w.note(a.CallID, "", "attempt %d is sent", a.Attempt)
+	if a.k.hazard() && w.chance(0.5) { // its kernel sends no more; or it had been sent
+		return
+	}
+	if w.fault(0.02) {
+		w.note(a.CallID, "", "attempt %d never arrives", a.Attempt)
+		return
+	}
+	w.after(travel, func() { a.arrive(slack) })
+}
+
+// arrive is the API's part: it works for a while, then answers, or does not.
+func (a *attempt) arrive(slack time.Duration) {
+	w := a.k.w
+	r := w.api.arrive(attemptID{a.CallID, a.Attempt})
+	a.request = r
+	works := w.between(time.Millisecond, 50*time.Millisecond)
+	if w.chance(0.1) {
+		works = w.between(0, a.Timeout)
+	}
+	works = min(works, max(0, a.m0+a.Timeout+slack-w.now)) // it gives up by itself
+	silent := w.outage && !w.healing || w.fault(0.03)
+	w.after(works, func() {
+		w.api.leave(r)
+		if silent {
+			return
+		}
+		answer := w.answer()
+		if answer == doneEnding {
+			r.answered = true
+			w.note(a.CallID, "", "attempt %d is answered 2xx", a.Attempt)
+		}
+		a.do(w.between(100*time.Microsecond, 2*time.Millisecond), func() { a.hear(answer) })
+	})
+}
+
+// reset drops the connection: the API notices within slack. A handler of one's own ends after that.
+func (a *attempt) reset() {
+	r, w := a.request, a.k.w
+	switch {
+	case r == nil:
+	case a.Task != "http":
+		w.api.leave(r)
+	default:
+		w.after(w.between(0, w.set.slack(a.Queue)), func() { w.api.leave(r) })
+	}
+}
+
+func (a *attempt) hear(answer ending) {
+	if a.over {
+		return
+	}
+	since := a.k.w.now - a.m0
+	a.heard = &since
+	if answer == laterEnding {
+		a.k.shutLimits(a)
+	}
+	a.end(answer, a.arrival(), "")
+}
+
+// arrival is what the worker has measured.
+func (a *attempt) arrival() *limit.Arrival {
+	ended := a.k.w.now - a.m0
+	s := limit.Sending{Ended: ended}
+	if a.Task == "http" {
+		sent := a.sent - a.m0
+		s.Sent, s.Answered = &sent, a.heard
+	}
+	arrival := s.Arrival()
+	return &arrival
+}
+
+// handle is a handler of one's own: it sends when it likes, while its context lives, and ends after
+// its request arrived.
+func (a *attempt) handle() {
+	w := a.k.w
+	wait := w.between(0, 20*time.Millisecond)
+	if w.chance(0.2) || w.dawdles() {
+		wait = w.between(0, max(0, a.m0+a.Timeout-w.now))
+	}
+	a.do(wait, func() {
+		if w.now >= a.m0+a.Timeout || w.chance(0.02) {
+			a.over = true
+			a.k.record(a, a.unsent("the handler did not send", a.BackoffMin))
+			return
+		}
+		a.sendNow()
+		a.do(max(a.m0+a.Timeout-w.now, w.set.slack(a.Queue)), func() {
+			if !a.over {
+				a.reset()
+				a.end(errorEnding, a.arrival(), "timed out")
+			}
+		})
+	})
+}
+
+func (a *attempt) free() {
+	if a.slot {
+		a.slot = false
+		a.k.busy--
+	}
+	a.k.fillSlots()
+	a.k.takeIn(time.Millisecond)
+}
+
+// unsent and end make the closing, as tasks/attempt.go does.
+func (a *attempt) unsent(why string, d time.Duration) ledger.Closing {
+	c := a.closing(callqueue.OutcomeNotSent, why)
+	c.Status = callqueue.StatusNew
+	if d > 0 {
+		d = d/2 + time.Duration(a.k.w.rng.Int64N(int64(d)))
+		c.Delay = &d
+	}
+	return c
+}
+
+func (a *attempt) closing(outcome callqueue.Outcome, why string) ledger.Closing {
+	return ledger.Closing{
+		CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Unstarted: !a.begun, Outcome: outcome, Error: why,
+	}
+}

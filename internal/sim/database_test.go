@@ -1,0 +1,113 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+)
+
+// lane is a database and a Redis, on which one world after the other runs. It owns what Postgres
+// tells the time from: every unqualified clock_timestamp() and callq_epoch() is the simulation's.
+type lane struct {
+	dispatchers *pgxpool.Pool
+	workers     *pgxpool.Pool // another, so that usage is spread over more than one shard
+	redis       *miniredis.Miniredis
+	client      *redis.Client
+
+	clock string // what the next statement reads, as timestamptz
+	epoch string
+}
+
+// Each connection keeps the time in a setting: the function is then as cheap as the real one.
+const clockSQL = `
+CREATE SCHEMA sim;
+CREATE FUNCTION sim.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+    $$ SELECT current_setting('sim.clock')::timestamptz $$;
+CREATE FUNCTION sim.callq_epoch() RETURNS text LANGUAGE sql STABLE AS
+    $$ SELECT current_setting('sim.epoch') $$`
+
+func newLane(t testing.TB) *lane {
+	t.Helper()
+	l := &lane{clock: "2030-01-01", epoch: "1-1", redis: miniredis.RunT(t)}
+	l.client = redis.NewClient(&redis.Options{Addr: l.redis.Addr(), MaxRetries: -1})
+	t.Cleanup(func() { _ = l.client.Close() })
+	url := pgtest.NewURL(t)
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), clockSQL+tablesSQL); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.dispatchers, l.workers = l.connect(t, url), l.connect(t, url)
+	return l
+}
+
+// Nothing but the seed may decide what a plan is and where a row lies.
+const tablesSQL = `;
+DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
+        EXECUTE format('ALTER TABLE %I SET (autovacuum_enabled = off)', name);
+    END LOOP;
+END $$`
+
+func (l *lane) connect(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 2
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	maps.Copy(config.ConnConfig.RuntimeParams, ledger.Settings())
+	config.ConnConfig.RuntimeParams["search_path"] = "sim,public,pg_catalog"
+	config.ConnConfig.RuntimeParams["synchronous_commit"] = "off" // claims set their own
+	config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+		now := l.clock + l.epoch
+		if conn.PgConn().CustomData()["now"] == now {
+			return true, nil
+		}
+		if _, err := conn.Exec(ctx, setClockSQL, l.clock, l.epoch); err != nil {
+			return false, fmt.Errorf("set the clock: %w", err)
+		}
+		conn.PgConn().CustomData()["now"] = now
+		return true, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+const setClockSQL = `SELECT set_config('sim.clock', $1, false), set_config('sim.epoch', $2, false)`
+
+// clear empties what the world before left behind.
+func (l *lane) clear(ctx context.Context) error {
+	l.redis.SetError("")
+	l.redis.FlushAll()
+	_, err := l.workers.Exec(ctx, clearSQL)
+	return err
+}
+
+const clearSQL = `
+TRUNCATE call_queue, call_open, call_attempts, call_limits, call_limit_changes, call_queues, call_pauses,
+    call_audit, call_usage, call_workers, call_marks RESTART IDENTITY`
+
+// base is when a simulation begins.
+var base = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (l *lane) setClock(now time.Time) { l.clock = now.Format("2006-01-02 15:04:05.000000+00") }

@@ -1,0 +1,68 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+// ending is how the API answered.
+type ending int
+
+const (
+	doneEnding ending = iota
+	errorEnding
+	permanentEnding
+	laterEnding // 429 with Retry-After
+)
+
+func (w *world) answer() ending {
+	switch {
+	case !w.chance(w.set.apiErrors):
+		return doneEnding
+	case w.chance(0.7):
+		return errorEnding
+	case w.chance(0.5):
+		return permanentEnding
+	}
+	return laterEnding
+}
+
+// end records the handler's word. arrival nil: provably never sent.
+func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
+	a.over = true
+	c := a.closing(callqueue.OutcomeDone, why)
+	c.Arrival = arrival
+	if a.Task == "http" && arrival != nil {
+		one := int16(1)
+		c.Requests = &one
+	}
+	switch e {
+	case doneEnding:
+		c.Status = callqueue.StatusDone
+	case permanentEnding:
+		c.Outcome, c.Status, c.Failed = callqueue.OutcomePermanent, callqueue.StatusFailed, true
+	default:
+		status, delay := a.policy().Next(a.FailedCount+1, a.k.w.rng.Int64N)
+		if e == laterEnding {
+			delay = retryAfter
+		}
+		c.Outcome, c.Status, c.Delay, c.Failed = callqueue.OutcomeError, status, &delay, true
+	}
+	a.k.record(a, c)
+}
+
+const retryAfter = 700 * time.Millisecond
+
+// shutLimits closes the attempt's limits for a while, as the API asked.
+func (k *worker) shutLimits(a *attempt) {
+	d := retryAfter
+	for i, name := range a.Limits {
+		_, err := ledger.Pause(k.w.ctx, k.w.lane.workers, ledger.Paused{
+			What: "limit", Name: name, Key: a.Keys[i], For: &d, Extend: true, By: k.id, Reason: "the API wants no more",
+		})
+		k.w.must(err)
+	}
+}

@@ -1,0 +1,140 @@
+package sim
+
+import (
+	"time"
+)
+
+// planFaults spreads what goes wrong, and what operators do, over the span.
+func (w *world) planFaults() {
+	s := w.set
+	often := func(times float64, act func()) {
+		n := int(times*s.trouble*2*w.rng.Float64() + 0.5)
+		for range n {
+			w.at(w.between(s.tick, s.span-1), act)
+		}
+	}
+	often(3, func() { w.workers[w.rng.IntN(len(w.workers))].dieOrFreeze() })
+	often(2, w.dispatcherFault)
+	often(1, w.flushRedis)
+	often(1, w.redisAway)
+	often(1.5, w.stepClock)
+	often(1, w.apiOutage)
+	often(0.3, w.failOver)
+	often(2, w.operate)
+	often(1, w.deleteCalls)
+	often(1, w.retain)
+	for range 12 {
+		w.at(w.between(0, s.span), func() { w.pace = pick(w, prompt, late, mixed) })
+	}
+	w.at(w.between(0, s.span), w.verify)
+	w.at(s.span, w.heal)
+}
+
+// freezing is for how long something stands still: shorter and longer than each bound there is.
+func (w *world) freezing() time.Duration {
+	return w.between(0, pick(w, 200*time.Millisecond, 6*time.Second, 40*time.Second, 2*w.set.window))
+}
+
+func (k *worker) dieOrFreeze() {
+	switch {
+	case k.dead:
+	case k.w.chance(0.5):
+		k.die()
+	default:
+		k.freeze(k.w.freezing())
+	}
+}
+
+func (w *world) dispatcherFault() {
+	p := w.dispatchers[w.rng.IntN(len(w.dispatchers))]
+	if w.chance(0.5) {
+		if w.now >= w.shy {
+			p.restart()
+		}
+		return
+	}
+	p.frozen = min(w.now+w.freezing(), max(w.set.span, w.now))
+	w.note(0, "", "%s freezes until %s", p, p.frozen)
+}
+
+func (w *world) flushRedis() {
+	w.note(0, "", "Redis forgets everything")
+	w.lane.redis.FlushAll()
+}
+
+func (w *world) redisAway() {
+	if w.redisDown {
+		return
+	}
+	d := w.freezing()
+	w.note(0, "", "Redis is away for %s", d)
+	w.redisDown = true
+	w.lane.redis.SetError("away")
+	w.at(min(w.now+d, w.set.span), func() {
+		w.note(0, "", "Redis is back")
+		w.redisDown = false
+		w.lane.redis.SetError("")
+		w.handedOver()
+	})
+}
+
+// stepClock sets Postgres's clock. A dispatcher that starts within a window of a step forward cannot
+// know of it: that is outside the promise.
+func (w *world) stepClock() {
+	by := w.between(0, pick(w, 20*time.Millisecond, w.set.window/2, w.set.window/2, 2*w.set.window, min(20*w.set.window, time.Hour)))
+	if w.chance(0.5) {
+		by = -by
+	}
+	if by > 0 {
+		if !w.seen() {
+			return
+		}
+		w.shy = max(w.shy, w.now+(w.set.longest+by)*11/10+2*time.Minute)
+	}
+	if by > 0 && w.chance(0.5) { // what is counted anew must reach back behind the step
+		w.after(w.between(0, w.set.window), func() {
+			if !w.healing {
+				w.setLimit(w.set.rules.Limits[0])
+			}
+		})
+	}
+	for _, k := range w.workers { // the beats so far are of the former time
+		if !k.dead && k.frozen <= w.now {
+			k.beatsUntil(w.now)
+		}
+	}
+	w.offset += by
+	w.stepped += by.Abs()
+	w.back = w.back || by < 0
+	w.note(0, "", "Postgres's clock is set by %s", by)
+}
+
+// seen says whether every dispatcher lives, and so has seen the clock before.
+func (w *world) seen() bool {
+	for _, p := range w.dispatchers {
+		if p.down {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *world) apiOutage() {
+	w.note(0, "", "the API answers nothing")
+	w.outage = true
+	w.after(w.between(0, w.set.window), func() { w.outage = false; w.note(0, "", "the API answers again") })
+}
+
+// failOver is a promotion that lost nothing: a new epoch.
+func (w *world) failOver() {
+	w.lane.epoch += "'"
+	w.failedOver = true
+	w.note(0, "", "Postgres fails over")
+}
+
+// heal ends the faults. From here on everything must drain.
+func (w *world) heal() {
+	w.note(0, "", "the world heals")
+	w.healing, w.outage, w.pace = true, false, mixed
+	w.resumeAll()
+}

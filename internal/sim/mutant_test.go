@@ -1,0 +1,47 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+)
+
+// mutant turns rules off, one in each of mutants, to prove that the simulation would notice.
+type mutant struct {
+	rough      bool // the faults are many
+	secondSend bool // what is delivered twice is sent twice
+	newM0      bool // m0 is read anew when a start is asked for again
+	openGate   bool // nothing is too late for the gate
+	noRecall   bool // a lower rate recalls nothing
+	turn       func(*world)
+	close      func(*world, *attempt, *ledger.Closing)
+	retention  func(*world)
+	clockRuns  int64 // dispatchers' clocks run that much faster, so that no step shows
+	sql        string
+	undo       string
+}
+
+func (m mutant) beforeTurn(w *world) {
+	if m.turn != nil && !w.redisDown {
+		m.turn(w)
+	}
+}
+
+func (m mutant) closing(w *world, a *attempt, c *ledger.Closing) {
+	if m.close != nil {
+		m.close(w, a, c)
+	}
+}
+
+func (m mutant) retained(w *world) {
+	if m.retention != nil {
+		m.retention(w)
+	}
+}
+
+func (m mutant) monotonic(now time.Duration) time.Duration {
+	if m.clockRuns > 0 {
+		return now * time.Duration(m.clockRuns)
+	}
+	return now
+}

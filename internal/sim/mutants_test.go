@@ -1,0 +1,173 @@
+package sim
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+)
+
+// mutants are rules turned off, each with the rule of the simulation that must notice.
+func mutants() []struct {
+	name  string
+	rules []string // any of these
+	mutant
+} {
+	const (
+		over     = "no limit is exceeded"
+		once     = "an attempt sends one request"
+		verify   = "verify finds nothing"
+		answered = "what is done was answered"
+		drains   = "everything drains"
+		vanishes = "nothing vanishes"
+		bounded  = "failures are counted and bounded"
+		backoff  = "a retry waits for its backoff"
+		reason   = "a call fails for a reason"
+	)
+	return []struct {
+		name  string
+		rules []string
+		mutant
+	}{
+		{"charged as if it arrived at its start", []string{over}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			if c.Arrival != nil {
+				c.Arrival = &limit.Arrival{By: new(time.Duration)}
+			}
+		}}},
+		{"charged nothing when it failed", []string{over}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			if c.Failed {
+				c.Arrival = nil
+			}
+		}}},
+		{"a lost attempt gives its units back", []string{over, verify}, mutant{
+			sql:  onLedgerSQL("NEW.outcome = 'lost'"),
+			undo: undoLedgerSQL,
+		}},
+		{"nothing is too late for the gate", []string{over}, mutant{openGate: true}},
+		{"m0 is read anew", []string{over}, mutant{newM0: true}},
+		{"what has started is taken back", []string{over, once, verify}, mutant{turn: takeBack}},
+		{"a repeated parcel is sent again", []string{once}, mutant{secondSend: true}},
+		{"retention frees usage", []string{over, verify}, mutant{retention: func(w *world) {
+			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_usage`)
+			w.must(err)
+		}}},
+		{"a deleted call frees its units", []string{over, verify}, mutant{
+			turn: deleteRunning,
+			sql: `CREATE FUNCTION sim.freed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					DELETE FROM call_open WHERE call_id = OLD.id; RETURN OLD; END $$;
+				CREATE TRIGGER freed AFTER DELETE ON call_queue FOR EACH ROW EXECUTE FUNCTION sim.freed()`,
+			undo: `DROP TRIGGER freed ON call_queue; DROP FUNCTION sim.freed()`,
+		}},
+		{"a claim is charged to no limit", []string{over}, mutant{
+			sql: `CREATE FUNCTION sim.free() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.limits := '{}'; NEW.keys := '{}'; NEW.costs := '{}'; RETURN NEW; END $$;
+				CREATE TRIGGER free BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.free()`,
+			undo: `DROP TRIGGER free ON call_open; DROP FUNCTION sim.free()`,
+		}},
+		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true}},
+		{"a step of the clock goes unseen", []string{over}, mutant{clockRuns: 1000}},
+		{"no answer counts as done", []string{answered}, mutant{close: func(_ *world, a *attempt, c *ledger.Closing) {
+			if a.heard == nil && a.written {
+				c.Outcome, c.Status, c.Failed, c.Delay = callqueue.OutcomeDone, callqueue.StatusDone, false, nil
+			}
+		}}},
+		{"a failure is retried for ever", []string{bounded}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			if c.Failed && c.Status == callqueue.StatusFailed && c.Outcome == callqueue.OutcomeError {
+				c.Status = callqueue.StatusError
+			}
+		}}},
+		{"a failure is retried at once", []string{backoff}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			if c.Delay != nil && c.Failed {
+				c.Delay = new(time.Duration)
+			}
+		}}},
+		{"the first failure is the last", []string{reason}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			if c.Failed {
+				c.Status, c.Delay = callqueue.StatusFailed, nil
+			}
+		}}},
+		{"an unsent attempt leaves its call behind", []string{verify, drains}, mutant{
+			sql: `CREATE FUNCTION sim.left() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF OLD.status = 'dispatched' AND NEW.status = 'new' THEN RETURN NULL; END IF; RETURN NEW; END $$;
+				CREATE TRIGGER left_behind BEFORE UPDATE ON call_queue FOR EACH ROW EXECUTE FUNCTION sim.left()`,
+			undo: `DROP TRIGGER left_behind ON call_queue; DROP FUNCTION sim.left()`,
+		}},
+		{"retention takes what waits", []string{vanishes}, mutant{retention: func(w *world) {
+			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_queue WHERE status IN ('new', 'error')`)
+			w.must(err)
+		}}},
+	}
+}
+
+// onLedgerSQL takes the usage away of ledger rows that fit a condition.
+func onLedgerSQL(when string) string {
+	return `CREATE FUNCTION sim.refund() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			DELETE FROM call_usage u USING jsonb_to_recordset(NEW.charged) AS r ("limit" text, key text, until timestamptz), call_limits l
+			WHERE u.limit_name = r."limit" AND u.key = r.key AND l.name = u.limit_name
+			  AND u.bucket >= r.until AND u.bucket <= r.until + l.window_size / 200;
+			RETURN NEW; END $$;
+		CREATE TRIGGER refund AFTER INSERT ON call_attempts FOR EACH ROW WHEN (` + when + `) EXECUTE FUNCTION sim.refund()`
+}
+
+const undoLedgerSQL = `DROP TRIGGER refund ON call_attempts; DROP FUNCTION sim.refund()`
+
+// takeBack closes what runs as if it had not been sent.
+func takeBack(w *world) {
+	_, err := w.lane.workers.Exec(w.ctx, `
+		WITH gone AS (DELETE FROM call_open WHERE started_at < clock_timestamp() - interval '50 ms' RETURNING call_id, attempt)
+		UPDATE call_queue q SET status = 'new', attempts = q.attempts - 1 FROM gone
+		WHERE q.id = gone.call_id AND q.status = 'dispatched'`)
+	w.must(err)
+}
+
+// deleteRunning deletes a call that runs, now and then.
+func deleteRunning(w *world) {
+	rows, err := w.lane.workers.Query(w.ctx, `
+		DELETE FROM call_queue WHERE id = (SELECT min(call_id) FROM call_open WHERE started_at IS NOT NULL) AND $1 RETURNING id`, w.chance(0.2))
+	w.must(err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	w.must(err)
+	for _, id := range ids {
+		w.calls[id].gone = true
+	}
+}
+
+const mutantSeeds = 120
+
+// TestMutants: the simulation notices each rule that is turned off, within some seeds.
+func TestMutants(t *testing.T) {
+	if testing.Short() || !*mutantsFlag {
+		t.Skip("run by make sim")
+	}
+	lanes := make(chan *lane, 2)
+	for range cap(lanes) {
+		lanes <- newLane(t)
+	}
+	t.Run("each", func(t *testing.T) {
+		for _, m := range mutants() {
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				m.rough = true
+				l := <-lanes
+				defer func() { lanes <- l }()
+				for seed := uint64(1); seed <= mutantSeeds; seed++ {
+					_, err := simulate(t.Context(), l, seed, m.mutant)
+					f, ok := errors.AsType[*failure](err)
+					if err != nil && !ok {
+						t.Fatal(err)
+					}
+					if ok && slices.Contains(m.rules, f.rule) {
+						t.Logf("seed %d: %s: %s", seed, f.rule, f.text)
+						return
+					}
+				}
+				t.Errorf("not noticed within %d seeds", mutantSeeds)
+			})
+		}
+	})
+}

@@ -1,0 +1,151 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+)
+
+// lane1 gathers what is asked while a statement is on its way, as ledger.Batch does.
+type lane1[T any] struct {
+	asked   []T
+	planned bool
+}
+
+// fate is what becomes of a statement. The worker knows it only where it is answered.
+type fate int
+
+const (
+	answered  fate = iota
+	lost           // it was never carried out
+	unheard        // it was, but the answer was lost
+	carriedOn      // the worker gave up waiting; it is carried out later
+)
+
+func (w *world) fate() fate {
+	switch {
+	case w.fault(w.set.loss / 2):
+		return lost
+	case w.fault(w.set.loss):
+		return unheard
+	case w.fault(w.set.loss / 2):
+		return carriedOn
+	}
+	return answered
+}
+
+// latency is how long a statement is under way, in each direction.
+func (w *world) latency() time.Duration {
+	if w.fault(0.02) {
+		return w.between(0, time.Second)
+	}
+	return w.between(100*time.Microsecond, 2*time.Millisecond)
+}
+
+// send plans the statement that asks for all that has gathered by then.
+func send[T any](k *worker, l *lane1[T], execute func([]T), answer func([]T, bool)) {
+	if l.planned {
+		return
+	}
+	l.planned = true
+	k.do(k.w.latency(), func() {
+		batch := l.asked
+		l.asked, l.planned = nil, false
+		f := k.w.fate()
+		switch f {
+		case answered, unheard:
+			execute(batch)
+		case carriedOn: // on the server, whatever becomes of the worker
+			k.w.after(k.w.between(0, pick(k.w, time.Second, 10*time.Second, time.Minute)), func() { execute(batch) })
+		}
+		if f != answered {
+			k.w.note(0, "", "statement of %s for %d: fate %d", k.id, len(batch), f)
+		}
+		if k.hazard() {
+			return
+		}
+		wait := k.w.latency()
+		if f != answered { // a broken connection, or a timeout
+			wait = pick(k.w, wait, k.w.between(0, 300*time.Millisecond), k.w.between(0, 5*time.Second), 5*time.Second)
+		}
+		k.do(wait, func() { answer(batch, f == answered) })
+	})
+}
+
+// askStart asks that an attempt be started, under the m0 of its first asking.
+func (k *worker) askStart(a *attempt) {
+	if slices.Contains(k.starts.asked, a) {
+		return
+	}
+	k.starts.asked = append(k.starts.asked, a)
+	send(k, &k.starts, k.executeStarts, func(batch []*attempt, ok bool) {
+		for _, a := range batch {
+			a.startAnswered(ok)
+		}
+	})
+}
+
+func (k *worker) executeStarts(batch []*attempt) {
+	requests := make([]ledger.StartRequest, len(batch))
+	for i, a := range batch {
+		requests[i] = ledger.StartRequest{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Timeout: a.Timeout}
+	}
+	answers, err := ledger.Start(k.w.ctx, k.w.lane.workers, k.id, requests)
+	k.w.must(err)
+	for _, answer := range answers {
+		i := slices.IndexFunc(batch, func(a *attempt) bool { return a.token == answer.Token })
+		a := batch[i]
+		a.answer = answer
+		if answer.StartedAt != nil {
+			k.w.note(a.CallID, "", "attempt %d is started for %s at %s", a.Attempt, k.id, answer.StartedAt.Format("15:04:05.000000"))
+			k.w.api.started(attemptID{a.CallID, a.Attempt})
+		} else {
+			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t", a.Attempt, k.id, answer.Gone)
+		}
+	}
+}
+
+// recording is an outcome on its way into the ledger.
+type recording struct {
+	a *attempt
+	c ledger.Closing
+	// wait is how long until it is tried again.
+	wait time.Duration
+}
+
+// record writes an outcome down, for as long as that takes; only then is the slot free.
+func (k *worker) record(a *attempt, c ledger.Closing) {
+	k.w.mutant.closing(k.w, a, &c)
+	k.w.note(a.CallID, "", "attempt %d ends for %s: %s, then %s %s", a.Attempt, k.id, c.Outcome, c.Status, c.Error)
+	k.w.calls[a.CallID].recorded(a, c)
+	k.tryRecord(&recording{a, c, 20 * time.Millisecond})
+}
+
+func (k *worker) tryRecord(r *recording) {
+	k.closes.asked = append(k.closes.asked, r)
+	send(k, &k.closes, k.executeCloses, func(batch []*recording, ok bool) {
+		for _, r := range batch {
+			if ok {
+				r.a.free()
+				continue
+			}
+			wait := r.wait
+			r.wait = min(2*wait, time.Second)
+			k.do(wait, func() { k.tryRecord(r) })
+		}
+	})
+}
+
+func (k *worker) executeCloses(batch []*recording) {
+	closings := make([]ledger.Closing, len(batch))
+	for i, r := range batch {
+		closings[i] = r.c
+	}
+	closed, err := ledger.Close(k.w.ctx, k.w.lane.workers, closings)
+	k.w.must(err)
+	for _, id := range closed {
+		k.w.note(id, "", "closed for %s", k.id)
+	}
+	k.w.wake()
+}

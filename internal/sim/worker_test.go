@@ -1,0 +1,252 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/relay"
+	"github.com/callq/callq/tasks"
+	"github.com/jackc/pgx/v5"
+)
+
+// worker does what package tasks does, with the same statements and the same bounds, in events: it
+// freezes and dies between any two.
+type worker struct {
+	w      *world
+	n      int
+	id     string
+	pool   string
+	tasks  []string
+	slots  int
+	life   int // what an earlier one had planned is not done
+	dead   bool
+	frozen time.Duration // until then
+
+	taking  bool
+	parcels int // taken and not settled
+	busy    int // slots in use
+	waiting []*attempt
+	starts  lane1[*attempt]
+	closes  lane1[*recording]
+	beatAt  time.Duration
+}
+
+func (w *world) startWorkers() {
+	for i := range w.set.workers {
+		k := &worker{w: w, n: i, tasks: []string{"http"}, slots: w.set.slots}
+		if w.set.mayOwn() && i%2 == 0 {
+			k.tasks = []string{"http", "own"}
+		}
+		k.pool = tasks.Pool(k.tasks, nil)
+		w.workers = append(w.workers, k)
+		k.start()
+	}
+}
+
+func (k *worker) start() {
+	k.life++
+	k.dead, k.taking, k.parcels, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
+	k.starts, k.closes = lane1[*attempt]{}, lane1[*recording]{}
+	k.id = fmt.Sprintf("w%d.%d", k.n, k.life)
+	k.w.note(0, "", "worker %s starts", k.id)
+	k.takeIn(k.w.between(0, time.Second))
+}
+
+// do plans what the worker does after d; later if it is frozen by then, never if it has died.
+func (k *worker) do(d time.Duration, act func()) {
+	life := k.life
+	var try func()
+	try = func() {
+		switch {
+		case life != k.life:
+		case k.frozen > k.w.now:
+			k.w.at(k.frozen, try)
+		default:
+			act()
+		}
+	}
+	k.w.after(d, try)
+}
+
+// hazard is where a worker may freeze or die: between any two steps.
+func (k *worker) hazard() (died bool) {
+	switch {
+	case k.w.fault(0.002):
+		k.freeze(k.w.freezing())
+	case k.w.fault(0.002):
+		k.die()
+		return true
+	}
+	return false
+}
+
+func (k *worker) freeze(d time.Duration) {
+	k.frozen = max(k.frozen, k.w.now+d)
+	if !k.w.healing {
+		k.frozen = min(k.frozen, max(k.w.set.span, k.w.now))
+	}
+	k.w.note(0, "", "worker %s freezes until %s", k.id, k.frozen)
+}
+
+func (k *worker) die() {
+	k.w.note(0, "", "worker %s dies", k.id)
+	k.beatsUntil(k.w.now)
+	k.life++
+	k.dead = true
+	k.w.after(k.w.between(0, 20*time.Second), k.start)
+}
+
+// beat writes the beats that are due before the dispatchers look. tasks/beat.go: every 2 s.
+func (w *world) beat() {
+	for _, k := range w.workers {
+		if !k.dead {
+			at := w.now
+			if k.frozen > w.now {
+				at = k.beatAt
+			}
+			k.beatsUntil(at)
+		}
+	}
+}
+
+func (k *worker) beatsUntil(now time.Duration) {
+	last := now / (2 * time.Second) * (2 * time.Second)
+	if last <= k.beatAt || now <= k.beatAt {
+		return
+	}
+	k.beatAt = last
+	_, err := k.w.lane.workers.Exec(k.w.ctx, beatSQL, k.id, k.pool, k.tasks, k.slots, k.w.now-last)
+	k.w.must(err)
+}
+
+const beatSQL = `
+INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+VALUES ($1, $2, $3, '{}', $4, clock_timestamp(), clock_timestamp() - $5::interval)
+ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, slots = excluded.slots`
+
+// takeIn looks into Redis after d.
+func (k *worker) takeIn(d time.Duration) {
+	if k.taking || k.dead {
+		return
+	}
+	k.taking = true
+	k.do(d, func() {
+		k.taking = false
+		k.take()
+	})
+}
+
+// take takes a parcel, if it has a place for one. It may get lost, come late or twice.
+func (k *worker) take() {
+	w := k.w
+	if places := min(max(k.slots/32, 2), 32); k.parcels >= places || w.redisDown {
+		return
+	}
+	data, err := w.lane.redis.Lpop(relay.Key(k.pool))
+	if err != nil {
+		return
+	}
+	var parcel relay.Parcel
+	w.must(json.Unmarshal([]byte(data), &parcel))
+	k.takeIn(w.between(0, 2*time.Millisecond))
+	if k.hazard() {
+		return
+	}
+	if w.fault(w.set.loss) {
+		w.note(0, "", "parcel of %v is lost", parcel.Attempts)
+		return
+	}
+	if w.fault(w.set.loss) {
+		other, in := pick(w, w.workers...), w.between(0, pick(w, time.Second, time.Minute, w.set.window))
+		w.note(0, "", "parcel of %v will be repeated", parcel.Attempts)
+		w.after(in, func() {
+			if !other.dead {
+				other.do(0, func() { other.deliver(parcel.Attempts) })
+			}
+		})
+	}
+	d := w.between(0, 5*time.Millisecond)
+	if w.fault(w.set.loss) {
+		d = w.between(0, pick(w, time.Second, 40*time.Second, w.set.window))
+	}
+	k.parcels++
+	k.do(d, func() { k.deliver(parcel.Attempts); k.parcels--; k.takeIn(time.Millisecond) })
+}
+
+// loaded is what tasks/deliver.go reads of an attempt.
+type loaded struct {
+	CallID      int64         `db:"call_id"`
+	Attempt     int32         `db:"attempt"`
+	Queue       string        `db:"queue"`
+	Task        string        `db:"task"`
+	Key         string        `db:"key"`
+	Cost        int64         `db:"cost"`
+	Gone        bool          `db:"gone"`
+	Expired     bool          `db:"expired"`
+	FailedCount int           `db:"failed_count"`
+	MaxAttempts int           `db:"max_attempts"`
+	BackoffMin  time.Duration `db:"backoff_min"`
+	BackoffMax  time.Duration `db:"backoff_max"`
+	Timeout     time.Duration `db:"timeout"`
+	Limits      []string      `db:"limits"`
+	Keys        []string      `db:"keys"`
+}
+
+const loadSQL = `
+SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost, q.id IS NULL AS gone,
+    coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
+    coalesce(q.failed_count, 0) AS failed_count, coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
+    coalesce(r.backoff_min, '10 seconds') AS backoff_min, coalesce(r.backoff_max, '15 minutes') AS backoff_max,
+    coalesce(r.timeout, '30 seconds') AS timeout, o.limits, o.keys
+FROM unnest($1::bigint[], $2::int[]) AS a (call_id, attempt)
+JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
+LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+LEFT JOIN call_queues r ON r.name = o.queue
+WHERE o.started_at IS NULL OR $3
+ORDER BY o.call_id`
+
+// deliver runs what is still open and unstarted of a parcel.
+func (k *worker) deliver(refs []relay.Ref) {
+	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
+	for i, r := range refs {
+		ids[i], attempts[i] = r.CallID, r.Attempt
+	}
+	rows, err := k.w.lane.workers.Query(k.w.ctx, loadSQL, ids, attempts, k.w.mutant.secondSend)
+	k.w.must(err)
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[loaded])
+	k.w.must(err)
+	for _, row := range list {
+		a := &attempt{k: k, life: k.life, loaded: row, token: k.w.rng.Int64() | 1}
+		k.w.note(row.CallID, "", "attempt %d comes to %s", row.Attempt, k.id)
+		switch {
+		case row.Gone:
+			k.record(a, a.unsent("its call is gone", 0))
+		case row.Expired:
+			c := a.unsent("expired", 0)
+			c.Status = callqueue.StatusFailed
+			k.record(a, c)
+		default:
+			k.waiting = append(k.waiting, a)
+		}
+	}
+	k.fillSlots()
+}
+
+// fillSlots lets attempts run that wait for a slot.
+func (k *worker) fillSlots() {
+	for k.busy < k.slots && len(k.waiting) > 0 {
+		a := k.waiting[0]
+		k.waiting = slices.Delete(k.waiting, 0, 1)
+		k.busy++
+		a.slot = true
+		k.do(0, a.run)
+	}
+}
+
+func (a *attempt) policy() ledger.Policy {
+	return ledger.Policy{MaxAttempts: a.MaxAttempts, BackoffMin: a.BackoffMin, BackoffMax: a.BackoffMax}
+}
