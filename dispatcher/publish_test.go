@@ -16,6 +16,7 @@ func TestPublishTwice(t *testing.T) {
 	s := newSystem(t)
 	r := rules(sliding("api", 10, time.Minute), sliding("day", 100, 24*time.Hour))
 	r.Limits = append(r.Limits, sliding("unused", 1, time.Second))
+	r.Limits[0].Slack, r.Queues[0].Timeout = time.Second+1, time.Minute+1 // finer than Postgres keeps
 	if changes := s.publish(r); len(changes) != 4 {
 		t.Errorf("changes %q, want a queue and three limits", changes)
 	}

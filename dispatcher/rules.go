@@ -63,6 +63,7 @@ func (r *Rules) check() error {
 		if l.SendWithin == 0 {
 			l.SendWithin = limit.DefaultSendWithin(l.Rate.Window)
 		}
+		l.Rate.Window, l.Slack, l.SendWithin = storable(l.Rate.Window), storable(l.Slack), storable(l.SendWithin)
 	}
 	seen := map[string]bool{}
 	for i := range r.Queues {
@@ -84,8 +85,15 @@ func (r *Rules) check() error {
 		if q.OnLost != "retry" && q.OnLost != "fail" {
 			return fmt.Errorf("queue %q: on_lost is %q; it may be retry or fail", q.Name, q.OnLost)
 		}
+		q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
 	}
 	return nil
+}
+
+// storable is d as Postgres keeps it, in whole microseconds, rounded up: finer, a rule would differ
+// from its own row, and be published anew at each start.
+func storable(d time.Duration) time.Duration {
+	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
 // queuesOf are the queues that use a limit, in name order.
