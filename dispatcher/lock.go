@@ -61,7 +61,8 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (limits 
 
 const claimSettingsSQL = `
 SELECT set_config('synchronous_commit', 'on', true),
-    set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)`
+    set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true),
+    set_config('idle_in_transaction_session_timeout', $1, true)` // a frozen claim stops all others
 
 // Not FOR SHARE: claims that overlap would keep a publisher waiting for ever.
 const lockQueueSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
