@@ -180,6 +180,24 @@ func (p *process) kill() {
 	<-p.done
 }
 
+// heard waits until the process has logged something.
+func (p *process) heard(within time.Duration) error {
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for p.log.String() == "" {
+		select {
+		case <-tick.C:
+		case <-p.done:
+			return fmt.Errorf("%s has ended", p.name)
+		case <-deadline.C:
+			return fmt.Errorf("%s had said nothing after %s", p.name, within)
+		}
+	}
+	return nil
+}
+
 // terminate asks the process to drain, waits for its end and returns its exit code.
 func (p *process) terminate(within time.Duration) int {
 	p.t.Helper()
