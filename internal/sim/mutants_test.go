@@ -142,7 +142,7 @@ const mutantSeeds = 120
 // TestMutants: the simulation notices each rule that is turned off, within some seeds.
 func TestMutants(t *testing.T) {
 	if testing.Short() || !*mutantsFlag {
-		t.Skip("run by make sim")
+		t.Skip("takes a minute: -mutants runs it, which make sim gives, and .ci/run runs that")
 	}
 	lanes := make(chan *lane, 2)
 	for range cap(lanes) {
