@@ -63,9 +63,9 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 	return answers, nil
 }
 
-// locked finds and locks each row by its id, and carries what the rest needs: to join two lists of
-// a batch's size is quadratic where Settings leave only nested loops, and cost four fifths of the
-// statement. The epoch is read once, for each reading opens a file.
+// asked finds each row by its id, in id order, and so the rows are locked in that order; it carries what
+// the rest needs: to join two lists of a batch's size is quadratic where Settings leave only nested
+// loops. The epoch is read once, for each reading opens a file.
 //
 // The conditions stand on call_open's own columns, for only those are read again after a wait
 // for a lock. A row that already carries the token keeps its first started_at. One batch may ask
@@ -73,30 +73,29 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 // A start is never earlier than its claim, though the clock may have been set back in between.
 // The commit waits for the disk, whatever the server or the worker's own pool is set to.
 const startSQL = `
-WITH locked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.timeout_us, q.id IS NULL AS gone, set_config('synchronous_commit', 'on', true)
+WITH asked AS MATERIALIZED (
+    SELECT a.call_id, a.attempt, a.token, a.timeout_us * interval '1 microsecond' AS timeout, q.id IS NULL AS gone
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @timeouts::bigint[])
         AS a (call_id, attempt, token, timeout_us)
-    JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
-    LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+    LEFT JOIN call_queue q ON q.id = a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
     ORDER BY a.call_id
-    FOR UPDATE OF o
 ), started AS (
     UPDATE call_open o
-    SET token  = l.token,
-        worker = @worker,
-        (started_at, deadline) = (
-            SELECT coalesce(o.started_at, t.now), coalesce(o.deadline, t.now + l.timeout_us * interval '1 microsecond' + interval '1 second')
-            FROM (SELECT greatest(clock_timestamp(), o.claimed_at) AS now) t)
-    FROM locked l
-    WHERE o.call_id = l.call_id AND NOT l.gone
-      AND o.attempt = l.attempt
+    SET token      = a.token,
+        worker     = @worker,
+        started_at = coalesce(o.started_at, greatest(clock_timestamp(), o.claimed_at)),
+        deadline   = coalesce(o.deadline, greatest(clock_timestamp(), o.claimed_at) + a.timeout + interval '1 second')
+    FROM asked a
+    WHERE o.call_id = a.call_id AND NOT a.gone
+      AND o.attempt = a.attempt
       AND o.epoch = (SELECT callq_epoch())
-      AND (o.token = l.token
+      AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
+      AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp()
               AND (o.not_before IS NULL OR o.not_before <= clock_timestamp()))
     RETURNING o.call_id, o.token, o.started_at, o.send_within
 )
 SELECT call_id, token, started_at, send_within, false AS gone FROM started
 UNION ALL
-SELECT call_id, token, NULL, NULL, true FROM locked WHERE gone`
+SELECT call_id, token, NULL, NULL, true FROM asked a
+WHERE gone AND EXISTS (SELECT FROM call_open o WHERE o.call_id = a.call_id AND o.attempt = a.attempt)`
