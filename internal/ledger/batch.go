@@ -7,7 +7,7 @@ import (
 
 // Batch groups what many goroutines ask at once into single statements: while one statement is
 // under way the next requests gather, so a lone request waits for nothing and a crowd shares
-// one commit. Written by its users through Do; its lanes run until Run's context ends.
+// one commit. Written by its users through Do and Tell; its lanes run until Run's context ends.
 type Batch[Q, A any] struct {
 	requests chan request[Q, A]
 	run      func(context.Context, []Q) ([]A, error)
@@ -15,13 +15,8 @@ type Batch[Q, A any] struct {
 }
 
 type request[Q, A any] struct {
-	ask    Q
-	answer chan<- reply[A]
-}
-
-type reply[A any] struct {
-	answer A
-	err    error
+	ask  Q
+	done func(A, error)
 }
 
 // NewBatch groups up to most requests into one call of run, which answers them in their order.
@@ -36,23 +31,41 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 		wg.Go(func() { b.lane(ctx) })
 	}
 	wg.Wait()
+	for { // nobody serves these any more
+		select {
+		case r := <-b.requests:
+			var none A
+			r.done(none, ctx.Err())
+		default:
+			return
+		}
+	}
 }
 
 // Do asks and waits for the answer. When ctx ends first, what became of the request is unknown.
-func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (A, error) {
-	answer := make(chan reply[A], 1)
-	select {
-	case b.requests <- request[Q, A]{ask, answer}:
-	case <-ctx.Done():
-		var zero A
-		return zero, ctx.Err()
+func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (answer A, err error) {
+	type reply struct {
+		answer A
+		err    error
 	}
+	replies := make(chan reply, 1)
+	b.Tell(ctx, ask, func(a A, err error) { replies <- reply{a, err} })
 	select {
-	case r := <-answer:
+	case r := <-replies:
 		return r.answer, r.err
 	case <-ctx.Done():
-		var zero A
-		return zero, ctx.Err()
+		return answer, ctx.Err()
+	}
+}
+
+// Tell asks without waiting for the answer, with which a lane calls done; that must not block. It
+// waits for a place among the requests, or for the end of ctx, which is then the answer.
+func (b *Batch[Q, A]) Tell(ctx context.Context, ask Q, done func(A, error)) {
+	select {
+	case b.requests <- request[Q, A]{ask, done}:
+	case <-ctx.Done():
+		var none A
+		done(none, ctx.Err())
 	}
 }
 
@@ -97,9 +110,10 @@ func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	}
 	for i, r := range batch {
 		if err != nil {
-			r.answer <- reply[A]{err: err}
+			var none A
+			r.done(none, err)
 			continue
 		}
-		r.answer <- reply[A]{answer: answers[i]}
+		r.done(answers[i], nil)
 	}
 }
