@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // Batch groups what many goroutines ask at once into single statements: while one statement is
@@ -10,6 +11,7 @@ import (
 // one commit. Written by its users through Do and Tell; its lanes run until Run's context ends.
 type Batch[Q, A any] struct {
 	requests chan request[Q, A]
+	turn     chan struct{} // holds a token while a lane has the turn
 	run      func(context.Context, []Q) ([]A, error)
 	most     int
 }
@@ -21,7 +23,7 @@ type request[Q, A any] struct {
 
 // NewBatch groups up to most requests into one call of run, which answers them in their order.
 func NewBatch[Q, A any](most int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
-	return &Batch[Q, A]{requests: make(chan request[Q, A], most), run: run, most: most}
+	return &Batch[Q, A]{requests: make(chan request[Q, A], most), turn: make(chan struct{}, 1), run: run, most: most}
 }
 
 // Run serves requests on so many lanes (connections) until ctx ends.
@@ -69,16 +71,43 @@ func (b *Batch[Q, A]) Tell(ctx context.Context, ask Q, done func(A, error)) {
 	}
 }
 
+// lane serves what is waiting when it has the turn to look. It passes the turn on at once, unless what
+// it found is a crowd: then the next gathers until that is served, for one large statement costs less than
+// two; but not for long, since this one may be stuck.
 func (b *Batch[Q, A]) lane(ctx context.Context) {
 	for {
 		select {
-		case first := <-b.requests:
-			b.serve(ctx, b.gather(first))
+		case b.turn <- struct{}{}:
 		case <-ctx.Done():
+			return
+		}
+		select {
+		case first := <-b.requests:
+			b.serveInTurn(ctx, b.gather(first))
+		case <-ctx.Done():
+			<-b.turn
 			return
 		}
 	}
 }
+
+func (b *Batch[Q, A]) serveInTurn(ctx context.Context, batch []request[Q, A]) {
+	if len(batch) < crowd {
+		<-b.turn
+		b.serve(ctx, batch)
+		return
+	}
+	pass := time.AfterFunc(turnWithin, func() { <-b.turn })
+	b.serve(ctx, batch)
+	if pass.Stop() {
+		<-b.turn
+	}
+}
+
+const (
+	crowd      = 32
+	turnWithin = 20 * time.Millisecond
+)
 
 // gather takes what is waiting, without waiting for more.
 func (b *Batch[Q, A]) gather(first request[Q, A]) []request[Q, A] {
