@@ -16,7 +16,7 @@ import (
 type claimResult struct {
 	more       bool          // another claim right away may find more
 	lookIn     time.Duration // when to look again, if not more
-	blockedFor time.Duration // how long no unit can come free; 0: the limits have room
+	blockedFor time.Duration // how long nothing can be claimed, or need be; 0: the limits have room
 }
 
 // claimBusyRetry is when a claim comes back that found a limit locked by another dispatcher, or
@@ -71,7 +71,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	case len(roster.pools) == 0: // no worker carries the label
 		return claimResult{lookIn: lookLater}, nil
 	case want == 0:
-		return claimResult{lookIn: claimFullRetry}, nil
+		return roster.full(), nil
 	}
 	keys, pausedFor := seen.unpaused()
 	head, err := d.headroom(ctx, tx, limits, keys, now)
@@ -98,6 +98,9 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	d.hand.over(tick, batch.parcels()) // however long the claim took
 
 	result := batch.result(head)
+	if result.more && roster.room() == 0 {
+		result = roster.full()
+	}
 	result.lookIn = min(result.lookIn, pausedFor)
 	if len(seen.keys) == keysMost {
 		result.lookIn = min(result.lookIn, nextKeys)
