@@ -9,7 +9,7 @@ import (
 )
 
 // The plans of the start and the close, made while the tables are empty and when they are full:
-// they find every row by its id.
+// they find every row by its id, and so lock rows in the order of the ids they were asked for.
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	statements := map[string]struct {
