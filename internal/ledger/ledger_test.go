@@ -4,6 +4,7 @@ import (
 	"context"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -216,6 +217,44 @@ func TestStartOppositeOrders(t *testing.T) {
 	}
 	if sum != n {
 		t.Errorf("%d starts of %d attempts: %v", sum, n, starts)
+	}
+}
+
+// The same of closes: of each attempt one takes effect.
+func TestCloseOppositeOrders(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	const n = 300
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = open(t, pool)
+	}
+	var closed atomic.Int64
+	var wg sync.WaitGroup
+	gate := make(chan struct{})
+	for worker := range 4 {
+		wg.Go(func() {
+			closings := make([]ledger.Closing, n)
+			for i, id := range ids {
+				if worker%2 == 1 {
+					i = n - 1 - i
+				}
+				closings[i] = ledger.Closing{
+					CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+				}
+			}
+			<-gate
+			done, err := ledger.Close(context.Background(), pool, closings)
+			if err != nil {
+				t.Error(err)
+			}
+			closed.Add(int64(len(done)))
+		})
+	}
+	close(gate)
+	wg.Wait()
+	if closed.Load() != n {
+		t.Errorf("%d attempts of %d were closed", closed.Load(), n)
 	}
 }
 
