@@ -51,6 +51,7 @@ type Dispatcher struct {
 	metrics *metrics
 	hand    *handover
 	wake    chan struct{}      // somebody said that there may be something to claim
+	freed   atomic.Bool        // somebody said that units came free: what is in blocked holds no more
 	armed   chan time.Duration // a tick says in how long there may be; sent and emptied in turn
 
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
@@ -273,6 +274,9 @@ func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	d.disarm() // this look knows better
+	if d.freed.Swap(false) {
+		clear(d.blocked)
+	}
 	return d.look(bounded, false)
 }
 

@@ -57,6 +57,7 @@ type Worker struct {
 	drain    chan struct{} // closed when draining begins
 	live     atomic.Bool
 	freed    chan struct{} // something came free that dispatchers may wait for
+	unused   atomic.Bool   // units among it that were given back
 
 	starts   *ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
 	closings *ledger.Batch[ledger.Closing, struct{}]
