@@ -57,6 +57,7 @@ type Dispatcher struct {
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
 	turn    sync.Mutex
 	clock   limit.Clock
+	epoch   string               // the last that was noted
 	rounds  int                  // turns the order of the queues, so that those that share a limit take turns
 	blocked map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
 
@@ -227,7 +228,11 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	defer d.turn.Unlock()
 	// A step forward must be seen before anything is reckoned back from Postgres's clock, and also
 	// while there is nothing to claim.
-	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil {
+	_, epoch, err := d.readClock(bounded, d.cfg.Pool)
+	if err != nil {
+		return err
+	}
+	if err := d.noteEpoch(bounded, epoch); err != nil {
 		return err
 	}
 	sweepErr := d.sweep(bounded)
