@@ -29,6 +29,7 @@ type attempt struct {
 
 	m0    time.Time // monotonic, read before the start was asked for
 	state startState
+	late  bool // the gate refused its request: it came after send_within
 	// settled is closed when the start has been answered or will never be asked for: from then on
 	// the parcel is of no use.
 	settled chan struct{}
@@ -84,6 +85,7 @@ func (a *attempt) run() {
 	a.settleNow() // a worker that cannot record holds its slot, not the parcel
 	a.w.record(*closing)
 	a.w.metrics.ended(a.call.Queue, closing.Outcome, time.Since(begun))
+	a.noteLate()
 }
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
@@ -102,6 +104,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	case a.state == notAsked: // no connection, or a call that cannot be made
 		return a.ending(s.err, nil, nil)
 	case !s.wrote:
+		a.late = errors.Is(s.err, errTooLate)
 		if isDecided(s.err) {
 			return a.ending(s.err, nil, &requests)
 		}
