@@ -126,7 +126,8 @@ func TestOverOfEachKind(t *testing.T) {
 		{
 			"twice, with a time between", atOnce,
 			from([2]int{0, 10}, [2]int{1, 10}, [2]int{2, 10}, [2]int{3, 10}, [2]int{20, 30}, [2]int{21, 30}, [2]int{22, 30}),
-			4, []string{ruleAtOnce, ruleAtOnce},
+			4,
+			[]string{ruleAtOnce, ruleAtOnce},
 		},
 		{"recorded in another order", atOnce, from([2]int{9, 30}, [2]int{5, 20}, [2]int{0, 10}), 3, []string{ruleAtOnce}},
 		{
