@@ -102,6 +102,25 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 	}
 }
 
+// So is what was kept by a call that waited for more units than there were, once that is cancelled.
+func TestCancellingACallThatHeldUpOthers(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 10, time.Hour))
+	r.Limits[0].CountCost = true
+	d, err := dispatcher.New(dispatcher.Config{
+		Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`INSERT INTO call_queue (cost) VALUES (5), (8), (5)`)
+	s.run(d.Run)
+	s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_open`)
+	s.cancel(2)
+	s.eventually(10*time.Second, `SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
+}
+
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.
 func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	t.Parallel()
