@@ -44,7 +44,8 @@ func outcomeUnknown(err error) bool {
 
 // readBack reads which of the batch's attempts are open and still to be handed over. It takes the
 // locks that the claim took: a commit under way, which may wait for a standby, holds them until it is
-// visible, and a transaction that was cut off until Postgres has ended it.
+// visible, and a transaction that was cut off until Postgres has ended it. (A queue that has gone from the
+// config meanwhile has no row to lock: who removed that had its lock.)
 func (d *Dispatcher) readBack(tick context.Context, queue string, b *batch) ([]claimed, error) {
 	ctx, cancel := context.WithTimeout(tick, claimTimeout)
 	defer cancel()
