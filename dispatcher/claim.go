@@ -34,7 +34,7 @@ const (
 //
 // The commit is the point after which a crash is harmless: the attempts are open, their units
 // used, and the sweepers hand over what this process no longer does. That holds too where the
-// commit's outcome stays unknown, for the next claim counts under the same locks.
+// commit's outcome stays unknown (unknown.go), for the next claim counts under the same locks.
 func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claimResult, error) {
 	ctx, cancel := context.WithTimeout(tick, claimTimeout)
 	defer cancel()
@@ -88,8 +88,8 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err := batch.turn(ctx, tx, queue, seen.keys); err != nil {
 		return claimResult{}, err
 	}
-	if err := tx.Commit(ctx); err != nil {
-		return claimResult{}, fmt.Errorf("commit: %w", err)
+	if err := d.commit(ctx, tick, tx, queue, batch); err != nil {
+		return claimResult{}, err
 	}
 	d.metrics.claimed(queue, len(batch.attempts))
 	if len(batch.refused) > 0 {

@@ -51,11 +51,13 @@ type Dispatcher struct {
 	metrics *metrics
 	hand    *handover
 	wake    chan struct{}      // somebody said that there may be something to claim
+	freed   atomic.Bool        // somebody said that units came free: what is in blocked holds no more
 	armed   chan time.Duration // a tick says in how long there may be; sent and emptied in turn
 
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
 	turn    sync.Mutex
 	clock   limit.Clock
+	epoch   string               // the last that was noted
 	rounds  int                  // turns the order of the queues, so that those that share a limit take turns
 	blocked map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
 
@@ -226,7 +228,11 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	defer d.turn.Unlock()
 	// A step forward must be seen before anything is reckoned back from Postgres's clock, and also
 	// while there is nothing to claim.
-	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil {
+	_, epoch, err := d.readClock(bounded, d.cfg.Pool)
+	if err != nil {
+		return err
+	}
+	if err := d.noteEpoch(bounded, epoch); err != nil {
 		return err
 	}
 	sweepErr := d.sweep(bounded)
@@ -273,6 +279,9 @@ func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	d.disarm() // this look knows better
+	if d.freed.Swap(false) {
+		clear(d.blocked)
+	}
 	return d.look(bounded, false)
 }
 

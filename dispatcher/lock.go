@@ -124,8 +124,7 @@ func (d *Dispatcher) gained(l lockedLimit, now time.Time) time.Duration {
 }
 
 // enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server
-// gave out can count any more. A handler whose claim or start never reached the new server may send
-// until its timeout, unless the limit is anchored at the start.
+// gave out can count any more.
 func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedLimit, epoch string) error {
 	for _, l := range limits {
 		if l.Epoch == epoch {
@@ -144,9 +143,7 @@ func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedL
 }
 
 const enterEpochSQL = `
-UPDATE call_limits
-SET epoch = $2, shut_until = clock_timestamp() + window_size * 1.001 + send_within + slack
-    + CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
-        (SELECT max(timeout) FROM call_queues WHERE limits @> ARRAY[$1]), '0') END
+UPDATE call_limits l
+SET epoch = $2, shut_until = clock_timestamp() + ` + mayCountForSQL + `
 WHERE name = $1
 RETURNING shut_until`

@@ -333,6 +333,9 @@ func (p *publication) record(ctx context.Context) error {
 	if len(p.put)+len(p.dropped) == 0 {
 		return nil
 	}
+	if err := shutAfterFailover(ctx, p.tx, p.put); err != nil {
+		return err
+	}
 	if _, err := p.tx.Exec(ctx, recordSQL, p.put, p.dropped); err != nil {
 		return fmt.Errorf("record the limits' versions: %w", err)
 	}

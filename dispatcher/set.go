@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
@@ -87,6 +88,6 @@ func (p *publication) lockQueues(ctx context.Context, names []string) error {
 	return nil
 }
 
-const wakeSQL = `SELECT pg_notify('callq_wake', '')`
+const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`

@@ -105,7 +105,8 @@ CREATE TABLE call_workers (
     beat_at    timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
--- Where long walks stand. 'ledger': rows with arrived_by up to "at" may have been retired.
+-- Where long walks stand. 'ledger': rows with arrived_by up to "at" may have been retired. 'epoch ' and
+-- the epoch: it was entered at "at"; NULL: it is the first.
 CREATE TABLE call_marks (
     name     text PRIMARY KEY,
     position bigint,

@@ -30,6 +30,7 @@ type attempt struct {
 	begun time.Time // when it was given its slot
 	m0    time.Time // monotonic, read before the start was asked for
 	state startState
+	late  bool // the gate refused its request: it came after send_within
 	// parcel is done with when the start has been answered or will never be asked for: from then on
 	// the parcel is of no use. Nil once it is.
 	parcel *sync.WaitGroup
@@ -104,6 +105,7 @@ func (a *attempt) end(closing *ledger.Closing) {
 		if a.Queue != "" { // else it ended before anything was known of it
 			a.w.metrics.ended(a.Queue, closing.Outcome, time.Since(a.begun))
 		}
+		a.noteLate()
 		a.free()
 	}
 	a.w.closings.Tell(a.w.recording, *closing, func(_ struct{}, err error) {
@@ -142,6 +144,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	case a.state == notAsked: // no connection, or a call that cannot be made
 		return a.ending(s.err, nil, nil)
 	case !s.wrote:
+		a.late = errors.Is(s.err, errTooLate)
 		if isDecided(s.err) {
 			return a.ending(s.err, nil, &requests)
 		}

@@ -59,6 +59,7 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	b.run(d.Run)
 	if b.worker, err = tasks.New(tasks.Config{
 		Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: 5 * time.Second, HTTP: tasks.HTTPConfig{AllowPrivate: true},
+		Logger: cfg.Logger, Metrics: cfg.Metrics,
 	}); err != nil {
 		t.Fatal(err)
 	}
