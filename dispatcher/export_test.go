@@ -10,3 +10,11 @@ func (d *Dispatcher) Look(ctx context.Context) error { _, err := d.lookOnce(ctx)
 
 // VacuumNeeded vacuums what needs it.
 func (d *Dispatcher) VacuumNeeded(ctx context.Context) error { return d.vacuumNeeded(ctx) }
+
+// Join publishes the rules of a process that lives on, until Leave. Beat says that it lives.
+func (d *Dispatcher) Join(ctx context.Context) error { return d.join(ctx) }
+func (d *Dispatcher) Beat(ctx context.Context) error { return d.beatOnce(ctx) }
+func (d *Dispatcher) Leave(ctx context.Context)      { d.leave(ctx) }
+
+// PublisherID is of its row in call_publishers.
+func (d *Dispatcher) PublisherID() string { return d.self.id }
