@@ -188,7 +188,7 @@ func TestSetLimitBesideLiveProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.set("api", 8, time.Hour)
+	s.set(8, time.Hour)
 	s.want(`SELECT rate = 8 AND config_rate = 6 FROM call_limits`)
 	strict.Leave(t.Context())
 	s.tick(wide)
@@ -196,7 +196,7 @@ func TestSetLimitBesideLiveProcesses(t *testing.T) {
 	reset()
 	s.rate(10, "reset")
 
-	s.set("api", 20, time.Hour)
+	s.set(20, time.Hour)
 	if err := strict.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}

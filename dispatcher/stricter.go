@@ -30,9 +30,9 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("limit %q is %s to %s and %s to %s, both live: of a rate and a concurrency neither is the stricter; "+
-		"give one of them another name (both then hold), or end the other process first",
-		e.Limit, e.Rate[0], e.By[0], e.Rate[1], e.By[1])
+	return fmt.Sprintf("limit %q is %s to %s and %s to %s: of a rate and a concurrency neither is the stricter; give one of them "+
+		"another name, and both hold, or end the other process first (one that was killed counts for %s)",
+		e.Limit, e.Rate[0], e.By[0], e.Rate[1], e.By[1], forgetAfter)
 }
 
 // inForce are the rules that hold.
