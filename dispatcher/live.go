@@ -22,7 +22,7 @@ import (
 const (
 	publisherBeat = 2 * time.Second
 	publisherLife = 3 * publisherBeat // after a beat
-	forgetAfter   = 30 * time.Second  // since the last beat, though nobody was there to miss it
+	forgetAfter   = time.Minute       // since the last beat, though nobody was there to miss it
 )
 
 // presence is a process among those that publish. The zero one is gone at once: it leaves no row.
@@ -61,7 +61,7 @@ func (p *publication) admit(ctx context.Context, self presence, rules Rules) err
 	if err := p.lock(ctx); err != nil {
 		return err
 	}
-	if _, err := p.removeGone(ctx, self.id); err != nil {
+	if _, err := p.removeGone(ctx, goneWhere+forgottenWhere, publisherLife, forgetAfter); err != nil {
 		return err
 	}
 	rows, err := collect[publisherRow](ctx, p.tx, publishersSQL, self.id)
@@ -85,12 +85,12 @@ func (p *publication) admit(ctx context.Context, self presence, rules Rules) err
 
 // settle takes out processes that are gone, and says which; the rules of those that live hold then.
 // Where another publishes meanwhile, a later turn does it.
-func (p *publication) settle(ctx context.Context, self string) (gone []string, err error) {
+func (p *publication) settle(ctx context.Context) (gone []string, err error) {
 	free := false
 	if err := p.tx.QueryRow(ctx, tryPublishLockSQL).Scan(&free); err != nil || !free {
 		return nil, err
 	}
-	if gone, err = p.removeGone(ctx, self); err != nil || len(gone) == 0 {
+	if gone, err = p.removeGone(ctx, goneWhere, publisherLife); err != nil || len(gone) == 0 {
 		return nil, err
 	}
 	rows, err := collect[publisherRow](ctx, p.tx, publishersSQL, "")
@@ -125,26 +125,28 @@ func published(rows []publisherRow) []Published {
 	return all
 }
 
-// removeGone takes away the rows of processes that are gone, but not one's own; it says whose.
-func (p *publication) removeGone(ctx context.Context, self string) ([]string, error) {
-	rows, err := p.tx.Query(ctx, `DELETE FROM call_publishers p WHERE `+goneWhere+` RETURNING name`, self, publisherLife, forgetAfter)
+// removeGone takes away the rows of processes that are gone; it says whose.
+func (p *publication) removeGone(ctx context.Context, where string, args ...any) ([]string, error) {
+	gone, err := collect[struct{ Name string }](ctx, p.tx, `DELETE FROM call_publishers p WHERE `+where+` RETURNING name`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("take out publishers that are gone: %w", err)
 	}
-	gone, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("take out publishers that are gone: %w", err)
+	var names []string
+	for _, g := range gone {
+		names = append(names, g.Name)
 	}
-	return gone, nil
+	return names, nil
 }
 
 // goneWhere: it said so, or it missed beats while another missed none. Without such a witness it was
 // Postgres that was away, or its clock that was set forward, and all seem to be gone: then they are
 // waited for. A beat that is under way when a row is deleted saves the row.
-const goneWhere = `p.id <> $1 AND (p.beat_at = '-infinity' OR p.beat_at <= clock_timestamp() - $3::interval
-    OR p.beat_at <= clock_timestamp() - $2::interval AND EXISTS (
-        SELECT FROM call_publishers w
-        WHERE w.beat_at > clock_timestamp() - $2::interval AND w.steady_since <= clock_timestamp() - $2::interval))`
+const goneWhere = `p.beat_at = '-infinity' OR p.beat_at <= clock_timestamp() - $1::interval AND EXISTS (
+    SELECT FROM call_publishers w
+    WHERE w.beat_at > clock_timestamp() - $1::interval AND w.steady_since <= clock_timestamp() - $1::interval)`
+
+// forgottenWhere: nobody lives on who would be a witness, for one that comes.
+const forgottenWhere = ` OR p.beat_at <= clock_timestamp() - $2::interval`
 
 const publishersSQL = `SELECT id, name, since, rules FROM call_publishers WHERE id <> $1 ORDER BY since, id`
 
@@ -267,7 +269,7 @@ const leaveSQL = `UPDATE call_publishers SET beat_at = '-infinity' WHERE id = $1
 // without a lock: that is all there is to do in nearly every tick.
 func (d *Dispatcher) settle(ctx context.Context) error {
 	some := false
-	err := d.cfg.Pool.QueryRow(ctx, anyGoneSQL, d.self.id, publisherLife, forgetAfter).Scan(&some)
+	err := d.cfg.Pool.QueryRow(ctx, anyGoneSQL, publisherLife).Scan(&some)
 	if err != nil {
 		return fmt.Errorf("look for publishers that are gone: %w", err)
 	}
@@ -276,7 +278,7 @@ func (d *Dispatcher) settle(ctx context.Context) error {
 	}
 	var gone []string
 	changes, err := publish(ctx, d.cfg.Pool, d.self.name, func(ctx context.Context, p *publication) (err error) {
-		gone, err = p.settle(ctx, d.self.id)
+		gone, err = p.settle(ctx)
 		return err
 	})
 	if err != nil {

@@ -151,10 +151,12 @@ func TestPublisherKilled(t *testing.T) {
 	}
 	s.tick(wide)
 	s.rate(6, "once Postgres is back")
-	s.silent(strict, "31 s")
-	s.steady(wide, "1 s")
+	s.silent(strict, "61 s")
+	s.steady(wide, "5 s")
 	s.tick(wide)
-	s.rate(10, "after half a minute")
+	s.rate(6, "though it has been silent for a minute")
+	s.publish(hourly(10))
+	s.rate(10, "when another comes")
 }
 
 func TestSameRulesChangeNothing(t *testing.T) {

@@ -31,7 +31,7 @@ type ConflictError struct {
 
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("limit %q is %s to %s and %s to %s: of a rate and a concurrency neither is the stricter; give one of them "+
-		"another name, and both hold, or end the other process first (one that was killed counts for %s)",
+		"another name, and both hold, or end the other process first (one that was killed counts for up to %s)",
 		e.Limit, e.Rate[0], e.By[0], e.Rate[1], e.By[1], forgetAfter)
 }
 
