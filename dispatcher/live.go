@@ -53,7 +53,10 @@ func (p *publication) lock(ctx context.Context) error {
 	return nil
 }
 
-const publishLockSQL = `SELECT pg_advisory_xact_lock(hashtext('callq publish'))`
+// Whatever the connection is set to, Postgres ends the transaction of a process that is frozen in it: it
+// holds what claims and other publishers wait for.
+const publishLockSQL = `
+SELECT set_config('idle_in_transaction_session_timeout', '5s', true), pg_advisory_xact_lock(hashtext('callq publish'))`
 
 // admit puts a process's rules beside those of the others that live. The error is a ConflictError
 // where they cannot hold together: then they are not let in.
@@ -234,14 +237,16 @@ func (d *Dispatcher) beat(ctx context.Context) {
 // beatOnce says that the process lives. One that was taken for dead publishes anew: its rules are no
 // longer part of what is in force.
 func (d *Dispatcher) beatOnce(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, tickTimeout)
+	bounded, cancel := context.WithTimeout(ctx, publisherBeat)
 	defer cancel()
 	tag, err := d.cfg.Pool.Exec(bounded, beatSQL, d.self.id, publisherLife)
 	if err != nil || tag.RowsAffected() > 0 {
 		return err
 	}
 	d.log.WarnContext(ctx, "publishing anew, for this process was taken for dead")
-	return d.join(bounded)
+	again, cancelAgain := context.WithTimeout(ctx, tickTimeout)
+	defer cancelAgain()
+	return d.join(again)
 }
 
 const beatSQL = `

@@ -11,6 +11,7 @@ import (
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // joined is a process of its own that publishes rules and lives.
@@ -366,6 +367,39 @@ func TestPublishersRace(t *testing.T) {
 	s.want(`SELECT limits = '{api,of4,of5,of6,of7}' FROM call_queues WHERE name = 'default'`)
 	s.want(`SELECT count(*) = 4 FROM call_publishers`)
 	s.verify()
+}
+
+// A process that is frozen while it publishes holds what all others wait for: Postgres ends that.
+func TestPublisherFrozen(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	s.calls("default", 50)
+	live := s.joined(hourly(10))
+	config := s.pool.Config().Copy() // `limits set` has a connection without the dispatchers' settings
+	delete(config.ConnConfig.RuntimeParams, "idle_in_transaction_session_timeout")
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() { ended <- dispatcher.PublishFrozen(context.Background(), pool, hourly(6), frozen, thaw) }()
+	<-frozen
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := s.another(hourly(8)).Join(ctx); err != nil {
+		close(thaw)
+		t.Fatal(err, <-ended)
+	}
+	s.rate(8, "without the frozen")
+	s.tick(live)
+	s.want(`SELECT count(*) = 8 FROM call_open`)
+	close(thaw)
+	if err := <-ended; err == nil {
+		t.Error("it was thawed, and published all the same")
+	}
+	s.rate(8, "after it was thawed")
 }
 
 // As processes run: the stricter holds from its start to its end, and no longer than a tick.
