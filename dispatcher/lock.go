@@ -18,7 +18,7 @@ type lockedLimit struct {
 	Window        time.Duration `db:"window_size"` // 0: a concurrency limit
 	PerKey        bool          `db:"per_key"`
 	CountCost     bool          `db:"count_cost"`
-	ConfigRate    *int64        `db:"config_rate"` // while an operator has set another
+	MostCost      int64         `db:"most_cost"` // of a call; dearer ones can never be made
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
 	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
@@ -69,7 +69,7 @@ const lockQueueSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1 F
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, per_key, count_cost, config_rate, slack, send_within, epoch, shut_until, complete_since,
+SELECT name, rate, window_size, per_key, count_cost, greatest(rate, most_cost) AS most_cost, slack, send_within, epoch, shut_until, complete_since,
     slack + greatest(send_within, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l

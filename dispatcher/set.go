@@ -44,8 +44,8 @@ func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, chang
 	var changes []string
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
-		if _, err := tx.Exec(ctx, publishLockSQL); err != nil {
-			return fmt.Errorf("wait for other publishers: %w", err)
+		if err := p.lock(ctx); err != nil {
+			return err
 		}
 		limits, err := collect[limitRow](ctx, tx, limitRowsSQL)
 		if err != nil {
