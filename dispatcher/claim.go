@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/relay"
@@ -363,5 +364,6 @@ func (b *batch) parcels() []relay.Parcel {
 		p := &list[a.ParcelNo]
 		p.Attempts = append(p.Attempts, relay.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	return list
+	// Of a batch that was read back some may have started, or gone, meanwhile.
+	return slices.DeleteFunc(list, func(p relay.Parcel) bool { return len(p.Attempts) == 0 })
 }

@@ -74,7 +74,7 @@ func (d *Dispatcher) readBack(tick context.Context, queue string, b *batch) ([]c
 
 // What has been sent again meanwhile is under way by another's hand.
 const readBackSQL = `
-SELECT call_id, attempt, parcel_no, pool
+SELECT call_id, attempt, parcel_no
 FROM call_open
 WHERE call_id = ANY($1::bigint[]) AND batch = $2 AND started_at IS NULL AND resend = 0
 ORDER BY parcel_no, call_id`

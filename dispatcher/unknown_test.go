@@ -112,6 +112,9 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			if err := d.Once(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			if err := d.Tick(t.Context()); err != nil { // so that the next commits nothing but a claim
+				t.Fatal(err)
+			}
 			s.calls("default", 3)
 			cut.armed.Store(true)
 			err = d.Tick(t.Context())
