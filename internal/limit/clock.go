@@ -1,6 +1,9 @@
 package limit
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Clock notices when Postgres's clock was set forward: time that passed there and not here would
 // let units out early, so windows are widened by it while it lies within them. A step back
@@ -34,11 +37,13 @@ func (c *Clock) Look(pg, sent, received time.Time) {
 	c.pg, c.sent = pg, sent
 }
 
-// Gained is how much a window must be widened by at now: what was gained within it.
+// Gained is how much a window must be widened by at now: what was gained within it. How long ago a gain
+// was is told by a clock that has gained more since.
 func (c *Clock) Gained(now time.Time, window time.Duration) time.Duration {
-	var sum time.Duration
-	for _, g := range c.gains {
-		if g.at.Add(window + g.by).After(now) {
+	var sum, since time.Duration
+	for _, g := range slices.Backward(c.gains) {
+		since += g.by
+		if g.at.Add(window + since).After(now) {
 			sum += g.by
 		}
 	}

@@ -90,6 +90,8 @@ func TestClockGained(t *testing.T) {
 		{"set forward, the window and the gain have passed", []reading{{0, 0, 1}, {3000, 999, 1000}}, 15_001, 0},
 		{"set back needs nothing", []reading{{5000, 0, 1}, {1000, 999, 1000}}, 1000, 0},
 		{"two gains add up", []reading{{0, 0, 1}, {2000, 999, 1000}, {4000, 1999, 2000}}, 4000, 1999},
+		{"a later gain lets none before it end sooner", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 16_000, 12_999},
+		{"each gain ends after the window, it and all later ones", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 26_000, 10_999},
 		{"a drift within the margin is not kept", []reading{{0, 0, 0}, {10_009, 10_000, 10_000}}, 10_009, 0},
 	}
 	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -2,76 +2,91 @@ package sim
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/callq/callq/dispatcher"
 )
 
 // api is the third party: it records what arrives, in true time, and holds it against the limits.
 // Of callq it knows the numbers of the limits in force, nothing else.
 type api struct {
 	w        *world
-	limits   map[string]*rateRecord
+	limits   []*rateRecord
 	requests map[attemptID]*request
+	answered map[callAttempt]bool // with 2xx
+	arrivals []*request           // in order
+	running  map[*request]bool
 	starts   int
-	arrived  int
 }
 
+// attemptID names an attempt: a server that has lost its last commits gives their numbers out again.
 type attemptID struct {
+	callAttempt
+	epoch string
+}
+
+type callAttempt struct {
 	call    int64
 	attempt int32
 }
 
-func (a attemptID) String() string { return fmt.Sprintf("%d/%d", a.call, a.attempt) }
+func (a attemptID) String() string { return fmt.Sprintf("%d/%d of %s", a.call, a.attempt, a.epoch) }
 
-// rateRecord is a limit as operators have set it, and what arrived under it.
+// rateRecord is a limit as operators have set it.
 type rateRecord struct {
 	name     string
-	perKey   bool
-	byCost   bool
 	versions []rateVersion
-	arrivals map[string][]arrival // by key, in order
-	running  map[string]map[attemptID]int64
 }
 
 type rateVersion struct {
 	units  int64
 	window time.Duration // 0: at once
-}
-
-type arrival struct {
-	id    attemptID
-	at    time.Duration
-	units int64
+	perKey bool
+	byCost bool
+	queues string // that are under it
 }
 
 // request is an attempt that has started, and what the API saw of it.
 type request struct {
 	attemptID
-	order     int            // of its start among all
-	versions  map[string]int // of the limits, when it started
-	limits    []string
-	key       string
-	cost      int64
-	arrivals  int
-	answered  bool // with 2xx
-	startedAt time.Duration
+	order    int            // of its start among all
+	versions map[string]int // of the limits, when it started
+	limits   []string
+	queue    string
+	key      string
+	cost     int64
+	at       time.Duration // when it arrived
+	arrived  int
 }
 
 // started notes that an attempt's start was carried out. From then on a lower rate no longer keeps
 // it from being sent.
-func (a *api) started(id attemptID) {
+func (a *api) started(id attemptID, c *callRecord, again bool) {
+	w := a.w
 	if a.requests[id] != nil {
 		return
 	}
 	a.starts++
-	c := a.w.calls[id.call]
 	r := &request{
-		attemptID: id, order: a.starts, versions: map[string]int{}, limits: a.w.set.queue(c.queue).Limits,
-		key: c.key, cost: c.cost, startedAt: a.w.now,
+		attemptID: id, order: a.starts, versions: map[string]int{}, limits: w.set.queue(c.queue).Limits,
+		queue: c.queue, key: c.key, cost: c.cost,
 	}
-	for _, name := range r.limits {
-		r.versions[name] = len(a.limits[name].versions) - 1
+	for _, l := range a.limits {
+		r.versions[l.name] = len(l.versions) - 1
 	}
 	a.requests[id] = r
+	w.startedBefore(w.saved)
+	switch {
+	case again:
+	case w.calls[c.id] != c:
+		w.fail("what starts is the call it was loaded for", c.id, "", "attempt %s has the data of a call that was lost", id)
+	case c.cancelled:
+		w.fail("what is cancelled does not start", c.id, "", "attempt %s started", id)
+	case w.paused(r):
+		w.fail("what is paused does not start", c.id, "", "attempt %s started", id)
+	}
 }
 
 // arrive takes a request in, and fails the world where it should not have come.
@@ -80,87 +95,101 @@ func (a *api) arrive(id attemptID) *request {
 	if r == nil {
 		a.w.fail("nothing is sent before its start", id.call, "", "attempt %s arrived", id)
 	}
-	r.arrivals++
-	a.arrived++
+	r.arrived++
+	r.at = a.w.now
 	a.w.note(id.call, "", "attempt %d arrives at the API", id.attempt)
-	if r.arrivals > 1 {
-		a.w.fail("an attempt sends one request", id.call, "", "attempt %s arrived %d times", id, r.arrivals)
+	if r.arrived > 1 {
+		a.w.fail("an attempt sends one request", id.call, "", "attempt %s arrived %d times", id, r.arrived)
 	}
-	for _, name := range r.limits {
-		l := a.limits[name]
-		key, units := "", int64(1)
-		if l.perKey {
-			key = r.key
+	a.arrivals = append(a.arrivals, r)
+	a.running[r] = true
+	for _, l := range a.limits {
+		if l.counts(r, len(l.versions)-1) {
+			a.w.note(0, l.name, "%d for key %q: attempt %s", r.cost, r.key, id)
 		}
-		if l.byCost {
-			units = r.cost
+		for i := range l.versions {
+			if l.counts(r, i) {
+				a.check(l, i, r)
+			}
 		}
-		a.w.note(0, name, "%d for key %q: attempt %s, started at %s", units, key, id, r.startedAt)
-		l.arrivals[key] = append(l.arrivals[key], arrival{id, a.w.now, units})
-		if l.running[key] == nil {
-			l.running[key] = map[attemptID]int64{}
-		}
-		l.running[key][id] = units
-		a.check(l, key)
 	}
 	return r
 }
 
 // leave notes that the API is done with a request.
-func (a *api) leave(r *request) {
-	for _, name := range r.limits {
-		for _, running := range a.limits[name].running {
-			delete(running, r.attemptID)
-		}
-	}
+func (a *api) leave(r *request) { delete(a.running, r) }
+
+// counts says whether a version of a limit counts a request: it started under the limit, or its queue
+// is under it by now.
+func (l *rateRecord) counts(r *request, version int) bool {
+	return slices.Contains(r.limits, l.name) || strings.Contains(l.versions[version].queues, r.queue+" ")
 }
 
-// check adds up the window that ends now, for each version of the limit. The version that counts is
-// the one in force when the last of the window's attempts started: what started under an earlier
-// one had been admitted by that.
-func (a *api) check(l *rateRecord, key string) {
-	for i, v := range l.versions {
-		var sum int64
-		var lastStarted *request
-		count := func(id attemptID, units int64) {
-			sum += units
-			if r := a.requests[id]; lastStarted == nil || r.order > lastStarted.order {
-				lastStarted = r
-			}
+// check adds up the window that ends with an arrival, under one version of a limit. The version that
+// counts is the one in force when the last of the window's attempts started: what started under an
+// earlier one had been admitted by that.
+func (a *api) check(l *rateRecord, version int, last *request) {
+	v := l.versions[version]
+	var sum int64
+	lastStarted := last
+	count := func(r *request) {
+		if v.perKey && r.key != last.key || !l.counts(r, version) {
+			return
 		}
-		if v.window == 0 {
-			for id, units := range l.running[key] {
-				count(id, units)
-			}
+		if v.byCost {
+			sum += r.cost
 		} else {
-			list := l.arrivals[key]
-			for n := len(list) - 1; n >= 0 && list[n].at > a.w.now-v.window; n-- {
-				count(list[n].id, list[n].units)
-			}
+			sum++
 		}
-		if sum > v.units && lastStarted.versions[l.name] == i {
-			a.w.fail("no limit is exceeded", 0, l.name, "%d units of %d in %s, key %q", sum, v.units, v.window, key)
+		if r.order > lastStarted.order {
+			lastStarted = r
 		}
+	}
+	if v.window == 0 {
+		for r := range a.running {
+			count(r)
+		}
+	} else {
+		for n := len(a.arrivals) - 1; n >= 0 && a.arrivals[n].at > a.w.now-v.window; n-- {
+			count(a.arrivals[n])
+		}
+	}
+	if sum > v.units && lastStarted.versions[l.name] == version {
+		a.w.fail("no limit is exceeded", 0, l.name, "%d units of %d in %s, key %q", sum, v.units, v.window, last.key)
 	}
 }
 
-// inForce notes a rate that an operator's call, which has just returned, has set.
+// inForce notes what an operator's call, which has just returned, has put in force.
 func (a *api) inForce(name string, v rateVersion) {
-	l := a.limits[name]
+	i := slices.IndexFunc(a.limits, func(l *rateRecord) bool { return l.name == name })
+	if i < 0 {
+		i = len(a.limits)
+		a.limits = append(a.limits, &rateRecord{name: name})
+	}
+	l := a.limits[i]
 	if n := len(l.versions); n > 0 && l.versions[n-1] == v {
 		return
 	}
 	l.versions = append(l.versions, v)
-	a.w.note(0, name, "%d per %s are in force", v.units, v.window)
+	a.w.note(0, name, "%+v is in force", v)
 }
 
-// publish notes the limits that the world begins with.
+// publish notes the limits of the config, under what operators have set.
 func (a *api) publish() {
 	for _, l := range a.w.set.rules.Limits {
-		a.limits[l.Name] = &rateRecord{
-			name: l.Name, perKey: l.PerKey, byCost: l.CountCost,
-			arrivals: map[string][]arrival{}, running: map[string]map[attemptID]int64{},
-		}
-		a.inForce(l.Name, rateVersion{l.Rate.Units, l.Rate.Window})
+		a.inForce(l.Name, a.w.version(l))
 	}
+}
+
+func (w *world) version(l dispatcher.LimitRule) rateVersion {
+	v := rateVersion{units: l.Rate.Units, window: l.Rate.Window, perKey: l.PerKey, byCost: l.CountCost}
+	if set, ok := w.overrides[l.Name]; ok {
+		v.units, v.window = set.Units, set.Window
+	}
+	for _, q := range w.set.rules.Queues {
+		if slices.Contains(q.Limits, l.Name) {
+			v.queues += q.Name + " "
+		}
+	}
+	return v
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -26,7 +27,12 @@ type attempt struct {
 	heard   *time.Duration
 	over    bool // the handler has ended
 	request *request
+	of      *callRecord   // whose data it has
+	slack   time.Duration // that its request keeps to
+	cut     bool          // the API has seen the connection go
 }
+
+func (a *attempt) id() attemptID { return attemptID{callAttempt{a.CallID, a.Attempt}, a.Epoch} }
 
 // do plans what the worker does for the attempt, while it lives.
 func (a *attempt) do(d time.Duration, act func()) {
@@ -97,6 +103,9 @@ func (a *attempt) prepare() {
 	wait := w.between(0, time.Millisecond)
 	if left := a.sendBy - w.now; a.sendBy > 0 && left > 0 && w.dawdles() {
 		wait = w.between(left*4/5, left*21/20) // the gate's last moment, or just past it
+		if w.mutant.openGate {
+			wait = w.between(left, 2*left)
+		}
 	}
 	a.do(wait, a.write)
 }
@@ -107,6 +116,9 @@ func (w *world) dawdles() bool { return w.pace == late || w.pace == mixed && w.c
 // write is the gate: nothing goes through after send_within, or the timeout.
 func (a *attempt) write() {
 	w := a.k.w
+	if a.over {
+		return
+	}
 	timedOut := w.now >= a.m0+a.Timeout
 	if !w.mutant.openGate && (timedOut || a.sendBy > 0 && w.now > a.sendBy) {
 		w.note(a.CallID, "", "attempt %d is too late for the gate", a.Attempt)
@@ -126,7 +138,7 @@ func (a *attempt) write() {
 // sendNow writes the request: it arrives within slack, or never.
 func (a *attempt) sendNow() {
 	w := a.k.w
-	slack := w.set.slack(a.Queue)
+	slack := a.slack
 	travel := w.between(100*time.Microsecond, min(2*time.Millisecond, slack))
 	if w.dawdles() {
 		travel = w.between(slack*9/10, slack)
@@ -146,8 +158,11 @@ func (a *attempt) sendNow() {
 // arrive is the API's part: it works for a while, then answers, or does not.
 func (a *attempt) arrive(slack time.Duration) {
 	w := a.k.w
-	r := w.api.arrive(attemptID{a.CallID, a.Attempt})
+	r := w.api.arrive(a.id())
 	a.request = r
+	if a.cut {
+		w.api.leave(r)
+	}
 	works := w.between(time.Millisecond, 50*time.Millisecond)
 	if w.chance(0.1) {
 		works = w.between(0, a.Timeout)
@@ -161,23 +176,22 @@ func (a *attempt) arrive(slack time.Duration) {
 		}
 		answer := w.answer()
 		if answer == doneEnding {
-			r.answered = true
+			w.api.answered[r.callAttempt] = true
 			w.note(a.CallID, "", "attempt %d is answered 2xx", a.Attempt)
 		}
 		a.do(w.between(100*time.Microsecond, 2*time.Millisecond), func() { a.hear(answer) })
 	})
 }
 
-// reset drops the connection: the API notices within slack. A handler of one's own ends after that.
+// reset drops the connection: the API notices within slack.
 func (a *attempt) reset() {
-	r, w := a.request, a.k.w
-	switch {
-	case r == nil:
-	case a.Task != "http":
-		w.api.leave(r)
-	default:
-		w.after(w.between(0, w.set.slack(a.Queue)), func() { w.api.leave(r) })
-	}
+	w := a.k.w
+	w.after(w.between(0, a.slack), func() {
+		a.cut = true
+		if a.request != nil {
+			w.api.leave(a.request)
+		}
+	})
 }
 
 func (a *attempt) hear(answer ending) {
@@ -186,10 +200,25 @@ func (a *attempt) hear(answer ending) {
 	}
 	since := a.k.w.now - a.m0
 	a.heard = &since
-	if answer == laterEnding {
+	if answer == laterEnding && a.Task == "http" {
 		a.k.shutLimits(a)
 	}
 	a.end(answer, a.arrival(), "")
+}
+
+// hearCancel ends the attempt, for its call was cancelled: tasks/cancel.go. What is done is done.
+func (a *attempt) hearCancel() {
+	if a.over || !a.begun {
+		return
+	}
+	a.over = true
+	c := a.closing(callqueue.OutcomeCancelled, "cancelled")
+	c.Status = callqueue.StatusCancelled
+	if a.written {
+		a.reset()
+		c.Arrival = a.gaveUp(a.arrival())
+	}
+	a.k.record(a, c)
 }
 
 // arrival is what the worker has measured.
@@ -213,13 +242,20 @@ func (a *attempt) handle() {
 		wait = w.between(0, max(0, a.m0+a.Timeout-w.now))
 	}
 	a.do(wait, func() {
+		if a.over {
+			return
+		}
 		if w.now >= a.m0+a.Timeout || w.chance(0.02) {
 			a.over = true
 			a.k.record(a, a.unsent("the handler did not send", a.BackoffMin))
 			return
 		}
 		a.sendNow()
-		a.do(max(a.m0+a.Timeout-w.now, w.set.slack(a.Queue)), func() {
+		patience := a.m0 + a.Timeout - w.now
+		if w.chance(0.1) { // it gives up before
+			patience = w.between(0, patience)
+		}
+		a.do(patience, func() {
 			if !a.over {
 				a.reset()
 				a.end(errorEnding, a.arrival(), "timed out")
@@ -232,6 +268,7 @@ func (a *attempt) free() {
 	if a.slot {
 		a.slot = false
 		a.k.busy--
+		a.k.running = slices.DeleteFunc(a.k.running, func(other *attempt) bool { return other == a })
 	}
 	a.k.fillSlots()
 	a.k.takeIn(time.Millisecond)

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,13 +16,21 @@ type callRecord struct {
 	queue   string
 	key     string
 	cost    int64
+	unique  string // "": none
 	expires bool
-	gone    bool // deleted by an operator, or retired
 	later   bool // an attempt ended with the API's own delay
+	given   bool // somebody cancelled it: a failover may have lost that
+	fate
+}
+
+// fate is what a failover can undo.
+type fate struct {
+	gone      bool // deleted by an operator, or retired
+	cancelled bool
 }
 
 // recorded notes an outcome that a worker wants in the ledger.
-func (c *callRecord) recorded(_ *attempt, closing ledger.Closing) {
+func (c *callRecord) recorded(closing ledger.Closing) {
 	if closing.Delay != nil && *closing.Delay == retryAfter {
 		c.later = true
 	}
@@ -30,14 +40,17 @@ func final(status string) bool {
 	return status == "done" || status == "failed" || status == "cancelled"
 }
 
-// planProducers spreads the inserts over the first part of the span, some in bursts.
+// planProducers spreads the inserts over the first part of the stretches, some in bursts.
 func (w *world) planProducers() {
 	for left := w.set.calls; left > 0; {
 		n := min(left, pick(w, 1, 3, 10, 30, 100))
+		if w.set.kind == crowd {
+			n = min(left, pick(w, 30, 100, 300, 1000))
+		}
 		left -= n
-		at := w.between(0, w.set.span*8/10)
+		at := w.moment(0.8)
 		if w.chance(0.2) {
-			at = 0
+			at = pick(w, w.set.stretches...)
 		}
 		w.at(at, func() { w.insert(n) })
 	}
@@ -47,6 +60,7 @@ func (w *world) planProducers() {
 func (w *world) insert(n int) {
 	type column struct {
 		queues, tasks, keys []string
+		uniques             []*string
 		costs               []int64
 		priorities          []int16
 		most                []*int32
@@ -79,25 +93,68 @@ func (w *world) insert(n int) {
 		c.keys = append(c.keys, pick(w, w.set.keys...))
 		c.priorities, c.most = append(c.priorities, int16(w.rng.IntN(10))), append(c.most, most)
 		c.delays, c.lives = append(c.delays, delay), append(c.lives, life)
+		var unique *string
+		if w.set.unique && w.chance(min(0.3, 30/float64(w.set.calls))) {
+			unique = new(queue.Name + pick(w, " one", " two", " three"))
+		}
+		c.uniques = append(c.uniques, unique)
 	}
-	rows, err := w.lane.workers.Query(w.ctx, insertSQL, c.queues, c.tasks, c.keys, c.costs, c.priorities, c.most, c.delays, c.lives)
+	holders := w.holders()
+	rows, err := w.lane.workers.Query(w.ctx, insertSQL, c.queues, c.tasks, c.keys, c.costs, c.priorities, c.most, c.delays, c.lives, c.uniques)
 	w.must(err)
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	inserted, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ ID, N int64 }])
 	w.must(err)
-	for i, id := range ids {
-		w.calls[id] = &callRecord{id: id, queue: c.queues[i], key: c.keys[i], cost: c.costs[i], expires: c.lives[i] != nil}
-		w.note(id, "", "inserted into %s, key %q, task %s, cost %d", c.queues[i], c.keys[i], c.tasks[i], c.costs[i])
+	var of []int
+	for _, row := range inserted {
+		i := int(row.N - 1)
+		of = append(of, i)
+		r := &callRecord{id: row.ID, queue: c.queues[i], key: c.keys[i], cost: c.costs[i], expires: c.lives[i] != nil}
+		w.calls[row.ID] = r
+		w.inserted++
+		w.note(row.ID, "", "inserted into %s, key %q, task %s, cost %d", c.queues[i], c.keys[i], c.tasks[i], c.costs[i])
+		if c.uniques[i] != nil {
+			r.unique = *c.uniques[i]
+			if other := holders[r.unique]; other != 0 {
+				w.fail("a unique key has one unfinished call", other, "", "calls %d and %d have %q", other, row.ID, r.unique)
+			}
+			holders[r.unique] = row.ID
+		}
 	}
-	w.wake()
+	for i, unique := range c.uniques {
+		if !slices.Contains(of, i) && (unique == nil || holders[*unique] == 0) {
+			w.fail("an insert is refused for a reason", 0, "", "number %d of %d was not inserted", i, n)
+		}
+	}
+	w.wake(0.5)
+	w.stir()
+}
+
+// holders are the unfinished calls that have a unique key, as their statuses say.
+func (w *world) holders() map[string]int64 {
+	holders := map[string]int64{}
+	if !w.set.unique {
+		return holders
+	}
+	for id, row := range w.readCalls() {
+		if c := w.calls[id]; c.unique != "" && !final(row.Status) {
+			if other := holders[c.unique]; other != 0 {
+				w.fail("a unique key has one unfinished call", id, "", "calls %d and %d have %q", other, id, c.unique)
+			}
+			holders[c.unique] = id
+		}
+	}
+	return holders
 }
 
 const insertSQL = `
-INSERT INTO call_queue (queue, task, key, cost, priority, max_attempts, created_at, run_at, expires_at)
-SELECT queue, task, key, cost, priority, most, clock_timestamp(), clock_timestamp() + coalesce(delay, '0'), clock_timestamp() + life
-FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::int[], $7::interval[], $8::interval[])
-    WITH ORDINALITY AS c (queue, task, key, cost, priority, most, delay, life, n)
+INSERT INTO call_queue (queue, task, key, cost, priority, max_attempts, created_at, run_at, expires_at, unique_key, call_data)
+SELECT queue, task, key, cost, priority, most, clock_timestamp(), clock_timestamp() + coalesce(delay, '0'), clock_timestamp() + life,
+    uniq, to_jsonb(n)
+FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::int[], $7::interval[], $8::interval[], $9::text[])
+    WITH ORDINALITY AS c (queue, task, key, cost, priority, most, delay, life, uniq, n)
 ORDER BY n
-RETURNING id`
+ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING
+RETURNING id, call_data::bigint`
 
 // callRow and attemptRow are the tables as they stand.
 type callRow struct {
@@ -148,7 +205,7 @@ func (w *world) readAttempts() map[int64][]attemptRow {
 // any moment.
 func (w *world) check() {
 	calls, attempts := w.readCalls(), w.readAttempts()
-	for id := int64(1); int(id) <= len(w.calls); id++ {
+	for _, id := range slices.Sorted(maps.Keys(w.calls)) {
 		c, row := w.calls[id], calls[id]
 		if c.gone {
 			continue
@@ -171,7 +228,7 @@ func (w *world) checkCall(c *callRecord, row *callRow, attempts []attemptRow) {
 		switch a.Outcome {
 		case "done":
 			done = true
-			if r := w.api.requests[attemptID{c.id, a.Attempt}]; r == nil || !r.answered {
+			if !w.api.answered[callAttempt{c.id, a.Attempt}] {
 				w.fail("what is done was answered", c.id, "", "attempt %d of call %d is done", a.Attempt, c.id)
 			}
 		case "error", "lost", "permanent":
@@ -186,11 +243,15 @@ func (w *world) checkCall(c *callRecord, row *callRow, attempts []attemptRow) {
 		}
 	}
 	expired := c.expires && row.Error != nil && strings.Contains(*row.Error, "expired")
-	gaveUp := permanent || lost && q.OnLost == "fail" || expired || failed >= most
+	gaveUp := permanent || lost && q.OnLost == "fail" || expired || failed >= most || w.tooDear(c)
 	switch {
 	case row.FailedCount != failed || failed > most:
 		w.fail("failures are counted and bounded", c.id, "", "%d attempts failed, counted %d, of %d", failed, row.FailedCount, most)
-	case (row.Status == "done") != done:
+	case row.Status == "cancelled" && !c.given:
+		w.fail("a call is cancelled for a reason", c.id, "", "nobody cancelled call %d", c.id)
+	case row.Status != "cancelled" && c.cancelled:
+		w.fail("what is cancelled stays cancelled", c.id, "", "call %d is %s", c.id, row.Status)
+	case row.Status != "cancelled" && (row.Status == "done") != done:
 		w.fail("a call is done when an attempt is", c.id, "", "call %d is %s, done %t", c.id, row.Status, done)
 	case row.Status == "failed" && !gaveUp:
 		w.fail("a call fails for a reason", c.id, "", "call %d failed after %d of %d failures", c.id, failed, most)
@@ -200,6 +261,18 @@ func (w *world) checkCall(c *callRecord, row *callRow, attempts []attemptRow) {
 			w.fail("a retry waits for its backoff", c.id, "", "it waits %s, at most %s", row.RunAt.Sub(*row.FinishedAt), high)
 		}
 	}
+}
+
+// tooDear says whether a call costs more than some limit of its queue has ever allowed in one window.
+func (w *world) tooDear(c *callRecord) bool {
+	for _, l := range w.api.limits {
+		for _, v := range l.versions {
+			if v.byCost && v.units < c.cost && strings.Contains(v.queues, c.queue+" ") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // backoff is the bounds of the delay after the n-th failure: it doubles up to the longest, and half

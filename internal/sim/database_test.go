@@ -25,6 +25,8 @@ type lane struct {
 
 	clock string // what the next statement reads, as timestamptz
 	epoch string
+
+	saveSQL, restoreSQL string
 }
 
 // Each connection keeps the time in a setting: the function is then as cheap as the real one.
@@ -46,6 +48,9 @@ func newLane(t testing.TB) *lane {
 		t.Fatal(err)
 	}
 	if _, err := conn.Exec(t.Context(), clockSQL+tablesSQL); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.prepareCopies(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.Close(t.Context()); err != nil {

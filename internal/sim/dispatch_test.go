@@ -18,7 +18,10 @@ type process struct {
 	frozen time.Duration // until then
 	life   int
 	down   bool
-	look   int  // the last look that was planned; others are not had
+	look   int // the last look that was planned; others are not had
+	tick   int // so of ticks
+	tickAt time.Duration
+	idle   int  // ticks in a row that found nothing to do
 	thaws  bool // a turn waits for the end of the freeze: one, however many were missed
 }
 
@@ -43,18 +46,51 @@ func (p *process) start() {
 }
 
 func (p *process) tickIn(d time.Duration) {
-	life := p.life
+	p.tick++
+	p.tickAt = p.w.now + d
+	tick, life := p.tick, p.life
 	p.w.after(d, func() {
-		if life != p.life {
+		if tick != p.tick || life != p.life {
 			return
 		}
-		did := p.turn(true)
-		next := p.w.set.tick
-		if p.w.healing { // what heals takes long with few calls a window
-			next = p.w.patience(did)
+		p.idle++
+		if p.turn(true) {
+			p.idle = 0
 		}
-		p.tickIn(p.w.between(next*9/10, next*11/10))
+		p.tickIn(p.w.untilNextTick(p.idle))
 	})
+}
+
+// untilNextTick passes over the ticks at which nothing can be decided. Until there may be, a tick comes
+// as often as it pleases, and later and later where none has found anything to do.
+func (w *world) untilNextTick(idle int) time.Duration {
+	var in *time.Duration
+	w.must(w.lane.dispatchers.QueryRow(w.ctx, decisionSQL).Scan(&in))
+	soon := min(w.set.tick<<min(idle, 10), max(5*time.Minute, w.set.longest/4, w.stepped/20))
+	soon = w.between(soon*9/10, soon*11/10)
+	if in == nil {
+		return max(soon, w.between(idleMost/2, idleMost))
+	}
+	return min(max(soon, *in+w.between(0, w.set.tick)), idleMost)
+}
+
+const idleMost = 6 * time.Hour
+
+// decisionSQL is in how long something falls due that a tick acts on: for a call, a sweeper, a shut limit.
+const decisionSQL = `
+SELECT least(
+    (SELECT min(CASE WHEN started_at IS NULL THEN least(start_by, handed_at + interval '5 s') ELSE deadline END) FROM call_open),
+    (SELECT min(least(ready_at, expires_at)) FROM call_queue WHERE ready_at IS NOT NULL),
+    (SELECT min(published_at) FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp()`
+
+// stir brings the ticks on: something has happened that nobody could foresee.
+func (w *world) stir() {
+	for _, p := range w.dispatchers {
+		p.idle = 0
+		if p.tickAt > w.now+w.set.tick && !p.down {
+			p.tickIn(w.between(0, w.set.tick))
+		}
+	}
 }
 
 // turn has a tick or a look, and plans the next look as Run would.
@@ -72,6 +108,7 @@ func (p *process) turn(tick bool) (did bool) {
 		return true
 	}
 	p.w.turns++
+	p.w.hurry++
 	p.w.beat()
 	p.w.mutant.beforeTurn(p.w)
 	lines := len(p.w.record.lines)
@@ -101,23 +138,14 @@ func (p *process) lookIn(d time.Duration) {
 
 // lookFloor keeps looks from taking all the time there is: they only make things quicker.
 func (w *world) lookFloor() time.Duration {
-	floor := max(5*time.Millisecond, w.set.span/4000)
-	return floor << min(w.turns/80, 10)
-}
-
-// patience is the time to the next tick while the world heals: longer where nothing happens.
-func (w *world) patience(did bool) time.Duration {
-	w.boosts++
-	if did {
-		w.boosts = 0
-	}
-	return min(w.set.tick<<min(w.boosts/(2*len(w.dispatchers)), 10), max(w.set.tick, w.set.longest/4, w.stepped/20))
+	floor := max(5*time.Millisecond, w.set.stretch/4000)
+	return min(floor<<min(w.hurry/w.set.hurries, 20), max(floor, 10*time.Minute))
 }
 
 // wake is a producer's or worker's notice that there may be something to claim. It may be missed.
-func (w *world) wake() {
+func (w *world) wake(heard float64) {
 	for _, p := range w.dispatchers {
-		if w.chance(0.5) {
+		if w.chance(heard) {
 			p.lookIn(w.between(time.Millisecond, 2*w.lookFloor()))
 		}
 	}

@@ -15,7 +15,8 @@ const (
 	doneEnding ending = iota
 	errorEnding
 	permanentEnding
-	laterEnding // 429 with Retry-After
+	laterEnding  // 429 with Retry-After
+	snoozeEnding // a handler of one's own puts the call off
 )
 
 func (w *world) answer() ending {
@@ -24,10 +25,8 @@ func (w *world) answer() ending {
 		return doneEnding
 	case w.chance(0.7):
 		return errorEnding
-	case w.chance(0.5):
-		return permanentEnding
 	}
-	return laterEnding
+	return pick(w, permanentEnding, laterEnding, snoozeEnding)
 }
 
 // end records the handler's word. arrival nil: provably never sent.
@@ -39,7 +38,16 @@ func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 		one := int16(1)
 		c.Requests = &one
 	}
+	if e == snoozeEnding && a.Task == "http" {
+		e = errorEnding
+	}
+	if e != doneEnding {
+		c.Arrival = a.gaveUp(arrival)
+	}
 	switch e {
+	case snoozeEnding:
+		delay := a.k.w.between(0, pick(a.k.w, time.Second, a.k.w.set.window))
+		c.Outcome, c.Status, c.Delay = callqueue.OutcomeSnoozed, callqueue.StatusNew, &delay
 	case doneEnding:
 		c.Status = callqueue.StatusDone
 	case permanentEnding:
@@ -52,6 +60,15 @@ func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 		c.Outcome, c.Status, c.Delay, c.Failed = callqueue.OutcomeError, status, &delay, true
 	}
 	a.k.record(a, c)
+}
+
+// gaveUp is the arrival of an attempt that met an error: a handler of one's own may have left a request
+// behind that is still on its way.
+func (a *attempt) gaveUp(arrival *limit.Arrival) *limit.Arrival {
+	if arrival != nil && a.Task != "http" {
+		arrival.By = nil
+	}
+	return arrival
 }
 
 const retryAfter = 700 * time.Millisecond

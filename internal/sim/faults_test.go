@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"maps"
 	"time"
 )
 
@@ -8,10 +9,13 @@ import (
 func (w *world) planFaults() {
 	s := w.set
 	often := func(times float64, act func()) {
-		n := int(times*s.trouble*2*w.rng.Float64() + 0.5)
+		n := int(times*float64(len(s.stretches))*s.trouble*2*w.rng.Float64() + 0.5)
 		for range n {
-			w.at(w.between(s.tick, s.span-1), act)
+			w.at(max(s.tick, w.moment(1)), act)
 		}
+	}
+	for _, at := range s.stretches {
+		w.at(at, func() { w.hurry = 0 })
 	}
 	often(3, func() { w.workers[w.rng.IntN(len(w.workers))].dieOrFreeze() })
 	often(2, w.dispatcherFault)
@@ -19,14 +23,18 @@ func (w *world) planFaults() {
 	often(1, w.redisAway)
 	often(1.5, w.stepClock)
 	often(1, w.apiOutage)
-	often(0.3, w.failOver)
-	often(2, w.operate)
-	often(1, w.deleteCalls)
-	often(1, w.retain)
-	for range 12 {
-		w.at(w.between(0, s.span), func() { w.pace = pick(w, prompt, late, mixed) })
+	often(0.5, w.failOver)
+	if w.mutant.often != nil {
+		often(3, func() { w.mutant.often(w) })
 	}
-	w.at(w.between(0, s.span), w.verify)
+	often(2, w.operate)
+	often(1, w.cancelCalls)
+	often(0.7, w.deleteCalls)
+	often(0.7, w.retain)
+	for range 8 * len(s.stretches) {
+		w.at(w.moment(1), func() { w.pace = pick(w, prompt, late, mixed) })
+	}
+	w.at(w.moment(1), w.verify)
 	w.at(s.span, w.heal)
 }
 
@@ -98,11 +106,8 @@ func (w *world) stepClock() {
 			}
 		})
 	}
-	for _, k := range w.workers { // the beats so far are of the former time
-		if !k.dead && k.frozen <= w.now {
-			k.beatsUntil(w.now)
-		}
-	}
+	w.beat()                                                                                               // so far they are of the former time
+	maps.DeleteFunc(w.pauses, func(_ pauseOf, until time.Time) bool { return !until.After(w.postgres()) }) // over is over
 	w.offset += by
 	w.stepped += by.Abs()
 	w.back = w.back || by < 0
@@ -123,13 +128,6 @@ func (w *world) apiOutage() {
 	w.note(0, "", "the API answers nothing")
 	w.outage = true
 	w.after(w.between(0, w.set.window), func() { w.outage = false; w.note(0, "", "the API answers again") })
-}
-
-// failOver is a promotion that lost nothing: a new epoch.
-func (w *world) failOver() {
-	w.lane.epoch += "'"
-	w.failedOver = true
-	w.note(0, "", "Postgres fails over")
 }
 
 // heal ends the faults. From here on everything must drain.

@@ -8,11 +8,12 @@ import (
 
 // mutant turns rules off, one in each of mutants, to prove that the simulation would notice.
 type mutant struct {
-	rough      bool // the faults are many
-	secondSend bool // what is delivered twice is sent twice
-	newM0      bool // m0 is read anew when a start is asked for again
-	openGate   bool // nothing is too late for the gate
-	noRecall   bool // a lower rate recalls nothing
+	rough      bool         // the faults are many
+	secondSend bool         // what is delivered twice is sent twice
+	newM0      bool         // m0 is read anew when a start is asked for again
+	openGate   bool         // nothing is too late for the gate
+	noRecall   bool         // a lower rate or a pause recalls nothing
+	often      func(*world) // happens some times more than it would
 	turn       func(*world)
 	close      func(*world, *attempt, *ledger.Closing)
 	retention  func(*world)

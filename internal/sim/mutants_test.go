@@ -28,6 +28,9 @@ func mutants() []struct {
 		bounded  = "failures are counted and bounded"
 		backoff  = "a retry waits for its backoff"
 		reason   = "a call fails for a reason"
+		paused   = "what is paused does not start"
+		stays    = "what is cancelled stays cancelled"
+		unique   = "a unique key has one unfinished call"
 	)
 	return []struct {
 		name  string
@@ -69,8 +72,51 @@ func mutants() []struct {
 				CREATE TRIGGER free BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.free()`,
 			undo: `DROP TRIGGER free ON call_open; DROP FUNCTION sim.free()`,
 		}},
-		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true}},
-		{"a step of the clock goes unseen", []string{over}, mutant{clockRuns: 1000}},
+		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true, often: func(w *world) { w.setLimit(w.set.rules.Limits[0]) }}},
+		{"a pause recalls nothing", []string{paused}, mutant{noRecall: true}},
+		{"a failover shuts no limit", []string{over}, mutant{
+			often: (*world).failOver,
+			sql: `CREATE FUNCTION sim.opened() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.shut_until := '2000-01-01'; RETURN NEW; END $$;
+				CREATE TRIGGER opened BEFORE UPDATE ON call_limits FOR EACH ROW WHEN (NEW.shut_until IS NOT NULL) EXECUTE FUNCTION sim.opened()`,
+			undo: `DROP TRIGGER opened ON call_limits; DROP FUNCTION sim.opened()`,
+		}},
+		{"what counts is not counted anew", []string{over}, mutant{
+			often: (*world).republish,
+			sql: `CREATE FUNCTION sim.whole() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.complete_since := OLD.complete_since; RETURN NEW; END $$;
+				CREATE TRIGGER whole BEFORE UPDATE ON call_limits FOR EACH ROW
+					WHEN (OLD.complete_since IS NOT NULL) EXECUTE FUNCTION sim.whole()`,
+			undo: `DROP TRIGGER whole ON call_limits; DROP FUNCTION sim.whole()`,
+		}},
+		{"each call costs one", []string{over}, mutant{
+			sql: `CREATE FUNCTION sim.one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.costs := array_fill(1::bigint, ARRAY[cardinality(NEW.costs)]); RETURN NEW; END $$;
+				CREATE TRIGGER one BEFORE INSERT ON call_open FOR EACH ROW WHEN (NEW.limits <> '{}') EXECUTE FUNCTION sim.one()`,
+			undo: `DROP TRIGGER one ON call_open; DROP FUNCTION sim.one()`,
+		}},
+		{"what runs at once is not counted", []string{over}, mutant{
+			sql: `CREATE FUNCTION sim.alone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.costs[array_position(NEW.limits, 'atonce')] := 0; RETURN NEW; END $$;
+				CREATE TRIGGER alone BEFORE INSERT ON call_open FOR EACH ROW WHEN ('atonce' = ANY(NEW.limits)) EXECUTE FUNCTION sim.alone()`,
+			undo: `DROP TRIGGER alone ON call_open; DROP FUNCTION sim.alone()`,
+		}},
+		{"a cancelled call is tried again", []string{stays}, mutant{
+			sql: `CREATE FUNCTION sim.revived() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.status := 'error'; RETURN NEW; END $$;
+				CREATE TRIGGER revived BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (OLD.status = 'cancelled') EXECUTE FUNCTION sim.revived()`,
+			undo: `DROP TRIGGER revived ON call_queue; DROP FUNCTION sim.revived()`,
+		}},
+		{"a unique key is forgotten at a failure", []string{unique}, mutant{
+			sql: `CREATE FUNCTION sim.forgotten() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.unique_key := NULL; RETURN NEW; END $$;
+				CREATE TRIGGER forgotten BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (NEW.status = 'error') EXECUTE FUNCTION sim.forgotten()`,
+			undo: `DROP TRIGGER forgotten ON call_queue; DROP FUNCTION sim.forgotten()`,
+		}},
+		{"a snooze is a failure", []string{bounded}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			c.Failed = c.Failed || c.Outcome == callqueue.OutcomeSnoozed
+		}}},
+		{"a step of the clock goes unseen", []string{over}, mutant{clockRuns: 1000, often: (*world).stepClock}},
 		{"no answer counts as done", []string{answered}, mutant{close: func(_ *world, a *attempt, c *ledger.Closing) {
 			if a.heard == nil && a.written {
 				c.Outcome, c.Status, c.Failed, c.Delay = callqueue.OutcomeDone, callqueue.StatusDone, false, nil

@@ -1,18 +1,30 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 )
+
+// operators is what operators have done that is in force. A failover may lose the last of it.
+type operators struct {
+	rules     dispatcher.Rules
+	overrides map[string]limit.Rate
+	pauses    map[pauseOf]time.Time // until then, on Postgres's clock
+}
+
+type pauseOf struct{ what, name, key string }
 
 // operate is something that an operator does, with what the commands do it with.
 func (w *world) operate() {
 	limits, queues := w.set.rules.Limits, w.set.rules.Queues
 	l, q := limits[w.rng.IntN(len(limits))], queues[w.rng.IntN(len(queues))]
-	switch w.rng.IntN(5) {
+	switch w.rng.IntN(7) {
 	case 0, 1:
 		w.setLimit(l)
 	case 2:
@@ -20,11 +32,17 @@ func (w *world) operate() {
 	case 3:
 		w.pause(ledger.Paused{What: "queue", Name: q.Name, Key: pick(w, append([]string{""}, w.set.keys...)...)})
 	case 4:
-		w.pause(ledger.Paused{What: "limit", Name: l.Name})
+		w.pause(ledger.Paused{What: "limit", Name: l.Name, Key: pick(w, append([]string{"", ""}, w.set.keys...)...)})
+	default:
+		w.republish()
 	}
+	w.stir()
 }
 
 func (w *world) setLimit(l dispatcher.LimitRule) {
+	if !w.used(l.Name) {
+		return
+	}
 	r := l.Rate
 	r.Units = max(1, r.Units*int64(w.intBetween(1, 20))/10)
 	if r.Window > 0 && w.chance(0.3) {
@@ -39,66 +57,182 @@ func (w *world) setLimit(l dispatcher.LimitRule) {
 	} else if _, err := dispatcher.SetLimit(w.ctx, w.lane.workers, l.Name, r, "operator"); err != nil {
 		w.must(err)
 	}
-	w.api.inForce(l.Name, rateVersion{r.Units, r.Window})
-	w.wake()
+	w.overrides[l.Name] = r
+	w.api.publish()
+	w.wake(0.5)
 }
 
 func (w *world) resetLimit(l dispatcher.LimitRule) {
+	if !w.used(l.Name) {
+		return
+	}
 	w.note(0, l.Name, "an operator resets the limit")
 	_, err := dispatcher.ResetLimit(w.ctx, w.lane.workers, l.Name, "operator")
 	w.must(err)
-	w.api.inForce(l.Name, rateVersion{l.Rate.Units, l.Rate.Window})
-	w.wake()
+	delete(w.overrides, l.Name)
+	w.api.publish()
+	w.wake(0.5)
+}
+
+// used says whether any queue is under the limit.
+func (w *world) used(name string) bool {
+	return slices.ContainsFunc(w.set.rules.Queues, func(q dispatcher.QueueRule) bool { return slices.Contains(q.Limits, name) })
+}
+
+// republish changes the config and has it read again. What would change how long requests travel is
+// left as it was, for some are on their way.
+func (w *world) republish() {
+	rules := dispatcher.Rules{Limits: slices.Clone(w.set.rules.Limits), Queues: slices.Clone(w.set.rules.Queues)}
+	l := &rules.Limits[w.rng.IntN(len(rules.Limits))]
+	l.Slack, l.SendWithin = w.set.slack([]string{l.Name}), sendWithin(*l)
+	switch w.rng.IntN(5) {
+	case 0:
+		l.Rate.Units = max(1, l.Rate.Units*int64(w.intBetween(3, 20))/10)
+	case 1:
+		l.Rate.Window = w.between(l.Rate.Window/2, 2*l.Rate.Window).Truncate(time.Millisecond)
+	case 2:
+		l.PerKey = !l.PerKey
+	case 3:
+		l.CountCost = !l.CountCost
+	case 4:
+		q := &rules.Queues[w.rng.IntN(len(rules.Queues))]
+		if i := slices.Index(q.Limits, l.Name); i < 0 {
+			q.Limits = append(slices.Clone(q.Limits), l.Name)
+		} else if len(q.Limits) > 1 {
+			q.Limits = slices.Delete(slices.Clone(q.Limits), i, i+1)
+		}
+	}
+	w.set.longest = max(w.set.longest, l.Rate.Window)
+	w.set.rules = rules
+	w.note(0, l.Name, "the rules are %+v", rules)
+	_, err := dispatcher.Publish(w.ctx, w.lane.workers, rules)
+	w.must(err)
+	w.api.publish()
+	w.wake(0.5)
+}
+
+// sendWithin is how long a worker may take to send, as docs/design.md has it.
+func sendWithin(l dispatcher.LimitRule) time.Duration {
+	if l.SendWithin > 0 {
+		return l.SendWithin
+	}
+	return min(max(l.Rate.Window/20, 100*time.Millisecond), 5*time.Second)
 }
 
 func (w *world) pause(p ledger.Paused) {
+	if p.What == "limit" && !w.used(p.Name) {
+		return
+	}
 	d := w.between(0, 2*w.set.window)
 	p.For, p.Reason, p.By = &d, "maintenance", "operator"
-	recalled, err := ledger.Pause(w.ctx, w.lane.workers, p)
-	w.must(err)
+	recalled := 0
+	if w.mutant.noRecall {
+		_, err := w.lane.workers.Exec(w.ctx, `INSERT INTO call_pauses VALUES ($1, $2, $3, clock_timestamp() + $4::interval, '', clock_timestamp(), '')
+			ON CONFLICT (what, name, key) DO UPDATE SET until = excluded.until`, p.What, p.Name, p.Key, d)
+		w.must(err)
+	} else {
+		var err error
+		recalled, err = ledger.Pause(w.ctx, w.lane.workers, p)
+		w.must(err)
+	}
+	w.pauses[pauseOf{p.What, p.Name, p.Key}] = w.postgres().Add(d)
 	w.note(0, p.Name, "an operator pauses %s, key %q, for %s; %d recalled", p.What, p.Key, d, recalled)
 	if w.chance(0.5) {
 		w.after(w.between(0, d), func() { w.resume(p) })
 	}
+	w.after(d, w.stir)
 }
 
 func (w *world) resume(p ledger.Paused) {
+	if p.What == "limit" && !w.used(p.Name) {
+		return
+	}
 	was, err := ledger.Resume(w.ctx, w.lane.workers, p.What, p.Name, p.Key, "operator")
 	w.must(err)
+	delete(w.pauses, pauseOf{p.What, p.Name, p.Key})
 	w.note(0, p.Name, "an operator resumes %s, key %q: %t", p.What, p.Key, was)
-	w.wake()
+	w.wake(0.5)
+	w.stir()
+}
+
+// paused says whether operators have paused what a request would use.
+func (w *world) paused(r *request) bool {
+	for p, until := range w.pauses {
+		of := p.what == "queue" && p.name == r.queue || p.what == "limit" && slices.Contains(r.limits, p.name)
+		if of && (p.key == "" || p.key == r.key) && until.After(w.postgres()) {
+			return true
+		}
+	}
+	return false
 }
 
 // resumeAll undoes what would keep calls waiting for good.
 func (w *world) resumeAll() {
 	_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_pauses`)
 	w.must(err)
+	clear(w.pauses)
 	for _, l := range w.set.rules.Limits {
 		w.resetLimit(l)
 	}
+	w.stir()
+}
+
+// cancelCalls cancels some calls, mostly such as are under way.
+func (w *world) cancelCalls() {
+	ids := w.some(`SELECT call_id FROM call_open ORDER BY call_id`, pick(w, 0.1, 0.5, 1))
+	ids = append(ids, w.some(`SELECT id FROM call_queue ORDER BY id`, pick(w, 0, 0, 0.05, 0.2))...)
+	client, err := callqueue.New(w.lane.workers)
+	w.must(err)
+	list, err := client.Cancel(w.ctx, ids...)
+	w.must(err)
+	for _, done := range list {
+		w.note(done.ID, "", "an operator cancels: %+v", done)
+		c := w.calls[done.ID]
+		if !done.Cancelled {
+			continue
+		}
+		c.cancelled, c.given = true, true
+		for _, k := range w.workers { // tasks/cancel.go asks every 2 s
+			for _, a := range k.running {
+				if a.CallID == done.ID && done.Running {
+					a.do(w.between(0, 2*time.Second), a.hearCancel)
+				}
+			}
+		}
+	}
+	w.stir()
+}
+
+// some draws a share of the ids that a statement finds, of calls that are there.
+func (w *world) some(sql string, share float64) []int64 {
+	rows, err := w.lane.workers.Query(w.ctx, sql)
+	w.must(err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	w.must(err)
+	ids := []int64{}
+	for _, id := range all {
+		if w.chance(share) && !w.calls[id].gone {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // deleteCalls deletes some calls, whatever becomes of them.
 func (w *world) deleteCalls() {
-	rows, err := w.lane.workers.Query(w.ctx, `SELECT id FROM call_queue WHERE status <> 'new' OR $1 ORDER BY id`, w.chance(0.3))
-	w.must(err)
-	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	w.must(err)
-	ids, share := []int64{}, pick(w, 0.05, 0.2, 0.5)
-	for _, id := range all {
-		if w.chance(share) {
-			ids = append(ids, id)
-			w.calls[id].gone = true
-			w.note(id, "", "is deleted")
-		}
+	share := pick(w, 0.05, 0.2, 0.5)
+	ids := w.some(pick(w, `SELECT id FROM call_queue WHERE status <> 'new' ORDER BY id`, `SELECT id FROM call_queue ORDER BY id`), share)
+	for _, id := range ids {
+		w.calls[id].gone = true
+		w.note(id, "", "is deleted")
 	}
-	_, err = w.lane.workers.Exec(w.ctx, `DELETE FROM call_queue WHERE id = ANY($1)`, ids)
+	_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_queue WHERE id = ANY($1)`, ids)
 	w.must(err)
 }
 
-// retain retires calls that ended some windows ago. Of others it must take none.
+// retain retires calls that ended some time ago. Of others it must take none.
 func (w *world) retain() {
-	keep := w.between(time.Second, 2*w.set.window)
+	keep := w.between(time.Second, pick(w, 2*w.set.window, w.set.span/2))
 	w.note(0, "", "retention of %s", keep)
 	before := w.readCalls()
 	_, err := dispatcher.Retain(w.ctx, w.lane.workers, dispatcher.Retention{Done: keep, Failed: keep, Cancelled: keep})

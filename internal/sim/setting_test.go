@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
@@ -10,14 +11,19 @@ import (
 
 // setting is what a seed draws once: the rules, how much there is to do and how much goes wrong.
 type setting struct {
+	kind        kind
 	rules       dispatcher.Rules
 	window      time.Duration // the one that sets the pace
 	longest     time.Duration
 	span        time.Duration // how long there are faults and producers; then the world heals
+	stretches   []time.Duration
+	stretch     time.Duration // how long each is
 	tick        time.Duration // of the dispatchers
+	hurries     int           // turns in a stretch after which looks come half as often
 	calls       int
 	keys        []string
 	own         bool // some calls have a handler of their own
+	unique      bool // some have a unique key
 	dispatchers int
 	workers     int
 	slots       int
@@ -26,28 +32,49 @@ type setting struct {
 	apiErrors   float64
 }
 
+// kind is how large a world is.
+type kind int
+
+const (
+	day   kind = iota // 24 h: stretches of bursts and faults, and lulls between them
+	crowd             // 5,000 calls at once
+	hour              // one stretch, for mutants: what is wrong shows soon
+)
+
+// crowdEvery is how many seeds there are for each one that is a crowd.
+const crowdEvery = 25
+
 func draw(w *world) setting {
 	s := setting{
 		window:      pick(w, time.Second, time.Second, 2*time.Second, 5*time.Second, 10*time.Second, 30*time.Second, time.Minute, 10*time.Minute, time.Hour, 6*time.Hour),
-		dispatchers: w.intBetween(2, 3),
+		dispatchers: pick(w, 2, 2, 3),
 		workers:     w.intBetween(2, 3),
 		slots:       pick(w, 1, 2, 4, 8, 16, 32),
 		trouble:     pick(w, 0, 0.3, 1, 1, 2, 3),
 		loss:        pick(w, 0, 0.02, 0.1),
 		apiErrors:   pick(w, 0, 0.05, 0.3),
 		own:         w.chance(0.4),
+		unique:      w.chance(0.3),
 		keys:        []string{""},
+		hurries:     25,
 	}
-	if w.mutant.rough {
+	units := pick[int64](w, 1, 2, 3, 5, 10, 20, 40)
+	switch {
+	case w.mutant.rough:
+		s.kind = hour
 		s.window = pick(w, time.Second, 2*time.Second, 5*time.Second, time.Minute)
-		s.trouble, s.loss, s.apiErrors = 2, 0.1, 0.3
+		s.trouble, s.loss, s.apiErrors, s.hurries = 2, 0.1, 0.3, 80
+	case w.seed%crowdEvery == 0:
+		s.kind = crowd
+		s.window = pick(w, time.Second, 2*time.Second, 5*time.Second, 10*time.Second)
+		units = int64(w.intBetween(80, 200)) * int64(s.window/time.Second)
+		s.slots = pick(w, 64, 128, 256)
+		s.loss = min(s.loss, 0.02)
 	}
-	s.span = min(max(time.Duration(w.intBetween(4, 12))*s.window, 30*time.Second), 24*time.Hour)
-	s.tick = max(time.Second, s.span/50)
 	if w.chance(0.5) {
 		s.keys = []string{"a", "b", "c", ""}[:w.intBetween(2, 4)]
 	}
-	s.drawLimits(w)
+	s.drawLimits(w, units)
 	s.drawQueues(w)
 	for _, l := range s.rules.Limits {
 		s.longest = max(s.longest, l.Rate.Window)
@@ -60,14 +87,46 @@ func draw(w *world) setting {
 	if main.CountCost {
 		perWindow /= 2
 	}
-	s.calls = int(perWindow * float64(s.span/s.window) * (0.4 + 0.8*w.rng.Float64()))
-	s.calls = min(max(s.calls, 5), 400)
+	s.drawTime(w, perWindow)
+	s.tick = max(time.Second, s.stretch/30)
 	return s
 }
 
-func (s *setting) drawLimits(w *world) {
+// drawTime draws how much there is to do, and when.
+func (s *setting) drawTime(w *world, perWindow float64) {
+	s.stretch = min(max(time.Duration(w.intBetween(4, 12))*s.window, 30*time.Second), 24*time.Hour)
+	most := 400
+	switch s.kind {
+	case day:
+		s.span = 24 * time.Hour
+		most = 150
+		for range min(w.intBetween(2, 4), int(s.span/s.stretch)) {
+			s.stretches = append(s.stretches, w.between(0, s.span-s.stretch))
+		}
+	case crowd:
+		s.calls = 5000
+		s.stretch = max(time.Duration(float64(s.calls)/perWindow*0.8*float64(s.window)), 20*time.Second)
+		s.span, s.stretches = s.stretch, []time.Duration{0}
+		return
+	case hour:
+		s.span, s.stretches = s.stretch, []time.Duration{0}
+	}
+	n := float64(len(s.stretches)) * float64(s.stretch/s.window)
+	s.calls = min(max(int(perWindow*n*(0.4+0.8*w.rng.Float64())), 5*len(s.stretches)), most)
+}
+
+// moment is when something is to happen: mostly in a stretch, up to some part of it.
+func (w *world) moment(part float64) time.Duration {
+	s := &w.set
+	if w.chance(0.1) {
+		return w.between(0, time.Duration(float64(s.span)*part)-1)
+	}
+	return pick(w, s.stretches...) + w.between(0, time.Duration(float64(s.stretch)*part)-1)
+}
+
+func (s *setting) drawLimits(w *world, units int64) {
 	main := dispatcher.LimitRule{
-		Name: "main", Rate: limit.Rate{Units: pick[int64](w, 1, 2, 3, 5, 10, 20, 40), Window: s.window},
+		Name: "main", Rate: limit.Rate{Units: units, Window: s.window},
 		PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", limit.AnchorStart, limit.AnchorFinish),
 	}
 	if w.chance(0.3) {
@@ -77,25 +136,29 @@ func (s *setting) drawLimits(w *world) {
 	s.rules.Limits = append(s.rules.Limits, main)
 	if w.chance(0.5) {
 		second := dispatcher.LimitRule{
-			Name: "long", PerKey: w.chance(0.3),
-			Rate: limit.Rate{Units: main.Rate.Units * int64(w.intBetween(2, 4)), Window: s.window * time.Duration(w.intBetween(2, 6))},
+			Name: "long", PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", main.Anchor),
+			Rate: limit.Rate{Units: units * int64(w.intBetween(2, 4)), Window: min(s.window*time.Duration(w.intBetween(2, 6)), 12*time.Hour)},
 		}
 		s.rules.Limits = append(s.rules.Limits, second)
 	}
 	if w.chance(0.4) {
-		s.rules.Limits = append(s.rules.Limits, dispatcher.LimitRule{
-			Name: "atonce", PerKey: w.chance(0.2), Rate: limit.Rate{Units: int64(w.intBetween(1, 6))},
-		})
+		atOnce := dispatcher.LimitRule{
+			Name: "atonce", PerKey: w.chance(0.2), CountCost: w.chance(0.2), Rate: limit.Rate{Units: int64(w.intBetween(1, 6))},
+		}
+		if s.kind == crowd {
+			atOnce.Rate.Units *= 20
+		}
+		s.rules.Limits = append(s.rules.Limits, atOnce)
 	}
 }
 
-// drawQueues makes one queue under all limits and, sometimes, a second that shares the first.
+// drawQueues makes one queue under all limits and, sometimes, others that share some of them.
 func (s *setting) drawQueues(w *world) {
 	var all []string
 	for _, l := range s.rules.Limits {
 		all = append(all, l.Name)
 	}
-	for i := range w.intBetween(1, 2) {
+	for i := range pick(w, 1, 2, 2, 3) {
 		low := w.between(50*time.Millisecond, max(s.window/10, 100*time.Millisecond)).Round(time.Millisecond)
 		q := dispatcher.QueueRule{
 			Name: fmt.Sprintf("q%d", i), Limits: all, MaxAttempts: w.intBetween(1, 5), BackoffMin: low,
@@ -103,7 +166,8 @@ func (s *setting) drawQueues(w *world) {
 			Timeout: w.between(500*time.Millisecond, min(max(s.window/2, 2*time.Second), time.Minute)).Round(time.Millisecond),
 		}
 		if i > 0 {
-			q.Limits = all[:w.intBetween(1, len(all))]
+			from := w.rng.IntN(len(all))
+			q.Limits = all[from:w.intBetween(from+1, len(all))]
 		}
 		s.rules.Queues = append(s.rules.Queues, q)
 	}
@@ -118,21 +182,19 @@ func (s *setting) queue(name string) dispatcher.QueueRule {
 	return dispatcher.QueueRule{}
 }
 
-// slack is what the travelling of a queue's requests keeps to.
-func (s *setting) slack(queue string) time.Duration {
+// slack is what the travelling of requests under these limits keeps to.
+func (s *setting) slack(limits []string) time.Duration {
 	least := time.Minute
-	for _, name := range s.queue(queue).Limits {
-		for _, l := range s.rules.Limits {
-			if l.Name != name {
-				continue
-			}
-			// Said by docs/design.md, not taken from internal/limit.
-			slack := min(max(l.Rate.Window/20, 100*time.Millisecond), time.Minute)
-			if l.Slack > 0 {
-				slack = l.Slack
-			}
-			least = min(least, slack)
+	for _, l := range s.rules.Limits {
+		if !slices.Contains(limits, l.Name) {
+			continue
 		}
+		// Said by docs/design.md, not taken from internal/limit.
+		slack := min(max(l.Rate.Window/20, 100*time.Millisecond), time.Minute)
+		if l.Slack > 0 {
+			slack = l.Slack
+		}
+		least = min(least, slack)
 	}
 	return least
 }

@@ -16,6 +16,7 @@ var (
 	seedFlag    = flag.Uint64("seed", 0, "the one seed to run")
 	seedsFlag   = flag.Int("seeds", 6, "how many seeds to run")
 	fromFlag    = flag.Uint64("from", 1, "the first of them")
+	roughFlag   = flag.Bool("rough", false, "the mutants' small worlds full of faults, with no rule turned off")
 	mutantsFlag = flag.Bool("mutants", false, "prove that what is turned off is noticed")
 )
 
@@ -35,15 +36,15 @@ func TestSimulation(t *testing.T) {
 		lanes.Go(func() {
 			for i := next.Add(1) - 1; int(i) < len(seeds); i = next.Add(1) - 1 {
 				begun := time.Now()
-				w, err := simulate(t.Context(), l, seeds[i], mutant{})
+				w, err := simulate(t.Context(), l, seeds[i], mutant{rough: *roughFlag})
 				if err != nil {
 					t.Error(err)
 				}
-				arrived.Add(int64(w.api.arrived))
+				arrived.Add(int64(len(w.api.arrivals)))
 				virtual.Add(int64(w.now))
 				if testing.Verbose() {
-					t.Logf("seed %d: %d calls, %d requests, %d turns, %s of virtual time in %s, digest %x", w.seed, len(w.calls),
-						w.api.arrived, w.turns, w.now.Round(time.Second), time.Since(begun).Round(time.Millisecond), w.record.digest.Sum64())
+					t.Logf("seed %d: %d calls, %d requests, %d turns, %s of virtual time in %s, digest %x", w.seed, w.inserted,
+						len(w.api.arrivals), w.turns, w.now.Round(time.Second), time.Since(begun).Round(time.Millisecond), w.record.digest.Sum64())
 				}
 				if *seedFlag != 0 && testing.Verbose() {
 					for _, line := range w.record.lines {

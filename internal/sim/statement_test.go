@@ -13,17 +13,17 @@ type lane1[T any] struct {
 	planned bool
 }
 
-// fate is what becomes of a statement. The worker knows it only where it is answered.
-type fate int
+// reply is what becomes of a statement. The worker knows it only where it is answered.
+type reply int
 
 const (
-	answered  fate = iota
-	lost           // it was never carried out
-	unheard        // it was, but the answer was lost
-	carriedOn      // the worker gave up waiting; it is carried out later
+	answered  reply = iota
+	lost            // it was never carried out
+	unheard         // it was, but the answer was lost
+	carriedOn       // the worker gave up waiting; it is carried out later
 )
 
-func (w *world) fate() fate {
+func (w *world) reply() reply {
 	switch {
 	case w.fault(w.set.loss / 2):
 		return lost
@@ -52,12 +52,17 @@ func send[T any](k *worker, l *lane1[T], execute func([]T), answer func([]T, boo
 	k.do(k.w.latency(), func() {
 		batch := l.asked
 		l.asked, l.planned = nil, false
-		f := k.w.fate()
+		f := k.w.reply()
 		switch f {
 		case answered, unheard:
 			execute(batch)
 		case carriedOn: // on the server, whatever becomes of the worker
-			k.w.after(k.w.between(0, pick(k.w, time.Second, 10*time.Second, time.Minute)), func() { execute(batch) })
+			epoch := k.w.lane.epoch
+			k.w.after(k.w.between(0, pick(k.w, time.Second, 10*time.Second, time.Minute)), func() {
+				if k.w.lane.epoch == epoch { // no other server carries it out
+					execute(batch)
+				}
+			})
 		}
 		if f != answered {
 			k.w.note(0, "", "statement of %s for %d: fate %d", k.id, len(batch), f)
@@ -99,7 +104,10 @@ func (k *worker) executeStarts(batch []*attempt) {
 		a.answer = answer
 		if answer.StartedAt != nil {
 			k.w.note(a.CallID, "", "attempt %d is started for %s at %s", a.Attempt, k.id, answer.StartedAt.Format("15:04:05.000000"))
-			k.w.api.started(attemptID{a.CallID, a.Attempt})
+			if a.slack == 0 {
+				a.slack = k.w.set.slack(k.w.set.queue(a.Queue).Limits)
+			}
+			k.w.api.started(a.id(), a.of, k.w.mutant.secondSend)
 		} else {
 			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t", a.Attempt, k.id, answer.Gone)
 		}
@@ -118,7 +126,7 @@ type recording struct {
 func (k *worker) record(a *attempt, c ledger.Closing) {
 	k.w.mutant.closing(k.w, a, &c)
 	k.w.note(a.CallID, "", "attempt %d ends for %s: %s, then %s %s", a.Attempt, k.id, c.Outcome, c.Status, c.Error)
-	k.w.calls[a.CallID].recorded(a, c)
+	a.of.recorded(c)
 	k.tryRecord(&recording{a, c, 20 * time.Millisecond})
 }
 
@@ -147,5 +155,5 @@ func (k *worker) executeCloses(batch []*recording) {
 	for _, id := range closed {
 		k.w.note(id, "", "closed for %s", k.id)
 	}
-	k.w.wake()
+	k.w.wake(0.1)
 }

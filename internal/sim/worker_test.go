@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -25,11 +26,14 @@ type worker struct {
 	life   int // what an earlier one had planned is not done
 	dead   bool
 	frozen time.Duration // until then
+	// stoodStill is when it froze or died: what beat until then looks alive for a while.
+	stoodStill time.Duration
 
 	taking  bool
 	parcels int // taken and not settled
 	busy    int // slots in use
 	waiting []*attempt
+	running []*attempt // that have a slot
 	starts  lane1[*attempt]
 	closes  lane1[*recording]
 	beatAt  time.Duration
@@ -50,10 +54,12 @@ func (w *world) startWorkers() {
 func (k *worker) start() {
 	k.life++
 	k.dead, k.taking, k.parcels, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
+	k.running = nil
 	k.starts, k.closes = lane1[*attempt]{}, lane1[*recording]{}
 	k.id = fmt.Sprintf("w%d.%d", k.n, k.life)
 	k.w.note(0, "", "worker %s starts", k.id)
 	k.takeIn(k.w.between(0, time.Second))
+	k.w.stir()
 }
 
 // do plans what the worker does after d; later if it is frozen by then, never if it has died.
@@ -85,6 +91,9 @@ func (k *worker) hazard() (died bool) {
 }
 
 func (k *worker) freeze(d time.Duration) {
+	if k.frozen <= k.w.now {
+		k.stoodStill = k.w.now
+	}
 	k.frozen = max(k.frozen, k.w.now+d)
 	if !k.w.healing {
 		k.frozen = min(k.frozen, max(k.w.set.span, k.w.now))
@@ -94,7 +103,9 @@ func (k *worker) freeze(d time.Duration) {
 
 func (k *worker) die() {
 	k.w.note(0, "", "worker %s dies", k.id)
-	k.beatsUntil(k.w.now)
+	if k.frozen <= k.w.now {
+		k.stoodStill = k.w.now
+	}
 	k.life++
 	k.dead = true
 	k.w.after(k.w.between(0, 20*time.Second), k.start)
@@ -102,30 +113,32 @@ func (k *worker) die() {
 
 // beat writes the beats that are due before the dispatchers look. tasks/beat.go: every 2 s.
 func (w *world) beat() {
+	var ids, pools, tasks []string
+	var slots []int
+	var ago []time.Duration
 	for _, k := range w.workers {
-		if !k.dead {
-			at := w.now
-			if k.frozen > w.now {
-				at = k.beatAt
-			}
-			k.beatsUntil(at)
+		at := w.now
+		if k.dead || k.frozen > w.now {
+			at = k.stoodStill
 		}
+		at = at / (2 * time.Second) * (2 * time.Second)
+		if k.beatAt >= at {
+			continue
+		}
+		k.beatAt = at
+		ids, pools, ago = append(ids, k.id), append(pools, k.pool), append(ago, w.now-at)
+		tasks, slots = append(tasks, strings.Join(k.tasks, ",")), append(slots, k.slots)
 	}
-}
-
-func (k *worker) beatsUntil(now time.Duration) {
-	last := now / (2 * time.Second) * (2 * time.Second)
-	if last <= k.beatAt || now <= k.beatAt {
-		return
+	if len(ids) > 0 {
+		_, err := w.lane.dispatchers.Exec(w.ctx, beatSQL, ids, pools, tasks, slots, ago)
+		w.must(err)
 	}
-	k.beatAt = last
-	_, err := k.w.lane.workers.Exec(k.w.ctx, beatSQL, k.id, k.pool, k.tasks, k.slots, k.w.now-last)
-	k.w.must(err)
 }
 
 const beatSQL = `
 INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
-VALUES ($1, $2, $3, '{}', $4, clock_timestamp(), clock_timestamp() - $5::interval)
+SELECT id, pool, string_to_array(tasks, ','), '{}', slots, clock_timestamp(), clock_timestamp() - ago
+FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::interval[]) AS w (id, pool, tasks, slots, ago)
 ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, slots = excluded.slots`
 
 // takeIn looks into Redis after d.
@@ -194,6 +207,7 @@ type loaded struct {
 	Timeout     time.Duration `db:"timeout"`
 	Limits      []string      `db:"limits"`
 	Keys        []string      `db:"keys"`
+	Epoch       string        `db:"epoch"`
 }
 
 const loadSQL = `
@@ -201,7 +215,7 @@ SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost, q.id IS NULL AS gon
     coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
     coalesce(q.failed_count, 0) AS failed_count, coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min, coalesce(r.backoff_max, '15 minutes') AS backoff_max,
-    coalesce(r.timeout, '30 seconds') AS timeout, o.limits, o.keys
+    coalesce(r.timeout, '30 seconds') AS timeout, o.limits, o.keys, o.epoch
 FROM unnest($1::bigint[], $2::int[]) AS a (call_id, attempt)
 JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
 LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
@@ -220,7 +234,7 @@ func (k *worker) deliver(refs []relay.Ref) {
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[loaded])
 	k.w.must(err)
 	for _, row := range list {
-		a := &attempt{k: k, life: k.life, loaded: row, token: k.w.rng.Int64() | 1}
+		a := &attempt{k: k, life: k.life, loaded: row, token: k.w.rng.Int64() | 1, of: k.w.calls[row.CallID]}
 		k.w.note(row.CallID, "", "attempt %d comes to %s", row.Attempt, k.id)
 		switch {
 		case row.Gone:
@@ -243,6 +257,7 @@ func (k *worker) fillSlots() {
 		k.waiting = slices.Delete(k.waiting, 0, 1)
 		k.busy++
 		a.slot = true
+		k.running = append(k.running, a)
 		k.do(0, a.run)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"github.com/callq/callq/internal/limit"
 )
 
 // world is one simulation. Everything in it happens in events, one at a time; true time is what
@@ -39,9 +41,13 @@ type world struct {
 	dispatchers []*process
 	api         *api
 	calls       map[int64]*callRecord
+	overrides   map[string]limit.Rate
+	pauses      map[pauseOf]time.Time
+	saved       *saved // a failover that loses what has happened since is about to happen
 	record      record
 	turns       int
-	boosts      int
+	hurry       int // turns in this stretch
+	inserted    int
 	asked       time.Duration
 }
 
@@ -57,10 +63,10 @@ const (
 func newWorld(ctx context.Context, l *lane, seed uint64, m mutant) *world {
 	w := &world{
 		ctx: ctx, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), lane: l, mutant: m,
-		calls: map[int64]*callRecord{},
+		calls: map[int64]*callRecord{}, overrides: map[string]limit.Rate{}, pauses: map[pauseOf]time.Time{},
 	}
 	w.record.digest = fnv.New64a()
-	w.api = &api{w: w, limits: map[string]*rateRecord{}, requests: map[attemptID]*request{}}
+	w.api = &api{w: w, requests: map[attemptID]*request{}, answered: map[callAttempt]bool{}, running: map[*request]bool{}}
 	w.set = draw(w)
 	return w
 }
