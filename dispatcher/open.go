@@ -11,8 +11,8 @@ import (
 )
 
 // openLimits opens limits that are shut because their usage is not yet known: new ones, and those
-// that were given a longer window or another queue. What their queues sent before is counted from
-// the ledger, once every attempt that was open when the limit was published has closed.
+// that were given a longer window, another queue or another form. What their queues sent before is
+// counted from the ledger, once every attempt has closed that is not charged to the limit as it is now.
 func (d *Dispatcher) openLimits(ctx context.Context) (int, error) {
 	rows, err := d.cfg.Pool.Query(ctx, shutLimitsSQL)
 	if err != nil {
@@ -62,11 +62,16 @@ func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
 	return open && err == nil, err
 }
 
-// The ledger must reach back a whole window: retention marks up to where it may have been cut.
+// What is open must be charged to the limit as the limit counts now, or close before: claims would not
+// find it, neither open nor charged. The ledger must reach back a whole window: retention marks up to
+// where it may have been cut.
 const mayOpenSQL = `
 SELECT NOT EXISTS (
         SELECT 1 FROM call_open o
-        WHERE o.queue = ANY(l.queues) AND o.claimed_at < l.published_at AND NOT o.limits @> ARRAY[l.name])
+        WHERE (o.queue = ANY(l.queues) OR o.limits @> ARRAY[l.name]) AND NOT EXISTS (
+            SELECT 1 FROM unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+            WHERE u.name = l.name AND u.key = CASE WHEN l.per_key THEN o.key ELSE '' END
+              AND u.cost = CASE WHEN l.count_cost THEN o.cost ELSE 1 END))
     AND NOT EXISTS (
         SELECT 1 FROM call_marks m
         WHERE m.name = 'ledger' AND m.at > clock_timestamp() - l.window_size * 1.001 - $2::interval)
