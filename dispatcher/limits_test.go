@@ -194,6 +194,34 @@ func TestLimitChangesItsForm(t *testing.T) {
 	s.verify()
 }
 
+// What runs while its limit changes its form will be charged in the former one, where claims no longer
+// look: the limit stays shut until it has closed, and then counts it in the new one.
+func TestLimitChangesItsFormUnderACall(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	form := perKey("api", 2, time.Hour)
+	s.exec(`INSERT INTO call_queue (key, cost) VALUES ('a', 2), ('b', 1)`)
+	s.once(rules(form))
+	s.start(time.Hour)
+	s.calls("default", 3)
+	for _, changed := range []func(){
+		func() { form.PerKey = false },
+		func() { form.CountCost = true },
+	} {
+		changed()
+		s.once(rules(form))
+		s.want(`SELECT complete_since IS NULL FROM call_limits`)
+		s.want(`SELECT count(*) = 2 FROM call_open`)
+	}
+	s.finish()
+	s.once(rules(form))
+	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
+	s.want(`SELECT sum(used) = 3 AND bool_and(key = '') FROM call_usage`)
+	s.want(`SELECT count(*) = 0 FROM call_open`) // 3 of 2 are used
+	s.verify()
+}
+
 // Eight processes that tick at once exceed neither what is allowed in all nor what is allowed to
 // each key, and leave nothing of it.
 func TestClaimRacePerKey(t *testing.T) {

@@ -11,9 +11,8 @@ import (
 )
 
 // openLimits opens limits that are shut because their usage is not yet known: new ones, and those
-// that were given a longer window or another queue. What their queues sent before is counted from
-// the ledger, once every attempt has closed that was open when the limit was published and is not
-// charged to it as it now counts.
+// that were given a longer window, another queue or another form. What their queues sent before is
+// counted from the ledger, once every attempt has closed that is not charged to the limit as it is now.
 func (d *Dispatcher) openLimits(ctx context.Context) (int, error) {
 	rows, err := d.cfg.Pool.Query(ctx, shutLimitsSQL)
 	if err != nil {
@@ -63,7 +62,9 @@ func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
 	return open && err == nil, err
 }
 
-// The ledger must reach back a whole window: retention marks up to where it may have been cut.
+// What is open must be charged to the limit as the limit counts now, or close before: claims would not
+// find it, neither open nor charged. The ledger must reach back a whole window: retention marks up to
+// where it may have been cut.
 const mayOpenSQL = `
 SELECT NOT EXISTS (
         SELECT 1 FROM call_open o

@@ -69,33 +69,6 @@ func TestLimitCountsQueuesThatLeft(t *testing.T) {
 	s.verify()
 }
 
-// A limit that now counts in all, or by cost, stays shut while a call runs that it was charged for
-// otherwise: nothing would count that one.
-func TestLimitWaitsForWhatItCountedOtherwise(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(*dispatcher.LimitRule){
-		"in all":  func(l *dispatcher.LimitRule) { l.PerKey = false },
-		"by cost": func(l *dispatcher.LimitRule) { l.CountCost = true },
-	} {
-		parallel(t, name, func(_ *testing.T, s *system) {
-			s.alive(100)
-			r := rules(sliding("api", 3, 0))
-			r.Limits[0].PerKey = true
-			s.exec(`INSERT INTO call_queue (key, cost) VALUES ('a', 3)`)
-			s.once(r)
-			s.start(time.Hour)
-			change(&r.Limits[0])
-			s.exec(`INSERT INTO call_queue (key) VALUES ('a'), ('b')`)
-			s.once(r)
-			s.want(`SELECT complete_since IS NULL AND (SELECT count(*) = 1 FROM call_open) FROM call_limits`)
-			s.finish(1)
-			s.once(r)
-			s.want(`SELECT complete_since IS NOT NULL AND (SELECT count(*) = 2 FROM call_open) FROM call_limits`)
-			s.verify()
-		})
-	}
-}
-
 // Where retention may have cut the ledger within the window, the limit stays shut.
 func TestLimitStaysShutBehindTheMark(t *testing.T) {
 	t.Parallel()
