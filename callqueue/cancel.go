@@ -100,7 +100,13 @@ func (c *Client) cancelSome(ctx context.Context, ids []int64, known map[int64]Ca
 		if rows, err = tx.Query(ctx, cancelSQL, ids, open); err != nil {
 			return err
 		}
-		found, err = pgx.CollectRows(rows, pgx.RowToStructByName[cancelled])
+		if found, err = pgx.CollectRows(rows, pgx.RowToStructByName[cancelled]); err != nil {
+			return err
+		}
+		// It gave units back, or may have held up others that fit.
+		if slices.ContainsFunc(found, func(f cancelled) bool { return f.Cancelled && !f.Running }) {
+			_, err = tx.Exec(ctx, wakeFreedSQL)
+		}
 		return err
 	})
 	if err != nil {

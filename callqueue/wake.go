@@ -6,13 +6,19 @@ import (
 )
 
 // WakeChannel is the NOTIFY channel on which an insert tells the dispatchers to look. A wake
-// carries nothing, and nothing depends on its arrival.
+// carries nothing or WakeFreed, and nothing depends on its arrival.
 const WakeChannel = "callq_wake"
+
+// WakeFreed is what a wake carries that says that units of a limit came free, or that there are more
+// of them: then the dispatchers look at those queues too whose limits could not have had room yet.
+const WakeFreed = "freed"
 
 // A NOTIFY per insert makes all committing producers wait for one another: it cost 0.37x.
 const wakeEvery = 5 * time.Millisecond
 
 const wakeSQL = `SELECT pg_notify('` + WakeChannel + `', '')`
+
+const wakeFreedSQL = `SELECT pg_notify('` + WakeChannel + `', '` + WakeFreed + `')`
 
 // waker decides which inserts say a wake. An insert comes at most 5 ms after the last wake either
 // says one itself, or a last one is said once no insert has relied on it for 5 ms, so that the end

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/relay"
@@ -16,7 +17,7 @@ import (
 type claimResult struct {
 	more       bool          // another claim right away may find more
 	lookIn     time.Duration // when to look again, if not more
-	blockedFor time.Duration // how long no unit can come free; 0: the limits have room
+	blockedFor time.Duration // how long nothing can be claimed, or need be; 0: the limits have room
 }
 
 // claimBusyRetry is when a claim comes back that found a limit locked by another dispatcher, or
@@ -34,7 +35,7 @@ const (
 //
 // The commit is the point after which a crash is harmless: the attempts are open, their units
 // used, and the sweepers hand over what this process no longer does. That holds too where the
-// commit's outcome stays unknown, for the next claim counts under the same locks.
+// commit's outcome stays unknown (unknown.go), for the next claim counts under the same locks.
 func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claimResult, error) {
 	ctx, cancel := context.WithTimeout(tick, claimTimeout)
 	defer cancel()
@@ -71,7 +72,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	case len(roster.pools) == 0: // no worker carries the label
 		return claimResult{lookIn: lookLater}, nil
 	case want == 0:
-		return claimResult{lookIn: claimFullRetry}, nil
+		return roster.full(), nil
 	}
 	keys, pausedFor := seen.unpaused()
 	head, err := d.headroom(ctx, tx, limits, keys, now)
@@ -88,8 +89,8 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err := batch.turn(ctx, tx, queue, seen.keys); err != nil {
 		return claimResult{}, err
 	}
-	if err := tx.Commit(ctx); err != nil {
-		return claimResult{}, fmt.Errorf("commit: %w", err)
+	if err := d.commit(ctx, tick, tx, queue, batch); err != nil {
+		return claimResult{}, err
 	}
 	d.metrics.claimed(queue, len(batch.attempts))
 	if len(batch.refused) > 0 {
@@ -98,6 +99,9 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	d.hand.over(tick, batch.parcels()) // however long the claim took
 
 	result := batch.result(head)
+	if result.more && roster.room() == 0 {
+		result = roster.full()
+	}
 	result.lookIn = min(result.lookIn, pausedFor)
 	if len(seen.keys) == keysMost {
 		result.lookIn = min(result.lookIn, nextKeys)
@@ -155,7 +159,8 @@ type batch struct {
 	served
 	id       int64
 	epoch    string
-	more     bool // a key may have more that can be taken now
+	more     bool          // a key may have more that can be taken now
+	to       []destination // of each parcel
 	attempts []claimed
 }
 
@@ -168,10 +173,9 @@ type destination struct {
 
 // claimed is an attempt that a claim opened.
 type claimed struct {
-	CallID   int64  `db:"call_id"`
-	Attempt  int32  `db:"attempt"`
-	ParcelNo int32  `db:"parcel_no"`
-	Pool     string `db:"pool"`
+	CallID   int64 `db:"call_id"`
+	Attempt  int32 `db:"attempt"`
+	ParcelNo int32 `db:"parcel_no"`
 }
 
 // take picks the next calls of the keys that have room, up to want in all and a fair share each,
@@ -280,17 +284,15 @@ func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, head *headroo
 	var ids []int64
 	var parcelNos []int32
 	var pools []string
-	next := int32(0)
 	for _, to := range order {
 		calls := chosen[to]
 		k := to.pool.packing(len(calls))
 		for i, id := range calls {
-			if i > 0 && i%k == 0 {
-				next++
+			if i%k == 0 {
+				b.to = append(b.to, to)
 			}
-			ids, parcelNos, pools = append(ids, id), append(parcelNos, next), append(pools, to.pool.Name)
+			ids, parcelNos, pools = append(ids, id), append(parcelNos, int32(len(b.to)-1)), append(pools, to.pool.Name)
 		}
-		next++
 	}
 	if len(ids) == 0 {
 		return nil
@@ -343,27 +345,25 @@ INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, han
     epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, attempts, parcel_no, @batch, cost, @now, @now, @now + @start_within::interval, @send_within::interval,
     @epoch, pool, @queue, task, key, @limits::text[],
-    ARRAY(SELECT CASE WHEN l.per_key THEN key ELSE '' END FROM unnest(@per_key::bool[]) AS l (per_key)),
-    ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
+    CASE WHEN true = ANY(@per_key::bool[])
+        THEN ARRAY(SELECT CASE WHEN l.per_key THEN key ELSE '' END FROM unnest(@per_key::bool[]) AS l (per_key))
+        ELSE (SELECT array_fill(''::text, ARRAY[cardinality(@limits::text[])])) END,
+    CASE WHEN true = ANY(@count_cost::bool[])
+        THEN ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
+        ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
-RETURNING call_id, attempt, parcel_no, pool`
+RETURNING call_id, attempt, parcel_no`
 
 // parcels are what carries the batch to the workers.
 func (b *batch) parcels() []relay.Parcel {
-	byNo := map[int32]*relay.Parcel{}
-	var order []int32
+	list := make([]relay.Parcel, len(b.to))
+	for i, to := range b.to {
+		list[i] = relay.Parcel{Pool: to.pool.Name, ID: relay.ID(b.epoch, b.id, int32(i), 0), Task: to.task}
+	}
 	for _, a := range b.attempts {
-		p := byNo[a.ParcelNo]
-		if p == nil {
-			p = &relay.Parcel{Pool: a.Pool, ID: relay.ID(b.epoch, b.id, a.ParcelNo, 0)}
-			byNo[a.ParcelNo] = p
-			order = append(order, a.ParcelNo)
-		}
+		p := &list[a.ParcelNo]
 		p.Attempts = append(p.Attempts, relay.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	list := make([]relay.Parcel, 0, len(order))
-	for _, no := range order {
-		list = append(list, *byNo[no])
-	}
-	return list
+	// Of a batch that was read back some may have started, or gone, meanwhile.
+	return slices.DeleteFunc(list, func(p relay.Parcel) bool { return len(p.Attempts) == 0 })
 }

@@ -31,7 +31,7 @@ type Config struct {
 	// Listen is how the one connection that hears wake-ups is made; nil: as Pool's are. It must
 	// not go through a pooler in transaction mode.
 	Listen *pgx.ConnConfig
-	// Rules are published at the start of Run and Once.
+	// Rules are published at the start of Run and Once, and are part of what is in force until they end.
 	Rules     Rules
 	Schedule  Schedule
 	Retention Retention
@@ -50,12 +50,15 @@ type Dispatcher struct {
 	log     *slog.Logger
 	metrics *metrics
 	hand    *handover
+	self    presence           // among the processes that publish. Written by join only
 	wake    chan struct{}      // somebody said that there may be something to claim
+	freed   atomic.Bool        // somebody said that units came free: what is in blocked holds no more
 	armed   chan time.Duration // a tick says in how long there may be; sent and emptied in turn
 
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
 	turn    sync.Mutex
 	clock   limit.Clock
+	epoch   string               // the last that was noted
 	rounds  int                  // turns the order of the queues, so that those that share a limit take turns
 	blocked map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
 
@@ -104,6 +107,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		log:     cfg.Logger,
 		metrics: newMetrics(cfg.Metrics),
 		hand:    &handover{redis: cfg.Redis, log: cfg.Logger},
+		self:    newPresence(),
 		wake:    make(chan struct{}, 1),
 		armed:   make(chan time.Duration, 1),
 		blocked: map[string]time.Time{},
@@ -123,10 +127,19 @@ func (d *Dispatcher) Ready() error {
 }
 
 // Run publishes the rules, then dispatches on its schedule and between ticks until ctx ends; the
-// claim in hand is finished and handed over. It waits for Postgres for as long as that is away.
+// claim in hand is finished and handed over. It waits for Postgres for as long as that is away. The
+// error is a ConflictError where its rules cannot hold beside those of another process.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	if err := d.publishWhenUp(ctx); err != nil || ctx.Err() != nil {
+	if err := d.joinWhenUp(ctx); err != nil {
 		return err
+	}
+	return d.present(ctx, func() error { return d.dispatch(ctx) })
+}
+
+// dispatch is Run once the rules are published.
+func (d *Dispatcher) dispatch(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return nil
 	}
 	cron, err := d.schedule(ctx)
 	if err != nil {
@@ -146,12 +159,13 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 }
 
 // Once publishes the rules and runs one whole tick: sweepers, then claims until nothing more may
-// be claimed. Any number may run at once.
+// be claimed. Any number may run at once. Its rules hold beside those of live processes until it
+// returns, and after it where there are none.
 func (d *Dispatcher) Once(ctx context.Context) error {
-	if err := d.publish(ctx); err != nil {
+	if err := d.join(ctx); err != nil {
 		return err
 	}
-	return d.tickOnce(ctx)
+	return d.present(ctx, func() error { return d.tickOnce(ctx) })
 }
 
 // Turn is one turn of Run's, for whoever keeps the time: a whole tick, or a look between ticks. It
@@ -166,12 +180,15 @@ func (d *Dispatcher) Turn(ctx context.Context, tick bool) (time.Duration, error)
 	return <-d.armed, nil
 }
 
-// publishWhenUp publishes the rules, waiting for Postgres and its schema.
-func (d *Dispatcher) publishWhenUp(ctx context.Context) error {
+// joinWhenUp publishes the rules, waiting for Postgres and its schema.
+func (d *Dispatcher) joinWhenUp(ctx context.Context) error {
 	for said := false; ; {
-		err := d.publish(ctx)
+		err := d.join(ctx)
 		if err == nil || ctx.Err() != nil {
 			return nil
+		}
+		if _, conflict := errors.AsType[*ConflictError](err); conflict {
+			return err
 		}
 		if !said {
 			d.log.WarnContext(ctx, "waiting for Postgres", "err", err)
@@ -181,24 +198,6 @@ func (d *Dispatcher) publishWhenUp(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-func (d *Dispatcher) publish(ctx context.Context) error {
-	changes, err := Publish(ctx, d.cfg.Pool, d.cfg.Rules)
-	if err != nil {
-		return err
-	}
-	for _, change := range changes {
-		d.log.InfoContext(ctx, "rules published", "change", change)
-	}
-	d.published.Store(true)
-	// A new limit is opened at once, where nothing keeps it shut.
-	d.turn.Lock()
-	defer d.turn.Unlock()
-	if _, err := d.openLimits(ctx); err != nil {
-		return fmt.Errorf("open limits: %w", err)
-	}
-	return nil
 }
 
 // tick runs tickOnce and says when its outcome changed: once, not at every tick.
@@ -226,16 +225,21 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	defer d.turn.Unlock()
 	// A step forward must be seen before anything is reckoned back from Postgres's clock, and also
 	// while there is nothing to claim.
-	if _, _, err := d.readClock(bounded, d.cfg.Pool); err != nil {
+	_, epoch, err := d.readClock(bounded, d.cfg.Pool)
+	if err != nil {
 		return err
 	}
+	if err := d.noteEpoch(bounded, epoch); err != nil {
+		return err
+	}
+	settleErr := d.settle(bounded)
 	sweepErr := d.sweep(bounded)
 	next, lookErr := d.look(bounded, true)
 	if lookErr == nil {
 		d.disarm()
 		d.armed <- next
 	}
-	return errors.Join(sweepErr, lookErr)
+	return errors.Join(settleErr, sweepErr, lookErr)
 }
 
 // lookLoop claims between ticks: when woken, when a unit comes free, when a call falls due. It
@@ -273,6 +277,9 @@ func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	d.disarm() // this look knows better
+	if d.freed.Swap(false) {
+		clear(d.blocked)
+	}
 	return d.look(bounded, false)
 }
 

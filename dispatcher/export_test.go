@@ -1,6 +1,10 @@
 package dispatcher
 
-import "context"
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
 
 // Tick runs one whole tick under the rules in force.
 func (d *Dispatcher) Tick(ctx context.Context) error { return d.tickOnce(ctx) }
@@ -10,3 +14,24 @@ func (d *Dispatcher) Look(ctx context.Context) error { _, err := d.lookOnce(ctx)
 
 // VacuumNeeded vacuums what needs it.
 func (d *Dispatcher) VacuumNeeded(ctx context.Context) error { return d.vacuumNeeded(ctx) }
+
+// Join publishes the rules of a process that lives on, until Leave. Beat says that it lives.
+func (d *Dispatcher) Join(ctx context.Context) error { return d.join(ctx) }
+func (d *Dispatcher) Beat(ctx context.Context) error { return d.beatOnce(ctx) }
+func (d *Dispatcher) Leave(ctx context.Context)      { d.leave(ctx) }
+
+// PublisherID is of its row in call_publishers.
+func (d *Dispatcher) PublisherID() string { return d.self.id }
+
+// PublishFrozen publishes, and is frozen before the commit until thaw is closed.
+func PublishFrozen(ctx context.Context, pool *pgxpool.Pool, rules Rules, frozen chan<- struct{}, thaw <-chan struct{}) error {
+	_, err := publish(ctx, pool, "frozen", func(ctx context.Context, p *publication) error {
+		if err := p.admit(ctx, presence{}, rules); err != nil {
+			return err
+		}
+		close(frozen)
+		<-thaw
+		return nil
+	})
+	return err
+}

@@ -77,10 +77,8 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		uses[limitKey{c.Name, c.Key}] = use
 	}
 	for _, l := range limits {
-		q := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Rate: l.Rate, Room: map[string]int64{}}
-		if l.ConfigRate != nil {
-			q.Rate = max(q.Rate, *l.ConfigRate) // an operator's lower rate fails no call
-		}
+		// Neither an operator's lower rate nor one that live processes do not agree on fails a call.
+		q := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Rate: l.MostCost, Room: map[string]int64{}}
 		h.Admission = append(h.Admission, q)
 	}
 	for i := range names {

@@ -18,7 +18,7 @@ type lockedLimit struct {
 	Window        time.Duration `db:"window_size"` // 0: a concurrency limit
 	PerKey        bool          `db:"per_key"`
 	CountCost     bool          `db:"count_cost"`
-	ConfigRate    *int64        `db:"config_rate"` // while an operator has set another
+	MostCost      int64         `db:"most_cost"` // of a call; dearer ones can never be made
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
 	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
@@ -69,7 +69,7 @@ const lockQueueSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1 F
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, per_key, count_cost, config_rate, slack, send_within, epoch, shut_until, complete_since,
+SELECT name, rate, window_size, per_key, count_cost, greatest(rate, most_cost) AS most_cost, slack, send_within, epoch, shut_until, complete_since,
     slack + greatest(send_within, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l
@@ -124,8 +124,7 @@ func (d *Dispatcher) gained(l lockedLimit, now time.Time) time.Duration {
 }
 
 // enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server
-// gave out can count any more. A handler whose claim or start never reached the new server may send
-// until its timeout, unless the limit is anchored at the start.
+// gave out can count any more.
 func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedLimit, epoch string) error {
 	for _, l := range limits {
 		if l.Epoch == epoch {
@@ -144,9 +143,7 @@ func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedL
 }
 
 const enterEpochSQL = `
-UPDATE call_limits
-SET epoch = $2, shut_until = clock_timestamp() + window_size * 1.001 + send_within + slack
-    + CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
-        (SELECT max(timeout) FROM call_queues WHERE limits @> ARRAY[$1]), '0') END
+UPDATE call_limits l
+SET epoch = $2, shut_until = clock_timestamp() + ` + mayCountForSQL + `
 WHERE name = $1
 RETURNING shut_until`

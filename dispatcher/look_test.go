@@ -7,6 +7,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/tasks"
 )
 
@@ -63,6 +64,61 @@ func TestLooksBetweenTicks(t *testing.T) {
 			s.verify()
 		})
 	}
+}
+
+// Units that come back early are given out at once, though their limit could not have had room yet.
+func TestUnitsThatComeBackEarly(t *testing.T) {
+	t.Parallel()
+	for name, free := range map[string]func(t *testing.T, s *system){
+		"by cancelling what was handed over": func(_ *testing.T, s *system) { s.cancel(1) },
+		"by setting a higher rate": func(t *testing.T, s *system) {
+			if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 3, Window: time.Hour}, "test"); err != nil {
+				t.Error(err)
+			}
+		},
+		"by a worker that sent nothing": func(t *testing.T, s *system) {
+			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 20, Logger: s.log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.run(w.Run)
+		},
+	} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			d, err := dispatcher.New(dispatcher.Config{
+				Pool: s.pool, Redis: s.redis, Rules: rules(sliding("api", 2, time.Hour)), Logger: s.log,
+				Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.alive(20)
+			s.exec(`INSERT INTO call_queue (call_data) SELECT '{"url": "http://127.0.0.1:1"}' FROM generate_series(1, 3)`)
+			s.run(d.Run)
+			s.eventually(10*time.Second, `SELECT count(*) = 2 FROM call_open`)
+			free(t, s)
+			s.eventually(10*time.Second, `SELECT attempts > 0 FROM call_queue WHERE id = 3`)
+		})
+	}
+}
+
+// So is what was kept by a call that waited for more units than there were, once that is cancelled.
+func TestCancellingACallThatHeldUpOthers(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 10, time.Hour))
+	r.Limits[0].CountCost = true
+	d, err := dispatcher.New(dispatcher.Config{
+		Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`INSERT INTO call_queue (cost) VALUES (5), (8), (5)`)
+	s.run(d.Run)
+	s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_open`)
+	s.cancel(2)
+	s.eventually(10*time.Second, `SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
 }
 
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.

@@ -14,19 +14,27 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Publish brings the limits and queues in Postgres to rules and says, a line each, what changed.
-// Every process reads what is in force from there, under the locks that Publish takes, so no
-// claim mixes old and new. Where a limit changes other than to more units, what was claimed under
-// it and has not started is recalled; where its usage may not reach back far enough, it stays
-// shut until that has been counted (open.go). Publishing the same rules again changes nothing.
+// Publish brings the limits and queues in Postgres to rules, as a process that is gone at once
+// (live.go), and says, a line each, what changed. While live processes publish others, the stricter
+// hold (stricter.go). Every process reads what is in force from Postgres, under the locks that
+// Publish takes, so no claim mixes old and new. Where a limit changes other than to more units, what
+// was claimed under it and has not started is recalled; where its usage may not reach back far enough,
+// it stays shut until that has been counted (open.go). Publishing the same rules again changes nothing.
 func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules) ([]string, error) {
 	if err := rules.check(); err != nil {
 		return nil, err
 	}
+	return publish(ctx, pool, processName(), func(ctx context.Context, p *publication) error {
+		return p.admit(ctx, presence{}, rules)
+	})
+}
+
+// publish runs one publication, in a transaction of its own.
+func publish(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.Context, *publication) error) ([]string, error) {
 	var changes []string
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		p := publication{tx: tx, rules: rules, by: publisher()}
-		if err := p.run(ctx); err != nil {
+		p := publication{tx: tx, by: by}
+		if err := run(ctx, &p); err != nil {
 			return err
 		}
 		changes = p.changes
@@ -38,7 +46,7 @@ func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules) ([]string, er
 	return changes, nil
 }
 
-func publisher() string {
+func processName() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown host"
@@ -46,11 +54,11 @@ func publisher() string {
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
-// publication is one run of Publish.
+// publication is one change of what is in force.
 type publication struct {
 	tx      pgx.Tx
-	rules   Rules
 	by      string
+	holds   inForce // what is to be in force
 	changes []string
 	audit   [][3]string // what, name, change
 	put     []string    // limits that were written
@@ -82,12 +90,12 @@ type limitRow struct {
 	Queues       []string       `db:"queues"`
 	ConfigRate   *int64         `db:"config_rate"` // while an operator has set another
 	ConfigWindow *time.Duration `db:"config_window"`
+	MostCost     int64          `db:"most_cost"`
 }
 
-func (p *publication) run(ctx context.Context) error {
-	if _, err := p.tx.Exec(ctx, publishLockSQL); err != nil {
-		return fmt.Errorf("wait for other publishers: %w", err)
-	}
+// bring brings what is in force to what holds. It needs the publishers' lock.
+func (p *publication) bring(ctx context.Context, holds inForce) error {
+	p.holds = holds
 	queues, err := collect[queueRow](ctx, p.tx, queueRowsSQL)
 	if err != nil {
 		return fmt.Errorf("read queues: %w", err)
@@ -116,15 +124,12 @@ func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
 }
 
-// One publisher at a time; claims do not take this lock.
-const publishLockSQL = `SELECT pg_advisory_xact_lock(hashtext('callq publish'))`
-
 const queueRowsSQL = `
 SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
 
 const limitRowsSQL = `
 SELECT name, rate, window_size, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
-    config_rate, config_window
+    config_rate, config_window, most_cost
 FROM call_limits ORDER BY name`
 
 // publishQueues writes the queues in name order, before any limit: the order of the claim.
@@ -133,7 +138,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 	for _, row := range rows {
 		old[row.Name] = row
 	}
-	rules := slices.SortedFunc(slices.Values(p.rules.Queues), func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
+	rules := slices.SortedFunc(slices.Values(p.holds.Queues), func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
 	for _, q := range rules {
 		row, known := old[q.Name]
 		delete(old, q.Name)
@@ -187,13 +192,14 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 	for _, row := range rows {
 		old[row.Name] = row
 	}
-	rules := slices.SortedFunc(slices.Values(p.rules.Limits), func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
+	rules := slices.SortedFunc(slices.Values(p.holds.Limits), func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
 	for _, l := range rules {
 		was, known := old[l.Name]
 		delete(old, l.Name)
 		now := limitRow{
 			Name: l.Name, Rate: l.Rate.Units, Window: l.Rate.Window, PerKey: l.PerKey, CountCost: l.CountCost,
-			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Queues: p.rules.queuesOf(l.Name),
+			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Queues: p.holds.queuesOf(l.Name),
+			MostCost: p.holds.mostCost[l.Name],
 		}
 		if !known {
 			if err := p.change(ctx, nil, now); err != nil {
@@ -225,7 +231,7 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 // change writes a limit that is new or no longer as it was.
 func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) error {
 	if was != nil && was.equal(now) {
-		return nil
+		return p.noteMostCost(ctx, *was, now)
 	}
 	if err := p.putLimit(ctx, now, was == nil || was.reachesShort(now)); err != nil {
 		return err
@@ -237,6 +243,19 @@ func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) e
 	}
 	return nil
 }
+
+// noteMostCost writes down what a call may cost, where nothing else is new: it is of no version.
+func (p *publication) noteMostCost(ctx context.Context, was, now limitRow) error {
+	if was.MostCost == now.MostCost {
+		return nil
+	}
+	if _, err := p.tx.Exec(ctx, mostCostSQL, now.Name, now.MostCost); err != nil {
+		return fmt.Errorf("write limit %q: %w", now.Name, err)
+	}
+	return nil
+}
+
+const mostCostSQL = `UPDATE call_limits SET most_cost = $2 WHERE name = $1`
 
 func (row limitRow) String() string {
 	text := limit.Rate{Units: row.Rate, Window: row.Window}.String()
@@ -276,7 +295,7 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 	_, err := p.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
 		"name": l.Name, "rate": l.Rate, "window": l.Window, "per_key": l.PerKey, "count_cost": l.CountCost,
 		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "queues": l.Queues,
-		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "by": p.by, "shut": shut,
+		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "most_cost": l.MostCost, "by": p.by, "shut": shut,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -287,16 +306,16 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 // published_at is read once the row's lock is held: claims under the former rules were before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues,
-    config_rate, config_window, published_at, published_by, complete_since, epoch)
+    config_rate, config_window, most_cost, published_at, published_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @per_key::boolean, @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @send_within::interval, @queues::text[], @config_rate::bigint, @config_window::interval,
-    clock_timestamp(), @by, NULL, callq_epoch()
+    @most_cost, clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_changes c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size,
     per_key = excluded.per_key, count_cost = excluded.count_cost,
     config_rate = excluded.config_rate, config_window = excluded.config_window, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
-    queues = excluded.queues, published_at = clock_timestamp(), published_by = excluded.published_by,
+    queues = excluded.queues, most_cost = excluded.most_cost, published_at = clock_timestamp(), published_by = excluded.published_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END`
 
 const dropLimitSQL = `
@@ -332,6 +351,9 @@ func (p *publication) record(ctx context.Context) error {
 	}
 	if len(p.put)+len(p.dropped) == 0 {
 		return nil
+	}
+	if err := shutAfterFailover(ctx, p.tx, p.put); err != nil {
+		return err
 	}
 	if _, err := p.tx.Exec(ctx, recordSQL, p.put, p.dropped); err != nil {
 		return fmt.Errorf("record the limits' versions: %w", err)

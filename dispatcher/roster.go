@@ -30,7 +30,10 @@ type pool struct {
 	room int // attempts that may still be handed to it
 }
 
-const roomWithoutWorkers = 200
+const (
+	roomWithoutWorkers = 200
+	plenty             = 256
+)
 
 func readRoster(ctx context.Context, db ledger.DB) (*roster, error) {
 	rows, err := db.Query(ctx, rosterSQL)
@@ -52,7 +55,9 @@ func newRoster(pools []*pool) *roster {
 	for _, p := range pools {
 		unstarted += p.Unstarted
 		if p.Workers > 0 {
-			p.room = max(0, 2*p.Free-p.Unstarted)
+			if !p.hasPlenty() {
+				p.room = max(0, 2*p.Free-p.Unstarted)
+			}
 			live = append(live, p)
 		}
 	}
@@ -66,6 +71,20 @@ func newRoster(pools []*pool) *roster {
 		p.room = max(0, roomWithoutWorkers-unstarted) / len(pools)
 	}
 	return &roster{pools: pools}
+}
+
+// hasPlenty says that the pool's workers have enough for a while: then it gets no more, so that the next
+// claim is one worth its while.
+func (p *pool) hasPlenty() bool { return p.Unstarted >= plenty && 2*p.Unstarted > 3*p.Free }
+
+// full is what a claim comes to that finds no room, or leaves none. Where all have plenty, a look that is
+// woken is not worth reading all of call_open for.
+func (r *roster) full() claimResult {
+	result := claimResult{lookIn: claimFullRetry}
+	if !slices.ContainsFunc(r.pools, func(p *pool) bool { return !p.hasPlenty() }) {
+		result.blockedFor = claimFullRetry
+	}
+	return result
 }
 
 // on is the part of the roster that carries a label; all of it for none.
@@ -119,6 +138,7 @@ func (r *roster) choose(task string) *pool {
 	}
 	if best != nil {
 		best.room--
+		best.Unstarted++
 	}
 	return best
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Rules are the limits and queues of a config, as they are published.
+// Rules are the limits and queues of a config, as they are published. Live processes read one
+// another's, as JSON (call_publishers): a field may be added, but keeps its name.
 type Rules struct {
 	Limits []LimitRule
 	Queues []QueueRule
@@ -36,6 +37,29 @@ type QueueRule struct {
 	BackoffMax  time.Duration
 	Timeout     time.Duration // of one attempt
 	OnLost      string        // what becomes of a call whose worker was lost: retry or fail
+}
+
+func (l LimitRule) String() string {
+	text := l.Rate.String()
+	if l.PerKey {
+		text += ", per key"
+	}
+	if l.CountCost {
+		text += ", by cost"
+	}
+	if l.Anchor != "" {
+		text += ", anchor " + string(l.Anchor)
+	}
+	return text + fmt.Sprintf(", slack %s, send_within %s", l.Slack, l.SendWithin)
+}
+
+func (q QueueRule) String() string {
+	text := fmt.Sprintf("limits %v, max_attempts %d, backoff %s..%s, timeout %s, on_lost %s",
+		q.Limits, q.MaxAttempts, q.BackoffMin, q.BackoffMax, q.Timeout, q.OnLost)
+	if q.On != "" {
+		text += ", on " + q.On
+	}
+	return text
 }
 
 // check refuses rules that contradict themselves, and fills in what is derived.

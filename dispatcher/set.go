@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
@@ -43,8 +44,8 @@ func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, chang
 	var changes []string
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
-		if _, err := tx.Exec(ctx, publishLockSQL); err != nil {
-			return fmt.Errorf("wait for other publishers: %w", err)
+		if err := p.lock(ctx); err != nil {
+			return err
 		}
 		limits, err := collect[limitRow](ctx, tx, limitRowsSQL)
 		if err != nil {
@@ -87,6 +88,6 @@ func (p *publication) lockQueues(ctx context.Context, names []string) error {
 	return nil
 }
 
-const wakeSQL = `SELECT pg_notify('callq_wake', '')`
+const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`

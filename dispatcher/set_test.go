@@ -11,9 +11,10 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-func (s *system) set(name string, units int64, window time.Duration) {
+// set is an operator who sets limit api.
+func (s *system) set(units int64, window time.Duration) {
 	s.t.Helper()
-	if _, err := dispatcher.SetLimit(context.Background(), s.pool, name, limit.Rate{Units: units, Window: window}, "tester"); err != nil {
+	if _, err := dispatcher.SetLimit(context.Background(), s.pool, "api", limit.Rate{Units: units, Window: window}, "tester"); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -27,7 +28,7 @@ func TestSetLimit(t *testing.T) {
 	s.calls("default", 50)
 	s.once(r)
 	s.start(time.Hour, 1, 2, 3, 4)
-	s.set("api", 6, time.Hour)
+	s.set(6, time.Hour)
 	s.want(`SELECT count(*) = 4 FROM call_open`) // what had not started is recalled
 	s.want(`SELECT bool_and(error = 'not sent: recalled, for its limits were changed') FROM call_attempts`)
 	s.once(r)
@@ -56,7 +57,7 @@ func TestSetLimit(t *testing.T) {
 	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5}, "tester"); err == nil {
 		t.Error("a rate was set to a concurrency")
 	}
-	s.set("api", 8, 2*time.Hour) // longer: counted anew
+	s.set(8, 2*time.Hour) // longer: counted anew
 	s.want(`SELECT complete_since IS NULL AND window_size = '2 h' AND config_window = '1 h' FROM call_limits`)
 	s.once(r)
 	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)

@@ -242,7 +242,7 @@ func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (rela
 		return relay.Parcel{}, err
 	}
 	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[relay.Ref])
-	return relay.Parcel{Pool: pool, ID: relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Attempts: refs}, err
+	return relay.Parcel{Pool: pool, ID: relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Task: h.Task, Attempts: refs}, err
 }
 
 const readdressSQL = `

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/relay"
 	"github.com/callq/callq/tasks"
@@ -333,6 +334,67 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 		s.want(`SELECT shut_until - window_size * 1.001 - send_within - slack - $2::interval BETWEEN $1 AND clock_timestamp() FROM call_limits`,
 			before, longer)
 	}
+}
+
+// A limit that is published, or given a longer window, after a failover is shut for as long as if it had
+// been there before; one of a database that has always been the same is not shut at all.
+func TestLimitPublishedAfterAFailover(t *testing.T) {
+	t.Parallel()
+	const shutSQL = `SELECT shut_until - window_size * 1.001 - send_within - slack - interval '5 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
+	const failover = `UPDATE call_marks SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
+	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
+	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s
+	parallel(t, "before the first tick", func(_ *testing.T, s *system) {
+		s.once(rules())
+		s.exec(failover)
+		before := now(s)
+		s.calls("default", 1)
+		s.once(api)
+		s.want(shutSQL, before)
+		s.want(`SELECT count(*) = 0 FROM call_open`)
+	})
+	parallel(t, "after it", func(t *testing.T, s *system) {
+		d := s.dispatcher(rules())
+		if err := d.Once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.exec(failover)
+		before := now(s)
+		s.once(rules())
+		after := now(s)
+		s.publish(api)
+		s.want(shutSQL, before)
+		s.want(`SELECT at BETWEEN $1 AND $2 FROM call_marks WHERE name = 'epoch ' || callq_epoch()`, before, after)
+		s.want(`SELECT count(*) = 1 FROM call_marks`)
+	})
+	parallel(t, "given a longer window", func(t *testing.T, s *system) {
+		s.publish(api)
+		s.exec(failover)
+		s.exec(`UPDATE call_limits SET epoch = 'older'`)
+		before := now(s)
+		s.calls("default", 1)
+		s.once(api)
+		s.want(shutSQL, before)
+		if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 4, Window: time.Hour}, "test"); err != nil {
+			t.Fatal(err)
+		}
+		s.want(shutSQL, before)
+	})
+	parallel(t, "long after it", func(_ *testing.T, s *system) {
+		s.once(rules())
+		s.exec(failover)
+		s.once(rules())
+		s.exec(`UPDATE call_marks SET at = at - interval '7 s'`)
+		s.calls("default", 1)
+		s.once(api)
+		s.want(`SELECT count(*) = 1 FROM call_open`)
+	})
+	parallel(t, "in a database that has always been the same", func(_ *testing.T, s *system) {
+		s.calls("default", 1)
+		s.once(api)
+		s.want(`SELECT count(*) = 1 FROM call_open`)
+		s.want(`SELECT shut_until IS NULL FROM call_limits`)
+	})
 }
 
 // While a sweep has not reached an open attempt of an older epoch, its units are not given out

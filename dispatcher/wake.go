@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -35,18 +36,23 @@ func (d *Dispatcher) listenOnce(ctx context.Context, connected func()) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	connected()
-	d.wakeUp() // for what was said while nobody listened
+	d.wakeUp(true) // for what was said while nobody listened
 	for {
-		if _, err := conn.WaitForNotification(ctx); err != nil {
+		said, err := conn.WaitForNotification(ctx)
+		if err != nil {
 			return fmt.Errorf("wait for notifications: %w", err)
 		}
-		d.wakeUp()
+		d.wakeUp(said.Payload == callqueue.WakeFreed)
 	}
 }
 
 const listenSQL = `LISTEN callq_wake`
 
-func (d *Dispatcher) wakeUp() {
+// wakeUp has the loop look soon; where units came free, at the queues too that waited for none.
+func (d *Dispatcher) wakeUp(freed bool) {
+	if freed {
+		d.freed.Store(true)
+	}
 	select {
 	case d.wake <- struct{}{}:
 	default: // one is waiting already

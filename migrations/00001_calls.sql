@@ -64,31 +64,32 @@ CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'defaul
 
 -- One row per open attempt: inserted by the claim, updated by the start, deleted by whatever
 -- closes the attempt. A call has at most one, which its primary key enforces. limits, keys and
--- costs run in parallel: what the attempt is charged to.
+-- costs run in parallel: what the attempt is charged to. What the start sets stands last, so that the
+-- WAL holds no more of the row than that.
 CREATE TABLE call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
     parcel_no   integer     NOT NULL,
     resend      integer     NOT NULL DEFAULT 0,
     batch       bigint      NOT NULL,
-    token       bigint,
     cost        bigint      NOT NULL,
     claimed_at  timestamptz NOT NULL,
     handed_at   timestamptz NOT NULL,
     start_by    timestamptz NOT NULL,
     not_before  timestamptz,
-    started_at  timestamptz,
-    deadline    timestamptz,
     send_within interval,
     epoch       text        NOT NULL,
     pool        text        NOT NULL,
     queue       text        NOT NULL,
     task        text        NOT NULL,
     key         text        NOT NULL,
-    worker      text,
     limits      text[]      NOT NULL,
     keys        text[]      NOT NULL,
-    costs       bigint[]    NOT NULL
+    costs       bigint[]    NOT NULL,
+    token       bigint,
+    started_at  timestamptz,
+    deadline    timestamptz,
+    worker      text
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 -- The ledger: one row per attempt, written once, when the attempt closes. arrived_by is the

@@ -24,7 +24,9 @@ CREATE TABLE call_limits (
     shut_until     timestamptz,
     -- What the config says, while an operator's `limits set` is in force instead; else NULL.
     config_rate    bigint,
-    config_window  interval
+    config_window  interval,
+    -- What a call may cost under the widest rule that a live process publishes: dearer ones fail.
+    most_cost      bigint      NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- Every version of every limit, for the audit and for verify.
@@ -58,6 +60,18 @@ CREATE TABLE call_queues (
     published_at timestamptz NOT NULL,
     published_by text        NOT NULL,
     served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
+) WITH (fillfactor = 50);
+
+-- Processes that publish rules, each with its own. A row is there while its rules are part of what is
+-- in force: both change in one transaction. It beats every 2 s; a process that ends well sets its
+-- beat back to -infinity, another is taken for dead after 6 s.
+CREATE TABLE call_publishers (
+    id           text        PRIMARY KEY,
+    name         text        NOT NULL, -- for people: host/pid
+    rules        jsonb       NOT NULL,
+    since        timestamptz NOT NULL, -- from when it published; the newest says how queues retry
+    beat_at      timestamptz NOT NULL,
+    steady_since timestamptz NOT NULL  -- from when on it missed no beats
 ) WITH (fillfactor = 50);
 
 -- What may not be claimed until then: a queue, a limit, or of either the calls of one key (key ''
@@ -105,7 +119,8 @@ CREATE TABLE call_workers (
     beat_at    timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
--- Where long walks stand. 'ledger': rows with arrived_by up to "at" may have been retired.
+-- Where long walks stand. 'ledger': rows with arrived_by up to "at" may have been retired. 'epoch ' and
+-- the epoch: it was entered at "at"; NULL: it is the first.
 CREATE TABLE call_marks (
     name     text PRIMARY KEY,
     position bigint,
@@ -113,4 +128,4 @@ CREATE TABLE call_marks (
 );
 
 -- +goose Down
-DROP TABLE call_audit, call_pauses, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;
+DROP TABLE call_audit, call_pauses, call_publishers, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;

@@ -2,6 +2,7 @@ package tasks
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,24 +16,28 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// attempt is one attempt on its way through this worker. It belongs to the goroutine of run.
+// attempt is one attempt on its way through this worker. It belongs to whoever has it in hand: its
+// parcel's delivery, then the lane that answers its start, then the goroutine that runs it, then
+// the lane that records its end.
 type attempt struct {
-	w           *Worker
-	call        *Call
-	policy      ledger.Policy
-	timeout     time.Duration
-	failedCount int
-	limits      []string // that it is charged to
-	keys        []string // of the limits, in their order; "" where one is not per key
-	frees       bool     // its end frees a unit of a concurrency limit
-	token       int64
+	ledger.Work
+	w      *Worker
+	callID int64
+	number int32
+	token  int64
+	result json.RawMessage
 
+	begun time.Time // when it was given its slot
 	m0    time.Time // monotonic, read before the start was asked for
 	state startState
-	// settled is closed when the start has been answered or will never be asked for: from then on
-	// the parcel is of no use.
-	settled chan struct{}
-	settle  sync.Once
+	late  bool // the gate refused its request: it came after send_within
+	// parcel is done with when the start has been answered or will never be asked for: from then on
+	// the parcel is of no use. Nil once it is.
+	parcel *sync.WaitGroup
+}
+
+func (w *Worker) newAttempt(call int64, number int32) *attempt {
+	return &attempt{w: w, callID: call, number: number, token: rand.Int64() | 1} // never 0
 }
 
 // startState is what is known of an attempt's start. Three answers, not two.
@@ -43,6 +48,7 @@ const (
 	started
 	notStarted   // the row is gone or another's: nothing to do
 	callGone     // the row is ours to close, for its call was deleted or cancelled
+	callExpired  // the same, for its call's time has passed
 	startUnknown // no answer in time: close it, started or not
 )
 
@@ -54,58 +60,95 @@ var (
 	errExpired    = errors.New("its call has expired")
 )
 
-// run takes the attempt from a slot to its recorded end.
-func (a *attempt) run() {
-	defer a.settleNow()
-	select {
-	case a.w.slots <- struct{}{}:
-	case <-a.w.drain:
-		a.handBack()
+// timedOut is why a handler's context ended.
+type timedOut time.Duration
+
+func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time.Duration(d)) }
+
+// begin runs the attempt in the slot that it was given. A handler of one's own gets its goroutine
+// only when the start is answered.
+func (a *attempt) begin() {
+	a.begun = time.Now()
+	if a.Task == HTTP {
+		go a.run(a.runHTTP)
 		return
 	}
-	defer func() { <-a.w.slots }()
-	if a.w.draining.Load() {
-		a.handBack()
+	if a.w.handlers[a.Task] == nil {
+		a.end(a.unsent(fmt.Errorf("this worker has no handler for task %q", a.Task), a.Policy.BackoffMin))
 		return
 	}
-	begun := time.Now()
+	a.m0 = a.begun
+	a.w.starts.Tell(a.w.recording, a.startRequest(), func(answer ledger.StartAnswer, err error) {
+		go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
+	})
+}
+
+// run takes the attempt to its end.
+func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
 	ctx, end := a.w.contexts.of(a.w.handling, a)
 	defer end()
-	var closing *ledger.Closing
-	if a.call.Task == HTTP {
-		closing = a.runHTTP(ctx)
-	} else {
-		closing = a.runHandler(ctx)
+	closing := handle(ctx)
+	if closing != nil {
+		asCancelled(ctx, closing)
 	}
+	a.end(closing)
+}
+
+// end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
+func (a *attempt) end(closing *ledger.Closing) {
+	a.settle() // a worker that cannot record holds its slot, not the parcel
 	if closing == nil {
+		a.free()
 		return
 	}
-	asCancelled(ctx, closing)
-	a.settleNow() // a worker that cannot record holds its slot, not the parcel
-	a.w.record(*closing)
-	a.w.metrics.ended(a.call.Queue, closing.Outcome, time.Since(begun))
+	recorded := func() {
+		if a.Queue != "" { // else it ended before anything was known of it
+			a.w.metrics.ended(a.Queue, closing.Outcome, time.Since(a.begun))
+		}
+		a.noteLate()
+		a.free()
+	}
+	a.w.closings.Tell(a.w.recording, *closing, func(_ struct{}, err error) {
+		if err == nil {
+			recorded()
+			return
+		}
+		go func() {
+			a.w.record(*closing)
+			recorded()
+		}()
+	})
+}
+
+// free gives the slot back.
+func (a *attempt) free() {
+	<-a.w.slots
+	a.w.running.Done()
 }
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
 func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
-	s := a.w.http.run(ctx, a.call, a.timeout, a.start)
+	s := a.w.http.run(ctx, a.asCall(), a.Timeout, a.start)
 	var requests int16
 	if s.wrote {
 		requests = 1
 	}
-	a.call.result = s.result
+	a.result = s.result
 	switch {
 	case a.state == notStarted:
 		return nil
+	case a.state == callExpired:
+		return a.expired()
 	case a.state == callGone || a.state == startUnknown || a.state == notAsked && a.w.handling.Err() != nil:
 		return a.unsent(s.err, 0)
 	case a.state == notAsked: // no connection, or a call that cannot be made
 		return a.ending(s.err, nil, nil)
 	case !s.wrote:
+		a.late = errors.Is(s.err, errTooLate)
 		if isDecided(s.err) {
 			return a.ending(s.err, nil, &requests)
 		}
-		return a.unsent(s.err, a.policy.BackoffMin/10)
+		return a.unsent(s.err, a.Policy.BackoffMin/10)
 	}
 	arrival := a.sending(s).Arrival()
 	a.shutLimits(s.err)
@@ -129,31 +172,33 @@ func (a *attempt) sending(s sending) limit.Sending {
 	return limit.Sending{Sent: sent, Answered: since(s.answered), Ended: time.Since(a.m0)}
 }
 
-// runHandler runs a handler of one's own between a durable start and its end.
-func (a *attempt) runHandler(ctx context.Context) *ledger.Closing {
-	handler := a.w.handlers[a.call.Task]
-	if handler == nil {
-		return a.unsent(fmt.Errorf("this worker has no handler for task %q", a.call.Task), a.policy.BackoffMin)
-	}
-	if _, err := a.start(ctx); err != nil {
-		if a.state == notStarted {
-			return nil
-		}
+// runHandler runs a handler of one's own between a durable start, which was answered so, and its end.
+func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
+	_, err = a.started(ctx, answer, err)
+	switch {
+	case a.state == notStarted:
+		return nil
+	case a.state == callExpired:
+		return a.expired()
+	case err != nil:
 		return a.unsent(err, 0)
 	}
-	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.timeout),
-		fmt.Errorf("timed out after %s", a.timeout))
+	handler := a.w.handlers[a.Task]
+	if handler == nil {
+		return a.unsent(fmt.Errorf("this worker has no handler for task %q", a.Task), a.Policy.BackoffMin)
+	}
+	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), timedOut(a.Timeout))
 	defer cancel()
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
-		return a.unsent(context.Cause(ctx), a.policy.BackoffMin)
+		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
 	}
-	err := a.guard(ctx, handler)
+	err = a.guard(ctx, handler)
 	if err != nil && ctx.Err() != nil && !isDecided(err) && !strings.Contains(err.Error(), context.Cause(ctx).Error()) {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
 	var notSent *notSentError
 	if errors.As(err, &notSent) {
-		return a.unsent(err, a.policy.BackoffMin)
+		return a.unsent(err, a.Policy.BackoffMin)
 	}
 	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
 	if err != nil { // it may have given up on a request that is still on its way
@@ -168,49 +213,71 @@ func (a *attempt) runHandler(ctx context.Context) *ledger.Closing {
 
 // guard turns a panic into an error; the stack goes to the log, never to the call.
 func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
+	call := a.asCall()
 	defer func() {
+		a.result = call.result
 		if p := recover(); p != nil {
-			a.w.log.ErrorContext(ctx, "handler panicked", "task", a.call.Task, "call", a.call.ID,
-				"attempt", a.call.Attempt, "panic", p, "stack", string(debug.Stack()))
+			a.w.log.ErrorContext(ctx, "handler panicked", "task", a.Task, "call", a.callID,
+				"attempt", a.number, "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	return handler(ctx, a.call)
+	return handler(ctx, call)
 }
 
-// start asks for the durable start. Until the answer is known it asks again with the same token
-// and the same m0, for the first statement may still run; past sendWithinMost the gate would
-// refuse the request anyway.
+func (a *attempt) asCall() *Call {
+	return &Call{
+		ID: a.callID, Attempt: int(a.number), Queue: a.Queue, Task: a.Task, Key: a.Key, Cost: a.Cost, Data: a.Data,
+	}
+}
+
+// start asks for the durable start.
 func (a *attempt) start(ctx context.Context) (grant, error) {
-	defer a.settleNow()
 	if a.w.draining.Load() {
 		a.state = startUnknown
 		return grant{}, errDraining
 	}
 	a.m0 = time.Now()
-	request := ledger.StartRequest{CallID: a.call.ID, Attempt: int32(a.call.Attempt), Token: a.token, Timeout: a.timeout}
-	for {
-		answer, err := a.w.starts.Do(ctx, request)
-		switch {
-		case err == nil && answer.StartedAt != nil:
-			a.state = started
-			g := grant{m0: a.m0}
-			if answer.SendWithin != nil {
-				g.sendBy = a.m0.Add(*answer.SendWithin)
-			}
-			return g, nil
-		case err == nil && answer.Gone:
-			a.state = callGone
-			return grant{}, errNotStarted
-		case err == nil:
-			a.state = notStarted
-			return grant{}, errNotStarted
-		}
+	answer, err := a.w.starts.Do(ctx, a.startRequest())
+	return a.started(ctx, answer, err)
+}
+
+func (a *attempt) startRequest() ledger.StartRequest {
+	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Timeout: a.Timeout}
+}
+
+// started is what became of the start, which was answered so. Until the answer is known it asks again
+// with the same token and the same m0, for the first statement may still run; past sendWithinMost
+// the gate would refuse the request anyway.
+func (a *attempt) started(ctx context.Context, answer ledger.StartAnswer, err error) (grant, error) {
+	defer a.settle()
+	for err != nil {
 		if time.Since(a.m0) > sendWithinMost || !pause(ctx, 20*time.Millisecond) {
 			a.state = startUnknown
 			return grant{}, errLate
 		}
+		answer, err = a.w.starts.Do(ctx, a.startRequest())
 	}
+	switch {
+	case answer.StartedAt != nil:
+		a.state = started
+		if answer.Work != nil {
+			a.Work = *answer.Work
+		}
+		g := grant{m0: a.m0}
+		if answer.SendWithin != nil {
+			g.sendBy = a.m0.Add(*answer.SendWithin)
+		}
+		return g, nil
+	case answer.Gone:
+		a.state = callGone
+		return grant{}, errCallGone
+	case answer.Expired:
+		a.state = callExpired
+	default:
+		a.state = notStarted
+	}
+	return grant{}, errNotStarted
 }
 
 // sendWithinMost is the longest send_within that is derived from a window.
@@ -218,11 +285,24 @@ const sendWithinMost = 5 * time.Second
 
 // handBack gives an unstarted attempt back when the worker drains.
 func (a *attempt) handBack() {
-	a.settleNow()
+	defer a.w.running.Done()
+	a.settle()
 	a.w.record(*a.unsent(errDraining, 0))
 }
 
-func (a *attempt) settleNow() { a.settle.Do(func() { close(a.settled) }) }
+func (a *attempt) settle() {
+	if a.parcel != nil {
+		a.parcel.Done()
+		a.parcel = nil
+	}
+}
+
+// expired closes an attempt whose call's time has passed before it was started.
+func (a *attempt) expired() *ledger.Closing {
+	c := a.unsent(errExpired, 0)
+	c.Status = callqueue.StatusFailed
+	return c
+}
 
 // unsent closes an attempt whose request provably never left: nothing is charged, and the call
 // waits again, after about d.
@@ -243,7 +323,7 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 // ending is how an attempt ends by its handler's word. arrival nil: provably never sent.
 func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *ledger.Closing {
 	c := a.closing(callqueue.OutcomeDone, err)
-	c.Arrival, c.Requests, c.Result = arrival, requests, a.call.result
+	c.Arrival, c.Requests, c.Result = arrival, requests, a.result
 	if err == nil {
 		c.Status = callqueue.StatusDone
 		return c
@@ -255,7 +335,7 @@ func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *le
 		return c
 	}
 	c.Outcome = callqueue.OutcomeError
-	status, delay := a.policy.Next(a.failedCount+1, rand.Int64N)
+	status, delay := a.Policy.Next(a.FailedCount+1, rand.Int64N)
 	var later *retryAfterError
 	if errors.As(err, &later) {
 		delay = later.after
@@ -266,8 +346,8 @@ func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *le
 
 func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing {
 	c := &ledger.Closing{
-		CallID: a.call.ID, Attempt: int32(a.call.Attempt), Token: a.token,
-		Unstarted: a.state != started, Outcome: outcome, Frees: a.frees,
+		CallID: a.callID, Attempt: a.number, Token: a.token,
+		Unstarted: a.state != started, Outcome: outcome, Frees: a.Frees,
 	}
 	if err != nil {
 		c.Error = clean(err.Error())

@@ -41,7 +41,7 @@ func (c *contexts) calls() []int64 {
 	defer c.mu.Unlock()
 	ids := make([]int64, 0, len(c.end))
 	for a := range c.end {
-		ids = append(ids, a.call.ID)
+		ids = append(ids, a.callID)
 	}
 	return ids
 }
@@ -54,7 +54,7 @@ func (c *contexts) cancel(calls []int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for a, end := range c.end {
-		if cancelled[a.call.ID] {
+		if cancelled[a.callID] {
 			end(ErrCancelled)
 		}
 	}

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
@@ -47,7 +45,7 @@ func (w *Worker) takeParcels(ctx context.Context) {
 		}
 		inHand.Go(func() {
 			defer func() { <-places }()
-			w.deliver(parcel.Attempts)
+			w.deliver(parcel)
 		})
 	}
 }
@@ -62,37 +60,50 @@ func (w *Worker) logRedis(ctx context.Context, err error) {
 	w.log.InfoContext(ctx, "Redis is back")
 }
 
-// deliver runs a parcel's attempts. It returns when each of them has started, or never will: from
-// then on the parcel is of no use, and Redis can add nothing.
-func (w *Worker) deliver(refs []relay.Ref) {
-	attempts := w.load(refs)
+// deliver runs a parcel's attempts, each in a slot of its own. It returns when each of them has
+// started, or never will: from then on the parcel is of no use, and Redis can add nothing.
+func (w *Worker) deliver(parcel relay.Parcel) {
+	attempts := w.attemptsOf(parcel)
+	var settled sync.WaitGroup
+	settled.Add(len(attempts))
 	for _, a := range attempts {
-		w.running.Go(a.run)
+		a.parcel = &settled
+		w.running.Add(1)
+		if w.takeSlot() {
+			a.begin()
+		} else {
+			go a.handBack()
+		}
 	}
-	for _, a := range attempts {
-		<-a.settled
-	}
+	settled.Wait()
 }
 
-// delivered is an open attempt with what it needs to run.
-type delivered struct {
-	CallID      int64         `db:"call_id"`
-	Attempt     int32         `db:"attempt"`
-	Queue       string        `db:"queue"`
-	Task        string        `db:"task"`
-	Key         string        `db:"key"`
-	Cost        int64         `db:"cost"`
-	Data        []byte        `db:"call_data"`
-	Gone        bool          `db:"gone"`
-	Expired     bool          `db:"expired"`
-	FailedCount int           `db:"failed_count"`
-	MaxAttempts int           `db:"max_attempts"`
-	BackoffMin  time.Duration `db:"backoff_min"`
-	BackoffMax  time.Duration `db:"backoff_max"`
-	Timeout     time.Duration `db:"timeout"`
-	Limits      []string      `db:"limits"`
-	Keys        []string      `db:"keys"`
-	Frees       bool          `db:"frees"` // its end frees a unit of a concurrency limit
+// takeSlot waits for a free slot; false: the worker drains.
+func (w *Worker) takeSlot() bool {
+	select {
+	case w.slots <- struct{}{}:
+	case <-w.drain:
+		return false
+	}
+	if w.draining.Load() {
+		<-w.slots
+		return false
+	}
+	return true
+}
+
+// attemptsOf makes what is to run of a parcel. What a handler of one's own needs comes with the start's
+// answer; the http task needs it before, for it asks for the start once it has connected.
+func (w *Worker) attemptsOf(parcel relay.Parcel) []*attempt {
+	if w.handlers[parcel.Task] == nil {
+		return w.load(parcel.Attempts)
+	}
+	list := make([]*attempt, len(parcel.Attempts))
+	for i, r := range parcel.Attempts {
+		list[i] = w.newAttempt(r.CallID, r.Attempt)
+		list[i].Task, list[i].Frees = parcel.Task, true // unless the answer says otherwise
+	}
+	return list
 }
 
 // load reads the attempts that are still open and unstarted; the others are no longer this
@@ -103,7 +114,7 @@ func (w *Worker) load(refs []relay.Ref) []*attempt {
 	for {
 		rows, err := w.loadOnce(ctx, refs)
 		if err == nil {
-			return w.attempts(rows)
+			return w.loaded(rows)
 		}
 		w.log.WarnContext(ctx, "parcel waits for Postgres", "attempts", len(refs), "err", err)
 		select {
@@ -119,6 +130,14 @@ func (w *Worker) load(refs []relay.Ref) []*attempt {
 
 const loadWithin = 30 * time.Second
 
+// delivered is an open attempt as loadSQL reads it.
+type delivered struct {
+	ledger.Work
+	callID        int64
+	attempt       int32
+	gone, expired bool
+}
+
 func (w *Worker) loadOnce(ctx context.Context, refs []relay.Ref) ([]delivered, error) {
 	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
 	for i, r := range refs {
@@ -128,7 +147,10 @@ func (w *Worker) loadOnce(ctx context.Context, refs []relay.Ref) ([]delivered, e
 	if err != nil {
 		return nil, fmt.Errorf("load attempts: %w", err)
 	}
-	loaded, err := pgx.CollectRows(rows, pgx.RowToStructByName[delivered])
+	loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d delivered, err error) {
+		return d, row.Scan(&d.callID, &d.attempt, &d.Queue, &d.Task, &d.Key, &d.Cost, &d.Data, &d.gone, &d.expired, &d.FailedCount,
+			&d.Policy.MaxAttempts, &d.Policy.BackoffMin, &d.Policy.BackoffMax, &d.Timeout, &d.Limits, &d.Keys, &d.Frees)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("load attempts: %w", err)
 	}
@@ -155,32 +177,17 @@ LEFT JOIN call_queues r ON r.name = o.queue
 WHERE o.started_at IS NULL
 ORDER BY o.call_id`
 
-// attempts makes what is to run; what cannot is closed here.
-func (w *Worker) attempts(rows []delivered) []*attempt {
+// loaded makes what is to run; what cannot is closed here.
+func (w *Worker) loaded(rows []delivered) []*attempt {
 	list := make([]*attempt, 0, len(rows))
 	for _, row := range rows {
-		a := &attempt{
-			w: w,
-			call: &Call{
-				ID: row.CallID, Attempt: int(row.Attempt), Queue: row.Queue, Task: row.Task,
-				Key: row.Key, Cost: row.Cost, Data: row.Data,
-			},
-			policy:      ledger.Policy{MaxAttempts: row.MaxAttempts, BackoffMin: row.BackoffMin, BackoffMax: row.BackoffMax},
-			timeout:     row.Timeout,
-			failedCount: row.FailedCount,
-			limits:      row.Limits,
-			keys:        row.Keys,
-			frees:       row.Frees,
-			token:       rand.Int64() | 1, // never 0
-			settled:     make(chan struct{}),
-		}
+		a := w.newAttempt(row.callID, row.attempt)
+		a.Work = row.Work
 		switch {
-		case row.Gone:
+		case row.gone:
 			w.record(*a.unsent(errCallGone, 0))
-		case row.Expired:
-			closing := a.unsent(errExpired, 0)
-			closing.Status = callqueue.StatusFailed
-			w.record(*closing)
+		case row.expired:
+			w.record(*a.expired())
 		default:
 			list = append(list, a)
 		}

@@ -11,6 +11,7 @@ import (
 type metrics struct {
 	attempts *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
+	tooLate  *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -22,9 +23,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "callq_attempt_seconds", Help: "From a free slot to the recorded end of an attempt.",
 			Buckets: []float64{.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
 		}, []string{"queue"}),
+		tooLate: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_too_late_total", Help: "Attempts not sent because this worker took longer than send_within, by queue.",
+		}, []string{"queue"}),
 	}
 	if r != nil {
-		r.MustRegister(m.attempts, m.seconds)
+		r.MustRegister(m.attempts, m.seconds, m.tooLate)
 	}
 	return m
 }

@@ -19,10 +19,10 @@ func (a *attempt) shutLimits(answer error) {
 	}
 	ctx, cancel := context.WithTimeout(a.w.recording, shutWithin)
 	defer cancel()
-	for i, name := range a.limits {
+	for i, name := range a.Limits {
 		_, err := ledger.Pause(ctx, a.w.cfg.Pool, ledger.Paused{
-			What: "limit", Name: name, Key: a.keys[i], For: &later.after, Extend: true, By: a.w.id,
-			Reason: fmt.Sprintf("the API answered call %d: %s", a.call.ID, clean(answer.Error())),
+			What: "limit", Name: name, Key: a.Keys[i], For: &later.after, Extend: true, By: a.w.id,
+			Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(answer.Error())),
 		})
 		if err != nil && !errors.Is(err, ledger.ErrUnknown) {
 			a.w.log.WarnContext(ctx, "limit not closed for Retry-After", "limit", name, "err", err)

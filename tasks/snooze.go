@@ -17,8 +17,8 @@ const snoozeMost = 500
 // snoozed puts the call off for d: no failure, though what was sent stays charged. Nil: whether it
 // may be put off could not be learned before the worker ended; the sweeper finds the attempt.
 func (a *attempt) snoozed(err *snoozeError, arrival *limit.Arrival) *ledger.Closing {
-	if a.call.Attempt > snoozeMost { // an earlier one cannot be one too many
-		n, known := a.w.countSnoozes(a.call.ID)
+	if a.number > snoozeMost { // an earlier one cannot be one too many
+		n, known := a.w.countSnoozes(a.callID)
 		if !known {
 			return nil
 		}
@@ -27,7 +27,7 @@ func (a *attempt) snoozed(err *snoozeError, arrival *limit.Arrival) *ledger.Clos
 		}
 	}
 	c := a.closing(callqueue.OutcomeSnoozed, nil)
-	c.Arrival, c.Result = arrival, a.call.result
+	c.Arrival, c.Result = arrival, a.result
 	c.Status, c.Delay = callqueue.StatusNew, &err.after
 	return c
 }

@@ -5,16 +5,22 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 )
 
-// tellFreed has the dispatchers woken when what has closed frees units of a concurrency limit, or
-// slots of a worker that was nearly full: they may have held back calls for want of either.
+// tellFreed has the dispatchers woken when what has closed frees units of a concurrency limit, gives
+// back units that it never used, or frees slots of a worker that was nearly full: they may have held
+// back calls for want of any.
 func (w *Worker) tellFreed(closings []ledger.Closing) {
-	if 4*len(w.slots) < 3*cap(w.slots) && !slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
+	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil }) {
+		w.unused.Store(true)
+		w.wake()
 		return
 	}
-	w.wake()
+	if 4*len(w.slots) >= 3*cap(w.slots) || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
+		w.wake()
+	}
 }
 
 // wake has the dispatchers woken soon.
@@ -34,7 +40,11 @@ func (w *Worker) wakeDispatchers(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if _, err := w.cfg.Pool.Exec(ctx, wakeSQL); err != nil {
+		what := ""
+		if w.unused.Swap(false) { // of a window: else dispatchers know when the next comes free
+			what = callqueue.WakeFreed
+		}
+		if _, err := w.cfg.Pool.Exec(ctx, wakeSQL, what); err != nil {
 			w.log.DebugContext(ctx, "dispatchers not woken", "err", err) // their schedule will
 		}
 		if !pause(ctx, wakeEvery) {
@@ -43,6 +53,6 @@ func (w *Worker) wakeDispatchers(ctx context.Context) {
 	}
 }
 
-const wakeSQL = `SELECT pg_notify('callq_wake', '')`
+const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', $1)`
 
 const wakeEvery = 5 * time.Millisecond

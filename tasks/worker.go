@@ -53,10 +53,12 @@ type Worker struct {
 	slots    chan struct{} // a token per running attempt
 	running  sync.WaitGroup
 	contexts contexts
+	lateness lateness
 	draining atomic.Bool
 	drain    chan struct{} // closed when draining begins
 	live     atomic.Bool
 	freed    chan struct{} // something came free that dispatchers may wait for
+	unused   atomic.Bool   // units among it that were given back
 
 	starts   *ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
 	closings *ledger.Batch[ledger.Closing, struct{}]
@@ -103,6 +105,7 @@ func New(cfg Config) (*Worker, error) {
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		contexts: contexts{end: map[*attempt]context.CancelCauseFunc{}},
+		lateness: lateness{queues: map[string]*punctuality{}},
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
 	}

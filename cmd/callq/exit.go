@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
 )
 
 // The exit codes. They are promises.
@@ -57,6 +58,9 @@ func judge(err error) (int, string) {
 	}
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		return exitUsage, problems.Error() // with lines and carets
+	}
+	if _, ok := errors.AsType[*dispatcher.ConflictError](err); ok {
+		return exitUsage, text
 	}
 	switch {
 	case errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 )
@@ -34,7 +35,11 @@ func (p *program) limitsListCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printRows(p, limits, limitColumns()...)
+				if err := printRows(p, limits, limitColumns()...); err != nil || p.output != "table" {
+					return err
+				}
+				p.printDifferences(limits, nil)
+				return nil
 			})
 		},
 	}
@@ -81,6 +86,7 @@ func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string
 	if err := printTable(p.stdout, limits[i:i+1], limitColumns()...); err != nil {
 		return err
 	}
+	p.printDifferences(limits[i:i+1], nil)
 	return p.printPausesAndChanges(d.Pauses, d.Changes)
 }
 
@@ -103,6 +109,23 @@ type limitRow struct {
 
 	ConfigUnits  *int64         `json:"-" db:"config_rate"`
 	ConfigWindow *time.Duration `json:"-" db:"config_window"`
+	Anchor       string         `json:"anchor" db:"anchor"` // empty: start for the http task, finish for others
+	Slack        time.Duration  `json:"slack_ns" db:"slack"`
+	SendWithin   time.Duration  `json:"send_within_ns" db:"send_within"`
+	// Wanted is what each live process publishes, where they differ: then the stricter holds.
+	Wanted []dispatcher.Want `json:"wanted" db:"-"`
+}
+
+// holds is what is in force, in the words of what processes want.
+func (l limitRow) holds() string {
+	text := dispatcher.LimitRule{
+		Rate: limit.Rate{Units: l.Units, Window: l.Window}, PerKey: l.PerKey, CountCost: l.CountCost,
+		Anchor: limit.Anchor(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin,
+	}.String()
+	if l.Config != nil {
+		text += " (set; config: " + *l.Config + ")"
+	}
+	return text
 }
 
 func limitColumns() []column[limitRow] {
@@ -133,8 +156,14 @@ func readLimits(ctx context.Context, db ledger.DB) ([]limitRow, error) {
 	if err != nil {
 		return nil, err
 	}
+	live, err := dispatcher.Live(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	wanted, _ := dispatcher.Differences(live)
 	for i := range limits {
 		l := &limits[i]
+		l.Wanted = wanted[l.Name]
 		l.Rate = limit.Rate{Units: l.Units, Window: l.Window}.String()
 		if l.PerKey {
 			l.Rate += ", per key"
@@ -179,7 +208,8 @@ WITH marks AS (
     FROM open o FULL JOIN used u USING (name, key)
     GROUP BY name
 )
-SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.config_window, l.queues, l.published_at, l.published_by,
+SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.config_window, coalesce(l.anchor, '') AS anchor,
+    l.slack, l.send_within, l.queues, l.published_at, l.published_by,
     coalesce(o.cost, 0)::bigint AS occupied,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'

@@ -21,7 +21,11 @@ func (p *program) queuesCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printRows(p, queues, queueColumns()...)
+				if err := printRows(p, queues, queueColumns()...); err != nil || p.output != "table" {
+					return err
+				}
+				p.printDifferences(nil, queues)
+				return nil
 			})
 		},
 	}, p.pauseCommand("queue"), p.resumeCommand("queue"))

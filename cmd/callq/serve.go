@@ -144,6 +144,7 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, conn
 		return servers{}, err
 	}
 	redis.SetLogger(redisLog{log})
+	standardTo(log)
 	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
 }
 

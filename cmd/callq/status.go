@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 )
 
@@ -58,14 +59,40 @@ type queueRow struct {
 	Paused     *string  `json:"paused" db:"paused"` // why; nil: it is not
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
+	// Wanted is what each live process publishes, where they differ: then the queue has the limits of
+	// all, and the newest says how it retries.
+	Wanted      []dispatcher.Want `json:"wanted" db:"-"`
+	On          string            `json:"on" db:"on_label"`
+	MaxAttempts int               `json:"max_attempts" db:"max_attempts"`
+	BackoffMin  time.Duration     `json:"backoff_min_ns" db:"backoff_min"`
+	BackoffMax  time.Duration     `json:"backoff_max_ns" db:"backoff_max"`
+	Timeout     time.Duration     `json:"timeout_ns" db:"timeout"`
+	OnLost      string            `json:"on_lost" db:"on_lost"`
+}
+
+// holds is what is in force, in the words of what processes want.
+func (q queueRow) holds() string {
+	return dispatcher.QueueRule{
+		Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts, BackoffMin: q.BackoffMin, BackoffMax: q.BackoffMax,
+		Timeout: q.Timeout, OnLost: q.OnLost,
+	}.String()
 }
 
 func readQueues(ctx context.Context, db ledger.DB) ([]queueRow, error) {
 	queues, err := collect[queueRow](ctx, db, "read queues", queuesSQL)
+	if err != nil {
+		return nil, err
+	}
+	live, err := dispatcher.Live(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	_, wanted := dispatcher.Differences(live)
 	for i := range queues {
+		queues[i].Wanted = wanted[queues[i].Name]
 		inUTC(queues[i].PausedUntil)
 	}
-	return queues, err
+	return queues, nil
 }
 
 type workerRow struct {
@@ -163,7 +190,9 @@ WITH ready AS (
 SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
     coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
     coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed,
-    p.reason AS paused, nullif(p.until, 'infinity') AS paused_until
+    p.reason AS paused, nullif(p.until, 'infinity') AS paused_until,
+    coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
+    coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost
 FROM call_queues q
 FULL JOIN waiting w USING (name)
 FULL JOIN open o USING (name)
@@ -248,6 +277,7 @@ func (p *program) printStatus(s *status) error {
 			return err
 		}
 	}
+	p.printDifferences(s.Limits, s.Queues)
 	fmt.Fprintln(p.stdout)
 	if len(s.Workers) == 0 {
 		fmt.Fprintln(p.stdout, "no workers: nothing is sent until one runs (callq serve, callq work)")

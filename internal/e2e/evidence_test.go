@@ -82,8 +82,13 @@ func (r *killRun) account() oracle.Account {
 		Open:         read(r.stack, `SELECT count(*) FROM call_open`, pgx.RowTo[int])[0],
 	}
 	for _, q := range r.api.Requests() {
+		end := oracle.Never
+		if !q.Ended.IsZero() {
+			end = q.Ended.Sub(r.begun)
+		}
 		a.Requests = append(a.Requests, oracle.Request{
-			At: q.At.Sub(r.begun), Call: q.CallID, Attempt: q.Attempt, Queue: strings.TrimPrefix(q.Path, "/"),
+			At: q.At.Sub(r.begun), End: end, Call: q.CallID, Attempt: q.Attempt, Queue: strings.TrimPrefix(q.Path, "/"),
+			Key: q.Key, Cost: q.Cost,
 		})
 	}
 	return a
@@ -121,7 +126,11 @@ func (r *killRun) judge(drained bool) {
 	r.t.Logf("%d calls (%d acknowledged), %d requests, attempts %v, not inserted %v", len(a.Calls), len(a.Acknowledged),
 		len(a.Requests), outcomes, r.load.failures)
 	for _, l := range a.Limits {
-		r.t.Logf("limit %s: most in any %s: %d of %d", l.Name, l.Window, l.Most(a.Requests), l.Rate)
+		within := fmt.Sprint("in any ", l.Window)
+		if l.Window == 0 {
+			within = "at once"
+		}
+		r.t.Logf("limit %s: most %s: %d of %d", l.Name, within, l.Most(a.Requests), l.Rate)
 	}
 	at, pause := longestPause(a.Requests)
 	r.t.Logf("longest time without a request: %.1fs from %.1fs", pause.Seconds(), at.Seconds())

@@ -35,6 +35,8 @@ const (
 type killQueue struct {
 	name   string
 	limits []string
+	keys   int    // whose its calls are, but for a tenth that are nobody's; 0: none has a key
+	cost   int    // the most that a call of it costs; 0: 1
 	rest   string // of its YAML
 }
 
@@ -43,6 +45,12 @@ func killLimits() []oracle.Limit {
 	limits := []oracle.Limit{
 		{Name: "fast", Rate: 20, Window: time.Second},
 		{Name: "slow", Rate: 60, Window: 5 * time.Second},
+		{Name: "tenant", Rate: 4, Window: time.Second, PerKey: true},
+		{Name: "tenants", Rate: 12, Window: time.Second},
+		{Name: "line", Rate: 2, PerKey: true},
+		{Name: "lines", Rate: 6},
+		{Name: "quota", Rate: 200, Window: 2 * time.Second, PerKey: true, ByCost: true},
+		{Name: "quotas", Rate: 500, Window: 2 * time.Second, ByCost: true},
 	}
 	for i := range limits {
 		for _, q := range killQueues() {
@@ -58,9 +66,12 @@ func killLimits() []oracle.Limit {
 
 func killQueues() []killQueue {
 	return []killQueue{
-		{"orders", []string{"fast"}, "max_attempts: 100"},
-		{"mails", []string{"fast", "slow"}, "max_attempts: 100"},
-		{"reports", []string{"slow"}, "max_attempts: 2, on_lost: fail"}, // some give up
+		{name: "orders", limits: []string{"fast"}, rest: "max_attempts: 100"},
+		{name: "mails", limits: []string{"fast", "slow"}, rest: "max_attempts: 100"},
+		{name: "reports", limits: []string{"slow"}, rest: "max_attempts: 2, on_lost: fail"}, // some give up
+		{name: "imports", limits: []string{"tenant", "tenants"}, keys: 5, rest: "max_attempts: 100"},
+		{name: "phones", limits: []string{"line", "lines"}, keys: 5, rest: "max_attempts: 100"},
+		{name: "chats", limits: []string{"quota", "quotas", "lines"}, keys: 4, cost: 90, rest: "max_attempts: 100"},
 	}
 }
 
@@ -71,7 +82,17 @@ func killRules() string {
 	text.WriteString("schedule: {retention: '@every 2s', vacuum: '@every 7s'}\n")
 	text.WriteString("retention: {done: 5s, failed: 8s, cancelled: 5s}\nlimits:\n")
 	for _, l := range killLimits() {
-		fmt.Fprintf(&text, "  %s: {rate: %d/%s, slack: 250ms}\n", l.Name, l.Rate, l.Window)
+		rate := fmt.Sprintf("rate: %d/%s", l.Rate, l.Window)
+		if l.Window == 0 {
+			rate = fmt.Sprintf("concurrency: %d", l.Rate)
+		}
+		if l.PerKey {
+			rate += ", per: key"
+		}
+		if l.ByCost {
+			rate += ", count: cost"
+		}
+		fmt.Fprintf(&text, "  %s: {%s, slack: 250ms}\n", l.Name, rate)
 	}
 	text.WriteString("queues:\n")
 	for _, q := range killQueues() {
@@ -80,7 +101,9 @@ func killRules() string {
 	return text.String()
 }
 
-// killAPI is an API that fails, hangs up and is slow, as the seed says.
+// killAPI is an API that fails, hangs up and is slow, as the seed says. It is done with every request
+// by the deadline of a lost attempt: a worker that is frozen does not hang up, and what an API still
+// does for it after that, no limit on what runs at once can count.
 func killAPI(seed uint64) fakeapi.Config {
 	draw := func(call string, nth int) uint64 {
 		h := fnv.New64a()
@@ -103,7 +126,7 @@ func killAPI(seed uint64) fakeapi.Config {
 			if n >= answers500+answersNothing && n < answers500+answersNothing+answersLate {
 				return wait // at times past the queues' timeout
 			}
-			return wait / 20 // so that there is always something under way
+			return wait / 10 // so that there is always something under way
 		},
 	}
 }
@@ -134,11 +157,7 @@ func killRound(t *testing.T, seed uint64, kills int) {
 
 	producing, stop := context.WithCancel(context.Background())
 	var beside sync.WaitGroup
-	var queues []string
-	for _, q := range killQueues() {
-		queues = append(queues, q.name)
-	}
-	beside.Go(func() { r.load.run(producing, seed, queues) })
+	beside.Go(func() { r.load.run(producing, seed, killQueues()) })
 	beside.Go(func() { r.verifyBeside(producing) })
 	r.strike(plan(seed, kills))
 	stop()

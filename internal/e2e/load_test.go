@@ -32,7 +32,7 @@ const (
 )
 
 // run produces for each queue, and deletes, until ctx ends.
-func (l *load) run(ctx context.Context, seed uint64, queues []string) {
+func (l *load) run(ctx context.Context, seed uint64, queues []killQueue) {
 	var parts sync.WaitGroup
 	for i, queue := range queues {
 		parts.Go(func() { l.produce(ctx, rand.New(rand.NewPCG(seed, uint64(10+i))), queue) })
@@ -41,19 +41,34 @@ func (l *load) run(ctx context.Context, seed uint64, queues []string) {
 	parts.Wait()
 }
 
-func (l *load) produce(ctx context.Context, random *rand.Rand, queue string) {
+func (l *load) produce(ctx context.Context, random *rand.Rand, queue killQueue) {
 	ways := []func(context.Context, []callqueue.Call) ([]int64, error){l.insertOne, l.insertMany, l.insertTx, l.insertSQL}
 	for ctx.Err() == nil {
 		way := ways[random.IntN(len(ways))]
 		calls := make([]callqueue.Call, 1+random.IntN(8))
 		for i := range calls {
-			calls[i] = callqueue.Call{Queue: queue, Data: map[string]any{"url": l.s.api.URL() + queue}}
+			calls[i] = l.call(random, queue)
 		}
-		l.insert(queue, calls, way)
+		l.insert(queue.name, calls, way)
 		select {
 		case <-time.After(20*time.Millisecond + time.Duration(random.Int64N(int64(80*time.Millisecond)))):
 		case <-ctx.Done():
 		}
+	}
+}
+
+// call makes one, whose URL tells the API what the oracle must know.
+func (l *load) call(random *rand.Rand, queue killQueue) callqueue.Call {
+	key, cost := "", 1
+	if queue.keys > 0 && random.IntN(10) > 0 {
+		key = fmt.Sprint("k", random.IntN(queue.keys))
+	}
+	if queue.cost > 0 {
+		cost = 1 + random.IntN(queue.cost)
+	}
+	return callqueue.Call{
+		Queue: queue.name, Key: key, Cost: int64(cost),
+		Data: map[string]any{"url": fmt.Sprintf("%s%s?key=%s&cost=%d", l.s.api.URL(), queue.name, key, cost)},
 	}
 }
 
@@ -103,9 +118,14 @@ func (l *load) insertTx(ctx context.Context, calls []callqueue.Call) ([]int64, e
 
 // insertSQL inserts as one does who knows nothing but the table.
 func (l *load) insertSQL(ctx context.Context, calls []callqueue.Call) ([]int64, error) {
-	rows, err := l.s.pool.Query(ctx, `INSERT INTO call_queue (queue, call_data)
-		SELECT $1, jsonb_build_object('url', $2::text) FROM generate_series(1, $3::int) RETURNING id`,
-		calls[0].Queue, l.s.api.URL()+calls[0].Queue, len(calls))
+	var keys []string
+	var costs []int64
+	var data []any
+	for _, c := range calls {
+		keys, costs, data = append(keys, c.Key), append(costs, c.Cost), append(data, c.Data)
+	}
+	rows, err := l.s.pool.Query(ctx, `INSERT INTO call_queue (queue, key, cost, call_data)
+		SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::jsonb[]) RETURNING id`, calls[0].Queue, keys, costs, data)
 	if err != nil {
 		return nil, err
 	}

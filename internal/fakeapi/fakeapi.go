@@ -1,7 +1,9 @@
 // Package fakeapi is an API with a limit that records every request: for the demo and the tests.
 //
 // It stands outside what it judges and shares no code with it. A request's arrival is the moment
-// at which its header was read, on this process's monotonic clock.
+// at which its header was read, on this process's monotonic clock. It ends just before its answer
+// leaves or its connection is hung up on, or, without either, when its client's connection is seen
+// to be gone: killed clients end there.
 package fakeapi
 
 import (
@@ -31,7 +33,8 @@ type Config struct {
 
 // Request is one request as it arrived.
 type Request struct {
-	At      time.Time // monotonic
+	At      time.Time // monotonic, as is Ended
+	Ended   time.Time // zero: it is still being answered
 	CallID  string
 	Attempt string
 	Path    string // of its URL
@@ -90,11 +93,11 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		cost = 1
 	}
-	status, nth := a.record(Request{
+	place, status, nth := a.record(Request{
 		CallID: call, Attempt: r.Header.Get("Callq-Attempt"), Path: r.URL.Path, Reused: *served > 1,
 		Key: query.Get("key"), Cost: cost,
 	})
-	defer a.ended(query.Get("key"))
+	defer a.ended(place)
 	if a.cfg.HangUp != nil && a.cfg.HangUp(call, nth) {
 		panic(http.ErrAbortHandler)
 	}
@@ -116,11 +119,12 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, `{"ok":true}`)
 }
 
-// record notes a request and says how it is answered.
-func (a *API) record(r Request) (status, nth int) {
+// record notes a request and says its place in the record and how it is answered.
+func (a *API) record(r Request) (place, status, nth int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.At = time.Now() // under the lock: arrivals are in order
+	place = len(a.requests)
 	a.requests = append(a.requests, r)
 	a.nth[r.CallID]++
 	nth = a.nth[r.CallID]
@@ -130,20 +134,22 @@ func (a *API) record(r Request) (status, nth int) {
 	a.mostAll = max(a.mostAll, a.allRun)
 	if a.cfg.Limit > 0 && a.within(r.At, a.cfg.Window) > a.cfg.Limit {
 		a.r429++
-		return http.StatusTooManyRequests, nth
+		return place, http.StatusTooManyRequests, nth
 	}
 	if a.cfg.Fail != nil {
 		if status := a.cfg.Fail(r.CallID, nth); status != 0 {
-			return status, nth
+			return place, status, nth
 		}
 	}
-	return http.StatusOK, nth
+	return place, http.StatusOK, nth
 }
 
-func (a *API) ended(key string) {
+func (a *API) ended(place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.running[key]--
+	r := &a.requests[place]
+	r.Ended = time.Now()
+	a.running[r.Key]--
 	a.allRun--
 }
 

@@ -2,6 +2,7 @@ package fakeapi
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"testing"
@@ -92,6 +93,50 @@ func TestTheWindowSlides(t *testing.T) {
 	}
 	if requests := a.Requests(); requests[0].Reused || !requests[1].Reused {
 		t.Errorf("reused: %v, %v", requests[0].Reused, requests[1].Reused)
+	}
+}
+
+// A request ends before its client has the answer; without one, when it is hung up on, or when its
+// client is seen to have gone.
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	a := start(t, Config{
+		HangUp: func(call string, _ int) bool { return call == "2" },
+		Slow: func(call string, _ int) time.Duration {
+			return map[string]time.Duration{"1": 30 * time.Millisecond, "3": time.Hour}[call]
+		},
+	})
+	ended := func(i int) time.Time { return a.Requests()[i].Ended }
+	if get(t, newClient(t, false), a, "1") != 200 || ended(0).IsZero() || ended(0).Sub(a.Requests()[0].At) < 30*time.Millisecond {
+		t.Errorf("answered: %+v", a.Requests()[0])
+	}
+	if get(t, newClient(t, false), a, "2") != 0 || ended(1).IsZero() {
+		t.Errorf("hung up on: %+v", a.Requests()[1])
+	}
+	await := func(what string, so func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !so(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal(what)
+			}
+		}
+	}
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", a.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: api\r\nCallq-Call-Id: 3\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	await("the request does not arrive", func() bool { return len(a.Requests()) == 3 })
+	if !ended(2).IsZero() {
+		t.Error("it ended before its client went")
+	}
+	_ = conn.(*net.TCPConn).SetLinger(0) // as a killed worker's kernel does
+	_ = conn.Close()
+	await("the request does not end with its client", func() bool { return !ended(2).IsZero() })
+	if all, _ := a.MostAtOnce(); all != 1 {
+		t.Errorf("%d at once, want 1", all)
 	}
 }
 

@@ -3,30 +3,27 @@ package ledger
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // Batch groups what many goroutines ask at once into single statements: while one statement is
 // under way the next requests gather, so a lone request waits for nothing and a crowd shares
-// one commit. Written by its users through Do; its lanes run until Run's context ends.
+// one commit. Written by its users through Do and Tell; its lanes run until Run's context ends.
 type Batch[Q, A any] struct {
 	requests chan request[Q, A]
+	turn     chan struct{} // holds a token while a lane has the turn
 	run      func(context.Context, []Q) ([]A, error)
 	most     int
 }
 
 type request[Q, A any] struct {
-	ask    Q
-	answer chan<- reply[A]
-}
-
-type reply[A any] struct {
-	answer A
-	err    error
+	ask  Q
+	done func(A, error)
 }
 
 // NewBatch groups up to most requests into one call of run, which answers them in their order.
 func NewBatch[Q, A any](most int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
-	return &Batch[Q, A]{requests: make(chan request[Q, A], most), run: run, most: most}
+	return &Batch[Q, A]{requests: make(chan request[Q, A], most), turn: make(chan struct{}, 1), run: run, most: most}
 }
 
 // Run serves requests on so many lanes (connections) until ctx ends.
@@ -36,36 +33,81 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 		wg.Go(func() { b.lane(ctx) })
 	}
 	wg.Wait()
-}
-
-// Do asks and waits for the answer. When ctx ends first, what became of the request is unknown.
-func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (A, error) {
-	answer := make(chan reply[A], 1)
-	select {
-	case b.requests <- request[Q, A]{ask, answer}:
-	case <-ctx.Done():
-		var zero A
-		return zero, ctx.Err()
-	}
-	select {
-	case r := <-answer:
-		return r.answer, r.err
-	case <-ctx.Done():
-		var zero A
-		return zero, ctx.Err()
-	}
-}
-
-func (b *Batch[Q, A]) lane(ctx context.Context) {
-	for {
+	for { // nobody serves these any more
 		select {
-		case first := <-b.requests:
-			b.serve(ctx, b.gather(first))
-		case <-ctx.Done():
+		case r := <-b.requests:
+			var none A
+			r.done(none, ctx.Err())
+		default:
 			return
 		}
 	}
 }
+
+// Do asks and waits for the answer. When ctx ends first, what became of the request is unknown.
+func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (answer A, err error) {
+	type reply struct {
+		answer A
+		err    error
+	}
+	replies := make(chan reply, 1)
+	b.Tell(ctx, ask, func(a A, err error) { replies <- reply{a, err} })
+	select {
+	case r := <-replies:
+		return r.answer, r.err
+	case <-ctx.Done():
+		return answer, ctx.Err()
+	}
+}
+
+// Tell asks without waiting for the answer, with which a lane calls done; that must not block. It
+// waits for a place among the requests, or for the end of ctx, which is then the answer.
+func (b *Batch[Q, A]) Tell(ctx context.Context, ask Q, done func(A, error)) {
+	select {
+	case b.requests <- request[Q, A]{ask, done}:
+	case <-ctx.Done():
+		var none A
+		done(none, ctx.Err())
+	}
+}
+
+// lane serves what is waiting when it has the turn to look. It passes the turn on at once, unless what
+// it found is a crowd: then the next gathers until that is served, for one large statement costs less than
+// two; but not for long, since this one may be stuck.
+func (b *Batch[Q, A]) lane(ctx context.Context) {
+	for {
+		select {
+		case b.turn <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case first := <-b.requests:
+			b.serveInTurn(ctx, b.gather(first))
+		case <-ctx.Done():
+			<-b.turn
+			return
+		}
+	}
+}
+
+func (b *Batch[Q, A]) serveInTurn(ctx context.Context, batch []request[Q, A]) {
+	if len(batch) < crowd {
+		<-b.turn
+		b.serve(ctx, batch)
+		return
+	}
+	pass := time.AfterFunc(turnWithin, func() { <-b.turn })
+	b.serve(ctx, batch)
+	if pass.Stop() {
+		<-b.turn
+	}
+}
+
+const (
+	crowd      = 32
+	turnWithin = 20 * time.Millisecond
+)
 
 // gather takes what is waiting, without waiting for more.
 func (b *Batch[Q, A]) gather(first request[Q, A]) []request[Q, A] {
@@ -97,9 +139,10 @@ func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	}
 	for i, r := range batch {
 		if err != nil {
-			r.answer <- reply[A]{err: err}
+			var none A
+			r.done(none, err)
 			continue
 		}
-		r.answer <- reply[A]{answer: answers[i]}
+		r.done(answers[i], nil)
 	}
 }

@@ -115,7 +115,7 @@ func nonZero[T comparable](v T) *T {
 	return &v
 }
 
-// closeSQL takes the locks of the open rows in id order, then of their calls, then of its own
+// closeSQL takes the locks of the open rows in id order (asked's, by which each is found), then of their calls, then of its own
 // connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is
 // limit.Arrival's formula; usage buckets are at most W/200 and labelled with their end (date_bin
 // rounds down, so one is added; none where the charge is over already). Whenever a request's last byte
@@ -125,20 +125,18 @@ func nonZero[T comparable](v T) *T {
 // without limits keeps a bound that holds for any slack, should a limit be added later. A call that was
 // cancelled while the attempt ran stays cancelled, and learns how that ended.
 const closeSQL = `
-WITH locked AS MATERIALIZED (
-    SELECT c.*
+WITH asked AS MATERIALIZED (
+    SELECT *
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
             @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[],
             @charged::bool[], @by::bigint[], @written::bigint[], @closed::bigint[],
             @statuses::text[], @failed::bool[], @delay::bigint[])
         AS c (call_id, attempt, token, unstarted, outcome, error, result, requests,
             charged, by_us, written_us, closed_us, status, failed, delay_us)
-    JOIN call_open o ON o.call_id = c.call_id AND o.attempt = c.attempt
-    ORDER BY c.call_id
-    FOR UPDATE OF o
+    ORDER BY call_id
 ), gone AS (
     DELETE FROM call_open o
-    USING locked c
+    USING asked c
     WHERE o.call_id = c.call_id AND o.attempt = c.attempt
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
@@ -172,7 +170,7 @@ WITH locked AS MATERIALIZED (
                 ELSE b.now END AS until
             FROM unnest(b.limits, b.keys, b.costs) AS u (name, key, cost)
             JOIN call_limits l ON l.name = u.name
-            WHERE b.charged
+            WHERE b.charged AND b.limits <> '{}'
         ) c
     ) u ON true
 ), call AS (
@@ -191,7 +189,7 @@ WITH locked AS MATERIALIZED (
     SELECT c.name, c.key, c.bucket, pg_backend_pid(), sum(c.cost)
     FROM ended e
     CROSS JOIN LATERAL unnest(e.names, e.charged_keys, e.charged_costs, e.buckets) AS c (name, key, cost, bucket)
-    WHERE c.bucket IS NOT NULL
+    WHERE e.names IS NOT NULL AND c.bucket IS NOT NULL
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used

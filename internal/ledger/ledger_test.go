@@ -2,7 +2,9 @@ package ledger_test
 
 import (
 	"context"
+	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,17 +116,18 @@ func TestStartTwiceInOneBatch(t *testing.T) {
 func TestStartRefuses(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
-		name   string
-		change string
-		gone   bool
+		name          string
+		change        string
+		gone, expired bool
 	}{
-		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false},
-		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false},
-		{"one that may not start yet", `UPDATE call_open SET not_before = now() + interval '1 min'`, false},
-		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false},
-		{"a call that was deleted", `DELETE FROM call_queue`, true},
-		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true},
-		{"no row", `DELETE FROM call_open`, false},
+		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false, false},
+		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false, false},
+		{"one that may not start yet", `UPDATE call_open SET not_before = now() + interval '1 min'`, false, false},
+		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false, false},
+		{"a call that was deleted", `DELETE FROM call_queue`, true, false},
+		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true, false},
+		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, false, true},
+		{"no row", `DELETE FROM call_open`, false, false},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -133,10 +136,41 @@ func TestStartRefuses(t *testing.T) {
 			id := open(t, pool)
 			exec(t, pool, c.change)
 			got := start(t, pool, request(id, 7))[7]
-			if got.StartedAt != nil || got.Gone != c.gone {
-				t.Errorf("got %+v, want not started, gone %v", got, c.gone)
+			if got.StartedAt != nil || got.Gone != c.gone || got.Expired != c.expired {
+				t.Errorf("got %+v, want not started, gone %v, expired %v", got, c.gone, c.expired)
 			}
 		})
+	}
+}
+
+// Who does not say how long the handler may take has not read the attempt: the answer has it all.
+func TestStartAnswersWithTheWork(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	exec(t, pool, `INSERT INTO call_queues VALUES ('default', 1, '{}', '', 4, '2 s', '3 min', '7 s', 'retry', now(), 'test')`)
+	exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
+	exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
+	if told := start(t, pool, request(id, 7))[7]; told.Work != nil {
+		t.Errorf("nobody asked for %+v", told.Work)
+	}
+	exec(t, pool, `UPDATE call_open SET token = NULL, started_at = NULL, deadline = NULL`)
+	got := start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
+	var want ledger.Work
+	var inTime bool
+	err := pool.QueryRow(t.Context(), `
+		SELECT queue, task, key, cost, limits, keys, deadline = started_at + interval '8 s' FROM call_open WHERE call_id = $1`, id).
+		Scan(&want.Queue, &want.Task, &want.Key, &want.Cost, &want.Limits, &want.Keys, &inTime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Data, want.FailedCount, want.Timeout, want.Frees = []byte(`{"n": 1}`), 2, 7*time.Second, true
+	want.Policy = ledger.Policy{MaxAttempts: 4, BackoffMin: 2 * time.Second, BackoffMax: 3 * time.Minute}
+	if got.Work == nil || !reflect.DeepEqual(*got.Work, want) {
+		t.Errorf("got %+v, want %+v", got.Work, want)
+	}
+	if !inTime {
+		t.Error("the deadline is not the queue's timeout after the start")
 	}
 }
 
@@ -183,6 +217,44 @@ func TestStartOppositeOrders(t *testing.T) {
 	}
 	if sum != n {
 		t.Errorf("%d starts of %d attempts: %v", sum, n, starts)
+	}
+}
+
+// The same of closes: of each attempt one takes effect.
+func TestCloseOppositeOrders(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	const n = 300
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = open(t, pool)
+	}
+	var closed atomic.Int64
+	var wg sync.WaitGroup
+	gate := make(chan struct{})
+	for worker := range 4 {
+		wg.Go(func() {
+			closings := make([]ledger.Closing, n)
+			for i, id := range ids {
+				if worker%2 == 1 {
+					i = n - 1 - i
+				}
+				closings[i] = ledger.Closing{
+					CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+				}
+			}
+			<-gate
+			done, err := ledger.Close(context.Background(), pool, closings)
+			if err != nil {
+				t.Error(err)
+			}
+			closed.Add(int64(len(done)))
+		})
+	}
+	close(gate)
+	wg.Wait()
+	if closed.Load() != n {
+		t.Errorf("%d attempts of %d were closed", closed.Load(), n)
 	}
 }
 

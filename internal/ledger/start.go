@@ -14,20 +14,41 @@ type StartRequest struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
-	Timeout time.Duration // how long the handler may take
+	// Timeout is how long the handler may take; 0: as long as its queue says, and the answer says
+	// all else that is to be known of the attempt.
+	Timeout time.Duration
 }
 
 // StartAnswer says what became of a StartRequest.
 type StartAnswer struct {
-	CallID int64 `db:"call_id"`
-	Token  int64 `db:"token"`
-	// StartedAt is Postgres's clock inside the start; zero: not started, and it never will be for
+	CallID int64
+	Token  int64
+	// StartedAt is Postgres's clock inside the start; nil: not started, and it never will be for
 	// this token.
-	StartedAt *time.Time `db:"started_at"`
+	StartedAt *time.Time
 	// SendWithin is how long after asking the request may be written; nil: no limit asks.
-	SendWithin *time.Duration `db:"send_within"`
+	SendWithin *time.Duration
 	// Gone: the attempt is open but its call was deleted or cancelled; close it unsent.
-	Gone bool `db:"gone"`
+	Gone bool
+	// Expired: the attempt is open but its call's time has passed; close it unsent.
+	Expired bool
+	// Work is nil unless it was started and asked for.
+	Work *Work
+}
+
+// Work is what a handler needs of an attempt.
+type Work struct {
+	Queue       string
+	Task        string
+	Key         string
+	Cost        int64
+	Data        []byte
+	FailedCount int
+	Policy      Policy
+	Timeout     time.Duration
+	Limits      []string // that it is charged to
+	Keys        []string // of the limits, in their order; "" where one is not per key
+	Frees       bool     // its end frees a unit of a concurrency limit
 }
 
 // Start starts attempts, each by a compare-and-set on its open row, locked in id order; it is
@@ -35,10 +56,12 @@ type StartAnswer struct {
 // tokens. Answers come in the requests' order.
 func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
 	ids, attempts := make([]int64, len(requests)), make([]int32, len(requests))
-	tokens, timeouts := make([]int64, len(requests)), make([]int64, len(requests))
+	tokens, timeouts := make([]int64, len(requests)), make([]*int64, len(requests))
 	for i, r := range requests {
 		ids[i], attempts[i], tokens[i] = r.CallID, r.Attempt, r.Token
-		timeouts[i] = ceilMicros(r.Timeout)
+		if r.Timeout != 0 {
+			timeouts[i] = micros(&r.Timeout)
+		}
 	}
 	rows, err := db.Query(ctx, startSQL, pgx.StrictNamedArgs{
 		"ids": ids, "attempts": attempts, "tokens": tokens, "timeouts": timeouts, "worker": worker,
@@ -46,57 +69,86 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 	if err != nil {
 		return nil, fmt.Errorf("start attempts: %w", err)
 	}
-	known, err := pgx.CollectRows(rows, pgx.RowToStructByName[StartAnswer])
+	known, err := pgx.CollectRows(rows, scanAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("start attempts: %w", err)
 	}
 	type asked struct{ callID, token int64 }
-	byAsked := make(map[asked]StartAnswer, len(known))
-	for _, k := range known {
-		byAsked[asked{k.CallID, k.Token}] = k
+	byAsked := make(map[asked]int, len(known))
+	for i, k := range known {
+		byAsked[asked{k.CallID, k.Token}] = i
 	}
 	answers := make([]StartAnswer, len(requests))
 	for i, r := range requests {
-		answers[i] = byAsked[asked{r.CallID, r.Token}] // zero where neither started nor gone
-		answers[i].CallID, answers[i].Token = r.CallID, r.Token
+		if k, ok := byAsked[asked{r.CallID, r.Token}]; ok {
+			answers[i] = known[k]
+			continue
+		}
+		answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token} // neither started, gone nor expired
 	}
 	return answers, nil
 }
 
-// locked finds and locks each row by its id, and carries what the rest needs: to join two lists of
-// a batch's size is quadratic where Settings leave only nested loops, and cost four fifths of the
-// statement. The epoch is read once, for each reading opens a file.
+// scanAnswer goes by the columns' order: finding twenty fields by name in each row is dear.
+func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
+	var a StartAnswer
+	var wanted bool
+	var w Work
+	err := row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &wanted,
+		&w.Queue, &w.Task, &w.Key, &w.Cost, &w.Data, &w.FailedCount,
+		&w.Policy.MaxAttempts, &w.Policy.BackoffMin, &w.Policy.BackoffMax, &w.Timeout, &w.Limits, &w.Keys, &w.Frees)
+	if wanted {
+		a.Work = &w
+	}
+	return a, err
+}
+
+// asked finds each row by its id, in id order, and so the rows are locked in that order; it carries what
+// the rest needs: to join two lists of a batch's size is quadratic where Settings leave only nested
+// loops. The epoch is read once, for each reading opens a file.
 //
 // The conditions stand on call_open's own columns, for only those are read again after a wait
 // for a lock. A row that already carries the token keeps its first started_at. One batch may ask
 // for an attempt twice, when Redis delivered it twice: only the token that the row took counts.
-// A start is never earlier than its claim, though the clock may have been set back in between.
-// The commit waits for the disk, whatever the server or the worker's own pool is set to.
+// The clock is read after the asker's own, and that is what its bounds rest on; a start is never
+// earlier than its claim, though the clock may have been set back in between. The commit waits for
+// the disk, whatever the server or the worker's own pool is set to. A queue that has left the config
+// keeps the defaults for what is under way.
 const startSQL = `
-WITH locked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.timeout_us, q.id IS NULL AS gone, set_config('synchronous_commit', 'on', true)
+WITH asked AS MATERIALIZED (
+    SELECT a.call_id, a.attempt, a.token, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,
+        clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
+        CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data, q.failed_count, q.max_attempts
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @timeouts::bigint[])
         AS a (call_id, attempt, token, timeout_us)
-    JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
-    LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+    LEFT JOIN call_queue q ON q.id = a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
     ORDER BY a.call_id
-    FOR UPDATE OF o
 ), started AS (
     UPDATE call_open o
-    SET token  = l.token,
-        worker = @worker,
-        (started_at, deadline) = (
-            SELECT coalesce(o.started_at, t.now), coalesce(o.deadline, t.now + l.timeout_us * interval '1 microsecond' + interval '1 second')
-            FROM (SELECT greatest(clock_timestamp(), o.claimed_at) AS now) t)
-    FROM locked l
-    WHERE o.call_id = l.call_id AND NOT l.gone
-      AND o.attempt = l.attempt
+    SET token      = a.token,
+        worker     = @worker,
+        started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at, o.not_before)),
+        deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at, o.not_before) + interval '1 second'
+            + coalesce(a.timeout, (SELECT timeout FROM call_queues WHERE name = o.queue), '30 seconds'))
+    FROM asked a
+    WHERE o.call_id = a.call_id AND NOT a.gone AND NOT a.expired
+      AND o.attempt = a.attempt
       AND o.epoch = (SELECT callq_epoch())
-      AND (o.token = l.token
+      AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
+      AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp()
               AND (o.not_before IS NULL OR o.not_before <= clock_timestamp()))
-    RETURNING o.call_id, o.token, o.started_at, o.send_within
+    RETURNING o.call_id, o.token, o.started_at, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
+        a.wanted, a.call_data, a.failed_count, a.max_attempts
 )
-SELECT call_id, token, started_at, send_within, false AS gone FROM started
+SELECT s.call_id, s.token, s.started_at, s.send_within, false AS gone, false AS expired, s.wanted,
+    s.queue, s.task, s.key, s.cost, s.call_data, s.failed_count, coalesce(s.max_attempts, r.max_attempts, 3),
+    coalesce(r.backoff_min, '10 seconds'), coalesce(r.backoff_max, '15 minutes'), coalesce(r.timeout, '30 seconds'),
+    s.limits, s.keys,
+    s.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(s.limits) AND l.window_size = '0')
+FROM started s
+LEFT JOIN LATERAL (SELECT * FROM call_queues WHERE name = s.queue LIMIT 1) r ON true
 UNION ALL
-SELECT call_id, token, NULL, NULL, true FROM locked WHERE gone`
+SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 0, 0, '0', '0', '0', '{}', '{}', false
+FROM asked a
+WHERE (gone OR expired) AND EXISTS (SELECT FROM call_open o WHERE o.call_id = a.call_id AND o.attempt = a.attempt)`

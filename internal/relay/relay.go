@@ -18,10 +18,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Parcel is some attempts of one claim, for one pool.
+// Parcel is some attempts of one claim and one task, for one pool.
 type Parcel struct {
 	Pool     string `json:"-"`
 	ID       string `json:"id"`
+	Task     string `json:"task"` // "": the ledger says
 	Attempts []Ref  `json:"attempts"`
 }
 

@@ -79,6 +79,8 @@ func (a *attempt) startAnswered(ok bool) {
 		})
 	case a.answer.StartedAt == nil && a.answer.Gone:
 		k.record(a, a.unsent("its call is gone", 0))
+	case a.answer.StartedAt == nil && a.answer.Expired:
+		k.record(a, a.expired())
 	case a.answer.StartedAt == nil && !k.w.mutant.secondSend:
 		a.free()
 	default:

@@ -83,3 +83,9 @@ func (k *worker) shutLimits(a *attempt) {
 		k.w.must(err)
 	}
 }
+
+func (a *attempt) expired() ledger.Closing {
+	c := a.unsent("expired", 0)
+	c.Status = callqueue.StatusFailed
+	return c
+}

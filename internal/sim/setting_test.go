@@ -71,6 +71,9 @@ func draw(w *world) setting {
 		s.slots = pick(w, 64, 128, 256)
 		s.loss = min(s.loss, 0.02)
 	}
+	if w.mutant.newM0 { // it shows in http calls whose start has to be asked for again
+		s.own, s.apiErrors, s.loss = false, 0, 0.3
+	}
 	if w.chance(0.5) {
 		s.keys = []string{"a", "b", "c", ""}[:w.intBetween(2, 4)]
 	}

@@ -95,6 +95,9 @@ func (k *worker) executeStarts(batch []*attempt) {
 	requests := make([]ledger.StartRequest, len(batch))
 	for i, a := range batch {
 		requests[i] = ledger.StartRequest{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Timeout: a.Timeout}
+		if !a.k.loads(a.Task) {
+			requests[i].Timeout = 0 // the queue's
+		}
 	}
 	answers, err := ledger.Start(k.w.ctx, k.w.lane.workers, k.id, requests)
 	k.w.must(err)
@@ -103,15 +106,26 @@ func (k *worker) executeStarts(batch []*attempt) {
 		a := batch[i]
 		a.answer = answer
 		if answer.StartedAt != nil {
+			if answer.Work != nil {
+				a.learn(*answer.Work)
+			}
 			k.w.note(a.CallID, "", "attempt %d is started for %s at %s", a.Attempt, k.id, answer.StartedAt.Format("15:04:05.000000"))
 			if a.slack == 0 {
 				a.slack = k.w.set.slack(k.w.set.queue(a.Queue).Limits)
 			}
 			k.w.api.started(a.id(), a.of, k.w.mutant.secondSend)
 		} else {
-			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t", a.Attempt, k.id, answer.Gone)
+			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t, expired %t", a.Attempt, k.id, answer.Gone, answer.Expired)
 		}
 	}
+}
+
+// learn takes from the start's answer what was not loaded before. What has started is of the epoch.
+func (a *attempt) learn(work ledger.Work) {
+	a.Queue, a.Task, a.Key, a.Cost, a.Timeout = work.Queue, work.Task, work.Key, work.Cost, work.Timeout
+	a.FailedCount, a.MaxAttempts = work.FailedCount, work.Policy.MaxAttempts
+	a.BackoffMin, a.BackoffMax = work.Policy.BackoffMin, work.Policy.BackoffMax
+	a.Limits, a.Keys, a.Epoch, a.of = work.Limits, work.Keys, a.k.w.lane.epoch, a.k.w.calls[a.CallID]
 }
 
 // recording is an outcome on its way into the ledger.

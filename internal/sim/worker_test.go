@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/relay"
 	"github.com/callq/callq/tasks"
@@ -178,7 +177,7 @@ func (k *worker) take() {
 		w.note(0, "", "parcel of %v will be repeated", parcel.Attempts)
 		w.after(in, func() {
 			if !other.dead {
-				other.do(0, func() { other.deliver(parcel.Attempts) })
+				other.do(0, func() { other.deliver(parcel) })
 			}
 		})
 	}
@@ -187,7 +186,7 @@ func (k *worker) take() {
 		d = w.between(0, pick(w, time.Second, 40*time.Second, w.set.window))
 	}
 	k.parcels++
-	k.do(d, func() { k.deliver(parcel.Attempts); k.parcels--; k.takeIn(time.Millisecond) })
+	k.do(d, func() { k.deliver(parcel); k.parcels--; k.takeIn(time.Millisecond) })
 }
 
 // loaded is what tasks/deliver.go reads of an attempt.
@@ -223,8 +222,22 @@ LEFT JOIN call_queues r ON r.name = o.queue
 WHERE o.started_at IS NULL OR $3
 ORDER BY o.call_id`
 
-// deliver runs what is still open and unstarted of a parcel.
-func (k *worker) deliver(refs []relay.Ref) {
+// deliver runs what is still open and unstarted of a parcel. What a handler of one's own needs comes with
+// the start's answer.
+func (k *worker) deliver(parcel relay.Parcel) {
+	if k.loads(parcel.Task) {
+		k.load(parcel.Attempts)
+	} else {
+		for _, r := range parcel.Attempts {
+			k.wait(loaded{CallID: r.CallID, Attempt: r.Attempt, Task: parcel.Task})
+		}
+	}
+	k.fillSlots()
+}
+
+func (k *worker) loads(task string) bool { return task == "http" || k.w.mutant.secondSend }
+
+func (k *worker) load(refs []relay.Ref) {
 	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
 	for i, r := range refs {
 		ids[i], attempts[i] = r.CallID, r.Attempt
@@ -234,20 +247,22 @@ func (k *worker) deliver(refs []relay.Ref) {
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[loaded])
 	k.w.must(err)
 	for _, row := range list {
-		a := &attempt{k: k, life: k.life, loaded: row, token: k.w.rng.Int64() | 1, of: k.w.calls[row.CallID]}
-		k.w.note(row.CallID, "", "attempt %d comes to %s", row.Attempt, k.id)
-		switch {
-		case row.Gone:
-			k.record(a, a.unsent("its call is gone", 0))
-		case row.Expired:
-			c := a.unsent("expired", 0)
-			c.Status = callqueue.StatusFailed
-			k.record(a, c)
-		default:
-			k.waiting = append(k.waiting, a)
-		}
+		k.wait(row)
 	}
-	k.fillSlots()
+}
+
+// wait has an attempt wait for a slot, unless its call cannot be made.
+func (k *worker) wait(row loaded) {
+	a := &attempt{k: k, life: k.life, loaded: row, token: k.w.rng.Int64() | 1, of: k.w.calls[row.CallID]}
+	k.w.note(row.CallID, "", "attempt %d comes to %s", row.Attempt, k.id)
+	switch {
+	case row.Gone:
+		k.record(a, a.unsent("its call is gone", 0))
+	case row.Expired:
+		k.record(a, a.expired())
+	default:
+		k.waiting = append(k.waiting, a)
+	}
 }
 
 // fillSlots lets attempts run that wait for a slot.

@@ -2,34 +2,50 @@
 // were told, and what the tables say in the end.
 //
 // It shares no code with what it judges. Its arithmetic is on whole nanoseconds of the API's clock,
-// without slack or margin: a limit of n per W is kept if and only if no n+1 arrivals lie within less
-// than W of each other.
+// without slack or margin: a limit of n per W is kept if and only if no n+1 units arrive within less
+// than W of each other, and one of n at once if and only if a request that arrives never finds more
+// than n-1 units there that have not ended.
 package oracle
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"time"
 )
 
 // Request is one that arrived at the API.
 type Request struct {
-	At      time.Duration // on the API's clock, from any zero
+	At      time.Duration // on the API's clock, from any zero, as is End
+	End     time.Duration // when the API had answered it, or saw its connection go; or Never
 	Call    string        // its Callq-Call-Id
 	Attempt string        // its Callq-Attempt
-	Queue   string        // which the API was told by other means than callq's
+	Queue   string        // which the API was told by other means than callq's, as it was Key and Cost
+	Key     string
+	Cost    int
 }
 
+// Never is the end of a request that the API has not done with.
+const Never = time.Duration(math.MaxInt64)
+
 func (r Request) String() string {
-	return fmt.Sprintf("%12.6fs call %s attempt %s queue %s", r.At.Seconds(), r.Call, r.Attempt, r.Queue)
+	end := "never"
+	if r.End != Never {
+		end = fmt.Sprintf("%.6fs", r.End.Seconds())
+	}
+	return fmt.Sprintf("%12.6fs to %s call %s attempt %s queue %s key %q cost %d", r.At.Seconds(), end, r.Call, r.Attempt,
+		r.Queue, r.Key, r.Cost)
 }
 
 // Limit allows Rate requests of its queues, taken together, in any (t-Window, t].
 type Limit struct {
 	Name   string
 	Rate   int
-	Window time.Duration
+	Window time.Duration // 0: Rate may be there at once
+	PerKey bool          // that much to each key; calls without one have "" in common
+	ByCost bool          // a request takes its cost, not 1
 	Queues []string
 }
 
@@ -49,39 +65,72 @@ func (f Finding) String() string {
 }
 
 const (
-	ruleLimit = "no window holds more than the rate"
-	ruleOnce  = "an attempt sends at most one request"
+	ruleLimit  = "no window holds more than the rate"
+	ruleAtOnce = "no more are there at once than may be"
+	ruleOnce   = "an attempt sends at most one request"
 )
 
-// of returns the limit's requests in the order of their arrival.
-func (l Limit) of(requests []Request) []Request {
-	var own []Request
+// of returns the limit's requests in the order of their arrival, apart for each key that has a rate of
+// its own.
+func (l Limit) of(requests []Request) map[string][]Request {
+	own := map[string][]Request{}
 	for _, r := range requests {
-		if slices.Contains(l.Queues, r.Queue) {
-			own = append(own, r)
+		if !slices.Contains(l.Queues, r.Queue) {
+			continue
 		}
+		key := ""
+		if l.PerKey {
+			key = r.Key
+		}
+		own[key] = append(own[key], r)
 	}
-	slices.SortStableFunc(own, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	for _, of := range own {
+		slices.SortStableFunc(of, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	}
 	return own
 }
 
-// Over finds the windows that hold more than the rate, none of which share a request.
+func (l Limit) units(r Request) int {
+	if l.ByCost {
+		return r.Cost
+	}
+	return 1
+}
+
+// Over finds where more than the rate arrived, or was there at once.
 func (l Limit) Over(requests []Request) []Finding {
 	own := l.of(requests)
+	over := l.overInWindow
+	if l.Window == 0 {
+		over = l.overAtOnce
+	}
 	var findings []Finding
-	for first := 0; first+l.Rate < len(own); first++ {
-		within := own[first+l.Rate].At - own[first].At
-		if within >= l.Window {
-			continue
+	for _, key := range slices.Sorted(maps.Keys(own)) {
+		name := "limit " + l.Name
+		if l.PerKey {
+			name += fmt.Sprintf(", key %q,", key)
 		}
-		last := first + l.Rate
+		findings = append(findings, over(name, own[key])...)
+	}
+	return findings
+}
+
+// overInWindow finds the windows that hold more than the rate, none of which share a request.
+func (l Limit) overInWindow(name string, own []Request) []Finding {
+	var findings []Finding
+	for first := 0; first < len(own); first++ {
+		last, sum := first-1, 0
 		for last+1 < len(own) && own[last+1].At-own[first].At < l.Window {
 			last++
+			sum += l.units(own[last])
+		}
+		if sum <= l.Rate {
+			continue
 		}
 		findings = append(findings, Finding{
 			Rule: ruleLimit,
-			Detail: fmt.Sprintf("limit %s allows %d in %s, and %d arrived within %s",
-				l.Name, l.Rate, l.Window, last-first+1, own[last].At-own[first].At),
+			Detail: fmt.Sprintf("%s allows %d in %s, and %d arrived within %s",
+				name, l.Rate, l.Window, sum, own[last].At-own[first].At),
 			Requests: own[first : last+1],
 		})
 		first = last
@@ -89,16 +138,46 @@ func (l Limit) Over(requests []Request) []Finding {
 	return findings
 }
 
-// Most is the most that arrived in any window.
-func (l Limit) Most(requests []Request) int {
-	own := l.of(requests)
-	most := 0
-	for end := range own {
-		n := 0
-		for i := end; i >= 0 && own[end].At-own[i].At < l.Window; i-- {
-			n++
+// overAtOnce finds the arrivals that made more than the rate be there, the first of each time that it
+// was so.
+func (l Limit) overAtOnce(name string, own []Request) []Finding {
+	var findings []Finding
+	var there []Request
+	for over := false; len(own) > 0; own = own[1:] {
+		there = slices.DeleteFunc(slices.Clone(there), func(r Request) bool { return r.End <= own[0].At })
+		there = append(there, own[0])
+		sum := 0
+		for _, r := range there {
+			sum += l.units(r)
 		}
-		most = max(most, n)
+		if sum > l.Rate && !over {
+			findings = append(findings, Finding{
+				Rule: ruleAtOnce, Detail: fmt.Sprintf("%s allows %d at once, and %d were there", name, l.Rate, sum),
+				Requests: there,
+			})
+		}
+		over = sum > l.Rate
+	}
+	return findings
+}
+
+// Most is the most that arrived in any window, or was there at once, of one key where each has a rate.
+func (l Limit) Most(requests []Request) int {
+	most := 0
+	for _, own := range l.of(requests) {
+		for i, r := range own {
+			n := 0
+			for j, other := range own {
+				counts := other.At <= r.At && r.At-other.At < l.Window
+				if l.Window == 0 {
+					counts = i == j || other.At <= r.At && r.At < other.End
+				}
+				if counts {
+					n += l.units(other)
+				}
+			}
+			most = max(most, n)
+		}
 	}
 	return most
 }

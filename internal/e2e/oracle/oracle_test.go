@@ -56,20 +56,141 @@ func TestOver(t *testing.T) {
 	}
 }
 
-// Over and Most count in two ways; they must agree.
+// from makes requests of queue a from one millisecond to another, one call each; to -1: they never end.
+func from(spans ...[2]int) []Request {
+	var list []Request
+	for i, s := range spans {
+		end := time.Duration(s[1]) * ms
+		if s[1] < 0 {
+			end = Never
+		}
+		list = append(list, Request{At: time.Duration(s[0]) * ms, End: end, Call: fmt.Sprint(i + 1), Attempt: "1", Queue: "a"})
+	}
+	return list
+}
+
+// of gives requests their keys or costs in turn.
+func of[T any](requests []Request, put func(*Request, T), values ...T) []Request {
+	for i := range requests {
+		put(&requests[i], values[i])
+	}
+	return requests
+}
+
+func TestOverOfEachKind(t *testing.T) {
+	t.Parallel()
+	key := func(r *Request, key string) { r.Key = key }
+	cost := func(r *Request, cost int) { r.Cost = cost }
+	perKey := Limit{Name: "each", Rate: 2, Window: time.Second, PerKey: true, Queues: []string{"a"}}
+	byCost := Limit{Name: "tokens", Rate: 100, Window: time.Second, ByCost: true, Queues: []string{"a"}}
+	costPerKey := Limit{Name: "quota", Rate: 100, Window: time.Second, ByCost: true, PerKey: true, Queues: []string{"a"}}
+	atOnce := Limit{Name: "lines", Rate: 2, Queues: []string{"a"}}
+	atOncePerKey := Limit{Name: "line", Rate: 2, PerKey: true, Queues: []string{"a"}}
+	costAtOnce := Limit{Name: "room", Rate: 100, ByCost: true, Queues: []string{"a"}}
+	cases := []struct {
+		name     string
+		limit    Limit
+		requests []Request
+		most     int
+		want     []string // the beginnings of what is found
+	}{
+		{"each key in full", perKey, of(at(0, 1, 2, 3, 4, 5), key, "x", "y", "", "x", "y", ""), 2, nil},
+		{
+			"one key over by one", perKey, of(at(0, 1, 2, 3, 999), key, "x", "y", "x", "y", "y"), 3,
+			[]string{ruleLimit + `: limit each, key "y", allows 2 in 1s, and 3 arrived within 998ms`},
+		},
+		{
+			"those without a key have one in common", perKey, of(at(0, 1, 2), key, "", "", ""), 3,
+			[]string{ruleLimit + `: limit each, key "", allows 2`},
+		},
+		{"the cost in full", byCost, of(at(0, 1, 1001), cost, 60, 40, 100), 100, nil},
+		{
+			"over by a unit", byCost, of(at(0, 1, 999), cost, 60, 40, 1), 101,
+			[]string{ruleLimit + ": limit tokens allows 100 in 1s, and 101 arrived within 999ms"},
+		},
+		{"one that costs more than there is", byCost, of(at(0), cost, 101), 101, []string{ruleLimit + ": limit tokens allows 100"}},
+		{
+			"the cost of one key over", costPerKey, of(of(at(0, 1, 2), cost, 60, 100, 41), key, "x", "y", "x"), 101,
+			[]string{ruleLimit + `: limit quota, key "x", allows 100`},
+		},
+		{"one comes as another ends", atOnce, from([2]int{0, 10}, [2]int{5, 20}, [2]int{10, 30}), 2, nil},
+		{
+			"one comes before another ends", atOnce, from([2]int{0, 10}, [2]int{5, 20}, [2]int{9, 30}), 3,
+			[]string{ruleAtOnce + ": limit lines allows 2 at once, and 3 were there"},
+		},
+		{
+			"one never ends", atOnce, from([2]int{0, -1}, [2]int{5, -1}, [2]int{99_000, 99_001}), 3,
+			[]string{ruleAtOnce + ": limit lines allows 2 at once"},
+		},
+		{"one has no length", atOnce, from([2]int{0, 10}, [2]int{1, 10}, [2]int{5, 5}), 3, []string{ruleAtOnce}},
+		{
+			"twice, with a time between", atOnce,
+			from([2]int{0, 10}, [2]int{1, 10}, [2]int{2, 10}, [2]int{3, 10}, [2]int{20, 30}, [2]int{21, 30}, [2]int{22, 30}),
+			4,
+			[]string{ruleAtOnce, ruleAtOnce},
+		},
+		{"recorded in another order", atOnce, from([2]int{9, 30}, [2]int{5, 20}, [2]int{0, 10}), 3, []string{ruleAtOnce}},
+		{
+			"each key in full at once", atOncePerKey,
+			of(from([2]int{0, 10}, [2]int{1, 10}, [2]int{2, 10}, [2]int{3, 10}), key, "x", "y", "x", "y"), 2, nil,
+		},
+		{
+			"one key has too many at once", atOncePerKey,
+			of(from([2]int{0, 10}, [2]int{1, 10}, [2]int{2, 10}, [2]int{3, 10}), key, "x", "y", "x", "x"), 3,
+			[]string{ruleAtOnce + `: limit line, key "x", allows 2 at once, and 3 were there`},
+		},
+		{
+			"too much at once", costAtOnce, of(from([2]int{0, 10}, [2]int{9, 20}), cost, 60, 41), 101,
+			[]string{ruleAtOnce + ": limit room allows 100 at once, and 101 were there"},
+		},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if got := c.limit.Most(c.requests); got != c.most {
+				t.Errorf("most: %d, want %d", got, c.most)
+			}
+			got := c.limit.Over(c.requests)
+			ok := len(got) == len(c.want)
+			for i := 0; ok && i < len(got); i++ {
+				ok = strings.HasPrefix(got[i].String(), c.want[i])
+			}
+			if !ok {
+				t.Errorf("found %v, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Over and Most count in two ways; they must agree, for every kind of limit.
 func TestOverAgreesWithMost(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	for round := range 500 {
-		var millis []int
+	type kind struct{ perKey, byCost, window bool }
+	found := map[kind]int{}
+	for round := range 4000 {
+		var requests []Request
 		for range 40 {
-			millis = append(millis, random.IntN(2000))
+			at := random.IntN(2000)
+			r := from([2]int{at, at + random.IntN(200)})[0]
+			r.Key, r.Cost = fmt.Sprint(random.IntN(3)), 1+random.IntN(3)
+			requests = append(requests, r)
 		}
-		requests := at(millis...)
-		limit := Limit{Rate: 1 + random.IntN(12), Window: time.Duration(1+random.IntN(400)) * ms, Queues: []string{"a"}}
-		if over := len(limit.Over(requests)) > 0; over != (limit.Most(requests) > limit.Rate) {
-			t.Fatalf("round %d: over: %t, most %d of %d in %s", round, over, limit.Most(requests), limit.Rate, limit.Window)
+		k := kind{round&1 > 0, round&2 > 0, round&4 > 0}
+		limit := Limit{Rate: 1 + random.IntN(12), PerKey: k.perKey, ByCost: k.byCost, Queues: []string{"a"}}
+		if k.window {
+			limit.Window = time.Duration(1+random.IntN(400)) * ms
 		}
+		over := len(limit.Over(requests)) > 0
+		if over != (limit.Most(requests) > limit.Rate) {
+			t.Fatalf("round %d: over: %t, most %d of %+v", round, over, limit.Most(requests), limit)
+		}
+		if over {
+			found[k]++
+		}
+	}
+	if len(found) != 8 {
+		t.Errorf("not every kind of limit was exceeded: %v", found)
 	}
 }
 
@@ -124,6 +245,22 @@ func TestFindings(t *testing.T) {
 				a.Requests = append(a.Requests, Request{At: time.Duration(2+i) * 1400 * ms, Call: "6", Attempt: fmt.Sprint(i + 1), Queue: "b"})
 			}
 		}, []string{"no window holds more than the rate: limit slow allows 4"}},
+		{"over the cost", func(a *Account) {
+			a.Limits[1].ByCost = true
+			a.Requests[1].Cost, a.Requests[4].Cost = 4, 1
+		}, []string{"no window holds more than the rate: limit slow allows 4 in 5s, and 5 arrived"}},
+		{"over what one key may have", func(a *Account) {
+			a.Limits[0].PerKey, a.Limits[0].Rate = true, 1
+			for i := range a.Requests {
+				a.Requests[i].Key = []string{"x", "", "x", "y", "z"}[i]
+			}
+		}, []string{`no window holds more than the rate: limit fast, key "x", allows 1`}},
+		{"too many at once", func(a *Account) {
+			a.Limits[0].Window = 0
+			for i := range 3 {
+				a.Requests[i].End = 2 * time.Second
+			}
+		}, []string{"no more are there at once than may be: limit fast allows 3 at once, and 4 were there"}},
 		{
 			"an attempt sent twice", func(a *Account) { a.Requests[4].Call, a.Requests[4].Attempt = "2", "2" },
 			[]string{"an attempt sends at most one request: 2 requests arrived of call 2 attempt 2", "a done call has exactly one done attempt: call 4"},

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/callq/callq/callqueue"
+)
+
+// answersTwice is an API that answers each request twice, at once.
+func answersTwice(t *testing.T) (url string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed with the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				if r, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+					_ = r.Body.Close()
+					_, _ = io.WriteString(conn, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
+					_, _ = io.Copy(io.Discard, conn) // until the client goes
+				}
+			}()
+		}
+	}()
+	return "http://" + listener.Addr().String()
+}
+
+// What net/http says of an answer that it did not ask for is a line of the log like any other, of level debug.
+func TestLibrariesReportToTheLog(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"debug", "info"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			w, _ := newWorld(t).withRedis()
+			w.config = atAnyPort + "log: {level: " + level + "}\n"
+			url := answersTwice(t)
+			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			awaitReady(t, addressIn(t, log))
+			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+			if level == "debug" {
+				eventually(t, "net/http reports", func() bool {
+					return strings.Contains(log.String(), `level=DEBUG msg="library reported" message="Unsolicited response`)
+				})
+			}
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait() // its error says how it ended
+			for line := range strings.Lines(log.String()) {
+				if !strings.HasPrefix(line, "time=") {
+					t.Errorf("not a line of the log: %s", line)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,71 @@
+package ledger_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+)
+
+// While a crowd is served the next one gathers; but where that takes long, as behind a lock, the
+// other lane goes on. A few do not wait for a few.
+func TestCrowdsTakeTurns(t *testing.T) {
+	cases := []struct {
+		name   string
+		first  int // requests that come at once, then second of them a moment later
+		second int
+		takes  time.Duration // a statement
+		done   time.Duration // when all are answered
+	}{
+		{"a few at a time", 1, 1, 10 * time.Millisecond, 11 * time.Millisecond},
+		{"a few behind a crowd", 100, 1, 10 * time.Millisecond, 20 * time.Millisecond},
+		{"a crowd behind a crowd", 100, 100, 10 * time.Millisecond, 20 * time.Millisecond},
+		{"behind one that is stuck", 100, 100, time.Second, 1020 * time.Millisecond},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				b := ledger.NewBatch(1000, func(_ context.Context, asks []int) ([]int, error) {
+					time.Sleep(c.takes)
+					return asks, nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				var asked, lanes sync.WaitGroup
+				ask := func(n int) {
+					for i := range n {
+						asked.Add(1)
+						b.Tell(ctx, i, func(int, error) { asked.Done() })
+					}
+				}
+				ask(c.first) // there before the lanes are: one statement
+				lanes.Go(func() { b.Run(ctx, 2) })
+				time.Sleep(time.Millisecond)
+				ask(c.second)
+				asked.Wait()
+				if took := time.Since(begun); took != c.done {
+					t.Errorf("all were answered after %s, want %s", took, c.done)
+				}
+				cancel()
+				lanes.Wait()
+			})
+		})
+	}
+}
+
+// What nobody will serve any more is answered.
+func TestBatchEnds(t *testing.T) {
+	t.Parallel()
+	b := ledger.NewBatch(10, func(context.Context, []int) ([]int, error) { panic("served") })
+	ctx, cancel := context.WithCancel(t.Context())
+	answered := make(chan error, 1)
+	b.Tell(ctx, 1, func(_ int, err error) { answered <- err })
+	cancel()
+	b.Run(ctx, 0)
+	if err := <-answered; err == nil {
+		t.Error("a request that nobody served was answered without an error")
+	}
+}
