@@ -169,6 +169,7 @@ func (w *world) note(call int64, about, format string, args ...any) {
 // failure is a rule that did not hold. It ends the world.
 type failure struct {
 	seed  uint64
+	rough string // " -rough", where it was
 	rule  string
 	text  string
 	lines []line
@@ -180,7 +181,7 @@ func (f *failure) Error() string {
 	for _, l := range f.lines {
 		fmt.Fprintf(&b, "  %s\n", l)
 	}
-	fmt.Fprintf(&b, "  again: go test ./internal/sim -run TestSimulation -seed %d -v", f.seed)
+	fmt.Fprintf(&b, "  again: go test ./internal/sim -run TestSimulation -seed %d%s -v", f.seed, f.rough)
 	return b.String()
 }
 
@@ -190,6 +191,9 @@ const linesShown = 60
 // concerns all: clocks, processes, operators.
 func (w *world) fail(rule string, call int64, about, format string, args ...any) {
 	f := &failure{seed: w.seed, rule: rule, text: fmt.Sprintf("at %s: ", w.now) + fmt.Sprintf(format, args...)}
+	if w.mutant.rough {
+		f.rough = " -rough"
+	}
 	for i := len(w.record.lines) - 1; i >= 0 && len(f.lines) < linesShown; i-- {
 		l := w.record.lines[i]
 		if l.call == 0 && l.limit == "" || call != 0 && l.call == call || about != "" && l.limit == about || call == 0 && about == "" {
