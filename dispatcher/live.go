@@ -143,10 +143,13 @@ func (p *publication) removeGone(ctx context.Context, where string, args ...any)
 
 // goneWhere: it said so, or it missed beats while another missed none. Without such a witness it was
 // Postgres that was away, or its clock that was set forward, and all seem to be gone: then they are
-// waited for. A beat that is under way when a row is deleted saves the row.
-const goneWhere = `p.beat_at = '-infinity' OR p.beat_at <= clock_timestamp() - $1::interval AND EXISTS (
+// waited for. A beat that lies ahead is older than the clock's last step back, and bears no witness. A
+// beat that is under way when a row is deleted saves the row.
+const goneWhere = `p.beat_at = '-infinity'
+    OR p.beat_at NOT BETWEEN clock_timestamp() - $1::interval AND clock_timestamp() + $1::interval AND EXISTS (
     SELECT FROM call_publishers w
-    WHERE w.beat_at > clock_timestamp() - $1::interval AND w.steady_since <= clock_timestamp() - $1::interval)`
+    WHERE w.beat_at BETWEEN clock_timestamp() - $1::interval AND clock_timestamp()
+      AND w.steady_since <= clock_timestamp() - $1::interval)`
 
 // forgottenWhere: nobody lives on who would be a witness, for one that comes.
 const forgottenWhere = ` OR p.beat_at <= clock_timestamp() - $2::interval`

@@ -160,6 +160,30 @@ func TestPublisherKilled(t *testing.T) {
 	s.rate(10, "when another comes")
 }
 
+// Postgres's clock was set back: what died before that has beats to come, and is a witness for nobody.
+func TestPublisherDiedBeforeTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	wide, strict, dead := s.joined(hourly(10)), s.joined(hourly(6)), s.joined(hourly(8))
+	s.silent(dead, "-1 h")
+	s.steady(dead, "1 h")
+	s.silent(strict, "7 s") // Postgres was away, and this one is not back yet
+	s.steady(wide, "5 s")
+	s.tick(wide)
+	s.rate(6, "beside one that nobody saw miss a beat")
+	s.want(`SELECT count(*) = 3 FROM call_publishers`)
+
+	// Nor does it live for an hour: those that do have beaten since.
+	s.silent(strict, "0 s")
+	s.silent(dead, "-5 s") // a clock that was slewed
+	s.steady(wide, "7 s")
+	s.tick(wide)
+	s.want(`SELECT count(*) = 3 FROM call_publishers`)
+	s.silent(dead, "-1 h")
+	s.tick(wide)
+	s.want(`SELECT count(*) = 2 FROM call_publishers`)
+}
+
 func TestSameRulesChangeNothing(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
