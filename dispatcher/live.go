@@ -58,6 +58,10 @@ func (p *publication) lock(ctx context.Context) error {
 const publishLockSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), pg_advisory_xact_lock(hashtext('callq publish'))`
 
+const tryPublishLockSQL = `
+SELECT pg_try_advisory_xact_lock(hashtext('callq publish'))
+FROM set_config('idle_in_transaction_session_timeout', '5s', true)`
+
 // admit puts a process's rules beside those of the others that live. The error is a ConflictError
 // where they cannot hold together: then they are not let in.
 func (p *publication) admit(ctx context.Context, self presence, rules Rules) error {
@@ -117,8 +121,6 @@ func (p *publication) settle(ctx context.Context) (gone []string, err error) {
 	}
 	return gone, nil
 }
-
-const tryPublishLockSQL = `SELECT pg_try_advisory_xact_lock(hashtext('callq publish'))`
 
 func published(rows []publisherRow) []Published {
 	all := make([]Published, len(rows))
