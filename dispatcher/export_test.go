@@ -35,3 +35,16 @@ func PublishFrozen(ctx context.Context, pool *pgxpool.Pool, rules Rules, frozen 
 	})
 	return err
 }
+
+// SettleFrozen takes out what is gone, and is frozen before the commit until thaw is closed.
+func SettleFrozen(ctx context.Context, pool *pgxpool.Pool, frozen chan<- struct{}, thaw <-chan struct{}) error {
+	_, err := publish(ctx, pool, "frozen", func(ctx context.Context, p *publication) error {
+		if _, err := p.settle(ctx); err != nil {
+			return err
+		}
+		close(frozen)
+		<-thaw
+		return nil
+	})
+	return err
+}

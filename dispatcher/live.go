@@ -58,6 +58,10 @@ func (p *publication) lock(ctx context.Context) error {
 const publishLockSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), pg_advisory_xact_lock(hashtext('callq publish'))`
 
+const tryPublishLockSQL = `
+SELECT pg_try_advisory_xact_lock(hashtext('callq publish'))
+FROM set_config('idle_in_transaction_session_timeout', '5s', true)`
+
 // admit puts a process's rules beside those of the others that live. The error is a ConflictError
 // where they cannot hold together: then they are not let in.
 func (p *publication) admit(ctx context.Context, self presence, rules Rules) error {
@@ -118,8 +122,6 @@ func (p *publication) settle(ctx context.Context) (gone []string, err error) {
 	return gone, nil
 }
 
-const tryPublishLockSQL = `SELECT pg_try_advisory_xact_lock(hashtext('callq publish'))`
-
 func published(rows []publisherRow) []Published {
 	all := make([]Published, len(rows))
 	for i, row := range rows {
@@ -143,10 +145,13 @@ func (p *publication) removeGone(ctx context.Context, where string, args ...any)
 
 // goneWhere: it said so, or it missed beats while another missed none. Without such a witness it was
 // Postgres that was away, or its clock that was set forward, and all seem to be gone: then they are
-// waited for. A beat that is under way when a row is deleted saves the row.
-const goneWhere = `p.beat_at = '-infinity' OR p.beat_at <= clock_timestamp() - $1::interval AND EXISTS (
+// waited for. A beat that lies ahead is older than the clock's last step back, and bears no witness. A
+// beat that is under way when a row is deleted saves the row.
+const goneWhere = `p.beat_at = '-infinity'
+    OR p.beat_at NOT BETWEEN clock_timestamp() - $1::interval AND clock_timestamp() + $1::interval AND EXISTS (
     SELECT FROM call_publishers w
-    WHERE w.beat_at > clock_timestamp() - $1::interval AND w.steady_since <= clock_timestamp() - $1::interval)`
+    WHERE w.beat_at BETWEEN clock_timestamp() - $1::interval AND clock_timestamp()
+      AND w.steady_since <= clock_timestamp() - $1::interval)`
 
 // forgottenWhere: nobody lives on who would be a witness, for one that comes.
 const forgottenWhere = ` OR p.beat_at <= clock_timestamp() - $2::interval`

@@ -160,6 +160,30 @@ func TestPublisherKilled(t *testing.T) {
 	s.rate(10, "when another comes")
 }
 
+// Postgres's clock was set back: what died before that has beats to come, and is a witness for nobody.
+func TestPublisherDiedBeforeTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	wide, strict, dead := s.joined(hourly(10)), s.joined(hourly(6)), s.joined(hourly(8))
+	s.silent(dead, "-1 h")
+	s.steady(dead, "1 h")
+	s.silent(strict, "7 s") // Postgres was away, and this one is not back yet
+	s.steady(wide, "5 s")
+	s.tick(wide)
+	s.rate(6, "beside one that nobody saw miss a beat")
+	s.want(`SELECT count(*) = 3 FROM call_publishers`)
+
+	// Nor does it live for an hour: those that do have beaten since.
+	s.silent(strict, "0 s")
+	s.silent(dead, "-5 s") // a clock that was slewed
+	s.steady(wide, "7 s")
+	s.tick(wide)
+	s.want(`SELECT count(*) = 3 FROM call_publishers`)
+	s.silent(dead, "-1 h")
+	s.tick(wide)
+	s.want(`SELECT count(*) = 2 FROM call_publishers`)
+}
+
 func TestSameRulesChangeNothing(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -400,6 +424,64 @@ func TestPublisherFrozen(t *testing.T) {
 		t.Error("it was thawed, and published all the same")
 	}
 	s.rate(8, "after it was thawed")
+}
+
+// So is one that takes others out.
+func TestSettleFrozen(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	gone := s.joined(hourly(6))
+	s.joined(hourly(10))
+	gone.Leave(t.Context())
+	pool := s.poolWith("idle_in_transaction_session_timeout", "0")
+	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() { ended <- dispatcher.SettleFrozen(context.Background(), pool, frozen, thaw) }()
+	<-frozen
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := s.another(hourly(8)).Join(ctx)
+	close(thaw)
+	if late := <-ended; err != nil || late == nil {
+		t.Errorf("joining = %v; the thawed one = %v, want an error", err, late)
+	}
+	s.rate(8, "without the frozen")
+}
+
+// What another published meanwhile is seen, whatever isolation the server gives by default.
+func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.joined(hourly(10))
+	first := s.poolWith("application_name", "first")
+	second := s.poolWith("default_transaction_isolation", "repeatable read")
+	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	go func() { ended <- dispatcher.PublishFrozen(context.Background(), first, hourly(6), frozen, thaw) }()
+	<-frozen
+	go func() {
+		_, err := dispatcher.Publish(context.Background(), second, hourly(8))
+		ended <- err
+	}()
+	s.eventually(4*time.Second, waitingSQL, 1)
+	close(thaw)
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	s.rate(8, "after both")
+}
+
+// poolWith is a pool whose connections set a parameter so.
+func (s *system) poolWith(name, value string) *pgxpool.Pool {
+	s.t.Helper()
+	config := s.pool.Config().Copy()
+	config.ConnConfig.RuntimeParams[name] = value
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(pool.Close)
+	return pool
 }
 
 // As processes run: the stricter holds from its start to its end, and no longer than a tick.

@@ -29,10 +29,11 @@ func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules) ([]string, er
 	})
 }
 
-// publish runs one publication, in a transaction of its own.
+// publish runs one publication, in a transaction of its own, which must see what was committed while it
+// waited for its locks.
 func publish(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.Context, *publication) error) ([]string, error) {
 	var changes []string
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
 		if err := run(ctx, &p); err != nil {
 			return err

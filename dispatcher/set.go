@@ -42,7 +42,7 @@ func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]str
 
 func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, change func(limitRow) (limitRow, error)) ([]string, error) {
 	var changes []string
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
 		if err := p.lock(ctx); err != nil {
 			return err

@@ -172,6 +172,11 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	if !inTime {
 		t.Error("the deadline is not the queue's timeout after the start")
 	}
+	exec(t, pool, `UPDATE call_queues SET timeout = '2 h'`)
+	again := start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
+	if again.Work == nil || again.Work.Timeout != 7*time.Second {
+		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
+	}
 }
 
 // Two batches that name the same attempts in opposite order must not deadlock, and each attempt

@@ -108,7 +108,8 @@ func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 // loops. The epoch is read once, for each reading opens a file.
 //
 // The conditions stand on call_open's own columns, for only those are read again after a wait
-// for a lock. A row that already carries the token keeps its first started_at. One batch may ask
+// for a lock. A row that already carries the token keeps its first started_at and deadline, and the
+// timeout that is answered is that deadline's, whatever the queue says by now. One batch may ask
 // for an attempt twice, when Redis delivered it twice: only the token that the row took counts.
 // The clock is read after the asker's own, and that is what its bounds rest on; a start is never
 // earlier than its claim, though the clock may have been set back in between. The commit waits for
@@ -138,12 +139,13 @@ WITH asked AS MATERIALIZED (
       AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp()
               AND (o.not_before IS NULL OR o.not_before <= clock_timestamp()))
-    RETURNING o.call_id, o.token, o.started_at, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
+    RETURNING o.call_id, o.token, o.started_at, o.deadline, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
         a.wanted, a.call_data, a.failed_count, a.max_attempts
 )
 SELECT s.call_id, s.token, s.started_at, s.send_within, false AS gone, false AS expired, s.wanted,
     s.queue, s.task, s.key, s.cost, s.call_data, s.failed_count, coalesce(s.max_attempts, r.max_attempts, 3),
-    coalesce(r.backoff_min, '10 seconds'), coalesce(r.backoff_max, '15 minutes'), coalesce(r.timeout, '30 seconds'),
+    coalesce(r.backoff_min, '10 seconds'), coalesce(r.backoff_max, '15 minutes'),
+    s.deadline - s.started_at - interval '1 second',
     s.limits, s.keys,
     s.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(s.limits) AND l.window_size = '0')
 FROM started s
