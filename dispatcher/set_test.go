@@ -111,6 +111,47 @@ func TestPause(t *testing.T) {
 	}
 }
 
+// What is claimed while a pause waits for the claim's lock is recalled too.
+func TestPauseDuringAClaim(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := rules(sliding("api", 6, time.Hour))
+	s.calls("default", 1)
+	s.once(r)
+	s.calls("default", 1)
+	claim, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claim.Rollback(context.Background())
+	if _, err := claim.Exec(t.Context(), `SELECT FROM call_limits FOR NO KEY UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	paused := make(chan int, 1)
+	go func() {
+		pool := s.poolWith("default_transaction_isolation", "repeatable read")
+		n, err := ledger.Pause(context.Background(), pool, ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"})
+		if err != nil {
+			t.Error(err)
+		}
+		paused <- n
+	}()
+	s.eventually(4*time.Second, waitingSQL, 1)
+	if _, err := claim.Exec(t.Context(), `
+		WITH called AS (UPDATE call_queue SET status = 'dispatched', attempts = 1 WHERE id = 2)
+		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT 2, 1, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs FROM call_open`); err != nil {
+		t.Fatal(err)
+	}
+	if err := claim.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-paused; n != 2 {
+		t.Errorf("%d attempts were recalled, want 2", n)
+	}
+}
+
 func TestPauseEnds(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

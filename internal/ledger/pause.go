@@ -28,9 +28,10 @@ type Paused struct {
 var ErrUnknown = errors.New("there is no such queue or limit")
 
 // Pause keeps anything from being claimed, and recalls what was and has not started: once it
-// returns, nothing starts that was not running. It returns how many attempts were recalled.
+// returns, nothing starts that was not running. It returns how many attempts were recalled. (What a
+// claim commits while its lock is waited for must be seen, whatever isolation the server gives by default.)
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if err := lockRule(ctx, tx, p.What, p.Name); err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ WHERE NOT @extend OR p.until < excluded.until`
 // Resume ends a pause, and says whether there was one. A key's pause and that of all are apart.
 func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (bool, error) {
 	was := false
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if err := lockRule(ctx, tx, what, name); err != nil {
 			return err
 		}
