@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -80,7 +81,9 @@ func (k *worker) shutLimits(a *attempt) {
 		_, err := ledger.Pause(k.w.ctx, k.w.lane.workers, ledger.Paused{
 			What: "limit", Name: name, Key: a.Keys[i], For: &d, Extend: true, By: k.id, Reason: "the API wants no more",
 		})
-		k.w.must(err)
+		if !errors.Is(err, ledger.ErrUnknown) { // no queue is under it any more
+			k.w.must(err)
+		}
 	}
 }
 
