@@ -24,6 +24,7 @@ type attempt struct {
 	w      *Worker
 	callID int64
 	number int32
+	epoch  string // that it was loaded under
 	token  int64
 	result json.RawMessage
 
@@ -243,7 +244,7 @@ func (a *attempt) start(ctx context.Context) (grant, error) {
 }
 
 func (a *attempt) startRequest() ledger.StartRequest {
-	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Timeout: a.Timeout}
+	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
 }
 
 // started is what became of the start, which was answered so. Until the answer is known it asks again

@@ -135,6 +135,7 @@ type delivered struct {
 	ledger.Work
 	callID        int64
 	attempt       int32
+	epoch         string
 	gone, expired bool
 }
 
@@ -148,7 +149,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []relay.Ref) ([]delivered, e
 		return nil, fmt.Errorf("load attempts: %w", err)
 	}
 	loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d delivered, err error) {
-		return d, row.Scan(&d.callID, &d.attempt, &d.Queue, &d.Task, &d.Key, &d.Cost, &d.Data, &d.gone, &d.expired, &d.FailedCount,
+		return d, row.Scan(&d.callID, &d.attempt, &d.epoch, &d.Queue, &d.Task, &d.Key, &d.Cost, &d.Data, &d.gone, &d.expired, &d.FailedCount,
 			&d.Policy.MaxAttempts, &d.Policy.BackoffMin, &d.Policy.BackoffMax, &d.Timeout, &d.Limits, &d.Keys, &d.Frees)
 	})
 	if err != nil {
@@ -159,7 +160,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []relay.Ref) ([]delivered, e
 
 // A queue that has left the config keeps the defaults for what is under way.
 const loadSQL = `
-SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost,
+SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost,
     coalesce(q.call_data, '{}') AS call_data,
     q.id IS NULL AS gone,
     coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
@@ -182,7 +183,7 @@ func (w *Worker) loaded(rows []delivered) []*attempt {
 	list := make([]*attempt, 0, len(rows))
 	for _, row := range rows {
 		a := w.newAttempt(row.callID, row.attempt)
-		a.Work = row.Work
+		a.Work, a.epoch = row.Work, row.epoch
 		switch {
 		case row.gone:
 			w.record(*a.unsent(errCallGone, 0))

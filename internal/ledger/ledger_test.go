@@ -143,6 +143,27 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
+// After a failover that lost calls their ids are given out again: what was loaded under a former epoch
+// is another call.
+func TestStartIsOfTheEpochThatWasLoaded(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	var epoch string
+	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM call_open`).Scan(&epoch); err != nil {
+		t.Fatal(err)
+	}
+	r := request(id, 7)
+	r.Epoch = "former"
+	if got := start(t, pool, r)[7]; got.StartedAt != nil {
+		t.Errorf("started as of a former epoch: %+v", got)
+	}
+	r.Epoch = epoch
+	if got := start(t, pool, r)[7]; got.StartedAt == nil {
+		t.Error("not started as of its own")
+	}
+}
+
 // Who does not say how long the handler may take has not read the attempt: the answer has it all.
 func TestStartAnswersWithTheWork(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,9 @@ type StartRequest struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
+	// Epoch is the one that the attempt was loaded under: after a failover that lost calls its ids may be
+	// another's. "": nothing was loaded.
+	Epoch string
 	// Timeout is how long the handler may take; 0: as long as its queue says, and the answer says
 	// all else that is to be known of the attempt.
 	Timeout time.Duration
@@ -57,14 +60,15 @@ type Work struct {
 func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
 	ids, attempts := make([]int64, len(requests)), make([]int32, len(requests))
 	tokens, timeouts := make([]int64, len(requests)), make([]*int64, len(requests))
+	epochs := make([]string, len(requests))
 	for i, r := range requests {
-		ids[i], attempts[i], tokens[i] = r.CallID, r.Attempt, r.Token
+		ids[i], attempts[i], tokens[i], epochs[i] = r.CallID, r.Attempt, r.Token, r.Epoch
 		if r.Timeout != 0 {
 			timeouts[i] = micros(&r.Timeout)
 		}
 	}
 	rows, err := db.Query(ctx, startSQL, pgx.StrictNamedArgs{
-		"ids": ids, "attempts": attempts, "tokens": tokens, "timeouts": timeouts, "worker": worker,
+		"ids": ids, "attempts": attempts, "tokens": tokens, "epochs": epochs, "timeouts": timeouts, "worker": worker,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start attempts: %w", err)
@@ -117,11 +121,11 @@ func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 // keeps the defaults for what is under way.
 const startSQL = `
 WITH asked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,
+    SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
         CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data, q.failed_count, q.max_attempts
-    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @timeouts::bigint[])
-        AS a (call_id, attempt, token, timeout_us)
+    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
+        AS a (call_id, attempt, token, epoch, timeout_us)
     LEFT JOIN call_queue q ON q.id = a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
     ORDER BY a.call_id
 ), started AS (
@@ -134,7 +138,7 @@ WITH asked AS MATERIALIZED (
     FROM asked a
     WHERE o.call_id = a.call_id AND NOT a.gone AND NOT a.expired
       AND o.attempt = a.attempt
-      AND o.epoch = (SELECT callq_epoch())
+      AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
       AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
       AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp()

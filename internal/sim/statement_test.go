@@ -94,9 +94,9 @@ func (k *worker) askStart(a *attempt) {
 func (k *worker) executeStarts(batch []*attempt) {
 	requests := make([]ledger.StartRequest, len(batch))
 	for i, a := range batch {
-		requests[i] = ledger.StartRequest{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Timeout: a.Timeout}
+		requests[i] = ledger.StartRequest{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Epoch: a.Epoch, Timeout: a.Timeout}
 		if !a.k.loads(a.Task) {
-			requests[i].Timeout = 0 // the queue's
+			requests[i].Epoch, requests[i].Timeout = "", 0 // the queue's timeout
 		}
 	}
 	answers, err := ledger.Start(k.w.ctx, k.w.lane.workers, k.id, requests)
