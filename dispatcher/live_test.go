@@ -3,15 +3,11 @@ package dispatcher_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // joined is a process of its own that publishes rules and lives.
@@ -337,151 +333,6 @@ func TestDearCallWaitsWhileProcessesDiffer(t *testing.T) {
 	s.want(`SELECT bool_and(status = 'failed') FROM call_queue`)
 	s.want(`SELECT rate = 5 AND most_cost = 5 FROM call_limits`)
 	s.want(`SELECT max(version) = 4 FROM call_limit_changes`) // what a call may cost is no version
-}
-
-// Eight processes come and go at once, with claims in between: none waits for ever, and at the end
-// the strictest of those that stay holds.
-func TestPublishersRace(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(1000)
-	s.calls("default", 500)
-	s.calls("other", 500)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	processes := make([]*dispatcher.Dispatcher, 8)
-	for i := range processes {
-		r := dispatcher.Rules{
-			Limits: []dispatcher.LimitRule{sliding("api", int64(10+i), time.Hour), sliding("own", 20, time.Hour), sliding(fmt.Sprint("of", i), 100, time.Hour)},
-			Queues: []dispatcher.QueueRule{queue("default", "api", fmt.Sprint("of", i)), queue("other", "own", "api")},
-		}
-		if i%2 == 1 {
-			slices.Reverse(r.Queues)
-			slices.Reverse(r.Limits)
-		}
-		processes[i] = s.another(r)
-	}
-	gate, ended := make(chan struct{}), sync.WaitGroup{}
-	for i, d := range processes {
-		ended.Go(func() {
-			<-gate
-			for round := range 5 {
-				if err := d.Join(ctx); err != nil {
-					t.Error(err)
-				}
-				for range 2 {
-					if err := d.Tick(ctx); err != nil {
-						t.Error(err)
-					}
-				}
-				if round < 4 || i < 4 {
-					d.Leave(ctx)
-				}
-			}
-		})
-	}
-	close(gate)
-	ended.Wait()
-	for _, d := range processes[4:] {
-		if err := d.Tick(ctx); err != nil {
-			t.Error(err)
-		}
-	}
-	s.rate(14, "of those that stay")
-	s.want(`SELECT limits = '{api,of4,of5,of6,of7}' FROM call_queues WHERE name = 'default'`)
-	s.want(`SELECT count(*) = 4 FROM call_publishers`)
-	s.verify()
-}
-
-// A process that is frozen while it publishes holds what all others wait for: Postgres ends that.
-func TestPublisherFrozen(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(100)
-	s.calls("default", 50)
-	live := s.joined(hourly(10))
-	config := s.pool.Config().Copy() // `limits set` has a connection without the dispatchers' settings
-	delete(config.ConnConfig.RuntimeParams, "idle_in_transaction_session_timeout")
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	go func() { ended <- dispatcher.PublishFrozen(context.Background(), pool, hourly(6), frozen, thaw) }()
-	<-frozen
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := s.another(hourly(8)).Join(ctx); err != nil {
-		close(thaw)
-		t.Fatal(err, <-ended)
-	}
-	s.rate(8, "without the frozen")
-	s.tick(live)
-	s.want(`SELECT count(*) = 8 FROM call_open`)
-	close(thaw)
-	if err := <-ended; err == nil {
-		t.Error("it was thawed, and published all the same")
-	}
-	s.rate(8, "after it was thawed")
-}
-
-// So is one that takes others out.
-func TestSettleFrozen(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	gone := s.joined(hourly(6))
-	s.joined(hourly(10))
-	gone.Leave(t.Context())
-	pool := s.poolWith("idle_in_transaction_session_timeout", "0")
-	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	go func() { ended <- dispatcher.SettleFrozen(context.Background(), pool, frozen, thaw) }()
-	<-frozen
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	err := s.another(hourly(8)).Join(ctx)
-	close(thaw)
-	if late := <-ended; err != nil || late == nil {
-		t.Errorf("joining = %v; the thawed one = %v, want an error", err, late)
-	}
-	s.rate(8, "without the frozen")
-}
-
-// What another published meanwhile is seen, whatever isolation the server gives by default.
-func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.joined(hourly(10))
-	first := s.poolWith("application_name", "first")
-	second := s.poolWith("default_transaction_isolation", "repeatable read")
-	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 2)
-	go func() { ended <- dispatcher.PublishFrozen(context.Background(), first, hourly(6), frozen, thaw) }()
-	<-frozen
-	go func() {
-		_, err := dispatcher.Publish(context.Background(), second, hourly(8))
-		ended <- err
-	}()
-	s.eventually(4*time.Second, waitingSQL, 1)
-	close(thaw)
-	for range 2 {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}
-	s.rate(8, "after both")
-}
-
-// poolWith is a pool whose connections set a parameter so.
-func (s *system) poolWith(name, value string) *pgxpool.Pool {
-	s.t.Helper()
-	config := s.pool.Config().Copy()
-	config.ConnConfig.RuntimeParams[name] = value
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(pool.Close)
-	return pool
 }
 
 // As processes run: the stricter holds from its start to its end, and no longer than a tick.

@@ -1,0 +1,196 @@
+package ledger_test
+
+import (
+	"context"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/pgtest"
+)
+
+func TestStartIsCompareAndSet(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	first := start(t, pool, request(id, 7))[7]
+	if first.StartedAt == nil || first.SendWithin == nil || *first.SendWithin != 300*time.Millisecond {
+		t.Fatalf("the first start answered %+v", first)
+	}
+	if again := start(t, pool, request(id, 7))[7]; again.StartedAt == nil || !again.StartedAt.Equal(*first.StartedAt) {
+		t.Errorf("the same token asked again: %+v, want the first answer", again)
+	}
+	if other := start(t, pool, request(id, 8))[8]; other.StartedAt != nil {
+		t.Error("another token started the same attempt")
+	}
+}
+
+// On a server that commits asynchronously, and a pool that is not callq's own.
+func TestStartIsDurable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `SET LOCAL synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ledger.Start(t.Context(), tx, "w", []ledger.StartRequest{request(id, 7)}); err != nil {
+		t.Fatal(err)
+	}
+	var commit string
+	if err := tx.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&commit); err != nil {
+		t.Fatal(err)
+	}
+	if commit != "on" {
+		t.Errorf("synchronous_commit is %s when a start commits", commit)
+	}
+}
+
+func TestStartTwiceInOneBatch(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	answers := start(t, pool, request(id, 7), request(id, 8))
+	if (answers[7].StartedAt == nil) == (answers[8].StartedAt == nil) {
+		t.Errorf("two deliveries of one attempt: %+v, want exactly one started", answers)
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	t.Parallel()
+	cases := []struct {
+		name          string
+		change        string
+		gone, expired bool
+	}{
+		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false, false},
+		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false, false},
+		{"one that may not start yet", `UPDATE call_open SET not_before = now() + interval '1 min'`, false, false},
+		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false, false},
+		{"a call that was deleted", `DELETE FROM call_queue`, true, false},
+		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true, false},
+		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, false, true},
+		{"no row", `DELETE FROM call_open`, false, false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			id := open(t, pool)
+			exec(t, pool, c.change)
+			got := start(t, pool, request(id, 7))[7]
+			if got.StartedAt != nil || got.Gone != c.gone || got.Expired != c.expired {
+				t.Errorf("got %+v, want not started, gone %v, expired %v", got, c.gone, c.expired)
+			}
+		})
+	}
+}
+
+// After a failover that lost calls their ids are given out again: what was loaded under a former epoch
+// is another call.
+func TestStartIsOfTheEpochThatWasLoaded(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	var epoch string
+	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM call_open`).Scan(&epoch); err != nil {
+		t.Fatal(err)
+	}
+	r := request(id, 7)
+	r.Epoch = "former"
+	if got := start(t, pool, r)[7]; got.StartedAt != nil {
+		t.Errorf("started as of a former epoch: %+v", got)
+	}
+	r.Epoch = epoch
+	if got := start(t, pool, r)[7]; got.StartedAt == nil {
+		t.Error("not started as of its own")
+	}
+}
+
+// Who does not say how long the handler may take has not read the attempt: the answer has it all.
+func TestStartAnswersWithTheWork(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	exec(t, pool, `INSERT INTO call_queues VALUES ('default', 1, '{}', '', 4, '2 s', '3 min', '7 s', 'retry', now(), 'test')`)
+	exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
+	exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
+	if told := start(t, pool, request(id, 7))[7]; told.Work != nil {
+		t.Errorf("nobody asked for %+v", told.Work)
+	}
+	exec(t, pool, `UPDATE call_open SET token = NULL, started_at = NULL, deadline = NULL`)
+	got := start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
+	var want ledger.Work
+	var inTime bool
+	err := pool.QueryRow(t.Context(), `
+		SELECT queue, task, key, cost, limits, keys, deadline = started_at + interval '8 s' FROM call_open WHERE call_id = $1`, id).
+		Scan(&want.Queue, &want.Task, &want.Key, &want.Cost, &want.Limits, &want.Keys, &inTime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Data, want.FailedCount, want.Timeout, want.Frees = []byte(`{"n": 1}`), 2, 7*time.Second, true
+	want.Policy = ledger.Policy{MaxAttempts: 4, BackoffMin: 2 * time.Second, BackoffMax: 3 * time.Minute}
+	if got.Work == nil || !reflect.DeepEqual(*got.Work, want) {
+		t.Errorf("got %+v, want %+v", got.Work, want)
+	}
+	if !inTime {
+		t.Error("the deadline is not the queue's timeout after the start")
+	}
+	exec(t, pool, `UPDATE call_queues SET timeout = '2 h'`)
+	again := start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
+	if again.Work == nil || again.Work.Timeout != 7*time.Second {
+		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
+	}
+}
+
+// Two batches that name the same attempts in opposite order must not deadlock, and each attempt
+// must start once.
+func TestStartOppositeOrders(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	const n = 40
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = open(t, pool)
+	}
+	starts := make([]int, 4)
+	var wg sync.WaitGroup
+	gate := make(chan struct{})
+	for worker := range starts {
+		wg.Go(func() {
+			requests := make([]ledger.StartRequest, n)
+			for i := range requests {
+				at := i
+				if worker%2 == 1 {
+					at = n - 1 - i
+				}
+				requests[i] = request(ids[at], int64(1000*worker+i+1))
+			}
+			<-gate
+			answers, err := ledger.Start(context.Background(), pool, "w", requests)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, a := range answers {
+				if a.StartedAt != nil {
+					starts[worker]++
+				}
+			}
+		})
+	}
+	close(gate)
+	wg.Wait()
+	sum := 0
+	for _, s := range starts {
+		sum += s
+	}
+	if sum != n {
+		t.Errorf("%d starts of %d attempts: %v", sum, n, starts)
+	}
+}
