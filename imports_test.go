@@ -45,9 +45,10 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay", "tasks"},
+			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
+		{name: "internal/lines", modules: []string{pgx}},
 		{name: "internal/relay", modules: []string{redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},

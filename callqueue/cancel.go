@@ -37,8 +37,8 @@ func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 // if there are not all: the others are cancelled all the same. After any other error some may be
 // cancelled that are not returned; cancelling again does no harm.
 //
-// Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, and INSERT on
-// call_attempts.
+// Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, SELECT on
+// call_limits, and INSERT on call_attempts and call_news.
 func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]Cancellation, error) {
 	var failure error
 	asked, known := unique(ids), make(map[int64]Cancellation, len(ids))
@@ -157,11 +157,19 @@ WITH call AS MATERIALIZED (
     DELETE FROM call_open o
     USING cancelled c
     WHERE o.call_id = c.id AND o.started_at IS NULL
-    RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.queue, o.task, o.key
+    RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.queue, o.task, o.key, o.limits, o.keys
 ), ledger AS (
     INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
     SELECT call_id, attempt, cost, claimed_at, clock_timestamp(), 'cancelled', queue, task, key, '[]'
     FROM refunded
+), freed AS (
+    INSERT INTO call_news (queue, at, key)
+    SELECT queue, clock_timestamp(), key
+    FROM (
+        SELECT DISTINCT u.key, unnest((SELECT queues FROM call_limits WHERE name = u.name AND per_key)) AS queue
+        FROM refunded r
+        CROSS JOIN LATERAL unnest(r.limits, r.keys) AS u (name, key)
+    ) f
 )
 SELECT c.id, CASE WHEN done.id IS NULL THEN c.status ELSE 'cancelled' END AS status, done.id IS NOT NULL AS cancelled,
     c.running, c.claimed AND NOT c.ended AS claimed

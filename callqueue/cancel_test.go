@@ -66,7 +66,7 @@ func TestCancel(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound of 99 and -1", err)
 	}
 
-	isSo(t, pool, `SELECT count(*) = 7 AND bool_and(unique_key IS NULL AND finished_at IS NOT NULL AND ready_at IS NULL AND failed_at IS NULL
+	isSo(t, pool, `SELECT count(*) = 7 AND bool_and(unique_key IS NULL AND finished_at IS NOT NULL AND failed_at IS NULL
 		AND failed_count = 0) FROM call_queue WHERE status = 'cancelled'`)
 	isSo(t, pool, `SELECT error_message = 'busy' FROM call_queue WHERE id = 2`)
 	// What had not started is over and charged to nothing; what had is its worker's to end.

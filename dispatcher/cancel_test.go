@@ -59,7 +59,7 @@ func TestCancelledAndLost(t *testing.T) {
 				s.cancel(1)
 				s.exec(overdue)
 				s.once(r)
-				s.want(`SELECT status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL AND ready_at IS NULL FROM call_queue`)
+				s.want(`SELECT status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL FROM call_queue`)
 				s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' FROM call_attempts`)
 				s.want(`SELECT sum(used) = 1 FROM call_usage`)
 				s.want(`SELECT count(*) = 0 FROM call_open`)

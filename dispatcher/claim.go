@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,8 +26,7 @@ type claimResult struct {
 const (
 	claimBusyRetry = minGap
 	claimFullRetry = 20 * time.Millisecond
-	nextKeys       = 100 * time.Millisecond // when there are more keys than a claim looks at
-	lookLater      = time.Minute            // ticks come sooner
+	lookLater      = time.Minute // ticks come sooner
 )
 
 // claim is the claim transaction: it locks the queue's limits, counts what is occupied, and gives
@@ -45,28 +45,28 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
 
-	limits, label, free, err := lockQueue(ctx, tx, queue, wait)
+	locked, err := lockQueue(ctx, tx, queue, wait)
 	if err != nil {
 		return claimResult{}, err
 	}
-	if !free {
+	if locked == nil {
 		return claimResult{lookIn: claimBusyRetry}, nil
 	}
 	now, epoch, err := d.readClock(ctx, tx)
 	if err != nil {
 		return claimResult{}, err
 	}
-	if shut := d.shutFor(limits, now, epoch); shut > 0 {
-		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, limits, epoch)
+	if shut := d.shutFor(locked.Limits, now, epoch); shut > 0 {
+		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, locked.Limits, epoch)
 	}
-	seen, err := d.survey(ctx, tx, queue, limits)
+	seen, err := d.survey(ctx, tx, queue, locked.Limits)
 	if err != nil {
 		return claimResult{}, err
 	}
-	if paused := seen.pausedFor(); paused > 0 {
-		return claimResult{lookIn: min(paused, lookLater)}, nil
+	if seen.pausedFor > 0 {
+		return claimResult{lookIn: min(seen.pausedFor, lookLater)}, nil
 	}
-	roster := seen.roster.on(label)
+	roster := seen.roster.on(locked.Label)
 	want := min(claimMost, roster.room())
 	switch {
 	case len(roster.pools) == 0: // no worker carries the label
@@ -74,67 +74,50 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	case want == 0:
 		return roster.full(), nil
 	}
-	keys, pausedFor := seen.unpaused()
-	head, err := d.headroom(ctx, tx, limits, keys, now)
+	taken, err := lines.Intake(ctx, tx, queue, d.reach.since(queue), now)
+	if err != nil {
+		return claimResult{}, err
+	}
+	c, err := d.round(ctx, tx, locked, seen, roster, now)
 	if errors.Is(err, errClockSetBack) {
 		return claimResult{lookIn: minGap}, nil
 	}
 	if err != nil {
 		return claimResult{}, err
 	}
-	batch, err := d.take(ctx, tx, queue, head, keys, epoch, want, roster)
+	batch, err := d.take(ctx, tx, c, epoch, want)
 	if err != nil {
-		return claimResult{}, err
-	}
-	if err := batch.turn(ctx, tx, queue, seen.keys); err != nil {
 		return claimResult{}, err
 	}
 	if err := d.commit(ctx, tick, tx, queue, batch); err != nil {
 		return claimResult{}, err
 	}
+	d.reach.took(queue, now, taken.All)
 	d.metrics.claimed(queue, len(batch.attempts))
 	if len(batch.refused) > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(batch.refused))
 	}
 	d.hand.over(tick, batch.parcels()) // however long the claim took
 
-	result := batch.result(head)
+	result := batch.result(c)
+	if taken.Some { // what else there is, now or later, the next look will know
+		result.lookIn = min(result.lookIn, minGap)
+	}
+	if !taken.All && batch.stuck == nil {
+		result.more = true
+	}
 	if result.more && roster.room() == 0 {
 		result = roster.full()
 	}
-	result.lookIn = min(result.lookIn, pausedFor)
-	if len(seen.keys) == keysMost {
-		result.lookIn = min(result.lookIn, nextKeys)
-	}
+	result.lookIn = min(result.lookIn, c.pausedFor)
 	return result, nil
 }
 
-// turn notes where the next claim of the queue begins: after the key served last; or, where none
-// of as many keys as a claim looks at could be served, with those behind.
-func (b *batch) turn(ctx context.Context, tx pgx.Tx, queue string, keys []string) error {
-	after := b.last
-	switch {
-	case len(keys) < 2:
-		return nil
-	case len(b.chosen) > 0:
-	case len(keys) == keysMost:
-		after = keys[keysMost-1]
-	default:
-		return nil
-	}
-	if _, err := tx.Exec(ctx, servedSQL, queue, after); err != nil {
-		return fmt.Errorf("note the key served last: %w", err)
-	}
-	return nil
-}
-
-const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1 AND served_key <> $2`
-
 // result says when the next claim may do more than this one did.
-func (b *batch) result(head *headroom) claimResult {
+func (b *batch) result(c *round) claimResult {
 	switch {
 	case b.stuck != nil:
-		wait, known := head.wait(*b.stuck)
+		wait, known := c.head.wait(*b.stuck)
 		if !known {
 			return claimResult{lookIn: lookLater}
 		}
@@ -146,8 +129,8 @@ func (b *batch) result(head *headroom) claimResult {
 	if len(b.chosen)+len(b.refused) > 0 {
 		result.lookIn = minGap // the queue is empty for now; when it is not, the next look will know
 	}
-	for _, c := range b.blocked {
-		if wait, known := head.wait(c); known {
+	for _, h := range b.blocked {
+		if wait, known := c.head.wait(h); known {
 			result.lookIn = min(result.lookIn, wait)
 		}
 	}
@@ -159,8 +142,9 @@ type batch struct {
 	served
 	id       int64
 	epoch    string
-	more     bool          // a key may have more that can be taken now
+	more     bool          // another claim may find more that can be taken now
 	to       []destination // of each parcel
+	opened   int           // attempts that were to be opened
 	attempts []claimed
 }
 
@@ -178,69 +162,61 @@ type claimed struct {
 	ParcelNo int32 `db:"parcel_no"`
 }
 
-// take picks the next calls of the keys that have room, up to want in all and a fair share each,
-// fails what is wrong with them, and opens an attempt of each other that the limits admit.
-func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, queue string, head *headroom, keys []string, epoch string,
-	want int, roster *roster,
-) (*batch, error) {
+// take locks the next calls of the keys that have room, up to want in all and a fair share each, fails
+// what is wrong with them, opens an attempt of each other that the limits admit, and notes in the lines
+// what became of them.
+func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, c *round, epoch string, want int) (*batch, error) {
 	b := &batch{id: d.cfg.Random(math.MaxInt64), epoch: epoch}
 	var open []string
-	for _, key := range keys {
-		switch closed, shared := head.closed(key); {
+	for _, key := range c.keys {
+		switch closed, shared := c.head.closed(key); {
 		case shared:
-			b.stuck = &held{key, 1}
+			b.stuck = &held{key: key, cost: 1}
 			return b, nil
 		case closed:
-			b.blocked = append(b.blocked, held{key, 1})
+			b.blocked = append(b.blocked, held{key: key, cost: 1})
 		default:
 			open = append(open, key)
 		}
 	}
-	if len(open) == 0 {
-		return b, nil
-	}
-	share := int64((want + len(open) - 1) / len(open))
-	shares := make([]int64, len(open))
-	for i, key := range open {
-		shares[i] = min(share, head.Most(key))
-	}
-	candidates, err := d.pick(ctx, tx, queue, head.now, open, shares, roster.tasks())
-	if err != nil {
+	if err := c.lockFirst(ctx, tx, open, want, d.cfg.MaxData); err != nil {
 		return nil, err
 	}
 	blocked := b.blocked
-	b.served = serve(open, candidates, head.limits, head.Admission, roster, want)
+	b.served = serve(open, c.of, c.head.limits, c.head.Admission, c.roster, want)
 	b.blocked = append(b.blocked, blocked...)
-	b.more = b.unfinished(open, shares, candidates, head)
-	if err := refuse(ctx, tx, b.refused); err != nil {
-		return nil, err
+	b.more = b.unfinished(open, c)
+
+	var writes pgx.Batch
+	b.refuse(&writes)
+	b.open(&writes, c)
+	c.note(&writes, b)
+	if writes.Len() == 0 {
+		return b, nil
 	}
-	return b, b.open(ctx, tx, queue, head)
+	return b, b.check(tx.SendBatch(ctx, &writes).Close())
 }
 
-// unfinished says whether another claim right away may find more: a key that has room left had as
-// many calls as were asked for. Where it had, and a shared limit is exhausted, the batch is stuck.
-func (b *batch) unfinished(keys []string, shares []int64, candidates []candidate, head *headroom) bool {
+// unfinished says whether another claim right away may find more: a key that has room left has more calls
+// that a pool has room for. Where it has, and a shared limit is exhausted, the batch is stuck.
+func (b *batch) unfinished(keys []string, c *round) bool {
 	if b.stuck != nil || len(b.chosen)+len(b.refused) == 0 {
 		return false
 	}
-	found := map[string]int64{}
-	for _, c := range candidates {
-		found[c.Key]++
+	blocked := map[string]bool{}
+	for _, h := range b.blocked {
+		blocked[h.key] = true
 	}
-	for _, c := range b.blocked {
-		delete(found, c.key)
-	}
-	for i, key := range keys {
-		if found[key] < shares[i] {
+	for _, key := range keys {
+		if blocked[key] || !c.hasMore(key) {
 			continue
 		}
-		switch closed, shared := head.closed(key); {
+		switch closed, shared := c.head.closed(key); {
 		case shared:
-			b.stuck = &held{key, 1}
+			b.stuck = &held{key: key, cost: 1}
 			return false
 		case closed:
-			b.blocked = append(b.blocked, held{key, 1})
+			b.blocked = append(b.blocked, held{key: key, cost: 1})
 		default:
 			return true
 		}
@@ -249,18 +225,15 @@ func (b *batch) unfinished(keys []string, shares []int64, candidates []candidate
 }
 
 // refuse fails calls that can never be made as they are. They have no attempt and use no unit.
-func refuse(ctx context.Context, tx pgx.Tx, calls []candidate) error {
-	if len(calls) == 0 {
-		return nil
+func (b *batch) refuse(writes *pgx.Batch) {
+	if len(b.refused) == 0 {
+		return
 	}
-	ids, reasons := make([]int64, len(calls)), make([]string, len(calls))
-	for i, c := range calls {
+	ids, reasons := make([]int64, len(b.refused)), make([]string, len(b.refused))
+	for i, c := range b.refused {
 		ids[i], reasons[i] = c.ID, *c.Refusal
 	}
-	if _, err := tx.Exec(ctx, refuseSQL, ids, reasons); err != nil {
-		return fmt.Errorf("refuse calls: %w", err)
-	}
-	return nil
+	writes.Queue(refuseSQL, ids, reasons)
 }
 
 const refuseSQL = `
@@ -271,7 +244,7 @@ FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
 WHERE q.id = r.id AND q.status IN ('new', 'error')`
 
 // open writes the attempts. Each is charged to all limits of its queue.
-func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, head *headroom) error {
+func (b *batch) open(writes *pgx.Batch, c *round) {
 	chosen := map[destination][]int64{}
 	var order []destination
 	for i, c := range b.chosen {
@@ -295,33 +268,38 @@ func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, head *headroo
 		}
 	}
 	if len(ids) == 0 {
-		return nil
+		return
 	}
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin *time.Duration
-	for _, l := range head.limits {
+	for _, l := range c.head.limits {
 		names, perKey, countCost = append(names, l.Name), append(perKey, l.PerKey), append(countCost, l.CountCost)
 		if sendWithin == nil || l.SendWithin < *sendWithin {
 			sendWithin = &l.SendWithin
 		}
 	}
-	rows, err := tx.Query(ctx, openSQL, pgx.StrictNamedArgs{
-		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": head.now, "queue": queue, "batch": b.id,
+	b.opened = len(ids)
+	writes.Queue(openSQL, pgx.StrictNamedArgs{
+		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": c.head.now, "queue": c.Name, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
 		"send_within": sendWithin, "start_within": startWithin,
+	}).Query(func(rows pgx.Rows) (err error) {
+		b.attempts, err = pgx.CollectRows(rows, pgx.RowToStructByName[claimed])
+		return err
 	})
+}
+
+// check says whether the writes did what they were to.
+func (b *batch) check(err error) error {
 	if err != nil {
-		return fmt.Errorf("open attempts: %w", err)
-	}
-	if b.attempts, err = pgx.CollectRows(rows, pgx.RowToStructByName[claimed]); err != nil {
 		var pg *pgconn.PgError
-		if errors.As(err, &pg) && pg.Code == "23505" {
+		if errors.As(err, &pg) && pg.Code == "23505" && pg.TableName == "call_open" {
 			return fmt.Errorf("open attempts: a call has an open attempt and waits all the same (%s); run callq verify", pg.Detail)
 		}
 		return fmt.Errorf("open attempts: %w", err)
 	}
-	if len(b.attempts) != len(ids) {
-		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), len(ids))
+	if len(b.attempts) != b.opened {
+		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), b.opened)
 	}
 	return nil
 }
@@ -329,7 +307,7 @@ func (b *batch) open(ctx context.Context, tx pgx.Tx, queue string, head *headroo
 // startWithin is how long a claimed attempt may wait for its start.
 const startWithin = 30 * time.Second
 
-// The rows of call_queue are locked by pickSQL in this transaction.
+// The rows of call_queue are locked by lines.First in this transaction.
 const openSQL = `
 WITH picked AS (
     SELECT * FROM unnest(@ids::bigint[], @parcel_nos::int[], @pools::text[]) AS p (id, parcel_no, pool)

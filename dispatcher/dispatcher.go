@@ -61,6 +61,9 @@ type Dispatcher struct {
 	epoch   string               // the last that was noted
 	rounds  int                  // turns the order of the queues, so that those that share a limit take turns
 	blocked map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
+	reach   reach
+	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
+	expiredRest time.Time
 
 	ticked    atomic.Int64 // when the last tick ended, Unix ns; 0: none yet
 	published atomic.Bool
@@ -111,6 +114,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		wake:    make(chan struct{}, 1),
 		armed:   make(chan time.Duration, 1),
 		blocked: map[string]time.Time{},
+		reach:   reach{takenIn: map[string]time.Time{}},
 	}, nil
 }
 

@@ -1,19 +1,26 @@
 package dispatcher
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
 )
 
-// candidate is a call that a claim may take. Refusal says what is wrong with it, if anything.
+// inLine is a line with those of its calls that stand first, locked.
+type inLine struct {
+	lines.Line
+	calls  []lines.Call
+	passed []lines.Entry // at the same places, and cannot be claimed
+	served int           // of calls: chosen, or refused
+}
+
+// candidate is a call that a claim may take.
 type candidate struct {
-	ID      int64   `db:"id"`
-	Key     string  `db:"key"`
-	Cost    int64   `db:"cost"`
-	Task    string  `db:"task"`
-	Refusal *string `db:"refusal"`
+	lines.Call
+	Key, Task string
+	Priority  int16
 }
 
 // served is what came of a turn.
@@ -30,40 +37,37 @@ type served struct {
 
 // held is a call that waits for units.
 type held struct {
-	key  string
-	cost int64
+	key      string
+	cost     int64
+	priority int16
 }
 
 // serve goes round the keys in their order, a call each, until want calls are chosen, a limit that
-// they share has no room, or nobody's next call can be taken. Within a key the order is the
-// candidates'.
-func serve(keys []string, candidates []candidate, limits []lockedLimit, a limit.Admission, r *roster, want int) served {
-	lines := make(map[string][]candidate, len(keys))
-	for _, c := range candidates {
-		lines[c.Key] = append(lines[c.Key], c)
-	}
+// they share has no room, or nobody's next call can be taken.
+func serve(keys []string, of map[string][]*inLine, limits []lockedLimit, a limit.Admission, r *roster, want int) served {
 	var s served
-	waiting := slices.Clone(keys)
-	for len(waiting) > 0 {
+	for waiting := keys; len(waiting) > 0; {
 		var next []string
 		for _, key := range waiting {
 			if len(s.chosen) == want {
 				return s
 			}
-			c, ok := s.takeHead(lines, key, limits, a, r)
-			if !ok {
+			line := s.nextOf(of[key], limits, a, r)
+			if line == nil {
 				continue
 			}
+			c := line.calls[line.served]
 			admitted, shared := a.Admit(key, c.Cost)
 			switch {
 			case shared:
-				s.stuck = &held{key, c.Cost}
+				s.stuck = &held{key, c.Cost, line.Priority}
 				return s
 			case !admitted:
-				s.blocked = append(s.blocked, held{key, c.Cost})
+				s.blocked = append(s.blocked, held{key, c.Cost, line.Priority})
 				continue
 			}
-			s.chosen, s.pools, s.last = append(s.chosen, c), append(s.pools, r.choose(c.Task)), key
+			line.served++
+			s.chosen, s.pools, s.last = append(s.chosen, line.candidate(c)), append(s.pools, r.choose(line.Task)), key
 			next = append(next, key)
 		}
 		waiting = next
@@ -71,22 +75,59 @@ func serve(keys []string, candidates []candidate, limits []lockedLimit, a limit.
 	return s
 }
 
-// takeHead takes the first candidate of a key that can be made and that a pool has room for.
-func (s *served) takeHead(lines map[string][]candidate, key string, limits []lockedLimit, a limit.Admission, r *roster) (candidate, bool) {
-	for len(lines[key]) > 0 {
-		c := lines[key][0]
-		lines[key] = lines[key][1:]
-		if i, exceeds := a.Exceeds(c.Cost); exceeds && c.Refusal == nil {
-			reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name,
-				limit.Rate{Units: limits[i].Rate, Window: limits[i].Window})
-			c.Refusal = &reason
+func (l *inLine) candidate(c lines.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
+
+// nextOf is the line of a key whose first call comes next, of those that a pool has room for. Calls that
+// can never be made leave their lines on the way.
+func (s *served) nextOf(key []*inLine, limits []lockedLimit, a limit.Admission, r *roster) *inLine {
+	var best *inLine
+	for _, line := range key {
+		for line.served < len(line.calls) {
+			c := line.calls[line.served]
+			if i, exceeds := a.Exceeds(c.Cost); exceeds && c.Refusal == nil {
+				reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name,
+					limit.Rate{Units: limits[i].Rate, Window: limits[i].Window})
+				c.Refusal = &reason
+			}
+			if c.Refusal == nil {
+				break
+			}
+			s.refused = append(s.refused, line.candidate(c))
+			line.served++
 		}
-		switch {
-		case c.Refusal != nil:
-			s.refused = append(s.refused, c)
-		case r.can(c.Task):
-			return c, true
+		if line.served < len(line.calls) && r.can(line.Task) && (best == nil || line.before(best)) {
+			best = line
 		}
 	}
-	return candidate{}, false
+	return best
+}
+
+// before says whether the first call of l comes before that of other: within a line the order stands.
+func (l *inLine) before(other *inLine) bool {
+	a, b := l.calls[l.served], other.calls[other.served]
+	return cmp.Or(cmp.Compare(l.Priority, other.Priority), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
+}
+
+// left is where the line stands behind what was served, and behind what cannot be claimed on the way, whose
+// ids it returns. calls are how many have left it.
+func (l *inLine) left() (to lines.Left, passed []int64) {
+	to = lines.Left{Line: l.Line, From: l.Head, Gone: int64(l.served)}
+	if l.served > 0 {
+		to.Head, to.Taken = l.calls[l.served-1].Seq, l.calls[l.served-1].Place
+	}
+	for _, e := range l.passed {
+		if l.served < len(l.calls) && !comesBefore(e, l.calls[l.served].Entry) {
+			break
+		}
+		passed = append(passed, e.ID)
+		to.Gone++
+		if comesBefore(lines.Entry{Seq: to.Head, Place: to.Taken}, e) {
+			to.Head, to.Taken = e.Seq, e.Place
+		}
+	}
+	return to, passed
+}
+
+func comesBefore(a, b lines.Entry) bool {
+	return cmp.Or(cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Place, b.Place)) < 0
 }

@@ -2,18 +2,28 @@ package dispatcher
 
 import (
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestServe(t *testing.T) {
 	t.Parallel()
 	call := func(id int64, key string, cost int64) candidate {
-		return candidate{ID: id, Key: key, Cost: cost, Task: "http"}
+		return candidate{lines.Call{Entry: lines.Entry{ID: id}, Cost: cost}, key, "http", 5}
 	}
-	wrong := "wrong"
+	other := func(c candidate, priority int16, task string) candidate {
+		c.Priority, c.Task = priority, task
+		return c
+	}
+	wrongly := func(c candidate) candidate {
+		wrong := "wrong"
+		c.Refusal = &wrong
+		return c
+	}
 	all := func(n int64) limit.Quota { return limit.Quota{Rate: 100, Room: map[string]int64{"": n}} }
 	cases := []struct {
 		name       string
@@ -39,7 +49,7 @@ func TestServe(t *testing.T) {
 			limit.Admission{all(2)},
 			9,
 			[]int64{1, 3},
-			nil, &held{"x", 1}, nil, "y",
+			nil, &held{"x", 1, 5}, nil, "y",
 		},
 		{
 			"small calls do not pass a large one",
@@ -47,7 +57,7 @@ func TestServe(t *testing.T) {
 			limit.Admission{{Rate: 100, CountCost: true, Room: map[string]int64{"": 100}}},
 			9,
 			[]int64{1, 3},
-			nil, &held{"x", 50}, nil, "y",
+			nil, &held{"x", 50, 5}, nil, "y",
 		},
 		{
 			"a key without room keeps nobody else",
@@ -56,28 +66,35 @@ func TestServe(t *testing.T) {
 			9,
 			[]int64{2, 3},
 			nil, nil,
-			[]held{{"x", 1}},
+			[]held{{"x", 1, 5}},
 			"y",
 		},
 		{
 			"what is wrong is passed by",
-			[]candidate{{ID: 1, Key: "x", Refusal: &wrong}, call(2, "x", 1), {ID: 3, Key: "x", Task: "nobody's"}, call(4, "x", 101)},
+			[]candidate{wrongly(call(1, "x", 1)), call(2, "x", 1), other(call(3, "x", 1), 5, "nobody's"), call(4, "x", 101)},
 			limit.Admission{{Rate: 100, CountCost: true, Room: map[string]int64{"": 100}}},
 			9,
 			[]int64{2},
 			[]int64{1, 4},
 			nil, nil, "x",
 		},
+		{
+			"within a key by priority, then by age, whatever the task",
+			[]candidate{call(5, "x", 1), call(6, "x", 1), other(call(4, "x", 1), 5, "mail"), other(call(9, "x", 1), 0, "http"), other(call(7, "x", 1), 5, "mail")},
+			nil, 9,
+			[]int64{9, 4, 5, 6, 7},
+			nil, nil, nil, "x",
+		},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := &roster{pools: []*pool{{Name: "http", Tasks: []string{"http"}, room: 100}}}
+			r := &roster{pools: []*pool{{Name: "http", Tasks: []string{"http", "mail"}, room: 100}}}
 			limits := make([]lockedLimit, len(c.a))
 			for i := range c.a {
 				c.a[i].Room = maps.Clone(c.a[i].Room)
 			}
-			s := serve([]string{"x", "y", "z"}, c.candidates, limits, c.a, r, c.want)
+			s := serve([]string{"x", "y", "z"}, inLines(c.candidates), limits, c.a, r, c.want)
 			ids := func(list []candidate) (ids []int64) {
 				for _, c := range list {
 					ids = append(ids, c.ID)
@@ -91,6 +108,64 @@ func TestServe(t *testing.T) {
 			}
 			if len(s.pools) != len(s.chosen) || r.room() != 100-len(s.chosen) {
 				t.Errorf("%d chosen, %d pools, room %d", len(s.chosen), len(s.pools), r.room())
+			}
+		})
+	}
+}
+
+// inLines puts candidates into their lines.
+func inLines(candidates []candidate) map[string][]*inLine {
+	of := map[string][]*inLine{}
+	for _, c := range candidates {
+		i := slices.IndexFunc(of[c.Key], func(l *inLine) bool { return l.Priority == c.Priority && l.Task == c.Task })
+		if i < 0 {
+			i = len(of[c.Key])
+			of[c.Key] = append(of[c.Key], &inLine{Line: lines.Line{Key: c.Key, Priority: c.Priority, Task: c.Task}})
+		}
+		of[c.Key][i].calls = append(of[c.Key][i].calls, c.Call)
+	}
+	return of
+}
+
+// Where a line stands after a turn: behind what was served, and what could not be on the way.
+func TestLeft(t *testing.T) {
+	t.Parallel()
+	entry := func(seq int64, place int32, id int64) lines.Entry { return lines.Entry{Seq: seq, Place: place, ID: id} }
+	calls := func(entries ...lines.Entry) (list []lines.Call) {
+		for _, e := range entries {
+			list = append(list, lines.Call{Entry: e})
+		}
+		return list
+	}
+	for _, c := range []struct {
+		name   string
+		line   inLine
+		head   int64
+		taken  int32
+		gone   int64
+		passed []int64
+	}{
+		{"nothing", inLine{calls: calls(entry(1, 3, 13))}, 1, 2, 0, nil},
+		{"some are served", inLine{calls: calls(entry(1, 3, 13), entry(1, 4, 14), entry(2, 1, 21)), served: 2}, 1, 4, 2, nil},
+		{"into the next chunk", inLine{calls: calls(entry(1, 3, 13), entry(2, 1, 21)), served: 2}, 2, 1, 2, nil},
+		{
+			"what has ended is passed, as far as the first that waits",
+			inLine{
+				calls: calls(entry(1, 4, 14), entry(2, 1, 21)), served: 1,
+				passed: []lines.Entry{entry(1, 3, 13), entry(1, 5, 15), entry(2, 2, 22)},
+			},
+			1, 5, 3,
+			[]int64{13, 15},
+		},
+		{"all have ended", inLine{passed: []lines.Entry{entry(1, 3, 13), entry(2, 1, 21)}}, 2, 1, 2, []int64{13, 21}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.line.Head, c.line.Taken = 1, 2
+			left, passed := c.line.left()
+			got := []any{left.From, left.Head, left.Taken, left.Gone, passed}
+			if diff := cmp.Diff([]any{int64(1), c.head, c.taken, c.gone, c.passed}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -27,36 +27,48 @@ type lockedLimit struct {
 	CompleteSince *time.Time    `db:"complete_since"`
 }
 
+// lockedQueue is a queue's row and those of its limits, as read under their locks.
+type lockedQueue struct {
+	Name   string
+	Label  string // only workers that carry it
+	Served string // the key that was served last
+	Limits []lockedLimit
+}
+
 // lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
-// them what is in force, and which label the queue asks of workers; last it locks the workers' room,
-// which all claims share. Without wait it answers false when another holds one.
-func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (limits []lockedLimit, label string, free bool, err error) {
+// them what is in force; last it locks the workers' room, which all claims share. It returns nil where
+// the queue is gone, or, without wait, where another holds one of the locks.
+func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*lockedQueue, error) {
 	queueSQL, limitsSQL, roomSQL := lockQueueSQL, lockLimitsSQL, lockRoomSQL
 	if !wait {
 		queueSQL, limitsSQL, roomSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED", tryRoomSQL
 	}
+	q := &lockedQueue{Name: queue}
 	var names []string
 	var settings pgx.Batch
 	settings.Queue(claimSettingsSQL, strconv.FormatInt(claimTimeout.Milliseconds(), 10))
-	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &label) })
-	err = tx.SendBatch(ctx, &settings).Close()
+	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &q.Label, &q.Served) })
+	err := tx.SendBatch(ctx, &settings).Close()
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, "", false, nil // locked, or gone from the config meanwhile
+		return nil, nil // locked, or gone from the config meanwhile
 	}
 	if err != nil {
-		return nil, "", false, fmt.Errorf("lock the queue: %w", err)
+		return nil, fmt.Errorf("lock the queue: %w", err)
 	}
 	var room bool
 	var locks pgx.Batch
 	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
-		limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
+		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
 		return err
 	})
 	locks.Queue(roomSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&room) })
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
-		return nil, "", false, fmt.Errorf("lock the limits: %w", err)
+		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
-	return limits, label, room && len(limits) == len(names), nil
+	if !room || len(q.Limits) != len(names) {
+		return nil, nil
+	}
+	return q, nil
 }
 
 const claimSettingsSQL = `
@@ -65,7 +77,7 @@ SELECT set_config('synchronous_commit', 'on', true),
     set_config('idle_in_transaction_session_timeout', $1, true)` // a frozen claim stops all others
 
 // Not FOR SHARE: claims that overlap would keep a publisher waiting for ever.
-const lockQueueSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+const lockQueueSQL = `SELECT limits, on_label, served_key FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `

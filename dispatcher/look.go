@@ -11,10 +11,9 @@ import (
 
 // dueQueue is a queue with when its next call may be claimed.
 type dueQueue struct {
-	Name    string    `db:"name"`
-	FirstAt time.Time `db:"first_at"`
-	Due     bool      `db:"due"`
-	In      float64   `db:"due_in"` // seconds; at most a tick or so matters
+	Name string  `db:"name"`
+	Due  bool    `db:"due"`
+	In   float64 `db:"due_in"` // seconds; at most a tick or so matters
 }
 
 // look claims what can be claimed now, from each queue in turn, and says when to look again. A
@@ -52,6 +51,7 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 
 // drainQueue claims from one queue until its limits, the workers or its calls run out.
 func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (time.Duration, error) {
+	next := lookLater
 	for {
 		result, err := d.claim(ctx, queue, wait)
 		if err != nil {
@@ -62,50 +62,50 @@ func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (t
 			d.blocked[queue] = d.cfg.Now().Add(result.blockedFor)
 		}
 		if !result.more {
-			return result.lookIn, nil
+			return min(next, result.lookIn), nil
 		}
+		next = minGap // what falls due after what was claimed, the next look will know
 	}
 }
 
 func (d *Dispatcher) dueQueues(ctx context.Context) ([]dueQueue, error) {
-	rows, err := d.cfg.Pool.Query(ctx, dueSQL)
+	queues, since := d.reach.begin(d.cfg.Now())
+	rows, err := d.cfg.Pool.Query(ctx, dueSQL, queues, since)
 	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
 	}
-	queues, err := pgx.CollectRows(rows, pgx.RowToStructByNameLax[dueQueue])
+	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
 	}
-	return queues, nil
+	d.reach.end(d.cfg.Now())
+	return due, nil
 }
 
-// A probe of call_queue_ready_idx per queue and priority, and one of call_queue_due_idx. run_at may
-// be infinite, of which nothing can be subtracted.
+// Three probes per queue: news, lines to wake, lines to claim from. run_at may be infinite, of which
+// nothing can be subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
     extract(epoch FROM least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp())::float8 AS due_in
 FROM (
-    SELECT r.name, min(f.ready_at) AS first_at
+    SELECT r.name, least(n.at, w.at, a.at) AS first_at
     FROM call_queues r
-    CROSS JOIN LATERAL (
-        SELECT u.ready_at
-        FROM generate_series(0, 9) AS p (priority)
-        CROSS JOIN LATERAL (
-            SELECT q.ready_at
-            FROM call_queue q
-            WHERE coalesce(q.queue, 'default') = r.name
-              AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
-              AND q.ready_at IS NOT NULL AND coalesce(q.key, '') = ''
-            ORDER BY q.ready_at, q.id
-            LIMIT 1
-        ) u
-        UNION ALL
-        (SELECT q.ready_at
-         FROM call_queue q
-         WHERE coalesce(q.queue, 'default') = r.name AND q.ready_at IS NOT NULL AND coalesce(q.key, '') <> ''
-         ORDER BY q.ready_at
-         LIMIT 1)
-    ) f
-    GROUP BY r.name
+    LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
+    LEFT JOIN LATERAL (
+        SELECT at FROM call_news
+        WHERE queue = r.name AND at >= coalesce(s.since, '-infinity')
+        ORDER BY at LIMIT 1
+    ) n ON true
+    LEFT JOIN LATERAL (
+        SELECT wake_at AS at FROM call_lines
+        WHERE queue = r.name AND wake_at IS NOT NULL AND wake_at >= coalesce(s.since, '-infinity')
+        ORDER BY wake_at LIMIT 1
+    ) w ON true
+    LEFT JOIN LATERAL (
+        SELECT timestamptz '-infinity' AS at FROM call_lines
+        WHERE queue = r.name AND wake_at IS NULL AND calls > 0
+        LIMIT 1
+    ) a ON true
 ) first
+WHERE first_at IS NOT NULL
 ORDER BY name`

@@ -10,6 +10,7 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -65,6 +66,7 @@ type publication struct {
 	put     []string    // limits that were written
 	dropped []string    // limits that were taken away
 	recall  []string    // queues whose unstarted attempts are recalled
+	wake    []string    // queues whose keys may no longer be blocked
 }
 
 // queueRow and limitRow are the rows as they stand.
@@ -154,6 +156,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
 		p.changed("queue", q.Name, fmt.Sprintf("limits %v, max_attempts %d, timeout %s", q.Limits, q.MaxAttempts, q.Timeout))
+		p.wake = append(p.wake, q.Name)
 		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On) {
 			p.recall = append(p.recall, q.Name)
 		}
@@ -238,6 +241,7 @@ func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) e
 		return err
 	}
 	p.put = append(p.put, now.Name)
+	p.wake = append(p.wake, now.Queues...)
 	p.changed("limit", now.Name, now.String())
 	if was != nil && !was.onlyRaised(now) {
 		p.recall = append(p.recall, was.Queues...)
@@ -349,6 +353,9 @@ func (p *publication) record(ctx context.Context) error {
 		if _, err := p.tx.Exec(ctx, ledger.AuditSQL, p.by, a[0], a[1], a[2]); err != nil {
 			return fmt.Errorf("write the audit: %w", err)
 		}
+	}
+	if err := lines.WakeAll(ctx, p.tx, p.wake); err != nil {
+		return err
 	}
 	if len(p.put)+len(p.dropped) == 0 {
 		return nil

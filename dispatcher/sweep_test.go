@@ -66,7 +66,7 @@ func TestLost(t *testing.T) {
 			s.once(r)
 			s.want(`SELECT status = $1 AND failed_count = $2 AND (failed_at IS NOT NULL) = ($1 = 'failed')
 				AND error_message LIKE '%worker was lost%' FROM call_queue WHERE id = 1`, c.status, failed+1)
-			s.want(`SELECT (ready_at > finished_at) IS NOT DISTINCT FROM nullif($1, false) FROM call_queue WHERE id = 1`, c.again)
+			s.want(`SELECT (CASE WHEN status IN ('new', 'error') THEN run_at END > finished_at) IS NOT DISTINCT FROM nullif($1, false) FROM call_queue WHERE id = 1`, c.again)
 			s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' AND arrived_by = started_at + interval '65 s' FROM call_attempts`)
 			s.want(`SELECT sum(used) = 1 FROM call_usage`)
 			s.want(`SELECT count(*) = 1 FROM call_open`) // the second unit; the first stays used

@@ -54,7 +54,7 @@ func (d *Dispatcher) readBack(tick context.Context, queue string, b *batch) ([]c
 		return nil, fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
-	if _, _, _, err := lockQueue(ctx, tx, queue, true); err != nil {
+	if _, err := lockQueue(ctx, tx, queue, true); err != nil {
 		return nil, err
 	}
 	ids := make([]int64, len(b.attempts))

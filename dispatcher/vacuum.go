@@ -11,7 +11,7 @@ import (
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
 func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
-	return vacuum(ctx, pool, []string{"call_queue", "call_open", "call_attempts", "call_usage"})
+	return vacuum(ctx, pool, []string{"call_queue", "call_news", "call_lines", "call_waiting", "call_open", "call_attempts", "call_usage"})
 }
 
 func vacuum(ctx context.Context, db interface {
@@ -66,7 +66,8 @@ const (
 // snapshot may still see.
 const vacuumNeededSQL = `
 SELECT c.relname
-FROM (VALUES ('call_open', 2000, 1.0), ('call_usage', 2000, 0.5), ('call_queue', 20000, 0.1)) AS t (name, least, share)
+FROM (VALUES ('call_open', 2000, 1.0), ('call_usage', 2000, 0.5), ('call_queue', 20000, 0.1),
+    ('call_news', 2000, 0.5), ('call_lines', 2000, 0.5), ('call_waiting', 2000, 0.5)) AS t (name, least, share)
 JOIN pg_class c ON c.oid = to_regclass(t.name)
 JOIN pg_stat_user_tables s ON s.relid = c.oid
 WHERE s.n_dead_tup > t.least + t.share * s.n_live_tup

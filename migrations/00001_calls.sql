@@ -10,7 +10,7 @@ $$;
 
 -- One API call to make. Producers INSERT here; everything they may set has a default, and an
 -- explicit NULL means that default. Narrow, hot columns first: call_data stays out of the way.
--- fillfactor 50 leaves room on the page, so that a finish is a HOT update (no index entry).
+-- fillfactor 50 leaves room on the page, so that a claim and a finish are HOT updates (no index entry).
 CREATE TABLE call_queue (
     id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     status        text        NOT NULL DEFAULT 'new',
@@ -21,9 +21,6 @@ CREATE TABLE call_queue (
     cost          bigint      DEFAULT 1,
     created_at    timestamptz NOT NULL DEFAULT now(),
     run_at        timestamptz DEFAULT now(),
-    -- When the call may be claimed; NULL unless it waits. What the base index is built on.
-    ready_at      timestamptz GENERATED ALWAYS AS (
-        CASE WHEN status IN ('new', 'error') THEN coalesce(run_at, created_at) END) STORED,
     expires_at    timestamptz,
     dispatched_at timestamptz,
     finished_at   timestamptz,
@@ -36,24 +33,11 @@ CREATE TABLE call_queue (
     call_data     jsonb       DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- The order in which a queue's calls are claimed: calls without a key, and each key's own. Every
--- waiting call is in just one of the two. A priority outside 0..9 is clamped, so that the claim
--- meets it and can say what is wrong with it.
-CREATE INDEX call_queue_ready_idx ON call_queue
-    (coalesce(queue, 'default'), (least(greatest(coalesce(priority, 5), 0), 9)), ready_at, id)
-    WHERE ready_at IS NOT NULL AND coalesce(key, '') = '';
+-- No index may name what a claim, start or finish changes, not even in its predicate: their updates are
+-- HOT. Waiting calls are found through lines (00003_lines.sql).
 
-CREATE INDEX call_queue_key_idx ON call_queue
-    (coalesce(queue, 'default'), key, (least(greatest(coalesce(priority, 5), 0), 9)), ready_at, id)
-    WHERE ready_at IS NOT NULL AND coalesce(key, '') <> '';
-
--- When the next call with a key falls due.
-CREATE INDEX call_queue_due_idx ON call_queue (coalesce(queue, 'default'), ready_at)
-    WHERE ready_at IS NOT NULL AND coalesce(key, '') <> '';
-
--- Waiting calls that may expire before they are claimed.
-CREATE INDEX call_queue_expires_idx ON call_queue (expires_at)
-    WHERE expires_at IS NOT NULL AND ready_at IS NOT NULL;
+-- Calls that may expire before they are claimed.
+CREATE INDEX call_queue_expires_idx ON call_queue (expires_at) WHERE expires_at IS NOT NULL;
 
 -- Dead letters, newest last. failed_at is set only when a call fails for good.
 CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) WHERE failed_at IS NOT NULL;

@@ -68,7 +68,7 @@ func TestCancelRunning(t *testing.T) {
 			// Until its end, and not for the slack (60 s) of a request without an answer.
 			b.await(`SELECT CASE WHEN $1 > 0 THEN arrived_by BETWEEN started_at AND finished_at + interval '90 s' ELSE arrived_by IS NULL END
 				FROM call_attempts`, c.charges)
-			b.await(`SELECT status = 'cancelled' AND attempts = 1 AND failed_count = 0 AND unique_key IS NULL AND ready_at IS NULL
+			b.await(`SELECT status = 'cancelled' AND attempts = 1 AND failed_count = 0 AND unique_key IS NULL
 				AND failed_at IS NULL FROM call_queue WHERE id = $1`, id)
 			b.verify()
 		})

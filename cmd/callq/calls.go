@@ -162,7 +162,7 @@ func (f callFilter) whereSQL() string {
 	}
 	add(len(f.status) > 0, "status = ANY(@status::text[])")
 	add(slices.Equal(f.status, []string{"failed"}), "failed_at IS NOT NULL")
-	add(len(f.status) > 0 && !slices.ContainsFunc(f.status, ended), "ready_at IS NOT NULL")
+	add(len(f.status) > 0 && !slices.ContainsFunc(f.status, ended), "status IN ('new', 'error')")
 	add(f.queue != "", "coalesce(queue, 'default') = @queue::text")
 	add(f.isKey, "coalesce(key, '') = @key::text")
 	add(f.task != "", "coalesce(task, 'http') = @task::text")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
+
+	"github.com/callq/callq/migrations"
 )
 
 const (
@@ -303,8 +306,12 @@ func TestSchemaIsChecked(t *testing.T) {
 		name, args, words string
 		prepare           func(world)
 	}{
-		{"missing", "status", "run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes"); w.do("migrate", "down", "--yes") }},
-		{"old", "calls list", "version 1, and this callq needs 2: run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes") }},
+		{"missing", "status", "run `callq migrate up`", func(w world) {
+			for range migrations.Version() {
+				w.do("migrate", "down", "--yes")
+			}
+		}},
+		{"old", "calls list", fmt.Sprintf("version %d, and this callq needs %d: run `callq migrate up`", migrations.Version()-1, migrations.Version()), func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
 			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")
 		}},

@@ -167,18 +167,24 @@ func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
 	return oldest, nil
 }
 
-// Waiting calls are read through call_queue_ready_idx and call_queue_due_idx, failures through
-// call_queue_failed_idx: what has ended well is not read, however much there is of it.
+// Waiting calls are counted by lines and news, which may speak of calls that have ended. While they are few,
+// each is looked at. Failures are read through call_queue_failed_idx: what has ended well is not read,
+// however much there is of it.
 const queuesSQL = `
-WITH ready AS (
-    SELECT coalesce(queue, 'default') AS name, ready_at
-    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') = ''
+WITH said AS (
+    SELECT queue AS name, calls, true AS due FROM call_lines
     UNION ALL
-    SELECT coalesce(queue, 'default'), ready_at
-    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') <> ''
+    SELECT queue, calls, at <= clock_timestamp() FROM call_news
 ), waiting AS (
-    SELECT name, count(*) AS waiting, count(*) FILTER (WHERE ready_at <= clock_timestamp()) AS due
-    FROM ready GROUP BY name
+    SELECT name, sum(calls) AS waiting, sum(calls) FILTER (WHERE due) AS due
+    FROM said
+    WHERE (SELECT sum(calls) FROM said) > ` + exactMost + `
+    GROUP BY name
+    UNION ALL
+    SELECT i.queue, count(DISTINCT q.id), count(DISTINCT q.id) FILTER (WHERE i.at <= clock_timestamp())
+    FROM call_in_line i JOIN call_queue q USING (id)
+    WHERE q.status IN ('new', 'error') AND coalesce((SELECT sum(calls) FROM said), 0) <= ` + exactMost + `
+    GROUP BY i.queue
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
@@ -209,63 +215,34 @@ GROUP BY w.id
 ORDER BY live DESC, w.id`
 
 const unhandledSQL = `
-WITH tasks AS (
-    SELECT coalesce(task, 'http') AS task
-    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') = ''
-    UNION ALL
-    SELECT coalesce(task, 'http')
-    FROM call_queue WHERE ready_at IS NOT NULL AND coalesce(key, '') <> ''
-)
-SELECT task, count(*) AS waiting
-FROM tasks t
-WHERE NOT EXISTS (
+SELECT task, sum(calls) AS waiting
+FROM (SELECT task, calls FROM call_lines UNION ALL SELECT task, calls FROM call_news) t
+WHERE calls > 0 AND NOT EXISTS (
     SELECT FROM call_workers w
     WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks))
 GROUP BY 1
 ORDER BY 1`
 
-// A few probes per queue: call_queue_ready_idx by priority, call_queue_due_idx for calls with a key.
+// The chunks are gone through from the oldest on, until one has a call that waits still.
 const oldestSQL = `
-WITH RECURSIVE unkeyed AS (
-    (SELECT coalesce(queue, 'default') AS name FROM call_queue
-     WHERE ready_at IS NOT NULL AND coalesce(key, '') = '' ORDER BY coalesce(queue, 'default') LIMIT 1)
-    UNION ALL
-    SELECT (SELECT coalesce(q.queue, 'default') FROM call_queue q
-            WHERE q.ready_at IS NOT NULL AND coalesce(q.key, '') = '' AND coalesce(q.queue, 'default') > n.name
-            ORDER BY coalesce(q.queue, 'default') LIMIT 1)
-    FROM unkeyed n WHERE n.name IS NOT NULL
-), keyed AS (
-    (SELECT coalesce(queue, 'default') AS name FROM call_queue
-     WHERE ready_at IS NOT NULL AND coalesce(key, '') <> '' ORDER BY coalesce(queue, 'default') LIMIT 1)
-    UNION ALL
-    SELECT (SELECT coalesce(q.queue, 'default') FROM call_queue q
-            WHERE q.ready_at IS NOT NULL AND coalesce(q.key, '') <> '' AND coalesce(q.queue, 'default') > n.name
-            ORDER BY coalesce(q.queue, 'default') LIMIT 1)
-    FROM keyed n WHERE n.name IS NOT NULL
-)
-SELECT id, queue, greatest(ready_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
+SELECT f.id, c.queue, greatest(f.due_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    SELECT f.id, n.name AS queue, f.ready_at
-    FROM unkeyed n
-    CROSS JOIN generate_series(0, 9) AS p (priority)
-    CROSS JOIN LATERAL (
-        SELECT q.id, q.ready_at FROM call_queue q
-        WHERE coalesce(q.queue, 'default') = n.name AND coalesce(q.key, '') = ''
-          AND least(greatest(coalesce(q.priority, 5), 0), 9) = p.priority
-          AND q.ready_at <= clock_timestamp()
-        ORDER BY q.ready_at, q.id LIMIT 1
-    ) f
+    SELECT queue, at, ids FROM call_waiting
     UNION ALL
-    SELECT f.id, n.name, f.ready_at
-    FROM keyed n
-    CROSS JOIN LATERAL (
-        SELECT q.id, q.ready_at FROM call_queue q
-        WHERE coalesce(q.queue, 'default') = n.name AND coalesce(q.key, '') <> '' AND q.ready_at <= clock_timestamp()
-        ORDER BY q.ready_at LIMIT 1
-    ) f
-) firsts
-ORDER BY ready_at, id
+    SELECT queue, at, ids FROM call_news WHERE at <= clock_timestamp()
+    ORDER BY at
+) c
+CROSS JOIN LATERAL (
+    SELECT q.id, coalesce(q.run_at, q.created_at) AS due_at
+    FROM call_queue q
+    WHERE q.id = ANY(c.ids) AND q.status IN ('new', 'error')
+    ORDER BY 2, 1
+    LIMIT 1
+) f
 LIMIT 1`
+
+// exactMost is how many waiting calls are counted one by one.
+const exactMost = "10000"
 
 func (p *program) printStatus(s *status) error {
 	if err := printTable(p.stdout, s.Queues, queueColumns()...); err != nil {

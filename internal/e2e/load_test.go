@@ -78,7 +78,7 @@ func (l *load) insert(queue string, calls []callqueue.Call, way func(context.Con
 	ctx, cancel := context.WithTimeout(context.Background(), insertWithin)
 	defer cancel()
 	var waiting int
-	err := l.s.pool.QueryRow(ctx, `SELECT count(*) FROM call_queue WHERE queue = $1 AND ready_at IS NOT NULL`, queue).Scan(&waiting)
+	err := l.s.pool.QueryRow(ctx, `SELECT count(*) FROM call_queue WHERE queue = $1 AND status IN ('new', 'error')`, queue).Scan(&waiting)
 	var ids []int64
 	if err == nil && waiting < backlogMost {
 		ids, err = way(ctx, calls)

@@ -123,7 +123,9 @@ func nonZero[T comparable](v T) *T {
 // closed uncharged: the former server may have started them. A concurrency limit (W = 0) counts a call until its end, as the
 // ledger has it, or, without an answer, until the API must have seen the connection go. An attempt
 // without limits keeps a bound that holds for any slack, should a limit be added later. A call that was
-// cancelled while the attempt ran stays cancelled, and learns how that ended.
+// cancelled while the attempt ran stays cancelled, and learns how that ended. Where units of a key came free
+// sooner than could be foreseen, its lines are woken (internal/lines); that the call itself waits again is
+// its trigger's to say.
 const closeSQL = `
 WITH asked AS MATERIALIZED (
     SELECT *
@@ -193,6 +195,15 @@ WITH asked AS MATERIALIZED (
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
+), freed AS (
+    INSERT INTO call_news (queue, at, key)
+    SELECT queue, clock_timestamp(), key
+    FROM (
+        SELECT DISTINCT u.key,
+            unnest((SELECT queues FROM call_limits WHERE name = u.name AND per_key AND (NOT g.charged OR window_size = '0'))) AS queue
+        FROM gone g
+        CROSS JOIN LATERAL unnest(g.limits, g.keys) AS u (name, key)
+    ) f
 )
 INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, error, charged, result)

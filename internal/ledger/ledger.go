@@ -28,13 +28,14 @@ type DB interface {
 // committed is durable, whatever the server is set to: a crash must not forget a start.
 func Settings() map[string]string {
 	return map[string]string{
-		"timezone":         "UTC",
-		"plan_cache_mode":  "force_generic_plan",
-		"enable_seqscan":   "off",
-		"enable_hashjoin":  "off",
-		"enable_mergejoin": "off",
-		"jit":              "off",
-		"application_name": "callq",
+		"timezone":          "UTC",
+		"plan_cache_mode":   "force_generic_plan",
+		"enable_seqscan":    "off",
+		"enable_bitmapscan": "off",
+		"enable_hashjoin":   "off",
+		"enable_mergejoin":  "off",
+		"jit":               "off",
+		"application_name":  "callq",
 
 		"synchronous_commit":                  "on",
 		"idle_in_transaction_session_timeout": "5s",

@@ -104,6 +104,11 @@ func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string)
 		if _, err := tx.Exec(ctx, AuditSQL, by, what, name, text); err != nil {
 			return err
 		}
+		if key != "" {
+			if _, err := tx.Exec(ctx, wakeKeySQL, what, name, key); err != nil {
+				return err
+			}
+		}
 		_, err = tx.Exec(ctx, wakeSQL)
 		return err
 	})
@@ -111,6 +116,16 @@ func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string)
 }
 
 const resumeSQL = `DELETE FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3`
+
+// The key's lines may have been put aside while it was paused (internal/lines).
+const wakeKeySQL = `
+INSERT INTO call_news (queue, at, key)
+SELECT queue, clock_timestamp(), $3
+FROM (
+    SELECT $2 AS queue WHERE $1 = 'queue'
+    UNION ALL
+    SELECT unnest(queues) FROM call_limits WHERE $1 = 'limit' AND name = $2
+) q`
 
 const wakeSQL = `SELECT pg_notify('callq_wake', '')`
 

@@ -107,7 +107,7 @@ func (l *lane) prepareCopies(ctx context.Context, conn *pgx.Conn) error {
 	}
 	create.WriteString("CREATE UNLOGGED TABLE sim.ids (value bigint, called boolean, audit bigint, audited boolean)")
 	save.WriteString("DELETE FROM sim.ids; INSERT INTO sim.ids SELECT q.last_value, q.is_called, a.last_value, a.is_called FROM call_queue_id_seq q, call_audit_id_seq a")
-	l.saveSQL, l.restoreSQL = "BEGIN;"+save.String()+";COMMIT", "BEGIN;"+restore.String()+"COMMIT"
+	l.saveSQL, l.restoreSQL = "BEGIN;"+save.String()+";COMMIT", "BEGIN;SET LOCAL session_replication_role = replica;"+restore.String()+"COMMIT"
 	_, err = conn.Exec(ctx, create.String())
 	return err
 }

@@ -1,0 +1,112 @@
+package dispatcher_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+// With more keys than a claim looks at, those that are blocked are put aside. Whatever may end that has them
+// looked at again: here each key has one call that took its unit, and one that waits for it.
+func TestParkedKeysAreWoken(t *testing.T) {
+	t.Parallel()
+	const keys = 600
+	hourly := rules(perKey("each", 1, time.Hour))
+	one := rules(dispatcher.LimitRule{Name: "each", Rate: limit.Rate{Units: 1}, PerKey: true})
+	short := rules(perKey("each", 1, 2*time.Second))
+	for name, c := range map[string]struct {
+		rules dispatcher.Rules
+		free  func(t *testing.T, s *system)
+		want  string // keys whose second call is open then
+	}{
+		"nothing": {hourly, func(*testing.T, *system) {}, `count(*) = 0`},
+		"a call ends": {one, func(_ *testing.T, s *system) {
+			s.exec(`UPDATE call_open SET started_at = NULL`)
+			s.start(time.Hour, 300, 301)
+			s.finish(300, 301)
+		}, `array_agg(key ORDER BY key) = '{k300,k301}'`},
+		"a call is cancelled": {hourly, func(_ *testing.T, s *system) { s.cancel(300) }, `array_agg(key) = '{k300}'`},
+		"a key's pause ends": {hourly, func(t *testing.T, s *system) {
+			pause := ledger.Paused{What: "limit", Name: "each", Key: "k300", Reason: "test", By: "test"}
+			if n, err := ledger.Pause(t.Context(), s.pool, pause); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+			s.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id = 300`)
+			s.tick(s.dispatcher(hourly))
+			s.want(`SELECT count(*) = 0 FROM call_open WHERE key = 'k300'`)
+			if was, err := ledger.Resume(t.Context(), s.pool, "limit", "each", "k300", "test"); err != nil || !was {
+				t.Fatal(was, err)
+			}
+		}, `array_agg(key) = '{k300}'`},
+		"a rate is set": {hourly, func(t *testing.T, s *system) {
+			if _, err := dispatcher.SetLimit(t.Context(), s.pool, "each", limit.Rate{Units: 2, Window: time.Hour}, "test"); err != nil {
+				t.Fatal(err)
+			}
+		}, `count(*) = 600`},
+		"other rules are published": {hourly, func(_ *testing.T, s *system) {
+			s.publish(rules(perKey("each", 2, time.Hour)))
+		}, `count(*) = 600`},
+		"a limit is taken from the queue": {hourly, func(_ *testing.T, s *system) {
+			r := rules(perKey("each", 1, time.Hour))
+			r.Queues[0].Limits = nil
+			s.publish(r)
+		}, `count(*) = 600`},
+		"time": {short, func(t *testing.T, s *system) {
+			s.start(time.Hour)
+			s.finish()
+			s.exec(`SELECT pg_sleep(extract(epoch FROM max(bucket) + interval '2.01 s' - clock_timestamp())) FROM call_usage`)
+		}, `count(*) = 600`},
+	} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			s.alive(10000)
+			s.exec(`INSERT INTO call_queue (key) SELECT 'k' || i FROM generate_series(1, 2) turn, generate_series(1, $1) i`, keys)
+			s.once(c.rules)
+			s.once(c.rules)
+			s.want(`SELECT count(*) = $1 FROM call_open WHERE call_id <= $1`, keys)
+			s.want(`SELECT count(*) > 300 FROM call_lines WHERE wake_at IS NOT NULL`)
+			c.free(t, s)
+			d := s.dispatcher(c.rules)
+			for range 3 {
+				s.tick(d)
+			}
+			s.want(`SELECT `+c.want+` FROM call_open WHERE call_id > $1`, keys)
+			s.verify()
+		})
+	}
+}
+
+// A large call that is put aside is not passed by small ones behind it, but by one of a smaller priority.
+func TestParkedCallIsNotPassed(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(10000)
+	r := rules(perKey("each", 10, time.Hour))
+	r.Limits[0].CountCost = true
+	s.exec(`INSERT INTO call_queue (key, cost) SELECT 'k' || i, cost FROM unnest(ARRAY[6, 5]) cost, generate_series(1, 600) i`)
+	s.once(r)
+	s.want(`SELECT count(*) = 600 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM call_lines WHERE key = 'k300' AND wake_at > now() + interval '50 min'`)
+	s.exec(`INSERT INTO call_queue (key, cost, priority) VALUES ('k300', 1, 5), ('k300', 1, 9), ('k300', 2, 0)`)
+	s.once(r)
+	s.want(`SELECT array_agg(call_id) = '{1203}' FROM call_open WHERE key = 'k300' AND call_id > 600`)
+	s.verify()
+}
+
+// Lines of keys that have had all their calls claimed go, when there are many.
+func TestEmptyLinesGo(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(10000)
+	s.exec(`INSERT INTO call_queue (key) SELECT 'k' || i FROM generate_series(1, 2000) i`)
+	s.once(rules())
+	s.want(`SELECT count(*) = 2000 FROM call_open`)
+	s.want(`SELECT count(*) < 256 FROM call_lines`)
+	s.want(`SELECT count(*) = 0 FROM call_waiting`)
+	s.calls("default", 3)
+	s.once(rules())
+	s.once(rules())
+	s.want(`SELECT count(*) = 1 FROM call_lines WHERE key = '' AND calls = 0`) // kept: making one costs more
+}

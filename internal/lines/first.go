@@ -1,0 +1,154 @@
+package lines
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Ask is how many calls are wanted of a line.
+type Ask struct {
+	Line
+	Want int64
+}
+
+// Entry is a call in line.
+type Entry struct {
+	Ask   int64 `db:"ask"` // the place in the asks
+	Seq   int64 `db:"seq"` // its chunk
+	Place int32 `db:"place"`
+	ID    int64 `db:"id"`
+}
+
+// Call is a call that may be claimed. Its row is locked.
+type Call struct {
+	Entry
+	ReadyAt time.Time `db:"ready_at"`
+	Cost    int64     `db:"cost"`
+	Refusal *string   `db:"refusal"` // what is wrong with it, if anything
+}
+
+// First locks the calls that stand first in each line, at most as many as are wanted of it, and returns
+// those that may be claimed, line by line; what another transaction holds is passed over. passed are the
+// entries of the same places that may not: Return says what becomes of them. Calls with more than maxData
+// bytes of call_data are refused.
+func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, asks []Ask) (calls []Call, passed []Entry, err error) {
+	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData}))
+	if err != nil {
+		return nil, nil, fmt.Errorf("lock the first calls: %w", err)
+	}
+	if calls, err = pgx.CollectRows(rows, pgx.RowToStructByName[Call]); err != nil {
+		return nil, nil, fmt.Errorf("lock the first calls: %w", err)
+	}
+	slices.SortFunc(calls, func(a, b Call) int {
+		return cmp.Or(cmp.Compare(a.Ask, b.Ask), cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Place, b.Place))
+	})
+	found := make([]int64, len(asks))
+	here, twice := make(map[Entry]bool, len(calls)), make(map[int64]bool, len(calls))
+	calls = slices.DeleteFunc(calls, func(c Call) bool {
+		if twice[c.ID] {
+			return true
+		}
+		found[c.Ask]++
+		here[c.Entry], twice[c.ID] = true, true
+		return false
+	})
+	short := make([]Ask, len(asks)) // only of those whose calls did not all come
+	some := false
+	for i, a := range asks {
+		if short[i] = a; found[i] == min(a.Want, a.Calls) {
+			short[i].Want = 0
+			continue
+		}
+		some = true
+	}
+	if !some {
+		return calls, nil, nil
+	}
+	if rows, err = tx.Query(ctx, entriesSQL+" SELECT ask, seq, place, id FROM entries", named(queue, short, pgx.StrictNamedArgs{})); err != nil {
+		return nil, nil, fmt.Errorf("read the first entries: %w", err)
+	}
+	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[Entry])
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the first entries: %w", err)
+	}
+	for _, e := range entries {
+		if !here[e] {
+			passed = append(passed, e)
+		}
+	}
+	return calls, passed, nil
+}
+
+func named(queue string, asks []Ask, args pgx.StrictNamedArgs) pgx.StrictNamedArgs {
+	keys, tasks := make([]string, len(asks)), make([]string, len(asks))
+	priorities, taken := make([]int16, len(asks)), make([]int32, len(asks))
+	heads, wants := make([]int64, len(asks)), make([]int64, len(asks))
+	for i, a := range asks {
+		keys[i], priorities[i], tasks[i], heads[i], taken[i], wants[i] = a.Key, a.Priority, a.Task, a.Head, a.Taken, a.Want
+	}
+	args["queue"], args["keys"], args["priorities"], args["tasks"] = queue, keys, priorities, tasks
+	args["heads"], args["taken"], args["wants"] = heads, taken, wants
+	return args
+}
+
+// entriesSQL reads chunks through their primary key, in its order, and no more of them than are needed:
+// nothing is sorted between the index and the LIMIT (TestPlans).
+const entriesSQL = `
+WITH entries AS MATERIALIZED (
+    SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @taken::int[], @wants::bigint[])
+        WITH ORDINALITY AS a (key, priority, task, head, taken, want, n)
+    CROSS JOIN LATERAL (
+        SELECT w.seq, i.place, i.id
+        FROM (
+            SELECT seq, ids FROM call_waiting
+            WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.head
+            ORDER BY seq
+        ) w
+        CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+        WHERE w.seq > a.head OR i.place > a.taken
+        LIMIT a.want
+    ) e
+)`
+
+// call_data is only unpacked where its stored size could hide one over the limit (pglz packs at most 300
+// times). A call that was moved to another line is in line there too.
+const firstSQL = entriesSQL + `
+SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
+    greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
+    CASE
+    WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
+    WHEN q.priority NOT BETWEEN 0 AND 9 THEN 'priority ' || q.priority || ' is not within 0 to 9'
+    WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
+    WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
+    WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
+    WHEN pg_column_size(q.call_data) * 300 > @most::bigint AND octet_length(q.call_data::text) > @most::bigint
+        THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
+    END AS refusal
+FROM entries e
+JOIN call_queue q ON q.id = e.id
+WHERE q.status IN ('new', 'error')
+  AND coalesce(q.run_at, q.created_at) <= @now
+  AND (coalesce(q.queue, 'default'), coalesce(q.key, ''), least(greatest(coalesce(q.priority, 5), 0), 9), coalesce(q.task, 'http'))
+      = (@queue, e.key, e.priority, e.task)
+FOR UPDATE OF q SKIP LOCKED`
+
+// Return puts calls that still wait, and could not be locked or are not due after all, back into the news.
+func Return(b *pgx.Batch, ids []int64) {
+	if len(ids) > 0 {
+		b.Queue(returnSQL, ids)
+	}
+}
+
+// What holds a call may be done with it in a moment. The clock may have been set back since it was due.
+const returnSQL = `
+INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
+    coalesce(task, 'http'), coalesce(key, ''), least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
+FROM call_queue
+WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`

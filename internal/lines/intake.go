@@ -1,0 +1,206 @@
+package lines
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// How much one intake does: rows of news, and about how many calls.
+const (
+	newsMost  = 2000
+	callsMost = 50_000
+	wakeMost  = 1000
+)
+
+// Taken is what came of an intake.
+type Taken struct {
+	Some bool // there was something
+	All  bool // nothing else was due
+}
+
+// Intake takes a queue's news into its lines, as far as it is due now, and wakes lines whose time has
+// come. It looks at what fell due from since on; zero: at all.
+func Intake(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Taken, error) {
+	var t Taken
+	var n, woken int64
+	var keys []string
+	var onward *string
+	from := bound(since)
+	var asks pgx.Batch
+	asks.Queue(intakeSQL, pgx.StrictNamedArgs{
+		"queue": queue, "since": from, "now": now, "rows": newsMost, "calls": callsMost,
+	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All) })
+	asks.Queue(wakeDueSQL, queue, from, now, wakeMost).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
+	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
+		return t, fmt.Errorf("take in what is new: %w", err)
+	}
+	t.Some, t.All = n+woken > 0, t.All && woken < wakeMost
+	if len(keys) == 0 && onward == nil {
+		return t, nil
+	}
+	var wakes pgx.Batch
+	wakes.Queue(wakeKeysSQL, queue, keys)
+	if onward != nil {
+		wakes.Queue(wakeOnwardSQL, queue, *onward, now, wakeMost)
+		t.All = false // perhaps
+	}
+	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
+		return t, fmt.Errorf("wake lines: %w", err)
+	}
+	return t, nil
+}
+
+// bound is nil for the beginning of time.
+func bound(since time.Time) *time.Time {
+	if since.IsZero() {
+		return nil
+	}
+	return &since
+}
+
+// intakeSQL finds news through call_news_at_idx. It takes whole rows, until they have calls enough. New
+// chunks go behind the line's last, but those of calls that wait again, and were due before the line's
+// first (they were claimed, and not sent), before it: then what has left the first chunk is cut from it. A
+// new line is parked as those of its key are that it may not pass.
+const intakeSQL = `
+WITH due AS MATERIALIZED (
+    DELETE FROM call_news
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid
+        FROM (
+            SELECT ctid, sum(calls) OVER (ORDER BY at, ctid) - calls AS before
+            FROM (
+                SELECT ctid, at, calls FROM call_news
+                WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
+                ORDER BY at
+                LIMIT @rows
+            ) first
+        ) counted
+        WHERE before < @calls::bigint))
+    RETURNING at, task, key, priority, calls, ids, again, onward
+), ranked AS (
+    SELECT d.key, d.priority, d.task, d.at, d.ids, coalesce(f.front, false) AS front
+    FROM due d
+    LEFT JOIN LATERAL (
+        SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
+        FROM call_lines l
+        CROSS JOIN LATERAL (
+            SELECT i.id
+            FROM (
+                SELECT seq, ids FROM call_waiting
+                WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND seq >= l.head
+                ORDER BY seq
+            ) w
+            CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+            WHERE w.seq > l.head OR i.place > l.taken
+            LIMIT 1
+        ) e
+        CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
+        WHERE d.again AND l.queue = @queue AND l.key = d.key AND l.priority = d.priority AND l.task = d.task AND l.calls > 0
+    ) f ON true
+    WHERE d.ids IS NOT NULL
+), called AS (
+    SELECT r.key, r.priority, r.task, r.front, r.at, i.id,
+        (row_number() OVER (PARTITION BY r.key, r.priority, r.task, r.front ORDER BY r.at, i.id) - 1) / 256 AS chunk
+    FROM ranked r CROSS JOIN LATERAL unnest(r.ids) AS i (id)
+), chunks AS (
+    SELECT key, priority, task, front, chunk, min(at) AS at, array_agg(id ORDER BY at, id) AS ids,
+        max(chunk) OVER (PARTITION BY key, priority, task, front) + 1 AS of
+    FROM called
+    GROUP BY key, priority, task, front, chunk
+), placed AS MATERIALIZED (
+    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
+        CASE WHEN c.front THEN l.head - c.of + c.chunk ELSE coalesce(l.tail, 0) + 1 + c.chunk END AS seq
+    FROM chunks c
+    LEFT JOIN LATERAL (
+        SELECT head, taken, tail FROM call_lines
+        WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
+    ) l ON true
+), filed AS (
+    INSERT INTO call_waiting (queue, key, priority, task, seq, at, ids)
+    SELECT @queue, key, priority, task, seq, at, ids FROM placed
+), cut AS (
+    UPDATE call_waiting w
+    SET ids = w.ids[f.taken + 1:]
+    FROM (
+        SELECT c.ctid AS place, p.taken
+        FROM (SELECT DISTINCT key, priority, task, head, taken FROM placed WHERE front AND taken > 0) p
+        CROSS JOIN LATERAL (
+            SELECT ctid FROM call_waiting
+            WHERE queue = @queue AND key = p.key AND priority = p.priority AND task = p.task AND seq = p.head
+            OFFSET 0
+        ) c
+    ) f
+    WHERE w.ctid = f.place
+), lined AS (
+    INSERT INTO call_lines AS l (queue, key, priority, task, calls, head, taken, tail, wake_at)
+    SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.taken ELSE 0 END, coalesce(p.last, p.tail),
+        (SELECT max(wake_at) FROM call_lines WHERE queue = @queue AND key = p.key AND priority <= p.priority)
+    FROM (
+        SELECT key, priority, task, head, taken, tail, sum(cardinality(ids)) AS calls,
+            min(seq) FILTER (WHERE front) AS first, max(seq) FILTER (WHERE NOT front) AS last
+        FROM placed
+        GROUP BY key, priority, task, head, taken, tail
+    ) p
+    ON CONFLICT (queue, key, priority, task) DO UPDATE
+    SET calls = l.calls + excluded.calls, head = excluded.head, taken = excluded.taken, tail = excluded.tail
+)
+SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
+    min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint
+FROM due`
+
+const wakeDueSQL = `
+WITH woken AS (
+    UPDATE call_lines
+    SET wake_at = NULL
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM call_lines
+        WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
+        ORDER BY wake_at
+        LIMIT $4))
+    RETURNING 1
+)
+SELECT count(*) FROM woken`
+
+const wakeKeysSQL = `
+UPDATE call_lines
+SET wake_at = NULL
+WHERE ctid = ANY (ARRAY(
+    SELECT c.ctid
+    FROM unnest($2::text[]) AS k (key)
+    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_lines WHERE queue = $1 AND key = k.key OFFSET 0) c
+    WHERE c.wake_at IS NOT NULL))`
+
+// wakeOnwardSQL wakes a slice of the parked lines from a key on, and leaves word where to go on.
+const wakeOnwardSQL = `
+WITH slice AS MATERIALIZED (
+    SELECT ctid AS place, key, wake_at FROM call_lines
+    WHERE queue = $1 AND key >= $2
+    ORDER BY key, priority, task
+    LIMIT $4
+), woken AS (
+    UPDATE call_lines
+    SET wake_at = NULL
+    WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
+)
+INSERT INTO call_news (queue, at, key, onward)
+SELECT $1, $3, max(key), true FROM slice HAVING count(*) = $4`
+
+// WakeAll has the next intakes of queues wake all their lines: their keys may no longer be blocked. It needs
+// no lock. (For one key it is said where that is found: closeSQL, cancelSQL, wakeKeySQL.)
+func WakeAll(ctx context.Context, tx pgx.Tx, queues []string) error {
+	if len(queues) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, wakeAllSQL, queues); err != nil {
+		return fmt.Errorf("wake lines: %w", err)
+	}
+	return nil
+}
+
+const wakeAllSQL = `
+INSERT INTO call_news (queue, at, key, onward)
+SELECT DISTINCT queue, clock_timestamp(), '', true FROM unnest($1::text[]) AS q (queue)`

@@ -1,0 +1,290 @@
+package lines_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// queue is a queue whose lines a test walks, as claims do.
+type queue struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+	name string
+}
+
+func newQueue(t *testing.T) *queue {
+	t.Helper()
+	settings := ledger.Settings()
+	settings["idle_in_transaction_session_timeout"] = "0"
+	return &queue{t, pgtest.NewWith(t, settings), "q"}
+}
+
+func (q *queue) exec(sql string) {
+	q.t.Helper()
+	if _, err := q.pool.Exec(q.t.Context(), sql); err != nil {
+		q.t.Fatalf("%v\n%s", err, sql)
+	}
+}
+
+func (q *queue) value(sql string) (n int64) {
+	q.t.Helper()
+	if err := q.pool.QueryRow(q.t.Context(), sql).Scan(&n); err != nil {
+		q.t.Fatalf("%v\n%s", err, sql)
+	}
+	return n
+}
+
+func (q *queue) tx(run func(ctx context.Context, tx pgx.Tx) error) {
+	q.t.Helper()
+	if err := pgx.BeginFunc(q.t.Context(), q.pool, func(tx pgx.Tx) error { return run(q.t.Context(), tx) }); err != nil {
+		q.t.Fatal(err)
+	}
+}
+
+// intake takes in all that is due.
+func (q *queue) intake() {
+	q.t.Helper()
+	q.tx(func(ctx context.Context, tx pgx.Tx) error {
+		for {
+			taken, err := lines.Intake(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Hour))
+			if err != nil || taken.All {
+				return err
+			}
+		}
+	})
+}
+
+// claim takes up to most calls of each line, in order, and says which; they are dispatched.
+func (q *queue) claim(most int64) (claimed []int64) {
+	q.t.Helper()
+	q.tx(func(ctx context.Context, tx pgx.Tx) error {
+		walked, err := lines.Walk(ctx, tx, q.name, "", []string{"http"}, 1000)
+		if err != nil {
+			return err
+		}
+		asks := make([]lines.Ask, len(walked))
+		for i, l := range walked {
+			asks[i] = lines.Ask{Line: l, Want: min(most, l.Calls)}
+		}
+		calls, passed, err := lines.First(ctx, tx, q.name, time.Now().Add(time.Hour), 1000, asks)
+		if err != nil {
+			return err
+		}
+		var writes pgx.Batch
+		left := make([]lines.Left, len(walked))
+		for i, l := range walked {
+			left[i] = lines.Left{Line: l, From: l.Head}
+		}
+		var ids, again []int64
+		leave := func(e lines.Entry) {
+			l := &left[e.Ask]
+			l.Gone++
+			if e.Seq > l.Head || e.Seq == l.Head && e.Place > l.Taken {
+				l.Head, l.Taken = e.Seq, e.Place
+			}
+		}
+		for _, c := range calls {
+			leave(c.Entry)
+			ids = append(ids, c.ID)
+		}
+		for _, e := range passed {
+			leave(e)
+			again = append(again, e.ID)
+		}
+		writes.Queue(`UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = ANY($1)`, ids)
+		lines.Leave(&writes, q.name, slices.DeleteFunc(left, func(l lines.Left) bool { return l.Gone == 0 }), false)
+		lines.Return(&writes, again)
+		claimed = ids
+		return tx.SendBatch(ctx, &writes).Close()
+	})
+	return claimed
+}
+
+// sound fails the test unless each call that waits is in line or in the news, and each line counts its own.
+func (q *queue) sound() {
+	q.t.Helper()
+	if n := q.value(`SELECT count(*) FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_in_line i WHERE i.id = q.id)`); n > 0 {
+		q.t.Errorf("%d calls wait and are in no line", n)
+	}
+	if n := q.value(`SELECT count(*) FROM call_lines l WHERE calls <> (
+			SELECT count(*) FROM call_waiting w CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+			WHERE (w.queue, w.key, w.priority, w.task) = (l.queue, l.key, l.priority, l.task)
+			  AND (w.seq > l.head OR w.seq = l.head AND i.place > l.taken))`); n > 0 {
+		q.t.Errorf("%d lines do not count their calls right", n)
+	}
+}
+
+func ids(from, to int64) (list []int64) {
+	for id := from; id <= to; id++ {
+		list = append(list, id)
+	}
+	return list
+}
+
+// What a line gives out, and in which order.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		run  func(q *queue)
+		most int64
+		want []int64
+	}{
+		"chunks, partly taken": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 700)`)
+			q.intake()
+			if got := q.claim(300); !slices.Equal(got, ids(1, 300)) {
+				q.t.Errorf("first %v", got)
+			}
+		}, 1000, ids(301, 700)},
+		"by when they are due": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue, run_at) SELECT 'q', now() - i * interval '1 s' FROM generate_series(1, 5) i`)
+			q.intake()
+		}, 10, []int64{5, 4, 3, 2, 1}},
+		"what comes back unsent goes first": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 600)`)
+			q.intake()
+			q.claim(300)
+			q.exec(`UPDATE call_queue SET status = 'new' WHERE id IN (7, 9, 300)`)
+			q.intake()
+		}, 5, []int64{7, 9, 300, 301, 302}},
+		"what comes back into an empty line": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 3)`)
+			q.intake()
+			q.claim(9)
+			q.exec(`UPDATE call_queue SET status = 'error', run_at = now() + id * interval '1 ms'`)
+			q.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('q', now() + interval '1 min')`)
+			q.intake()
+		}, 9, []int64{1, 2, 3, 4}},
+		"what has ended is passed": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 20)`)
+			q.intake()
+			q.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id < 5`)
+			q.exec(`DELETE FROM call_queue WHERE id = 6`)
+			if got := q.claim(3); len(got) > 0 {
+				q.t.Errorf("claimed %v", got)
+			}
+		}, 4, []int64{5, 7}},
+		"what plain SQL moves is where it was moved to": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 4)`)
+			q.intake()
+			q.exec(`UPDATE call_queue SET key = 'b' WHERE id = 1`)
+			q.exec(`UPDATE call_queue SET priority = 0 WHERE id = 4`)
+			q.exec(`UPDATE call_queue SET queue = 'other' WHERE id = 2`)
+			q.intake()
+		}, 9, []int64{4, 3, 1}},
+		"what is in line twice": {func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue) VALUES ('q'), ('q')`)
+			q.exec(`INSERT INTO call_news SELECT * FROM call_news`)
+			q.intake()
+		}, 9, []int64{1, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(t)
+			c.run(q)
+			q.sound()
+			if diff := cmp.Diff(c.want, q.claim(c.most)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			q.sound()
+		})
+	}
+}
+
+// A call whose row is locked keeps its place in the news, and comes later.
+func TestLockedCallComesLater(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queue (queue) VALUES ('q'), ('q'), ('q')`)
+	q.intake()
+	q.tx(func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT FROM call_queue WHERE id = 2 FOR UPDATE`); err != nil {
+			return err
+		}
+		if got := q.claim(9); !slices.Equal(got, []int64{1, 3}) {
+			t.Errorf("claimed %v", got)
+		}
+		return nil
+	})
+	q.sound()
+	q.intake()
+	if got := q.claim(9); !slices.Equal(got, []int64{2}) {
+		t.Errorf("then %v", got)
+	}
+}
+
+// Producers with open transactions, rollbacks and savepoints, several takers: each call that was committed
+// is claimed once.
+func TestProducersAtOnce(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	const producers, turns = 6, 40
+	done := make(chan error, producers)
+	for p := range producers {
+		go func() {
+			done <- func() error {
+				for i := range turns {
+					err := pgx.BeginFunc(t.Context(), q.pool, func(tx pgx.Tx) error {
+						if _, err := tx.Exec(t.Context(), `INSERT INTO call_queue (queue, key) SELECT 'q', $1 FROM generate_series(1, $2)`, fmt.Sprint(i%5), 1+i%3); err != nil {
+							return err
+						}
+						inner, err := tx.Begin(t.Context())
+						if err != nil {
+							return err
+						}
+						if _, err := inner.Exec(t.Context(), `INSERT INTO call_queue (queue, key) VALUES ('q', 'rolled back'), ('q', '1')`); err != nil {
+							return err
+						}
+						if i%2 == 0 {
+							return inner.Rollback(t.Context())
+						}
+						if err := inner.Commit(t.Context()); err != nil || p > 0 || i%4 != 1 {
+							return err
+						}
+						return pgx.ErrTxCommitRollback
+					})
+					if err != nil && !errors.Is(err, pgx.ErrTxCommitRollback) {
+						return err
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	var claimed []int64
+	for left := producers; left > 0; {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			left--
+		default:
+			q.intake()
+			claimed = append(claimed, q.claim(7)...)
+		}
+	}
+	q.intake()
+	q.sound()
+	for {
+		more := q.claim(100)
+		if len(more) == 0 {
+			break
+		}
+		claimed = append(claimed, more...)
+	}
+	if n := q.value(`SELECT count(*) FROM call_queue`); n == 0 || n != int64(len(claimed)) || q.value(`SELECT max(attempts) FROM call_queue`) > 1 {
+		t.Errorf("%d claims of %d calls", len(claimed), n)
+	}
+}
