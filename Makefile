@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-check
+.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-claims bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -63,6 +63,9 @@ latency: ## prints the time from an insert to the handler's start, on an idle sy
 
 bench: ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -rounds 1" and the like
 	go run -C bench . $(ARGS)
+
+bench-claims: ## what a claim takes among few and many calls and keys, and under a held snapshot
+	go run -C bench . -claims
 
 bench-check: $(LINT) ## what bench runs, small: it lints, and every call gets done
 	cd bench && $(LINT) run

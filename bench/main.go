@@ -35,6 +35,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.IntVar(&s.singles, "singles", 20_000, "calls to insert one by one")
 	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
 	flags.StringVar(&s.only, "only", "", "measure callq or River alone")
+	claims := flags.Bool("claims", false, "measure claims instead, among few and many calls and keys")
 	output := flags.String("o", "table", "table, or json: every figure of every round")
 	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
 	if err := flags.Parse(args); err != nil {
@@ -56,6 +57,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer func() { err = errors.Join(err, servers.stop()) }()
 
 	b := bench{sizes: s, servers: servers, say: stderr}
+	if *claims {
+		return b.claims(ctx, stdout)
+	}
 	figures, err := b.all(ctx)
 	if err != nil {
 		return err
