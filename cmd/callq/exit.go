@@ -83,7 +83,7 @@ func isUnreachable(err error) bool {
 		return true
 	}
 	if e, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
-		_, ofFile := e.(syscall.Errno) //nolint:errorlint // bare: what concerns a connection is wrapped in net's own
+		_, ofFile := e.(syscall.Errno) // bare: what concerns a connection is wrapped in net's own
 		return !ofFile
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)

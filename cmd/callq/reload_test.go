@@ -62,10 +62,11 @@ func (r *reloading) says(words string) {
 	eventually(r.t, "the log says "+words, func() bool { return strings.Contains(r.log.String(), words) })
 }
 
-func (w world) rateOf(t *testing.T, name, rate string) {
-	t.Helper()
-	eventually(t, name+" is "+rate, func() bool {
-		a := w.run("limits", "get", name)
+// holds waits until limit api is so in force.
+func (w world) holds(rate string) {
+	w.t.Helper()
+	eventually(w.t, "api is "+rate, func() bool {
+		a := w.run("limits", "get", "api")
 		return a.code == 0 && strings.Contains(a.stdout, rate)
 	})
 }
@@ -81,12 +82,12 @@ func TestSIGHUP(t *testing.T) {
 	r := w.reloading("serve")
 	address := addressIn(t, r.log)
 	awaitReady(t, address)
-	w.rateOf(t, "api", "100 per 1h")
+	w.holds("100 per 1h")
 
 	r.reload(atAnyPort + "limits: {api: {rate: 2/1h}}\nqueues: {pay: {limits: [api]}, new: {}}\n")
 	r.says(`changed="[limits.api.rate limits.other.`)
 	r.says("new settings in force")
-	w.rateOf(t, "api", "2 per 1h")
+	w.holds("2 per 1h")
 	for range 5 {
 		w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url))
 	}
@@ -105,7 +106,7 @@ func TestSIGHUP(t *testing.T) {
 	} {
 		r.says(words)
 	}
-	w.rateOf(t, "api", "2 per 1h")
+	w.holds("2 per 1h")
 	if err := os.Remove(r.file); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,7 @@ func TestSIGHUP(t *testing.T) {
 
 	r.reload("http: {listen: 127.0.0.1:1}\nworker: {concurrency: 7}\nlimits: {api: {rate: 3/1h}}\nqueues: {pay: {limits: [api]}}\n" + retentionEvery)
 	r.says(`msg="changed settings need a restart" keys="[http.listen http_task.private_hosts worker.concurrency]"`)
-	w.rateOf(t, "api", "3 per 1h")
+	w.holds("3 per 1h")
 	eventually(t, "retention runs", func() bool { return w.run("calls", "get", id).code == exitNotFound })
 
 	send(t, r.cmd, syscall.SIGTERM)
@@ -139,11 +140,11 @@ func TestSIGHUPTwice(t *testing.T) {
 	awaitReady(t, addressIn(t, r.log))
 	r.reload(limits(11))
 	r.reload(limits(12))
-	w.rateOf(t, "api", "12 per 1h")
+	w.holds("12 per 1h")
 	for n := 20; n < 60; n++ {
 		r.reload(limits(n))
 	}
-	w.rateOf(t, "api", "59 per 1h")
+	w.holds("59 per 1h")
 	awaitReady(t, addressIn(t, r.log))
 }
 
@@ -170,7 +171,7 @@ func TestSIGHUPWithoutPostgres(t *testing.T) {
 	if err := postgres.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.rateOf(t, "api", "4 per 1h")
+	w.holds("4 per 1h")
 	if n := strings.Count(r.log.String(), "new settings not yet in force"); n != 1 {
 		t.Errorf("said %d times, want once:\n%s", n, r.log)
 	}
@@ -189,7 +190,7 @@ func TestSIGHUPWhileWaiting(t *testing.T) {
 	if err := redis.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.rateOf(t, "api", "5 per 1h")
+	w.holds("5 per 1h")
 	if strings.Contains(r.log.String(), "100 per 1h") {
 		t.Errorf("the former limit was published:\n%s", r.log)
 	}
