@@ -64,9 +64,6 @@ func (d *Dispatcher) takeNext(ctx context.Context, jobs *jobs) {
 			return // the loop before has taken it
 		}
 		err := d.replace(ctx, *next)
-		if err == nil && d.next.Load() != nil {
-			continue
-		}
 		_, conflict := errors.AsType[*ConflictError](err)
 		switch {
 		case err == nil:

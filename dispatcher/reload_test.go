@@ -140,7 +140,7 @@ func TestReloadRunning(t *testing.T) {
 	s.reload(d, dispatcher.Settings{
 		Rules: hourly(5), Schedule: dispatcher.Schedule{Retention: "@every 1s"}, Retention: dispatcher.Retention{Done: time.Minute},
 	})
-	s.eventually(10*time.Second, `SELECT count(*) = 0 FROM call_open`)
+	s.eventually(10*time.Second, `SELECT count(*) = 5 FROM call_open`)
 	s.eventually(10*time.Second, `SELECT count(*) = 0 FROM call_queue WHERE status = 'done'`)
 	// It is the former schedule again, and still ticks.
 	s.reload(d, dispatcher.Settings{Rules: hourly(20)})

@@ -150,6 +150,9 @@ func TestDev(t *testing.T) {
 		}
 	}
 	first := d.call(url)
+	eventually(t, "it listens at its own Postgres", func() bool {
+		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query = 'LISTEN callq_wake'") == "1"
+	})
 	if err := d.redis().Set(t.Context(), "kept", "yes", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
