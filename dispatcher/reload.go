@@ -71,7 +71,8 @@ func (d *Dispatcher) takeNext(ctx context.Context, jobs *jobs) {
 				d.log.ErrorContext(ctx, "former schedules kept", "err", err)
 			}
 			d.wakeUp(true)
-			d.log.InfoContext(ctx, "new settings in force", "queues", len(next.Rules.Queues), "limits", len(next.Rules.Limits))
+			d.log.InfoContext(ctx, "new settings in force",
+				"queues", len(next.Rules.Queues), "limits", len(next.Rules.Limits))
 			return
 		case ctx.Err() != nil:
 			return

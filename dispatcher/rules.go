@@ -65,8 +65,9 @@ func (q QueueRule) String() string {
 
 // check refuses rules that contradict themselves, fills in what is derived, and orders them by name.
 func (r *Rules) check() error {
-	r.Limits = slices.SortedStableFunc(slices.Values(r.Limits), func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
-	r.Queues = slices.SortedStableFunc(slices.Values(r.Queues), func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
+	r.Limits, r.Queues = slices.Clone(r.Limits), slices.Clone(r.Queues)
+	slices.SortStableFunc(r.Limits, func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(r.Queues, func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
 	known := map[string]bool{}
 	for i := range r.Limits {
 		l := &r.Limits[i]

@@ -23,7 +23,8 @@ func (p *program) completionCommand() *cobra.Command {
 		shell("fish", "callq completion fish | source", func(root *cobra.Command, w io.Writer) error {
 			return root.GenFishCompletion(w, true)
 		}),
-		shell("powershell", "callq completion powershell | Out-String | Invoke-Expression", (*cobra.Command).GenPowerShellCompletionWithDesc),
+		shell("powershell", "callq completion powershell | Out-String | Invoke-Expression",
+			(*cobra.Command).GenPowerShellCompletionWithDesc),
 	)
 }
 
@@ -32,5 +33,6 @@ func completeValues(root *cobra.Command) error {
 	if err := root.MarkPersistentFlagFilename("config", "yaml", "yml"); err != nil {
 		return err
 	}
-	return root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp))
+	forms := cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp)
+	return root.RegisterFlagCompletionFunc("output", forms)
 }

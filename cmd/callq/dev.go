@@ -27,8 +27,8 @@ func (p *program) devCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.dev(cmd.Context(), dir) },
 	}
-	cmd.Flags().StringVar(&dir, "dir", "",
-		"where the servers keep their data (default: $XDG_DATA_HOME/callq/dev, ~/.local/share/callq/dev, or for root /var/lib/callq/dev)")
+	cmd.Flags().StringVar(&dir, "dir", "", "where the servers keep their data "+
+		"(default: $XDG_DATA_HOME/callq/dev, ~/.local/share/callq/dev, or for root /var/lib/callq/dev)")
 	return cmd
 }
 
@@ -48,7 +48,8 @@ func (s devStack) String() string {
 func (p *program) dev(ctx context.Context, dir string) (err error) {
 	for path, url := range p.urls {
 		if url.given {
-			return usagef("callq dev has servers of its own: leave --%s out, or use callq serve", strings.ReplaceAll(path, ".", "-"))
+			return usagef("callq dev has servers of its own: leave --%s out, or use callq serve",
+				strings.ReplaceAll(path, ".", "-"))
 		}
 	}
 	cfg, err := p.readConfig() // a mistake is said before anything is started
@@ -60,7 +61,8 @@ func (p *program) dev(ctx context.Context, dir string) (err error) {
 	}
 	claim, note, err := local.ClaimFolder(dir)
 	if errors.Is(err, local.ErrClaimed) {
-		return fmt.Errorf("callq dev is running already in %s (%s); end it first, or give another folder with --dir", dir, oneLine(note))
+		return fmt.Errorf("callq dev is running already in %s (%s); end it first, or give another folder with --dir",
+			dir, oneLine(note))
 	}
 	if err != nil {
 		return fmt.Errorf("take the folder: %w; give another with --dir", err)
@@ -104,7 +106,8 @@ func (p *program) sayDev(claim *local.Claim, stack devStack) error {
 	if err := claim.Note(note); err != nil {
 		return fmt.Errorf("write to %s: %w", stack.Dir, err)
 	}
-	fmt.Fprintf(p.stderr, "callq: warning: for development, not for production: no passwords, no backups; the data is in %s\n", stack.Dir)
+	fmt.Fprintln(p.stderr,
+		"callq: warning: for development, not for production: no passwords, no backups; the data is in", stack.Dir)
 	if p.output != "table" {
 		return p.printJSON(stack)
 	}

@@ -120,19 +120,22 @@ func TestLogsKeepSecrets(t *testing.T) {
 				}
 				eventually(t, "all have ended", func() bool {
 					var waiting int
-					err := conn.QueryRow(t.Context(), `SELECT count(*) FROM call_queue WHERE finished_at IS NULL OR status IN ('new', 'error')`).Scan(&waiting)
+					err := conn.QueryRow(t.Context(), `SELECT count(*) FROM call_queue
+						WHERE finished_at IS NULL OR status IN ('new', 'error')`).Scan(&waiting)
 					return err == nil && waiting == 0
 				})
 			}
 			queue(`INSERT INTO call_queue (call_data, key) SELECT d::jsonb, $2 FROM unnest($1::text[]) d`)
 			ends := "" // that the calls did go those ways
-			if err := conn.QueryRow(t.Context(), `SELECT string_agg(DISTINCT outcome, ' ' ORDER BY outcome) FROM call_attempts`).Scan(&ends); err != nil || ends != "done error permanent" {
+			err = conn.QueryRow(t.Context(), `SELECT string_agg(DISTINCT outcome, ' ' ORDER BY outcome) FROM call_attempts`).Scan(&ends)
+			if err != nil || ends != "done error permanent" {
 				t.Errorf("the calls ended %s, %v", ends, err)
 			}
 			const many = 100
 			before := strings.Count(log.String(), "\n")
 			calls = calls[:1]
-			queue(fmt.Sprintf(`INSERT INTO call_queue (call_data, unique_key) SELECT d::jsonb, $2 || n FROM unnest($1::text[]) d, generate_series(1, %d) n`, many))
+			queue(fmt.Sprintf(`INSERT INTO call_queue (call_data, unique_key)
+				SELECT d::jsonb, $2 || n FROM unnest($1::text[]) d, generate_series(1, %d) n`, many))
 			if after := strings.Count(log.String(), "\n"); level == "info" && after-before >= many/10 {
 				t.Errorf("%d lines for %d calls:\n%s", after-before, many, log)
 			}
@@ -154,7 +157,8 @@ func TestLogsKeepSecrets(t *testing.T) {
 // Nor do daemons and commands show passwords while they wait for servers, or when the URLs are bad.
 func TestPasswordsAreNotSaid(t *testing.T) {
 	t.Parallel()
-	away := world{t: t, postgres: "postgres://u:" + canary + "@127.0.0.1:1/d", redis: "redis://:" + canary + "@127.0.0.1:1", config: atAnyPort}
+	away := world{t: t, postgres: "postgres://u:" + canary + "@127.0.0.1:1/d", redis: "redis://:" + canary + "@127.0.0.1:1"}
+	away.config = atAnyPort
 	bad := world{t: t, postgres: "postgres://u:" + canary + "@h:port/d", redis: "redis://:" + canary + "@h:port"}
 	for _, level := range []string{"info", "debug"} {
 		w := away
@@ -166,7 +170,9 @@ func TestPasswordsAreNotSaid(t *testing.T) {
 			t.Errorf("it shows a password:\n%s", &d.stderr)
 		}
 	}
-	for _, args := range []string{"status --timeout 100ms", "dispatch --once --timeout 100ms", "config check", "config show", "config show -o json", "dev -o table"} {
+	for _, args := range []string{
+		"status --timeout 100ms", "dispatch --once --timeout 100ms", "config check", "config show", "config show -o json", "dev -o table",
+	} {
 		for _, w := range []world{away, bad} {
 			if args == "dev -o table" && w.postgres == away.postgres {
 				continue // it would run

@@ -170,7 +170,8 @@ func TestConfigInit(t *testing.T) {
 		}
 	}
 	write()
-	if a := w.run("config", "init", "-c", file); a.code != exitUsage || !strings.Contains(a.stderr, file+" is there already") || !strings.Contains(a.stderr, "--yes") {
+	a := w.run("config", "init", "-c", file)
+	if a.code != exitUsage || !strings.Contains(a.stderr, file+" is there already") || !strings.Contains(a.stderr, "--yes") {
 		t.Errorf("a file that is there: exit code %d\n%s", a.code, a.stderr)
 	}
 	has(mine)

@@ -70,8 +70,8 @@ func (r *reloader) reload(ctx context.Context) {
 		}
 		return
 	}
-	if err == nil && next.File != r.started.File { // found elsewhere, or nowhere: without it no limit would hold
-		err = fmt.Errorf("%s is not there, and %s would be read", cmp.Or(r.started.File, "no file"), cmp.Or(next.File, "none"))
+	if file := r.started.File; err == nil && file != "" && next.File != file { // without it no limit would hold
+		err = fmt.Errorf("%s is not there, and %s would be read", file, cmp.Or(next.File, "none"))
 	}
 	if err == nil && r.give != nil {
 		err = r.give(settings(next))
@@ -98,7 +98,7 @@ func (r *reloader) reload(ctx context.Context) {
 	if r.give == nil {
 		changed = nil // they are the dispatchers'
 	}
-	r.log.InfoContext(ctx, "configuration reloaded", "file", next.File, "changed", changed)
+	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
 	if len(later) > 0 {
 		r.log.WarnContext(ctx, "changed settings need a restart", "keys", later)
 	}

@@ -116,7 +116,8 @@ func TestSIGHUP(t *testing.T) {
 		t.Errorf("after the bad files /readyz answers %d %s", status, body)
 	}
 
-	r.reload("http: {listen: 127.0.0.1:1}\nworker: {concurrency: 7}\nlimits: {api: {rate: 3/1h}}\nqueues: {pay: {limits: [api]}}\n" + retentionEvery)
+	r.reload("http: {listen: 127.0.0.1:1}\nworker: {concurrency: 7}\n" +
+		"limits: {api: {rate: 3/1h}}\nqueues: {pay: {limits: [api]}}\n" + retentionEvery)
 	r.says(`msg="changed settings need a restart" keys="[http.listen http_task.private_hosts worker.concurrency]"`)
 	w.holds("3 per 1h")
 	eventually(t, "retention runs", func() bool { return w.run("calls", "get", id).code == exitNotFound })
@@ -187,7 +188,7 @@ func TestSIGHUPWhileWaiting(t *testing.T) {
 	r := w.reloading("serve")
 	r.says("msg=waiting for=Redis")
 	r.reload(strings.ReplaceAll(w.config, "100", "5"))
-	r.says("configuration reloaded")
+	r.says("configuration read again")
 	if err := redis.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -205,12 +206,12 @@ func TestSIGHUPToWork(t *testing.T) {
 	r := w.reloading("work")
 	awaitReady(t, addressIn(t, r.log))
 	r.reload(atAnyPort + "worker: {labels: [a]}\nlimits: {api: {rate: 1/h}}\n")
-	r.says(`msg="configuration reloaded"`)
+	r.says(`msg="configuration read again"`)
 	r.says(`need a restart" keys=[worker.labels]`)
 	awaitReady(t, addressIn(t, r.log))
 }
 
-// A file that was there and is not any more is no configuration without limits.
+// A file that was there and is not any more does not stand for one without limits.
 func TestReloadWithoutItsFile(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
@@ -224,6 +225,15 @@ func TestReloadWithoutItsFile(t *testing.T) {
 	r.reload(t.Context())
 	if given > 0 || !strings.Contains(said.String(), "config.yaml is not there") {
 		t.Errorf("given %d times, said %s", given, &said)
+	}
+	started.File = "" // one that is new where there was none is read
+	r.read = func() (*config.Config, error) {
+		next := config.Default()
+		next.File = "config.yaml"
+		return next, nil
+	}
+	if r.reload(t.Context()); given != 1 {
+		t.Errorf("a new file: given %d times, said %s", given, &said)
 	}
 }
 

@@ -356,7 +356,8 @@ func expand(s string, env map[string]string) (string, error) {
 // variablesIn lists the variables that a value names: "${A}, ${B}".
 func variablesIn(s string) string {
 	var list []string
-	for _, found := range regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)`).FindAllStringSubmatch(strings.ReplaceAll(s, "$${", ""), -1) {
+	named := regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)`)
+	for _, found := range named.FindAllStringSubmatch(strings.ReplaceAll(s, "$${", ""), -1) {
 		list = append(list, "${"+found[1]+"}")
 	}
 	return strings.Join(slices.Compact(list), ", ")

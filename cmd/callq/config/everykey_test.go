@@ -71,7 +71,8 @@ func TestEveryKeyHasItsVariable(t *testing.T) {
 	forEveryKey(t, func(t *testing.T, path, other string, f reflect.StructField) {
 		name := variable(path)
 		holds(t, mustLoad(t, everyKey, map[string]string{name: other}, nil), path, other, name, f)
-		if _, err := load("config.yaml", []byte(everyKey), map[string]string{name: "\x00 bad,,"}, nil); err == nil || !strings.HasPrefix(err.Error(), name+": ") {
+		_, err := load("config.yaml", []byte(everyKey), map[string]string{name: "\x00 bad,,"}, nil)
+		if err == nil || !strings.HasPrefix(err.Error(), name+": ") {
 			t.Errorf("nonsense in %s: %v", name, err)
 		}
 	})
@@ -135,7 +136,8 @@ func TestSecretsHaveFiles(t *testing.T) {
 			name := variable(path + "_file")
 			holds(t, mustLoad(t, inFile(path, otherValue(t, path, f)), map[string]string{name: good}, nil), path, other, name, f)
 			for file, words := range map[string]string{empty: "holds nothing", filepath.Join(dir, "none"): "cannot be read"} {
-				if _, err := load("config.yaml", []byte(inFile(path+"_file", file)), nil, nil); err == nil || !strings.Contains(err.Error(), words) {
+				_, err := load("config.yaml", []byte(inFile(path+"_file", file)), nil, nil)
+				if err == nil || !strings.Contains(err.Error(), words) {
 					t.Errorf("%s_file: %s: error %v, want %q", path, file, err, words)
 				}
 			}

@@ -140,7 +140,8 @@ func comments(t *testing.T) map[string]string {
 			if (path == "limits" || path == "queues") && depth == 1 {
 				child = path // a name
 			}
-			if words := strings.TrimSpace(regexp.MustCompile(`(?m)\n?^# ?`).ReplaceAllString(key.HeadComment, " ")); words != "" && about[child] == "" {
+			words := strings.TrimSpace(regexp.MustCompile(`(?m)\n?^# ?`).ReplaceAllString(key.HeadComment, " "))
+			if words != "" && about[child] == "" {
 				about[child] = words
 			}
 			if value.Kind == yaml.MappingNode {

@@ -89,7 +89,9 @@ func TestShownIsRead(t *testing.T) {
 			t.Errorf("%d is shown as %s, and read as %d, %v", b, formatBytes(b), got, err)
 		}
 	})
-	for text, want := range map[string]string{"0": "0s", "7d": "7d", "90m": "1h30m", "60s": "1m", "1h0m5s": "1h0m5s", "100ms": "100ms", "1d12h": "1d12h"} {
+	for text, want := range map[string]string{
+		"0": "0s", "7d": "7d", "90m": "1h30m", "60s": "1m", "1h0m5s": "1h0m5s", "100ms": "100ms", "1d12h": "1d12h",
+	} {
 		d, err := ParseDuration(text)
 		if err != nil || formatDuration(d) != want {
 			t.Errorf("%s is shown as %s, %v, want %s", text, formatDuration(d), err, want)
