@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-claims bench-check
+.PHONY: help build demo check test lint vet race fmt docs exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-claims bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -80,6 +80,10 @@ sim: ## 200 seeds of the simulation, and proof that it notices rules that are tu
 
 sim-night: ## 20,000 seeds of it, for hours
 	$(SIM) -run TestSimulation -seeds 20000
+
+docs: ## write docs/configuration.md and docs/cli.md anew, from the code
+	UPDATE=1 go test -count=1 ./cmd/callq/config -run 'TestReference$$'
+	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$'
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt

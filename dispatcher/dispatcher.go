@@ -32,6 +32,7 @@ type Config struct {
 	// not go through a pooler in transaction mode.
 	Listen *pgx.ConnConfig
 	// Rules are published at the start of Run and Once, and are part of what is in force until they end.
+	// Reload replaces these three.
 	Rules     Rules
 	Schedule  Schedule
 	Retention Retention
@@ -50,10 +51,17 @@ type Dispatcher struct {
 	log     *slog.Logger
 	metrics *metrics
 	hand    *handover
-	self    presence           // among the processes that publish. Written by join only
 	wake    chan struct{}      // somebody said that there may be something to claim
 	freed   atomic.Bool        // somebody said that units came free: what is in blocked holds no more
 	armed   chan time.Duration // a tick says in how long there may be; sent and emptied in turn
+
+	// joining is held to publish: by the start, by a beat that was missed for too long, or by a reload. It
+	// guards self, which is this process among those that publish.
+	joining  sync.Mutex
+	self     presence
+	settings atomic.Pointer[Settings] // in force. Written by the start and by reloadLoop
+	next     atomic.Pointer[Settings] // from Reload, not yet taken
+	reload   chan struct{}            // next holds something
 
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
 	turn    sync.Mutex
@@ -84,14 +92,10 @@ func New(cfg Config) (*Dispatcher, error) {
 	if cfg.Redis == nil {
 		return nil, errors.New("dispatcher: Config.Redis is required")
 	}
-	if err := cfg.Rules.check(); err != nil {
+	settings := Settings{cfg.Rules, cfg.Schedule, cfg.Retention}
+	if err := settings.check(); err != nil {
 		return nil, fmt.Errorf("dispatcher: %w", err)
 	}
-	cfg.Schedule = cfg.Schedule.withDefaults()
-	if err := cfg.Schedule.check(); err != nil {
-		return nil, fmt.Errorf("dispatcher: %w", err)
-	}
-	cfg.Retention = cfg.Retention.withDefaults()
 	cfg.MaxData = cmp.Or(cfg.MaxData, 256<<10)
 	if cfg.Listen == nil {
 		cfg.Listen = cfg.Pool.Config().ConnConfig
@@ -105,7 +109,7 @@ func New(cfg Config) (*Dispatcher, error) {
 	if cfg.Random == nil {
 		cfg.Random = rand.Int64N
 	}
-	return &Dispatcher{
+	d := &Dispatcher{
 		cfg:     cfg,
 		log:     cfg.Logger,
 		metrics: newMetrics(cfg.Metrics),
@@ -113,9 +117,12 @@ func New(cfg Config) (*Dispatcher, error) {
 		self:    newPresence(),
 		wake:    make(chan struct{}, 1),
 		armed:   make(chan time.Duration, 1),
+		reload:  make(chan struct{}, 1),
 		blocked: map[string]time.Time{},
 		reach:   reach{takenIn: map[string]time.Time{}},
-	}, nil
+	}
+	d.settings.Store(&settings)
+	return d, nil
 }
 
 // Ready says why the dispatcher does not dispatch, or nil: its rules are not published, or no
@@ -145,18 +152,20 @@ func (d *Dispatcher) dispatch(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	cron, err := d.schedule(ctx)
+	settings := d.settings.Load()
+	jobs, err := d.schedule(ctx, settings.Schedule)
 	if err != nil {
 		return err
 	}
-	d.log.InfoContext(ctx, "dispatcher started", "queues", len(d.cfg.Rules.Queues), "limits", len(d.cfg.Rules.Limits))
+	d.log.InfoContext(ctx, "dispatcher started", "queues", len(settings.Rules.Queues), "limits", len(settings.Rules.Limits))
 	var parts sync.WaitGroup
 	parts.Go(func() { d.listen(ctx) })
 	parts.Go(func() { d.lookLoop(ctx) })
-	cron.Start()
+	parts.Go(func() { d.reloadLoop(ctx, jobs) })
+	jobs.cron.Start()
 	d.tick(ctx)
 	<-ctx.Done()
-	<-cron.Stop().Done()
+	<-jobs.cron.Stop().Done()
 	parts.Wait()
 	d.log.Info("dispatcher stopped") //nolint:sloglint // ctx has ended
 	return nil
@@ -184,9 +193,12 @@ func (d *Dispatcher) Turn(ctx context.Context, tick bool) (time.Duration, error)
 	return <-d.armed, nil
 }
 
-// joinWhenUp publishes the rules, waiting for Postgres and its schema.
+// joinWhenUp publishes the rules, waiting for Postgres and its schema. What is reloaded meanwhile counts.
 func (d *Dispatcher) joinWhenUp(ctx context.Context) error {
 	for said := false; ; {
+		if next := d.next.Swap(nil); next != nil {
+			d.settings.Store(next)
+		}
 		err := d.join(ctx)
 		if err == nil || ctx.Err() != nil {
 			return nil

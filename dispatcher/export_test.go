@@ -48,3 +48,11 @@ func SettleFrozen(ctx context.Context, pool *pgxpool.Pool, frozen chan<- struct{
 	})
 	return err
 }
+
+// Replace puts settings in force as Run does once they are reloaded, or says why not.
+func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return d.replace(ctx, s)
+}

@@ -178,14 +178,32 @@ ORDER BY since, id`
 
 // join publishes the dispatcher's rules, and from then on it is one of those that live.
 func (d *Dispatcher) join(ctx context.Context) error {
-	changes, err := publish(ctx, d.cfg.Pool, d.self.name, func(ctx context.Context, p *publication) error {
-		if err := p.admit(ctx, d.self, d.cfg.Rules); err != nil {
+	d.joining.Lock()
+	defer d.joining.Unlock()
+	err := d.enter(ctx, d.self, d.settings.Load().Rules)
+	if err != nil {
+		_, conflict := errors.AsType[*ConflictError](err)
+		d.published.Store(d.published.Load() && !conflict)
+	}
+	return err
+}
+
+// enter puts this process with these rules among those that live, in place of the row that it may have
+// there. The caller holds joining.
+func (d *Dispatcher) enter(ctx context.Context, self presence, rules Rules) error {
+	changes, err := publish(ctx, d.cfg.Pool, self.name, func(ctx context.Context, p *publication) error {
+		if err := p.admit(ctx, self, rules); err != nil {
 			return err
+		}
+		if len(p.changes) > 0 {
+			if _, err := p.tx.Exec(ctx, wakeSQL); err != nil {
+				return fmt.Errorf("wake the dispatchers: %w", err)
+			}
 		}
 		// Last, so that what was waited for does not age the first beat.
 		var since time.Time
 		err := p.tx.QueryRow(ctx, joinSQL, pgx.StrictNamedArgs{
-			"id": d.self.id, "name": d.self.name, "rules": d.cfg.Rules, "since": d.self.since,
+			"id": self.id, "name": self.name, "rules": rules, "since": self.since,
 		}).Scan(&since)
 		if err != nil {
 			return fmt.Errorf("enter the publishers: %w", err)
@@ -193,9 +211,7 @@ func (d *Dispatcher) join(ctx context.Context) error {
 		d.self.since = &since
 		return nil
 	})
-	_, conflict := errors.AsType[*ConflictError](err)
 	if err != nil {
-		d.published.Store(d.published.Load() && !conflict)
 		return err
 	}
 	d.sayChanges(ctx, changes)
@@ -263,6 +279,8 @@ WHERE id = $1`
 // leave says that the process is gone, so that nobody waits for its beats to be missed. Its rules are
 // taken out by a live dispatcher, and stay where there is none.
 func (d *Dispatcher) leave(ctx context.Context) {
+	d.joining.Lock()
+	defer d.joining.Unlock()
 	if d.self.since == nil {
 		return // it never came
 	}

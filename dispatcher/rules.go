@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -62,9 +63,11 @@ func (q QueueRule) String() string {
 	return text
 }
 
-// check refuses rules that contradict themselves, and fills in what is derived.
+// check refuses rules that contradict themselves, fills in what is derived, and orders them by name.
 func (r *Rules) check() error {
 	r.Limits, r.Queues = slices.Clone(r.Limits), slices.Clone(r.Queues)
+	slices.SortStableFunc(r.Limits, func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(r.Queues, func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
 	known := map[string]bool{}
 	for i := range r.Limits {
 		l := &r.Limits[i]

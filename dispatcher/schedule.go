@@ -26,8 +26,11 @@ func (s Schedule) withDefaults() Schedule {
 	}
 }
 
+// specs are when each of a dispatcher's jobs runs: the tick, retention, vacuum, and vacuum where it is needed.
+func (s Schedule) specs() []string { return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s"} }
+
 func (s Schedule) check() error {
-	for _, spec := range []string{s.Dispatch, s.Retention, s.Vacuum} {
+	for _, spec := range s.specs() {
 		if _, err := cron.ParseStandard(spec); err != nil {
 			return fmt.Errorf("schedule %q: %w", spec, err)
 		}
@@ -35,32 +38,64 @@ func (s Schedule) check() error {
 	return nil
 }
 
-// schedule makes the cron of this dispatcher; each part runs by itself and is passed over while
-// its last run has not ended. cron does not recover panics by itself; Recover stands inside, for
-// a panic that passed through SkipIfStillRunning would leave it locked for good.
-func (d *Dispatcher) schedule(ctx context.Context) (*cron.Cron, error) {
+// jobs is the cron of a dispatcher.
+type jobs struct {
+	cron *cron.Cron
+	runs []scheduled // as Schedule.specs has them. Written by follow only
+}
+
+// scheduled is a part that runs by itself, and is passed over while its last run has not ended, also
+// where it was given another schedule meanwhile.
+type scheduled struct {
+	spec string
+	job  cron.Job
+	id   cron.EntryID
+}
+
+// schedule makes the jobs of this dispatcher. cron does not recover panics by itself; Recover stands
+// inside, for a panic that passed through SkipIfStillRunning would leave it locked for good.
+func (d *Dispatcher) schedule(ctx context.Context, s Schedule) (*jobs, error) {
 	log := cronLog{d.log}
-	c := cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log),
-		cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log)))
-	for _, part := range []struct {
-		spec string
-		run  func()
-	}{
-		{d.cfg.Schedule.Dispatch, func() { d.tick(ctx) }},
-		{d.cfg.Schedule.Retention, func() { d.retain(ctx) }},
-		{d.cfg.Schedule.Vacuum, func() { d.vacuum(ctx, func(ctx context.Context) error { return Vacuum(ctx, d.cfg.Pool) }) }},
-		{"@every 10s", func() { d.vacuum(ctx, d.vacuumNeeded) }},
+	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
+	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
+	for i, run := range []func(){
+		func() { d.tick(ctx) },
+		func() { d.retain(ctx) },
+		func() { d.vacuum(ctx, func(ctx context.Context) error { return Vacuum(ctx, d.cfg.Pool) }) },
+		func() { d.vacuum(ctx, d.vacuumNeeded) },
 	} {
-		if _, err := c.AddFunc(part.spec, part.run); err != nil {
+		part := scheduled{spec: s.specs()[i], job: chain.Then(cron.FuncJob(run))}
+		id, err := j.cron.AddJob(part.spec, part.job)
+		if err != nil {
 			return nil, fmt.Errorf("schedule %q: %w", part.spec, err)
 		}
+		part.id = id
+		j.runs = append(j.runs, part)
 	}
-	return c, nil
+	return j, nil
+}
+
+// follow gives each part whose schedule is another now its new one; the others keep their time. s was
+// checked.
+func (j *jobs) follow(s Schedule) error {
+	for i, spec := range s.specs() {
+		part := &j.runs[i]
+		if part.spec == spec {
+			continue
+		}
+		id, err := j.cron.AddJob(spec, part.job)
+		if err != nil {
+			return fmt.Errorf("schedule %q: %w", spec, err)
+		}
+		j.cron.Remove(part.id)
+		part.spec, part.id = spec, id
+	}
+	return nil
 }
 
 // retain and vacuum are the scheduled forms of Retain and Vacuum.
 func (d *Dispatcher) retain(ctx context.Context) {
-	retired, err := Retain(ctx, d.cfg.Pool, d.cfg.Retention)
+	retired, err := Retain(ctx, d.cfg.Pool, d.settings.Load().Retention)
 	if err != nil && ctx.Err() == nil {
 		d.log.WarnContext(ctx, "retention cut short", "err", err)
 	}

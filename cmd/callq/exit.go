@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -81,8 +82,9 @@ func isUnreachable(err error) bool {
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return true
 	}
-	if _, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
-		return true
+	if e, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
+		_, ofFile := e.(syscall.Errno) // bare: what concerns a connection is wrapped in net's own
+		return !ofFile
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }

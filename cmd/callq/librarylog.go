@@ -5,6 +5,7 @@ import (
 	"context"
 	"log"
 	"log/slog"
+	"regexp"
 )
 
 // libraryLog gives slog what libraries say on Go's standard logger, which has no other way: net/http
@@ -17,8 +18,9 @@ func standardTo(to *slog.Logger) {
 	log.SetOutput(libraryLog{to})
 }
 
-// Write takes one line of the standard logger.
+// Write takes one line of the standard logger. What it quotes is left out: it may be an API's answer.
 func (l libraryLog) Write(line []byte) (int, error) {
-	l.log.DebugContext(context.Background(), "library reported", "message", string(bytes.TrimSpace(line)))
+	said := regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`).ReplaceAllString(string(bytes.TrimSpace(line)), "…")
+	l.log.DebugContext(context.Background(), "library reported", "message", said)
 	return len(line), nil
 }

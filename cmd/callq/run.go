@@ -89,11 +89,12 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.CompletionOptions.DisableDefaultCmd = true
+	root.CompletionOptions.DisableDefaultCmd = true // it has its own, which refuses what it does not know
 	root.AddCommand(
 		p.serveCommand(), p.dispatchCommand(), p.workCommand(), p.migrateCommand(),
 		p.enqueueCommand(), p.callsCommand(), p.queuesCommand(), p.limitsCommand(), p.statusCommand(),
-		p.verifyCommand(), p.maintainCommand(), p.configCommand(), p.healthCommand(), p.demoCommand(), p.versionCommand(),
+		p.verifyCommand(), p.maintainCommand(), p.configCommand(), p.healthCommand(), p.demoCommand(), p.devCommand(),
+		p.versionCommand(), p.completionCommand(),
 	)
 	flags := root.PersistentFlags()
 	flags.StringVarP(&p.configFile, "config", "c", "", "configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
@@ -104,6 +105,9 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	flags.BoolVar(&p.yes, "yes", false, "do not ask before what cannot be undone")
 	p.timeout = defaultTimeout
 	flags.Var((*durationFlag)(&p.timeout), "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
+	if err := completeValues(root); err != nil {
+		panic(err) // a slip in a flag's name; every test meets it
+	}
 	return root
 }
 

@@ -7,10 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +27,7 @@ func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process, until SIGTERM, which drains.\n" +
+			"SIGHUP reloads limits, queues, schedule and retention; a bad file changes nothing.\n" +
 			"It never migrates: run `callq migrate up` first.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -99,7 +97,8 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = registry
-	parts, err := makeParts(cfg, s, roles)
+	reloads := reloader{read: p.readConfig, log: log, started: cfg, last: cfg}
+	parts, err := makeParts(cfg, s, roles, &reloads)
 	if err != nil {
 		return err
 	}
@@ -107,7 +106,7 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	if err != nil {
 		return err
 	}
-	defer refuseReload(ctx, log)()
+	defer reloads.onHangUp(ctx)()
 
 	// Readiness and metrics are answered until the last part has drained.
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
@@ -155,13 +154,14 @@ func (s servers) close() {
 	}
 }
 
-func makeParts(cfg *config.Config, s servers, roles roles) ([]part, error) {
+func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([]part, error) {
 	var parts []part
 	if roles.dispatcher {
 		d, err := dispatcher.New(dispatcherConfig(cfg, s))
 		if err != nil {
 			return nil, err
 		}
+		reloads.give = d.Reload
 		parts = append(parts, part{"dispatcher", d.Run, d.Ready})
 	}
 	if roles.worker {
@@ -279,22 +279,4 @@ func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler,
 		_ = server.Close() // a client that does not end does not keep us
 	}
 	<-ended
-}
-
-// refuseReload keeps SIGHUP, which will reload the configuration, from ending the process.
-func refuseReload(ctx context.Context, log *slog.Logger) (stop func()) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGHUP)
-	done := make(chan struct{})
-	go func() {
-		for {
-			select {
-			case <-signals:
-				log.WarnContext(ctx, "reload by SIGHUP is not available in this version; restart to apply changes")
-			case <-done:
-				return
-			}
-		}
-	}()
-	return func() { signal.Stop(signals); close(done) }
 }

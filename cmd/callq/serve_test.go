@@ -277,8 +277,6 @@ func TestSIGTERMDrains(t *testing.T) {
 	url, arrived, answer := api(t)
 	cmd, log, id := w.serving(url, arrived)
 
-	send(t, cmd, syscall.SIGHUP)
-	eventually(t, "SIGHUP is answered", func() bool { return strings.Contains(log.String(), "reload by SIGHUP is not available") })
 	send(t, cmd, syscall.SIGTERM)
 	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
 	if status, body := ask(t, addressIn(t, log), "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {

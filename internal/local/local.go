@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -46,5 +47,7 @@ func await(ctx context.Context, c *child, try func(context.Context) error) error
 	}
 }
 
-// escapePath escapes a path for a URL's query, and leaves it readable.
-func escapePath(path string) string { return (&url.URL{Path: path}).EscapedPath() }
+// escapePath escapes a path for a URL's path or query, and leaves it readable.
+func escapePath(path string) string {
+	return strings.NewReplacer("&", "%26", "+", "%2B", ";", "%3B").Replace((&url.URL{Path: path}).EscapedPath())
+}

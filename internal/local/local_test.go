@@ -68,6 +68,28 @@ func TestPostgresKeepsItsFolder(t *testing.T) {
 	}
 }
 
+// What means something in a URL or a shell may stand in the name of a folder.
+func TestFolderOfAnyName(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "a&b+c;d'%e ü#?")
+	p := startPostgres(t, Postgres{Dir: filepath.Join(dir, "p")})
+	if !strings.Contains(p.URL("postgres"), "%26") {
+		t.Fatalf("the socket is elsewhere: %s", p.URL("postgres"))
+	}
+	if got := query(t, p, "SELECT 'yes'"); got != "yes" {
+		t.Errorf("Postgres answers %q", got)
+	}
+	r, err := StartRedis(t.Context(), Redis{Install: true, Dir: filepath.Join(dir, "r")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Stop() })
+	testRedis(t, r)
+	if strings.ContainsAny(p.URL("postgres")+r.URL(), "' ") {
+		t.Errorf("not to be quoted in a shell: %s %s", p.URL("postgres"), r.URL())
+	}
+}
+
 func TestPostgresSaysWhyItDidNotStart(t *testing.T) {
 	t.Parallel()
 	_, err := StartPostgres(t.Context(), Postgres{Settings: map[string]string{"no_such_setting": "1"}})

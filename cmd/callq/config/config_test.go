@@ -149,7 +149,7 @@ func TestConnections(t *testing.T) {
 		{"the flag", file, map[string]string{"CALLQ_POSTGRES_URL": "postgres://env/d"}, map[string]string{"postgres.url": "host=flag"}, "host=flag", "--postgres-url"},
 		{"DATABASE_URL by itself", "", map[string]string{"DATABASE_URL": "postgres://common/d", "PGHOST": "h"}, nil, "postgres://common/d", "DATABASE_URL"},
 		{"DATABASE_URL through the file", fromEnv, map[string]string{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://common/d", "config.yaml:1"},
-		{"PG*, which pgx reads", fromEnv, map[string]string{"PGHOST": "h"}, nil, "", "default"},
+		{"PG*, which pgx reads", fromEnv, map[string]string{"PGHOST": "h"}, nil, "", "libpq's PG*"},
 		{"a secret's file", inFile, map[string]string{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://u:pw@secret/d", "config.yaml:2"},
 		{"a variable over a secret's file", inFile, map[string]string{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
 		{"a secret's file over the file", file, map[string]string{"CALLQ_POSTGRES_URL_FILE": secret}, nil, "postgres://u:pw@secret/d", "CALLQ_POSTGRES_URL_FILE"},

@@ -8,6 +8,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -28,6 +29,7 @@ type source struct {
 	rank         int
 	name         string // of the file, variable or flag
 	line, column int    // in a file, from 1
+	via          string // the file of a secret, or the variables that the value names
 }
 
 func (s source) String() string {
@@ -193,9 +195,12 @@ func (l *loader) list(n *yaml.Node, f reflect.StructField, v reflect.Value, path
 		l.fail(at, path, "must be a list", "[a, b]")
 		return
 	}
-	l.from[path] = at
+	defer func() { l.from[path] = at }()
 	seen := map[string]bool{}
 	for i, item := range n.Content {
+		if via := variablesIn(resolve(item).Value); via != "" && !strings.Contains(at.via, via) {
+			at.via = strings.TrimPrefix(at.via+", "+via, ", ")
+		}
 		l.from[itemPath(path, i)] = l.at(item)
 		text, ok := l.text(item, f, path)
 		if !ok {
@@ -220,7 +225,9 @@ func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, pa
 		l.fail(l.at(n), path, quote(text)+" "+notAvailable, f.Tag.Get("allowed"))
 		return
 	}
-	l.set(l.at(n), path, f, v, text)
+	at := l.at(n)
+	at.via = variablesIn(resolve(n).Value)
+	l.set(at, path, f, v, text)
 }
 
 // text is what a scalar says, with ${VAR} expanded.
@@ -262,11 +269,10 @@ func (l *loader) set(at source, path string, f reflect.StructField, v reflect.Va
 	if text == "" && mayBeEmpty(f) {
 		return
 	}
+	l.from[path] = at // of a bad value too: what is found wrong with it later stands there
 	if err := setField(v, f, text); err != nil {
 		l.failBy(at, path, err)
-		return
 	}
-	l.from[path] = at
 }
 
 type pair struct{ key, value *yaml.Node }
@@ -345,6 +351,16 @@ func expand(s string, env map[string]string) (string, error) {
 		b.WriteString(value)
 		rest = tail
 	}
+}
+
+// variablesIn lists the variables that a value names: "${A}, ${B}".
+func variablesIn(s string) string {
+	var list []string
+	named := regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)`)
+	for _, found := range named.FindAllStringSubmatch(strings.ReplaceAll(s, "$${", ""), -1) {
+		list = append(list, "${"+found[1]+"}")
+	}
+	return strings.Join(slices.Compact(list), ", ")
 }
 
 func isVariable(name string) bool {

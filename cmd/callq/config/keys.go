@@ -64,8 +64,8 @@ func keysOf(t reflect.Type) []string {
 
 func isSection(t reflect.Type) bool { return t.Kind() == reflect.Struct && len(keysOf(t)) > 0 }
 
-// leaves visits every value below a section, those of each limit and queue too, and keeps what
-// visit sets.
+// leaves visits every value below a section, those of each limit and queue too. Where the section can
+// be set, it keeps what visit sets.
 func leaves(section reflect.Value, path string, visit func(path string, f reflect.StructField, v reflect.Value)) {
 	for f := range fields(section.Type()) {
 		v, child := section.FieldByIndex(f.Index), join(path, f.Tag.Get("key"))
@@ -75,7 +75,9 @@ func leaves(section reflect.Value, path string, visit func(path string, f reflec
 				entry := reflect.New(v.Type().Elem()).Elem()
 				entry.Set(v.MapIndex(name))
 				leaves(entry, join(child, name.String()), visit)
-				v.SetMapIndex(name, entry)
+				if v.CanSet() {
+					v.SetMapIndex(name, entry)
+				}
 			}
 		case isSection(v.Type()):
 			leaves(v, child, visit)

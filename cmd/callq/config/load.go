@@ -112,6 +112,9 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 	}
 	c.libpq = slices.ContainsFunc([]string{"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"},
 		func(name string) bool { return env[name] != "" })
+	if c.libpq && l.from["postgres.url"].rank == rankDefault {
+		l.from["postgres.url"] = source{rank: rankEnv, name: "libpq's PG*"}
+	}
 	c.warnings = slipsIn(env, names)
 	if len(l.problems) > 0 {
 		return nil, l.err()
@@ -169,6 +172,11 @@ func (l *loader) resolveSecrets(root reflect.Value) {
 				l.fail(file, path+"_file", "cannot be read: "+reason(err), "a file that holds the URL")
 				return
 			}
+			if strings.TrimSpace(string(text)) == "" {
+				l.fail(file, path+"_file", "names a file that holds nothing", "a file that holds the URL")
+				return
+			}
+			file.via = files[path+"_file"]
 			l.set(file, path, f, v, string(text))
 		case file.rank > rankDefault && file.rank == own.rank:
 			l.fail(file, path+"_file", "is given beside "+path, "one of them")

@@ -46,11 +46,7 @@ func (e *Error) Error() string {
 //	      = allowed: units/window such as 100/h
 func (p Problem) String() string {
 	var b strings.Builder
-	b.WriteString(p.Source)
-	if p.Line > 0 {
-		fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
-	}
-	b.WriteString(": ")
+	b.WriteString(p.Place() + ": ")
 	if p.Path != "" {
 		b.WriteString(p.Path + ": ")
 	}
@@ -68,6 +64,14 @@ func (p Problem) String() string {
 		b.WriteString("\n      = allowed: " + p.Allowed)
 	}
 	return b.String()
+}
+
+// Place is where the mistake stands: config.yaml:7:18, or a variable or flag.
+func (p Problem) Place() string {
+	if p.Line > 0 {
+		return fmt.Sprintf("%s:%d:%d", p.Source, p.Line, p.Column)
+	}
+	return p.Source
 }
 
 func firstRunes(s string, n int) string {

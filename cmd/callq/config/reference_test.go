@@ -1,0 +1,154 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/callq/callq"
+	"github.com/callq/callq/internal/limit"
+)
+
+const reference = "../../../docs/configuration.md"
+
+// docs/configuration.md is what the code says: keys, types, defaults and bounds from the struct, the words
+// from config.yaml. UPDATE=1 writes it anew.
+func TestReference(t *testing.T) {
+	t.Parallel()
+	got := writeReference(t)
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("docs/configuration.md is stale: run `make docs` (-file +code):\n%s", diff)
+	}
+}
+
+const referenceHead = `# Configuration
+
+Every key of config.yaml, generated from the code (` + "`make docs`" + `). [config.yaml](../config.yaml) is the same as a
+file: ` + "`callq config init`" + ` writes it, ` + "`callq config check`" + ` shows every mistake with its line, and ` + "`callq config show`" + `
+what is in force and where it comes from.
+
+The file is the one that ` + "`-c`" + ` names, else ` + "`CALLQ_CONFIG`" + `, else ./config.yaml, else /etc/callq/config.yaml; it may
+be missing unless it was named. A flag (` + "`--postgres-url`, `--redis-url`" + `) holds over the environment, that over the
+file, and that over the default. An empty variable counts as none; lists are ` + "`a,b`" + ` there. Where no key gives
+them, ` + "`DATABASE_URL`, `REDIS_URL`" + ` and libpq's ` + "`PG*`" + ` hold. ` + "`${VAR}` and `${VAR:-default}`" + ` expand inside values, never
+in the text; ` + "`$${`" + ` stands for ` + "`${`" + `. A key whose name ends in _file names a file that holds the value.
+
+SIGHUP reloads limits, queues, schedule and retention of ` + "`serve` and `dispatch`" + `; the other sections need a restart.
+`
+
+func writeReference(t *testing.T) string {
+	t.Helper()
+	about := comments(t)
+	var b strings.Builder
+	b.WriteString(referenceHead)
+	for section := range fields(reflect.TypeFor[Config]()) {
+		key := section.Tag.Get("key")
+		fmt.Fprintf(&b, "\n## %s\n", key)
+		if words := about[key]; words != "" {
+			fmt.Fprintf(&b, "\n%s\n", words)
+		}
+		b.WriteString("\n| key | type | default | allowed | environment | meaning |\n| --- | --- | --- | --- | --- | --- |\n")
+		writeRows(&b, section, key, key, about)
+	}
+	b.WriteString("\n## Not in this version\n\nThese are known and refused by name, never ignored: ")
+	b.WriteString("`" + strings.Join(unbuilt(), "`, `") + "`.\n")
+	return b.String()
+}
+
+// writeRows writes a row for each value below a field; of a map, as if it had an entry NAME.
+func writeRows(b *strings.Builder, f reflect.StructField, path, plain string, about map[string]string) {
+	kind := f.Type
+	if kind.Kind() == reflect.Map {
+		kind, path = kind.Elem(), path+".NAME"
+	}
+	if kind.Kind() == reflect.Struct && isSection(kind) {
+		for f := range fields(kind) {
+			key := f.Tag.Get("key")
+			writeRows(b, f, path+"."+key, plain+"."+key, about)
+		}
+		return
+	}
+	cells := []string{code(path), typeName(kind), code(f.Tag.Get("default")), allowedOf(f), code(variable(path)), about[plain]}
+	for _, text := range cells {
+		b.WriteString(strings.TrimRight("| "+strings.ReplaceAll(text, "|", "\\|"), " ") + " ")
+	}
+	b.WriteString("|\n")
+}
+
+func typeName(t reflect.Type) string {
+	names := map[reflect.Type]string{
+		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
+		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration",
+		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate",
+	}
+	if name, ok := names[t]; ok {
+		return name
+	}
+	return "text"
+}
+
+// allowedOf is what is said to whoever writes nonsense.
+func allowedOf(f reflect.StructField) string {
+	allowed := f.Tag.Get("allowed")
+	if strings.Contains(allowed, "|") {
+		return "`" + strings.ReplaceAll(allowed, "|", "` or `") + "`"
+	}
+	if refused, ok := errors.AsType[fault](checkString(f, "no such value: \x00://")); ok && f.Tag.Get("check") != "" {
+		return refused.allowed
+	}
+	return allowed
+}
+
+func code(text string) string {
+	if text == "" {
+		return ""
+	}
+	return "`" + text + "`"
+}
+
+// comments are those of config.yaml by key, with what it has commented out too: limits.rate, postgres.url.
+func comments(t *testing.T) map[string]string {
+	t.Helper()
+	text := regexp.MustCompile(`(?m)^( *)#(\S)`).ReplaceAllString(callq.ConfigYAML, "$1$2")
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	about := map[string]string{}
+	var read func(n *yaml.Node, path string, depth int)
+	read = func(n *yaml.Node, path string, depth int) {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			child := join(path, key.Value)
+			if (path == "limits" || path == "queues") && depth == 1 {
+				child = path // a name
+			}
+			words := strings.TrimSpace(regexp.MustCompile(`(?m)\n?^# ?`).ReplaceAllString(key.HeadComment, " "))
+			if words != "" && about[child] == "" {
+				about[child] = words
+			}
+			if value.Kind == yaml.MappingNode {
+				read(value, child, depth+1)
+			}
+		}
+	}
+	read(doc.Content[0], "", 0)
+	return about
+}

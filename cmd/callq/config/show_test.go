@@ -1,0 +1,119 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// Every value says where it comes from, and shows no password on any of the ways by which one comes in.
+func TestValues(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "redis_url")
+	if err := os.WriteFile(secret, []byte("redis://:hunter2@h\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := mustLoad(t, `
+postgres:
+  url: "postgres://u:${PW}@${H}/d"
+  direct_url: host=h password=hunter2
+redis: {url_file: `+secret+`}
+worker:
+  labels: ["${L}", b]
+limits:
+  a: {rate: 5/s}
+  b: {concurrency: 3}
+retention: {done: 36h}
+`, map[string]string{
+		"PW": "hunter2", "H": "h", "L": "l", "CALLQ_HTTP_LISTEN": "[::1]:1", "CALLQ_LIMITS_A_SLACK": "2s",
+	}, map[string]string{"postgres.direct_url": "postgres://h/d?password=hunter2"})
+	got := map[string]string{}
+	for _, v := range c.Values() {
+		got[v.Key] = fmt.Sprint(v.Value, " <- ", v.Source, " ", v.Via)
+	}
+	for key, want := range map[string]string{
+		"postgres.url":         "postgres://u:xxxxx@h/d <- config.yaml:3 ${PW}, ${H}",
+		"postgres.direct_url":  "postgres://h/d?password=xxxxx <- --postgres-direct-url ",
+		"redis.url":            "redis://:xxxxx@h <- config.yaml:5 " + secret,
+		"redis.url_file":       secret + " <- config.yaml:5 ",
+		"worker.labels":        "[l b] <- config.yaml:7 ${L}",
+		"http.listen":          "[::1]:1 <- CALLQ_HTTP_LISTEN ",
+		"limits.a.rate":        "5 per 1s, sliding window <- config.yaml:9 ",
+		"limits.a.slack":       "2s <- CALLQ_LIMITS_A_SLACK ",
+		"limits.a.send_within": "100ms <- default ",
+		"limits.b.concurrency": "3 <- config.yaml:10 ",
+		"retention.done":       "1d12h <- config.yaml:11 ",
+		"retention.failed":     "30d <- default ",
+		"calls.max_data":       "256KiB <- default ",
+	} {
+		if got[key] != want {
+			t.Errorf("%s: %s, want %s", key, got[key], want)
+		}
+	}
+	for key, value := range got {
+		if strings.Contains(value, "hunter2") {
+			t.Errorf("%s shows a password: %s", key, value)
+		}
+	}
+	for _, key := range []string{"limits.a.concurrency", "limits.b.rate"} {
+		if value, ok := got[key]; ok {
+			t.Errorf("%s is shown: %s", key, value)
+		}
+	}
+	pg := mustLoad(t, "", map[string]string{"PGHOST": "h"}, nil).Values()
+	if i := slices.IndexFunc(pg, func(v Value) bool { return v.Key == "postgres.url" }); pg[i].Source != "libpq's PG*" {
+		t.Errorf("postgres.url of PG*: %+v", pg[i])
+	}
+}
+
+// What is shown reads back as what it was.
+func TestShownIsRead(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		units := []time.Duration{1, time.Millisecond, time.Second, time.Minute, time.Hour, 24 * time.Hour}
+		d := time.Duration(rapid.Int64Range(0, 1<<58).Draw(t, "ns")).Truncate(rapid.SampledFrom(units).Draw(t, "unit"))
+		if got, err := ParseDuration(formatDuration(d)); err != nil || got != d {
+			t.Errorf("%s is shown as %s, and read as %s, %v", d, formatDuration(d), got, err)
+		}
+		b := Bytes(rapid.Int64Range(0, 1<<40).Draw(t, "bytes"))
+		b -= b % Bytes(rapid.SampledFrom([]int64{1, 1 << 10, 1 << 20}).Draw(t, "unit"))
+		if got, err := parseBytes(formatBytes(b)); err != nil || got != b {
+			t.Errorf("%d is shown as %s, and read as %d, %v", b, formatBytes(b), got, err)
+		}
+	})
+	for text, want := range map[string]string{
+		"0": "0s", "7d": "7d", "90m": "1h30m", "60s": "1m", "1h0m5s": "1h0m5s", "100ms": "100ms", "1d12h": "1d12h",
+	} {
+		d, err := ParseDuration(text)
+		if err != nil || formatDuration(d) != want {
+			t.Errorf("%s is shown as %s, %v, want %s", text, formatDuration(d), err, want)
+		}
+	}
+}
+
+func TestChanged(t *testing.T) {
+	t.Parallel()
+	const file = "limits: {a: {rate: 1/s}}\nqueues: {q: {limits: [a]}}\nworker: {labels: [x]}\n"
+	was := mustLoad(t, file, nil, nil)
+	for text, want := range map[string][]string{
+		file: nil,
+		"worker: {labels: [ x ]}\nqueues: {q: {limits: [\"a\"]}}\nlimits: {a: {rate: 1 per 1s}}\n": nil,
+		strings.Replace(file, "1/s", "2/s", 1):                                                     {"limits.a.rate"},
+		strings.Replace(file, "[x]", "[]", 1) + "log: {level: warn}\n":                             {"log.level", "worker.labels"},
+		"limits: {a: {rate: 1/s}}\nworker: {labels: [x]}\n": {
+			"queues.q.backoff", "queues.q.limits", "queues.q.max_attempts", "queues.q.on", "queues.q.on_lost", "queues.q.timeout",
+		},
+	} {
+		if diff := cmp.Diff(append([]string{}, want...), append([]string{}, Changed(was, mustLoad(t, text, nil, nil))...)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/migrations"
+)
+
+func (p *program) devCommand() *cobra.Command {
+	dir := ""
+	cmd := &cobra.Command{
+		Use: "dev", Short: "Serve with a Postgres and a Redis of its own, for development",
+		Long: "Brings up a Postgres and a Redis of its own, migrates, prints how to reach them, and serves with the\n" +
+			"limits and queues of the configuration until Ctrl-C. What they hold is kept in --dir for the next time.\n" +
+			"Local APIs may be called where http_task.private_hosts or allow_private says so. Not for production.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.dev(cmd.Context(), dir) },
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "where the servers keep their data "+
+		"(default: $XDG_DATA_HOME/callq/dev, ~/.local/share/callq/dev, or for root /var/lib/callq/dev)")
+	return cmd
+}
+
+// devStack is what dev prints, and tells another dev that wants its folder.
+type devStack struct {
+	Dir      string `json:"dir"`
+	Process  int    `json:"process"`
+	Postgres string `json:"postgres_url"`
+	Redis    string `json:"redis_url"`
+}
+
+func (s devStack) String() string {
+	return fmt.Sprintf("export DATABASE_URL='%s'\nexport REDIS_URL='%s'\n", s.Postgres, s.Redis)
+}
+
+// dev is serve on servers of its own, which end with it.
+func (p *program) dev(ctx context.Context, dir string) (err error) {
+	for path, url := range p.urls {
+		if url.given {
+			return usagef("callq dev has servers of its own: leave --%s out, or use callq serve",
+				strings.ReplaceAll(path, ".", "-"))
+		}
+	}
+	cfg, err := p.readConfig() // a mistake is said before anything is started
+	if err != nil {
+		return err
+	}
+	if dir, err = p.devFolder(dir); err != nil {
+		return err
+	}
+	claim, note, err := local.ClaimFolder(dir)
+	if errors.Is(err, local.ErrClaimed) {
+		return fmt.Errorf("callq dev is running already in %s (%s); end it first, or give another folder with --dir",
+			dir, oneLine(note))
+	}
+	if err != nil {
+		return fmt.Errorf("take the folder: %w; give another with --dir", err)
+	}
+	defer func() { err = errors.Join(err, claim.Release()) }()
+	stack := devStack{Dir: dir, Process: os.Getpid()}
+	if err := claim.Note(fmt.Sprintf("process %d", stack.Process)); err != nil {
+		return fmt.Errorf("write to %s: %w", dir, err)
+	}
+
+	log := p.logger(cfg)
+	postgres, err := local.StartPostgres(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres"), Logger: log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, postgres.Stop()) }()
+	redis, err := local.StartRedis(ctx, local.Redis{
+		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"}, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, redis.Stop()) }()
+	stack.Postgres, stack.Redis = postgres.URL("postgres"), redis.URL()
+	if err := migrateOwn(ctx, stack.Postgres, log); err != nil {
+		return err
+	}
+
+	if err := p.sayDev(claim, stack); err != nil {
+		return err
+	}
+	// Over whatever the file and the environment say of servers: none but these is touched.
+	p.urls["postgres.url"] = &urlFlag{given: true, text: stack.Postgres}
+	p.urls["postgres.direct_url"] = &urlFlag{given: true, text: stack.Postgres}
+	p.urls["redis.url"] = &urlFlag{given: true, text: stack.Redis}
+	return p.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true})
+}
+
+func (p *program) sayDev(claim *local.Claim, stack devStack) error {
+	note := fmt.Sprintf("process %d, DATABASE_URL='%s', REDIS_URL='%s'", stack.Process, stack.Postgres, stack.Redis)
+	if err := claim.Note(note); err != nil {
+		return fmt.Errorf("write to %s: %w", stack.Dir, err)
+	}
+	fmt.Fprintln(p.stderr,
+		"callq: warning: for development, not for production: no passwords, no backups; the data is in", stack.Dir)
+	if p.output != "table" {
+		return p.printJSON(stack)
+	}
+	_, err := fmt.Fprint(p.stdout, stack)
+	return err
+}
+
+// migrateOwn brings the schema up; a folder that a newer callq has used is refused.
+func migrateOwn(ctx context.Context, url string, log *slog.Logger) error {
+	conn, err := pgx.ParseConfig(url)
+	if err != nil {
+		return fmt.Errorf("read Postgres's URL: %w", err)
+	}
+	applied, err := migrations.Up(ctx, conn)
+	for _, m := range applied {
+		log.InfoContext(ctx, "migrated", "file", m.File)
+	}
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return fmt.Errorf("read Postgres's URL: %w", err)
+	}
+	defer pool.Close()
+	return checkSchema(ctx, pool)
+}
+
+// devFolder is where dev keeps its data. Root's home is closed to the user that Postgres runs as.
+func (p *program) devFolder(dir string) (string, error) {
+	if dir != "" {
+		return filepath.Abs(dir)
+	}
+	home := p.variable("HOME")
+	switch data := p.variable("XDG_DATA_HOME"); {
+	case filepath.IsAbs(data):
+		return filepath.Join(data, "callq", "dev"), nil
+	case os.Geteuid() == 0:
+		return "/var/lib/callq/dev", nil
+	case filepath.IsAbs(home):
+		return filepath.Join(home, ".local", "share", "callq", "dev"), nil
+	}
+	return "", usagef("there is no home to keep the data in: give a folder with --dir")
+}

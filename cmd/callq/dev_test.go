@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+// developing is a `callq dev` of the test's own, as a process.
+type developing struct {
+	devStack
+	t   *testing.T
+	cmd *exec.Cmd
+	log *buffer
+}
+
+// devFolders makes a folder that every user may pass through, as homes and /var/lib are.
+func devFolders(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dev-of-callq-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// develop starts dev in a folder and waits for what it prints.
+func develop(t *testing.T, dir string, change func(*exec.Cmd)) *developing {
+	t.Helper()
+	d := &developing{t: t, log: new(buffer)}
+	file := filepath.Join(dir, "config.yaml")
+	// Servers that are none of its own business: it must not touch them.
+	text := atAnyPort + "postgres: {url: '" + noPostgres + "', direct_url: '" + noPostgres + "'}\nredis: {url: '" + noRedis + "'}\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d.cmd = exec.CommandContext(t.Context(), os.Args[0], "dev", "--dir", filepath.Join(dir, "data"), "-c", file, "-o", "json")
+	d.cmd.Env = append(os.Environ(), beCallq+"=1", "DATABASE_URL="+noPostgres, "REDIS_URL="+noRedis)
+	d.cmd.Stderr = d.log
+	d.cmd.Cancel = func() error { return d.cmd.Process.Signal(syscall.SIGTERM) } // at the end of the test
+	if change != nil {
+		change(d.cmd)
+	}
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.kill() })
+	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&d.devStack); err != nil {
+		t.Fatalf("%v\n%s", err, d.log)
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	awaitReady(t, addressIn(t, d.log))
+	return d
+}
+
+// kill ends it as a crash does; harmless where it has ended.
+func (d *developing) kill() {
+	if d.cmd.ProcessState == nil {
+		_ = d.cmd.Process.Kill()
+		_ = d.cmd.Wait() // its error says that it was killed
+	}
+}
+
+// interrupt is Ctrl-C: all ends, and cleanly.
+func (d *developing) interrupt() {
+	d.t.Helper()
+	send(d.t, d.cmd, os.Interrupt)
+	if err := d.cmd.Wait(); err != nil {
+		d.t.Errorf("ended with %v\n%s", err, d.log)
+	}
+	if conn, err := pgx.Connect(d.t.Context(), d.Postgres); err == nil {
+		d.t.Error("Postgres lives on")
+		_ = conn.Close(d.t.Context())
+	}
+	if _, err := d.redis().Ping(d.t.Context()).Result(); err == nil {
+		d.t.Error("Redis lives on")
+	}
+}
+
+func (d *developing) redis() *redis.Client {
+	d.t.Helper()
+	options, err := redis.ParseURL(d.Redis)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	options.MaxRetries = -1
+	client := redis.NewClient(options)
+	d.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// one asks Postgres for a single text.
+func (d *developing) one(sql string) (answer string) {
+	d.t.Helper()
+	conn, err := pgx.Connect(d.t.Context(), d.Postgres)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(d.t.Context()))
+	if err := conn.QueryRow(d.t.Context(), sql).Scan(&answer); err != nil {
+		d.t.Fatalf("%s: %v", sql, err)
+	}
+	return answer
+}
+
+// call inserts a call from plain SQL, and sees that it is done.
+func (d *developing) call(url string) (id string) {
+	d.t.Helper()
+	id = d.one(fmt.Sprintf(`INSERT INTO call_queue (call_data) VALUES ('{"url": %q}') RETURNING id::text`, url))
+	eventually(d.t, "the call is done", func() bool { return d.one("SELECT status FROM call_queue WHERE id = "+id) == "done" })
+	return id
+}
+
+// A call by plain SQL is done; a second dev of the folder says who has it; after Ctrl-C, and also after
+// kill -9, the next has what was there.
+func TestDev(t *testing.T) {
+	t.Parallel()
+	url, _, answer := api(t)
+	answer()
+	dir := devFolders(t)
+	d := develop(t, dir, nil)
+	for _, words := range []string{"for development, not for production", filepath.Join(dir, "data")} {
+		if !strings.Contains(d.log.String(), words) {
+			t.Errorf("it does not say %q:\n%s", words, d.log)
+		}
+	}
+	first := d.call(url)
+	eventually(t, "it listens at its own Postgres", func() bool {
+		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query = 'LISTEN callq_wake'") == "1"
+	})
+	if err := d.redis().Set(t.Context(), "kept", "yes", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	second := world{t: t}.run("dev", "--dir", filepath.Join(dir, "data"))
+	for _, words := range []string{"running already", fmt.Sprint("process ", d.cmd.Process.Pid), d.Postgres, d.Redis, "--dir"} {
+		if second.code != exitFailed || !strings.Contains(second.stderr, words) {
+			t.Errorf("a second dev: exit code %d, without %q\n%s", second.code, words, second.stderr)
+		}
+	}
+	elsewhere := develop(t, devFolders(t), nil)
+	elsewhere.call(url)
+	elsewhere.interrupt()
+	d.interrupt()
+
+	for _, how := range []string{"Ctrl-C", "kill -9"} {
+		d = develop(t, dir, nil)
+		if status := d.one("SELECT status FROM call_queue WHERE id = " + first); status != "done" {
+			t.Errorf("after %s the call is %s", how, status)
+		}
+		if how == "Ctrl-C" {
+			if kept, err := d.redis().Get(t.Context(), "kept").Result(); err != nil || kept != "yes" {
+				t.Errorf("after %s Redis has %q, %v", how, kept, err)
+			}
+			d.call(url)
+			d.kill()
+		}
+	}
+	d.call(url)
+	d.interrupt()
+}
+
+// As an ordinary user, with the data in the home. (As root TestDev runs it, where root runs the tests.)
+func TestDevOfAnOrdinaryUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("TestDev ran it as this user")
+	}
+	nobody, err := user.Lookup("nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, errUID := strconv.Atoi(nobody.Uid)
+	gid, errGID := strconv.Atoi(nobody.Gid)
+	if errUID != nil || errGID != nil {
+		t.Fatal(errUID, errGID)
+	}
+	url, _, answer := api(t)
+	answer()
+	dir := devFolders(t)
+	home := filepath.Join(dir, "home")
+	if err := os.Mkdir(home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(home, uid, gid); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "callq") // go test's own folder is closed to other users
+	if err := os.WriteFile(program, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	asNobody := func(cmd *exec.Cmd) {
+		cmd.Path, cmd.Dir = program, home
+		cmd.Args = append([]string{program, "dev"}, cmd.Args[4:]...) // without --dir
+		cmd.Env = append(cmd.Env, "HOME="+home, "XDG_DATA_HOME=", "XDG_CACHE_HOME=")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	}
+	d := develop(t, dir, asNobody)
+	if want := filepath.Join(home, ".local", "share", "callq", "dev"); d.Dir != want {
+		t.Errorf("the data is in %s, want %s", d.Dir, want)
+	}
+	d.call(url)
+	d.interrupt()
+}
+
+func TestDevFolder(t *testing.T) {
+	t.Parallel()
+	none, err := (&program{}).devFolder("")
+	if os.Geteuid() == 0 && none != "/var/lib/callq/dev" || os.Geteuid() != 0 && err == nil {
+		t.Errorf("without any home: %s, %v", none, err)
+	}
+	for _, environ := range [][]string{{"XDG_DATA_HOME=/data", "HOME=/home/u"}, {"XDG_DATA_HOME=/other", "XDG_DATA_HOME=/data"}} {
+		if got, err := (&program{environ: environ}).devFolder(""); got != "/data/callq/dev" || err != nil {
+			t.Errorf("%v: %s, %v", environ, got, err)
+		}
+	}
+	here, err := filepath.Abs("d")
+	if got, err2 := (&program{environ: []string{"XDG_DATA_HOME=/data"}}).devFolder("d"); got != here || err != nil || err2 != nil {
+		t.Errorf("--dir d: %s, %v, %v", got, err, err2)
+	}
+}

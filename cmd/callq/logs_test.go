@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// canary is in all that a log must not have.
+const canary = "c4n4ry"
+
+// leakyAPI answers with canaries in all that an answer has.
+func leakyAPI(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("X-Token", canary)
+		switch r.URL.Path {
+		case "/moved":
+			w.Header().Set("Location", "http://127.0.0.1/?token="+canary)
+			w.WriteHeader(http.StatusFound)
+		case "/broken":
+			w.WriteHeader(http.StatusInternalServerError)
+		case "/gone":
+			w.WriteHeader(http.StatusNotFound)
+		case "/later":
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		case "/cut", "/twice":
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if r.URL.Path == "/twice" {
+				answer := "HTTP/1.1 200 OK\r\nX-Token: " + canary + "\r\nContent-Length: 6\r\n\r\n" + canary
+				_, _ = io.WriteString(conn, answer+answer)
+				_, _ = io.Copy(io.Discard, conn) // until the client goes
+			}
+			_ = conn.Close()
+			return
+		}
+		_, _ = io.WriteString(w, canary)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// leakyCalls are call_data with canaries, for all the ways in which a call can end.
+func leakyCalls(t *testing.T, api string) []string {
+	t.Helper()
+	refused, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := "http://" + refused.Addr().String()
+	_ = refused.Close()
+	var calls []string
+	for _, target := range []string{
+		api + "/", api + "/moved", api + "/broken", api + "/gone", api + "/cut", api + "/twice", api + "/later",
+		nobody + "/", "http://10.1.2.3/", "http://" + canary + ".invalid/", "http://u:" + canary + "@" + strings.TrimPrefix(api, "http://") + "/",
+		"ftp://" + canary + "/", "http://[" + canary + "/", canary,
+	} {
+		data, err := json.Marshal(map[string]any{
+			"method": "POST", "url": target + "?token=" + canary, "headers": map[string]string{"Authorization": "Bearer " + canary},
+			"json": map[string]string{"password": canary}, "timeout": "2s",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls = append(calls, string(data))
+	}
+	return append(calls, `{"`+canary+`": 1}`, `{"method": "`+canary+` x", "url": "`+api+`"}`, `["`+canary+`"]`,
+		`{"url": "`+api+`", "timeout": "`+canary+`"}`, `{"url": "`+api+`", "headers": {"X": {"secret": "`+canary+`"}}}`,
+		`{"url": "`+api+`", "headers": {"`+canary+`\n": "`+canary+`\n"}}`)
+}
+
+// What serve logs has nothing of call_data, answers and passwords, at any level, however a call ends; and at
+// info no line for each call.
+func TestLogsKeepSecrets(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"info", "debug"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			w, redis := newWorld(t).withRedis()
+			u, err := url.Parse(w.postgres)
+			if err != nil {
+				t.Fatal(err)
+			}
+			u.User = url.UserPassword(u.User.Username(), canary)
+			w.postgres = u.String()
+			w.config = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1], store: all}\nlog: {level: " + level + "}\n" +
+				"queues: {default: {max_attempts: 2, backoff: 10ms}}\n"
+			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			awaitReady(t, addressIn(t, log))
+			calls := leakyCalls(t, leakyAPI(t))
+			conn, err := pgx.Connect(t.Context(), w.postgres)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close(t.Context())
+			queue := func(sql string) {
+				t.Helper()
+				if _, err := conn.Exec(t.Context(), sql, calls, canary); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "all have ended", func() bool {
+					var waiting int
+					err := conn.QueryRow(t.Context(), `SELECT count(*) FROM call_queue
+						WHERE finished_at IS NULL OR status IN ('new', 'error')`).Scan(&waiting)
+					return err == nil && waiting == 0
+				})
+			}
+			queue(`INSERT INTO call_queue (call_data, key) SELECT d::jsonb, $2 FROM unnest($1::text[]) d`)
+			ends := "" // that the calls did go those ways
+			err = conn.QueryRow(t.Context(), `SELECT string_agg(DISTINCT outcome, ' ' ORDER BY outcome) FROM call_attempts`).Scan(&ends)
+			if err != nil || ends != "done error permanent" {
+				t.Errorf("the calls ended %s, %v", ends, err)
+			}
+			const many = 100
+			before := strings.Count(log.String(), "\n")
+			calls = calls[:1]
+			queue(fmt.Sprintf(`INSERT INTO call_queue (call_data, unique_key)
+				SELECT d::jsonb, $2 || n FROM unnest($1::text[]) d, generate_series(1, %d) n`, many))
+			if after := strings.Count(log.String(), "\n"); level == "info" && after-before >= many/10 {
+				t.Errorf("%d lines for %d calls:\n%s", after-before, many, log)
+			}
+			redis.Kill()
+			eventually(t, "Redis is missed", func() bool { return strings.Contains(log.String(), "Redis") })
+			send(t, cmd, syscall.SIGTERM)
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("ended with %v", err)
+			}
+			for line := range strings.Lines(log.String()) {
+				if strings.Contains(line, canary) {
+					t.Errorf("it shows what it must not: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// Nor do daemons and commands show passwords while they wait for servers, or when the URLs are bad.
+func TestPasswordsAreNotSaid(t *testing.T) {
+	t.Parallel()
+	away := world{t: t, postgres: "postgres://u:" + canary + "@127.0.0.1:1/d", redis: "redis://:" + canary + "@127.0.0.1:1"}
+	away.config = atAnyPort
+	bad := world{t: t, postgres: "postgres://u:" + canary + "@h:port/d", redis: "redis://:" + canary + "@h:port"}
+	for _, level := range []string{"info", "debug"} {
+		w := away
+		w.config += "log: {level: " + level + "}\n"
+		d := w.start("serve")
+		eventually(t, "it waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting") })
+		d.end()
+		if strings.Contains(d.stderr.String(), canary) {
+			t.Errorf("it shows a password:\n%s", &d.stderr)
+		}
+	}
+	for _, args := range []string{
+		"status --timeout 100ms", "dispatch --once --timeout 100ms", "config check", "config show", "config show -o json", "dev -o table",
+	} {
+		for _, w := range []world{away, bad} {
+			if args == "dev -o table" && w.postgres == away.postgres {
+				continue // it would run
+			}
+			w.t = t
+			if a := w.run(strings.Fields(args)...); strings.Contains(a.stdout+a.stderr, canary) {
+				t.Errorf("%s shows a password:\n%s%s", args, a.stdout, a.stderr)
+			}
+		}
+	}
+}
+
+// The level and the format of the log are those of the configuration, on every line.
+func TestLogForms(t *testing.T) {
+	t.Parallel()
+	for level, least := range map[string]string{"debug": "DEBUG", "info": "INFO", "warn": "WARN", "error": "ERROR"} {
+		for _, format := range []string{"text", "json"} {
+			var out bytes.Buffer
+			p := &program{stderr: &out}
+			w := world{t: t, config: "log: {level: " + level + ", format: " + format + "}\n"}
+			p.environ = w.environ()
+			cfg, err := p.readConfig()
+			if err != nil {
+				t.Fatal(err)
+			}
+			log := p.logger(cfg)
+			log.Debug("said", "n", 1)
+			log.Info("said", "n", 1)
+			log.Warn("said", "n", 1)
+			log.Error("said", "n", 1)
+			first, _, _ := strings.Cut(out.String(), "\n")
+			form := regexp.MustCompile(`^time=\S+ level=` + least + ` msg=said n=1$`)
+			if format == "json" {
+				form = regexp.MustCompile(`^\{"time":"\S+","level":"` + least + `","msg":"said","n":1\}$`)
+			}
+			if !form.MatchString(first) {
+				t.Errorf("%s, %s: the first line is %s", level, format, first)
+			}
+		}
+	}
+}

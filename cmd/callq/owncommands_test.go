@@ -1,0 +1,196 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/callq/callq"
+	"github.com/callq/callq/cmd/callq/config"
+)
+
+// The commands that are about callq itself and not about its calls: what they answer to good use, to bad
+// use, and where what they ask is away.
+func TestOwnCommands(t *testing.T) {
+	t.Parallel()
+	live := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = w.Write([]byte(`{"asked": "` + r.URL.Path + `"}`))
+	}))
+	t.Cleanup(live.Close)
+	at := func(address string) world {
+		return world{t: t, config: "http: {listen: '" + strings.TrimPrefix(address, "http://") + "'}\n"}
+	}
+	nothing := world{t: t}
+	away := world{t: t, postgres: noPostgres, redis: noRedis}
+	bad := world{t: t, config: "limits: {api: {rate: 0/s}}\nhttp: {listn: off}\n"}
+	for _, test := range []struct {
+		name  string
+		in    world
+		args  string
+		code  int
+		words string // in what is written
+	}{
+		{"help names all", nothing, "--help", 0, "completion"},
+		{"help names dev", nothing, "--help", 0, "  dev "},
+
+		{"config, no verb", nothing, "config", 2, "needs a verb: init check show"},
+		{"config, another verb", nothing, "config print", 2, `"print" is not a verb`},
+		{"config init to stdout", nothing, "config init -", 0, "callq's configuration, with every key at its default"},
+		{"config init, two files", nothing, "config init a b", 2, "at most 1 arg"},
+		{"config init, bad flag", nothing, "config init --overwrite", 2, "unknown flag: --overwrite"},
+		{"config init, no such folder", nothing, "config init /no/such/config.yaml", 1, "/no/such/config.yaml"},
+		{"config init, a bad file is no matter", bad, "config init -", 0, "postgres:"},
+		{"config check, servers away", away, "config check", 0, "ok:"},
+		{"config check, bad file", bad, "config check", 2, "did you mean listen?"},
+		{"config check, bad flag", nothing, "config check --fix", 2, "unknown flag: --fix"},
+		{"config check, bad URL", nothing, "config check --postgres-url nonsense", 2, "--postgres-url: postgres.url: is not a Postgres URL"},
+		{"config show", nothing, "config show", 0, "schedule.dispatch"},
+		{"config show, servers away", away, "config show", 0, "postgres://nobody@127.0.0.1:1/none"},
+		{"config show, a flag", away, "config show --redis-url redis://h:2", 0, "--redis-url"},
+		{"config show as json", nothing, "config show -o json", 0, `"value": 100`},
+		{"config show as jsonl", nothing, "config show -o jsonl", 0, `{"key":"log.level","value":"info","source":"default"}`},
+		{"config show, bad file", bad, "config show", 2, "config.yaml:1:22"},
+		{"config show, bad flag", nothing, "config show --secrets", 2, "unknown flag: --secrets"},
+
+		{"completion bash", nothing, "completion bash", 0, "complete -o default"},
+		{"completion zsh", nothing, "completion zsh", 0, "#compdef callq"},
+		{"completion fish", nothing, "completion fish", 0, "complete -c callq"},
+		{"completion powershell", nothing, "completion powershell", 0, "Register-ArgumentCompleter"},
+		{"completion, a bad file is no matter", bad, "completion zsh", 0, "#compdef callq"},
+		{"completion, no shell", nothing, "completion", 2, "needs a verb: bash zsh fish powershell"},
+		{"completion, no such shell", nothing, "completion tcsh", 2, `"tcsh" is not a verb`},
+		{"completion, bad flag", nothing, "completion bash --loud", 2, "unknown flag: --loud"},
+		{"completion, an argument too many", nothing, "completion bash now", 2, "now"},
+		{"completed: commands", nothing, "__complete config ", 0, "show\tShow every setting"},
+		{"completed: a flag's values", nothing, "__complete status -o ", 0, "jsonl"},
+
+		{"version", nothing, "version", 0, "callq "},
+		{"version, a bad file is no matter", bad, "version", 0, "schema"},
+		{"version, servers away", away, "version -o jsonl", 0, `"schema":`},
+		{"version, bad flag", nothing, "version --short", 2, "unknown flag: --short"},
+		{"version, an argument too many", nothing, "version 2", 2, `"2"`},
+
+		{"health", at(live.URL), "health", 0, "/livez"},
+		{"health, Postgres and Redis are no matter", world{t: t, postgres: noPostgres, config: at(live.URL).config}, "health", 0, "/livez"},
+		{"health --ready, not ready", at(live.URL), "health --ready", 1, "answered 503"},
+		{"health, nobody there", at("127.0.0.1:1"), "health", 1, "no callq answers"},
+		{"health, no answer", at(silentServer(t)), "health --timeout 300ms", 1, "no callq answers"},
+		{"health, any port", at("127.0.0.1:0"), "health", 2, "set an address with a port"},
+		{"health, bad file", bad, "health", 2, "did you mean listen?"},
+		{"health, bad flag", nothing, "health --deep", 2, "unknown flag: --deep"},
+
+		{"demo, bad flag", nothing, "demo --fast", 2, "unknown flag: --fast"},
+		{"demo, no calls", nothing, "demo --calls 0", 2, "--calls is 0; it may be 1 to 1000000"},
+		{"demo, no rate", nothing, "demo --rate 0/s", 2, "--rate: a rate of 0"},
+		{"demo, an argument too many", nothing, "demo now", 2, "now"},
+
+		{"dev, bad flag", nothing, "dev --fast", 2, "unknown flag: --fast"},
+		{"dev, an argument too many", nothing, "dev now", 2, "now"},
+		{"dev, a server that is not its own", nothing, "dev --postgres-url postgres://h/d", 2, "leave --postgres-url out"},
+		{"dev, bad file", bad, "dev", 2, "did you mean listen?"},
+		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "give another with --dir"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			in := test.in
+			in.t = t
+			args := strings.Split(test.args, " ") // not Fields: what is to be completed may be empty
+			a := in.run(args...)
+			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
+			}
+			if a.code == 0 && strings.Contains(a.stderr, "callq:") || a.code != 0 && a.stderr == "" {
+				t.Errorf("exit code %d, and on stderr: %q", a.code, a.stderr)
+			}
+			if a.code != 0 && a.stdout != "" {
+				t.Errorf("exit code %d, and on stdout: %q", a.code, a.stdout)
+			}
+		})
+	}
+}
+
+// The demo brings up all it needs and says what it saw.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	a := world{t: t}.run("demo", "--calls", "20", "--rate", "15/1s", "-o", "json")
+	v := decode[demoVerdict](t, a.stdout)
+	if a.code != 0 || v.Done != 20 || v.Requests != 20 || v.Max > 15 || v.R429 != 0 {
+		t.Errorf("exit code %d, verdict %+v\n%s", a.code, v, a.stderr)
+	}
+}
+
+// Without servers to start, demo and dev say which they lack, and where they looked.
+func TestNoServersToStart(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"demo"}, {"dev", "--dir", t.TempDir()}} {
+		cmd, log := world{t: t}.command(args...)
+		cmd.Env = append(cmd.Env, "CALLQ_POSTGRES_BIN=/no/such/folder")
+		_ = cmd.Run() // its error is the exit code
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(log.String(), "/no/such/folder") {
+			t.Errorf("%v: exit code %d\n%s", args, code, log)
+		}
+	}
+}
+
+// What is written is the shipped file, is good, and takes nothing's place unasked.
+func TestConfigInit(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	w := world{t: t}
+	has := func(want string) {
+		t.Helper()
+		if text, err := os.ReadFile(file); err != nil || string(text) != want {
+			t.Errorf("the file has %q, %v", text, err)
+		}
+	}
+	if out := w.do("config", "init", file); out != "wrote "+file+"\n" {
+		t.Errorf("said %q", out)
+	}
+	has(callq.ConfigYAML)
+	w.do("config", "check", "-c", file)
+	for _, v := range decode[[]config.Value](t, w.do("config", "show", "-o", "json", "-c", file)) {
+		given := strings.HasPrefix(v.Source, file+":")
+		if commentedOut := v.Value == ""; given == commentedOut {
+			t.Errorf("%s = %v is from %s", v.Key, v.Value, v.Source)
+		}
+	}
+
+	const mine = "log: {level: warn}\n"
+	write := func() {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(mine), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	a := w.run("config", "init", "-c", file)
+	if a.code != exitUsage || !strings.Contains(a.stderr, file+" is there already") || !strings.Contains(a.stderr, "--yes") {
+		t.Errorf("a file that is there: exit code %d\n%s", a.code, a.stderr)
+	}
+	has(mine)
+	for _, flag := range []string{"--yes", "--force"} {
+		write()
+		if out := w.do("config", "init", "-c", file, flag, "-o", "jsonl"); out != `{"file":"`+file+`"}`+"\n" {
+			t.Errorf("%s: said %q", flag, out)
+		}
+		has(callq.ConfigYAML)
+	}
+}
+
+// The shell takes what it is given.
+func TestCompletionInBash(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", "source /dev/stdin && complete -p callq")
+	cmd.Stdin = strings.NewReader(world{t: t}.do("completion", "bash"))
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "__start_callq") {
+		t.Errorf("%v: %s", err, out)
+	}
+}

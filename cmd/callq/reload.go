@@ -1,0 +1,105 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
+)
+
+// reloader answers SIGHUP: it reads the configuration again and gives the dispatcher what a running one
+// can take. What is wrong with it is said, and all stays as it was. A worker alone has nothing to take:
+// it finds in Postgres what dispatchers publish.
+type reloader struct {
+	read    func() (*config.Config, error)
+	give    func(dispatcher.Settings) error // nil: this daemon has no dispatcher
+	log     *slog.Logger
+	started *config.Config // what the parts were made of
+	last    *config.Config // the last that was good
+}
+
+// settings are what of the configuration a reload changes; reloadable says the same of a key.
+func settings(cfg *config.Config) dispatcher.Settings {
+	return dispatcher.Settings{
+		Rules: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: dispatcher.Retention(cfg.Retention),
+	}
+}
+
+func reloadable(key string) bool {
+	section, _, _ := strings.Cut(key, ".")
+	switch section {
+	case "limits", "queues", "schedule", "retention":
+		return true
+	}
+	return false
+}
+
+// onHangUp reloads at each SIGHUP until stop is called. One that comes meanwhile is answered after it.
+func (r *reloader) onHangUp(ctx context.Context) (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-signals:
+				r.reload(ctx)
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { signal.Stop(signals); close(done); <-ended }
+}
+
+func (r *reloader) reload(ctx context.Context) {
+	next, err := r.read()
+	if problems, ok := errors.AsType[*config.Error](err); ok {
+		for _, p := range problems.Problems {
+			r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force",
+				"at", p.Place(), "key", p.Path, "err", p.Message, "allowed", p.Allowed)
+		}
+		return
+	}
+	if file := r.started.File; err == nil && file != "" && next.File != file { // without it no limit would hold
+		err = fmt.Errorf("%s is not there, and %s would be read", file, cmp.Or(next.File, "none"))
+	}
+	if err == nil && r.give != nil {
+		err = r.give(settings(next))
+	}
+	if err != nil {
+		r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force", "err", err)
+		return
+	}
+	for _, warning := range next.Warnings() {
+		r.log.WarnContext(ctx, "configuration may hold a slip", "warning", warning)
+	}
+	changed, later := []string{}, []string{}
+	for _, key := range config.Changed(r.last, next) {
+		if reloadable(key) {
+			changed = append(changed, key)
+		}
+	}
+	for _, key := range config.Changed(r.started, next) {
+		if !reloadable(key) {
+			later = append(later, key)
+		}
+	}
+	r.last = next
+	if r.give == nil {
+		changed = nil // they are the dispatchers'
+	}
+	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
+	if len(later) > 0 {
+		r.log.WarnContext(ctx, "changed settings need a restart", "keys", later)
+	}
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/local"
+)
+
+const retentionEvery = "schedule: {retention: '@every 1s'}\nretention: {done: 1s}\n"
+
+// reloading is a process whose configuration can be written anew.
+type reloading struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	log  *buffer
+	file string
+}
+
+func (w world) reloading(verb string) *reloading {
+	w.t.Helper()
+	r := &reloading{t: w.t}
+	r.cmd, r.log = w.command(verb)
+	for _, e := range r.cmd.Env {
+		if path, ok := strings.CutPrefix(e, "CALLQ_CONFIG="); ok {
+			r.file = path
+		}
+	}
+	if err := r.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		_ = r.cmd.Process.Kill() // the test has ended
+		_ = r.cmd.Wait()
+	})
+	return r
+}
+
+// reload writes the file and sends SIGHUP.
+func (r *reloading) reload(text string) {
+	r.t.Helper()
+	if err := os.WriteFile(r.file, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	send(r.t, r.cmd, syscall.SIGHUP)
+}
+
+func (r *reloading) says(words string) {
+	r.t.Helper()
+	eventually(r.t, "the log says "+words, func() bool { return strings.Contains(r.log.String(), words) })
+}
+
+// holds waits until limit api is so in force.
+func (w world) holds(rate string) {
+	w.t.Helper()
+	eventually(w.t, "api is "+rate, func() bool {
+		a := w.run("limits", "get", "api")
+		return a.code == 0 && strings.Contains(a.stdout, rate)
+	})
+}
+
+// SIGHUP while it serves: what is lowered, new or gone is in force without a restart; a bad file changes
+// nothing, and says where it is bad; what cannot change is named.
+func TestSIGHUP(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort + "limits: {api: {rate: 100/1h}, other: {rate: 7/1h}}\nqueues: {pay: {limits: [api]}, old: {limits: [other]}}\n"
+	url, _, answer := api(t)
+	answer()
+	r := w.reloading("serve")
+	address := addressIn(t, r.log)
+	awaitReady(t, address)
+	w.holds("100 per 1h")
+
+	r.reload(atAnyPort + "limits: {api: {rate: 2/1h}}\nqueues: {pay: {limits: [api]}, new: {}}\n")
+	r.says(`changed="[limits.api.rate limits.other.`)
+	r.says("new settings in force")
+	w.holds("2 per 1h")
+	for range 5 {
+		w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url))
+	}
+	id := strings.TrimSpace(w.do("enqueue", "--queue", "new", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	eventually(t, "the new queue's call is done", func() bool { return w.get(id).Status == "done" })
+	eventually(t, "two of the others are", func() bool {
+		return strings.Count(w.do("calls", "list", "--queue", "pay", "--status", "done", "-o", "jsonl"), "\n") == 2
+	})
+	if list := w.do("queues", "list"); strings.Contains(list, "old") || !strings.Contains(list, "new") {
+		t.Errorf("the queues:\n%s", list)
+	}
+
+	r.reload(atAnyPort + "limits:\n  api: {rate: 0/1h}\nqueues: {pay: {limits: [nope]}}\nlog: {levl: debug}\n")
+	for _, words := range []string{
+		r.file + ":4:15 key=limits.api.rate", "a rate of 0 lets nothing through", r.file + ":5:25 key=queues.pay.limits", "did you mean level?",
+	} {
+		r.says(words)
+	}
+	w.holds("2 per 1h")
+	if err := os.Remove(r.file); err != nil {
+		t.Fatal(err)
+	}
+	send(t, r.cmd, syscall.SIGHUP)
+	r.says("cannot be read: no such file")
+	if status, body := ask(t, address, "/readyz"); status != http.StatusOK {
+		t.Errorf("after the bad files /readyz answers %d %s", status, body)
+	}
+
+	r.reload("http: {listen: 127.0.0.1:1}\nworker: {concurrency: 7}\n" +
+		"limits: {api: {rate: 3/1h}}\nqueues: {pay: {limits: [api]}}\n" + retentionEvery)
+	r.says(`msg="changed settings need a restart" keys="[http.listen http_task.private_hosts worker.concurrency]"`)
+	w.holds("3 per 1h")
+	eventually(t, "retention runs", func() bool { return w.run("calls", "get", id).code == exitNotFound })
+
+	send(t, r.cmd, syscall.SIGTERM)
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("ended with %v\n%s", err, r.log)
+	}
+	w.do("verify")
+}
+
+// Twice quickly, and many times: the last file holds, and the daemon lives.
+func TestSIGHUPTwice(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	limits := func(n int) string {
+		return fmt.Sprintf("%slimits: {api: {rate: %d/1h}}\nqueues: {q: {limits: [api]}}\n", atAnyPort, n)
+	}
+	w.config = limits(100)
+	r := w.reloading("dispatch")
+	awaitReady(t, addressIn(t, r.log))
+	r.reload(limits(11))
+	r.reload(limits(12))
+	w.holds("12 per 1h")
+	for n := 20; n < 60; n++ {
+		r.reload(limits(n))
+	}
+	w.holds("59 per 1h")
+	awaitReady(t, addressIn(t, r.log))
+}
+
+// Postgres is away: the former settings hold, which is said, and the new ones are in force when it is back.
+func TestSIGHUPWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	postgres, err := local.StartPostgres(t.Context(), local.Postgres{Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = postgres.Stop() })
+	w, _ := world{t: t, postgres: postgres.URL("postgres")}.withRedis()
+	w.do("migrate", "up")
+	w.config = atAnyPort + "limits: {api: {rate: 100/1h}}\nqueues: {q: {limits: [api]}}\n"
+	r := w.reloading("serve")
+	awaitReady(t, addressIn(t, r.log))
+	postgres.Kill()
+	r.reload(strings.ReplaceAll(w.config, "100", "5"))
+	r.says("new settings not yet in force: waiting for Postgres")
+	r.reload(strings.ReplaceAll(w.config, "100", "bad"))
+	r.says("is not a rate")
+	r.reload(strings.ReplaceAll(w.config, "100", "4"))
+	eventually(t, "three answers", func() bool { return strings.Count(r.log.String(), "configuration ") == 3 })
+	r.says("publisher's beat missed") // by then it has tried again
+	if err := postgres.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.holds("4 per 1h")
+	if n := strings.Count(r.log.String(), "new settings not yet in force"); n != 1 {
+		t.Errorf("said %d times, want once:\n%s", n, r.log)
+	}
+}
+
+// SIGHUP before the servers are there ends nothing, and the file as it is then counts.
+func TestSIGHUPWhileWaiting(t *testing.T) {
+	t.Parallel()
+	w, redis := newWorld(t).withRedis()
+	redis.Kill()
+	w.config = atAnyPort + "limits: {api: {rate: 100/1h}}\nqueues: {q: {limits: [api]}}\n"
+	r := w.reloading("serve")
+	r.says("msg=waiting for=Redis")
+	r.reload(strings.ReplaceAll(w.config, "100", "5"))
+	r.says("configuration read again")
+	if err := redis.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.holds("5 per 1h")
+	if strings.Contains(r.log.String(), "100 per 1h") {
+		t.Errorf("the former limit was published:\n%s", r.log)
+	}
+}
+
+// A worker alone takes its limits from Postgres; what of its own has changed it says.
+func TestSIGHUPToWork(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort
+	r := w.reloading("work")
+	awaitReady(t, addressIn(t, r.log))
+	r.reload(atAnyPort + "worker: {labels: [a]}\nlimits: {api: {rate: 1/h}}\n")
+	r.says(`msg="configuration read again"`)
+	r.says(`need a restart" keys=[worker.labels]`)
+	awaitReady(t, addressIn(t, r.log))
+}
+
+// A file that was there and is not any more does not stand for one without limits.
+func TestReloadWithoutItsFile(t *testing.T) {
+	t.Parallel()
+	var said bytes.Buffer
+	started := config.Default()
+	started.File = "config.yaml"
+	given := 0
+	r := reloader{
+		read: func() (*config.Config, error) { return config.Default(), nil }, log: slog.New(slog.NewTextHandler(&said, nil)),
+		give: func(dispatcher.Settings) error { given++; return nil }, started: started, last: started,
+	}
+	r.reload(t.Context())
+	if given > 0 || !strings.Contains(said.String(), "config.yaml is not there") {
+		t.Errorf("given %d times, said %s", given, &said)
+	}
+	started.File = "" // one that is new where there was none is read
+	r.read = func() (*config.Config, error) {
+		next := config.Default()
+		next.File = "config.yaml"
+		return next, nil
+	}
+	if r.reload(t.Context()); given != 1 {
+		t.Errorf("a new file: given %d times, said %s", given, &said)
+	}
+}
+
+// Each section is either reloaded or named as one that needs a restart.
+func TestSettings(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default()
+	cfg.Schedule.Vacuum, cfg.Retention.Failed = "@daily", time.Hour
+	got := settings(cfg)
+	if diff := cmp.Diff(dispatcherConfig(cfg, servers{}).Rules, got.Rules); diff != "" {
+		t.Error(diff)
+	}
+	if got.Schedule.Vacuum != "@daily" || got.Retention.Failed != time.Hour {
+		t.Errorf("got %+v", got)
+	}
+	for _, key := range config.Changed(cfg, config.Default()) {
+		if !reloadable(key) {
+			t.Errorf("%s does not count as reloaded", key)
+		}
+	}
+}
