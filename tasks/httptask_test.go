@@ -79,7 +79,15 @@ func certificatesOf(server *httptest.Server) *tls.Config {
 func newTestTask(t *testing.T, cfg HTTPConfig) *httpTask {
 	t.Helper()
 	cfg.AllowPrivate = true
-	h := newHTTPTask(cfg)
+	return newTaskOf(t, cfg)
+}
+
+func newTaskOf(t *testing.T, cfg HTTPConfig) *httpTask {
+	t.Helper()
+	h, err := newHTTPTask(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(h.close)
 	return h
 }

@@ -17,8 +17,10 @@ func standardTo(to *slog.Logger) {
 	log.SetOutput(libraryLog{to})
 }
 
-// Write takes one line of the standard logger.
+// Write takes one line of the standard logger. Of an answer that was not asked for it drops the answer,
+// which may repeat a secret.
 func (l libraryLog) Write(line []byte) (int, error) {
-	l.log.DebugContext(context.Background(), "library reported", "message", string(bytes.TrimSpace(line)))
+	message, _, _ := bytes.Cut(line, []byte(" starting with "))
+	l.log.DebugContext(context.Background(), "library reported", "message", string(bytes.TrimSpace(message)))
 	return len(line), nil
 }

@@ -165,9 +165,13 @@ func makeParts(cfg *config.Config, s servers, roles roles) ([]part, error) {
 		parts = append(parts, part{"dispatcher", d.Run, d.Ready})
 	}
 	if roles.worker {
-		w, err := tasks.New(workerConfig(cfg, s))
+		wc, err := workerConfig(cfg, s)
 		if err != nil {
 			return nil, err
+		}
+		w, err := tasks.New(wc)
+		if err != nil {
+			return nil, usagef("%w", err) // what a file or variable holds is no secret
 		}
 		parts = append(parts, part{"worker", w.Run, func() error {
 			if !w.Ready() {

@@ -30,7 +30,6 @@ func unbuilt() []string {
 		"limits.*.algorithm=leaky_bucket",
 		"queues.*.hours",
 		"budgets",
-		"http_task.secrets",
 	}
 }
 

@@ -100,6 +100,10 @@ func checkString(f reflect.StructField, text string) error {
 		return checkHost(text)
 	case "name":
 		return checkName(text)
+	case "secret_host":
+		return checkSecretHost(text)
+	case "variable":
+		return checkVariable(text)
 	}
 	if allowed := f.Tag.Get("allowed"); allowed != "" && !slices.Contains(strings.Split(allowed, "|"), text) {
 		return errors.New(quote(text) + " is not allowed")
