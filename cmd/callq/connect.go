@@ -108,6 +108,9 @@ func openRedis(cfg *config.Config) (*redis.Client, error) {
 	if err != nil {
 		return nil, usagef("read redis.url: %w", err)
 	}
+	if err := trust(cfg, options); err != nil {
+		return nil, err
+	}
 	options.ContextTimeoutEnabled = true
 	for _, timeout := range []*time.Duration{&options.DialTimeout, &options.ReadTimeout, &options.WriteTimeout} {
 		if *timeout == 0 {
@@ -132,6 +135,8 @@ func (p *program) await(ctx context.Context, what, origin string, ask func(conte
 			return ctx.Err()
 		case isRefusal(err):
 			return &exitError{exitUnreachable, fmt.Errorf("%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)}
+		case isTLS(err):
+			return &exitError{exitUnreachable, fmt.Errorf("%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)}
 		case what == "Postgres" && !isUnreachable(err):
 			return err
 		case first == nil:

@@ -66,6 +66,7 @@ type Postgres struct {
 type Redis struct {
 	URL     string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
 	URLFile string `key:"url_file"`
+	CAFile  string `key:"ca_file"` // who signed the certificate of a rediss:// server; empty: one the system trusts
 }
 
 // HTTP is where /livez, /readyz and /metrics are served.
