@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -76,26 +75,9 @@ func openPool(ctx context.Context, cfg *config.Config, settings map[string]strin
 	if err != nil {
 		return nil, usagef("read postgres.url: %w", err)
 	}
-	maps.Copy(pc.ConnConfig.RuntimeParams, settings)
+	setMode(cfg, pc.ConnConfig, settings)
 	pc.MaxConns = int32(conns)
 	return pgxpool.NewWithConfig(ctx, pc)
-}
-
-// directConn is how to reach Postgres past a pooler, where one stands between.
-func directConn(cfg *config.Config) (*pgx.ConnConfig, error) {
-	url := cfg.Postgres.DirectURL
-	if url == "" {
-		var err error
-		if url, err = cfg.PostgresURL(); err != nil {
-			return nil, err
-		}
-	}
-	cc, err := pgx.ParseConfig(url)
-	if err != nil {
-		return nil, usagef("read postgres.direct_url: %w", err)
-	}
-	maps.Copy(cc.RuntimeParams, commandSettings())
-	return cc, nil
 }
 
 // openRedis makes a client and does not connect. What the URL says of timeouts and the pool holds.
@@ -135,6 +117,8 @@ func (p *program) await(ctx context.Context, what, origin string, ask func(conte
 			return ctx.Err()
 		case isRefusal(err):
 			return &exitError{exitUnreachable, fmt.Errorf("%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)}
+		case poolerHint(err) != "":
+			return err
 		case isTLS(err):
 			return &exitError{exitUnreachable, fmt.Errorf("%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)}
 		case what == "Postgres" && !isUnreachable(err):

@@ -60,6 +60,8 @@ type Postgres struct {
 	DirectURL     string `key:"direct_url" secret:"true" check:"postgres"` // past a pgbouncer, for LISTEN and migrations
 	DirectURLFile string `key:"direct_url_file"`
 	Pool          int    `key:"pool" default:"10" allowed:"2..1000"` // connections of a process, at most
+	// QueryMode is how statements are sent. Empty: as the URL says, else cache_statement.
+	QueryMode string `key:"query_mode" allowed:"cache_statement|cache_describe"`
 }
 
 // Redis carries work to the workers. Use RedisURL.
