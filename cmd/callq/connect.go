@@ -80,29 +80,6 @@ func openPool(ctx context.Context, cfg *config.Config, settings map[string]strin
 	return pgxpool.NewWithConfig(ctx, pc)
 }
 
-// openRedis makes a client and does not connect. What the URL says of timeouts and the pool holds.
-func openRedis(cfg *config.Config) (*redis.Client, error) {
-	url, err := cfg.RedisURL()
-	if err != nil {
-		return nil, err
-	}
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, usagef("read redis.url: %w", err)
-	}
-	if err := trust(cfg, options); err != nil {
-		return nil, err
-	}
-	options.ContextTimeoutEnabled = true
-	for _, timeout := range []*time.Duration{&options.DialTimeout, &options.ReadTimeout, &options.WriteTimeout} {
-		if *timeout == 0 {
-			*timeout = 2 * time.Second
-		}
-	}
-	options.DialerRetries = 1 // who waits for Redis asks again, and hears why it is away
-	return redis.NewClient(options), nil
-}
-
 // await asks a server until it answers, for as long as --timeout. A refusal is final.
 func (p *program) await(ctx context.Context, what, origin string, ask func(context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, p.timeout)

@@ -19,7 +19,7 @@ import (
 // servers are what every part uses.
 type servers struct {
 	pool    *pgxpool.Pool
-	redis   *redis.Client
+	redis   redis.UniversalClient
 	listen  *pgx.ConnConfig
 	log     *slog.Logger
 	metrics prometheus.Registerer // nil: none

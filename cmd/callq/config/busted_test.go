@@ -76,9 +76,9 @@ func TestBustedEnvironment(t *testing.T) {
 		},
 		{
 			"not available",
-			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_REDIS_CLUSTER": "yes"},
+			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_BUDGETS": "9"},
 			nil,
-			"CALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version\nCALLQ_REDIS_CLUSTER: redis.cluster: is not available in this version",
+			"CALLQ_BUDGETS: budgets: is not available in this version\nCALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version",
 		},
 		{
 			"a common name's",

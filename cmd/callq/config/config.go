@@ -69,6 +69,12 @@ type Redis struct {
 	URL     string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
 	URLFile string `key:"url_file"`
 	CAFile  string `key:"ca_file"` // who signed the certificate of a rediss:// server; empty: one the system trusts
+	// Sentinel is the master's name at the sentinels that the URL names, the first as its host, others as
+	// ?addr=host:port. Cluster: it names nodes of a cluster so. Neither: it names the server.
+	Sentinel             string `key:"sentinel" check:"name"`
+	SentinelPassword     string `key:"sentinel_password" secret:"true" check:"password"`
+	SentinelPasswordFile string `key:"sentinel_password_file"`
+	Cluster              bool   `key:"cluster" default:"false" allowed:"true|false"`
 }
 
 // HTTP is where /livez, /readyz and /metrics are served.

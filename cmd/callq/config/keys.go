@@ -18,8 +18,6 @@ func isUnbuilt(pattern string) bool { return slices.Contains(unbuilt(), pattern)
 
 func unbuilt() []string {
 	return []string{
-		"redis.sentinel",
-		"redis.cluster",
 		"limits.*.overrides",
 		"limits.*.burst",
 		"limits.*.timezone",
