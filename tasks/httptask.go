@@ -82,7 +82,8 @@ type sending struct {
 var (
 	errConnectTimeout = errors.New("no connection in time")
 	errStrayAnswer    = errors.New("the connection held an answer before the request was sent")
-	errInClear        = errors.New("a secret may not go over http to a public address: use https, or name its host as http://… in http_task.secrets")
+	errInClear        = errors.New("a secret may not go over http to a public address: " +
+		"use https, or name its host as http://… in http_task.secrets")
 )
 
 // run makes the request of one attempt. It connects, asks for the start once it has a connection,

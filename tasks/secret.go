@@ -59,10 +59,11 @@ func newSecrets(configured map[string]Secret) (*secrets, error) {
 		}
 		switch {
 		case len(c.Value) < leastSecret:
-			return nil, fmt.Errorf("tasks: the secret %s has fewer than %d bytes: it could not be kept out of answers", name, leastSecret)
+			return nil, fmt.Errorf("tasks: the secret %s has fewer than %d bytes: it could not be kept out of answers",
+				name, leastSecret)
 		case !utf8.ValidString(c.Value) || hasControl(c.Value) || strings.TrimSpace(c.Value) != c.Value:
-			return nil, fmt.Errorf("tasks: the secret %s cannot be a header's value: it has a line break, another control character, "+
-				"a space at an end or is not UTF-8", name)
+			return nil, fmt.Errorf("tasks: the secret %s cannot be a header's value: "+
+				"it has a line break, another control character, a space at an end or is not UTF-8", name)
 		case len(c.Hosts) == 0:
 			return nil, fmt.Errorf("tasks: the secret %s has no hosts that may be sent it", name)
 		}
@@ -174,7 +175,8 @@ func (s *secrets) may(name string, r *http.Request) (onlyPrivate bool, err error
 	for _, h := range hosts {
 		inClear := inSet(own.clear, h[0], h[1])
 		if !inClear && !inSet(own.hosts, h[0], h[1]) {
-			return false, fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, net.JoinHostPort(h[0], h[1]))
+			return false, fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets",
+				name, net.JoinHostPort(h[0], h[1]))
 		}
 		onlyPrivate = onlyPrivate || r.URL.Scheme != "https" && !inClear
 	}

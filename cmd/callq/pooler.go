@@ -63,7 +63,8 @@ func directConn(cfg *config.Config) (*pgx.ConnConfig, error) {
 
 // poolerHint is what to do about an error that only a pooler causes, "" for others.
 func poolerHint(err error) string {
-	const use = "set postgres.query_mode: cache_describe (CALLQ_POSTGRES_QUERY_MODE), and postgres.direct_url to the way past it"
+	const use = "set postgres.query_mode: cache_describe (CALLQ_POSTGRES_QUERY_MODE), " +
+		"and postgres.direct_url to the way past it"
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	switch {
 	case !ok:
@@ -106,7 +107,7 @@ func (s servers) checkSettings(ctx context.Context) {
 		}
 	}
 	if len(fix) > 0 {
-		s.log.WarnContext(ctx, "settings of callq's sessions are not in force behind the pooler; calls are right without them, and slower",
+		s.log.WarnContext(ctx, "settings of callq's sessions are not in force behind the pooler; plans may be slow",
 			"fix", strings.Join(fix, " "))
 	}
 }

@@ -30,18 +30,20 @@ func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
 	}
 	const dials = 1 // who waits for Redis asks again, and hears why it is away
 	servers := append([]string{options.Addr}, more...)
+	origin := cfg.Origin("redis.url")
 	several := cfg.Redis.Sentinel != "" || cfg.Redis.Cluster
 	switch {
 	case several && options.Network == "unix":
-		return nil, usagef("redis.url (from %s) is a socket: sentinels and clusters are reached over the network", cfg.Origin("redis.url"))
+		return nil, usagef("redis.url (from %s) is a socket: sentinels and clusters are reached over the network", origin)
 	case several && options.TLSConfig != nil:
 		options.TLSConfig.ServerName = "" // each server's own
 	case !several && len(more) > 0:
-		return nil, usagef("redis.url (from %s) names several servers (addr=): set redis.sentinel or redis.cluster", cfg.Origin("redis.url"))
+		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
 	}
 	switch {
 	case cfg.Redis.Sentinel != "" && cfg.Redis.Cluster:
-		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels", cfg.Origin("redis.sentinel"))
+		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
+			cfg.Origin("redis.sentinel"))
 	case cfg.Redis.Sentinel != "":
 		return redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: cfg.Redis.Sentinel, SentinelAddrs: servers, SentinelPassword: cfg.Redis.SentinelPassword,
@@ -50,7 +52,7 @@ func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
 			PoolSize: options.PoolSize, MaxRetries: options.MaxRetries, DialerRetries: dials, ContextTimeoutEnabled: true,
 		}), nil
 	case cfg.Redis.Cluster && options.DB != 0:
-		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", cfg.Origin("redis.url"), options.DB)
+		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, options.DB)
 	case cfg.Redis.Cluster:
 		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: servers, Username: options.Username, Password: options.Password, TLSConfig: options.TLSConfig,

@@ -25,7 +25,8 @@ func (c *Config) SecretValues() (map[string]string, error) {
 			value = string(text)
 		}
 		value = strings.TrimSpace(value)
-		problem := Problem{Source: cmp.Or(c.from[path+"."+key], source{rank: rankFile, name: c.File}).String(), Path: path + "." + key}
+		at := cmp.Or(c.from[path+"."+key], source{rank: rankFile, name: c.File})
+		problem := Problem{Source: at.String(), Path: path + "." + key}
 		switch {
 		case err != nil:
 			problem.Message = "cannot be read: " + reason(err)
@@ -68,6 +69,8 @@ func checkSecretHost(s string) error {
 			return fault{quote(s) + " has no port from 1 to 65535", secretHosts}
 		}
 		host = name
+	} else if ip := strings.Trim(host, "[]"); host == "["+ip+"]" && strings.Contains(ip, ":") {
+		host = ip
 	}
 	if err := checkHost(host); err != nil {
 		return fault{quote(s) + " is not a host", secretHosts}
@@ -78,7 +81,7 @@ func checkSecretHost(s string) error {
 // checkVariable does not repeat what is none: it may be the secret itself.
 func checkVariable(s string) error {
 	if !isVariable(s) {
-		return fault{"is not a variable's name", "the name of the environment variable that holds the secret, such as STRIPE_KEY"}
+		return fault{"is not a variable's name", "the name of the environment variable that holds it, such as STRIPE_KEY"}
 	}
 	return nil
 }
