@@ -74,7 +74,7 @@ func newPooled(t *testing.T, postgres *local.PostgresServer, bouncer *local.PgBo
 	root.exec("CREATE DATABASE " + database)
 	return world{t: t, postgres: bouncer.URL(database), config: atAnyPort + fmt.Sprintf(`
 postgres: {query_mode: cache_describe, direct_url: %q}
-limits: {api: {rate: 2000/1s}, lanes: {concurrency: 20, per: key}}
+limits: {api: {rate: 100_000/1m}, lanes: {concurrency: 20, per: key}}
 queues: {pay: {limits: [api, lanes]}}
 `, postgres.URL(database))}
 }
@@ -109,7 +109,7 @@ func pooled(t *testing.T, w world) (fix string) {
 	}
 	later := strings.TrimSpace(w.do("enqueue", "--in", "1h", "--data", `{"url": "http://x"}`))
 	w.do("calls", "cancel", later)
-	w.do("limits", "set", "api", "1500/1s")
+	w.do("limits", "set", "api", "90_000/1m")
 	w.do("limits", "pause", "api")
 	w.do("limits", "resume", "api")
 	w.do("limits", "reset", "api")
