@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/internal/ledger"
 )
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
@@ -29,25 +31,32 @@ func vacuum(ctx context.Context, db interface {
 // vacuumNeeded vacuums those of the tables that need it before autovacuum comes round, which looks
 // once a minute: call_open and call_usage change entirely within seconds. One dispatcher does it.
 func (d *Dispatcher) vacuumNeeded(ctx context.Context) error {
-	conn, err := d.cfg.Pool.Acquire(ctx)
-	if err != nil {
-		return fmt.Errorf("vacuum: %w", err)
+	if tables, err := needVacuum(ctx, d.cfg.Pool); err != nil || len(tables) == 0 {
+		return err
 	}
-	defer conn.Release()
+	conn, err := pgx.ConnectConfig(ctx, d.cfg.Listen.Copy()) // the lock is a session's, which a pooler would share out
+	if err != nil {
+		return fmt.Errorf("connect to vacuum: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) // and the lock with it
 	var mine bool
 	if err := conn.QueryRow(ctx, vacuumLockSQL).Scan(&mine); err != nil || !mine {
 		return wrapVacuum(err)
 	}
-	defer conn.Exec(context.WithoutCancel(ctx), vacuumUnlockSQL) //nolint:errcheck // it ends with the connection
-	rows, err := conn.Query(ctx, vacuumNeededSQL)
+	tables, err := needVacuum(ctx, conn) // another may have done it meanwhile
 	if err != nil {
-		return wrapVacuum(err)
-	}
-	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return wrapVacuum(err)
+		return err
 	}
 	return vacuum(ctx, conn, tables)
+}
+
+func needVacuum(ctx context.Context, db ledger.DB) ([]string, error) {
+	rows, err := db.Query(ctx, vacuumNeededSQL)
+	if err != nil {
+		return nil, wrapVacuum(err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return tables, wrapVacuum(err)
 }
 
 func wrapVacuum(err error) error {
@@ -57,10 +66,7 @@ func wrapVacuum(err error) error {
 	return fmt.Errorf("see what needs a vacuum: %w", err)
 }
 
-const (
-	vacuumLockSQL   = `SELECT pg_try_advisory_lock(hashtext('callq vacuum'))`
-	vacuumUnlockSQL = `SELECT pg_advisory_unlock(hashtext('callq vacuum'))`
-)
+const vacuumLockSQL = `SELECT pg_try_advisory_lock(hashtext('callq vacuum'))`
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old
 // snapshot may still see.

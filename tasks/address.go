@@ -62,20 +62,26 @@ func (a *addresses) control(addr string) func(context.Context, string, string, s
 	}
 }
 
-// refused says that an address is private and not allowed. An IPv4 address inside an IPv6 one
-// (mapped, NAT64, 6to4) is judged itself; forms that nothing public uses are refused.
-func (a *addresses) refused(ip netip.Addr) bool {
+// refused says that an address is private and not allowed.
+func (a *addresses) refused(ip netip.Addr) bool { return a.judge(ip, a.allowed) }
+
+// isPrivate says that an address is not on the public Internet.
+func (a *addresses) isPrivate(ip netip.Addr) bool { return a.judge(ip, nil) }
+
+// judge says that an address is private and not among those allowed. An IPv4 address inside an IPv6
+// one (mapped, NAT64, 6to4) is judged itself; forms that nothing public uses are private.
+func (a *addresses) judge(ip netip.Addr, allowed []netip.Prefix) bool {
 	ip = ip.Unmap().WithZone("")
-	if within(ip, a.allowed) {
+	if within(ip, allowed) {
 		return false
 	}
 	if ip.Is6() {
 		raw := ip.As16()
 		switch {
 		case netip.PrefixFrom(nat64(), 96).Contains(ip):
-			return a.refused(netip.AddrFrom4([4]byte(raw[12:16])))
+			return a.judge(netip.AddrFrom4([4]byte(raw[12:16])), allowed)
 		case raw[0] == 0x20 && raw[1] == 0x02: // 6to4
-			return a.refused(netip.AddrFrom4([4]byte(raw[2:6])))
+			return a.judge(netip.AddrFrom4([4]byte(raw[2:6])), allowed)
 		case raw[8]&^0x02 == 0 && raw[9] == 0 && raw[10] == 0x5e && raw[11] == 0xfe: // ISATAP
 			return true
 		case raw[0]&0xe0 != 0x20: // all but 2000::/3: loopback, link-local, ULA, multicast, …

@@ -28,12 +28,12 @@ type answer struct {
 	Truncated bool           `json:"truncated"`
 }
 
-// readAnswer reads an answer. whole says that it was read to its end, so that its connection may
-// be used again. giveUp ends the draining of what is not kept.
-func readAnswer(r *http.Response, giveUp func()) (a answer, whole bool) {
+// readAnswer reads an answer, without the secrets that it repeats. whole says that it was read to its
+// end, so that its connection may be used again. giveUp ends the draining of what is not kept.
+func readAnswer(r *http.Response, s *secrets, giveUp func()) (a answer, whole bool) {
 	a = answer{Status: r.StatusCode}
 	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
-		a.Headers = readableHeaders(r.Header)
+		a.Headers = readableHeaders(r.Header, s)
 		return a, false
 	}
 	var body io.Reader = r.Body
@@ -42,14 +42,14 @@ func readAnswer(r *http.Response, giveUp func()) (a answer, whole bool) {
 		r.Header.Del("Content-Encoding")
 		r.Header.Del("Content-Length")
 	}
-	a.Headers = readableHeaders(r.Header)
+	a.Headers = readableHeaders(r.Header, s)
 	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
 	timer := time.AfterFunc(drainFor, giveUp)
 	_, rest := io.CopyN(io.Discard, r.Body, maxDrain)
 	timer.Stop()
 	whole = errors.Is(rest, io.EOF)
-	a.Body, a.Truncated = readable(string(data))
-	a.Truncated = a.Truncated || err != nil
+	a.Body, a.Truncated = readable(s.redact(string(data)))
+	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
 	return a, whole
 }
 
@@ -70,12 +70,12 @@ func (g *gunzip) Read(b []byte) (int, error) {
 	return g.from.Read(b)
 }
 
-func readableHeaders(header http.Header) map[string]any {
+func readableHeaders(header http.Header, s *secrets) map[string]any {
 	headers := make(map[string]any, len(header))
 	for name, values := range header {
 		list := make([]string, len(values))
 		for i, value := range values {
-			list[i], _ = readable(value)
+			list[i], _ = readable(s.redact(value))
 		}
 		if len(list) == 1 {
 			headers[name] = list[0]

@@ -21,6 +21,7 @@ type httpCall struct {
 	request *http.Request // without context and GetBody: net/http has no way to send the body again
 	timeout time.Duration // zero: the queue's
 	shown   string        // method, scheme, host and path; what may be secret is left out
+	private bool          // only to a private address: it carries a secret, and nothing encrypts it
 }
 
 // userAgent is sent unless the call has one of its own.
@@ -29,7 +30,7 @@ const userAgent = "callq"
 // readHTTPCall reads call_data. Whatever could keep the request from being written is an error
 // here, before there is a connection; none of them repeats a value that may be secret. A field that
 // is null counts as absent.
-func readHTTPCall(call *Call) (*httpCall, error) {
+func readHTTPCall(call *Call, s *secrets) (*httpCall, error) {
 	fields, err := readFields(call.Data)
 	if err != nil {
 		return nil, err
@@ -41,6 +42,7 @@ func readHTTPCall(call *Call) (*httpCall, error) {
 	var body []byte
 	var bodies []string
 	header, contentType := http.Header{}, ""
+	var used []string // secrets
 	for _, name := range sortedKeys(fields) {
 		value := fields[name]
 		if string(value) == "null" {
@@ -54,7 +56,7 @@ func readHTTPCall(call *Call) (*httpCall, error) {
 		case "query":
 			query, err = readValues(value)
 		case "headers":
-			header, err = readHeader(value)
+			header, used, err = readHeader(value, s)
 		case "timeout":
 			c.timeout, err = readTimeout(value)
 		case "json":
@@ -84,16 +86,25 @@ func readHTTPCall(call *Call) (*httpCall, error) {
 		method = http.MethodGet
 	}
 	c.shown = fmt.Sprintf("%s %s://%s%s", method, target.Scheme, target.Host, target.EscapedPath())
-	return c, c.build(call, method, withQuery(target, query), header, body, contentType)
-}
-
-// build makes the request and has net/http write its header once, to know that it can.
-func (c *httpCall) build(call *Call, method string, target *url.URL, header http.Header, body []byte, contentType string) error {
-	r := &http.Request{Method: method, URL: target, Host: target.Host, Header: header}
+	c.request = &http.Request{Method: method, URL: withQuery(target, query), Host: target.Host, Header: header}
 	if host := header["Host"]; host != nil {
-		r.Host = host[0]
+		c.request.Host = host[0]
 		header.Del("Host")
 	}
+	for _, name := range used {
+		onlyPrivate, err := s.may(name, c.request)
+		if err != nil {
+			return nil, err
+		}
+		c.private = c.private || onlyPrivate
+	}
+	return c, c.build(call, body, contentType)
+}
+
+// build completes the request and has net/http write its header once, to know that it can.
+func (c *httpCall) build(call *Call, body []byte, contentType string) error {
+	r := c.request
+	header, target := r.Header, r.URL
 	if user := target.User; user != nil {
 		if password, _ := user.Password(); header["Authorization"] == nil {
 			r.SetBasicAuth(user.Username(), password)
@@ -118,7 +129,6 @@ func (c *httpCall) build(call *Call, method string, target *url.URL, header http
 	if len(body) > 0 {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
-	c.request = r
 	return nil
 }
 
@@ -257,62 +267,6 @@ func readScalar(value json.RawMessage) (string, error) {
 		return "", errors.New("must be a string, a number, a boolean or an array of these")
 	}
 	return string(value), nil // a number keeps its digits
-}
-
-func readHeader(value json.RawMessage) (http.Header, error) {
-	fields, err := readFields(value)
-	if err != nil {
-		return nil, err
-	}
-	header := http.Header{}
-	for _, name := range sortedKeys(fields) {
-		if err := checkName(name); err != nil {
-			return nil, fmt.Errorf("%q: %w", clean(name), err)
-		}
-		for _, element := range elements(fields[name]) {
-			text, err := readHeaderValue(element)
-			if err != nil {
-				return nil, fmt.Errorf("%q: %w", name, err)
-			}
-			header.Add(name, text)
-		}
-	}
-	if host, ok := header["Host"]; ok && (len(host) != 1 || !isHost(host[0])) {
-		return nil, errors.New(`"Host": must be one host, or host:port`)
-	}
-	return header, nil
-}
-
-// checkName refuses names that frame the request or belong to the connection, which are net/http's,
-// and those that callq sets.
-func checkName(name string) error {
-	switch canonical := http.CanonicalHeaderKey(name); canonical {
-	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
-		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		return errors.New("may not be set: it is about the connection, not the call")
-	case "Callq-Attempt", "Callq-Call-Id":
-		return errors.New("may not be set: callq sets it")
-	}
-	if !isToken(name) {
-		return errors.New("is no header's name")
-	}
-	return nil
-}
-
-func readHeaderValue(value json.RawMessage) (string, error) {
-	if fields, err := readFields(value); err == nil && fields["secret"] != nil {
-		return "", errors.New("secrets are not available in this version")
-	}
-	text, err := readString(value)
-	if err != nil {
-		return "", errors.New("must be a string or an array of strings")
-	}
-	for _, c := range []byte(text) {
-		if c < ' ' && c != '\t' || c == 0x7f {
-			return "", errors.New("has a line break or another control character")
-		}
-	}
-	return text, nil
 }
 
 // readTimeout reads "30s" or seconds.

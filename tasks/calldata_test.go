@@ -68,10 +68,14 @@ func TestBustedCallData(t *testing.T) {
 		{`{"url":"http://x","headers":{"a":["b","\n"]}}`, "line break"},
 		{`{"url":"http://x","headers":{"a":"\u0000"}}`, "line break"},
 		{`{"url":"http://x","headers":{"a":"\u007f"}}`, "line break"},
-		{`{"url":"http://x","headers":{"a":1}}`, "must be a string or an array"},
-		{`{"url":"http://x","headers":{"a":null}}`, "must be a string or an array"},
-		{`{"url":"http://x","headers":{"a":[["b"]]}}`, "must be a string or an array"},
-		{`{"url":"http://x","headers":{"a":{"secret":"KEY"}}}`, "not available in this version"},
+		{`{"url":"http://x","headers":{"a":1}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":null}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":[["b"]]}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":{"secret":"KEY"}}}`, `"KEY" is not one of this worker's http_task.secrets`},
+		{`{"url":"http://x","headers":{"a":{"secret":null}}}`, `"a": "secret": must be a string`},
+		{`{"url":"http://x","headers":{"a":{"prefix":"Bearer "}}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":{"secret":"KEY","prefix":7}}}`, `"prefix": must be a string`},
+		{`{"url":"http://x","headers":{"a":[{"secret":"KEY","suffix":"x"}]}}`, `"suffix": no such field`},
 		{`{"url":"http://x","headers":{"content-length":"3"}}`, "connection"},
 		{`{"url":"http://x","headers":{"Transfer-Encoding":"chunked"}}`, "connection"},
 		{`{"url":"http://x","headers":{"connection":"close"}}`, "connection"},
@@ -116,7 +120,7 @@ func TestTimeoutOfCallData(t *testing.T) {
 		`"1m30s"`: 90 * time.Second, `"250ms"`: 250 * time.Millisecond, `30`: 30 * time.Second, `0.5`: time.Second / 2,
 		`1e300`: 1<<63 - 1, `null`: 0,
 	} {
-		c, err := readHTTPCall(callOf(`{"url":"http://x","timeout":%s}`, data))
+		c, err := readHTTPCall(callOf(`{"url":"http://x","timeout":%s}`, data), &secrets{})
 		if err != nil || c.timeout != want {
 			t.Errorf("%s: got %+v, %v, want %s", data, c, err, want)
 		}
@@ -126,7 +130,7 @@ func TestTimeoutOfCallData(t *testing.T) {
 // Errors and logs show the method, scheme, host and path only.
 func TestWhatIsShown(t *testing.T) {
 	t.Parallel()
-	c, err := readHTTPCall(callOf(`{"method":"post","url":"HTTPS://me:hidden@API.example:8443/a%%2Fb/ü?key=hidden#hidden","query":{"k":"hidden"}}`))
+	c, err := readHTTPCall(callOf(`{"method":"post","url":"HTTPS://me:hidden@API.example:8443/a%%2Fb/ü?key=hidden#hidden","query":{"k":"hidden"}}`), &secrets{})
 	if want := "POST https://api.example:8443/a%2Fb/%C3%BC"; err != nil || c.shown != want {
 		t.Errorf("got %+v, %v, want %s", c, err, want)
 	}
@@ -136,7 +140,7 @@ func FuzzReadHTTPCall(f *testing.F) {
 	f.Add(`{"method":"POST","url":"http://u:p@x:1/p?q#f","query":{"a":[1,"b",true]},"headers":{"A":["b"]},"form":{"a":1},"timeout":"1s"}`)
 	f.Add(`{"url":"http://[::1%25eth0]/","headers":{"Host":"x"},"json":[null],"timeout":1e9}`)
 	f.Fuzz(func(t *testing.T, data string) {
-		c, err := readHTTPCall(callOf("%s", data))
+		c, err := readHTTPCall(callOf("%s", data), &secrets{})
 		if err != nil {
 			return
 		}

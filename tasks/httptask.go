@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/netip"
 	"net/url"
 	"time"
 )
@@ -23,11 +25,14 @@ type HTTPConfig struct {
 	AllowPrivate bool // private addresses may be called, all of them
 	// Store is which answers the ledger keeps in result: all, errors (the default) or none.
 	Store string
+	// Secrets are what headers may name: {"secret": "STRIPE_KEY"}. No answer is kept with one.
+	Secrets map[string]Secret
 	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to
 	// its Concurrency.
 	MaxIdlePerHost int
 	ConnectTimeout time.Duration // of DNS, TCP and TLS together; default 10 s
 	TLS            *tls.Config   // default: the system's certificates
+	Resolver       *net.Resolver // default: the system's
 }
 
 // httpTask makes the requests of the task http: at most one per attempt, see gatedConn. It is safe
@@ -35,14 +40,21 @@ type HTTPConfig struct {
 type httpTask struct {
 	cfg       HTTPConfig
 	hosts     map[string]bool
+	secrets   *secrets
+	addresses *addresses
 	transport *http.Transport
 }
 
-func newHTTPTask(cfg HTTPConfig) *httpTask {
+func newHTTPTask(cfg HTTPConfig) (*httpTask, error) {
+	s, err := newSecrets(cfg.Secrets)
+	if err != nil {
+		return nil, err
+	}
 	cfg.Store = cmp.Or(cfg.Store, "errors")
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
-	return &httpTask{cfg: cfg, hosts: hostSet(cfg.Hosts), transport: newTransport(cfg)}
+	a := newAddresses(cfg)
+	return &httpTask{cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: a, transport: newTransport(cfg, a)}, nil
 }
 
 // close closes idle connections.
@@ -63,20 +75,28 @@ type sending struct {
 	wrote    bool            // false: nothing was written nor will be, whatever err says
 	sent     time.Time       // the request's last write returned, or its connection was reset under it
 	answered time.Time       // the answer began, and proves that the request had arrived
-	result   json.RawMessage // the answer; nil: none, or not to be kept
-	err      error           // nil: done
+	result   json.RawMessage // the answer without secrets; nil: none, or not to be kept
+	err      error           // nil: done; its text has no secrets
 }
 
 var (
 	errConnectTimeout = errors.New("no connection in time")
 	errStrayAnswer    = errors.New("the connection held an answer before the request was sent")
+	errInClear        = errors.New("a secret may not go over http to a public address: " +
+		"use https, or name its host as http://… in http_task.secrets")
 )
 
 // run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
 // returns nothing more is written for the attempt, and a connection without an answer is reset.
 func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, start startFunc) sending {
-	c, err := readHTTPCall(call)
+	s := h.exchange(ctx, call, timeout, start)
+	s.err = h.secrets.redacted(s.err) // an API's words can be among net/http's
+	return s
+}
+
+func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Duration, start startFunc) sending {
+	c, err := readHTTPCall(call, h.secrets)
 	if err != nil {
 		return sending{err: Permanent(fmt.Errorf("call_data: %w", err))}
 	}
@@ -88,12 +108,15 @@ func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, s
 	}
 	e := newExchange(ctx, start, timeout, h.cfg.ConnectTimeout)
 	defer e.stop()
+	if c.private {
+		e.only = h.addresses.isPrivate
+	}
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
 	r, err := h.transport.RoundTrip(c.request.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
 	if err != nil {
 		return e.unanswered(c.shown, err)
 	}
-	a, whole := readAnswer(r, e.stop)
+	a, whole := readAnswer(r, h.secrets, e.stop)
 	s := e.end(whole)
 	_ = r.Body.Close()
 	if e.pass.stray {
@@ -127,7 +150,8 @@ type exchange struct {
 	pass    *pass
 	start   startFunc
 	timeout time.Duration
-	timer   *time.Timer // ends the connecting, then the request
+	timer   *time.Timer           // ends the connecting, then the request
+	only    func(netip.Addr) bool // the addresses that the request may go to; nil: where a connection is
 	asked   bool
 	started bool
 }
@@ -145,6 +169,10 @@ func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 	conn, ok := info.Conn.(*gatedConn)
 	if !ok || e.asked || !e.timer.Stop() || e.pass.ctx.Err() != nil {
 		e.pass.cancel(errNoMore) // the first cause stays
+		return
+	}
+	if to := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); e.only != nil && !e.only(to) {
+		e.pass.cancel(Permanent(errInClear))
 		return
 	}
 	e.asked = true

@@ -79,7 +79,15 @@ func certificatesOf(server *httptest.Server) *tls.Config {
 func newTestTask(t *testing.T, cfg HTTPConfig) *httpTask {
 	t.Helper()
 	cfg.AllowPrivate = true
-	h := newHTTPTask(cfg)
+	return newTaskOf(t, cfg)
+}
+
+func newTaskOf(t *testing.T, cfg HTTPConfig) *httpTask {
+	t.Helper()
+	h, err := newHTTPTask(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(h.close)
 	return h
 }
@@ -248,7 +256,7 @@ func TestTimeoutResetsTheConnection(t *testing.T) {
 	}{
 		{name: "no answer", data: `"timeout":"100ms"`, reads: true, want: "timed out after 100ms"},
 		{name: "half an answer's header", data: `"timeout":0.1`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "timed out after 100ms"},
-		{name: "half an answer's body", data: `"timeout":0.1`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
+		{name: "half an answer's body", data: `"timeout":2`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
 		{name: "a server that does not read", data: `"timeout":0.1,"method":"POST","body":"` + strings.Repeat("x", 8<<20) + `"`, want: "timed out after 100ms"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -23,12 +23,13 @@ type dialer struct {
 	timeout   time.Duration
 	tls       *tls.Config
 	addresses *addresses
+	resolver  *net.Resolver // nil: the system's
 }
 
 // newTransport speaks HTTP/1.1, without a proxy, over gated connections: one per request, at most
 // MaxIdlePerHost to a host, kept as long as they can be.
-func newTransport(cfg HTTPConfig) *http.Transport {
-	d := &dialer{timeout: cfg.ConnectTimeout, tls: &tls.Config{}, addresses: newAddresses(cfg)}
+func newTransport(cfg HTTPConfig, a *addresses) *http.Transport {
+	d := &dialer{timeout: cfg.ConnectTimeout, tls: &tls.Config{}, addresses: a, resolver: cfg.Resolver}
 	if cfg.TLS != nil {
 		d.tls = cfg.TLS.Clone()
 	}
@@ -89,7 +90,7 @@ func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, e
 // connect resolves and connects, to allowed addresses only. From then on a close, by the kernel of
 // a killed worker too, is a reset that drops what has not left.
 func (d *dialer) connect(ctx context.Context, network, addr string) (*net.TCPConn, error) {
-	nd := net.Dialer{ControlContext: d.addresses.control(addr)}
+	nd := net.Dialer{ControlContext: d.addresses.control(addr), Resolver: d.resolver}
 	conn, err := nd.DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

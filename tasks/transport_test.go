@@ -159,10 +159,9 @@ func TestHostsAndPrivateHosts(t *testing.T) {
 		{name: "among the hosts, and private", host: "127.0.0.1", cfg: HTTPConfig{Hosts: []string{"127.0.0.1"}}, want: "http_task.private_hosts"},
 		{name: "among the hosts, with its port", host: "127.0.0.1", cfg: HTTPConfig{AllowPrivate: true, Hosts: []string{"127.0.0.1:" + port}}},
 	} {
-		h := newHTTPTask(c.cfg)
+		h := newTaskOf(t, c.cfg)
 		requests.Store(0)
 		s := h.run(t.Context(), callOf(`{"url":"http://%s:%s/"}`, c.host, port), bound, granted)
-		h.close()
 		switch {
 		case c.want == "" && (s.err != nil || requests.Load() != 1):
 			t.Errorf("%s: %v", c.name, s.err)

@@ -92,6 +92,10 @@ func New(cfg Config) (*Worker, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	task, err := newHTTPTask(cfg.HTTP)
+	if err != nil {
+		return nil, err
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("name the worker: %w", err)
@@ -100,7 +104,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg:      cfg,
 		id:       fmt.Sprintf("%s-%d-%x", host, os.Getpid(), rand.Uint32()),
 		handlers: map[string]Handler{},
-		http:     newHTTPTask(cfg.HTTP),
+		http:     task,
 		log:      cfg.Logger,
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -76,46 +75,9 @@ func openPool(ctx context.Context, cfg *config.Config, settings map[string]strin
 	if err != nil {
 		return nil, usagef("read postgres.url: %w", err)
 	}
-	maps.Copy(pc.ConnConfig.RuntimeParams, settings)
+	setMode(cfg, pc.ConnConfig, settings)
 	pc.MaxConns = int32(conns)
 	return pgxpool.NewWithConfig(ctx, pc)
-}
-
-// directConn is how to reach Postgres past a pooler, where one stands between.
-func directConn(cfg *config.Config) (*pgx.ConnConfig, error) {
-	url := cfg.Postgres.DirectURL
-	if url == "" {
-		var err error
-		if url, err = cfg.PostgresURL(); err != nil {
-			return nil, err
-		}
-	}
-	cc, err := pgx.ParseConfig(url)
-	if err != nil {
-		return nil, usagef("read postgres.direct_url: %w", err)
-	}
-	maps.Copy(cc.RuntimeParams, commandSettings())
-	return cc, nil
-}
-
-// openRedis makes a client and does not connect. What the URL says of timeouts and the pool holds.
-func openRedis(cfg *config.Config) (*redis.Client, error) {
-	url, err := cfg.RedisURL()
-	if err != nil {
-		return nil, err
-	}
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, usagef("read redis.url: %w", err)
-	}
-	options.ContextTimeoutEnabled = true
-	for _, timeout := range []*time.Duration{&options.DialTimeout, &options.ReadTimeout, &options.WriteTimeout} {
-		if *timeout == 0 {
-			*timeout = 2 * time.Second
-		}
-	}
-	options.DialerRetries = 1 // who waits for Redis asks again, and hears why it is away
-	return redis.NewClient(options), nil
 }
 
 // await asks a server until it answers, for as long as --timeout. A refusal is final.
@@ -132,6 +94,10 @@ func (p *program) await(ctx context.Context, what, origin string, ask func(conte
 			return ctx.Err()
 		case isRefusal(err):
 			return &exitError{exitUnreachable, fmt.Errorf("%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)}
+		case poolerHint(err) != "":
+			return err
+		case isTLS(err):
+			return &exitError{exitUnreachable, fmt.Errorf("%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)}
 		case what == "Postgres" && !isUnreachable(err):
 			return err
 		case first == nil:

@@ -41,7 +41,7 @@ func (p *program) dispatchOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := openServers(ctx, cfg, p.logger(cfg), max(cfg.Postgres.Pool, roles{dispatcher: true}.conns()))
+	s, err := openServers(ctx, cfg, p.logger(cfg), roles{dispatcher: true})
 	if err != nil {
 		return err
 	}

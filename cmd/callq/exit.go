@@ -63,7 +63,9 @@ func judge(err error) (int, string) {
 	if _, ok := errors.AsType[*dispatcher.ConflictError](err); ok {
 		return exitUsage, text
 	}
-	switch {
+	switch hint := poolerHint(err); {
+	case hint != "":
+		return exitUsage, text + "; " + hint
 	case errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
 		return exitUsage, text
 	case errors.Is(err, context.Canceled):

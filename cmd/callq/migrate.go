@@ -61,8 +61,11 @@ func (p *program) migrating(verb func(context.Context, *pgx.ConnConfig) error) f
 		if err != nil {
 			return err
 		}
-		ctx := cmd.Context()
-		if err := p.await(ctx, "Postgres", cfg.Origin("postgres.url"), func(ctx context.Context) error {
+		ctx, origin := cmd.Context(), cfg.Origin("postgres.url")
+		if cfg.Postgres.DirectURL != "" {
+			origin = cfg.Origin("postgres.direct_url")
+		}
+		if err := p.await(ctx, "Postgres", origin, func(ctx context.Context) error {
 			c, err := pgx.ConnectConfig(ctx, conn.Copy())
 			if err != nil {
 				return err

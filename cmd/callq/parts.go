@@ -19,7 +19,7 @@ import (
 // servers are what every part uses.
 type servers struct {
 	pool    *pgxpool.Pool
-	redis   *redis.Client
+	redis   redis.UniversalClient
 	listen  *pgx.ConnConfig
 	log     *slog.Logger
 	metrics prometheus.Registerer // nil: none
@@ -55,7 +55,16 @@ func rules(cfg *config.Config) dispatcher.Rules {
 	return r
 }
 
-func workerConfig(cfg *config.Config, s servers) tasks.Config {
+// workerConfig fails where a secret cannot be read.
+func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
+	values, err := cfg.SecretValues()
+	if err != nil {
+		return tasks.Config{}, err
+	}
+	secrets := map[string]tasks.Secret{}
+	for name, value := range values {
+		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
+	}
 	return tasks.Config{
 		Pool:            s.pool,
 		Redis:           s.redis,
@@ -67,10 +76,11 @@ func workerConfig(cfg *config.Config, s servers) tasks.Config {
 			PrivateHosts: cfg.HTTPTask.PrivateHosts,
 			AllowPrivate: cfg.HTTPTask.AllowPrivate,
 			Store:        cfg.HTTPTask.Store,
+			Secrets:      secrets,
 		},
 		Logger:  s.log,
 		Metrics: s.metrics,
-	}
+	}, nil
 }
 
 // logger writes to stderr as the configuration says.

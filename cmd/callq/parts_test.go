@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -15,6 +17,10 @@ import (
 // Every setting reaches the part that it is for.
 func TestParts(t *testing.T) {
 	t.Parallel()
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte(" hidden\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
 			Rate: limit.Rate{Units: 5, Window: time.Minute}, Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
@@ -25,8 +31,11 @@ func TestParts(t *testing.T) {
 		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3},
 		Worker:    config.Worker{Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5},
-		HTTPTask:  config.HTTPTask{Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all"},
-		Calls:     config.Calls{MaxData: 1000},
+		HTTPTask: config.HTTPTask{
+			Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all",
+			Secrets: map[string]config.Secret{"KEY": {File: secret, Hosts: []string{"s"}}},
+		},
+		Calls: config.Calls{MaxData: 1000},
 	}
 	wantDispatcher := dispatcher.Config{
 		Rules: dispatcher.Rules{
@@ -43,7 +52,10 @@ func TestParts(t *testing.T) {
 	}
 	wantWorker := tasks.Config{
 		Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5,
-		HTTP: tasks.HTTPConfig{Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all"},
+		HTTP: tasks.HTTPConfig{
+			Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all",
+			Secrets: map[string]tasks.Secret{"KEY": {Value: "hidden", Hosts: []string{"s"}}},
+		},
 	}
 	s := servers{} // its typed nil must not hide: Redis is set by it alone
 	got := dispatcherConfig(cfg, s)
@@ -51,7 +63,10 @@ func TestParts(t *testing.T) {
 	if diff := cmp.Diff(wantDispatcher, got); diff != "" {
 		t.Errorf("dispatcher: %s", diff)
 	}
-	gotWorker := workerConfig(cfg, s)
+	gotWorker, err := workerConfig(cfg, s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	gotWorker.Redis = nil
 	if diff := cmp.Diff(wantWorker, gotWorker); diff != "" {
 		t.Errorf("worker: %s", diff)

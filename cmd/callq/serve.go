@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/redis/go-redis/v9"
@@ -89,7 +90,7 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	for _, warning := range cfg.Warnings() {
 		log.WarnContext(ctx, "configuration may hold a slip", "warning", warning)
 	}
-	s, err := openServers(ctx, cfg, log, max(cfg.Postgres.Pool, roles.conns()))
+	s, err := openServers(ctx, cfg, log, roles)
 	if err != nil {
 		return err
 	}
@@ -129,16 +130,18 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	return err
 }
 
-func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, conns int) (servers, error) {
+func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, roles roles) (servers, error) {
 	client, err := openRedis(cfg)
 	if err != nil {
 		return servers{}, err
 	}
-	listen, err := directConn(cfg)
-	if err != nil {
-		return servers{}, err
+	var listen *pgx.ConnConfig
+	if roles.dispatcher { // a worker does without
+		if listen, err = directConn(cfg); err != nil {
+			return servers{}, err
+		}
 	}
-	pool, err := openPool(ctx, cfg, ledger.Settings(), conns)
+	pool, err := openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, roles.conns()))
 	if err != nil {
 		return servers{}, err
 	}
@@ -165,9 +168,13 @@ func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([
 		parts = append(parts, part{"dispatcher", d.Run, d.Ready})
 	}
 	if roles.worker {
-		w, err := tasks.New(workerConfig(cfg, s))
+		wc, err := workerConfig(cfg, s)
 		if err != nil {
 			return nil, err
+		}
+		w, err := tasks.New(wc)
+		if err != nil {
+			return nil, usagef("%w", err) // what a file or variable holds is no secret
 		}
 		parts = append(parts, part{"worker", w.Run, func() error {
 			if !w.Ready() {
@@ -213,10 +220,11 @@ func (s servers) await(ctx context.Context) bool {
 				s.log.InfoContext(ctx, "servers are back")
 			}
 			s.checkRedis(ctx)
+			s.checkSettings(ctx)
 			return true
 		case what != waiting:
 			waiting = what
-			s.log.WarnContext(ctx, "waiting", "for", what, "err", oneLine(err.Error()))
+			s.log.WarnContext(ctx, "waiting", "for", what, "err", oneLine(explained(err).Error()))
 		}
 		select {
 		case <-ctx.Done():

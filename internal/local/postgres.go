@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 type Postgres struct {
 	Dir      string            // kept by Stop; default: a temporary folder, removed by Stop
 	Settings map[string]string // as in postgresql.conf; max_connections is 200 by default
+	Files    map[string][]byte // put into the data folder, such as server.crt and server.key
 	Log      io.Writer         // what the server writes; default: nowhere
 	Logger   *slog.Logger      // says when something is installed; default: slog.Default()
 }
@@ -77,15 +79,32 @@ func (s *PostgresServer) prepare(ctx context.Context) error {
 	} else if err == nil {
 		s.as, err = chooseIdentity(ctx, s.program, s.data)
 	}
+	if err == nil {
+		err = s.putFiles()
+	}
 	if err != nil {
 		return err
 	}
 	s.socket = s.data
-	if len(s.socket)+len("/.s.PGSQL.5432") > maxSocketPath {
+	if len(s.socket)+len("/.s.PGSQL.65535") > maxSocketPath {
 		if s.socket, err = s.folder.temp(); err != nil {
 			return err
 		}
 		return giveTo(s.as, s.socket)
+	}
+	return nil
+}
+
+// putFiles writes what the server alone may read.
+func (s *PostgresServer) putFiles() error {
+	for name, content := range s.cfg.Files {
+		path := filepath.Join(s.data, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			return err
+		}
+		if err := os.Chown(path, s.as.uid, s.as.gid); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -126,7 +145,7 @@ func (s *PostgresServer) initialise(ctx context.Context) error {
 func (s *PostgresServer) start(ctx context.Context) error {
 	settings := map[string]string{
 		"listen_addresses":        "",
-		"port":                    "5432", // names the socket, whatever PGPORT says
+		"port":                    s.port(), // names the socket, whatever PGPORT says
 		"unix_socket_directories": s.socket,
 		"unix_socket_permissions": "0700",
 		"max_connections":         "200",
@@ -158,8 +177,10 @@ func (s *PostgresServer) start(ctx context.Context) error {
 
 // URL is the connection string of database db, for pgx and libpq alike.
 func (s *PostgresServer) URL(db string) string {
-	return fmt.Sprintf("postgres://postgres@/%s?host=%s&port=5432", escapePath(db), escapePath(s.socket))
+	return fmt.Sprintf("postgres://postgres@/%s?host=%s&port=%s", escapePath(db), escapePath(s.socket), s.port())
 }
+
+func (s *PostgresServer) port() string { return cmp.Or(s.cfg.Settings["port"], "5432") }
 
 // Pid is the server's process id; after a Restart it is another one.
 func (s *PostgresServer) Pid() int {

@@ -76,9 +76,9 @@ func TestBustedEnvironment(t *testing.T) {
 		},
 		{
 			"not available",
-			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_POSTGRES_QUERY_MODE": "exec"},
+			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_BUDGETS": "9"},
 			nil,
-			"CALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version\nCALLQ_POSTGRES_QUERY_MODE: postgres.query_mode: is not available in this version",
+			"CALLQ_BUDGETS: budgets: is not available in this version\nCALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version",
 		},
 		{
 			"a common name's",

@@ -11,6 +11,7 @@
 //	allowed   a choice (a|b), bounds (lo..hi), or words for the reader
 //	check     a check by name, for what bounds cannot say
 //	required  must be given, or the key that it names instead
+//	hide      never shown where it is wrong: it may be a secret that was put in the wrong place
 //	secret    a URL that may hold a password; KEY_file names a file that holds it
 //	env       a variable that other programs know too, used where nothing else is given
 package config
@@ -48,7 +49,8 @@ type Config struct {
 
 	from     map[string]source // where the values that are not defaults came from
 	warnings []string
-	libpq    bool // one of libpq's PG* names a server
+	env      map[string]string // for SecretValues
+	libpq    bool              // one of libpq's PG* names a server
 }
 
 // Postgres is the authority. Use PostgresURL, which also knows of PG*.
@@ -58,12 +60,21 @@ type Postgres struct {
 	DirectURL     string `key:"direct_url" secret:"true" check:"postgres"` // past a pgbouncer, for LISTEN and migrations
 	DirectURLFile string `key:"direct_url_file"`
 	Pool          int    `key:"pool" default:"10" allowed:"2..1000"` // connections of a process, at most
+	// QueryMode is how statements are sent. Empty: as the URL says, else cache_statement.
+	QueryMode string `key:"query_mode" allowed:"cache_statement|cache_describe"`
 }
 
 // Redis carries work to the workers. Use RedisURL.
 type Redis struct {
 	URL     string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
 	URLFile string `key:"url_file"`
+	CAFile  string `key:"ca_file"` // who signed the certificate of a rediss:// server; empty: one the system trusts
+	// Sentinel is the master's name at the sentinels that the URL names, the first as its host, others as
+	// ?addr=host:port. Cluster: it names nodes of a cluster so. Neither: it names the server.
+	Sentinel             string `key:"sentinel" check:"name"`
+	SentinelPassword     string `key:"sentinel_password" secret:"true" check:"password"`
+	SentinelPasswordFile string `key:"sentinel_password_file"`
+	Cluster              bool   `key:"cluster" default:"false" allowed:"true|false"`
 }
 
 // HTTP is where /livez, /readyz and /metrics are served.
@@ -126,6 +137,15 @@ type HTTPTask struct {
 	PrivateHosts []string `key:"private_hosts" check:"address"` // private addresses that may be called
 	AllowPrivate bool     `key:"allow_private" default:"false" allowed:"true|false"`
 	Store        string   `key:"store" default:"errors" allowed:"errors|all|none"` // which answers to keep in result
+
+	Secrets map[string]Secret `key:"secrets"` // what headers may name; their values are SecretValues'
+}
+
+// Secret says where the value of a secret is, and where it may go.
+type Secret struct {
+	Env   string   `key:"env" required:"file" check:"variable" hide:"true" allowed:"the name of the environment variable that holds it"`
+	File  string   `key:"file"`
+	Hosts []string `key:"hosts" required:"hosts" check:"secret_host" allowed:"hosts that may be sent it"`
 }
 
 // Calls is what a call may be.

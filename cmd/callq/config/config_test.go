@@ -55,7 +55,8 @@ queues:
   fixed: {backoff: 5s}
 retention: {done: 2w}
 worker: {labels: [ip-a, eu]}
-http_task: {private_hosts: [127.0.0.1, 10.0.0.0/8, "::1", api.internal], allow_private: true}
+http_task: {private_hosts: [127.0.0.1, 10.0.0.0/8, "::1", api.internal], allow_private: true, secrets: {
+  STRIPE_KEY: {env: STRIPE_KEY, hosts: [api.stripe.com, "http://[::1]:80"]}, other: {file: /run/secrets/other, hosts: ["api.example:8443"]}}}
 http: {listen: off}
 calls: {max_data: 1MiB}
 schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
@@ -86,7 +87,13 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 	if diff := cmp.Diff(wantQueues, c.Queues); diff != "" {
 		t.Errorf("queues (-want +got):\n%s", diff)
 	}
-	wantTask := HTTPTask{PrivateHosts: []string{"127.0.0.1", "10.0.0.0/8", "::1", "api.internal"}, AllowPrivate: true, Store: "errors"}
+	wantTask := HTTPTask{
+		PrivateHosts: []string{"127.0.0.1", "10.0.0.0/8", "::1", "api.internal"}, AllowPrivate: true, Store: "errors",
+		Secrets: map[string]Secret{
+			"STRIPE_KEY": {Env: "STRIPE_KEY", Hosts: []string{"api.stripe.com", "http://[::1]:80"}},
+			"other":      {File: "/run/secrets/other", Hosts: []string{"api.example:8443"}},
+		},
+	}
 	if diff := cmp.Diff(wantTask, c.HTTPTask); diff != "" {
 		t.Errorf("http_task (-want +got):\n%s", diff)
 	}
@@ -277,5 +284,31 @@ func TestRedact(t *testing.T) {
 		if got := Redact(c.url); got != c.want {
 			t.Errorf("Redact(%q) = %q, want %q", c.url, got, c.want)
 		}
+	}
+}
+
+func TestSecretValues(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"full": "hunter2\n", "empty": "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := mustLoad(t, "http_task: {secrets: {A: {env: A_KEY, hosts: [x]}, B: {file: "+dir+"/full, hosts: [x]}}}",
+		map[string]string{"A_KEY": " hunter3 "}, nil)
+	got, err := c.SecretValues()
+	if diff := cmp.Diff(map[string]string{"A": "hunter3", "B": "hunter2"}, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+
+	// Without them the file is still good, for whoever sends nothing.
+	c = mustLoad(t, "http_task:\n  secrets:\n    A: {env: hunter2, hosts: [x]}\n    B: {file: "+dir+"/empty, hosts: [x]}\n    C: {file: "+dir+"/none, hosts: [x]}\n", nil, nil)
+	_, err = c.SecretValues()
+	want := "config.yaml:3: http_task.secrets.A.env: the variable that it names is not set\n" +
+		"config.yaml:4: http_task.secrets.B.file: the file is empty\n" +
+		"config.yaml:5: http_task.secrets.C.file: cannot be read: no such file or directory"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }

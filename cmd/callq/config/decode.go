@@ -154,7 +154,11 @@ type missing struct {
 func (l *loader) checkMissing() {
 	for _, m := range l.missing {
 		if l.from[join(m.path, m.key)].rank == rankDefault && l.from[join(m.path, m.instead)].rank == rankDefault {
-			l.fail(m.at, m.path, "has no "+m.key+" and no "+m.instead, m.key+": "+m.allowed)
+			message := "has no " + m.key
+			if m.instead != m.key {
+				message += " and no " + m.instead
+			}
+			l.fail(m.at, m.path, message, m.key+": "+m.allowed)
 		}
 	}
 }
@@ -233,7 +237,7 @@ func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, pa
 // text is what a scalar says, with ${VAR} expanded.
 func (l *loader) text(n *yaml.Node, f reflect.StructField, path string) (string, bool) {
 	at, n := l.at(n), resolve(n)
-	if f.Tag.Get("secret") != "" {
+	if f.Tag.Get("secret") != "" || f.Tag.Get("hide") != "" {
 		l.hide(n)
 	}
 	allowed := f.Tag.Get("allowed")

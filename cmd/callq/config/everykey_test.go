@@ -71,6 +71,9 @@ func TestEveryKeyHasItsVariable(t *testing.T) {
 	forEveryKey(t, func(t *testing.T, path, other string, f reflect.StructField) {
 		name := variable(path)
 		holds(t, mustLoad(t, everyKey, map[string]string{name: other}, nil), path, other, name, f)
+		if f.Tag.Get("check") == "password" {
+			return // it may be anything
+		}
 		_, err := load("config.yaml", []byte(everyKey), map[string]string{name: "\x00 bad,,"}, nil)
 		if err == nil || !strings.HasPrefix(err.Error(), name+": ") {
 			t.Errorf("nonsense in %s: %v", name, err)

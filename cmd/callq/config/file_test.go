@@ -38,16 +38,17 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := regexp.MustCompile(`(?m)^( *)#(\S)`).ReplaceAllString(string(text), "$1$2")
-	for _, file := range []string{"url_file", "direct_url_file"} { // not beside the URL itself
+	for _, file := range []string{"url_file", "direct_url_file", "sentinel_password_file"} { // not beside the URL itself
 		all = regexp.MustCompile(`(?m)^ +`+file+`:.*`).ReplaceAllString(all, "")
 	}
-	c, err := load("config.yaml", []byte(all), map[string]string{"DATABASE_URL": "postgres://h/d", "REDIS_URL": "redis://h"}, nil)
+	c, err := load("config.yaml", []byte(all), map[string]string{"DATABASE_URL": "postgres://h/d", "REDIS_URL": "redis://h", "REDIS_SENTINEL_PASSWORD": "p"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for path := range paths(c) {
-		elsewhere := path == "limits.stripe.concurrency" || strings.HasPrefix(path, "limits.sockets.") // two kinds of limit
-		if c.Origin(path) == "default" && !strings.HasSuffix(path, "url_file") && !elsewhere {
+		elsewhere := path == "limits.stripe.concurrency" || strings.HasPrefix(path, "limits.sockets.") || // two kinds of limit
+			path == "http_task.secrets.STRIPE_KEY.file" || path == "http_task.secrets.OTHER_KEY.env" // and of secret
+		if c.Origin(path) == "default" && !regexp.MustCompile(`(url|password)_file$`).MatchString(path) && !elsewhere {
 			t.Errorf("config.yaml does not have %s", path)
 		}
 		key := path[strings.LastIndexByte(path, '.')+1:]

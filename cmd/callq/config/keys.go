@@ -18,9 +18,6 @@ func isUnbuilt(pattern string) bool { return slices.Contains(unbuilt(), pattern)
 
 func unbuilt() []string {
 	return []string{
-		"postgres.query_mode",
-		"redis.sentinel",
-		"redis.cluster",
 		"limits.*.overrides",
 		"limits.*.burst",
 		"limits.*.timezone",
@@ -30,7 +27,6 @@ func unbuilt() []string {
 		"limits.*.algorithm=leaky_bucket",
 		"queues.*.hours",
 		"budgets",
-		"http_task.secrets",
 	}
 }
 

@@ -83,7 +83,7 @@ type loader struct {
 
 func load(file string, text []byte, env, flags map[string]string) (*Config, error) {
 	l := &loader{file: file, env: env, from: map[string]source{}}
-	c := &Config{File: file, from: l.from}
+	c := &Config{File: file, from: l.from, env: env}
 	root := reflect.ValueOf(c).Elem()
 	setDefaults(root)
 	l.readYAML(text, root)
@@ -97,6 +97,7 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 	l.resolveSecrets(root)
 	l.checkMissing()
 	l.checkQueues(c)
+	l.checkSecrets(c)
 	for name, lim := range c.Limits {
 		if lim.Concurrency > 0 {
 			l.checkConcurrency("limits."+name, lim)

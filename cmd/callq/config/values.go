@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"net/url"
 	"reflect"
 	"regexp"
 	"slices"
@@ -100,6 +101,12 @@ func checkString(f reflect.StructField, text string) error {
 		return checkHost(text)
 	case "name":
 		return checkName(text)
+	case "secret_host":
+		return checkSecretHost(text)
+	case "password":
+		return nil
+	case "variable":
+		return checkVariable(text)
 	}
 	if allowed := f.Tag.Get("allowed"); allowed != "" && !slices.Contains(strings.Split(allowed, "|"), text) {
 		return errors.New(quote(text) + " is not allowed")
@@ -275,7 +282,8 @@ func postgresReason(err error) string {
 }
 
 func checkRedis(s string) error {
-	_, err := redis.ParseURL(s)
+	first, _ := RedisServers(s)
+	_, err := redis.ParseURL(first)
 	if err == nil {
 		return nil
 	}
@@ -284,4 +292,17 @@ func checkRedis(s string) error {
 		why, _, _ = strings.Cut(text, ":")
 	}
 	return fault{"is not a Redis URL: " + why, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0; @ : / ? in a password as %40 %3A %2F %3F"}
+}
+
+// RedisServers takes a Redis URL apart: the first server's, and the host:port of each ?addr=.
+func RedisServers(s string) (first string, more []string) {
+	u, err := url.Parse(s)
+	if err != nil || !u.Query().Has("addr") {
+		return s, nil
+	}
+	query := u.Query()
+	more = query["addr"]
+	query.Del("addr")
+	u.RawQuery = query.Encode()
+	return u.String(), more
 }

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/local"
+)
+
+// Through a real pgbouncer in transaction mode, with fewer sessions than callq has connections: a call's
+// whole way, and every command, without one error at Postgres.
+func TestPgBouncer(t *testing.T) {
+	t.Parallel()
+	var log buffer
+	postgres, err := local.StartPostgres(t.Context(), local.Postgres{Log: &log, Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = postgres.Stop() })
+	bouncer, err := local.StartPgBouncer(t.Context(), local.PgBouncer{Postgres: postgres, Settings: map[string]string{"default_pool_size": "6"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bouncer.Stop() })
+	first, _ := newPooled(t, postgres, bouncer, "first").withRedis()
+
+	t.Run("not told of it", func(t *testing.T) {
+		w := first
+		w.t, w.config = t, atAnyPort
+		d := w.start("serve")
+		const fix = "a pgbouncer stands before Postgres: set postgres.query_mode: cache_describe"
+		eventually(t, "it says what to do", func() bool { return strings.Contains(d.stderr.String(), fix) })
+		if code := d.end(); code != exitDone {
+			t.Errorf("exit code %d", code)
+		}
+		if a := w.run("maintain", "retention"); a.code != exitUsage || !strings.Contains(a.stderr, fix) {
+			t.Errorf("exit code %d: %s", a.code, a.stderr)
+		}
+	})
+	t.Run("without a way past it", func(t *testing.T) {
+		w := first
+		w.t, w.config = t, "postgres: {query_mode: cache_describe}"
+		for _, command := range []string{"migrate up", "serve", "dispatch", "dispatch --once"} {
+			if a := w.run(strings.Fields(command)...); a.code != exitUsage || !strings.Contains(a.stderr, "set postgres.direct_url") {
+				t.Errorf("%s: exit code %d: %s", command, a.code, a.stderr)
+			}
+		}
+	})
+	for _, name := range []string{"settings missing", "settings on the role"} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newPooled(t, postgres, bouncer, strings.ReplaceAll(name, " ", "_")).withRedis()
+			fix := pooled(t, w) // each database has sessions of its own, so that what is set on the role holds in the next
+			if (fix != "") != (name == "settings missing") {
+				t.Errorf("to be set on the role: %q", fix)
+			}
+			world{t: t, postgres: postgres.URL("postgres")}.exec(fix)
+		})
+	}
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "ERROR:") || strings.Contains(line, "WARNING:") {
+			t.Errorf("Postgres says: %s", line)
+		}
+	}
+}
+
+// newPooled is a world behind the pgbouncer, with a database of its own and its direct_url.
+func newPooled(t *testing.T, postgres *local.PostgresServer, bouncer *local.PgBouncerServer, database string) world {
+	t.Helper()
+	root := world{t: t, postgres: postgres.URL("postgres")}
+	root.exec("CREATE DATABASE " + database)
+	return world{t: t, postgres: bouncer.URL(database), config: atAnyPort + fmt.Sprintf(`
+postgres: {query_mode: cache_describe, direct_url: %q}
+limits: {api: {rate: 100_000/1m}, lanes: {concurrency: 20, per: key}}
+queues: {pay: {limits: [api, lanes]}}
+`, postgres.URL(database))}
+}
+
+// pooled returns what serve says is to be set on its role.
+func pooled(t *testing.T, w world) (fix string) {
+	t.Helper()
+	w.do("migrate", "up")
+	w.do("migrate", "status")
+	served := make(chan struct{}, 1000)
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served <- struct{}{} }))
+	t.Cleanup(server.Close)
+	d := w.start("serve")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("serve:\n%s", &d.stderr)
+		}
+	})
+	awaitReady(t, addressIn(t, &d.stderr))
+	other := w.start("work")
+	awaitReady(t, addressIn(t, &other.stderr))
+
+	const calls = 300
+	var lines strings.Builder
+	for i := range calls {
+		fmt.Fprintf(&lines, `{"queue": "pay", "key": "k%d", "call_data": {"url": %q}}`+"\n", i%7, server.URL)
+	}
+	w.stdin = lines.String()
+	w.do("enqueue", "--from", "-")
+	for range 10 {
+		w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, server.URL), "--unique", "one")
+	}
+	later := strings.TrimSpace(w.do("enqueue", "--in", "1h", "--data", `{"url": "http://x"}`))
+	w.do("calls", "cancel", later)
+	w.do("limits", "set", "api", "90_000/1m")
+	w.do("limits", "pause", "api")
+	w.do("limits", "resume", "api")
+	w.do("limits", "reset", "api")
+	w.do("queues", "pause", "pay", "--key", "k1")
+	w.do("queues", "resume", "pay", "--key", "k1")
+	for range calls + 1 {
+		receive(t, served, "a call arrives")
+	}
+	eventually(t, "all are done", func() bool {
+		return len(decode[[]callqueue.Record](t, w.do("calls", "list", "--status", "done", "--limit", "1000", "-o", "json"))) >= calls+1
+	})
+	for _, command := range []string{
+		"status", "limits list", "limits get api", "queues list", "calls list --status cancelled", "verify", "maintain retention", "maintain vacuum",
+		"dispatch --once", "config check",
+	} {
+		w.do(strings.Fields(command)...)
+	}
+	for _, daemon := range []*daemon{d, other} {
+		if code := daemon.end(); code != exitDone {
+			t.Errorf("exit code %d", code)
+		}
+		for line := range strings.Lines(daemon.stderr.String()) {
+			if strings.Contains(line, "settings of callq's sessions are not in force") {
+				_, fix, _ = strings.Cut(line, `fix="`)
+				fix, _, _ = strings.Cut(fix, `"`)
+			} else if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+				t.Errorf("in the log: %s", line)
+			}
+		}
+	}
+	return fix
+}

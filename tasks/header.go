@@ -1,0 +1,75 @@
+package tasks
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+)
+
+// readHeader reads the headers, and which secrets are among their values.
+func readHeader(value json.RawMessage, s *secrets) (header http.Header, used []string, err error) {
+	fields, err := readFields(value)
+	if err != nil {
+		return nil, nil, err
+	}
+	header = http.Header{}
+	for _, name := range sortedKeys(fields) {
+		if err := checkName(name); err != nil {
+			return nil, nil, fmt.Errorf("%q: %w", clean(name), err)
+		}
+		for _, element := range elements(fields[name]) {
+			text, secret, err := readHeaderValue(element, s)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%q: %w", name, err)
+			}
+			if secret != "" {
+				used = append(used, secret)
+			}
+			header.Add(name, text)
+		}
+	}
+	if host, ok := header["Host"]; ok && (len(host) != 1 || !isHost(host[0])) {
+		return nil, nil, errors.New(`"Host": must be one host, or host:port`)
+	}
+	return header, used, nil
+}
+
+// checkName refuses names that frame the request or belong to the connection, which are net/http's,
+// and those that callq sets.
+func checkName(name string) error {
+	switch canonical := http.CanonicalHeaderKey(name); canonical {
+	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
+		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return errors.New("may not be set: it is about the connection, not the call")
+	case "Callq-Attempt", "Callq-Call-Id":
+		return errors.New("may not be set: callq sets it")
+	}
+	if !isToken(name) {
+		return errors.New("is no header's name")
+	}
+	return nil
+}
+
+// readHeaderValue reads a text, or the secret of a name with what is to stand before it.
+func readHeaderValue(value json.RawMessage, s *secrets) (text, name string, err error) {
+	ref, ok, err := readSecretRef(value)
+	switch {
+	case err != nil:
+		return "", "", err
+	case ok:
+		own, known := s.byName[ref.name]
+		if !known {
+			return "", "", fmt.Errorf("%q is not one of this worker's http_task.secrets", clean(ref.name))
+		}
+		text, name = ref.prefix+own.value, ref.name
+	default:
+		if text, err = readString(value); err != nil {
+			return "", "", errors.New(`must be a string or {"secret": NAME}, or an array of these`)
+		}
+	}
+	if hasControl(text) {
+		return "", "", errors.New("has a line break or another control character")
+	}
+	return text, name, nil
+}
