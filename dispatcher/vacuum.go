@@ -19,21 +19,23 @@ func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("see what may be vacuumed: %w", err)
 	}
 	if len(forbidden) > 0 {
-		return fmt.Errorf("the role %s may not vacuum %s, which autovacuum tends meanwhile: vacuum as the tables' owner, "+
-			"or, from Postgres 17 on, let it grant MAINTAIN (`callq migrate roles`)", role, strings.Join(forbidden, ", "))
+		return fmt.Errorf("the role %s may not vacuum %s, which autovacuum tends meanwhile: vacuum as their owner, or, "+
+			"from Postgres 17 on, let it grant MAINTAIN (`callq migrate roles`)", role, strings.Join(forbidden, ", "))
 	}
 	return vacuum(ctx, pool, tables)
 }
 
 // Postgres passes over a table that a role may not vacuum with no more than a warning.
 const vacuumForbiddenSQL = `
-SELECT current_user, coalesce(array_agg(c.relname ORDER BY c.relname) FILTER (WHERE NOT ` + mayVacuumSQL + `), '{}')::text[]
+SELECT current_user,
+    coalesce(array_agg(c.relname ORDER BY c.relname) FILTER (WHERE NOT ` + mayVacuumSQL + `), '{}')::text[]
 FROM unnest($1::text[]) AS t (name) JOIN pg_class c ON c.oid = to_regclass(t.name)`
 
 const mayVacuumSQL = `(
     pg_has_role(c.relowner, 'USAGE')
     OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database())
-    OR CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END)`
+    OR CASE WHEN current_setting('server_version_num')::integer >= 170000
+       THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END)`
 
 func vacuum(ctx context.Context, db interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)

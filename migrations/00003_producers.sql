@@ -68,7 +68,8 @@ BEGIN
 
     duplicate := false;
     IF unique_key IS NULL THEN
-        INSERT INTO @home.call_queue AS q (task, call_data, queue, key, cost, priority, run_at, expires_at, max_attempts)
+        INSERT INTO @home.call_queue AS q
+            (task, call_data, queue, key, cost, priority, run_at, expires_at, max_attempts)
         VALUES (task, call_data, queue, key, cost, priority, coalesce(run_at, now()), expires_at, max_attempts)
         RETURNING q.id INTO id;
         RETURN;
@@ -78,7 +79,8 @@ BEGIN
     LOOP
         INSERT INTO @home.call_queue AS q
             (task, call_data, queue, key, cost, priority, run_at, expires_at, unique_key, max_attempts)
-        VALUES (task, call_data, queue, key, cost, priority, coalesce(run_at, now()), expires_at, unique_key, max_attempts)
+        VALUES
+            (task, call_data, queue, key, cost, priority, coalesce(run_at, now()), expires_at, unique_key, max_attempts)
         ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING
         RETURNING q.id INTO id;
         EXIT WHEN FOUND;

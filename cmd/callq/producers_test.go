@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -64,7 +65,8 @@ func TestProducersPage(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort + "limits: {api: {rate: 100/1s, per: key}}\nqueues: {payments: {limits: [api]}}\n"
 	logins := pgtest.NewLogins(t, w.postgres)
-	w.exec(`CREATE TABLE orders (id bigint, account bigint); GRANT SELECT, INSERT ON orders TO ` + logins.Prefix + `_producer`)
+	w.exec(`CREATE TABLE orders (id bigint, account bigint)`)
+	w.exec(`GRANT SELECT, INSERT ON orders TO ` + logins.Prefix + `_producer`)
 	var mu sync.Mutex
 	arrived := map[string]bool{} // Idempotency-Key
 	api := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -122,7 +124,8 @@ func TestProducersPage(t *testing.T) {
 	for _, c := range decode[[]listed](t, viewer.do("calls", "list", "-o", "json")) {
 		call := decode[shown](t, viewer.do("calls", "get", fmt.Sprint(c.ID), "-o", "json"))
 		if call.Status == callqueue.StatusNew {
-			if in := call.RunAt.Sub(call.CreatedAt).Hours(); in != 1 || call.ExpiresAt == nil || *call.UniqueKey != "reminder-4711" {
+			in := call.RunAt.Sub(call.CreatedAt)
+			if in != time.Hour || call.ExpiresAt == nil || *call.UniqueKey != "reminder-4711" {
 				t.Errorf("later: %+v", call.Record)
 			}
 			continue
@@ -193,8 +196,10 @@ func TestExplicitNulls(t *testing.T) {
 		}
 	}))
 	t.Cleanup(api.Close)
-	given := callqueue.Record{Queue: "other", Task: "http", Key: "k", Cost: 7, Priority: 3, Status: callqueue.StatusDone}
-	defaults := callqueue.Record{Queue: "default", Task: "http", Cost: 1, Priority: 5, Status: callqueue.StatusDone}
+	const done = callqueue.StatusDone
+	given := callqueue.Record{Queue: "other", Task: "http", Key: "k", Cost: 7, Priority: 3, Status: done}
+	defaults := callqueue.Record{Queue: "default", Task: "http", Cost: 1, Priority: 5, Status: done}
+	fails := func(r *callqueue.Record) { r.Status, r.FailedCount = callqueue.StatusFailed, 1 }
 	const ago = time.Hour // run_at, where it is given
 	cases := []struct {
 		column, value string
@@ -209,14 +214,15 @@ func TestExplicitNulls(t *testing.T) {
 		{"run_at", "now() - interval '1 hour'", 0, func(*callqueue.Record) {}},
 		{"expires_at", "now() + interval '1 day'", ago, func(*callqueue.Record) {}},
 		{"unique_key", "'u'", ago, func(*callqueue.Record) {}},
-		// It fails once, and the queue says that this is enough.
-		{"max_attempts", "2", ago, func(r *callqueue.Record) { r.Status, r.FailedCount = callqueue.StatusFailed, 1 }},
-		// It is {}, which has no url.
-		{"call_data", `jsonb_build_object('url', '` + api.URL + `')`, ago, func(r *callqueue.Record) { r.Status, r.FailedCount = callqueue.StatusFailed, 1 }},
+		{"max_attempts", "2", ago, fails},                         // once, which is enough for the queue
+		{"call_data", `'{"url": "` + api.URL + `"}'`, ago, fails}, // {} has no url
 	}
 	var columns []string
 	for _, c := range cases {
 		columns = append(columns, c.column)
+	}
+	insert := func(values []string) {
+		w.exec(fmt.Sprintf("INSERT INTO call_queue (%s) VALUES (%s)", strings.Join(columns, ", "), strings.Join(values, ", ")))
 	}
 	for i, null := range columns {
 		var values []string
@@ -232,28 +238,33 @@ func TestExplicitNulls(t *testing.T) {
 				values = append(values, c.value)
 			}
 		}
-		w.exec(fmt.Sprintf("INSERT INTO call_queue (%s) VALUES (%s)", strings.Join(columns, ", "), strings.Join(values, ", ")))
+		insert(values)
 	}
-	w.exec(`INSERT INTO call_queue (` + strings.Join(columns, ", ") + `) VALUES (NULL` + strings.Repeat(", NULL", len(columns)-1) + `)`)
-	w.exec(`INSERT INTO call_queue (status, attempts, failed_count, max_attempts, expires_at, dispatched_at, finished_at, failed_at,
-		queue, task, key, cost, priority, unique_key, error_message, call_data)
-		VALUES ('new', 0, 0, NULL, NULL, NULL, NULL, NULL, 'default', 'http', '', 1, 5, NULL, NULL, '{"url": "` + api.URL + `"}')`)
+	insert(slices.Repeat([]string{"NULL"}, len(columns)))
+	w.exec(`INSERT INTO call_queue (status, attempts, failed_count, max_attempts, expires_at, dispatched_at, finished_at,
+		failed_at, queue, task, key, cost, priority, unique_key, error_message, call_data)
+		VALUES ('new', 0, 0, NULL, NULL, NULL, NULL, NULL, 'default', 'http', '', 1, 5, NULL, NULL,
+		'{"url": "` + api.URL + `"}')`)
 
 	d := w.start("serve")
 	awaitReady(t, addressIn(t, &d.stderr))
 	eventually(t, "the calls have ended", func() bool {
-		return len(decode[[]listed](t, w.do("calls", "list", "--status", "done,failed", "-o", "json"))) == len(columns)+2
+		ended := decode[[]listed](t, w.do("calls", "list", "--status", "done,failed", "-o", "json"))
+		return len(ended) == len(columns)+2
 	})
 	check := func(id int, name string, want callqueue.Record, runAgo time.Duration) {
 		call := w.get(fmt.Sprint(id))
 		got := callqueue.Record{
-			Queue: call.Queue, Task: call.Task, Key: call.Key, Cost: call.Cost, Priority: call.Priority, Status: call.Status,
-			FailedCount: call.FailedCount,
+			Queue: call.Queue, Task: call.Task, Key: call.Key, Cost: call.Cost, Priority: call.Priority,
+			Status: call.Status, FailedCount: call.FailedCount,
 		}
-		if diff := cmp.Diff(want, got); diff != "" || call.Attempts != 1 || len(call.Ledger) != 1 || call.Ledger[0].Cost != want.Cost {
-			t.Errorf("%s: %s\nof %d attempts, with the ledger: %+v", name, diff, call.Attempts, call.Ledger)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
 		}
-		if got := call.CreatedAt.Sub(call.RunAt); got != runAgo && want.Status == callqueue.StatusDone {
+		if call.Attempts != 1 || len(call.Ledger) != 1 || call.Ledger[0].Cost != want.Cost {
+			t.Errorf("%s: %d attempts, with the ledger: %+v", name, call.Attempts, call.Ledger)
+		}
+		if got := call.CreatedAt.Sub(call.RunAt); got != runAgo && want.Status == done {
 			t.Errorf("%s: due %s before it was inserted, want %s", name, got, runAgo)
 		}
 	}
@@ -263,7 +274,7 @@ func TestExplicitNulls(t *testing.T) {
 		check(i+1, "NULL in "+c.column, want, c.runAgo)
 	}
 	check(len(columns)+2, "callq's columns too", defaults, 0)
-	defaults.Status, defaults.FailedCount = callqueue.StatusFailed, 1 // {} has no url
+	fails(&defaults)
 	check(len(columns)+1, "NULL in every column", defaults, 0)
 	w.do("verify")
 }

@@ -15,10 +15,10 @@ func (p *program) rolesCommand() *cobra.Command {
 	var show bool
 	cmd := &cobra.Command{
 		Use: "roles", Short: "Make the roles of producers, daemons and viewers, and grant each what it needs",
-		Long: `Make the roles of producers, daemons and viewers, and grant each what it needs of callq's tables, no more.
-None of them can log in: grant them to the roles that do. Run it as the owner of the tables, after each
-migrate up; any number of times. Where that owner may not create roles, it says what an administrator is to
-run first.`,
+		Long: `Make the roles of producers, daemons and viewers, and grant each what it needs of callq's tables,
+no more. None of them can log in: grant them to the roles that do. Run it as the owner of the tables, after
+each migrate up; any number of times. Where that owner may not create roles, it says what an administrator
+is to run first.`,
 		Example: `  callq migrate roles
   callq migrate roles --print | less
   psql -c "CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer"`,
