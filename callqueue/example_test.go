@@ -50,7 +50,7 @@ func ExampleClient_InsertTx() {
 		if _, err := tx.Exec(ctx, `INSERT INTO orders (number) VALUES (4711)`); err != nil {
 			return err
 		}
-		_, err := client.InsertTx(ctx, tx, callqueue.Call{
+		id, err := client.InsertTx(ctx, tx, callqueue.Call{
 			Queue:     "payments",
 			Data:      map[string]int{"order": 4711},
 			UniqueKey: "order-4711",
@@ -58,7 +58,8 @@ func ExampleClient_InsertTx() {
 			ExpiresAt: time.Now().Add(24 * time.Hour),
 		})
 		if errors.Is(err, callqueue.ErrDuplicate) {
-			return nil // asked for already, and not yet made
+			fmt.Println("asked for already, and not yet made, by call", id)
+			return nil
 		}
 		return err
 	})

@@ -224,23 +224,14 @@ func TestConcurrentDuplicates(t *testing.T) {
 			if err != nil {
 				return 0, err
 			}
-			return ids[0], nil
+			return ids[1], nil // the first that a duplicate may meet
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for range 5 {
 				exec(t, pool, `DELETE FROM call_queue`)
-				var gate, done sync.WaitGroup
-				gate.Add(1)
 				ids, errs := make([]int64, 20), make([]error, 20)
-				for i := range ids {
-					done.Go(func() {
-						gate.Wait()
-						ids[i], errs[i] = c.insert()
-					})
-				}
-				gate.Done()
-				done.Wait()
+				together(20, func(i int) { ids[i], errs[i] = c.insert() })
 				won := 0
 				for i, err := range errs {
 					switch {
@@ -250,6 +241,9 @@ func TestConcurrentDuplicates(t *testing.T) {
 						t.Fatal(err)
 					case ids[i] == 0:
 						t.Error("a duplicate without the existing id")
+					}
+					if ids[i] != ids[0] {
+						t.Errorf("ids %d and %d, want one", ids[i], ids[0])
 					}
 				}
 				if won != 1 || count(t, pool) != c.rows {
@@ -277,21 +271,11 @@ func TestBatchesDoNotDeadlock(t *testing.T) {
 	} {
 		done.Go(func() { _, errs[i] = client.InsertMany(t.Context(), calls) })
 	}
-	waiting := 0
-	for end := time.Now().Add(10 * time.Second); waiting < 2 && time.Now().Before(end); {
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity, pg_sleep(0.005)
-			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	awaitLock(t, pool, 2)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	done.Wait()
-	if waiting != 2 {
-		t.Fatalf("%d batches waited, want 2", waiting)
-	}
 	oneWon, oneLost := slices.Contains(errs, nil), errors.Is(errors.Join(errs...), callqueue.ErrDuplicate)
 	if n := count(t, pool); !oneWon || !oneLost || n != 3 {
 		t.Errorf("got %v and %d rows; want one batch, and the other a duplicate", errs, n)

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -13,8 +14,30 @@ import (
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
 func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
-	return vacuum(ctx, pool, []string{"call_queue", "call_news", "call_lines", "call_waiting", "call_open", "call_attempts", "call_usage"})
+	tables := []string{"call_queue", "call_news", "call_lines", "call_waiting", "call_open", "call_attempts", "call_usage"}
+	var role string
+	var forbidden []string
+	if err := pool.QueryRow(ctx, vacuumForbiddenSQL, tables).Scan(&role, &forbidden); err != nil {
+		return fmt.Errorf("see what may be vacuumed: %w", err)
+	}
+	if len(forbidden) > 0 {
+		return fmt.Errorf("the role %s may not vacuum %s, which autovacuum tends meanwhile: vacuum as their owner, or, "+
+			"from Postgres 17 on, let it grant MAINTAIN (`callq migrate roles`)", role, strings.Join(forbidden, ", "))
+	}
+	return vacuum(ctx, pool, tables)
 }
+
+// Postgres passes over a table that a role may not vacuum with no more than a warning.
+const vacuumForbiddenSQL = `
+SELECT current_user,
+    coalesce(array_agg(c.relname ORDER BY c.relname) FILTER (WHERE NOT ` + mayVacuumSQL + `), '{}')::text[]
+FROM unnest($1::text[]) AS t (name) JOIN pg_class c ON c.oid = to_regclass(t.name)`
+
+const mayVacuumSQL = `(
+    pg_has_role(c.relowner, 'USAGE')
+    OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database())
+    OR CASE WHEN current_setting('server_version_num')::integer >= 170000
+       THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END)`
 
 func vacuum(ctx context.Context, db interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
@@ -69,7 +92,7 @@ func wrapVacuum(err error) error {
 const vacuumLockSQL = `SELECT pg_try_advisory_lock(hashtext('callq vacuum'))`
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old
-// snapshot may still see.
+// snapshot may still see. So is one that this role may not vacuum.
 const vacuumNeededSQL = `
 SELECT c.relname
 FROM (VALUES ('call_open', 2000, 1.0), ('call_usage', 2000, 0.5), ('call_queue', 20000, 0.1),
@@ -78,4 +101,5 @@ JOIN pg_class c ON c.oid = to_regclass(t.name)
 JOIN pg_stat_user_tables s ON s.relid = c.oid
 WHERE s.n_dead_tup > t.least + t.share * s.n_live_tup
   AND coalesce(greatest(s.last_vacuum, s.last_autovacuum), '-infinity') < clock_timestamp() - interval '1 minute'
+  AND ` + mayVacuumSQL + `
 ORDER BY c.relname`

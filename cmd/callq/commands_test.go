@@ -33,8 +33,8 @@ func TestMigrate(t *testing.T) {
 	for _, n := range applied {
 		sum += n
 	}
-	if sum != int(migrations.Version()) {
-		t.Errorf("four at once applied %v steps, want %d in all", applied, migrations.Version())
+	if want := int(migrations.Version()); sum != want {
+		t.Errorf("four at once applied %v steps, want %d in all", applied, want)
 	}
 }
 

@@ -155,7 +155,7 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	var version int64
 	if exists {
 		err := pool.QueryRow(ctx, schemaVersionSQL).Scan(&version)
-		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "42501" {
+		if isForbidden(err) {
 			return nil
 		}
 		if err != nil {

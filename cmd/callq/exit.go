@@ -72,6 +72,8 @@ func judge(err error) (int, string) {
 		return exitFailed, "callq: interrupted"
 	case isUnreachable(err):
 		return exitUnreachable, text + "; check that Postgres and Redis run and can be reached, and try again"
+	case isForbidden(err):
+		return exitFailed, text + "; use a role that may, or see `callq migrate roles --help`"
 	}
 	return exitFailed, text
 }
@@ -89,6 +91,12 @@ func isUnreachable(err error) bool {
 		return !ofFile
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// isForbidden says that Postgres did not let this role do it.
+func isForbidden(err error) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.Code == "42501"
 }
 
 // oneLine makes pgx's message about several addresses one line.

@@ -46,6 +46,7 @@ func (p *program) migrateCommand() *cobra.Command {
 				return err
 			},
 		},
+		p.rolesCommand(),
 	)
 }
 

@@ -18,7 +18,6 @@ import (
 
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
-
 	"github.com/callq/callq/migrations"
 )
 
@@ -234,7 +233,7 @@ func TestCommands(t *testing.T) {
 		{"maintain vacuum", up, "maintain vacuum", 0, "vacuumed"},
 		{"maintain vacuum, Postgres away", away, "maintain vacuum --timeout 300ms", 5, unreachable},
 		{"migrate up, nothing to do", up, "migrate up", 0, "nothing to apply"},
-		{"migrate status", up, "migrate status", 0, "00001_calls.sql  true"},
+		{"migrate status", up, "migrate status -o jsonl", 0, `"file":"00001_calls.sql","applied":true`},
 		{"migrate down, nobody to ask", up, "migrate down", 2, "--yes"},
 		{"migrate up, Postgres away", away, "migrate up --timeout 300ms", 5, unreachable},
 		{"migrate status, Postgres away", away, "migrate status --timeout 300ms", 5, unreachable},
@@ -302,16 +301,18 @@ func TestInterruptedCommand(t *testing.T) {
 // What Postgres lacks is said with what to do about it, by every command alike.
 func TestSchemaIsChecked(t *testing.T) {
 	t.Parallel()
+	newest := migrations.Version()
+	old := fmt.Sprintf("version %d, and this callq needs %d: run `callq migrate up`", newest-1, newest)
 	for _, test := range []struct {
 		name, args, words string
 		prepare           func(world)
 	}{
-		{"missing", "status", "run `callq migrate up`", func(w world) {
-			for range migrations.Version() {
+		{"missing", "status", "are not in this database: run `callq migrate up`", func(w world) {
+			for range newest {
 				w.do("migrate", "down", "--yes")
 			}
 		}},
-		{"old", "calls list", fmt.Sprintf("version %d, and this callq needs %d: run `callq migrate up`", migrations.Version()-1, migrations.Version()), func(w world) { w.do("migrate", "down", "--yes") }},
+		{"old", "calls list", old, func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
 			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")
 		}},

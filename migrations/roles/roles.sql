@@ -1,0 +1,93 @@
+-- Who may do what: four roles without a login, to be granted to those that log in:
+--
+--     CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer;
+--
+-- Run it as the owner of callq's tables, after each `callq migrate up`; any number of times. It makes the
+-- roles that are missing, takes from them what they hold of callq's, and gives them what they need.
+
+BEGIN;
+
+DO $$
+DECLARE
+    owner   name         := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('call_queue'));
+    home    regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('call_queue'));
+    roles   name[]       := ARRAY['callq_producer', 'callq_enqueuer', 'callq_daemon', 'callq_viewer'];
+    wanted  name;
+    missing text         := '';
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('callq roles'));
+    IF owner IS NULL THEN
+        RAISE EXCEPTION 'callq''s tables are not in this database: run `callq migrate up`' USING ERRCODE = '42P01';
+    END IF;
+    IF NOT pg_has_role(owner, 'USAGE') THEN
+        RAISE EXCEPTION '% does not own callq''s tables: run this as %', current_user, owner USING ERRCODE = '42501';
+    END IF;
+    FOREACH wanted IN ARRAY roles LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = wanted);
+        BEGIN
+            EXECUTE format('CREATE ROLE %I', wanted);
+        EXCEPTION
+            WHEN duplicate_object OR unique_violation THEN NULL; -- made meanwhile, for another database
+            WHEN insufficient_privilege THEN missing := missing || format('CREATE ROLE %I; ', wanted);
+        END;
+    END LOOP;
+    IF missing <> '' THEN
+        RAISE EXCEPTION '% may not create roles: let an administrator run %and then run this again',
+            current_user, missing USING ERRCODE = '42501';
+    END IF;
+    FOREACH wanted IN ARRAY roles LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', home, wanted); -- no more than a warning, where it may not
+        IF NOT has_schema_privilege(wanted, home::oid, 'USAGE') THEN
+            missing := missing || format('GRANT USAGE ON SCHEMA %s TO %I; ', home, wanted);
+        END IF;
+    END LOOP;
+    IF missing <> '' THEN
+        RAISE EXCEPTION '% may not grant the use of schema %: let its owner run %and then run this again',
+            current_user, home, missing USING ERRCODE = '42501';
+    END IF;
+END
+$$;
+
+REVOKE ALL ON call_attempts, call_audit, call_in_line, call_limit_changes, call_limits, call_lines, call_marks, call_news,
+    call_open, call_pauses, call_publishers, call_queue, call_queues, call_usage, call_waiting, call_workers, callq_migrations
+    FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq
+    FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON FUNCTION callq_epoch, enqueue_call
+    FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+
+-- A producer inserts, in every way there is, and reads of calls no more than that takes: the id that
+-- RETURNING gives back, and what a duplicate is looked up by. COPY takes ids from the sequence, and writes them.
+GRANT INSERT (id, queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts),
+    SELECT (id, queue, unique_key) ON call_queue TO callq_producer;
+GRANT USAGE ON SEQUENCE call_queue_id_seq TO callq_producer;
+
+-- For a producer that need not be trusted: what the function refuses, it cannot insert.
+GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
+
+-- serve, dispatch, work, maintain, and every command but migrate. The ledger and the audit are
+-- written once: it cannot change them.
+GRANT SELECT, INSERT, UPDATE, DELETE ON call_limits, call_lines, call_marks, call_news, call_open, call_pauses,
+    call_publishers, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_daemon;
+GRANT SELECT ON call_in_line TO callq_daemon;
+GRANT SELECT, INSERT, DELETE ON call_attempts TO callq_daemon; -- retention deletes
+GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
+GRANT USAGE ON SEQUENCE call_queue_id_seq TO callq_daemon;
+
+-- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
+GRANT SELECT ON call_attempts, call_audit, call_in_line, call_limit_changes, call_limits, call_lines, call_marks, call_news,
+    call_open, call_pauses, call_publishers, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_viewer;
+
+GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;
+GRANT EXECUTE ON FUNCTION callq_epoch TO callq_daemon, callq_viewer;
+
+-- Before Postgres 17 only a table's owner may VACUUM it.
+DO $$
+BEGIN
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        EXECUTE 'GRANT MAINTAIN ON call_attempts, call_lines, call_news, call_open, call_queue, call_usage, call_waiting TO callq_daemon';
+    END IF;
+END
+$$;
+
+COMMIT;
