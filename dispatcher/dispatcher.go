@@ -37,6 +37,7 @@ type Config struct {
 	Schedule  Schedule
 	Retention Retention
 	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
+	Lines     int                   // how many lines of calls a claim looks at; default 256
 	Logger    *slog.Logger          // default: none
 	Metrics   prometheus.Registerer // default: none
 	// Now and Random stand in for the monotonic clock and for chance where what is decided depends
@@ -97,6 +98,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		return nil, fmt.Errorf("dispatcher: %w", err)
 	}
 	cfg.MaxData = cmp.Or(cfg.MaxData, 256<<10)
+	cfg.Lines = cmp.Or(cfg.Lines, 256)
 	if cfg.Listen == nil {
 		cfg.Listen = cfg.Pool.Config().ConnConfig
 	}

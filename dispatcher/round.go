@@ -26,15 +26,12 @@ type round struct {
 	lastKey string
 }
 
-// linesMost is how many lines a claim looks at.
-const linesMost = 256
-
 func (d *Dispatcher) round(ctx context.Context, tx pgx.Tx, q *lockedQueue, seen *survey, r *roster, now time.Time) (*round, error) {
-	walked, err := lines.Walk(ctx, tx, q.Name, q.Served, r.tasks(), linesMost)
+	walked, err := lines.Walk(ctx, tx, q.Name, q.Served, r.tasks(), d.cfg.Lines)
 	if err != nil {
 		return nil, err
 	}
-	c := &round{lockedQueue: q, roster: r, of: map[string][]*inLine{}, pausedFor: lookLater, crowded: len(walked) == linesMost}
+	c := &round{lockedQueue: q, roster: r, of: map[string][]*inLine{}, pausedFor: lookLater, crowded: len(walked) == d.cfg.Lines}
 	for _, l := range walked {
 		c.lastKey = l.Key
 		if l.Calls == 0 {

@@ -22,6 +22,7 @@ type setting struct {
 	hurries     int           // turns in a stretch after which looks come half as often
 	calls       int
 	keys        []string
+	lines       int  // that a claim looks at
 	own         bool // some calls have a handler of their own
 	unique      bool // some have a unique key
 	dispatchers int
@@ -77,6 +78,7 @@ func draw(w *world) setting {
 	if w.chance(0.5) {
 		s.keys = []string{"a", "b", "c", ""}[:w.intBetween(2, 4)]
 	}
+	s.lines = pick(w, 256, 1, 2, 3) // with few, blocked keys are put aside
 	s.drawLimits(w, units)
 	s.drawQueues(w)
 	for _, l := range s.rules.Limits {
