@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
 )
@@ -14,7 +15,7 @@ import (
 func TestMigrate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for range 2 {
+	for range 4 {
 		w.do("migrate", "down", "--yes")
 	}
 	if a := w.run("migrate", "down", "--yes"); a.code != 0 || !strings.Contains(a.stderr, "nothing to take back") {
@@ -33,8 +34,8 @@ func TestMigrate(t *testing.T) {
 	for _, n := range applied {
 		sum += n
 	}
-	if sum != 2 {
-		t.Errorf("four at once applied %v steps, want 2 in all", applied)
+	if sum != 4 {
+		t.Errorf("four at once applied %v steps, want 4 in all", applied)
 	}
 }
 
@@ -115,7 +116,7 @@ func TestEnqueueFile(t *testing.T) {
 			if a.code != test.code || !strings.Contains(a.stderr, test.words) {
 				t.Errorf("exit code %d, want %d with %q:\n%.500s", a.code, test.code, test.words, a.stderr)
 			}
-			if got := len(decode[[]listed](t, w.do("calls", "list", "--limit", "10000", "-o", "json"))); got != test.inserted {
+			if got := len(decode[[]callqueue.Summary](t, w.do("calls", "list", "--limit", "10000", "-o", "json"))); got != test.inserted {
 				t.Errorf("%d calls are there, want %d", got, test.inserted)
 			}
 		})
@@ -153,7 +154,7 @@ func TestCallsList(t *testing.T) {
 	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now(), error_message = E'gave\n\x1b[31mup' WHERE id = 4`)
 	ids := func(args ...string) string {
 		var b strings.Builder
-		for _, c := range decode[[]listed](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
+		for _, c := range decode[[]callqueue.Summary](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
 			fmt.Fprintf(&b, "%d ", c.ID)
 		}
 		return strings.TrimSpace(b.String())

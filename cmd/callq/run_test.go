@@ -231,7 +231,7 @@ func TestCommands(t *testing.T) {
 		{"maintain vacuum", up, "maintain vacuum", 0, "vacuumed"},
 		{"maintain vacuum, Postgres away", away, "maintain vacuum --timeout 300ms", 5, unreachable},
 		{"migrate up, nothing to do", up, "migrate up", 0, "nothing to apply"},
-		{"migrate status", up, "migrate status", 0, "00001_calls.sql  true"},
+		{"migrate status", up, "migrate status", 0, "1        00001_calls.sql"},
 		{"migrate down, nobody to ask", up, "migrate down", 2, "--yes"},
 		{"migrate up, Postgres away", away, "migrate up --timeout 300ms", 5, unreachable},
 		{"migrate status, Postgres away", away, "migrate status --timeout 300ms", 5, unreachable},
@@ -303,8 +303,12 @@ func TestSchemaIsChecked(t *testing.T) {
 		name, args, words string
 		prepare           func(world)
 	}{
-		{"missing", "status", "run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes"); w.do("migrate", "down", "--yes") }},
-		{"old", "calls list", "version 1, and this callq needs 2: run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes") }},
+		{"missing", "status", "run `callq migrate up`", func(w world) {
+			for range 4 {
+				w.do("migrate", "down", "--yes")
+			}
+		}},
+		{"old", "calls list", "version 5, and this callq needs 6: run `callq migrate up`", func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
 			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")
 		}},
