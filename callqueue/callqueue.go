@@ -1,5 +1,5 @@
-// Package callqueue is the producer's side of callq: it inserts the calls to make, looks them up and
-// cancels them. It also holds the words that callq's other parts share.
+// Package callqueue is the producer's side of callq: it inserts the calls to make, finds, cancels, retries and
+// deletes them. It also holds the words that callq's other parts share.
 //
 // An insert that returned without an error is durable as far as the Postgres it went to makes a
 // commit durable: the call then ends in a final status or stays visibly pending, and never
@@ -36,7 +36,7 @@ var ErrNotFound = errors.New("no such call")
 
 const defaultMaxData = 256 << 10
 
-// Client inserts calls, looks them up and cancels them. It may be used by many goroutines at once, and needs no
+// Client inserts calls, finds and changes them. It may be used by many goroutines at once, and needs no
 // closing.
 type Client struct {
 	pool    *pgxpool.Pool

@@ -18,16 +18,6 @@ type Cancellation struct {
 	Running bool `json:"running"`
 }
 
-// NotFoundError says which calls there are not. errors.Is finds [ErrNotFound] in it.
-type NotFoundError struct {
-	IDs []int64
-}
-
-func (e *NotFoundError) Error() string { return fmt.Sprintf("%v: %v", ErrNotFound, e.IDs) }
-
-// Unwrap returns [ErrNotFound].
-func (e *NotFoundError) Unwrap() error { return ErrNotFound }
-
 // Cancel ends calls that have not ended. One that waits is not made. One that was handed over and
 // has not started will not start, and gives back what it took of its limits. One that has
 // started may have reached the API, so its attempt stays counted; the context of its handler ends
@@ -40,44 +30,13 @@ func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 // Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, SELECT on
 // call_limits, and INSERT on call_attempts and call_news.
 func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]Cancellation, error) {
-	var failure error
-	asked, known := unique(ids), make(map[int64]Cancellation, len(ids))
-	for some := range slices.Chunk(asked, cancelMost) {
+	return inChunks("cancel calls", ids, func(some []int64, known map[int64]Cancellation) (err error) {
 		// A call that was claimed while its lock was waited for is left to the next turn.
-		for len(some) > 0 && failure == nil {
-			some, failure = c.cancelSome(ctx, some, known)
+		for len(some) > 0 && err == nil {
+			some, err = c.cancelSome(ctx, some, known)
 		}
-	}
-	list := make([]Cancellation, 0, len(known))
-	var missing []int64
-	for _, id := range asked {
-		if found, ok := known[id]; ok {
-			list = append(list, found)
-		} else {
-			missing = append(missing, id)
-		}
-	}
-	switch {
-	case failure != nil:
-		return list, fmt.Errorf("cancel calls: %w", failure)
-	case len(missing) > 0:
-		return list, &NotFoundError{missing}
-	}
-	return list, nil
-}
-
-// cancelMost is how many calls are locked at once.
-const cancelMost = 500
-
-func unique(ids []int64) []int64 {
-	seen := make(map[int64]bool, len(ids))
-	var list []int64
-	for _, id := range ids {
-		if !seen[id] {
-			list, seen[id] = append(list, id), true
-		}
-	}
-	return list
+		return err
+	})
 }
 
 // cancelSome cancels calls in one transaction, notes them in known, and returns the ids that it has
@@ -135,8 +94,6 @@ type cancelled struct {
 // Open attempts are locked before their calls, as whatever closes them does.
 const lockOpenSQL = `SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE`
 
-const lockCallsSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE`
-
 // All rows that it changes are locked: the calls $1, and the open attempts of the calls $2. An attempt
 // that has not started ends here, charged to nothing; one that has is its worker's to end.
 const cancelSQL = `
@@ -149,7 +106,7 @@ WITH call AS MATERIALIZED (
     WHERE q.id = ANY($1::bigint[])
 ), cancelled AS (
     UPDATE call_queue q
-    SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL
+    SET status = 'cancelled', finished_at = clock_timestamp(), cancelled_at = clock_timestamp(), unique_key = NULL
     FROM call c
     WHERE q.id = c.id AND NOT c.ended AND NOT c.claimed
     RETURNING q.id

@@ -53,21 +53,40 @@ func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get call: %w", err)
 	}
-	for _, at := range []*time.Time{&r.CreatedAt, &r.RunAt, r.DispatchedAt, r.FinishedAt, r.ExpiresAt} {
+	inUTC(&r.CreatedAt, &r.RunAt, r.DispatchedAt, r.FinishedAt, r.ExpiresAt)
+	return r, nil
+}
+
+func inUTC(times ...*time.Time) {
+	for _, at := range times {
 		if at != nil {
 			*at = at.UTC()
 		}
 	}
-	return r, nil
 }
 
-// Reads the call, its open attempt and its newest ledger row by their primary keys. An explicit
-// NULL is read as the default. (least and greatest pass over a NULL, hence the CASEs.)
-const getSQL = `
+// Reads the call, its open attempt and its newest ledger row by their primary keys.
+const getSQL = yearsSQL + `
+SELECT ` + summarySQL + `,
+       (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id ORDER BY a.attempt DESC LIMIT 1) AS result,
+       coalesce(priority, 5) AS priority,
+       coalesce(cost, 1) AS cost,
+       CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,
+       unique_key,
+       coalesce(call_data, '{}') AS data,
+       max_attempts
+FROM call_queue c, years
+WHERE id = $1::bigint`
+
+// What JSON can say of a time.
+const yearsSQL = `
 WITH years (first, last) AS (
     VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
-)
-SELECT id,
+)`
+
+// The columns of call_queue c that a Summary has. An explicit NULL is read as the default. (least and
+// greatest pass over a NULL, hence the CASEs.)
+const summarySQL = `c.id,
        coalesce(queue, 'default') AS queue,
        coalesce(task, 'http') AS task,
        coalesce(key, '') AS key,
@@ -76,16 +95,7 @@ SELECT id,
        attempts,
        failed_count,
        error_message,
-       (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id ORDER BY a.attempt DESC LIMIT 1) AS result,
+       least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
        least(greatest(created_at, first), last) AS created_at,
        CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
-       CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at,
-       coalesce(priority, 5) AS priority,
-       coalesce(cost, 1) AS cost,
-       least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
-       CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,
-       unique_key,
-       coalesce(call_data, '{}') AS data,
-       max_attempts
-FROM call_queue c, years
-WHERE id = $1::bigint`
+       CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at`

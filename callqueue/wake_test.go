@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/pgtest"
 )
@@ -65,6 +66,18 @@ func ms(times ...int) []time.Duration {
 	return all
 }
 
+// retryOne retries a call that has this status.
+func retryOne(t *testing.T, pool *pgxpool.Pool, client *Client, status string) error {
+	t.Helper()
+	var id int64
+	err := pool.QueryRow(t.Context(), `INSERT INTO call_queue (status, run_at) VALUES ($1, 'infinity') RETURNING id`, status).Scan(&id)
+	if err != nil {
+		return err
+	}
+	_, err = client.Retry(t.Context(), id)
+	return err
+}
+
 func TestInsertWakes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -105,6 +118,8 @@ func TestInsertWakes(t *testing.T) {
 		{"InsertMany", true, func() error { _, err := client.InsertMany(t.Context(), []Call{later, {}}); return err }},
 		{"InsertTx", true, inTx(func(tx pgx.Tx) error { _, err := client.InsertTx(t.Context(), tx, Call{}); return err })},
 		{"InsertManyTx", true, inTx(func(tx pgx.Tx) error { _, err := client.InsertManyTx(t.Context(), tx, []Call{{}}); return err })},
+		{"Retry", true, func() error { return retryOne(t, pool, client, "failed") }},
+		{"Retry of what waits", false, func() error { return retryOne(t, pool, client, "error") }},
 		{"Insert for later", false, func() error { _, err := client.Insert(t.Context(), later); return err }},
 		{"InsertMany for later", false, func() error { _, err := client.InsertMany(t.Context(), []Call{later}); return err }},
 	} {

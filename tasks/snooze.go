@@ -52,5 +52,9 @@ func (w *Worker) countSnoozesOnce(call int64, n *int) error {
 	return w.cfg.Pool.QueryRow(ctx, countSnoozesSQL, call).Scan(n)
 }
 
-// The ledger's rows of a call stay as long as the call. Uses the primary key.
-const countSnoozesSQL = `SELECT count(*) FROM call_attempts WHERE call_id = $1 AND outcome = 'snoozed'`
+// The ledger's rows of a call stay as long as the call; those before an operator's retry count no longer.
+// Uses the primary keys.
+const countSnoozesSQL = `
+SELECT count(*) FROM call_attempts
+WHERE call_id = $1 AND outcome = 'snoozed'
+  AND attempt > coalesce((SELECT retried_after FROM call_queue WHERE id = $1), 0)`

@@ -23,12 +23,12 @@ func TestCallsCancel(t *testing.T) {
 		{"1", exitDone, []int64{1}, 1, ""},
 		{"2 1", exitDone, []int64{2, 1}, 1, ""},
 		{"1 2", exitDone, []int64{1, 2}, 0, ""},
-		{"4 3", exitFailed, []int64{4, 3}, 1, "not cancelled, for they had ended: 4"},
+		{"4 3", exitFailed, []int64{4, 3}, 1, "not cancelled: 4 (failed)"},
 		{"99 5 4 98", exitNotFound, []int64{5, 4}, 1, "no such call: 99, 98;"},
 		{"99", exitNotFound, nil, 0, "no such call: 99;"},
 		{"0", exitUsage, nil, 0, `"0" is not the id of a call`},
 		{"1 x", exitUsage, nil, 0, `"x" is not the id of a call`},
-		{"", exitUsage, nil, 0, "requires at least 1 arg"},
+		{"", exitUsage, nil, 0, "which calls?"},
 	} {
 		a := w.run(append([]string{"calls", "cancel", "-o", "json"}, strings.Fields(test.args)...)...)
 		if a.code != test.code || !strings.Contains(a.stderr, test.stderr) || test.stderr == "" && a.stderr != "" {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
 )
@@ -115,7 +116,7 @@ func TestEnqueueFile(t *testing.T) {
 			if a.code != test.code || !strings.Contains(a.stderr, test.words) {
 				t.Errorf("exit code %d, want %d with %q:\n%.500s", a.code, test.code, test.words, a.stderr)
 			}
-			if got := len(decode[[]listed](t, w.do("calls", "list", "--limit", "10000", "-o", "json"))); got != test.inserted {
+			if got := len(decode[[]callqueue.Summary](t, w.do("calls", "list", "--limit", "10000", "-o", "json"))); got != test.inserted {
 				t.Errorf("%d calls are there, want %d", got, test.inserted)
 			}
 		})
@@ -153,7 +154,7 @@ func TestCallsList(t *testing.T) {
 	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now(), error_message = E'gave\n\x1b[31mup' WHERE id = 4`)
 	ids := func(args ...string) string {
 		var b strings.Builder
-		for _, c := range decode[[]listed](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
+		for _, c := range decode[[]callqueue.Summary](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
 			fmt.Fprintf(&b, "%d ", c.ID)
 		}
 		return strings.TrimSpace(b.String())

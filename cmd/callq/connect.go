@@ -48,14 +48,19 @@ func (p *program) withPostgres(ctx context.Context, settings map[string]string,
 // ask is withPostgres for a command that is short: all of it is bounded.
 func (p *program) ask(ctx context.Context, use func(context.Context, *config.Config, *pgxpool.Pool) error) error {
 	return p.withPostgres(ctx, commandSettings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		bounded, cancel := context.WithTimeout(ctx, p.timeout)
-		defer cancel()
-		err := use(bounded, cfg, pool)
-		if err != nil && ctx.Err() == nil && errors.Is(bounded.Err(), context.DeadlineExceeded) {
-			return timedOut("Postgres", p.timeout, err)
-		}
-		return err
+		return p.within(ctx, func(ctx context.Context) error { return use(ctx, cfg, pool) })
 	})
+}
+
+// within bounds what is asked of Postgres by --timeout.
+func (p *program) within(ctx context.Context, do func(context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	err := do(bounded)
+	if err != nil && ctx.Err() == nil && errors.Is(bounded.Err(), context.DeadlineExceeded) {
+		return timedOut("Postgres", p.timeout, err)
+	}
+	return err
 }
 
 // commandSettings leave the plans to Postgres: commands read whole tables. What claims calls or

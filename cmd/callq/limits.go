@@ -107,6 +107,10 @@ type limitRow struct {
 	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
 	ChangedBy string        `json:"changed_by" db:"published_by"`
 
+	// OpensAt is about when the next unit comes free; nil: there is room, or nobody knows.
+	OpensAt *time.Time `json:"opens_at" db:"-"`
+
+	FreedAt      *time.Time     `json:"-" db:"freed_at"` // the earliest until of an occupied unit
 	ConfigUnits  *int64         `json:"-" db:"config_rate"`
 	ConfigWindow *time.Duration `json:"-" db:"config_window"`
 	Anchor       string         `json:"anchor" db:"anchor"` // empty: start for the http task, finish for others
@@ -151,8 +155,14 @@ func limitColumns() []column[limitRow] {
 	}
 }
 
+// readLimits reads all limits, and of those per key what the key uses that uses most.
 func readLimits(ctx context.Context, db ledger.DB) ([]limitRow, error) {
-	limits, err := collect[limitRow](ctx, db, "read limits", limitsSQL)
+	return readLimitsFor(ctx, db, nil, nil)
+}
+
+// readLimitsFor reads the limits that are named (nil: all), and of those per key what this key uses.
+func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *string) ([]limitRow, error) {
+	limits, err := collect[limitRow](ctx, db, "read limits", limitsSQL, names, key)
 	if err != nil {
 		return nil, err
 	}
@@ -176,9 +186,15 @@ func readLimits(ctx context.Context, db ledger.DB) ([]limitRow, error) {
 			l.Config = &config
 		}
 		if l.State == "open" {
-			l.Room = limit.Use{Rate: l.Units, Window: l.Window, Occupied: l.Occupied}.Room()
+			use := limit.Use{Rate: l.Units, Window: l.Window, Occupied: l.Occupied}
+			l.Room = use.Room()
+			if l.Room == 0 && l.Window > 0 && l.FreedAt != nil {
+				use.Freed = *l.FreedAt
+				opens := use.NextLook(use.Freed, 0)
+				l.OpensAt = &opens
+			}
 		}
-		inUTC(&l.ChangedAt, l.ShutUntil)
+		inUTC(&l.ChangedAt, l.ShutUntil, l.OpensAt)
 	}
 	return limits, nil
 }
@@ -187,30 +203,36 @@ func readLimits(ctx context.Context, db ledger.DB) ([]limitRow, error) {
 // that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
 WITH marks AS (
-    SELECT name, clock_timestamp() - window_size * 1.001 AS since FROM call_limits
+    SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since
+    FROM call_limits
+    WHERE $1::text[] IS NULL OR name = ANY($1)
 ), open AS (
-    SELECT u.name, u.key, sum(u.cost) AS cost
+    SELECT u.name, u.key, sum(u.cost) AS cost,
+        min(CASE m.starts WHEN 'start' THEN o.started_at WHEN 'dispatch' THEN o.claimed_at END) AS freed_at
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
-    JOIN call_limits l ON l.name = u.name
-    JOIN marks m ON m.name = u.name
-    WHERE CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-               WHEN 'start' THEN coalesce(o.started_at + o.send_within + l.slack, 'infinity')
+    CROSS JOIN LATERAL (
+        SELECT *, coalesce(anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) AS starts
+        FROM marks WHERE name = u.name
+    ) m
+    WHERE CASE m.starts WHEN 'start' THEN coalesce(o.started_at + o.send_within + m.slack, 'infinity')
                WHEN 'dispatch' THEN o.claimed_at
                ELSE 'infinity' END > m.since
+      AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)
     GROUP BY u.name, u.key
 ), used AS (
-    SELECT u.limit_name AS name, u.key, sum(u.used) AS cost
+    SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, min(u.bucket) AS freed_at
     FROM call_usage u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
+    WHERE $2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END
     GROUP BY u.limit_name, u.key
 ), occupied AS (
-    SELECT name, max(coalesce(o.cost, 0) + coalesce(u.cost, 0)) AS cost
+    SELECT DISTINCT ON (name) name, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost, least(o.freed_at, u.freed_at) AS freed_at
     FROM open o FULL JOIN used u USING (name, key)
-    GROUP BY name
+    ORDER BY name, cost DESC
 )
 SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.config_window, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.queues, l.published_at, l.published_by,
-    coalesce(o.cost, 0)::bigint AS occupied,
+    coalesce(o.cost, 0)::bigint AS occupied, o.freed_at,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
@@ -220,6 +242,7 @@ SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.
     ELSE 'open' END AS state,
     CASE WHEN p.until < 'infinity' THEN p.until WHEN p.name IS NULL AND l.shut_until > clock_timestamp() THEN l.shut_until END AS shut_until
 FROM call_limits l
+JOIN marks m ON m.name = l.name
 LEFT JOIN occupied o ON o.name = l.name
 LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
 ORDER BY l.name`

@@ -194,6 +194,7 @@ func rules() []rule {
 		{"an attempt is open or in the ledger, not both", bothSQL},
 		{"the attempts of a call have no gap and are as many as its counter says", gapsSQL},
 		{"failed_count is the number of attempts that failed", failedCountSQL},
+		{"a call was retried after attempts that it had", retriedSQL},
 		{"the status of a call fits its attempts", statusSQL},
 		{"the usage of a limit is what its attempts were charged", usageSQL},
 	}
@@ -220,18 +221,28 @@ FROM call_queue q LEFT JOIN known k ON k.call_id = q.id
 WHERE q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts
 ORDER BY q.id LIMIT $1`
 
+// Of a call that an operator retried, the attempts before that count no longer; they are retried_after many.
 const failedCountSQL = `
 WITH failed AS (
-    SELECT call_id, count(*) AS n FROM call_attempts WHERE outcome IN ('error', 'permanent', 'lost') GROUP BY call_id
+    SELECT a.call_id, count(*) AS n
+    FROM call_attempts a JOIN call_queue q ON q.id = a.call_id AND a.attempt > coalesce(q.retried_after, 0)
+    WHERE a.outcome IN ('error', 'permanent', 'lost')
+    GROUP BY a.call_id
 )
 SELECT q.id AS call_id, 'failed_count is ' || q.failed_count || ', and ' || coalesce(f.n, 0) || ' attempts failed' AS detail
 FROM call_queue q LEFT JOIN failed f ON f.call_id = q.id
 WHERE q.failed_count <> coalesce(f.n, 0)
 ORDER BY q.id LIMIT $1`
 
+const retriedSQL = `
+SELECT id AS call_id, attempts AS attempt, 'it was retried after attempt ' || retried_after || ' of ' || attempts AS detail
+FROM call_queue WHERE retried_after NOT BETWEEN 0 AND attempts ORDER BY id LIMIT $1`
+
 const statusSQL = `
 WITH done AS (
-    SELECT DISTINCT call_id FROM call_attempts WHERE outcome = 'done'
+    SELECT DISTINCT a.call_id
+    FROM call_attempts a JOIN call_queue q ON q.id = a.call_id AND a.attempt > coalesce(q.retried_after, 0)
+    WHERE a.outcome = 'done'
 )
 SELECT q.id AS call_id, q.attempts AS attempt, CASE
         WHEN q.status = 'done' THEN 'the call is done, and no attempt is'

@@ -116,6 +116,7 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		failed  = "failed_count is the number of attempts that failed"
 		status  = "the status of a call fits its attempts"
 		usage   = "the usage of a limit is what its attempts were charged"
+		retried = "a call was retried after attempts that it had"
 	)
 	cases := []struct {
 		name, forgery string
@@ -146,6 +147,11 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"usage too low, just published", `WITH fresh AS (UPDATE call_limits SET published_at = now(), complete_since = now()) DELETE FROM call_usage`, []string{usage}},
 		{"more usage, just published: it was counted under former rules", `WITH fresh AS (UPDATE call_limits SET published_at = now(), complete_since = now())
 			UPDATE call_usage SET used = used + 1`, nil},
+		{"retried: how it failed before counts no longer", `UPDATE call_queue SET status = 'new', failed_count = 0, retried_after = attempts WHERE id = 5`, nil},
+		{"retried, and failures of before counted", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 5`, []string{failed}},
+		{"retried when it was done", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 1`, nil},
+		{"done by an attempt before it was retried", `UPDATE call_queue SET retried_after = attempts WHERE id = 1`, []string{status}},
+		{"retried after an attempt that it did not have", `UPDATE call_queue SET status = 'new', retried_after = attempts + 1 WHERE id = 4`, []string{retried}},
 		{"a charge to another key", `UPDATE call_usage SET key = 'other'`, []string{usage}},
 	}
 	for _, c := range cases {

@@ -1,0 +1,56 @@
+package callqueue
+
+import (
+	"context"
+	"slices"
+)
+
+// Deletion is what [Client.Delete] did to a call.
+type Deletion struct {
+	ID int64 `json:"id"`
+	// Deleted says that this Delete removed the call. If not, it is dispatched or an attempt of it is Open.
+	Deleted bool   `json:"deleted"`
+	Status  Status `json:"status"` // the last that it had
+	Open    bool   `json:"open"`
+}
+
+// Delete removes calls that have ended or wait; what waited is not made. One that is dispatched, or was
+// cancelled and still runs, is left alone: cancel it first, and let it end. No unit of a limit comes free by
+// it: the ledger keeps the attempts of a call that is gone for as long as a limit may count them.
+//
+// It returns a Deletion for each call that there was, in the order given, and a [*NotFoundError] if
+// there were not all: the others are deleted all the same. After any other error some may be deleted
+// that are not returned.
+//
+// The role needs SELECT, UPDATE and DELETE on call_queue, and SELECT on call_open.
+func (c *Client) Delete(ctx context.Context, ids ...int64) ([]Deletion, error) {
+	return inChunks("delete calls", ids, func(some []int64, known map[int64]Deletion) error {
+		found, err := changeLocked(ctx, c, deleteSQL, []any{some}, func(found []Deletion) string {
+			// It may have held up others that fit.
+			if slices.ContainsFunc(found, func(d Deletion) bool { return d.Deleted && !d.Status.Final() }) {
+				return wakeFreedSQL
+			}
+			return ""
+		})
+		for _, d := range found {
+			known[d.ID] = d
+		}
+		return err
+	})
+}
+
+// The calls $1 are locked: no claim opens an attempt of them. Open attempts and the ledger stay as they are.
+const deleteSQL = `
+WITH call AS MATERIALIZED (
+    SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open
+    FROM call_queue q
+    WHERE q.id = ANY($1::bigint[])
+), deleted AS (
+    DELETE FROM call_queue q
+    USING call c
+    WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
+    RETURNING q.id
+)
+SELECT c.id, d.id IS NOT NULL AS deleted, c.status, c.open
+FROM call c
+LEFT JOIN deleted d ON d.id = c.id`

@@ -1,0 +1,204 @@
+package callqueue
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/internal/pgtest"
+)
+
+// fillSQL makes $1 calls: nearly all done, some of every other status, most of those old; a queue and a key
+// that few have.
+const fillSQL = `
+INSERT INTO call_queue (queue, task, key, status, failed_at, cancelled_at, finished_at)
+SELECT CASE i % 20000 WHEN 7 THEN 'rare' WHEN 8 THEN NULL ELSE 'q' || i % 10 END, CASE i % 4 WHEN 1 THEN NULL WHEN 2 THEN 'mail' ELSE 'http' END,
+    CASE WHEN i % 30000 = 5 THEN 'solo' WHEN i BETWEEN 1000 AND 7000 THEN 'old' WHEN i % 4 = 0 THEN '' WHEN i % 4 = 1 THEN NULL ELSE 'k' || i % 50 END,
+    s.status, CASE s.status WHEN 'failed' THEN now() END, CASE s.status WHEN 'cancelled' THEN now() END,
+    CASE WHEN s.status IN ('done', 'failed', 'cancelled') THEN now() END
+FROM generate_series(1, $1::integer) AS i
+CROSS JOIN LATERAL (SELECT CASE
+    WHEN i > $1 - 60 THEN 'new' WHEN i % 500 = 2 THEN 'failed' WHEN i < 100 THEN 'cancelled' WHEN i < 130 THEN 'error'
+    WHEN i < 160 THEN 'dispatched' ELSE 'done' END AS status) s`
+
+const openAllSQL = `
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id % 2 WHEN 0 THEN now() END, callq_epoch(), 'http', 'q', 'http', '', '{}', '{}', '{}'
+FROM call_queue WHERE status = 'dispatched'`
+
+// Whatever the filter, the list is what comparing each call with it gives, page by page, and so is the
+// count.
+func TestList(t *testing.T) {
+	t.Parallel()
+	client, _ := filled(t, 600)
+	all, err := client.List(t.Context(), Filter{}, 10_000)
+	if err != nil || len(all) != 600 || all[0].ID != 600 {
+		t.Fatalf("%d calls, %v", len(all), err)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	some := func() bool { return random.IntN(3) == 0 }
+	statuses := []Status{
+		StatusNew, StatusDispatched, StatusDone, StatusError,
+		StatusFailed, StatusCancelled,
+	}
+	found := 0
+	for range 300 {
+		var f Filter
+		for _, s := range statuses {
+			if some() {
+				f.Statuses = append(f.Statuses, s)
+			}
+		}
+		if some() {
+			f.Queue = []string{"q1", "q2", "rare", "default", "none"}[random.IntN(5)]
+		}
+		if some() {
+			f.Key = &[]string{"", "k2", "k3", "solo", "none"}[random.IntN(5)]
+		}
+		if some() {
+			f.Task = []string{"http", "mail", "none"}[random.IntN(3)]
+		}
+		if some() {
+			f.Before = random.Int64N(700)
+		}
+		if random.IntN(10) == 0 {
+			f.IDs = []int64{0, 5, 9, 9, 102, 140, 590, 9999}
+		}
+		limit := 1 + random.IntN(30)
+		var want, got []int64
+		for _, c := range all {
+			if fits(f, c) {
+				want = append(want, c.ID)
+			}
+		}
+		found += len(want)
+		if n, err := client.Count(t.Context(), f); err != nil || n != int64(len(want)) {
+			t.Errorf("%+v: counted %d, %v; want %d", f, n, err, len(want))
+		}
+		for page := f; ; {
+			list, err := client.List(t.Context(), page, limit)
+			if err != nil || len(list) > limit {
+				t.Fatalf("%+v: %d calls, %v", f, len(list), err)
+			}
+			for _, c := range list {
+				got = append(got, c.ID)
+			}
+			if len(list) < limit {
+				break
+			}
+			page.Before = got[len(got)-1]
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%+v: %v, want %v", f, got, want)
+		}
+	}
+	if found < 1000 {
+		t.Errorf("all filters let %d calls through: they show little", found)
+	}
+	if one, err := client.List(t.Context(), Filter{IDs: []int64{}}, 5); err != nil || len(one) != 0 {
+		t.Errorf("of no ids: %v, %v", one, err)
+	}
+	running, err := client.List(t.Context(), Filter{IDs: []int64{140}}, 5)
+	if err != nil || len(running) != 1 || !running[0].Running || running[0].Status != StatusDispatched {
+		t.Errorf("one that runs: %+v, %v", running, err)
+	}
+}
+
+func fits(f Filter, c Summary) bool {
+	return (len(f.Statuses) == 0 || slices.Contains(f.Statuses, c.Status)) &&
+		(f.Queue == "" || f.Queue == c.Queue) && (f.Task == "" || f.Task == c.Task) && (f.Key == nil || *f.Key == c.Key) &&
+		(f.IDs == nil || slices.Contains(f.IDs, c.ID)) && (f.Before == 0 || c.ID < f.Before)
+}
+
+// Among many calls that are done, a list reads a small part of them, whatever it is a list of, and whether
+// or not there is any.
+func TestListReadsLittle(t *testing.T) {
+	t.Parallel()
+	client, pool := filled(t, 120_000)
+	var pages int64
+	if err := pool.QueryRow(t.Context(), `SELECT pg_relation_size('call_queue') / 8192`).Scan(&pages); err != nil {
+		t.Fatal(err)
+	}
+	filters := map[string]Filter{
+		"all":             {},
+		"a queue":         {Queue: "q3"},
+		"a rare queue":    {Queue: "rare"},
+		"no such queue":   {Queue: "none"},
+		"a key":           {Key: new("k2")},
+		"a rare key":      {Key: new("solo")},
+		"no such key":     {Key: new("none")},
+		"only old ones":   {Key: new("old")},
+		"without a key":   {Key: new("")},
+		"failed of a key": {Key: new("k2"), Statuses: []Status{StatusFailed}},
+	}
+	// What waits is found by the primary key: it is read from its end.
+	for _, s := range []Status{
+		StatusNew, StatusDispatched, StatusDone, StatusFailed, StatusCancelled,
+	} {
+		filters["status "+string(s)] = Filter{Statuses: []Status{s}}
+	}
+	for name, f := range filters {
+		statements := []string{f.listSQL(false)}
+		if f.looksAtNewest() {
+			statements = []string{f.listSQL(true), f.listSQL(false)}
+		}
+		for i, sql := range statements {
+			rows, read := explain(t, pool, sql, f)
+			if read > pages/3 {
+				t.Errorf("%s: statement %d reads %d pages of %d for %d rows", name, i+1, read, pages, rows)
+			}
+			if rows == listed {
+				break
+			}
+		}
+	}
+	if list, err := client.List(t.Context(), Filter{Key: new("solo")}, listed); err != nil || len(list) != 4 {
+		t.Errorf("a rare key: %d calls, %v", len(list), err)
+	}
+}
+
+// listed is how many calls the lists are of.
+const listed = 50
+
+// explain runs a statement, and says how many rows it gave and how many pages it read for them.
+func explain(t *testing.T, pool *pgxpool.Pool, sql string, f Filter) (rows int, pages int64) {
+	t.Helper()
+	var text []byte
+	if err := pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+sql, f.args(listed)).Scan(&text); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+	var plans []struct {
+		Plan struct {
+			Rows int   `json:"Actual Rows"`
+			Hit  int64 `json:"Shared Hit Blocks"`
+			Read int64 `json:"Shared Read Blocks"`
+		}
+	}
+	if err := json.Unmarshal(text, &plans); err != nil {
+		t.Fatal(err)
+	}
+	p := plans[0].Plan
+	return p.Rows, p.Hit + p.Read
+}
+
+// filled has n calls, and a Client.
+func filled(t *testing.T, n int) (*Client, *pgxpool.Pool) {
+	t.Helper()
+	pool := pgtest.New(t)
+	if _, err := pool.Exec(t.Context(), fillSQL, n); err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{openAllSQL, `VACUUM ANALYZE call_queue`} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, err := New(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, pool
+}

@@ -1,0 +1,229 @@
+package callqueue_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+)
+
+// endedSQL makes call 1 done, 2 failed after three attempts, 3 cancelled, 4 cancelled while it runs, 5 new,
+// 6 in error, 7 dispatched, 8 expired.
+const endedSQL = `
+INSERT INTO call_queue (status, attempts, failed_count, key, error_message, finished_at, failed_at, cancelled_at, expires_at, run_at) VALUES
+    ('done', 1, 0, 'k', NULL, now(), NULL, NULL, NULL, now()),
+    ('failed', 3, 3, 'k', 'busy', now(), now(), NULL, now() + interval '1 h', now() + interval '1 h'),
+    ('cancelled', 0, 0, 'k', NULL, now(), NULL, now(), NULL, 'infinity'),
+    ('cancelled', 1, 0, 'k', NULL, now(), NULL, now(), NULL, now()),
+    ('new', 0, 0, 'k', NULL, NULL, NULL, NULL, NULL, now()),
+    ('error', 1, 1, 'k', 'busy', now(), NULL, NULL, NULL, now() + interval '1 h'),
+    ('dispatched', 1, 0, 'k', NULL, NULL, NULL, NULL, NULL, now()),
+    ('failed', 0, 0, 'k', 'expired', now(), now(), NULL, now() - interval '1 s', now());
+INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+SELECT id, a, 1, now(), now(), CASE status WHEN 'done' THEN 'done' ELSE 'error' END, 'default', 'http', 'k', '[]'
+FROM call_queue, generate_series(1, attempts) AS a
+WHERE id IN (1, 2, 6);
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN now() + interval '1 h' END,
+    CASE id WHEN 4 THEN 7 END, callq_epoch(), 'http', 'default', 'http', 'k', '{}', '{}', '{}'
+FROM call_queue
+WHERE id IN (4, 7)`
+
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	client, pool := newClient(t)
+	exec(t, pool, endedSQL)
+	got, err := client.Retry(t.Context(), 8, 1, 99, 2, 3, 2, 4, 5, 6, 7, -1)
+	want := []callqueue.Retrial{
+		{ID: 8, Retried: true, Status: callqueue.StatusNew},
+		{ID: 1, Status: callqueue.StatusDone},
+		{ID: 2, Retried: true, Status: callqueue.StatusNew},
+		{ID: 3, Retried: true, Status: callqueue.StatusNew},
+		{ID: 4, Status: callqueue.StatusCancelled, Open: true},
+		{ID: 5, Status: callqueue.StatusNew},
+		{ID: 6, Status: callqueue.StatusError},
+		{ID: 7, Status: callqueue.StatusDispatched, Open: true},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	notFound, ok := errors.AsType[*callqueue.NotFoundError](err)
+	if !ok || !slices.Equal(notFound.IDs, []int64{99, -1}) {
+		t.Errorf("got %v, want not found: 99 and -1", err)
+	}
+	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{2,3,5,8}' AND bool_and(failed_count = 0 AND run_at <= clock_timestamp()
+		AND finished_at IS NULL AND failed_at IS NULL AND cancelled_at IS NULL AND error_message IS NULL)
+		FROM call_queue WHERE status = 'new'`)
+	isSo(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
+	isSo(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
+	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
+
+	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Retried {
+		t.Errorf("again: %+v, %v", got, err)
+	}
+	if got, err := client.RetryDone(t.Context(), 1); err != nil || !got[0].Retried {
+		t.Errorf("what is done, when asked for: %+v, %v", got, err)
+	}
+	verify := func() {
+		t.Helper()
+		report, err := ledger.Verify(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range report.Findings {
+			t.Errorf("found %+v", v)
+		}
+	}
+	verify()
+
+	// It counts from then on, from its next attempt's number.
+	exec(t, pool, claimSQL, 2)
+	exec(t, pool, startedSQL, 2)
+	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour)}
+	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
+		t.Fatal(closed, err)
+	}
+	isSo(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
+	verify()
+}
+
+// An attempt of a cancelled call is being closed while it is retried: it counts as open until that has
+// happened, and the retry does not lose what the closing writes.
+func TestRetryMeetsAClosing(t *testing.T) {
+	t.Parallel()
+	client, pool := newClient(t)
+	exec(t, pool, endedSQL)
+	closing := begin(t, pool)
+	ends := ledger.Closing{CallID: 4, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true}
+	if closed, err := ledger.Close(t.Context(), closing, []ledger.Closing{ends}); err != nil || len(closed) != 1 {
+		t.Fatal(closed, err)
+	}
+	retried := make(chan callqueue.Retrial, 1)
+	go func() {
+		got, err := client.Retry(context.Background(), 4)
+		if err != nil || len(got) != 1 {
+			t.Errorf("%+v, %v", got, err)
+			got = make([]callqueue.Retrial, 1)
+		}
+		retried <- got[0]
+	}()
+	awaitLockWait(t, pool)
+	if err := closing.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-retried; !got.Retried {
+		t.Errorf("got %+v", got)
+	}
+	isSo(t, pool, `SELECT status = 'new' AND failed_count = 0 AND retried_after = 1 AND finished_at IS NULL FROM call_queue WHERE id = 4`)
+}
+
+func TestDelete(t *testing.T) {
+	t.Parallel()
+	client, pool := newClient(t)
+	exec(t, pool, endedSQL)
+	got, err := client.Delete(t.Context(), 7, 1, 99, 2, 3, 4, 5, 6)
+	want := []callqueue.Deletion{
+		{ID: 7, Status: callqueue.StatusDispatched, Open: true},
+		{ID: 1, Deleted: true, Status: callqueue.StatusDone},
+		{ID: 2, Deleted: true, Status: callqueue.StatusFailed},
+		{ID: 3, Deleted: true, Status: callqueue.StatusCancelled},
+		{ID: 4, Status: callqueue.StatusCancelled, Open: true},
+		{ID: 5, Deleted: true, Status: callqueue.StatusNew},
+		{ID: 6, Deleted: true, Status: callqueue.StatusError},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if !errors.Is(err, callqueue.ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+	// No unit comes free: what was charged stays so, and what is open.
+	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{4,7,8}' FROM call_queue`)
+	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
+	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	if _, err := client.Delete(t.Context(), 1); !errors.Is(err, callqueue.ErrNotFound) {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// Claims, retries, cancels, deletions and closings of the same calls, in opposite orders: nothing
+// deadlocks, no call waits that has an open attempt, and verify finds nothing.
+func TestChangesRace(t *testing.T) {
+	t.Parallel()
+	_, base := newClient(t)
+	client, pool := another(t, base, func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, ledger.Settings()) })
+	const n = 40
+	exec(t, pool, `INSERT INTO call_queue (status, finished_at, cancelled_at) SELECT 'cancelled', now(), now() FROM generate_series(1, $1::integer)`, n)
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = int64(i + 1)
+	}
+	var all sync.WaitGroup
+	gate := make(chan struct{})
+	lane := func(do func(ctx context.Context, ids []int64) error) {
+		mine := slices.Clone(ids)
+		rand.Shuffle(n, func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
+		all.Go(func() {
+			<-gate
+			for range 15 {
+				if err := do(context.Background(), mine); err != nil && !errors.Is(err, callqueue.ErrNotFound) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 2 {
+		lane(func(ctx context.Context, ids []int64) error { _, err := client.RetryDone(ctx, ids...); return err })
+		lane(func(ctx context.Context, ids []int64) error { _, err := client.Cancel(ctx, ids...); return err })
+		lane(func(ctx context.Context, ids []int64) error { // as a claim does: what is locked is passed over
+			_, err := pool.Exec(ctx, claimSomeSQL, ids[:n/2])
+			return err
+		})
+		lane(func(ctx context.Context, ids []int64) error {
+			var ends []ledger.Closing
+			for _, id := range ids {
+				for attempt := range int32(3) {
+					ends = append(ends, ledger.Closing{
+						CallID: id, Attempt: attempt + 1, Unstarted: true, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone,
+					})
+				}
+			}
+			_, err := ledger.Close(ctx, pool, ends)
+			return err
+		})
+	}
+	lane(func(ctx context.Context, ids []int64) error { _, err := client.Delete(ctx, ids[0]); return err })
+	close(gate)
+	all.Wait()
+	isSo(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
+	isSo(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
+	report, err := ledger.Verify(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range report.Findings {
+		t.Errorf("found %+v", v)
+	}
+}
+
+const claimSomeSQL = `
+WITH picked AS MATERIALIZED (
+    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status = 'new' FOR UPDATE SKIP LOCKED
+), call AS (
+    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1 FROM picked p WHERE q.id = p.id RETURNING q.*
+)
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, attempts, 0, 1, cost, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
+    queue, task, key, '{}', '{}', '{}'
+FROM call`

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/callq/callq/callqueue"
+)
+
+// callsSQL makes call 1 done, 2 failed, 3 cancelled, 4 cancelled while it runs, 5 to 7 new, 8 handed over, 9 failed
+// with another key.
+const callsSQL = `
+INSERT INTO call_queue (queue, status, attempts, failed_count, key, error_message, finished_at, failed_at, cancelled_at, run_at) VALUES
+    ('pay', 'done', 1, 0, 'k', NULL, now(), NULL, NULL, now()),
+    ('pay', 'failed', 1, 1, 'k', 'busy', now(), now(), NULL, now()),
+    ('pay', 'cancelled', 0, 0, 'k', NULL, now(), NULL, now(), now()),
+    ('pay', 'cancelled', 1, 0, 'k', NULL, now(), NULL, now(), now()),
+    ('pay', 'new', 0, 0, 'k', NULL, NULL, NULL, NULL, now()),
+    ('pay', 'new', 0, 0, '', NULL, NULL, NULL, NULL, 'infinity'),
+    ('mail', 'new', 0, 0, '', NULL, NULL, NULL, NULL, now()),
+    ('pay', 'dispatched', 1, 0, 'k', NULL, NULL, NULL, NULL, now()),
+    ('pay', 'failed', 0, 0, 'l', 'cost is 7', now(), now(), NULL, now());
+INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+SELECT id, 1, 1, now(), now(), CASE id WHEN 1 THEN 'done' ELSE 'error' END, 'pay', 'http', 'k', '[]' FROM call_queue WHERE id IN (1, 2);
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '30 s', CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN now() + interval '1 h' END,
+    CASE id WHEN 4 THEN 'w1' END, callq_epoch(), 'http', 'pay', 'http', 'k', '{}', '{}', '{}'
+FROM call_queue WHERE id IN (4, 8)`
+
+// Every verb of calls: what it answers to good use, to an id that there is not, to a bad flag, and while
+// Postgres is away or silent.
+func TestCallsCommands(t *testing.T) {
+	t.Parallel()
+	away := world{t: t, postgres: noPostgres, redis: noRedis}
+	silent := world{t: t, postgres: "postgres://nobody@" + silentServer(t) + "/none"}
+	type use struct {
+		args  string
+		code  int
+		words string // in what is written, stdout first
+	}
+	uses := []use{
+		{"list", 0, "cancelled, running"},
+		{"list --status done,failed --queue pay --key k --task http -o jsonl", 0, `"error_message":"busy"`},
+		{"list --key=", 0, "mail"},
+		{"list --limit 2 --before 9", 0, "the next page: --before 7"},
+		{"list --queue none -o json", 0, "[]"},
+		{"list 1", 2, "unknown command"},
+		{"list --status running", 2, "cancelled"},
+		{"list --status=", 2, "--status is empty"},
+		{"list --queue=", 2, "--queue is empty"},
+		{"list --limit 10001", 2, "outside 1 to 10000"},
+		{"list --before 0", 2, "--before is 0"},
+		{"list --before x", 2, "invalid argument"},
+		{"get 1", 0, "attempts       1"},
+		{"get 1 99 -o json", 4, "no such call: 99"},
+		{"get 1.5", 2, `"1.5" is not the id`},
+		{"get", 2, "at least 1 arg"},
+		{"why 1", 0, "it is done since"},
+		{"why 2 8 -o jsonl", 0, `"code":"no_worker"`},
+		{"why 99", 4, "no such call: 99"},
+		{"why 5 99 -o json", 4, `"no_queue"`},
+		{"why 0", 2, `"0" is not the id`},
+		{"why --status new", 2, "unknown flag: --status"},
+		{"why", 2, "at least 1 arg"},
+		{"retry 2", 0, "yes"},
+		{"retry 2 3 -o json", 0, `"retried": true`},
+		{"retry 1", 1, "not retried: 1 (done)"},
+		{"retry 1 --done", 0, "yes"},
+		{"retry 4", 1, "not retried: 4 (cancelled, running)"},
+		{"retry 2 99", 4, "no such call: 99"},
+		{"retry 2 --queue pay", 2, "ids or a filter"},
+		{"retry", 2, "which calls?"},
+		{"retry --queue pay", 2, "retry 2 calls? this cannot be undone, and there is nobody to ask: give --yes"},
+		{"retry --queue pay --yes", 0, "retried 2 calls"},
+		{"retry --queue pay --done --yes", 0, "retried 3 calls"},
+		{"retry --status done --yes -o json", 0, `"retried": 1`},
+		{"retry --status failed,cancelled --key k --yes", 0, "1 calls were not retried"},
+		{"retry --status new --yes", 2, "--status new: this is for calls that are failed, cancelled, done"},
+		{"cancel 5 8", 0, "yes"},
+		{"cancel 3", 0, "was already"},
+		{"cancel 1", 1, "not cancelled: 1 (done)"},
+		{"cancel 99", 4, "no such call: 99"},
+		{"cancel -- -1", 2, `"-1" is not the id`},
+		{"cancel --all", 2, "cancel 4 calls?"},
+		{"cancel --all --yes", 0, "cancelled 4 calls"},
+		{"cancel --status new --queue mail --yes", 0, "cancelled 1 calls"},
+		{"cancel --queue none", 0, "cancelled 0 calls"},
+		{"cancel --status done --yes", 2, "--status done: this is for calls that are new, error, dispatched"},
+		{"cancel --frobnicate", 2, "unknown flag"},
+		{"delete 1 5 --yes", 0, "yes"},
+		{"delete 1 5", 2, "delete 2 calls? this cannot be undone"},
+		{"delete 8 --yes", 1, "not deleted: 8 (dispatched, running)"},
+		{"delete 99 --yes", 4, "no such call: 99"},
+		{"delete --all", 2, "delete 5 calls?"},
+		{"delete --all --yes", 0, "deleted 4 calls"},
+		{"delete --status new,failed --yes -o json", 0, `"deleted": 5`},
+		{"delete --status dispatched --yes", 2, "--status dispatched: this is for"},
+		{"delete --yes", 2, "which calls?"},
+	}
+	for _, test := range uses {
+		t.Run(test.args, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.exec(callsSQL)
+			a := w.run(append([]string{"calls"}, strings.Fields(test.args)...)...)
+			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
+			}
+			if a.code == exitUsage && a.stdout != "" {
+				t.Errorf("on stdout: %s", a.stdout)
+			}
+			if a.code != exitUsage {
+				w.do("verify")
+			}
+		})
+	}
+	for _, args := range []string{
+		"list", "get 1", "why 1", "retry 1", "retry --all --yes", "cancel 1", "cancel --all --yes", "delete 1 --yes", "delete --all --yes",
+	} {
+		for name, w := range map[string]world{"away": away, "silent": silent} {
+			t.Run(args+", Postgres "+name, func(t *testing.T) {
+				t.Parallel()
+				w := world{t: t, postgres: w.postgres, redis: w.redis}
+				a := w.run(append([]string{"calls", "--timeout", "300ms"}, strings.Fields(args)...)...)
+				if a.code != exitUnreachable || a.stdout != "" || !strings.Contains(a.stderr, "cannot be reached, tried for 300ms") {
+					t.Errorf("exit code %d:\n%s%s", a.code, a.stdout, a.stderr)
+				}
+			})
+		}
+	}
+}
+
+// By filter, many calls are changed in transactions of at most 500, all that were counted and none that
+// came later; what still runs is left.
+func TestChangeMany(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (queue) SELECT 'q' || i % 2 FROM generate_series(1, 24000) AS i`)
+	w.exec(`CREATE TABLE seen (rows bigint);
+		CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen SELECT count(*) FROM new; RETURN NULL; END $$;
+		CREATE TRIGGER see AFTER UPDATE ON call_queue REFERENCING NEW TABLE AS new FOR EACH STATEMENT EXECUTE FUNCTION see();
+		CREATE FUNCTION more() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO call_queue (queue) VALUES ('q1'); RETURN NULL; END $$;
+		CREATE TRIGGER more AFTER UPDATE ON call_queue FOR EACH STATEMENT EXECUTE FUNCTION more()`)
+	if out := w.do("calls", "cancel", "--queue", "q1", "--yes", "-o", "json"); out != "{\n  \"cancelled\": 12000,\n  \"matched\": 12000\n}\n" {
+		t.Error(out)
+	}
+	if out := w.do("calls", "retry", "--status", "cancelled", "--yes"); out != "retried 12,000 calls\n" {
+		t.Error(out)
+	}
+	w.exec(`DO $$ BEGIN ASSERT (SELECT max(rows) = 500 AND sum(rows) = 24000 FROM seen), 'more than 500 in a transaction'; END $$`)
+	if out := w.do("calls", "delete", "--status", "new", "--queue", "q0", "--yes"); out != "deleted 12,000 calls\n" {
+		t.Error(out)
+	}
+	w.exec(`DO $$ BEGIN ASSERT (SELECT count(*) = 12000 + (SELECT count(*) FROM seen) FROM call_queue WHERE status = 'new'), 'others were changed'; END $$`)
+}
+
+// All forms of output hold the same calls.
+func TestCallsForms(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(callsSQL)
+	var lines []int64
+	for line := range strings.Lines(w.do("calls", "list", "-o", "jsonl")) {
+		lines = append(lines, decode[callqueue.Summary](t, line).ID)
+	}
+	var array []int64
+	for _, c := range decode[[]callqueue.Summary](t, w.do("calls", "list", "-o", "json")) {
+		array = append(array, c.ID)
+	}
+	var table []int64
+	for line := range strings.Lines(w.do("calls", "list")) {
+		var id int64
+		if _, err := fmt.Sscan(line, &id); err == nil {
+			table = append(table, id)
+		}
+	}
+	if want := []int64{9, 8, 7, 6, 5, 4, 3, 2, 1}; !slices.Equal(lines, want) || !slices.Equal(array, want) || !slices.Equal(table, want) {
+		t.Errorf("jsonl %v, json %v, table %v", lines, array, table)
+	}
+	if e := decode[callWhy](t, w.do("calls", "why", "4", "-o", "json")); !e.Running || len(e.Reasons) != 2 || e.Reasons[0].Code != "running" ||
+		e.Reasons[1].Code != "cancelled" {
+		t.Errorf("one that was cancelled and runs: %+v", e)
+	}
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/cmd/callq/config"
+)
+
+func (p *program) callsGetCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "get ID...", Short: "Show calls with every attempt",
+		Long: "Show calls with every attempt. -o json is an object for one ID and an array for several; -o jsonl\n" +
+			"an object per line. An ID that there is not is exit code 4, after the others.",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := callIDs(args)
+			if err != nil {
+				return err
+			}
+			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+				return p.getCalls(ctx, pool, ids)
+			})
+		},
+	}
+}
+
+// shown is a call with its attempts.
+type shown struct {
+	*callqueue.Record
+	Ledger []attempt `json:"ledger"`
+}
+
+// attempt is a row of the ledger, or an open attempt: then its outcome is empty.
+type attempt struct {
+	Attempt    int             `json:"attempt" db:"attempt"`
+	Outcome    string          `json:"outcome" db:"outcome"`
+	ClaimedAt  time.Time       `json:"claimed_at" db:"claimed_at"`
+	StartedAt  *time.Time      `json:"started_at" db:"started_at"`
+	ArrivedBy  *time.Time      `json:"arrived_by" db:"arrived_by"`
+	FinishedAt *time.Time      `json:"finished_at" db:"finished_at"`
+	Cost       int64           `json:"cost" db:"cost"`
+	Worker     *string         `json:"worker" db:"worker"`
+	Error      *string         `json:"error" db:"error"`
+	Charged    json.RawMessage `json:"charged" db:"charged"`
+}
+
+func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64) error {
+	client, err := callqueue.New(pool)
+	if err != nil {
+		return err
+	}
+	calls, missing, err := eachCall(ids, func(id int64) (shown, error) {
+		record, err := client.Get(ctx, id)
+		if err != nil {
+			return shown{}, err
+		}
+		ledger, err := attemptsOf(ctx, pool, id)
+		return shown{record, ledger}, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := printCalls(p, calls, len(ids) == 1, p.printCall); err != nil {
+		return err
+	}
+	return missing
+}
+
+// eachCall reads calls by their ids. missing is the error for those that there are not, if any.
+func eachCall[T any](ids []int64, read func(int64) (T, error)) (calls []T, missing, err error) {
+	var gone []int64
+	for _, id := range ids {
+		call, err := read(id)
+		switch {
+		case errors.Is(err, callqueue.ErrNotFound):
+			gone = append(gone, id)
+		case err != nil:
+			return nil, nil, err
+		default:
+			calls = append(calls, call)
+		}
+	}
+	if len(gone) > 0 {
+		missing = notFound(gone)
+	}
+	return calls, missing, nil
+}
+
+// printCalls writes calls: as JSON an object where one was asked for, for people each with an empty line
+// between.
+func printCalls[T any](p *program, calls []T, one bool, print func(T) error) error {
+	switch {
+	case p.output == "json" && one && len(calls) == 1:
+		return p.printJSON(calls[0])
+	case p.output == "json" && one:
+		return nil
+	case p.output != "table":
+		return printRows(p, calls)
+	}
+	for i, c := range calls {
+		if i > 0 {
+			fmt.Fprintln(p.stdout)
+		}
+		if err := print(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func attemptsOf(ctx context.Context, pool *pgxpool.Pool, id int64) ([]attempt, error) {
+	attempts, err := collect[attempt](ctx, pool, "get attempts", attemptsSQL, id)
+	if err != nil {
+		return nil, err
+	}
+	for i := range attempts {
+		a := &attempts[i]
+		inUTC(&a.ClaimedAt, a.StartedAt, a.ArrivedBy, a.FinishedAt)
+	}
+	return attempts, nil
+}
+
+const attemptsSQL = `
+SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, worker, error, charged
+FROM call_attempts WHERE call_id = $1
+UNION ALL
+SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, worker, NULL, '[]'
+FROM call_open WHERE call_id = $1
+ORDER BY attempt`
+
+func (p *program) printCall(c shown) error {
+	for _, field := range [][2]string{
+		{"id", strconv.FormatInt(c.ID, 10)},
+		{"queue", c.Queue},
+		{"task", c.Task},
+		{"key", dash(c.Key)},
+		{"status", statusText(c.Status, c.Running)},
+		{"attempts", strconv.Itoa(c.Attempts)},
+		{"failed_count", strconv.Itoa(c.FailedCount)},
+		{"max_attempts", text(c.MaxAttempts)},
+		{"error_message", text(c.ErrorMessage)},
+		{"priority", strconv.Itoa(c.Priority)},
+		{"cost", strconv.FormatInt(c.Cost, 10)},
+		{"unique_key", text(c.UniqueKey)},
+		{"created_at", instant(&c.CreatedAt)},
+		{"run_at", instant(&c.RunAt)},
+		{"expires_at", instant(c.ExpiresAt)},
+		{"dispatched_at", instant(c.DispatchedAt)},
+		{"finished_at", instant(c.FinishedAt)},
+		{"call_data", string(c.Data)},
+		{"result", dash(string(c.Result))},
+	} {
+		fmt.Fprintf(p.stdout, "%-14s %s\n", field[0], printable(field[1]))
+	}
+	if len(c.Ledger) == 0 {
+		return nil
+	}
+	fmt.Fprintln(p.stdout)
+	return printTable(p.stdout, c.Ledger,
+		column[attempt]{"ATTEMPT", func(a attempt) string { return strconv.Itoa(a.Attempt) }},
+		column[attempt]{"OUTCOME", func(a attempt) string { return a.state() }},
+		column[attempt]{"CLAIMED AT", func(a attempt) string { return instant(&a.ClaimedAt) }},
+		column[attempt]{"STARTED AT", func(a attempt) string { return instant(a.StartedAt) }},
+		column[attempt]{"FINISHED AT", func(a attempt) string { return instant(a.FinishedAt) }},
+		column[attempt]{"WORKER", func(a attempt) string { return text(a.Worker) }},
+		column[attempt]{"ERROR", func(a attempt) string { return short(text(a.Error)) }},
+	)
+}
+
+func (a attempt) state() string {
+	switch {
+	case a.Outcome != "":
+		return a.Outcome
+	case a.StartedAt != nil:
+		return "(running)"
+	}
+	return "(waits for a worker)"
+}

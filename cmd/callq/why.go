@@ -1,0 +1,214 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+)
+
+// reason is one thing that a call waits for, or what became of it.
+type reason struct {
+	Code string `json:"code"`
+	Text string `json:"text"`
+	// Until is when it is over, or about that; nil: nobody knows.
+	Until *time.Time `json:"until"`
+}
+
+// circumstances are what decides when a call goes.
+type circumstances struct {
+	now   time.Time // Postgres's clock
+	call  *callqueue.Record
+	open  *openRow // its open attempt; nil: it has none
+	queue *ruleRow // nil: it is not in force
+
+	pauses      []callPause
+	limits      []limitRow // of the queue, as this call's key sees them
+	workers     workforce
+	dispatchers int // that live
+}
+
+// openRow is an open attempt.
+type openRow struct {
+	Attempt   int        `db:"attempt"`
+	HandedAt  time.Time  `db:"handed_at"`
+	StartBy   time.Time  `db:"start_by"`
+	StartedAt *time.Time `db:"started_at"`
+	Deadline  *time.Time `db:"deadline"`
+	Pool      string     `db:"pool"`
+	Worker    *string    `db:"worker"`
+	// Takers is how many workers of its pool live.
+	Takers int `db:"takers"`
+}
+
+// ruleRow is the call's queue as it is in force.
+type ruleRow struct {
+	Limits []string `db:"limits"`
+	On     string   `db:"on_label"`
+}
+
+// callPause is a pause that holds the call up.
+type callPause struct {
+	What   string     `db:"what"`
+	Name   string     `db:"name"`
+	Key    string     `db:"key"`
+	Until  *time.Time `db:"until"`
+	Reason string     `db:"reason"`
+	By     string     `db:"by"`
+}
+
+// workforce is the live workers.
+type workforce struct {
+	Handle  int   `db:"handle"`  // the call's task
+	Fit     int   `db:"fit"`     // and carry its queue's label
+	Slots   int64 `db:"slots"`   // of those that fit
+	Running int64 `db:"running"` // on them
+}
+
+// reasons says why a call is not made yet, all that keep it from that at once, or what became of it. There
+// is always one.
+func (c circumstances) reasons() []reason {
+	switch c.call.Status {
+	case callqueue.StatusNew, callqueue.StatusError:
+		return c.waits()
+	case callqueue.StatusDispatched:
+		return c.underWay()
+	}
+	return c.ended()
+}
+
+func (c circumstances) ended() []reason {
+	var list []reason
+	if c.open != nil && c.open.StartedAt != nil {
+		text := "its attempt still runs, and counts until it has ended: " + c.runs()
+		list = append(list, reason{"running", text, c.open.Deadline})
+	}
+	at := instant(c.call.FinishedAt)
+	again := fmt.Sprintf("`callq calls retry %d` lets it wait again", c.call.ID)
+	switch c.call.Status {
+	case callqueue.StatusDone:
+		list = append(list, reason{"done", "it is done since " + at, nil})
+	case callqueue.StatusFailed:
+		list = append(list, reason{"failed", fmt.Sprintf("it failed at %s: %s; %s", at, text(c.call.ErrorMessage), again), nil})
+	case callqueue.StatusCancelled:
+		list = append(list, reason{"cancelled", fmt.Sprintf("it was cancelled at %s; %s", at, again), nil})
+	default:
+		text := fmt.Sprintf("%q is not a status: nothing will be done with it", c.call.Status)
+		list = append(list, reason{"unknown", text, nil})
+	}
+	return list
+}
+
+func (c circumstances) underWay() []reason {
+	switch o := c.open; {
+	case o == nil:
+		text := "it is dispatched, and no attempt of it is open: it has just ended, or run `callq verify`"
+		return []reason{{"no_attempt", text, nil}}
+	case o.StartedAt != nil && o.Deadline != nil && o.Deadline.Before(c.now):
+		return []reason{{"overdue", c.runs() + "; it is past its deadline: a dispatcher will take it for lost", nil}}
+	case o.StartedAt != nil:
+		return []reason{{"running", c.runs(), o.Deadline}}
+	case o.Takers == 0:
+		text := "it was handed to the workers %s, and none of them lives: run `callq serve` or `callq work`"
+		return []reason{{"no_worker", fmt.Sprintf(text, o.Pool), nil}}
+	default:
+		text := "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back"
+		return []reason{{"handed_over", fmt.Sprintf(text, o.Pool, ago(c.now, o.HandedAt)), &o.StartBy}}
+	}
+}
+
+func (c circumstances) runs() string {
+	return fmt.Sprintf("attempt %d runs on %s, started %s", c.open.Attempt, text(c.open.Worker), ago(c.now, *c.open.StartedAt))
+}
+
+// waits says what keeps a call that waits: what it is itself, then its queue, then what all share.
+func (c circumstances) waits() []reason {
+	var list []reason
+	add := func(code string, until *time.Time, format string, args ...any) {
+		list = append(list, reason{code, fmt.Sprintf(format, args...), until})
+	}
+	call := c.call
+	switch {
+	case call.ExpiresAt != nil && !call.ExpiresAt.After(c.now):
+		add("expired", nil, "it expired %s, and a dispatcher will fail it", ago(c.now, *call.ExpiresAt))
+	case call.RunAt.After(c.now) && call.Status == callqueue.StatusError:
+		add("retry", &call.RunAt, "it failed %d times and is tried again at %s; the last time: %s",
+			call.FailedCount, instant(&call.RunAt), text(call.ErrorMessage))
+	case call.RunAt.After(c.now):
+		add("not_due", &call.RunAt, "it is not due until %s", instant(&call.RunAt))
+	}
+	if c.queue == nil {
+		add("no_queue", nil, "queue %s is in no process's configuration: add it, and restart them", call.Queue)
+	}
+	for _, p := range c.pauses {
+		add("paused", p.Until, "%s", p.text())
+	}
+	if c.queue != nil {
+		c.addLimits(add)
+		c.addWorkers(add)
+	}
+	if c.dispatchers == 0 {
+		add("no_dispatcher", nil, "no dispatcher lives: nothing is claimed until one runs (callq serve, callq dispatch)")
+	}
+	if len(list) == 0 {
+		add("next", nil, "nothing holds it up but the calls before it in queue %s: a dispatcher takes it at one of its next looks",
+			call.Queue)
+	}
+	return list
+}
+
+func (p callPause) text() string {
+	what := p.What + " " + p.Name
+	if p.Key != "" {
+		what += ", key " + p.Key + ","
+	}
+	until := "until it is resumed"
+	if p.Until != nil {
+		until = "until " + instant(p.Until)
+	}
+	return fmt.Sprintf("%s is paused %s: %s (by %s)", what, until, p.Reason, p.By)
+}
+
+func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
+	const full = "limit %s is full: %d of %d units (%s) are occupied, and it takes %d"
+	for _, l := range c.limits {
+		units := int64(1)
+		if l.CountCost {
+			units = c.call.Cost
+		}
+		whose := l.Name
+		if l.PerKey {
+			whose += ", key " + dash(c.call.Key) + ","
+		}
+		switch {
+		case strings.HasPrefix(l.State, "paused"):
+			add("paused", l.ShutUntil, "limit %s is %s", l.Name, l.State)
+		case l.State != "open":
+			add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.State)
+		case l.Room >= units:
+		case l.Window == 0:
+			add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
+				whose, l.Occupied, l.Units, units)
+		case l.OpensAt != nil:
+			add("limit_full", l.OpensAt, full+"; the next comes free at about %s",
+				whose, l.Occupied, l.Units, l.Rate, units, instant(l.OpensAt))
+		default:
+			add("limit_full", nil, full, whose, l.Occupied, l.Units, l.Rate, units)
+		}
+	}
+}
+
+func (c circumstances) addWorkers(add func(string, *time.Time, string, ...any)) {
+	w := c.workers
+	switch {
+	case w.Handle == 0:
+		add("no_worker", nil, "no live worker handles task %s: run `callq serve`, `callq work` or your own worker",
+			c.call.Task)
+	case w.Fit == 0:
+		add("no_worker", nil, "no live worker that handles task %s carries the label %s, which queue %s asks for",
+			c.call.Task, c.queue.On, c.call.Queue)
+	case w.Running >= w.Slots:
+		add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", w.Running, w.Slots)
+	}
+}
