@@ -1,5 +1,5 @@
 // Command callq makes third-party API calls from a Postgres queue, exactly at the limits the APIs
-// set. docs/design.md says what it promises.
+// set. docs/guarantees.md says what it promises.
 package main
 
 import (

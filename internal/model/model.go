@@ -1,6 +1,6 @@
 // Package model checks callq's protocol by trying everything: it explores every state that
 // dispatchers, workers, Redis, Postgres, its clock and the API can reach together within small
-// bounds, and looks in each for a rule of docs/design.md that does not hold.
+// bounds, and looks in each for a rule of docs/guarantees.md that does not hold.
 //
 // It promises that within a Configuration's bounds and budget of faults no order of steps is left
 // out, that a violation is reported with the shortest list of steps that leads to it, and that each

@@ -1,6 +1,6 @@
 package model
 
-// The rules of docs/design.md ("What always holds").
+// The rules of docs/guarantees.md.
 const (
 	Rule1 = "1: at most the rate arrives at the API in any window"
 	Rule2 = "2: one attempt sends at most one request"
