@@ -63,7 +63,8 @@ func bound(since time.Time) *time.Time {
 
 // intakeSQL finds news through call_news_at_idx. It takes whole rows, until they have calls enough. New
 // chunks go behind the line's last, but those of calls that wait again, and were due before the line's
-// first (they were claimed, and not sent), before it: then what has left the first chunk is cut from it. A
+// first (they were claimed, and not sent), before it: then what has left the first chunk is cut from it.
+// Rows of many calls are cut into chunks as they are, for sorting each call would cost the most of all. A
 // new line is parked as those of its key are that it may not pass.
 const intakeSQL = `
 WITH due AS MATERIALIZED (
@@ -81,8 +82,12 @@ WITH due AS MATERIALIZED (
         ) counted
         WHERE before < @calls::bigint))
     RETURNING at, task, key, priority, calls, ids, again, onward
-), ranked AS (
-    SELECT d.key, d.priority, d.task, d.at, d.ids, coalesce(f.front, false) AS front
+), ranked AS MATERIALIZED (
+    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, false AS front
+    FROM due
+    WHERE ids IS NOT NULL AND NOT again
+    UNION ALL
+    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, coalesce(f.front, false) AS front
     FROM due d
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
@@ -99,18 +104,26 @@ WITH due AS MATERIALIZED (
             LIMIT 1
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
-        WHERE d.again AND l.queue = @queue AND l.key = d.key AND l.priority = d.priority AND l.task = d.task AND l.calls > 0
+        WHERE l.queue = @queue AND l.key = d.key AND l.priority = d.priority AND l.task = d.task AND l.calls > 0
     ) f ON true
-    WHERE d.ids IS NOT NULL
+    WHERE d.ids IS NOT NULL AND d.again
 ), called AS (
     SELECT r.key, r.priority, r.task, r.front, r.at, i.id,
         (row_number() OVER (PARTITION BY r.key, r.priority, r.task, r.front ORDER BY r.at, i.id) - 1) / 256 AS chunk
     FROM ranked r CROSS JOIN LATERAL unnest(r.ids) AS i (id)
+    WHERE r.calls < 256
 ), chunks AS (
-    SELECT key, priority, task, front, chunk, min(at) AS at, array_agg(id ORDER BY at, id) AS ids,
-        max(chunk) OVER (PARTITION BY key, priority, task, front) + 1 AS of
-    FROM called
-    GROUP BY key, priority, task, front, chunk
+    SELECT *, row_number() OVER line - 1 AS chunk, count(*) OVER (PARTITION BY key, priority, task, front) AS of
+    FROM (
+        SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids
+        FROM called
+        GROUP BY key, priority, task, front, chunk
+        UNION ALL
+        SELECT key, priority, task, front, at, ids[first:first + 255]
+        FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
+        WHERE calls >= 256
+    ) c
+    WINDOW line AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
 ), placed AS MATERIALIZED (
     SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
         CASE WHEN c.front THEN l.head - c.of + c.chunk ELSE coalesce(l.tail, 0) + 1 + c.chunk END AS seq
