@@ -57,7 +57,7 @@ func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.
 			keep.Cancelled = time.Duration(value)
 		}
 	}
-	retired, err := dispatcher.Retain(ctx, pool, keep)
+	retired, err := dispatcher.Retain(ctx, pool, keep, nil)
 	if err != nil {
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, retired.Calls, retired.Attempts)
 	}
