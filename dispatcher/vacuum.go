@@ -11,7 +11,11 @@ import (
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
 func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
-	return vacuum(ctx, pool, []string{"call_queue", "call_news", "call_lines", "call_waiting", "call_open", "call_attempts", "call_usage"})
+	return vacuum(ctx, pool, busyTables())
+}
+
+func busyTables() []string {
+	return []string{"call_queue", "call_news", "call_lines", "call_waiting", "call_open", "call_attempts", "call_usage"}
 }
 
 func vacuum(ctx context.Context, db interface {
