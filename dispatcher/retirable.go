@@ -43,7 +43,9 @@ func Retirable(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress
 
 const retirableCallsSQL = `
 WITH seen AS MATERIALIZED (
-    SELECT id, ` + oldEnough + ` AS old FROM call_queue q WHERE id > @after::bigint AND @behind::int = 0 ORDER BY id LIMIT @most
+    SELECT id, ` + oldEnough + ` AS old
+    FROM call_queue q
+    WHERE id > @after::bigint AND @behind::int = 0 ORDER BY id LIMIT @most
 )
 SELECT max(id), 0, count(*) FILTER (WHERE old) FROM seen`
 
@@ -57,4 +59,5 @@ WITH seen AS MATERIALIZED (
     ORDER BY call_id, attempt
     LIMIT @most
 )
-SELECT max(call_id), (SELECT attempt FROM seen ORDER BY call_id DESC, attempt DESC LIMIT 1), count(*) FILTER (WHERE old) FROM seen`
+SELECT max(call_id), (SELECT attempt FROM seen ORDER BY call_id DESC, attempt DESC LIMIT 1),
+    count(*) FILTER (WHERE old) FROM seen`

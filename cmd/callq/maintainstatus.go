@@ -46,7 +46,9 @@ func (p *program) maintainStatusCommand() *cobra.Command {
 	}
 }
 
-func (p *program) readMaintenance(ctx context.Context, pool *pgxpool.Pool, keep dispatcher.Retention) (*maintenance, error) {
+func (p *program) readMaintenance(
+	ctx context.Context, pool *pgxpool.Pool, keep dispatcher.Retention,
+) (*maintenance, error) {
 	m := &maintenance{}
 	holders, err := doctor.Holders(ctx, pool)
 	if err != nil {
@@ -85,7 +87,8 @@ func (p *program) printMaintenance(m *maintenance) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(p.stdout, "\nretention would remove %d calls and %d attempts, about %s\n", m.Retention.Calls, m.Retention.Attempts, doctor.Size(m.Bytes))
+	fmt.Fprintf(p.stdout, "\nretention would remove %d calls and %d attempts, about %s\n",
+		m.Retention.Calls, m.Retention.Attempts, doctor.Size(m.Bytes))
 	if m.Snapshot == nil {
 		fmt.Fprintln(p.stdout, "nobody holds a snapshot")
 		return nil

@@ -87,14 +87,17 @@ func (p *program) vacuumFull(ctx context.Context, pool *pgxpool.Pool, v vacuumin
 	if err := p.mayLock(ctx, pool, v); err != nil {
 		return err
 	}
-	question := fmt.Sprintf("Write %d tables anew, locked for about %s in all (an estimate), to free about %s?", len(bloated), rewriteTime(used), doctor.Size(free))
+	question := fmt.Sprintf("Write %d tables anew, locked for about %s in all (an estimate), to free about %s?",
+		len(bloated), rewriteTime(used), doctor.Size(free))
 	if !p.yes && !isTerminal(p.stdin) {
 		return usagef("%s There is nobody to ask: give --yes to do it", question)
 	}
 	if err := p.confirm(question); err != nil {
 		return err
 	}
-	err = dispatcher.VacuumFull(ctx, pool, names, func(table string) { fmt.Fprintf(p.stderr, "%s is written anew\n", table) })
+	err = dispatcher.VacuumFull(ctx, pool, names, func(table string) {
+		fmt.Fprintf(p.stderr, "%s is written anew\n", table)
+	})
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "55P03" {
 		return fmt.Errorf("%w; somebody uses the table: try again, or see `callq maintain status` for who holds it", err)
 	}
@@ -143,7 +146,8 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 		return err
 	}
 	if oldest != nil {
-		return fmt.Errorf("calls are due (the oldest is %d in queue %s), and would wait while tables are locked: try again when none are, or give --force",
+		return fmt.Errorf("calls are due (the oldest is %d in queue %s), and would wait while tables are locked: "+
+			"try again when none are, or give --force",
 			oldest.ID, printable(short(oldest.Queue)))
 	}
 	return nil

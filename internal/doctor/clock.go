@@ -45,11 +45,12 @@ func compareClocks(ahead, within time.Duration) Finding {
 		where = "behind"
 	}
 	apart := ahead.Abs()
-	f := Finding{Level: OK, What: fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s", tidy(apart), where, tidy(within))}
+	what := fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s", tidy(apart), where, tidy(within))
+	f := Finding{Level: OK, What: what}
 	if apart-within > clockApart {
 		f.Level = Problem
-		f.Fix = "have NTP (chrony) keep both; limits and run_at go by Postgres's. When that is to be set forward, pause the limits " +
-			"for their longest window: callq limits pause NAME --for …"
+		f.Fix = "have NTP (chrony) keep both; limits and run_at go by Postgres's. When that is to be set forward, " +
+			"pause the limits for their longest window: callq limits pause NAME --for …"
 	}
 	return f
 }

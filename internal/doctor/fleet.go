@@ -35,7 +35,8 @@ func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		return nil, err
 	}
 	if len(live) == 0 {
-		return one(Problem, "no dispatcher lives: nothing is claimed", "callq serve, or callq dispatch (or callq dispatch --once each minute, from cron)"), nil
+		return one(Problem, "no dispatcher lives: nothing is claimed",
+			"callq serve, or callq dispatch (or callq dispatch --once each minute, from cron)"), nil
 	}
 	return one(OK, fmt.Sprintf("%d live", len(live)), ""), nil
 }
@@ -59,13 +60,16 @@ func judgeRules(limits, queues map[string][]dispatcher.Want) (found []Finding) {
 				said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)
 			}
 			found = append(found, Finding{
-				Level: Problem, What: fmt.Sprintf("live processes publish different rules of %s %s (the stricter holds): %s", of.what, name, strings.Join(said, "; ")),
+				Level: Problem,
+				What: fmt.Sprintf("live processes publish different rules of %s %s (the stricter holds): %s",
+					of.what, name, strings.Join(said, "; ")),
 				Fix: "give them the same file and send each SIGHUP, or restart those with the old one",
 			})
 		}
 	}
 	if len(found) > shownMost {
-		found = append(found[:shownMost], one(Problem, fmt.Sprintf("they differ in %d more", len(found)-shownMost), "callq status shows each")...)
+		found = append(found[:shownMost], one(Problem, fmt.Sprintf("they differ in %d more",
+			len(found)-shownMost), "callq status shows each")...)
 	}
 	return found
 }
@@ -84,13 +88,17 @@ func unhandled(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	}
 	var found []Finding
 	for _, r := range rows {
-		f := Finding{Level: Problem, What: fmt.Sprintf("no live worker handles task %s: %d calls wait", short(r.Task), r.Waiting)}
-		f.Fix = "start a worker whose program has w.Handle(" + fmt.Sprintf("%q", short(r.Task)) + ", …), or cancel them: callq calls cancel"
+		what := fmt.Sprintf("no live worker handles task %s: %d calls wait", short(r.Task), r.Waiting)
+		f := Finding{
+			Level: Problem, What: what,
+			Fix: fmt.Sprintf("start a worker whose program has w.Handle(%q, …), or cancel them: callq calls cancel", short(r.Task)),
+		}
 		if r.Task == "http" {
 			f.Fix = "callq work"
 		}
 		if r.Label != "" {
-			f.What = fmt.Sprintf("no live worker that carries the label %s handles task %s: %d calls wait", r.Label, short(r.Task), r.Waiting)
+			f.What = fmt.Sprintf("no live worker that carries the label %s handles task %s: %d calls wait",
+				r.Label, short(r.Task), r.Waiting)
 			f.Fix = "start one with worker.labels: [" + r.Label + "]"
 		}
 		found = append(found, f)

@@ -27,7 +27,8 @@ func limits(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 // A limit that no queue uses is idle.
 const limitsSQL = `
-SELECT name, epoch <> callq_epoch() AS new_epoch, CASE WHEN shut_until > clock_timestamp() THEN shut_until END AS shut_until,
+SELECT name, epoch <> callq_epoch() AS new_epoch,
+    CASE WHEN shut_until > clock_timestamp() THEN shut_until END AS shut_until,
     complete_since IS NULL AS uncounted, config_rate IS NOT NULL AS set
 FROM call_limits
 WHERE cardinality(queues) > 0
@@ -38,18 +39,22 @@ func judgeLimits(rows []limitRow) (found []Finding) {
 		switch {
 		case l.NewEpoch:
 			found = append(found, Finding{
-				Level: Problem, What: fmt.Sprintf("limit %s is shut: Postgres failed over or was restored, and no claim has seen it since", l.Name),
-				Fix: "start a dispatcher; the limit opens a window later, for what the old server gave out may still arrive",
+				Level: Problem,
+				What:  fmt.Sprintf("limit %s is shut: Postgres failed over or was restored, and no claim has seen it since", l.Name),
+				Fix:   "start a dispatcher; the limit opens a window later, for what the old server gave out may still arrive",
 			})
 		case l.ShutUntil != nil:
 			found = append(found, Finding{
-				Level: Problem, What: fmt.Sprintf("limit %s is shut until %s, for Postgres failed over or was restored", l.Name, l.ShutUntil.UTC().Format("2006-01-02 15:04:05Z")),
+				Level: Problem,
+				What: fmt.Sprintf("limit %s is shut until %s, for Postgres failed over or was restored",
+					l.Name, l.ShutUntil.UTC().Format("2006-01-02 15:04:05Z")),
 				Fix: "nothing: it opens by itself, when nothing that the old server gave out can count any more",
 			})
 		case l.Uncounted:
 			found = append(found, Finding{
 				Level: Problem, What: fmt.Sprintf("limit %s is shut: what it has used is not yet counted from the ledger", l.Name),
-				Fix: "start a dispatcher, which counts it; that waits until attempts under its former rule have ended, and for as long as retention left gaps within its window",
+				Fix: "start a dispatcher, which counts it; that waits until attempts under its former rule have ended, " +
+					"and for as long as retention left gaps within its window",
 			})
 		}
 		if l.Set {
@@ -78,7 +83,8 @@ func pauses(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	}
 	var found []Finding
 	for _, r := range rows {
-		what, fix := fmt.Sprintf("%s %s is paused (%s)", r.What, r.Name, short(r.Reason)), fmt.Sprintf("callq %ss resume %s", r.What, r.Name)
+		what, fix := fmt.Sprintf("%s %s is paused (%s)", r.What, r.Name, short(r.Reason)), fmt.Sprintf("callq %ss resume %s",
+			r.What, r.Name)
 		if r.Keys > 0 {
 			what, fix = fmt.Sprintf("%d keys of %s %s are paused", r.Keys, r.What, r.Name), fix+" --key …"
 		}
@@ -91,7 +97,8 @@ func pauses(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 }
 
 const pausesSQL = `
-SELECT what, name, nullif(max(until), 'infinity') AS until, count(*) FILTER (WHERE key <> '') AS keys, max(reason) AS reason
+SELECT what, name, nullif(max(until), 'infinity') AS until,
+    count(*) FILTER (WHERE key <> '') AS keys, max(reason) AS reason
 FROM call_pauses WHERE until > clock_timestamp()
 GROUP BY what, name, key = ''
 ORDER BY what, name, key = '' DESC

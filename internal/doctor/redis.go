@@ -43,8 +43,9 @@ func evictionPolicy(policy string) Finding {
 		return Finding{Level: Note, What: "Redis does not tell its maxmemory-policy", Fix: "see that it is noeviction"}
 	}
 	return Finding{
-		Level: Problem, What: "maxmemory-policy is " + policy + ": calls that were handed over may be evicted, and are then late by seconds",
-		Fix: "redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf",
+		Level: Problem,
+		What:  "maxmemory-policy is " + policy + ": calls that were handed over may be evicted, and are then late by seconds",
+		Fix:   "redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf",
 	}
 }
 

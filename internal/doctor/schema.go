@@ -65,9 +65,11 @@ WITH home AS (
     SELECT c.oid, c.relname, c.relkind, h.prefix FROM pg_class c JOIN home h ON c.relnamespace = h.oid
     WHERE c.relkind IN ('r', 'v', 'p') AND c.relname LIKE 'call\_%'
 ), listing AS (
-    SELECT CASE relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind, relname AS on_table, relname AS name, '' AS definition FROM relations
+    SELECT CASE relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind, relname AS on_table, relname AS name, '' AS definition
+    FROM relations
     UNION ALL
-    SELECT 'column', r.relname, a.attname, concat_ws(' ', format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+    SELECT 'column', r.relname, a.attname, concat_ws(' ', format_type(a.atttypid, a.atttypmod),
+        CASE WHEN a.attnotnull THEN 'NOT NULL' END,
         CASE WHEN a.attidentity <> '' THEN 'IDENTITY ' || a.attidentity::text END,
         'DEFAULT ' || replace(pg_get_expr(d.adbin, d.adrelid), r.prefix, ''))
     FROM relations r JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -106,7 +108,7 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		return nil, err
 	}
 	if exists {
-		if err := pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`).Scan(&has); err != nil {
+		if err := pool.QueryRow(ctx, versionSQL).Scan(&has); err != nil {
 			return nil, err
 		}
 	}
@@ -114,13 +116,16 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	case has == 0:
 		return one(Problem, "callq's tables are not in this database", "callq migrate up"), nil
 	case has < want:
-		return one(Problem, fmt.Sprintf("the schema has version %d, and this callq needs %d", has, want), "callq migrate up"), nil
+		return one(Problem, fmt.Sprintf("the schema has version %d, and this callq needs %d",
+			has, want), "callq migrate up"), nil
 	case has > want:
 		return one(Problem, fmt.Sprintf("the schema has version %d, and this callq knows %d", has, want),
 			"use a newer callq, or that one's `callq migrate down`"), nil
 	}
 	return one(OK, fmt.Sprint(has), ""), nil
 }
+
+const versionSQL = `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`
 
 // drift compares the schema with what the migrations make of it.
 func drift(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
@@ -159,22 +164,31 @@ func compareSchemas(want, have []object) (found []Finding) {
 				Fix: fmt.Sprintf("ALTER TABLE %s ENABLE TRIGGER %s; then callq maintain sweep", o.Table, o.Name),
 			})
 		case definition == o.Definition+" (invalid)":
-			found = append(found, Finding{Level: Problem, What: o.String() + " is invalid", Fix: "REINDEX INDEX CONCURRENTLY " + o.Name + ";"})
+			found = append(found, Finding{
+				Level: Problem, What: o.String() + " is invalid",
+				Fix: "REINDEX INDEX CONCURRENTLY " + o.Name + ";",
+			})
 		default:
-			found = append(found, Finding{Level: Problem, What: o.String() + " is not what the migrations made of it: " + short(definition), Fix: restore(o)})
+			found = append(found, Finding{
+				Level: Problem, What: o.String() + " is not what the migrations made of it: " + short(definition),
+				Fix: restore(o),
+			})
 		}
 	}
 	for _, o := range have { // what is left
 		if _, extra := is[at(o)]; extra && o.Kind == "index" && tables[o.Table] {
 			found = append(found, Finding{
-				Level: Note, What: o.String() + " on " + o.Table + " is not callq's: claims and starts may become slower", Fix: "DROP INDEX CONCURRENTLY " + o.Name + ";",
+				Level: Note,
+				What:  o.String() + " on " + o.Table + " is not callq's: claims and starts may become slower",
+				Fix:   "DROP INDEX CONCURRENTLY " + o.Name + ";",
 			})
 		}
 	}
 	slices.SortStableFunc(found, func(a, b Finding) int { return strings.Compare(string(b.Level), string(a.Level)) })
 	if len(found) > shownMost {
 		more := len(found) - shownMost
-		found = append(found[:shownMost], one(Problem, fmt.Sprintf("%d more parts of the schema differ", more), "compare the database with `callq migrate sql`")...)
+		found = append(found[:shownMost], one(Problem, fmt.Sprintf("%d more parts of the schema differ",
+			more), "compare the database with `callq migrate sql`")...)
 	}
 	return found
 }
@@ -190,7 +204,7 @@ func restore(o object) string {
 	case "function":
 		return "run the function's statement, and those after it that ALTER it, from `callq migrate sql`"
 	case "constraint":
-		return fmt.Sprintf("ALTER TABLE %s DROP CONSTRAINT IF EXISTS %s, ADD CONSTRAINT %s %s;", o.Table, o.Name, o.Name, o.Definition)
+		return fmt.Sprintf("ALTER TABLE %s DROP CONSTRAINT IF EXISTS %[2]s, ADD CONSTRAINT %[2]s %[3]s;", o.Table, o.Name, o.Definition)
 	case "column":
 		return fmt.Sprintf("make it again: %s.%s %s", o.Table, o.Name, o.Definition)
 	}

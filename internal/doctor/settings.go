@@ -29,7 +29,10 @@ func caredFor() []setting {
 		{"synchronous_commit", is("off"), Problem, "an insert that was acknowledged may be lost in a crash"},
 		{"autovacuum", is("off"), Problem, "tables that callq changes all the time grow without end"},
 		{"track_counts", is("off"), Problem, "autovacuum does nothing without it"},
-		{"default_transaction_isolation", func(v string) bool { return v != "read committed" }, Problem, "callq's statements count on read committed"},
+		{
+			"default_transaction_isolation", func(v string) bool { return v != "read committed" }, Problem,
+			"callq's statements count on read committed",
+		},
 		{"default_transaction_read_only", is("on"), Problem, "nothing can be inserted or claimed"},
 		{"session_replication_role", is("replica"), Problem, "triggers do not fire: calls that are inserted are not found"},
 		{"statement_timeout", func(v string) bool {
@@ -85,17 +88,20 @@ func settings(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 func judgeSettings(rows []settingRow) []Finding {
 	var found []Finding
 	if v := rows[0].Version / 10000; v < oldestPostgres {
-		found = append(found, one(Problem, fmt.Sprintf("Postgres is version %d", v), fmt.Sprintf("upgrade it to %d or newer", oldestPostgres))...)
+		found = append(found, one(Problem, fmt.Sprintf("Postgres is version %d", v), fmt.Sprintf("upgrade it to %d or newer",
+			oldestPostgres))...)
 	}
 	if rows[0].Standby {
-		found = append(found, one(Problem, "this Postgres is a standby: nothing can be inserted or claimed", "set postgres.url to the primary")...)
+		found = append(found, one(Problem, "this Postgres is a standby: nothing can be inserted or claimed",
+			"set postgres.url to the primary")...)
 	}
 	for _, s := range caredFor() {
 		for _, r := range rows {
 			if r.Name != s.name || !s.is(r.Value) || rows[0].Standby && s.name == "default_transaction_read_only" {
 				continue
 			}
-			found = append(found, Finding{Level: s.level, What: fmt.Sprintf("%s is %s: %s", s.name, r.Value, s.why), Fix: r.set(good(s.name))})
+			found = append(found, Finding{Level: s.level, What: fmt.Sprintf("%s is %s: %s",
+				s.name, r.Value, s.why), Fix: r.set(good(s.name))})
 		}
 	}
 	return found

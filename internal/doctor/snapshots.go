@@ -55,8 +55,10 @@ const holdersSQL = `
 SELECT kind, name, who, does, greatest(age, '0') AS age, xids
 FROM (
     SELECT 'session' AS kind, pid::text AS name, concat_ws(', ', usename, nullif(application_name, '')) AS who,
-        concat_ws(': ', CASE WHEN state <> 'active' THEN state END, left(regexp_replace(query, '\s+', ' ', 'g'), 80)) AS does,
-        clock_timestamp() - coalesce(xact_start, backend_start) AS age, coalesce(age(coalesce(backend_xmin, backend_xid)), 0)::bigint AS xids
+        concat_ws(': ', CASE WHEN state <> 'active' THEN state END,
+            left(regexp_replace(query, '\s+', ' ', 'g'), 80)) AS does,
+        clock_timestamp() - coalesce(xact_start, backend_start) AS age,
+        coalesce(age(coalesce(backend_xmin, backend_xid)), 0)::bigint AS xids
     FROM pg_stat_activity
     WHERE (datname = current_database() OR backend_type = 'walsender') AND pid <> pg_backend_pid()
       AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL OR state LIKE 'idle in transaction%')
@@ -65,7 +67,8 @@ FROM (
     SELECT 'prepared transaction', gid, owner::text, '', clock_timestamp() - prepared, age(transaction)::bigint
     FROM pg_prepared_xacts WHERE database = current_database()
     UNION ALL
-    SELECT 'replication slot', slot_name, coalesce(plugin, 'physical'), CASE WHEN active THEN 'active' ELSE 'nobody uses it' END, NULL,
+    SELECT 'replication slot', slot_name, coalesce(plugin, 'physical'),
+        CASE WHEN active THEN 'active' ELSE 'nobody uses it' END, NULL,
         age(xmin)::bigint
     FROM pg_replication_slots WHERE xmin IS NOT NULL
 ) h
@@ -92,7 +95,8 @@ func judgeHolders(holders []Holder) (found []Finding) {
 	for _, h := range holders {
 		switch old := h.Age >= oldAge || h.Kind == "replication slot" && h.Xids >= oldXids; {
 		case old && len(found) < shownMost:
-			found = append(found, Finding{Level: Problem, What: h.String() + "; what callq leaves behind cannot be vacuumed meanwhile", Fix: h.End()})
+			what := h.String() + "; what callq leaves behind cannot be vacuumed meanwhile"
+			found = append(found, Finding{Level: Problem, What: what, Fix: h.End()})
 		case old:
 			more++
 		}

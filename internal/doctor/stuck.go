@@ -25,10 +25,12 @@ func overdue(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	var found []Finding
 	fix := "start a dispatcher (callq serve, callq dispatch), or " + sweepFix + " once; if dispatchers live, see their logs"
 	if started > 0 {
-		found = append(found, one(Problem, fmt.Sprintf("%d attempts are past their deadline and still open: their workers were lost", started), fix)...)
+		what := fmt.Sprintf("%d attempts are past their deadline and still open: their workers were lost", started)
+		found = append(found, one(Problem, what, fix)...)
 	}
 	if unstarted > 0 {
-		found = append(found, one(Problem, fmt.Sprintf("%d attempts were handed over, not started in time, and still hold their units", unstarted), fix)...)
+		what := fmt.Sprintf("%d attempts were handed over, not started in time, and still hold their units", unstarted)
+		found = append(found, one(Problem, what, fix)...)
 	}
 	return found, nil
 }
@@ -46,10 +48,12 @@ func astray(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	}
 	var found []Finding
 	if a.Calls > 0 {
-		found = append(found, one(Problem, fmt.Sprintf("%d calls wait and are in no line, so no claim finds them", a.Calls), sweepFix)...)
+		found = append(found, one(Problem, fmt.Sprintf("%d calls wait and are in no line, so no claim finds them",
+			a.Calls), sweepFix)...)
 	}
 	if a.Lines > 0 {
-		found = append(found, one(Problem, fmt.Sprintf("%d lines do not add up, so some of their calls may not be found", a.Lines), sweepFix)...)
+		found = append(found, one(Problem, fmt.Sprintf("%d lines do not add up, so some of their calls may not be found",
+			a.Lines), sweepFix)...)
 	}
 	return found, nil
 }
@@ -60,7 +64,7 @@ func withoutAttempt(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) 
 	var ids []string
 	var n int64
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT set_config('statement_timeout', $1::bigint::text, true)`, lookMost.Milliseconds()); err != nil {
+		if _, err := tx.Exec(ctx, boundSQL, lookMost.Milliseconds()); err != nil {
 			return err
 		}
 		err := tx.QueryRow(ctx, withoutAttemptSQL).Scan(&n, &ids)
@@ -73,10 +77,13 @@ func withoutAttempt(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) 
 		return nil, err
 	}
 	list := strings.Join(ids, ", ")
-	return one(Problem, fmt.Sprintf("%d calls are dispatched without an open attempt, so nothing will end them: %s", n, list),
-		"to make them (again): UPDATE call_queue SET status = 'new' WHERE id IN ("+list+"); to give them up: SET status = 'failed', "+
-			"failed_at = now(), finished_at = now(), unique_key = NULL"), nil
+	return one(Problem, fmt.Sprintf("%d calls are dispatched without an open attempt, so nothing will end them: %s",
+		n, list),
+		"to make them (again): UPDATE call_queue SET status = 'new' WHERE id IN ("+list+"); to give them up: "+
+			"SET status = 'failed', failed_at = now(), finished_at = now(), unique_key = NULL"), nil
 }
+
+const boundSQL = `SELECT set_config('statement_timeout', $1::bigint::text, true)`
 
 const withoutAttemptSQL = `
 SELECT count(*), (array_agg(id::text ORDER BY id))[:10]

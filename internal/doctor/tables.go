@@ -15,7 +15,7 @@ type Table struct {
 	IndexBytes  int64      `json:"index_bytes" db:"indexes"` // of its indexes
 	LiveRows    int64      `json:"live_rows" db:"live"`      // as Postgres estimates
 	DeadRows    int64      `json:"dead_rows" db:"dead"`      // not yet vacuumed
-	FreeBytes   int64      `json:"free_bytes" db:"free"`     // that VACUUM FULL would give back, an estimate from the rows' average width
+	FreeBytes   int64      `json:"free_bytes" db:"free"`     // that VACUUM FULL would give back: an estimate
 	LastVacuum  *time.Time `json:"last_vacuum" db:"vacuumed"`
 	LastAnalyze *time.Time `json:"last_analyze" db:"analyzed"`
 }
@@ -41,10 +41,14 @@ const tablesSQL = `
 SELECT c.relname AS name, pg_table_size(c.oid) AS bytes, pg_indexes_size(c.oid) AS indexes,
     coalesce(s.n_live_tup, 0) AS live, coalesce(s.n_dead_tup, 0) AS dead,
     greatest(0, pg_relation_size(c.oid) - 8192 * ceil(greatest(c.reltuples, s.n_live_tup, 0) * (w.width + 32)
-        / (8192 * coalesce((SELECT option_value::float FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'), 100) / 100 - 24)))::bigint AS free,
+        / (8192 * f.fillfactor / 100 - 24)))::bigint AS free,
     greatest(s.last_vacuum, s.last_autovacuum) AS vacuumed, greatest(s.last_analyze, s.last_autoanalyze) AS analyzed
 FROM pg_class c
 LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid
+CROSS JOIN LATERAL (
+    SELECT coalesce(max(option_value::float) FILTER (WHERE option_name = 'fillfactor'), 100) AS fillfactor
+    FROM pg_options_to_table(c.reloptions)
+) f
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(p.avg_width * (1 - p.null_frac)), 0) AS width
     FROM pg_stats p WHERE p.schemaname = c.relnamespace::regnamespace::text AND p.tablename = c.relname
