@@ -81,9 +81,10 @@ sim: ## 200 seeds of the simulation, and proof that it notices rules that are tu
 sim-night: ## 20,000 seeds of it, for hours
 	$(SIM) -run TestSimulation -seeds 20000
 
-docs: ## write docs/configuration.md and docs/cli.md anew, from the code
+docs: ## write docs/configuration.md, docs/cli.md and the schema that doctor expects anew, from the code
 	UPDATE=1 go test -count=1 ./cmd/callq/config -run 'TestReference$$'
 	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$'
+	UPDATE=1 $(SERVERS) go test -count=1 ./internal/doctor -run 'TestSchemaListing$$'
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt

@@ -49,6 +49,10 @@ func TestImports(t *testing.T) {
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
+		{
+			name: "internal/doctor", ours: []string{"dispatcher", "internal/lines", "migrations"},
+			modules: []string{pgx, redis},
+		},
 		{name: "internal/relay", modules: []string{redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},

@@ -38,26 +38,34 @@ const retainBatch = 1000
 // Retain removes calls that ended longer ago than they are kept, then the ledger rows that nothing
 // needs any more: their call is gone, and no window reaches back to them. It never frees a unit:
 // what a limit has used does not depend on these rows while a window can reach them. Each batch
-// is a transaction of its own; it may be stopped and run again at any time, by any number.
-func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention) (Retired, error) {
-	keep = keep.withDefaults()
+// is a transaction of its own; it may be stopped and run again at any time, by any number. progress, unless
+// it is nil, hears after each batch what was removed so far.
+func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress func(Retired)) (Retired, error) {
 	var retired Retired
-	err := inBatches(ctx, pool, "retire calls", retireCallsSQL, &retired.Calls, pgx.StrictNamedArgs{
-		"done": keep.Done, "failed": keep.Failed, "cancelled": keep.Cancelled,
-	})
-	if err != nil {
+	tell := func() {
+		if progress != nil {
+			progress(retired)
+		}
+	}
+	if err := inBatches(ctx, pool, "retire calls", retireCallsSQL, &retired.Calls, keep.args(), tell); err != nil {
 		return retired, fmt.Errorf("retire calls: %w", err)
 	}
-	if err := inBatches(ctx, pool, "retire attempts", retireAttemptsSQL, &retired.Attempts, pgx.StrictNamedArgs{}); err != nil {
+	if err := inBatches(ctx, pool, "retire attempts", retireAttemptsSQL, &retired.Attempts, pgx.StrictNamedArgs{}, tell); err != nil {
 		return retired, fmt.Errorf("retire attempts: %w", err)
 	}
 	return retired, nil
 }
 
+// args are the ages, for oldEnough.
+func (r Retention) args() pgx.StrictNamedArgs {
+	r = r.withDefaults()
+	return pgx.StrictNamedArgs{"done": r.Done, "failed": r.Failed, "cancelled": r.Cancelled}
+}
+
 // inBatches runs a statement, a transaction each time, on the ids behind a stored place until it has
 // been past all of them once. The place is shared: what one run was cut off from the next goes on
 // with, and several at once share the walk.
-func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, removed *int64, args pgx.StrictNamedArgs) error {
+func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, removed *int64, args pgx.StrictNamedArgs, tell func()) error {
 	args["most"] = retainBatch
 	began, before, passedEnd := int64(-1), int64(0), false
 	for {
@@ -79,6 +87,7 @@ func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, remove
 		if err != nil {
 			return err
 		}
+		tell()
 		if began < 0 {
 			began = at
 		}
@@ -104,16 +113,18 @@ RETURNING position`
 
 const moveSQL = `UPDATE call_marks SET position = coalesce($2, 0) WHERE name = $1`
 
-// A call with an open attempt stays: it was cancelled while it ran.
+// oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
+const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
+            WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END
+      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = q.id))`
+
 const retireCallsSQL = `
 WITH seen AS MATERIALIZED (
     SELECT id FROM call_queue WHERE id > @after ORDER BY id LIMIT @most
 ), old AS MATERIALIZED (
     SELECT q.id
     FROM seen s JOIN call_queue q ON q.id = s.id
-    WHERE q.finished_at < clock_timestamp() - CASE q.status
-            WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END
-      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = q.id)
+    WHERE ` + oldEnough + `
     ORDER BY q.id
     FOR UPDATE OF q SKIP LOCKED
 ), removed AS (
@@ -121,8 +132,16 @@ WITH seen AS MATERIALIZED (
 )
 SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 
+// outOfReach is of an attempt a that no window needs: reachSQL, as r, says how far they go back. Twice the
+// longest window leaves room for one that is raised.
+const (
+	reachSQL   = `SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM call_limits`
+	outOfReach = `NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = a.call_id)
+      AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back`
+)
+
 // The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would
-// reach behind it (open.go). Twice the longest window leaves room for one that is raised.
+// reach behind it (open.go).
 const retireAttemptsSQL = `
 WITH seen AS MATERIALIZED (
     SELECT call_id, attempt FROM call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
@@ -131,15 +150,13 @@ WITH seen AS MATERIALIZED (
     SELECT call_id, attempt FROM seen
     WHERE (SELECT count(*) FROM seen) < @most OR call_id < (SELECT max(call_id) FROM seen)
        OR (SELECT min(call_id) = max(call_id) FROM seen)
-), reach AS (
-    SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM call_limits
+), reach AS (` + reachSQL + `
 ), removed AS (
     DELETE FROM call_attempts a
     USING whole w, reach r
     WHERE a.call_id = w.call_id AND a.attempt = w.attempt
       AND NOT EXISTS (SELECT 1 FROM call_queue q WHERE q.id = a.call_id)
-      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = a.call_id)
-      AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back
+      AND ` + outOfReach + `
     RETURNING a.arrived_by
 ), marked AS (
     INSERT INTO call_marks AS m (name, at)

@@ -23,7 +23,7 @@ func TestRetentionFreesNothing(t *testing.T) {
 	for range 5 {
 		s.exec(`DELETE FROM call_queue WHERE status = 'done'`)
 		s.exec(`DELETE FROM call_queue WHERE id = 4`) // running
-		retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{Done: 1, Failed: 1, Cancelled: 1})
+		retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{Done: 1, Failed: 1, Cancelled: 1}, nil)
 		if err != nil || retired.Attempts != 0 {
 			t.Fatalf("Retain = %+v, %v; want no ledger row gone", retired, err)
 		}
@@ -65,7 +65,7 @@ func TestRetain(t *testing.T) {
 
 func (s *system) retain() dispatcher.Retired {
 	s.t.Helper()
-	retired, err := dispatcher.Retain(context.Background(), s.pool, dispatcher.Retention{})
+	retired, err := dispatcher.Retain(context.Background(), s.pool, dispatcher.Retention{}, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestRetainGoesOn(t *testing.T) {
 	s.exec(`CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF (SELECT count(*) FROM call_queue) <= 4000 THEN RAISE 'stopped'; END IF; RETURN NULL; END $$`)
 	s.exec(`CREATE TRIGGER stop AFTER DELETE ON call_queue FOR EACH STATEMENT EXECUTE FUNCTION stop()`)
-	retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{})
+	retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
 	if err == nil || retired.Calls != 1000 {
 		t.Errorf("retired %d calls before it was stopped (%v), want 1000", retired.Calls, err)
 	}

@@ -95,7 +95,7 @@ func (j *jobs) follow(s Schedule) error {
 
 // retain and vacuum are the scheduled forms of Retain and Vacuum.
 func (d *Dispatcher) retain(ctx context.Context) {
-	retired, err := Retain(ctx, d.cfg.Pool, d.settings.Load().Retention)
+	retired, err := Retain(ctx, d.cfg.Pool, d.settings.Load().Retention, nil)
 	if err != nil && ctx.Err() == nil {
 		d.log.WarnContext(ctx, "retention cut short", "err", err)
 	}

@@ -21,27 +21,35 @@ const (
 	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the parcel
 )
 
+// sweeper mends one kind of thing, at most so much in one pass.
+type sweeper struct {
+	what  string
+	run   func(context.Context) (int, error)
+	count func(context.Context) (int64, error) // what run would find, if it were repeated to the end
+}
+
+func (d *Dispatcher) sweepers() []sweeper {
+	return []sweeper{
+		{"attempts of an older epoch", d.sweepEpoch, d.counting(overdueCountSQL + epochWhere)},
+		{"lost attempts", d.sweepLost, d.counting(overdueCountSQL + lostWhere)},
+		{"unstarted attempts", d.sweepUnstarted, d.counting(overdueCountSQL + unstartedWhere)},
+		{"attempts that Redis lost", d.resend, d.countUnsent},
+		{"expired calls", d.expire, d.counting(expiredCountSQL)},
+		{"limits to open", d.openLimits, d.counting(shutCountSQL)},
+		{"old usage and workers", d.tidy, nil},
+	}
+}
+
 func (d *Dispatcher) sweep(ctx context.Context) error {
 	var failures error
-	for _, s := range []struct {
-		name string
-		run  func(context.Context) (int, error)
-	}{
-		{"attempts of an older epoch", d.sweepEpoch},
-		{"lost attempts", d.sweepLost},
-		{"unstarted attempts", d.sweepUnstarted},
-		{"attempts that Redis lost", d.resend},
-		{"expired calls", d.expire},
-		{"limits to open", d.openLimits},
-		{"old usage and workers", d.tidy},
-	} {
+	for _, s := range d.sweepers() {
 		n, err := s.run(ctx)
 		if err != nil {
-			failures = errors.Join(failures, fmt.Errorf("sweep %s: %w", s.name, err))
+			failures = errors.Join(failures, fmt.Errorf("sweep %s: %w", s.what, err))
 		}
 		if n > 0 {
-			d.log.InfoContext(ctx, "swept", "what", s.name, "count", n)
-			d.metrics.swept(s.name, n)
+			d.log.InfoContext(ctx, "swept", "what", s.what, "count", n)
+			d.metrics.swept(s.what, n)
 		}
 	}
 	return failures
@@ -185,34 +193,14 @@ type handed struct {
 // turn up. No new attempt: a second delivery of the first is harmless. It is sent to a live
 // pool, where the one it was meant for is gone.
 func (d *Dispatcher) resend(ctx context.Context) (int, error) {
-	rows, err := d.cfg.Pool.Query(ctx, handedSQL, resendAfter)
-	if err != nil {
-		return 0, err
-	}
-	late, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
-	if err != nil || len(late) == 0 {
-		return 0, err
-	}
-	roster, err := readRoster(ctx, d.cfg.Pool)
+	late, err := d.unsent(ctx)
 	if err != nil {
 		return 0, err
 	}
 	var again []relay.Parcel
 	sent := 0
-	inRedis := map[string]map[string]bool{} // by pool: the ids of the parcels there
-	for _, h := range late {
-		to := roster.on(h.On).poolFor(h.Task, h.Pool)
-		if to == h.Pool {
-			if inRedis[to] == nil {
-				if inRedis[to], err = d.hand.waiting(ctx, to); err != nil {
-					return 0, err
-				}
-			}
-			if inRedis[to][relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
-				continue
-			}
-		}
-		parcel, err := d.readdress(ctx, h, to)
+	for _, u := range late {
+		parcel, err := d.readdress(ctx, u.handed, u.to)
 		if err != nil {
 			return 0, err
 		}
@@ -222,6 +210,44 @@ func (d *Dispatcher) resend(ctx context.Context) (int, error) {
 		}
 	}
 	return sent, d.hand.send(ctx, again)
+}
+
+// unsent is a parcel that must be sent again, and to which pool.
+type unsent struct {
+	handed
+	to string
+}
+
+func (d *Dispatcher) unsent(ctx context.Context) ([]unsent, error) {
+	rows, err := d.cfg.Pool.Query(ctx, handedSQL, resendAfter)
+	if err != nil {
+		return nil, err
+	}
+	late, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
+	if err != nil || len(late) == 0 {
+		return nil, err
+	}
+	roster, err := readRoster(ctx, d.cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
+	var gone []unsent
+	inRedis := map[string]map[string]bool{} // by pool: the ids of the parcels there
+	for _, h := range late {
+		to := roster.on(h.On).poolFor(h.Task, h.Pool)
+		if to == h.Pool {
+			if inRedis[to] == nil {
+				if inRedis[to], err = d.hand.waiting(ctx, to); err != nil {
+					return nil, err
+				}
+			}
+			if inRedis[to][relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
+				continue
+			}
+		}
+		gone = append(gone, unsent{h, to})
+	}
+	return gone, nil
 }
 
 const handedSQL = `

@@ -14,11 +14,13 @@ import (
 )
 
 func (p *program) maintainCommand() *cobra.Command {
-	return group("maintain", "Do now what the schedule does", p.retentionCommand(), p.vacuumCommand())
+	return group("maintain", "Look after callq's tables: what the schedule does, now",
+		p.maintainStatusCommand(), p.retentionCommand(), p.vacuumCommand(), p.sweepCommand())
 }
 
 func (p *program) retentionCommand() *cobra.Command {
 	var done, failed, cancelled durationFlag
+	dryRun := false
 	cmd := &cobra.Command{
 		Use: "retention", Short: "Remove calls that ended longer ago than they are kept",
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
@@ -35,17 +37,18 @@ func (p *program) retentionCommand() *cobra.Command {
 				}
 			}
 			return p.withPostgres(cmd.Context(), ledger.Settings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-				return p.retain(ctx, cfg, pool, given)
+				return p.retain(ctx, cfg, pool, given, dryRun)
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only count what would be removed")
 	cmd.Flags().Var(&done, "done", "keep calls that are done this long (default: retention.done)")
 	cmd.Flags().Var(&failed, "failed", "keep failed calls this long (default: retention.failed)")
 	cmd.Flags().Var(&cancelled, "cancelled", "keep cancelled calls this long (default: retention.cancelled)")
 	return cmd
 }
 
-func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool, given map[string]durationFlag) error {
+func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool, given map[string]durationFlag, dryRun bool) error {
 	keep := dispatcher.Retention(cfg.Retention)
 	for name, value := range given {
 		switch name {
@@ -57,34 +60,37 @@ func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.
 			keep.Cancelled = time.Duration(value)
 		}
 	}
-	retired, err := dispatcher.Retain(ctx, pool, keep)
+	if dryRun {
+		found, err := dispatcher.Retirable(ctx, pool, keep, p.retiring("found"))
+		if err != nil {
+			return err
+		}
+		return p.printRetired("would remove", found)
+	}
+	retired, err := dispatcher.Retain(ctx, pool, keep, p.retiring("removed"))
 	if err != nil {
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, retired.Calls, retired.Attempts)
 	}
+	return p.printRetired("removed", retired)
+}
+
+func (p *program) printRetired(verb string, r dispatcher.Retired) error {
 	if p.output != "table" {
-		return p.printJSON(retired)
+		return p.printJSON(r)
 	}
-	fmt.Fprintf(p.stdout, "removed %d calls and %d attempts of the ledger\n", retired.Calls, retired.Attempts)
+	fmt.Fprintf(p.stdout, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
 	return nil
 }
 
-func (p *program) vacuumCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "vacuum", Short: "VACUUM (ANALYZE) callq's tables, without blocking anything",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.withPostgres(cmd.Context(), commandSettings(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				begun := time.Now()
-				if err := dispatcher.Vacuum(ctx, pool); err != nil {
-					return err
-				}
-				took := time.Since(begun).Round(time.Millisecond)
-				if p.output != "table" {
-					return p.printJSON(map[string]any{"vacuumed": true, "took_ms": took.Milliseconds()})
-				}
-				fmt.Fprintf(p.stdout, "vacuumed callq's tables in %s\n", took)
-				return nil
-			})
-		},
+// retiring says on stderr how far retention is, where it takes long.
+func (p *program) retiring(verb string) func(dispatcher.Retired) {
+	next := time.Now().Add(progressEvery)
+	return func(r dispatcher.Retired) {
+		if now := time.Now(); now.After(next) {
+			next = now.Add(progressEvery)
+			fmt.Fprintf(p.stderr, "%s %d calls and %d attempts so far\n", verb, r.Calls, r.Attempts)
+		}
 	}
 }
+
+const progressEvery = 2 * time.Second

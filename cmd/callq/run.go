@@ -93,7 +93,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	root.AddCommand(
 		p.serveCommand(), p.dispatchCommand(), p.workCommand(), p.migrateCommand(),
 		p.enqueueCommand(), p.callsCommand(), p.queuesCommand(), p.limitsCommand(), p.statusCommand(),
-		p.verifyCommand(), p.maintainCommand(), p.configCommand(), p.healthCommand(), p.demoCommand(), p.devCommand(),
+		p.verifyCommand(), p.doctorCommand(), p.maintainCommand(), p.configCommand(), p.healthCommand(), p.demoCommand(), p.devCommand(),
 		p.versionCommand(), p.completionCommand(),
 	)
 	flags := root.PersistentFlags()

@@ -107,12 +107,13 @@ func (w world) do(args ...string) string {
 // exec runs SQL on the database.
 func (w world) exec(sql string) {
 	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.postgres)
+	ctx := context.WithoutCancel(w.t.Context()) // also when the test ends
+	conn, err := pgx.Connect(ctx, w.postgres)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	defer conn.Close(context.WithoutCancel(w.t.Context()))
-	if _, err := conn.Exec(w.t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		w.t.Fatalf("%s: %v", sql, err)
 	}
 }

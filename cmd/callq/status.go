@@ -17,22 +17,40 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	return &cobra.Command{
+	watch, every := false, durationFlag(time.Second)
+	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, workers and the oldest call on one screen",
+		Long: "Show queues, limits, workers and the oldest call on one screen; with --watch again and again, until Ctrl-C.\n" +
+			"With -o jsonl each is one line.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case watch && every < durationFlag(100*time.Millisecond):
+				return usagef("--every is %s, less than 100ms", time.Duration(every))
+			case !watch && cmd.Flags().Changed("every"):
+				return usagef("--every is for --watch")
+			case watch:
+				return p.watchStatus(cmd.Context(), time.Duration(every))
+			}
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				s, err := readStatus(ctx, pool)
-				if err != nil {
-					return err
-				}
-				if p.output != "table" {
-					return p.printJSON(s)
-				}
-				return p.printStatus(s)
+				return p.showStatus(ctx, pool)
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until Ctrl-C")
+	cmd.Flags().Var(&every, "every", "how often, with --watch")
+	return cmd
+}
+
+func (p *program) showStatus(ctx context.Context, pool *pgxpool.Pool) error {
+	s, err := readStatus(ctx, pool)
+	if err != nil {
+		return err
+	}
+	if p.output != "table" {
+		return p.printJSON(s)
+	}
+	return p.printStatus(s)
 }
 
 // status is what one screen shows, read in one snapshot.

@@ -235,7 +235,7 @@ func (w *world) retain() {
 	keep := w.between(time.Second, pick(w, 2*w.set.window, w.set.span/2))
 	w.note(0, "", "retention of %s", keep)
 	before := w.readCalls()
-	_, err := dispatcher.Retain(w.ctx, w.lane.workers, dispatcher.Retention{Done: keep, Failed: keep, Cancelled: keep})
+	_, err := dispatcher.Retain(w.ctx, w.lane.workers, dispatcher.Retention{Done: keep, Failed: keep, Cancelled: keep}, nil)
 	w.must(err)
 	w.mutant.retained(w)
 	after := w.readCalls()

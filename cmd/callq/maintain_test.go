@@ -1,0 +1,232 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/callq/callq/dispatcher"
+)
+
+// bloat leaves call_attempts mostly unused, as deleting most of it does.
+const bloatAttempts = `ALTER TABLE call_attempts SET (autovacuum_enabled = off);
+	INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged, error)
+	SELECT n, 1, 1, now(), now() - interval '1 year', 'not_sent', 'default', 'http', '', '[]', repeat('x', 1000) FROM generate_series(1, 20000) AS n;
+	DELETE FROM call_attempts WHERE call_id % 200 <> 0`
+
+func TestVacuumFull(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	type vacuumed struct {
+		Tables []string `json:"tables"`
+		Freed  int64    `json:"freed_bytes"`
+	}
+	if got := decode[vacuumed](t, w.do("maintain", "vacuum", "--full", "-o", "json")); len(got.Tables) != 0 {
+		t.Errorf("on new tables: %+v", got)
+	}
+	w.exec(bloatAttempts)
+	w.do("maintain", "vacuum") // what is dead is free now, and still there
+
+	dry := decode[vacuumed](t, w.do("maintain", "vacuum", "--full", "--dry-run", "-o", "json"))
+	if len(dry.Tables) != 1 || dry.Tables[0] != "call_attempts" || dry.Freed < 15_000_000 {
+		t.Fatalf("it would vacuum %+v", dry)
+	}
+	w.do("enqueue")
+	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "calls are due") || !strings.Contains(a.stderr, "--force") {
+		t.Errorf("while calls are due: exit code %d, %s", a.code, a.stderr)
+	}
+	if a := w.run("maintain", "vacuum", "--full", "--force"); a.code != exitUsage || !strings.Contains(a.stderr, "to free about") || !strings.Contains(a.stderr, "--yes") {
+		t.Errorf("nobody to ask: exit code %d, %s", a.code, a.stderr)
+	}
+	if again := decode[vacuumed](t, w.do("maintain", "vacuum", "--full", "--dry-run", "-o", "json")); len(again.Tables) != 1 {
+		t.Errorf("it was refused, and done: %+v", again)
+	}
+	got := decode[vacuumed](t, w.do("maintain", "vacuum", "--full", "--yes", "--force", "-o", "json"))
+	if len(got.Tables) != 1 || got.Freed < dry.Freed*9/10 {
+		t.Errorf("it freed %+v, and said it would %+v", got, dry)
+	}
+	if after := decode[vacuumed](t, w.do("maintain", "vacuum", "--full", "--dry-run", "-o", "json")); len(after.Tables) != 0 {
+		t.Errorf("afterwards it would vacuum %+v", after)
+	}
+}
+
+// A table that somebody uses is not waited for for ever, for what comes behind waits too.
+func TestVacuumFullOfATableInUse(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(bloatAttempts)
+	w.hold("BEGIN", "LOCK call_queue IN ACCESS SHARE MODE", "SELECT FROM call_attempts LIMIT 1")
+	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "somebody uses the table") {
+		t.Errorf("exit code %d, %s", a.code, a.stderr)
+	}
+}
+
+func TestMaintainStatus(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - n * interval '1 day' FROM generate_series(1, 20) AS n`)
+	w.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+		SELECT id, 1, 1, now(), finished_at, 'done', 'default', 'http', '', '[]' FROM call_queue`)
+	w.do("maintain", "vacuum")
+	w.hold("BEGIN ISOLATION LEVEL REPEATABLE READ", "SET LOCAL application_name = 'report'", "SELECT 1")
+	m := decode[maintenance](t, w.do("maintain", "status", "-o", "json"))
+	if m.Retention != (dispatcher.Retired{Calls: 14, Attempts: 14}) || m.Bytes <= 0 || len(m.Tables) < 10 {
+		t.Errorf("status is %+v", m)
+	}
+	for _, table := range m.Tables {
+		if table.Name == "call_queue" && (table.LiveRows != 20 || table.LastVacuum == nil || table.Bytes == 0) {
+			t.Errorf("call_queue is %+v", table)
+		}
+	}
+	if m.Snapshot == nil || m.Snapshot.Kind != "session" || !strings.Contains(m.Snapshot.Who, "report") || !strings.Contains(m.End, "pg_terminate_backend("+m.Snapshot.Name) {
+		t.Errorf("the longest snapshot is %+v, ended by %q", m.Snapshot, m.End)
+	}
+	if text := w.do("maintain", "status"); !strings.Contains(text, "retention would remove 14 calls and 14 attempts") || !strings.Contains(text, "to end it: SELECT pg_terminate") {
+		t.Error(text)
+	}
+	if got := decode[dispatcher.Retired](t, w.do("maintain", "retention", "--dry-run", "-o", "json")); got != m.Retention {
+		t.Errorf("a dry run counts %+v", got)
+	}
+	if text := w.do("maintain", "retention", "--dry-run", "--done", "100d"); !strings.Contains(text, "would remove 0 calls and 0 attempts") {
+		t.Error(text)
+	}
+	if text := w.do("maintain", "retention"); !strings.Contains(text, "removed 14 calls and 14 attempts") {
+		t.Error(text)
+	}
+}
+
+// Calls that no claim would find are found by doctor, counted by a dry run, and mended by a sweep.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.do("enqueue")
+	w.exec(`DELETE FROM call_news`)
+	w.do("dispatch", "--once")
+	if got := w.get("1"); got.Status != "new" {
+		t.Fatalf("without its news, the call is %s", got.Status)
+	}
+	const what = "waiting calls that were in no line"
+	counts := func(args ...string) int64 {
+		for _, s := range decode[[]dispatcher.Swept](t, w.do(append(args, "-o", "json")...)) {
+			if s.What == what {
+				return s.Count
+			}
+		}
+		return -1
+	}
+	if n := counts("maintain", "sweep", "--dry-run"); n != 1 {
+		t.Errorf("a dry run finds %d", n)
+	}
+	w.do("dispatch", "--once")
+	if got := w.get("1"); got.Status != "new" {
+		t.Errorf("after a dry run, the call is %s", got.Status)
+	}
+	if text := w.do("maintain", "sweep"); !strings.Contains(text, "MENDED") || !strings.Contains(text, what+"   1") && !strings.Contains(text, what+"  1") {
+		t.Error(text)
+	}
+	w.do("dispatch", "--once")
+	if got := w.get("1"); got.Status != "dispatched" {
+		t.Errorf("after the sweep, the call is %s", got.Status)
+	}
+	if n := counts("maintain", "sweep"); n != 0 {
+		t.Errorf("a second sweep mends %d", n)
+	}
+}
+
+// The operator's commands: good use, what is unknown, bad flags, and servers that are away.
+func TestOperatorsCommands(t *testing.T) {
+	t.Parallel()
+	up, _ := newWorld(t).withRedis()
+	up.config = "limits: {api: {rate: 100/1h}}\nqueues: {default: {limits: [api]}}\n"
+	up.do("dispatch", "--once")
+	noRedisWorld := up
+	noRedisWorld.redis = noRedis
+	away := world{t: t, postgres: noPostgres, redis: up.redis}
+	allAway := world{t: t, postgres: noPostgres, redis: noRedis}
+	silent := world{t: t, postgres: "postgres://nobody@" + silentServer(t) + "/none", redis: up.redis}
+	refused := up
+	refused.postgres = os.Getenv("TEST_DATABASE_URL") + "&dbname=no_such_database"
+	unset := world{t: t, postgres: up.postgres}
+	const unreachable = "Postgres cannot be reached, tried for 300ms"
+
+	for _, test := range []struct {
+		name  string
+		in    world
+		args  string
+		code  int
+		words string // in what is written, stdout first
+	}{
+		{"doctor, Postgres away", away, "doctor --timeout 300ms", 5, "problem  postgres reachable"},
+		{"doctor, Postgres away, looks at Redis", away, "doctor --timeout 300ms", 5, "ok       redis eviction"},
+		{"doctor, Postgres silent", silent, "doctor --timeout 300ms", 5, "problem  postgres reachable"},
+		{"doctor, no such database", refused, "doctor --timeout 300ms", 5, "refused the connection"},
+		{"doctor, Redis away", noRedisWorld, "doctor --timeout 300ms", 5, "problem  redis reachable"},
+		{"doctor, Redis away, looks at Postgres", noRedisWorld, "doctor --timeout 300ms", 5, "ok       schema version"},
+		{"doctor, both away, as json", allAway, "doctor --timeout 300ms -o json", 5, `"check": "redis reachable"`},
+		{"doctor, no Redis configured", unset, "doctor", 2, "REDIS_URL"},
+		{"doctor, a bad flag", up, "doctor --fix", 2, "unknown flag: --fix"},
+		{"doctor, an argument", up, "doctor now", 2, "now"},
+		{"doctor, as lines", up, "doctor -o jsonl", 3, `{"check":"schema version","level":"ok"`},
+
+		{"maintain without a verb", up, "maintain", 2, "needs a verb: status retention vacuum sweep"},
+		{"maintain status", up, "maintain status", 0, "nobody holds a snapshot"},
+		{"maintain status, Postgres away", away, "maintain status --timeout 300ms", 5, unreachable},
+		{"maintain status, a bad flag", up, "maintain status --full", 2, "unknown flag"},
+		{"maintain retention, dry", up, "maintain retention --dry-run", 0, "would remove 0 calls"},
+		{"maintain retention, dry, Postgres away", away, "maintain retention --dry-run --timeout 300ms", 5, unreachable},
+		{"maintain vacuum, dry", up, "maintain vacuum --dry-run", 0, "would vacuum call_queue"},
+		{"maintain vacuum, force alone", up, "maintain vacuum --force", 2, "--force is for --full"},
+		{"maintain vacuum, full, nothing to do", up, "maintain vacuum --full", 0, "nothing to do"},
+		{"maintain vacuum, full, Postgres away", away, "maintain vacuum --full --timeout 300ms", 5, unreachable},
+		{"maintain sweep", up, "maintain sweep", 0, "MENDED"},
+		{"maintain sweep, dry, as json", up, "maintain sweep --dry-run -o json", 0, `"what": "expired calls"`},
+		{"maintain sweep, Postgres away", away, "maintain sweep --timeout 300ms", 5, unreachable},
+		{"maintain sweep, Redis away", noRedisWorld, "maintain sweep --timeout 300ms", 5, "Redis cannot be reached"},
+		{"maintain sweep, an argument", up, "maintain sweep all", 2, "all"},
+
+		{"status, every without watch", up, "status --every 1s", 2, "--every is for --watch"},
+		{"status, too often", up, "status --watch --every 1ms", 2, "less than 100ms"},
+		{"status, every nonsense", up, "status --watch --every often", 2, "not a duration"},
+		{"status, watch, Postgres away", away, "status --watch --timeout 300ms", 5, unreachable},
+		{"status, no such database", refused, "status --timeout 300ms", 5, "refused the connection"},
+		{"status, as lines", up, "status -o jsonl", 0, `"queues":[`},
+
+		{"verify, as lines", up, "verify -o jsonl", 0, `"findings":[]`},
+		{"verify, a bad flag", up, "verify --all", 2, "unknown flag"},
+		{"verify, Postgres silent", silent, "verify --timeout 300ms", 5, "tried for 300ms"},
+
+		{"queues list", up, "queues list", 0, "default"},
+		{"queues list, Postgres away", away, "queues list --timeout 300ms", 5, unreachable},
+		{"queues pause, unknown", up, "queues pause nope", 4, "no such queue: nope"},
+		{"queues pause, of nothing", up, "queues pause default --for 0s", 2, "--for must be above 0"},
+		{"queues pause, not a time", up, "queues pause default --until soon", 2, "not a time"},
+		{"queues pause, which", up, "queues pause", 2, "1 arg"},
+		{"queues resume, unknown", up, "queues resume nope", 4, "no such queue: nope"},
+		{"queues resume, not paused", up, "queues resume default", 0, "as it was"},
+		{"queues resume, Postgres away", away, "queues resume default --timeout 300ms", 5, unreachable},
+		{"limits get, unknown", up, "limits get nope", 4, "no such limit: nope"},
+		{"limits get", up, "limits get api", 0, "100 per 1h"},
+		{"limits set, unknown", up, "limits set nope 1/s", 4, "no such limit: nope"},
+		{"limits set, not a rate", up, "limits set api fast", 2, "fast"},
+		{"limits set, nothing", up, "limits set api 0", 2, "pause the limit"},
+		{"limits set, Postgres away", away, "limits set api 1/s --timeout 300ms", 5, unreachable},
+		{"limits reset, unknown", up, "limits reset nope", 4, "no such limit: nope"},
+		{"limits reset", up, "limits reset api", 0, "as it was"},
+		{"limits pause, unknown", up, "limits pause nope", 4, "no such limit: nope"},
+		{"limits pause, twice ended", up, "limits pause api --for 1h --until 2030-01-01T00:00:00Z", 2, "give one of them"},
+		{"limits resume, Postgres silent", silent, "limits resume api --timeout 300ms", 5, "tried for 300ms"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			in := test.in
+			in.t = t
+			a := in.run(strings.Fields(test.args)...)
+			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
+			}
+			if a.code == 0 && strings.Contains(a.stderr, "callq:") || a.code != 0 && a.stderr == "" {
+				t.Errorf("exit code %d, and on stderr: %q", a.code, a.stderr)
+			}
+		})
+	}
+}

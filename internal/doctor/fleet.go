@@ -1,0 +1,148 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/dispatcher"
+)
+
+// Who lives: workers, dispatchers, and whether they agree.
+
+func workers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	var live, slots, running int64
+	if err := pool.QueryRow(ctx, workersSQL).Scan(&live, &slots, &running); err != nil {
+		return nil, err
+	}
+	if live == 0 {
+		return one(Problem, "no worker lives: nothing is sent", "callq serve, or callq work"), nil
+	}
+	return one(OK, fmt.Sprintf("%d live, %d of %d slots in use", live, running, slots), ""), nil
+}
+
+const workersSQL = `
+SELECT count(*), coalesce(sum(slots), 0), (SELECT count(*) FROM call_open WHERE started_at IS NOT NULL)
+FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds'`
+
+func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	live, err := dispatcher.Live(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	if len(live) == 0 {
+		return one(Problem, "no dispatcher lives: nothing is claimed",
+			"callq serve, or callq dispatch (or callq dispatch --once each minute, from cron)"), nil
+	}
+	return one(OK, fmt.Sprintf("%d live", len(live)), ""), nil
+}
+
+func rulesDiffer(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	live, err := dispatcher.Live(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	return judgeRules(dispatcher.Differences(live)), nil
+}
+
+func judgeRules(limits, queues map[string][]dispatcher.Want) (found []Finding) {
+	for _, of := range []struct {
+		what  string
+		wants map[string][]dispatcher.Want
+	}{{"limit", limits}, {"queue", queues}} {
+		for _, name := range slices.Sorted(maps.Keys(of.wants)) {
+			var said []string
+			for _, w := range of.wants[name] {
+				said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)
+			}
+			found = append(found, Finding{
+				Level: Problem,
+				What: fmt.Sprintf("live processes publish different rules of %s %s (the stricter holds): %s",
+					of.what, name, strings.Join(said, "; ")),
+				Fix: "give them the same file and send each SIGHUP, or restart those with the old one",
+			})
+		}
+	}
+	if len(found) > shownMost {
+		found = append(found[:shownMost], one(Problem, fmt.Sprintf("they differ in %d more",
+			len(found)-shownMost), "callq status shows each")...)
+	}
+	return found
+}
+
+type unhandledRow struct {
+	Task    string `db:"task"`
+	Label   string `db:"label"`
+	Waiting int64  `db:"waiting"`
+}
+
+// unhandled are tasks of waiting calls that no live worker handles, or none that carries their queue's label.
+func unhandled(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	rows, err := collect[unhandledRow](ctx, pool, unhandledSQL)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, r := range rows {
+		what := fmt.Sprintf("no live worker handles task %s: %d calls wait", short(r.Task), r.Waiting)
+		f := Finding{
+			Level: Problem, What: what,
+			Fix: fmt.Sprintf("start a worker whose program has w.Handle(%q, …), or cancel them: callq calls cancel", short(r.Task)),
+		}
+		if r.Task == "http" {
+			f.Fix = "callq work"
+		}
+		if r.Label != "" {
+			f.What = fmt.Sprintf("no live worker that carries the label %s handles task %s: %d calls wait",
+				r.Label, short(r.Task), r.Waiting)
+			f.Fix = "start one with worker.labels: [" + r.Label + "]"
+		}
+		found = append(found, f)
+	}
+	return found, nil
+}
+
+const unhandledSQL = `
+SELECT t.task, coalesce(q.on_label, '') AS label, sum(t.calls)::bigint AS waiting
+FROM (SELECT queue, task, calls FROM call_lines UNION ALL SELECT queue, task, calls FROM call_news) t
+LEFT JOIN call_queues q ON q.name = t.queue
+WHERE t.calls > 0 AND NOT EXISTS (
+    SELECT FROM call_workers w
+    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks)
+      AND (coalesce(q.on_label, '') = '' OR q.on_label = ANY(w.labels)))
+GROUP BY 1, 2
+ORDER BY 3 DESC
+LIMIT 10`
+
+type waitingRow struct {
+	Queue   string `db:"queue"`
+	Waiting int64  `db:"waiting"`
+}
+
+func unknownQueues(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	rows, err := collect[waitingRow](ctx, pool, unknownQueuesSQL)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, r := range rows {
+		found = append(found, Finding{
+			Level: Problem, What: fmt.Sprintf("%d calls wait in queue %s, which is not in force", r.Waiting, short(r.Queue)),
+			Fix: "add it under queues in the configuration, and send the processes SIGHUP",
+		})
+	}
+	return found, nil
+}
+
+// Also of what waits to be due: nobody would notice until then.
+const unknownQueuesSQL = `
+SELECT queue, sum(calls)::bigint AS waiting
+FROM (SELECT queue, calls FROM call_lines UNION ALL SELECT queue, calls FROM call_news) t
+WHERE calls > 0 AND NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)
+GROUP BY 1
+ORDER BY 2 DESC
+LIMIT 10`

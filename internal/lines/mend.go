@@ -1,0 +1,127 @@
+package lines
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Astray is what no claim would find: rows of these tables that were removed or written by hand, or a
+// trigger that was off.
+type Astray struct {
+	Calls int64 `json:"calls"` // that wait and are in no line and not in the news
+	Lines int64 `json:"lines"` // that do not add up: their calls may never be reached
+}
+
+type beginner interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
+// FindAstray looks through all calls, in one snapshot; with within above 0 for no longer than that.
+func FindAstray(ctx context.Context, db beginner, within time.Duration) (Astray, error) {
+	var found Astray
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, astraySQL).Scan(&found.Calls, &found.Lines)
+	})
+	if err != nil {
+		return found, fmt.Errorf("look for calls in no line: %w", err)
+	}
+	return found, nil
+}
+
+// Mend makes all of it news, for the next claims to take in; lines that do not add up are dropped first,
+// which makes their calls such as are in no line. What is interrupted is mended by the next run. A call that
+// comes into a line meanwhile is in line twice, which is harmless.
+func Mend(ctx context.Context, db beginner) (Astray, error) {
+	var mended Astray
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken ORDER BY 1`)
+		if err != nil {
+			return err
+		}
+		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil || len(queues) == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
+			return err
+		}
+		// Read again, under the locks: a claim may have been between its statements.
+		if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&mended.Lines); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, newsOfAstraySQL, queues).Scan(&mended.Calls)
+	})
+	if err != nil {
+		return Astray{}, fmt.Errorf("mend lines: %w", err)
+	}
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
+			return err
+		}
+		var calls int64
+		err := tx.QueryRow(ctx, newsOfAstraySQL, nil).Scan(&calls)
+		mended.Calls += calls
+		return err
+	})
+	if err != nil {
+		return mended, fmt.Errorf("put calls into the news: %w", err)
+	}
+	return mended, nil
+}
+
+// wholeTablesSQL undoes what callq's connections set so that claims keep their plans: here every row is
+// read once.
+const wholeTablesSQL = `
+SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', 'on', true),
+    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'auto', true),
+    set_config('statement_timeout', $1::bigint::text, true)`
+
+// inNoLine completes a FROM call_queue q.
+const inNoLine = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_in_line i WHERE i.id = q.id)`
+
+// A line adds up when its chunks lie between its head and its tail and hold what it says; chunks without
+// a line would be in the way of the next one's.
+const brokenSQL = `
+WITH broken AS MATERIALIZED (
+    SELECT queue, key, priority, task
+    FROM call_lines l FULL JOIN call_waiting w USING (queue, key, priority, task)
+    GROUP BY queue, key, priority, task
+    HAVING bool_or(l.calls IS NULL OR w.seq < l.head OR w.seq > l.tail)
+        OR max(l.calls) <> coalesce(sum(cardinality(w.ids) - CASE w.seq WHEN l.head THEN l.taken ELSE 0 END), 0)
+)`
+
+const astraySQL = brokenSQL + `
+SELECT (SELECT count(*) FROM call_queue q WHERE` + inNoLine + `), (SELECT count(*) FROM broken)`
+
+// By bytes, as publishers lock them. A queue that is not in force has no row, and no claims.
+const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+
+const dropBrokenSQL = brokenSQL + `, lines AS (
+    DELETE FROM call_lines l USING broken b
+    WHERE b.queue = ANY($1) AND (l.queue, l.key, l.priority, l.task) = (b.queue, b.key, b.priority, b.task)
+), chunks AS (
+    DELETE FROM call_waiting w USING broken b
+    WHERE b.queue = ANY($1) AND (w.queue, w.key, w.priority, w.task) = (b.queue, b.key, b.priority, b.task)
+)
+SELECT count(*) FROM broken WHERE queue = ANY($1)`
+
+const newsOfAstraySQL = `
+WITH said AS (
+    INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
+        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+    FROM call_queue q
+    WHERE ($1::text[] IS NULL OR coalesce(queue, 'default') = ANY($1)) AND` + inNoLine + `
+    GROUP BY 1, 2, 3, 4, 5, id >> 16
+    RETURNING calls
+)
+SELECT coalesce(sum(calls), 0) FROM said`

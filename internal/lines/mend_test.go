@@ -1,0 +1,75 @@
+package lines_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/callq/callq/internal/lines"
+)
+
+// Whatever was done by hand to lines and news, a sweep sees it and mends it, and all calls come out once.
+func TestMend(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		harm         string
+		calls, lines int64 // that are found astray
+	}{
+		"nothing":                     {`SELECT`, 0, 0},
+		"news removed":                {`DELETE FROM call_news`, 100, 0},
+		"a line removed":              {`DELETE FROM call_lines WHERE key = 'a'`, 600, 1},
+		"every line removed":          {`DELETE FROM call_lines`, 900, 2},
+		"a chunk removed":             {`DELETE FROM call_waiting WHERE key = 'a' AND seq = 2`, 256, 1},
+		"a line that counts wrong":    {`UPDATE call_lines SET calls = calls + 7 WHERE key = 'b'`, 0, 1},
+		"a line that stands too far":  {`UPDATE call_lines SET head = head + 1 WHERE key = 'a'`, 256, 1},
+		"all of it removed":           {`TRUNCATE call_news, call_lines, call_waiting`, 1000, 0},
+		"inserts without the trigger": {`SET LOCAL session_replication_role = replica; INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`, 5, 0},
+		"moved without the trigger":   {`SET LOCAL session_replication_role = replica; UPDATE call_queue SET priority = 1 WHERE key = 'a'`, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(t)
+			q.exec(`INSERT INTO call_queues (name, version, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
+				VALUES ('q', 1, '{}', 3, '1 s', '1 s', '1 s', 'retry', now(), 'test')`)
+			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN n <= 600 THEN 'a' ELSE 'b' END FROM generate_series(1, 900) AS n`)
+			q.intake()
+			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 100)`)
+			q.exec(`DO $$ BEGIN ` + statements(c.harm) + ` END $$`)
+
+			found, err := lines.FindAstray(t.Context(), q.pool, 0)
+			if want := (lines.Astray{Calls: c.calls, Lines: c.lines}); err != nil || found != want {
+				t.Errorf("found %+v, %v, want %+v", found, err, want)
+			}
+			mended, err := lines.Mend(t.Context(), q.pool)
+			if err != nil || mended.Lines != c.lines || mended.Calls < c.calls {
+				t.Errorf("mended %+v, %v, want %d lines and at least %d calls", mended, err, c.lines, c.calls)
+			}
+			if found, err = lines.FindAstray(t.Context(), q.pool, 0); err != nil || found != (lines.Astray{}) {
+				t.Errorf("mended, and found %+v, %v", found, err)
+			}
+			q.sound()
+			var claimed []int64
+			for some := true; some; {
+				q.intake()
+				now := q.claim(1000)
+				claimed, some = append(claimed, now...), len(now) > 0
+				q.sound()
+			}
+			slices.Sort(claimed)
+			all := q.value(`SELECT count(*) FROM call_queue`)
+			if !slices.Equal(claimed, slices.Compact(slices.Clone(claimed))) || int64(len(claimed)) != all {
+				t.Errorf("%d calls were claimed of %d, or one twice", len(claimed), all)
+			}
+			if found, err = lines.FindAstray(t.Context(), q.pool, 0); err != nil || found != (lines.Astray{}) {
+				t.Errorf("all are claimed, and found %+v, %v", found, err)
+			}
+		})
+	}
+}
+
+// statements are SQL as a block of PL/pgSQL has it.
+func statements(sql string) string {
+	if sql == `SELECT` {
+		return `NULL;`
+	}
+	return sql + `;`
+}
