@@ -35,6 +35,9 @@ func (d *Dispatcher) sweep(ctx context.Context) error {
 		{"limits to open", d.openLimits},
 		{"old usage and workers", d.tidy},
 	} {
+		if d.stopping.Load() {
+			break
+		}
 		n, err := s.run(ctx)
 		if err != nil {
 			failures = errors.Join(failures, fmt.Errorf("sweep %s: %w", s.name, err))
