@@ -17,6 +17,7 @@ ENV CALLQ_HTTP_LISTEN=:7460
 EXPOSE 7460
 STOPSIGNAL SIGTERM
 # Whether it lives; an orchestrator that restarts what is unhealthy must not do so because Postgres is away.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["/usr/local/bin/callq", "health", "--timeout", "4s"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+	CMD ["/usr/local/bin/callq", "health", "--timeout", "4s"]
 ENTRYPOINT ["/usr/local/bin/callq"]
 CMD ["serve"]
