@@ -46,7 +46,7 @@ exact: ## the same one after the other, three rounds each: prints the share of t
 	$(E2E) -timeout 40m -run 'TestExact' -figures 3
 
 faults: ## servers, dispatchers and workers killed, frozen and flushed under load
-	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce'
+	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce|TestRolling'
 
 limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
 	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'

@@ -74,12 +74,14 @@ type Dispatcher struct {
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 
+	stopping  atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
 	ticked    atomic.Int64 // when the last tick ended, Unix ns; 0: none yet
 	published atomic.Bool
 }
 
 const (
 	tickTimeout  = 30 * time.Second
+	stopWithin   = claimTimeout + redisTimeout // what is in hand when the context ends: a claim and its hand-over
 	claimTimeout = 5 * time.Second
 	claimMost    = 2000 // calls in one claim
 	minGap       = 5 * time.Millisecond
@@ -235,10 +237,8 @@ func (d *Dispatcher) tick(ctx context.Context) {
 // tickOnce does everything that is due. A failure of one part does not keep the others from
 // their turn; what is left over is found by the next tick.
 func (d *Dispatcher) tickOnce(ctx context.Context) error {
-	// A claim in hand is finished after ctx has ended, so that it is handed over and not left to
-	// the sweepers; tickTimeout bounds it.
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
-	defer cancel()
+	bounded, end := d.inHand(ctx)
+	defer end()
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	// A step forward must be seen before anything is reckoned back from Postgres's clock, and also
@@ -290,8 +290,8 @@ func (d *Dispatcher) lookLoop(ctx context.Context) {
 }
 
 func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
-	defer cancel()
+	bounded, end := d.inHand(ctx)
+	defer end()
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	d.disarm() // this look knows better
@@ -299,6 +299,20 @@ func (d *Dispatcher) lookOnce(ctx context.Context) (time.Duration, error) {
 		clear(d.blocked)
 	}
 	return d.look(bounded, false)
+}
+
+// inHand is the context of a tick or a look. A claim in hand is finished after ctx has ended, so that it
+// is handed over and not left to the sweepers: tickTimeout bounds it, and from ctx's end stopWithin.
+func (d *Dispatcher) inHand(ctx context.Context) (bounded context.Context, end func()) {
+	d.stopping.Store(ctx.Err() != nil)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
+	stop := context.AfterFunc(ctx, func() {
+		d.stopping.Store(true)
+		if pause(bounded, stopWithin) {
+			cancel()
+		}
+	})
+	return bounded, func() { stop(); cancel() }
 }
 
 // disarm takes back what a tick has said and the loop has not heard yet.

@@ -30,6 +30,9 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 	d.rounds++
 	var failures error
 	for i := range queues {
+		if d.stopping.Load() {
+			break
+		}
 		queue := queues[(i+d.rounds)%len(queues)]
 		if !queue.Due {
 			next = min(next, time.Duration(queue.In*float64(time.Second)))
@@ -61,7 +64,7 @@ func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (t
 		if result.blockedFor > 0 {
 			d.blocked[queue] = d.cfg.Now().Add(result.blockedFor)
 		}
-		if !result.more {
+		if !result.more || d.stopping.Load() {
 			return min(next, result.lookIn), nil
 		}
 		next = minGap // what falls due after what was claimed, the next look will know

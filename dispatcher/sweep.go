@@ -43,6 +43,9 @@ func (d *Dispatcher) sweepers() []sweeper {
 func (d *Dispatcher) sweep(ctx context.Context) error {
 	var failures error
 	for _, s := range d.sweepers() {
+		if d.stopping.Load() {
+			break
+		}
 		n, err := s.run(ctx)
 		if err != nil {
 			failures = errors.Join(failures, fmt.Errorf("sweep %s: %w", s.what, err))

@@ -236,6 +236,7 @@ func (a *attempt) asCall() *Call {
 func (a *attempt) start(ctx context.Context) (grant, error) {
 	if a.w.draining.Load() {
 		a.state = startUnknown
+		a.w.returned.Add(1)
 		return grant{}, errDraining
 	}
 	a.m0 = time.Now()
@@ -289,6 +290,7 @@ func (a *attempt) handBack() {
 	defer a.w.running.Done()
 	a.settle()
 	a.w.record(*a.unsent(errDraining, 0))
+	a.w.returned.Add(1)
 }
 
 func (a *attempt) settle() {

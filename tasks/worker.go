@@ -56,13 +56,14 @@ type Worker struct {
 	lateness lateness
 	draining atomic.Bool
 	drain    chan struct{} // closed when draining begins
+	returned atomic.Int64  // attempts that draining gave back unstarted
 	live     atomic.Bool
 	freed    chan struct{} // something came free that dispatchers may wait for
 	unused   atomic.Bool   // units among it that were given back
 
 	starts   *ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
 	closings *ledger.Batch[ledger.Closing, struct{}]
-	// handling is the context of handlers: cancelled when the shutdown timeout has passed.
+	// handling is the context of handlers: cancelled, with the cause cutOff, when the shutdown timeout has passed.
 	// recording is that of the outcomes' statements: it outlives handling by recordGrace.
 	handling, recording context.Context
 }
@@ -149,9 +150,10 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.pool = Pool(w.Tasks(), w.cfg.Labels)
 	// Handlers and their records outlive ctx: draining bounds them.
-	var stopHandling, stopRecording context.CancelFunc
-	w.handling, stopHandling = context.WithCancel(context.WithoutCancel(ctx))
-	defer stopHandling()
+	var stopRecording context.CancelFunc
+	var stopHandling context.CancelCauseFunc
+	w.handling, stopHandling = context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stopHandling(nil)
 	w.recording, stopRecording = context.WithCancel(context.WithoutCancel(ctx))
 	defer w.http.close()
 
@@ -179,9 +181,9 @@ func (w *Worker) Run(ctx context.Context) error {
 
 // shutDown drains. Each stage is bounded: running handlers by ShutdownTimeout, what they leave to
 // record by recordGrace. What is then still open is found by the dispatcher's sweeper.
-func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelFunc) {
+func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCauseFunc) {
 	w.draining.Store(true)
-	w.log.Info("worker draining", "worker", w.id, "running", len(w.slots))
+	w.log.Info("worker draining", "worker", w.id, "running", len(w.slots), "shutdown_timeout", w.cfg.ShutdownTimeout)
 	close(w.drain)
 	w.leave()
 	idle := make(chan struct{})
@@ -191,12 +193,20 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelFunc
 		close(idle)
 	}()
 	if !waitFor(idle, w.cfg.ShutdownTimeout) {
-		stopHandling()
+		w.log.Warn("worker cuts off what still runs", "worker", w.id, "running", len(w.slots))
+		stopHandling(cutOff(w.cfg.ShutdownTimeout))
 		if !waitFor(idle, recordGrace) {
 			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots))
 		}
 	}
-	w.log.Info("worker stopped", "worker", w.id)
+	w.log.Info("worker stopped", "worker", w.id, "handed_back", w.returned.Load())
+}
+
+// cutOff is why a handler's context ended that still ran when the shutdown timeout had passed.
+type cutOff time.Duration
+
+func (d cutOff) Error() string {
+	return fmt.Sprintf("cut off: the worker was shutting down, and waited %s", time.Duration(d))
 }
 
 func waitFor(done <-chan struct{}, most time.Duration) bool {

@@ -150,8 +150,15 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, role
 	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
 }
 
+// close closes the connections. A Postgres that has fallen silent is not waited for.
 func (s servers) close() {
-	s.pool.Close()
+	closed := make(chan struct{})
+	go func() { s.pool.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(closeWithin):
+		s.log.Warn("connections to Postgres not closed: it does not answer")
+	}
 	if err := s.redis.Close(); err != nil {
 		s.log.Warn("Redis client not closed", "err", err)
 	}

@@ -28,16 +28,29 @@ func (p *program) versionCommand() *cobra.Command {
 			if p.output != "table" {
 				return p.printJSON(v)
 			}
-			fmt.Fprintf(p.stdout, "callq %s (commit %s, schema %d, %s)\n", v.Version, v.Commit, v.Schema, v.Go)
+			fmt.Fprintln(p.stdout, v)
 			return nil
 		},
 	}
 }
 
+func (v versionInfo) String() string {
+	if v.Commit == "unknown" { // as of `go install …@version`, where the version says all
+		return fmt.Sprintf("callq %s (schema %d, %s)", v.Version, v.Schema, v.Go)
+	}
+	return fmt.Sprintf("callq %s (commit %s, schema %d, %s)", v.Version, v.Commit, v.Schema, v.Go)
+}
+
 func buildVersion() versionInfo {
+	info, _ := debug.ReadBuildInfo() // nil: not built as a module
+	return versionOf(info)
+}
+
+// versionOf says what the build says of itself: a module that was installed knows its version, a checkout
+// its commit.
+func versionOf(info *debug.BuildInfo) versionInfo {
 	v := versionInfo{Version: "(devel)", Commit: "unknown", Schema: migrations.Version(), Go: runtime.Version()}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
+	if info == nil {
 		return v
 	}
 	v.Version = cmp.Or(info.Main.Version, v.Version)

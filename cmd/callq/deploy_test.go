@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/cmd/callq/config"
+)
+
+const (
+	installed = "/usr/local/bin/callq"
+	// afterTimeout is what a daemon may take beyond shutdown_timeout: it says that it leaves, records what it
+	// cut off, and closes its listener and connections.
+	afterTimeout = 15 * time.Second
+)
+
+// deployed is a service that runs callq, as its file describes it.
+type deployed struct {
+	name   string
+	args   []string
+	env    map[string]string
+	health []string // callq's arguments; nil: none
+	stop   time.Duration
+}
+
+// What docker-compose.yml, the image and the systemd units run is run here, with their arguments and
+// variables, against servers of the test's own; only where these are is put in their place.
+func TestDeployments(t *testing.T) {
+	t.Parallel()
+	unit := func(name string) []deployed {
+		return []deployed{readUnit(t, "callq-dispatcher.service"), readUnit(t, name), readUnit(t, name)}
+	}
+	migrate := deployed{name: "migrate", args: []string{"migrate", "up"}, env: map[string]string{"DATABASE_URL": ""}}
+	for name, services := range map[string][]deployed{
+		"compose": readCompose(t),
+		"image":   {migrate, readDockerfile(t)},
+		"systemd": append([]deployed{migrate}, unit("callq-worker@.service")...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, _ := newWorld(t).withRedis()
+			w.empty()
+			url, _, answer := api(t)
+			answer()
+			daemons := []*running{}
+			for _, s := range services {
+				s.check(t, w)
+				if s.args[0] == "migrate" {
+					w.deploy(s).exits(exitDone)
+					continue
+				}
+				daemons = append(daemons, w.deploy(s))
+			}
+			for _, d := range daemons {
+				d.healthy()
+			}
+			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+			for _, d := range daemons {
+				send(t, d.cmd, syscall.SIGTERM)
+				d.exits(exitDone)
+			}
+		})
+	}
+}
+
+// empty takes the schema away.
+func (w world) empty() {
+	w.t.Helper()
+	for strings.Contains(w.do("migrate", "status"), "true") {
+		w.do("migrate", "down", "--yes")
+	}
+}
+
+// check holds a service against what callq knows: variables, and how long it is given to stop.
+func (s deployed) check(t *testing.T, w world) {
+	t.Helper()
+	var out, errs buffer
+	environ := []string{"CALLQ_CONFIG=../../config.yaml", "DATABASE_URL=" + w.postgres, "REDIS_URL=" + w.redis}
+	for name, value := range s.env {
+		if strings.HasPrefix(name, "CALLQ_") {
+			environ = append(environ, name+"="+value)
+		}
+	}
+	if code := run(t.Context(), []string{"config", "show", "-o", "json"}, nil, &out, &errs, environ); code != exitDone || errs.String() != "" {
+		t.Errorf("%s: its variables are not callq's: exit code %d\n%s", s.name, code, &errs)
+	}
+	for name := range s.env {
+		known := slices.Contains([]string{"DATABASE_URL", "REDIS_URL", "PGHOST", "PGUSER", "PGDATABASE", "PGPASSWORD"}, name)
+		if !known && !strings.Contains(out.String(), `"source": "`+name+`"`) {
+			t.Errorf("%s: callq does not know the variable %s", s.name, name)
+		}
+	}
+	cfg, err := config.Load(config.Source{Path: "../../config.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if least := cfg.Worker.ShutdownTimeout + afterTimeout; s.stop < least && slices.Contains([]string{"work", "serve"}, s.args[0]) && s.stop > 0 {
+		t.Errorf("%s is killed after %s, and may need %s", s.name, s.stop, least)
+	}
+}
+
+// running is a deployed service under test.
+type running struct {
+	w   world
+	of  deployed
+	cmd *exec.Cmd
+	log *buffer
+	env []string
+}
+
+// deploy runs a service as a process with its variables, which lead to the test's servers.
+func (w world) deploy(s deployed) *running {
+	w.t.Helper()
+	r := &running{w: w, of: s, log: new(buffer)}
+	pg, err := pgx.ParseConfig(w.postgres)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	here := map[string]string{
+		"DATABASE_URL": w.postgres, "REDIS_URL": w.redis, "CALLQ_HTTP_LISTEN": "127.0.0.1:0",
+		"PGHOST": pg.Host, "PGUSER": pg.User, "PGDATABASE": pg.Database, "PGPASSWORD": pg.Password,
+	}
+	r.env = []string{beCallq + "=1", "CALLQ_CONFIG=../../config.yaml", "CALLQ_HTTP_TASK_PRIVATE_HOSTS=127.0.0.1", fmt.Sprint("PGPORT=", pg.Port)}
+	for name, value := range s.env {
+		if its, ok := here[name]; ok {
+			value = its
+		}
+		r.env = append(r.env, name+"="+value)
+	}
+	r.cmd = r.callq(s.args...)
+	if err := r.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+func (r *running) callq(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(r.w.t.Context(), os.Args[0], args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = r.env, r.log, r.log
+	return cmd
+}
+
+func (r *running) exits(code int) {
+	r.w.t.Helper()
+	exits(r.w.t, r.cmd, r.log, code)
+}
+
+// healthy waits until the service is ready, and runs its healthcheck.
+func (r *running) healthy() {
+	t := r.w.t
+	t.Helper()
+	address := addressIn(t, r.log)
+	awaitReady(t, address)
+	if r.of.health == nil {
+		return
+	}
+	check := r.callq(r.of.health...)
+	check.Env = append(slices.Clone(check.Env), "CALLQ_HTTP_LISTEN="+address)
+	if err := check.Run(); err != nil {
+		t.Errorf("%s: callq %v: %v\n%s", r.of.name, r.of.health, err, r.log)
+	}
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/local"
+)
+
+// A shutdown ends, whatever is away: what runs is given up at shutdown_timeout.
+const impatient = atAnyPort + "worker: {shutdown_timeout: 1s}\n"
+
+// gate stands before a server, and can hold back all that passes, as a network does that drops packets.
+type gate struct {
+	address string
+	held    sync.RWMutex // locked: nothing passes
+	hold    sync.Once
+}
+
+// newGate lets through to where dial leads.
+func newGate(t *testing.T, dial func() (net.Conn, error)) *gate {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gate{address: listener.Addr().String()}
+	var mu sync.Mutex
+	conns := []net.Conn{}
+	opened := func(c net.Conn) { mu.Lock(); defer mu.Unlock(); conns = append(conns, c) }
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			opened(from)
+			to, err := dial()
+			if err != nil {
+				from.Close()
+				continue
+			}
+			opened(to)
+			go g.pass(from, to)
+			go g.pass(to, from)
+		}
+	}()
+	t.Cleanup(func() {
+		listener.Close()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range conns {
+			c.Close()
+		}
+		g.shut()
+		g.held.Unlock()
+	})
+	return g
+}
+
+func (g *gate) pass(from, to net.Conn) {
+	defer to.Close()
+	chunk := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(chunk)
+		if n > 0 {
+			g.held.RLock()
+			_, failed := to.Write(chunk[:n])
+			g.held.RUnlock()
+			err = errors.Join(err, failed)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// shut holds everything back from now on.
+func (g *gate) shut() { g.hold.Do(g.held.Lock) }
+
+// behindGate is the same world, whose Postgres is reached through a gate.
+func (w world) behindGate() (world, *gate) {
+	w.t.Helper()
+	cc, err := pgx.ParseConfig(w.postgres)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	network, address := "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port))
+	if filepath.IsAbs(cc.Host) {
+		network, address = "unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port))
+	}
+	g := newGate(w.t, func() (net.Conn, error) { return new(net.Dialer).DialContext(w.t.Context(), network, address) })
+	through := url.URL{Scheme: "postgres", User: url.UserPassword(cc.User, cc.Password), Host: g.address, Path: cc.Database, RawQuery: "sslmode=disable"}
+	w.postgres = through.String()
+	return w, g
+}
+
+// exits waits for a process's end and wants its exit code.
+func exits(t *testing.T, cmd *exec.Cmd, log *buffer, code int) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }() // its error is the exit code
+	eventually(t, "the process ends", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	})
+	if got := cmd.ProcessState.ExitCode(); got != code {
+		t.Errorf("exit code %d, want %d\n%s", got, code, log)
+	}
+}
+
+// freeze stops a Redis, so that it takes connections and never answers. Stop ends it all the same.
+func freeze(t *testing.T, redis *local.RedisServer) {
+	t.Helper()
+	if redis.Embedded {
+		t.Skip("redis-server is not installed")
+	}
+	if err := syscall.Kill(redis.Pid(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(redis.Kill)
+}
+
+func TestSIGTERMWhileServersAreAway(t *testing.T) {
+	t.Parallel()
+	for name, takeAway := range map[string]func(*testing.T, *gate, *local.RedisServer){
+		"Redis is gone":      func(_ *testing.T, _ *gate, redis *local.RedisServer) { redis.Kill() },
+		"Redis is silent":    func(t *testing.T, _ *gate, redis *local.RedisServer) { freeze(t, redis) },
+		"Postgres is silent": func(_ *testing.T, g *gate, _ *local.RedisServer) { g.shut() },
+		"both are silent":    func(t *testing.T, g *gate, redis *local.RedisServer) { g.shut(); freeze(t, redis) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct, redis := newWorld(t).withRedis()
+			w, g := direct.behindGate()
+			w.config = impatient
+			url, arrived, _ := api(t)
+			cmd, log, id := w.serving(url, arrived)
+			takeAway(t, g, redis)
+			send(t, cmd, syscall.SIGTERM)
+			exits(t, cmd, log, exitDone)
+			if strings.Contains(name, "Redis") { // then what ran could be recorded
+				if call := direct.get(id); call.Status != callqueue.StatusError || len(call.Ledger) != 1 {
+					t.Errorf("what ran: %+v", call)
+				}
+			}
+		})
+	}
+}
+
+// What still runs at shutdown_timeout is cut off, recorded as an error that says so, and tried again.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = impatient
+	url, arrived, _ := api(t)
+	cmd, log, id := w.serving(url, arrived)
+	send(t, cmd, syscall.SIGTERM)
+	exits(t, cmd, log, exitDone)
+	call := w.get(id)
+	if call.Status != callqueue.StatusError || call.Running || call.FailedCount != 1 || call.ErrorMessage == nil || !strings.Contains(*call.ErrorMessage, "cut off") {
+		t.Errorf("what ran: %+v", call.Record)
+	}
+	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher stopped"} {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("%d times in the log, want once: %s\n%s", n, line, log)
+		}
+	}
+}
+
+// A signal is heard while servers are waited for: those that refuse and those that are silent.
+func TestSignalWhileWaiting(t *testing.T) {
+	t.Parallel()
+	silent := "postgres://nobody@" + silentServer(t) + "/none?sslmode=disable"
+	for _, postgres := range []string{noPostgres, silent} {
+		for _, command := range []string{"serve", "dispatch", "work"} {
+			w := world{t: t, postgres: postgres, redis: noRedis, config: atAnyPort}
+			cmd, log := w.command(command)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, command+" waits", func() bool { return strings.Contains(log.String(), "msg=waiting for=Postgres") })
+			send(t, cmd, os.Signal(syscall.SIGTERM))
+			exits(t, cmd, log, exitDone)
+		}
+	}
+}
+
+// number is what a query answers.
+func (w world) number(sql string) (n int) {
+	w.t.Helper()
+	conn, err := pgx.Connect(w.t.Context(), w.postgres)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(w.t.Context()))
+	if err := conn.QueryRow(w.t.Context(), sql).Scan(&n); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
+// What the worker had taken and not started goes back, and the log says how many that were.
+func TestHandedBackIsSaid(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort + "worker: {shutdown_timeout: 1s, concurrency: 2}\n"
+	url, arrived, _ := api(t)
+	w.stdin = strings.Repeat(fmt.Sprintf(`{"call_data": {"url": %q}}`+"\n", url), 6)
+	w.do("enqueue", "--from", "-")
+	cmd, log := w.command("serve") // which claims more than it has slots, for they are all free
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, arrived, "the first runs")
+	receive(t, arrived, "the second runs")
+	if n := w.number(`SELECT count(*) FROM call_open`); n <= 2 {
+		t.Errorf("%d attempts are open, want more than the 2 that run", n)
+	}
+	send(t, cmd, syscall.SIGTERM)
+	exits(t, cmd, log, exitDone)
+	back := w.number(`SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
+	if open := w.number(`SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
+		t.Errorf("%d attempts went back, %d are open\n%s", back, open, log)
+	}
+}
