@@ -91,7 +91,7 @@ func violations(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]Viol
 
 // Whole tables are read here: the settings of the hot path would not help.
 const verifySettingsSQL = `
-SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
     set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)`
 
 const countsSQL = `
@@ -107,6 +107,7 @@ type version struct {
 	Rate    int64         `db:"rate"`
 	Window  time.Duration `db:"window_size"` // 0: a concurrency limit
 	PerKey  bool          `db:"per_key"`
+	ByCost  bool          `db:"count_cost"`
 }
 
 func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
@@ -119,9 +120,9 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 		return fmt.Errorf("read the limits' changes: %w", err)
 	}
 	for _, v := range versions {
-		args := []any{v.Limit, v.Window, v.From, v.To, v.PerKey, v.Rate, violationsMost}
+		args := []any{v.Limit, v.Window, v.From, v.To, v.PerKey, v.ByCost, v.Rate, violationsMost}
 		use := LimitUse{Limit: v.Limit, Version: v.Version, From: v.From, Rate: v.Rate, Window: v.Window}
-		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:5]...).Scan(&use.Starts, &use.Most); err != nil {
+		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:6]...).Scan(&use.Starts, &use.Most); err != nil {
 			return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)
 		}
 		report.Limits = append(report.Limits, use)
@@ -138,7 +139,7 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 }
 
 const versionsSQL = `
-SELECT limit_name, version, in_force_from, rate, window_size, per_key,
+SELECT limit_name, version, in_force_from, rate, window_size, per_key, count_cost,
     lead(in_force_from) OVER (PARTITION BY limit_name ORDER BY version) AS in_force_to
 FROM call_limit_changes
 WHERE rate IS NOT NULL
@@ -146,24 +147,24 @@ ORDER BY limit_name, version`
 
 // At each start t of an attempt, the attempts (of its key, where the limit is per key) that had
 // started by t and whose until is later than t - W: a running sum in which each attempt enters at
-// its start and leaves W after its until, what leaves going first. The until of one that is open is
-// the claims' (occupiedSQL).
+// its start and leaves W after its until, what leaves going first. With which key and cost, the version
+// says, as claims do: where it counts otherwise than the one before, usage was counted anew for it. The
+// until of one that is open is the claims' (occupiedSQL).
 const windowsSQL = `
 WITH charges AS (
     SELECT a.call_id, a.attempt, CASE WHEN $5 THEN a.key ELSE '' END AS key,
-        coalesce(a.started_at, a.claimed_at) AS at, c.cost, c.until
+        coalesce(a.started_at, a.claimed_at) AS at, CASE WHEN $6 THEN a.cost ELSE 1 END AS cost, c.until
     FROM call_attempts a
-    CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint, until timestamptz)
+    CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz)
     WHERE c."limit" = $1
     UNION ALL
-    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, u.cost,
+    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, CASE WHEN $6 THEN o.cost ELSE 1 END,
         coalesce(CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
             WHEN 'start' THEN o.started_at + o.send_within + l.slack
             WHEN 'dispatch' THEN o.claimed_at END, 'infinity')
     FROM call_open o
-    CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
-    LEFT JOIN call_limits l ON l.name = u.name
-    WHERE u.name = $1 AND o.started_at IS NOT NULL
+    LEFT JOIN call_limits l ON l.name = $1
+    WHERE o.limits @> ARRAY[$1] AND o.started_at IS NOT NULL
 ), moves AS (
     SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges
     UNION ALL
@@ -178,12 +179,12 @@ WITH charges AS (
 const mostSQL = `SELECT count(*), coalesce(max(used), 0)::bigint FROM starts`
 
 const overSQL = `
-SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || $6::bigint
+SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || $7::bigint
     || CASE key WHEN '' THEN '' ELSE ' for key ' || key END AS detail
 FROM starts
-WHERE used > $6::bigint
+WHERE used > $7::bigint
 ORDER BY at
-LIMIT $7`
+LIMIT $8`
 
 type rule struct{ name, sql string }
 

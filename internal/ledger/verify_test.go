@@ -64,8 +64,8 @@ func history(t *testing.T) *pgxpool.Pool {
 	open(t, pool)                             // call 8, not started
 	start(t, pool, request(open(t, pool), 7)) // call 9, running
 	exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
-	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
-		VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', 'test')`)
+	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+		VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', true, 'test')`)
 	exec(t, pool, `UPDATE call_limits SET published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
 	return pool
 }
@@ -139,8 +139,8 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"dispatched with the row of another attempt", `UPDATE call_open SET attempt = 2 WHERE call_id = 8`, []string{gaps, status}},
 		{"open, and waiting again", `UPDATE call_queue SET status = 'new' WHERE id = 9`, []string{status}},
 		{"more starts than the rate", `UPDATE call_limit_changes SET rate = 6`, []string{windows}},
-		{"an attempt of double cost", `UPDATE call_attempts SET charged = jsonb_set(charged, '{0,cost}', '5') WHERE call_id = 3`, []string{windows, usage}},
-		{"an open attempt of a high cost", `UPDATE call_open SET costs = '{5}' WHERE call_id = 9`, []string{windows}},
+		{"an attempt of double cost", `UPDATE call_attempts SET cost = 5, charged = jsonb_set(charged, '{0,cost}', '5') WHERE call_id = 3`, []string{windows, usage}},
+		{"an open attempt of a high cost", `UPDATE call_open SET cost = 5, costs = '{5}' WHERE call_id = 9`, []string{windows}},
 		{"usage too low", `UPDATE call_usage SET used = used - 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
 		{"usage too high", `UPDATE call_usage SET used = used + 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
 		{"usage gone", `DELETE FROM call_usage`, []string{usage}},
@@ -256,7 +256,7 @@ func TestVerifyWindows(t *testing.T) {
 		for i, c := range charges {
 			if c.Open {
 				all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
-					VALUES ($1, 1, 0, 1, 1, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
+					VALUES ($1, 1, 0, 1, $3, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
 				continue
 			}
 			charged, err := json.Marshal([]map[string]any{
@@ -267,11 +267,11 @@ func TestVerifyWindows(t *testing.T) {
 				rt.Fatal(err)
 			}
 			all.Queue(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
-				VALUES ($1, 1, 1, $2, $2, $3, $3, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged))
+				VALUES ($1, 1, $5, $2, $2, $3, $3, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged), c.Cost)
 		}
 		for i, v := range changes {
-			all.Queue(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
-				VALUES ('api', $1, $2, nullif($3, 0), $4, 'test')`, i+1, at(v.From), v.Rate, time.Duration(v.Window)*time.Millisecond)
+			all.Queue(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+				VALUES ('api', $1, $2, nullif($3, 0), $4, true, 'test')`, i+1, at(v.From), v.Rate, time.Duration(v.Window)*time.Millisecond)
 		}
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
@@ -329,4 +329,33 @@ func TestVerifyWindows(t *testing.T) {
 
 func sortLines(text string) string {
 	return strings.Join(slices.Sorted(strings.SplitSeq(text, "\n")), "\n")
+}
+
+// A limit that counts otherwise than before counts what came before in its own way, as claims do.
+func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		byCost bool
+		rate   int
+		most   int64
+	}{
+		{"by calls, once by cost", false, 2, 2},
+		{"by cost, once by calls", true, 2, 7},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			exec(t, pool, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+				SELECT i, 1, 6 - 5 * (i - 1), at, at, at, at, 'done', 'default', 'http', '',
+					jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', CASE WHEN %t THEN 1 ELSE 6 END, 'until', at))
+				FROM (SELECT i, now() - (3 - i) * interval '1 min' AS at FROM generate_series(1, 2) i) a`, c.byCost))
+			exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+				VALUES ('api', 1, now() - interval '1 day', 100, '1 h', NOT %[1]t, 'test'), ('api', 2, now() - interval '90 s', %[2]d, '1 h', %[1]t, 'test')`, c.byCost, c.rate))
+			report := verify(t, pool)
+			if most := report.Limits[1].Most; most != c.most {
+				t.Errorf("most in a window: %d, want %d; found %v", most, c.most, report.Findings)
+			}
+		})
+	}
 }
