@@ -20,7 +20,7 @@ func TestPlans(t *testing.T) {
 		ordered string   // an index that is read in its order, and no further than to a limit
 	}{
 		"intake":      {intakeSQL, []string{"call_news_at_idx at", key, "call_waiting_pkey seq", "call_queue_pkey id"}, "call_news_at_idx"},
-		"wake due":    {wakeDueSQL, []string{"call_lines_wake_idx wake_at"}, "call_lines_wake_idx"},
+		"wake due":    {wakeDueSQL, []string{"call_lines_wake_idx wake_at", key}, "call_lines_wake_idx"},
 		"wake keys":   {wakeKeysSQL, []string{key}, ""},
 		"wake onward": {wakeOnwardSQL, []string{key}, ""},
 		"walk":        {walkSQL, []string{"call_lines_active_idx key"}, "call_lines_active_idx"},
