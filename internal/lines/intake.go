@@ -100,6 +100,7 @@ WITH due AS MATERIALIZED (
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
         WHERE d.again AND l.queue = @queue AND l.key = d.key AND l.priority = d.priority AND l.task = d.task AND l.calls > 0
+        OFFSET 0 -- so that nothing is looked up for what is not there again
     ) f ON true
     WHERE d.ids IS NOT NULL
 ), called AS (
