@@ -21,6 +21,7 @@ func TestRefuse(t *testing.T) {
 		{"call_data too long", "call_data", "jsonb_build_object('body', repeat('x', 262144))", "call_data has 262156 bytes, over the limit of 262144"},
 		{"call_data too long, unpacked", "call_data", "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 8000) i)", "call_data has 288000 bytes, over the limit of 262144"},
 		{"key too long", "key", "repeat('é', 128)", "key is longer than 255 bytes"},
+		{"key too long for an index", "key", "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)", "key is longer than 255 bytes"},
 	}
 	r := rules(sliding("api", 100, time.Hour))
 	s.once(r)

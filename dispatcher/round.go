@@ -137,7 +137,8 @@ func (c *round) note(writes *pgx.Batch, b *batch) {
 const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
 
 // parked are the keys that can be put aside, since who frees units of theirs, or ends their pause, has
-// them woken. All the same each is looked at again in a minute or so.
+// them woken. One that still has room, though not for its next call, is looked at again in a minute: nobody
+// says so when that call is cancelled, expires, or is deleted or changed, and those behind it fit.
 func (c *round) parked(b *batch) []lines.Parked {
 	var list []lines.Parked
 	for _, key := range slices.Sorted(maps.Keys(c.paused)) {
@@ -145,8 +146,11 @@ func (c *round) parked(b *batch) []lines.Parked {
 	}
 	for _, h := range b.blocked {
 		wait, known := c.head.wait(h)
-		if !known {
+		switch {
+		case !known:
 			wait = lookLater
+		case c.head.Most(h.key) > 0:
+			wait = min(wait, lookLater)
 		}
 		list = append(list, lines.Parked{Key: h.key, Priority: h.priority, For: wait})
 	}

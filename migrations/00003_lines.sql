@@ -62,6 +62,12 @@ UNION ALL
 SELECT n.queue, n.key, n.priority, n.task, n.at, i.id
 FROM call_news n CROSS JOIN LATERAL unnest(n.ids) AS i (id);
 
+-- How news and lines call a call's queue, key or task. One beyond 255 bytes, with which no call can be made,
+-- is cut: an index takes in no more than 2,704 bytes, and such a call must keep no other from its line.
+CREATE FUNCTION callq_line_name(name text, unset text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN octet_length(name) > 255 THEN left(name, 63) ELSE coalesce(name, unset) END
+$$;
+
 -- The triggers run as the owner: a producer needs no right to these tables. Ids are cut in ranges of
 -- 65,536, so that no row of a large COPY is too large to take in.
 -- +goose StatementBegin
@@ -69,13 +75,13 @@ CREATE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql SECURITY
 BEGIN
     -- One call, as most statements insert: grouping would cost more than all the rest.
     INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
-    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
+    SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
         least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
     FROM inserted
     WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1);
     IF NOT FOUND THEN
         INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
-        SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
+        SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
             least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
         FROM inserted
         WHERE status IN ('new', 'error')
@@ -89,8 +95,8 @@ END $$;
 CREATE FUNCTION callq_call_waits_again() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO call_news (queue, at, task, key, priority, calls, ids, again)
-    VALUES (coalesce(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), coalesce(NEW.task, 'http'),
-        coalesce(NEW.key, ''), least(greatest(coalesce(NEW.priority, 5), 0), 9), 1, ARRAY[NEW.id], true);
+    VALUES (callq_line_name(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), callq_line_name(NEW.task, 'http'),
+        callq_line_name(NEW.key, ''), least(greatest(coalesce(NEW.priority, 5), 0), 9), 1, ARRAY[NEW.id], true);
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
@@ -116,7 +122,7 @@ CREATE TRIGGER call_queue_waits_again AFTER UPDATE ON call_queue
 
 -- Calls that wait already.
 INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
-SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
+SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
     least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
 FROM call_queue
 WHERE status IN ('new', 'error')
@@ -127,5 +133,6 @@ DROP TRIGGER call_queue_waits_again ON call_queue;
 DROP TRIGGER call_queue_inserted ON call_queue;
 DROP FUNCTION callq_call_waits_again();
 DROP FUNCTION callq_calls_inserted();
+DROP FUNCTION callq_line_name(text, text);
 DROP VIEW call_in_line;
 DROP TABLE call_waiting, call_lines, call_news;

@@ -127,6 +127,8 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
     WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
     WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
+    WHEN octet_length(q.task) > 255 THEN 'task is longer than 255 bytes'
+    WHEN octet_length(q.queue) > 255 THEN 'queue is longer than 255 bytes'
     WHEN pg_column_size(q.call_data) * 300 > @most::bigint AND octet_length(q.call_data::text) > @most::bigint
         THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
     END AS refusal
@@ -134,7 +136,7 @@ FROM entries e
 JOIN call_queue q ON q.id = e.id
 WHERE q.status IN ('new', 'error')
   AND coalesce(q.run_at, q.created_at) <= @now
-  AND (coalesce(q.queue, 'default'), coalesce(q.key, ''), least(greatest(coalesce(q.priority, 5), 0), 9), coalesce(q.task, 'http'))
+  AND (callq_line_name(q.queue, 'default'), callq_line_name(q.key, ''), least(greatest(coalesce(q.priority, 5), 0), 9), callq_line_name(q.task, 'http'))
       = (@queue, e.key, e.priority, e.task)
 FOR UPDATE OF q SKIP LOCKED`
 
@@ -148,7 +150,7 @@ func Return(b *pgx.Batch, ids []int64) {
 // What holds a call may be done with it in a moment. The clock may have been set back since it was due.
 const returnSQL = `
 INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
-SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
-    coalesce(task, 'http'), coalesce(key, ''), least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
+SELECT callq_line_name(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
+    callq_line_name(task, 'http'), callq_line_name(key, ''), least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
 FROM call_queue
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`

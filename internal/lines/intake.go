@@ -165,15 +165,25 @@ SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onwar
     min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint
 FROM due`
 
+// wakeDueSQL wakes all lines of the keys whose time has come: one that was parked sooner must not pass
+// one of a smaller priority.
 const wakeDueSQL = `
 WITH woken AS (
     UPDATE call_lines
     SET wake_at = NULL
     WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM call_lines
-        WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
-        ORDER BY wake_at
-        LIMIT $4))
+        SELECT c.ctid
+        FROM (
+            SELECT DISTINCT key
+            FROM (
+                SELECT key FROM call_lines
+                WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
+                ORDER BY wake_at
+                LIMIT $4
+            ) due
+        ) k
+        CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_lines WHERE queue = $1 AND key = k.key OFFSET 0) c
+        WHERE c.wake_at IS NOT NULL))
     RETURNING 1
 )
 SELECT count(*) FROM woken`
@@ -187,20 +197,23 @@ WHERE ctid = ANY (ARRAY(
     CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_lines WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
 
-// wakeOnwardSQL wakes a slice of the parked lines from a key on, and leaves word where to go on.
+// wakeOnwardSQL wakes a slice of the parked lines from a key on, with all of its last key, and leaves word
+// where to go on: at the next key, so that it comes to an end however many lines a key has.
 const wakeOnwardSQL = `
 WITH slice AS MATERIALIZED (
     SELECT ctid AS place, key, wake_at FROM call_lines
     WHERE queue = $1 AND key >= $2
-    ORDER BY key, priority, task
-    LIMIT $4
+    ORDER BY key
+    FETCH FIRST ($4) ROWS WITH TIES
 ), woken AS (
     UPDATE call_lines
     SET wake_at = NULL
     WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
 )
 INSERT INTO call_news (queue, at, key, onward)
-SELECT $1, $3, max(key), true FROM slice HAVING count(*) = $4`
+SELECT $1, $3, n.key, true
+FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last
+CROSS JOIN LATERAL (SELECT key FROM call_lines WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
 
 // WakeAll has the next intakes of queues wake all their lines: their keys may no longer be blocked. It needs
 // no lock. (For one key it is said where that is found: closeSQL, cancelSQL, wakeKeySQL.)

@@ -4,9 +4,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
 )
 
 // The plans of all statements, made while the tables are empty and when they are full: each reads no more
@@ -20,7 +22,7 @@ func TestPlans(t *testing.T) {
 		ordered string   // an index that is read in its order, and no further than to a limit
 	}{
 		"intake":      {intakeSQL, []string{"call_news_at_idx at", key, "call_waiting_pkey seq", "call_queue_pkey id"}, "call_news_at_idx"},
-		"wake due":    {wakeDueSQL, []string{"call_lines_wake_idx wake_at"}, "call_lines_wake_idx"},
+		"wake due":    {wakeDueSQL, []string{"call_lines_wake_idx wake_at", key}, "call_lines_wake_idx"},
 		"wake keys":   {wakeKeysSQL, []string{key}, ""},
 		"wake onward": {wakeOnwardSQL, []string{key}, ""},
 		"walk":        {walkSQL, []string{"call_lines_active_idx key"}, "call_lines_active_idx"},
@@ -65,6 +67,24 @@ func TestPlans(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// What is new costs no look at the first call of its line: only what is there again may go before that.
+func TestNewCallsAreNotCompared(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewWith(t, ledger.Settings())
+	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": newsMost, "calls": callsMost}
+	rows, err := pool.Query(t.Context(), "EXPLAIN "+intakeSQL, pgx.QueryExecModeExec, args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(plan, "\n"); !strings.Contains(text, "One-Time Filter: d.again") {
+		t.Errorf("the first call is looked up for each row of news:\n%s", text)
 	}
 }
 

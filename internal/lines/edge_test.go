@@ -1,0 +1,79 @@
+package lines_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/lines"
+	"github.com/jackc/pgx/v5"
+)
+
+// A name that no index could hold keeps no other call from its line: such a call is in a line too, where
+// a claim refuses it.
+func TestNamesThatAreTooLong(t *testing.T) {
+	t.Parallel()
+	const long = `(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)`
+	for column, insert := range map[string]string{
+		"key":   `INSERT INTO call_queue (queue, key) VALUES ('q', ` + long + `), ('q', 'k'), ('q', NULL)`,
+		"task":  `INSERT INTO call_queue (queue, task) VALUES ('q', ` + long + `), ('q', NULL), ('q', 'http')`,
+		"queue": `INSERT INTO call_queue (queue) VALUES (` + long + `), ('q'), ('q')`,
+		"both":  `INSERT INTO call_queue (queue, key, task) VALUES ('q', ` + long + `, ` + long + `), ('q', 'k', 'http'), ('q', 'l', 'http')`,
+	} {
+		t.Run(column, func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(t)
+			q.exec(insert)
+			q.exec(`UPDATE call_queue SET priority = 6 WHERE id = 1`)
+			q.intake()
+			q.sound()
+			got := q.claim(9)
+			slices.Sort(got)
+			if want := []int64{2, 3}; !slices.Equal(got[max(0, len(got)-2):], want) {
+				t.Errorf("claimed %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// However many lines one key has, waking them all comes to an end, and passes over none.
+func TestWakeAllComesToAnEnd(t *testing.T) {
+	t.Parallel()
+	for name, keys := range map[string]string{"of one key": `'k'`, "of some": `'k' || i % 2`, "of many": `'k' || i`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(t)
+			q.exec(`INSERT INTO call_queue (queue, key, task) SELECT 'q', ` + keys + `, 't' || i FROM generate_series(1, 2500) i`)
+			q.intake()
+			q.exec(`UPDATE call_lines SET wake_at = now() + interval '2 h'`)
+			q.tx(func(ctx context.Context, tx pgx.Tx) error { return lines.WakeAll(ctx, tx, []string{"q"}) })
+			for range 5 { // slices
+				q.tx(func(ctx context.Context, tx pgx.Tx) error {
+					_, err := lines.Intake(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Minute))
+					return err
+				})
+			}
+			if n := q.value(`SELECT count(*) FROM call_news`); n > 0 {
+				t.Errorf("%d news are left", n)
+			}
+			if n := q.value(`SELECT count(*) FROM call_lines WHERE wake_at IS NOT NULL`); n > 0 {
+				t.Errorf("%d lines are parked", n)
+			}
+		})
+	}
+}
+
+// A key's lines wake together, though they were parked at different times: a call of a larger priority must
+// not pass one that waits for units.
+func TestKeyWakesAsAWhole(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queue (queue, key, priority) VALUES ('q', 'k', 3), ('q', 'k', 5), ('q', 'other', 5)`)
+	q.intake()
+	q.exec(`UPDATE call_lines SET wake_at = now() + CASE WHEN key = 'k' AND priority = 5 THEN interval '1 min' ELSE interval '2 h' END`)
+	q.intake()
+	if got, want := q.claim(1), []int64{1, 2}; !slices.Equal(got, want) {
+		t.Errorf("claimed %v, want %v", got, want)
+	}
+}
