@@ -59,24 +59,24 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if shut := d.shutFor(locked.Limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, locked.Limits, epoch)
 	}
+	taken, err := lines.Intake(ctx, tx, queue, d.reach.since(queue), now)
+	if err != nil {
+		return claimResult{}, err
+	}
 	seen, err := d.survey(ctx, tx, queue, locked.Limits)
 	if err != nil {
 		return claimResult{}, err
 	}
 	if seen.pausedFor > 0 {
-		return claimResult{lookIn: min(seen.pausedFor, lookLater)}, nil
+		return d.rest(ctx, tx, queue, taken, claimResult{lookIn: min(seen.pausedFor, lookLater)})
 	}
 	roster := seen.roster.on(locked.Label)
 	want := min(claimMost, roster.room())
 	switch {
 	case len(roster.pools) == 0: // no worker carries the label
-		return claimResult{lookIn: lookLater}, nil
+		return d.rest(ctx, tx, queue, taken, claimResult{lookIn: lookLater})
 	case want == 0:
-		return roster.full(), nil
-	}
-	taken, err := lines.Intake(ctx, tx, queue, d.reach.since(queue), now)
-	if err != nil {
-		return claimResult{}, err
+		return d.rest(ctx, tx, queue, taken, roster.full())
 	}
 	c, err := d.round(ctx, tx, locked, seen, roster, now)
 	if errors.Is(err, errClockSetBack) {
@@ -92,7 +92,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err := d.commit(ctx, tick, tx, queue, batch); err != nil {
 		return claimResult{}, err
 	}
-	d.reach.took(queue, now, taken.All)
+	d.reach.took(queue, taken.UpTo)
 	d.metrics.claimed(queue, len(batch.attempts))
 	if len(batch.refused) > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(batch.refused))
@@ -110,6 +110,19 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 		result = roster.full()
 	}
 	result.lookIn = min(result.lookIn, c.pausedFor)
+	return result, nil
+}
+
+// rest ends a claim that cannot claim anything for a while. What it took in stays so: news would pile up.
+func (d *Dispatcher) rest(ctx context.Context, tx pgx.Tx, queue string, taken lines.Taken, result claimResult) (claimResult, error) {
+	if !taken.Some {
+		return result, nil
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return claimResult{}, fmt.Errorf("commit what was taken in: %w", err)
+	}
+	d.reach.took(queue, taken.UpTo)
+	result.lookIn = min(result.lookIn, minGap)
 	return result, nil
 }
 

@@ -115,3 +115,34 @@ func TestEmptyLinesGo(t *testing.T) {
 	s.once(rules())
 	s.want(`SELECT count(*) = 1 FROM call_lines WHERE key = '' AND calls = 0`) // kept: making one costs more
 }
+
+// News of a queue that is paused, or whose workers are away or full, does not pile up.
+func TestNewsIsTakenInThoughNothingIsClaimed(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(t *testing.T, s *system, r *dispatcher.Rules){
+		"paused": func(t *testing.T, s *system, _ *dispatcher.Rules) {
+			if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"no worker carries the label": func(_ *testing.T, s *system, r *dispatcher.Rules) { s.alive(10); r.Queues[0].On = "elsewhere" },
+		"workers are full": func(_ *testing.T, s *system, _ *dispatcher.Rules) {
+			s.alive(1)
+			s.calls("default", 10)
+		},
+	} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			r := rules()
+			s.once(r)
+			prepare(t, s, &r)
+			s.once(r)
+			s.calls("default", 5)
+			s.exec(`INSERT INTO call_news (queue, at, key) SELECT 'default', clock_timestamp(), 'k' FROM generate_series(1, 5000)`)
+			for range 4 {
+				s.once(r)
+			}
+			s.want(`SELECT count(*) = 0 FROM call_news`)
+			s.want(`SELECT sum(calls) >= 5 FROM call_lines`)
+		})
+	}
+}

@@ -46,12 +46,11 @@ func (r *reach) since(queue string) time.Time {
 	return at.Add(-reachBehind)
 }
 
-// took notes an intake at Postgres's time now, and whether it left nothing that was due.
-func (r *reach) took(queue string, now time.Time, all bool) {
-	switch {
-	case !all:
-		delete(r.takenIn, queue) // the next goes on from the beginning
-	default:
-		r.takenIn[queue] = now
+// took notes up to what, in Postgres's time, an intake left nothing; zero: the next goes on from the beginning.
+func (r *reach) took(queue string, upTo time.Time) {
+	if upTo.IsZero() {
+		delete(r.takenIn, queue)
+		return
 	}
+	r.takenIn[queue] = upTo
 }

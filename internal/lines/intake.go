@@ -17,8 +17,9 @@ const (
 
 // Taken is what came of an intake.
 type Taken struct {
-	Some bool // there was something
-	All  bool // nothing else was due
+	Some bool      // there was something
+	All  bool      // nothing else was due
+	UpTo time.Time // nothing else was due that fell due before; zero: there may have been
 }
 
 // Intake takes a queue's news into its lines, as far as it is due now, and wakes lines whose time has
@@ -28,16 +29,25 @@ func Intake(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) 
 	var n, woken int64
 	var keys []string
 	var onward *string
+	var last *time.Time
 	from := bound(since)
 	var asks pgx.Batch
 	asks.Queue(intakeSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": newsMost, "calls": callsMost,
-	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All) })
+	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All, &last) })
 	asks.Queue(wakeDueSQL, queue, from, now, wakeMost).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return t, fmt.Errorf("take in what is new: %w", err)
 	}
-	t.Some, t.All = n+woken > 0, t.All && woken < wakeMost
+	switch {
+	case woken == wakeMost:
+		t.All = false
+	case t.All:
+		t.UpTo = now
+	case last != nil:
+		t.UpTo = *last
+	}
+	t.Some = n+woken > 0
 	if len(keys) == 0 && onward == nil {
 		return t, nil
 	}
@@ -45,7 +55,7 @@ func Intake(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) 
 	wakes.Queue(wakeKeysSQL, queue, keys)
 	if onward != nil {
 		wakes.Queue(wakeOnwardSQL, queue, *onward, now, wakeMost)
-		t.All = false // perhaps
+		t.All = false // perhaps; word of it is left for now
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake lines: %w", err)
@@ -162,7 +172,7 @@ WITH due AS MATERIALIZED (
     SET calls = l.calls + excluded.calls, head = excluded.head, taken = excluded.taken, tail = excluded.tail
 )
 SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
-    min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint
+    min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint, max(at)
 FROM due`
 
 // wakeDueSQL wakes all lines of the keys whose time has come: one that was parked sooner must not pass

@@ -83,7 +83,7 @@ func TestNewCallsAreNotCompared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := strings.Join(plan, "\n"); !strings.Contains(text, "One-Time Filter: d.again") {
+	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Filter: ((ids IS NOT NULL) AND again)") {
 		t.Errorf("the first call is looked up for each row of news:\n%s", text)
 	}
 }
