@@ -133,12 +133,15 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
         THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
     END AS refusal
 FROM entries e
-JOIN call_queue q ON q.id = e.id
-WHERE q.status IN ('new', 'error')
-  AND coalesce(q.run_at, q.created_at) <= @now
-  AND (callq_line_name(q.queue, 'default'), callq_line_name(q.key, ''), least(greatest(coalesce(q.priority, 5), 0), 9), callq_line_name(q.task, 'http'))
-      = (@queue, e.key, e.priority, e.task)
-FOR UPDATE OF q SKIP LOCKED`
+CROSS JOIN LATERAL (
+    SELECT * FROM call_queue c
+    WHERE c.id = e.id
+      AND c.status IN ('new', 'error')
+      AND coalesce(c.run_at, c.created_at) <= @now
+      AND (callq_line_name(c.queue, 'default'), callq_line_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_line_name(c.task, 'http'))
+          = (@queue, e.key, e.priority, e.task)
+    FOR UPDATE SKIP LOCKED
+) q`
 
 // Return puts calls that still wait, and could not be locked or are not due after all, back into the news.
 func Return(b *pgx.Batch, ids []int64) {

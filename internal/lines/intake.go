@@ -101,7 +101,10 @@ WITH due AS MATERIALIZED (
     FROM due d
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
-        FROM call_lines l
+        FROM (
+            SELECT head, taken FROM call_lines
+            WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
+        ) l
         CROSS JOIN LATERAL (
             SELECT i.id
             FROM (
@@ -114,7 +117,6 @@ WITH due AS MATERIALIZED (
             LIMIT 1
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
-        WHERE l.queue = @queue AND l.key = d.key AND l.priority = d.priority AND l.task = d.task AND l.calls > 0
     ) f ON true
     WHERE d.ids IS NOT NULL AND d.again
 ), called AS (
@@ -161,7 +163,9 @@ WITH due AS MATERIALIZED (
 ), lined AS (
     INSERT INTO call_lines AS l (queue, key, priority, task, calls, head, taken, tail, wake_at)
     SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.taken ELSE 0 END, coalesce(p.last, p.tail),
-        (SELECT max(wake_at) FROM call_lines WHERE queue = @queue AND key = p.key AND priority <= p.priority)
+        (SELECT max(wake_at) FROM (
+            SELECT wake_at FROM call_lines WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
+        ) of_key)
     FROM (
         SELECT key, priority, task, head, taken, tail, sum(cardinality(ids)) AS calls,
             min(seq) FILTER (WHERE front) AS first, max(seq) FILTER (WHERE NOT front) AS last
