@@ -61,13 +61,27 @@ func TestRedisCluster(t *testing.T) {
 	}
 }
 
+// sentinelLike is a sentinel of the program that a server runs, wherever that was installed.
+func sentinelLike(t *testing.T, server *local.RedisServer, file string) *exec.Cmd {
+	t.Helper()
+	process := fmt.Sprintf("/proc/%d/", server.Pid())
+	binary, err := os.Readlink(process + "exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	environment, err := os.ReadFile(process + "environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), binary, file, "--sentinel")
+	cmd.Args[0] = "redis-server" // the program goes by its name
+	cmd.Env = strings.Split(strings.TrimRight(string(environment), "\x00"), "\x00")
+	return cmd
+}
+
 // Sentinels name the master, also after the first has died.
 func TestRedisSentinel(t *testing.T) {
 	t.Parallel()
-	binary, err := exec.LookPath("redis-server")
-	if err != nil {
-		t.Skip("no redis-server on PATH to run as a sentinel")
-	}
 	first, second, watch := freePort(t), freePort(t), freePort(t)
 	master, _ := onPort(t, first, nil)
 	_, replica := onPort(t, second, map[string]string{"replicaof": "127.0.0.1 " + first})
@@ -77,7 +91,7 @@ func TestRedisSentinel(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sentinel := exec.CommandContext(t.Context(), binary, file, "--sentinel")
+	sentinel := sentinelLike(t, master, file)
 	if err := sentinel.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -129,9 +129,6 @@ func exits(t *testing.T, cmd *exec.Cmd, log *buffer, code int) {
 // freeze stops a Redis, so that it takes connections and never answers. Stop ends it all the same.
 func freeze(t *testing.T, redis *local.RedisServer) {
 	t.Helper()
-	if redis.Embedded {
-		t.Skip("redis-server is not installed")
-	}
 	if err := syscall.Kill(redis.Pid(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
