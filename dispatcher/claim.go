@@ -254,7 +254,7 @@ UPDATE call_queue q
 SET status = 'failed', error_message = r.reason, unique_key = NULL,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
-WHERE q.id = r.id AND q.status IN ('new', 'error')`
+WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`
 
 // open writes the attempts. Each is charged to all limits of its queue.
 func (b *batch) open(writes *pgx.Batch, c *round) {
@@ -328,7 +328,7 @@ WITH picked AS (
     UPDATE call_queue q
     SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
     FROM picked p
-    WHERE q.id = p.id AND q.status IN ('new', 'error')
+    WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
         coalesce(q.cost, 1) AS cost, p.parcel_no, p.pool
 )

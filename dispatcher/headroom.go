@@ -159,7 +159,7 @@ WITH asked AS (
     GROUP BY name, key
     UNION ALL
     SELECT a.name, a.key, sum(u.used), min(u.bucket)
-    FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.key = a.key AND u.bucket > a.since
+    FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
     GROUP BY a.name, a.key
 )
 SELECT a.name, a.key, coalesce(sum(u.cost), 0)::bigint AS occupied, min(u.freed_at) AS freed_at, clock_timestamp() AS at

@@ -1,74 +1,36 @@
 package dispatcher
 
 import (
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pgtest"
 )
 
-// The plans of the statements that run all the time, made while the tables are empty and when they
-// are full: each reads the tables that grow through an index and by a condition, and the queue in
-// its order. call_open, call_workers and the rules are small, and may be read as a whole.
+// The plans of the statements that run all the time. call_open, call_workers, the rules and the pauses are small, and may
+// be read as a whole.
 func TestPlans(t *testing.T) {
 	t.Parallel()
-	statements := map[string]struct {
-		sql  string
-		uses []string // scans of tables that grow: index, and a column of its condition
-	}{
-		"due":             {dueSQL, []string{"call_news_at_idx at", "call_lines_wake_idx wake_at", "call_lines_active_idx queue"}},
-		"paused":          {pausedSQL, nil},
-		"paused keys":     {pausedKeysSQL, nil},
-		"occupied":        {occupiedSQL, []string{"call_usage_pkey limit_name"}},
-		"open":            {openSQL, []string{"call_queue_pkey id"}},
-		"refuse":          {refuseSQL, []string{"call_queue_pkey id"}},
-		"roster":          {rosterSQL, nil},
-		"handed":          {handedSQL, nil},
-		"readdress":       {readdressSQL, nil},
-		"expire":          {expireSQL, []string{"call_queue_expires_idx expires_at", "call_queue_pkey id"}},
-		"lost":            {overdueSQL + lostWhere, []string{"call_queue_pkey id"}},
-		"unstarted":       {overdueSQL + unstartedWhere, []string{"call_queue_pkey id"}},
-		"older epoch":     {overdueSQL + epochWhere, []string{"call_queue_pkey id"}},
-		"lock the queue":  {lockQueueSQL, nil},
-		"lock the limits": {lockLimitsSQL, nil},
-		"tidy usage":      {tidyUsageSQL, []string{"call_usage_pkey limit_name"}},
-		"retire calls":    {retireCallsSQL, []string{"call_queue_pkey id"}},
-		"retire attempts": {retireAttemptsSQL, []string{"call_attempts_pkey call_id", "call_queue_pkey id"}},
-	}
-	pool := pgtest.New(t)
-	for _, state := range []string{"empty", "full"} {
-		if state == "full" {
-			if _, err := pool.Exec(t.Context(), fillSQL); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for name, s := range statements {
-			var used []string
-			for _, scan := range pgtest.Plan(t, pool, ledger.Settings(), s.sql) {
-				grows := strings.HasPrefix(scan.Index, "call_queue_") || strings.HasPrefix(scan.Index, "call_usage_") ||
-					slices.Contains([]string{"call_queue", "call_usage", "call_attempts", "call_news", "call_lines", "call_waiting"}, scan.Table)
-				if !grows || scan.Node == "Bitmap Heap Scan" { // its index is a scan below it
-					continue
-				}
-				i := slices.IndexFunc(s.uses, func(use string) bool {
-					index, column, _ := strings.Cut(use, " ")
-					return scan.Index == index && strings.Contains(scan.Cond, column)
-				})
-				if i < 0 {
-					t.Errorf("%s, on %s tables: %+v, want one of %q", name, state, scan, s.uses)
-					continue
-				}
-				used = append(used, s.uses[i])
-			}
-			for _, use := range s.uses {
-				if !slices.Contains(used, use) {
-					t.Errorf("%s, on %s tables, does not use %s", name, state, use)
-				}
-			}
-		}
-	}
+	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_open", "call_workers", "call_queues", "call_limits", "call_pauses"}, map[string]pgtest.Planned{
+		"due":             {SQL: dueSQL, Uses: []string{"call_news_at_idx at", "call_lines_wake_idx wake_at", "call_lines_active_idx queue"}},
+		"paused":          {SQL: pausedSQL},
+		"paused keys":     {SQL: pausedKeysSQL},
+		"occupied":        {SQL: occupiedSQL, Uses: []string{"call_usage_pkey limit_name"}},
+		"open":            {SQL: openSQL, Uses: []string{"call_queue_pkey id"}},
+		"refuse":          {SQL: refuseSQL, Uses: []string{"call_queue_pkey id"}},
+		"roster":          {SQL: rosterSQL},
+		"handed":          {SQL: handedSQL},
+		"readdress":       {SQL: readdressSQL},
+		"expire":          {SQL: expireSQL, Uses: []string{"call_queue_expires_idx expires_at", "call_queue_pkey id"}},
+		"lost":            {SQL: overdueSQL + lostWhere, Uses: []string{"call_queue_pkey id"}},
+		"unstarted":       {SQL: overdueSQL + unstartedWhere, Uses: []string{"call_queue_pkey id"}},
+		"older epoch":     {SQL: overdueSQL + epochWhere, Uses: []string{"call_queue_pkey id"}},
+		"lock the queue":  {SQL: lockQueueSQL},
+		"lock the limits": {SQL: lockLimitsSQL},
+		"tidy usage":      {SQL: tidyUsageSQL, Uses: []string{"call_usage_pkey limit_name"}},
+		"retire calls":    {SQL: retireCallsSQL, Uses: []string{"call_queue_pkey id"}},
+		"retire attempts": {SQL: retireAttemptsSQL, Uses: []string{"call_attempts_pkey call_id", "call_queue_pkey id"}},
+	})
 }
 
 // Calls in all states, most of them waiting; the ledger and usage of many more.
@@ -84,5 +46,4 @@ SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', queue, 'http'
 INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, arrived_by, outcome, queue, task, key, charged)
 SELECT i, 1, 1, now(), now(), now(), 'done', 'q1', 'http', '', '[]' FROM generate_series(1, 20000) i;
 INSERT INTO call_usage SELECT 'l' || i % 20, '', now() + i * interval '1 ms', i % 4, 1 FROM generate_series(1, 20000) i;
-INSERT INTO call_workers SELECT 'w' || i, 'http', '{http}', '{}', 100, now(), now() FROM generate_series(1, 10) i;
-ANALYZE`
+INSERT INTO call_workers SELECT 'w' || i, 'http', '{http}', '{}', 100, now(), now() FROM generate_series(1, 10) i`

@@ -116,19 +116,19 @@ const moveSQL = `UPDATE call_marks SET position = coalesce($2, 0) WHERE name = $
 // oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
 const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
             WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END
-      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = q.id))`
+      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id BETWEEN q.id AND q.id))`
 
 const retireCallsSQL = `
 WITH seen AS MATERIALIZED (
     SELECT id FROM call_queue WHERE id > @after ORDER BY id LIMIT @most
 ), old AS MATERIALIZED (
     SELECT q.id
-    FROM seen s JOIN call_queue q ON q.id = s.id
+    FROM seen s JOIN call_queue q ON q.id BETWEEN s.id AND s.id
     WHERE ` + oldEnough + `
-    ORDER BY q.id
+    ORDER BY s.id
     FOR UPDATE OF q SKIP LOCKED
 ), removed AS (
-    DELETE FROM call_queue q USING old WHERE q.id = old.id RETURNING q.id
+    DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING q.id
 )
 SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 
@@ -136,7 +136,7 @@ SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 // longest window leaves room for one that is raised.
 const (
 	reachSQL   = `SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM call_limits`
-	outOfReach = `NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id = a.call_id)
+	outOfReach = `NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id)
       AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back`
 )
 
@@ -154,8 +154,8 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
     DELETE FROM call_attempts a
     USING whole w, reach r
-    WHERE a.call_id = w.call_id AND a.attempt = w.attempt
-      AND NOT EXISTS (SELECT 1 FROM call_queue q WHERE q.id = a.call_id)
+    WHERE a.call_id = ANY (ARRAY[w.call_id]) AND a.attempt = w.attempt
+      AND NOT EXISTS (SELECT 1 FROM call_queue q WHERE q.id BETWEEN a.call_id AND a.call_id)
       AND ` + outOfReach + `
     RETURNING a.arrived_by
 ), marked AS (

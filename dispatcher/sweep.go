@@ -85,7 +85,7 @@ SELECT o.call_id, o.attempt, o.token,
     coalesce(r.backoff_max, '15 minutes') AS backoff_max,
     coalesce(r.on_lost, 'retry') AS on_lost
 FROM call_open o
-LEFT JOIN call_queue q ON q.id = o.call_id
+LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
 LEFT JOIN call_queues r ON r.name = o.queue
 WHERE `
 
@@ -320,7 +320,7 @@ UPDATE call_queue q
 SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM late
-WHERE q.id = late.id AND q.status IN ('new', 'error')`
+WHERE q.id BETWEEN late.id AND late.id AND q.status IN ('new', 'error')`
 
 // tidy removes usage that no window reaches any more, and workers long gone. A longer window is
 // counted anew from the ledger.
@@ -339,6 +339,6 @@ func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 const tidyUsageSQL = `
 DELETE FROM call_usage u
 USING call_limits l
-WHERE u.limit_name = l.name AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
+WHERE u.limit_name = ANY (ARRAY[l.name]) AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
 
 const tidyWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`

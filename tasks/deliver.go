@@ -172,11 +172,11 @@ SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost,
     o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
 FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
-JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
-LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
-LEFT JOIN call_queues r ON r.name = o.queue
+JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
+LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+LEFT JOIN call_queues r ON r.name BETWEEN o.queue AND o.queue
 WHERE o.started_at IS NULL
-ORDER BY o.call_id`
+ORDER BY a.call_id`
 
 // loaded makes what is to run; what cannot is closed here.
 func (w *Worker) loaded(rows []delivered) []*attempt {

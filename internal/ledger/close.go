@@ -139,7 +139,7 @@ WITH asked AS MATERIALIZED (
 ), gone AS (
     DELETE FROM call_open o
     USING asked c
-    WHERE o.call_id = c.call_id AND o.attempt = c.attempt
+    WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
         o.limits, o.keys, o.costs, o.send_within, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
@@ -171,7 +171,7 @@ WITH asked AS MATERIALIZED (
                 WHEN b.by IS NULL THEN greatest(b.now, b.closed + l.slack)
                 ELSE b.now END AS until
             FROM unnest(b.limits, b.keys, b.costs) AS u (name, key, cost)
-            JOIN call_limits l ON l.name = u.name
+            JOIN call_limits l ON l.name BETWEEN u.name AND u.name
             WHERE b.charged AND b.limits <> '{}'
         ) c
     ) u ON true
@@ -185,7 +185,7 @@ WITH asked AS MATERIALIZED (
         failed_at     = CASE WHEN e.status = 'failed' AND q.status = 'dispatched' THEN e.now ELSE q.failed_at END,
         unique_key    = CASE WHEN e.status IN ('new', 'error') THEN q.unique_key END
     FROM ended e
-    WHERE q.id = e.call_id AND q.attempts = e.attempt AND q.status IN ('dispatched', 'cancelled')
+    WHERE q.id BETWEEN e.call_id AND e.call_id AND q.attempts = e.attempt AND q.status IN ('dispatched', 'cancelled')
 ), charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
     SELECT c.name, c.key, c.bucket, pg_backend_pid(), sum(c.cost)

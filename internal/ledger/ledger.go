@@ -23,7 +23,10 @@ type DB interface {
 }
 
 // Settings are what callq's own connections set: plans made for ids, whatever the tables held
-// when the plan was made, and times that add up in every zone. A process that is frozen within a
+// when the plan was made, and times that add up in every zone. The statements help: they say
+// q.id BETWEEN x.id AND x.id where they join a table that grows, for with q.id = x.id its index could be
+// read as a whole, in order, which costs the same on a table that was empty when it was analyzed; and, a little
+// dearer, = ANY (ARRAY[x.id]) where more columns of the key follow. A process that is frozen within a
 // transaction must not hold its locks for as long as it is: Postgres ends it then. And what was
 // committed is durable, whatever the server is set to: a crash must not forget a start.
 func Settings() map[string]string {

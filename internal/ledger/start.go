@@ -126,7 +126,7 @@ WITH asked AS MATERIALIZED (
         CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data, q.failed_count, q.max_attempts
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
         AS a (call_id, attempt, token, epoch, timeout_us)
-    LEFT JOIN call_queue q ON q.id = a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
+    LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
     ORDER BY a.call_id
 ), started AS (
     UPDATE call_open o
@@ -136,7 +136,7 @@ WITH asked AS MATERIALIZED (
         deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at, o.not_before) + interval '1 second'
             + coalesce(a.timeout, (SELECT timeout FROM call_queues WHERE name = o.queue), '30 seconds'))
     FROM asked a
-    WHERE o.call_id = a.call_id AND NOT a.gone AND NOT a.expired
+    WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired
       AND o.attempt = a.attempt
       AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
       AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
@@ -157,4 +157,4 @@ LEFT JOIN LATERAL (SELECT * FROM call_queues WHERE name = s.queue LIMIT 1) r ON 
 UNION ALL
 SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 0, 0, '0', '0', '0', '{}', '{}', false
 FROM asked a
-WHERE (gone OR expired) AND EXISTS (SELECT FROM call_open o WHERE o.call_id = a.call_id AND o.attempt = a.attempt)`
+WHERE (gone OR expired) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`
