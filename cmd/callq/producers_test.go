@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -23,10 +25,11 @@ import (
 
 // page is docs/producers.md, and who runs its statements.
 type page struct {
-	t    *testing.T
-	text string
-	api  string // stands in for the API of the page
-	conn *pgconn.PgConn
+	t        *testing.T
+	text     string
+	api      string // stands in for the API of the page
+	database string // of conn's login
+	conn     *pgconn.PgConn
 }
 
 // block is the code block of the page that begins so.
@@ -81,13 +84,15 @@ func TestProducersPage(t *testing.T) {
 	awaitReady(t, addressIn(t, &d.stderr))
 
 	p := openPage(t, api.URL, logins.Producer)
-	const data = `{"method": "POST", "json": {"order": 4711}`
-	order := data + `, "url": "` + api.URL + `/charges"}`
+	charge := func(order int) string { // as jsonb has it
+		return fmt.Sprintf(`{"url":"%s/charges","json":{"order":%d},"method":"POST"}`, api.URL, order)
+	}
 	p.runs(p.block("sql psql"))
 	p.runs(p.block("sql outbox"))
 	p.runs(p.block("sql many"))
 	p.runs(p.block("sql django"))
-	p.runs(p.block("sql rails"), "payments", "acct_42", order)
+	p.runs(p.block("sql rails"), "payments", "acct_42", charge(4711))
+	driven := p.drives("python") + p.drives("ruby")
 	copySQL, csv := p.block("sql copy"), p.block("csv")
 	if _, err := p.conn.CopyFrom(t.Context(), strings.NewReader(csv), copySQL); err != nil {
 		t.Fatal(err)
@@ -102,14 +107,20 @@ func TestProducersPage(t *testing.T) {
 	if js == nil {
 		t.Fatal("the js block has no query")
 	}
-	p.runs(js[1], "http", order, "payments", "acct_42", "order-4712")
+	p.runs(js[1], "http", charge(4711), "payments", "acct_42", "order-4712 by SQL")
+	driven += p.drives("js")
 	p.runs(p.block("sql wake"))
 
-	type row struct{ queue, key, order string }
+	copied := func(order int) string { return fmt.Sprintf(`{"url":"%s/charges?order=%d"}`, api.URL, order) }
+	type row struct {
+		queue, key, data string
+		priority         int
+	}
 	want := map[row]int{
-		{"payments", "acct_42", "4711"}: 6, // psql, django, rails, call, js, copy
-		{"payments", "acct_42", "4713"}: 2, // outbox, and many, which reads what it wrote
-		{"payments", "acct_43", "4712"}: 1, // copy
+		{"payments", "acct_42", charge(4711), 5}: 5 + driven, // psql, django, rails, call, js
+		{"payments", "acct_42", charge(4713), 5}: 2,          // outbox, and many, which reads what it wrote
+		{"payments", "acct_42", copied(4711), 5}: 1,
+		{"payments", "acct_43", copied(4712), 9}: 1,
 	}
 	total := 0
 	for _, n := range want {
@@ -130,14 +141,18 @@ func TestProducersPage(t *testing.T) {
 			}
 			continue
 		}
-		order := regexp.MustCompile(`order(?:": |=)(\d+)`).FindSubmatch(call.Data)
-		if order == nil || call.Task != "http" || !arrived[fmt.Sprintf("callq-%d", c.ID)] {
-			t.Fatalf("not as the page says: %+v, %s", call.Record, call.Data)
+		if call.Task != "http" || call.Cost != 1 || call.FailedCount != 0 || call.MaxAttempts != nil ||
+			call.ExpiresAt != nil || !arrived[fmt.Sprintf("callq-%d", c.ID)] {
+			t.Errorf("not as the page says: %+v, %s", call.Record, call.Data)
 		}
-		got[row{call.Queue, call.Key, string(order[1])}]++
+		var data bytes.Buffer
+		if err := json.Compact(&data, call.Data); err != nil {
+			t.Fatal(err)
+		}
+		got[row{call.Queue, call.Key, data.String(), call.Priority}]++
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("the calls: %v, want %v", got, want)
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(row{})); diff != "" {
+		t.Errorf("the calls: %s", diff)
 	}
 	if s := decode[status](t, viewer.do("status", "-o", "json")); len(s.Workers) != 1 || !s.Workers[0].Live {
 		t.Errorf("a viewer's status: %+v", s.Workers)
@@ -162,7 +177,7 @@ func openPage(t *testing.T, api, database string) *page {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	return &page{t: t, text: string(text), api: api, conn: conn.PgConn()}
+	return &page{t: t, text: string(text), api: api, database: database, conn: conn.PgConn()}
 }
 
 // The page's Go is that of an example, which is compiled.
@@ -178,7 +193,6 @@ func TestProducersPageGo(t *testing.T) {
 	}
 	_, rest, _ := strings.Cut(string(page), "\n```go\n")
 	code, _, _ := strings.Cut(rest, "```")
-	words := func(text string) string { return strings.Join(strings.Fields(text), " ") }
 	if code == "" || !strings.Contains(words(string(example)), words(code)) {
 		t.Errorf("callqueue/example_test.go does not hold the page's Go:\n%s", code)
 	}

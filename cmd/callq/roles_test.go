@@ -34,7 +34,7 @@ func TestPrivileges(t *testing.T) {
 		sql string
 		may []string
 	}{
-		{`INSERT INTO call_queue (queue) VALUES ('a') RETURNING id`, []string{producer, daemon}},
+		{`INSERT INTO call_queue (queue) VALUES ('a') RETURNING id, created_at, run_at`, []string{producer, daemon}},
 		{`INSERT INTO call_queue
 			(queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
 			VALUES (NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)`, []string{producer, daemon}},

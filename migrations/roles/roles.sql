@@ -56,10 +56,11 @@ REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq
 REVOKE ALL ON FUNCTION callq_epoch, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 
--- A producer inserts, in every way there is, and reads of calls no more than that takes: the id that
--- RETURNING gives back, and what a duplicate is looked up by. COPY takes ids from the sequence, and writes them.
+-- A producer inserts, in every way there is, and reads of calls no more than that takes: what RETURNING gives
+-- back, the id, to Rails also what is computed as it is inserted, and what a duplicate is looked up by. COPY takes
+-- ids from the sequence, and writes them.
 GRANT INSERT (id, queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts),
-    SELECT (id, queue, unique_key) ON call_queue TO callq_producer;
+    SELECT (id, queue, unique_key, created_at, run_at) ON call_queue TO callq_producer;
 GRANT USAGE ON SEQUENCE call_queue_id_seq TO callq_producer;
 
 -- For a producer that need not be trusted: what the function refuses, it cannot insert.
