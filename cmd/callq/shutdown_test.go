@@ -175,7 +175,7 @@ func TestCutOff(t *testing.T) {
 	if call.Status != callqueue.StatusError || call.Running || call.FailedCount != 1 || call.ErrorMessage == nil || !strings.Contains(*call.ErrorMessage, "cut off") {
 		t.Errorf("what ran: %+v", call.Record)
 	}
-	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher stopped"} {
+	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher draining", "dispatcher stopped"} {
 		if n := strings.Count(log.String(), line); n != 1 {
 			t.Errorf("%d times in the log, want once: %s\n%s", n, line, log)
 		}
