@@ -39,6 +39,25 @@ func answersTwice(t *testing.T) (url string) {
 	return "http://" + listener.Addr().String()
 }
 
+// A command that finds Redis away says so itself, and go-redis nothing beside it.
+func TestRedisAwayIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, args := range []string{"doctor", "maintain sweep", "dispatch --once"} {
+		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "300ms")...) // a process of its own, as below
+		_ = cmd.Run()                                                                 // its error is the exit code
+		said := errs.String()
+		if !strings.Contains(said, "callq: waiting up to 300ms for Redis") {
+			t.Errorf("%s does not say that Redis is away: %s", args, said)
+		}
+		for line := range strings.Lines(said) {
+			if !strings.HasPrefix(line, "callq: ") {
+				t.Errorf("%s: not callq's own words: %s", args, line)
+			}
+		}
+	}
+}
+
 // What net/http says of an answer that it did not ask for is a line of the log like any other, of level debug.
 func TestLibrariesReportToTheLog(t *testing.T) {
 	t.Parallel()
