@@ -261,17 +261,18 @@ func TestServersAwayAtStart(t *testing.T) {
 	s.redis.Kill()
 	s.postgres.Kill()
 	daemons := []*process{s.spawn("dispatch"), s.spawn("work"), s.spawn("serve")}
-	hold := time.NewTimer(3 * time.Second)
-	<-hold.C
 	for _, p := range daemons {
-		select {
-		case <-p.done:
-			t.Errorf("%s ended while the servers were away", p.name)
-		default:
+		if err := p.says("msg=waiting for=Postgres", 20*time.Second); err != nil {
+			t.Fatal(err)
 		}
 	}
 	if err := s.postgres.Restart(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	for _, p := range daemons {
+		if err := p.says("msg=waiting for=Redis", 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := s.redis.Restart(t.Context()); err != nil {
 		t.Fatal(err)
