@@ -1,43 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/callq/callq/callqueue"
 )
-
-// answersTwice is an API that answers each request twice, at once.
-func answersTwice(t *testing.T) (url string) {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed with the test
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				if r, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
-					_ = r.Body.Close()
-					_, _ = io.WriteString(conn, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
-					_, _ = io.Copy(io.Discard, conn) // until the client goes
-				}
-			}()
-		}
-	}()
-	return "http://" + listener.Addr().String()
-}
 
 // A command that finds Redis away says so itself, and go-redis nothing beside it.
 func TestRedisAwayIsSaidOnce(t *testing.T) {
@@ -66,7 +35,7 @@ func TestLibrariesReportToTheLog(t *testing.T) {
 			t.Parallel()
 			w, _ := newWorld(t).withRedis()
 			w.config = atAnyPort + "log: {level: " + level + "}\n"
-			url := answersTwice(t)
+			url := "http://" + answers(t, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
 			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
