@@ -117,3 +117,20 @@ func anyWithin(path string, folders []string) bool {
 		return path == folder || strings.HasPrefix(path, folder+"/")
 	})
 }
+
+// TestGoModInstalls: `go install …/cmd/callq@version`, which README.md promises, refuses a module that replaces
+// or excludes others.
+func TestGoModInstalls(t *testing.T) {
+	t.Parallel()
+	text, err := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct{ Replace, Exclude []any }
+	if err := json.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Replace)+len(file.Exclude) > 0 {
+		t.Errorf("go.mod replaces %v and excludes %v", file.Replace, file.Exclude)
+	}
+}

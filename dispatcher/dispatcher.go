@@ -166,9 +166,10 @@ func (d *Dispatcher) dispatch(ctx context.Context) error {
 	parts.Go(func() { d.listen(ctx) })
 	parts.Go(func() { d.lookLoop(ctx) })
 	parts.Go(func() { d.reloadLoop(ctx, jobs) })
+	parts.Go(func() { d.tick(ctx) })
 	jobs.cron.Start()
-	d.tick(ctx)
 	<-ctx.Done()
+	d.log.Info("dispatcher draining") //nolint:sloglint // ctx has ended
 	<-jobs.cron.Stop().Done()
 	parts.Wait()
 	d.log.Info("dispatcher stopped") //nolint:sloglint // ctx has ended

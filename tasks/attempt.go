@@ -59,6 +59,7 @@ var (
 	errLate       = errors.New("the start took too long")
 	errCallGone   = errors.New("its call was deleted or cancelled")
 	errExpired    = errors.New("its call has expired")
+	errExited     = errors.New("the handler did not return: it called runtime.Goexit")
 )
 
 // timedOut is why a handler's context ended.
@@ -212,18 +213,33 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	return a.ending(err, &arrival, nil)
 }
 
-// guard turns a panic into an error; the stack goes to the log, never to the call.
+// guard turns a panic into an error, and a handler's end by runtime.Goexit, as testing.T.FailNow ends one:
+// the goroutine is the handler's own, for none outlives that. The stack goes to the log, never to the call.
 func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
 	call := a.asCall()
-	defer func() {
-		a.result = call.result
-		if p := recover(); p != nil {
-			a.w.log.ErrorContext(ctx, "handler panicked", "task", a.Task, "call", a.callID,
-				"attempt", a.number, "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("panic: %v", p)
-		}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		returned := false
+		defer func() {
+			p := recover()
+			switch {
+			case returned:
+				return
+			case p != nil:
+				err = fmt.Errorf("panic: %v", p)
+			default:
+				err = errExited
+			}
+			a.w.log.ErrorContext(ctx, "handler did not return", "task", a.Task, "call", a.callID,
+				"attempt", a.number, "err", err, "stack", string(debug.Stack()))
+		}()
+		err = handler(ctx, call)
+		returned = true
 	}()
-	return handler(ctx, call)
+	<-ended
+	a.result = call.result
+	return err
 }
 
 func (a *attempt) asCall() *Call {

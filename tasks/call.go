@@ -43,5 +43,6 @@ func (c *Call) SetResult(v any) error {
 
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
 // return by then, for what it sends later is not counted. It ends earlier, with the cause
-// [ErrCancelled], within about two seconds of the call's being cancelled. A panic counts as an error.
+// [ErrCancelled], within about two seconds of the call's being cancelled. A panic counts as an error,
+// and so does runtime.Goexit.
 type Handler func(ctx context.Context, call *Call) error

@@ -196,7 +196,11 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCaus
 		w.log.Warn("worker cuts off what still runs", "worker", w.id, "running", len(w.slots))
 		stopHandling(cutOff(w.cfg.ShutdownTimeout))
 		if !waitFor(idle, recordGrace) {
-			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots))
+			if running := len(w.slots); running > 0 {
+				w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", running)
+			} else { // what it had not started, if anything, is handed over again
+				w.log.Warn("worker no longer waits for its servers", "worker", w.id)
+			}
 		}
 	}
 	w.log.Info("worker stopped", "worker", w.id, "handed_back", w.returned.Load())

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -186,6 +187,7 @@ func TestEndings(t *testing.T) {
 		"later":    func(context.Context, *tasks.Call) error { return tasks.RetryAfter(hour, errors.New("busy")) },
 		"unsent":   func(context.Context, *tasks.Call) error { return tasks.NotSent(errors.New("no route")) },
 		"panic":    func(context.Context, *tasks.Call) error { panic("boom") },
+		"exit":     func(context.Context, *tasks.Call) error { runtime.Goexit(); return nil },
 		"slow":     func(ctx context.Context, _ *tasks.Call) error { <-ctx.Done(); return ctx.Err() },
 		"bad data": func(_ context.Context, call *tasks.Call) error { var n int; return call.Bind(&n) },
 		"result": func(_ context.Context, call *tasks.Call) error {
@@ -205,6 +207,7 @@ func TestEndings(t *testing.T) {
 		{"permanent", callqueue.StatusFailed, "permanent", "x: gone", 1, 1},
 		{"later", callqueue.StatusError, "error", "busy", 1, 1},
 		{"panic", callqueue.StatusFailed, "error", "panic: boom", 1, 2},
+		{"exit", callqueue.StatusFailed, "error", "the handler did not return: it called runtime.Goexit", 1, 2},
 		{"slow", callqueue.StatusFailed, "error", "timed out after 500ms: context deadline exceeded", 1, 2},
 		{"bad data", callqueue.StatusFailed, "permanent", "read call_data: json: cannot unmarshal object into Go value of type int", 1, 1},
 		{"result", callqueue.StatusDone, "done", "", 1, 1}, // jsonb cannot hold the result: dropped, not retried for ever

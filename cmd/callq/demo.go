@@ -110,7 +110,7 @@ func (d demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer pool.Close()
-	client, err := openRedis(cfg)
+	client, err := openRedis(cfg, log)
 	if err != nil {
 		return err
 	}

@@ -96,7 +96,7 @@ func (p *program) examinePostgres(ctx context.Context, cfg *config.Config) ([]do
 }
 
 func (p *program) examineRedis(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
-	client, err := openRedis(cfg)
+	client, err := openRedis(cfg, p.logger(cfg))
 	if err != nil {
 		return nil, err
 	}

@@ -1,42 +1,30 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/callq/callq/callqueue"
 )
 
-// answersTwice is an API that answers each request twice, at once.
-func answersTwice(t *testing.T) (url string) {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed with the test
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				if r, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
-					_ = r.Body.Close()
-					_, _ = io.WriteString(conn, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
-					_, _ = io.Copy(io.Discard, conn) // until the client goes
-				}
-			}()
+// A command that finds Redis away says so itself, and go-redis nothing beside it.
+func TestRedisAwayIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, args := range []string{"doctor", "maintain sweep", "dispatch --once"} {
+		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "300ms")...) // a process of its own, as below
+		_ = cmd.Run()                                                                 // its error is the exit code
+		said := errs.String()
+		if !strings.Contains(said, "callq: waiting up to 300ms for Redis") {
+			t.Errorf("%s does not say that Redis is away: %s", args, said)
 		}
-	}()
-	return "http://" + listener.Addr().String()
+		for line := range strings.Lines(said) {
+			if !strings.HasPrefix(line, "callq: ") {
+				t.Errorf("%s: not callq's own words: %s", args, line)
+			}
+		}
+	}
 }
 
 // What net/http says of an answer that it did not ask for is a line of the log like any other, of level debug.
@@ -47,7 +35,7 @@ func TestLibrariesReportToTheLog(t *testing.T) {
 			t.Parallel()
 			w, _ := newWorld(t).withRedis()
 			w.config = atAnyPort + "log: {level: " + level + "}\n"
-			url := answersTwice(t)
+			url := "http://" + answers(t, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
 			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)

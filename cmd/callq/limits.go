@@ -92,20 +92,21 @@ func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string
 
 // limitRow is a limit in force.
 type limitRow struct {
-	Name      string        `json:"name" db:"name"`
-	Rate      string        `json:"rate" db:"-"`
-	Units     int64         `json:"units" db:"rate"`
-	Window    time.Duration `json:"window_ns" db:"window_size"` // 0: units at once
-	PerKey    bool          `json:"per_key" db:"per_key"`
-	CountCost bool          `json:"count_cost" db:"count_cost"`
-	Config    *string       `json:"config" db:"-"` // the config's rate, where an operator has set another
-	Queues    []string      `json:"queues" db:"queues"`
-	Occupied  int64         `json:"occupied" db:"occupied"` // approximate; of the key that uses most
-	Room      int64         `json:"room" db:"-"`
-	State     string        `json:"state" db:"state"`
-	ShutUntil *time.Time    `json:"shut_until" db:"shut_until"`
-	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
-	ChangedBy string        `json:"changed_by" db:"published_by"`
+	Name       string        `json:"name" db:"name"`
+	Rate       string        `json:"rate" db:"-"`
+	Units      int64         `json:"units" db:"rate"`
+	Window     time.Duration `json:"window_ns" db:"window_size"` // 0: units at once
+	PerKey     bool          `json:"per_key" db:"per_key"`
+	CountCost  bool          `json:"count_cost" db:"count_cost"`
+	Config     *string       `json:"config" db:"-"` // the config's rate, where an operator has set another
+	Queues     []string      `json:"queues" db:"queues"`
+	Occupied   int64         `json:"occupied" db:"occupied"` // approximate; of the key that uses most
+	Room       int64         `json:"room" db:"-"`
+	State      string        `json:"state" db:"state"`
+	ShutUntil  *time.Time    `json:"shut_until" db:"shut_until"`
+	PausedKeys int64         `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	ChangedAt  time.Time     `json:"changed_at" db:"published_at"`
+	ChangedBy  string        `json:"changed_by" db:"published_by"`
 
 	// OpensAt is about when the next unit comes free; nil: there is room, or nobody knows.
 	OpensAt *time.Time `json:"opens_at" db:"-"`
@@ -148,7 +149,7 @@ func limitColumns() []column[limitRow] {
 			if l.ShutUntil != nil {
 				return l.State + " until " + instant(l.ShutUntil)
 			}
-			return l.State
+			return l.State + keysPaused(l.PausedKeys)
 		}},
 		{"CHANGED AT", func(l limitRow) string { return instant(&l.ChangedAt) }},
 		{"BY", func(l limitRow) string { return l.ChangedBy }},
@@ -240,7 +241,9 @@ SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.
     WHEN l.shut_until > clock_timestamp() THEN 'shut after a failover'
     WHEN l.complete_since IS NULL THEN 'shut: counting its usage'
     ELSE 'open' END AS state,
-    CASE WHEN p.until < 'infinity' THEN p.until WHEN p.name IS NULL AND l.shut_until > clock_timestamp() THEN l.shut_until END AS shut_until
+    CASE WHEN p.until < 'infinity' THEN p.until WHEN p.name IS NULL AND l.shut_until > clock_timestamp() THEN l.shut_until END AS shut_until,
+    (SELECT count(*) FROM call_pauses k
+     WHERE k.what = 'limit' AND k.name = l.name AND k.key <> '' AND k.until > clock_timestamp()) AS paused_keys
 FROM call_limits l
 JOIN marks m ON m.name = l.name
 LEFT JOIN occupied o ON o.name = l.name

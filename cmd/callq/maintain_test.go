@@ -149,13 +149,7 @@ func TestOperatorsCommands(t *testing.T) {
 	unset := world{t: t, postgres: up.postgres}
 	const unreachable = "Postgres cannot be reached, tried for 300ms"
 
-	for _, test := range []struct {
-		name  string
-		in    world
-		args  string
-		code  int
-		words string // in what is written, stdout first
-	}{
+	runUses(t, []use{
 		{"doctor, Postgres away", away, "doctor --timeout 300ms", 5, "problem  postgres reachable"},
 		{"doctor, Postgres away, looks at Redis", away, "doctor --timeout 300ms", 5, "ok       redis eviction"},
 		{"doctor, Postgres silent", silent, "doctor --timeout 300ms", 5, "problem  postgres reachable"},
@@ -215,18 +209,5 @@ func TestOperatorsCommands(t *testing.T) {
 		{"limits pause, unknown", up, "limits pause nope", 4, "no such limit: nope"},
 		{"limits pause, twice ended", up, "limits pause api --for 1h --until 2030-01-01T00:00:00Z", 2, "give one of them"},
 		{"limits resume, Postgres silent", silent, "limits resume api --timeout 300ms", 5, "tried for 300ms"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			in := test.in
-			in.t = t
-			a := in.run(strings.Fields(test.args)...)
-			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
-				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
-			}
-			if a.code == 0 && strings.Contains(a.stderr, "callq:") || a.code != 0 && a.stderr == "" {
-				t.Errorf("exit code %d, and on stderr: %q", a.code, a.stderr)
-			}
-		})
-	}
+	}, nil)
 }

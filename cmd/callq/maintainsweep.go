@@ -31,7 +31,8 @@ would find are put where one does. For that all calls are looked through. Nothin
 }
 
 func (p *program) sweep(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool, dryRun bool) error {
-	client, err := openRedis(cfg)
+	log := p.logger(cfg)
+	client, err := openRedis(cfg, log)
 	if err != nil {
 		return err
 	}
@@ -41,7 +42,7 @@ func (p *program) sweep(ctx context.Context, cfg *config.Config, pool *pgxpool.P
 	}); err != nil {
 		return err
 	}
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Logger: p.logger(cfg)})
+	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Logger: log})
 	if err != nil {
 		return err
 	}

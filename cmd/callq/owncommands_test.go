@@ -30,13 +30,7 @@ func TestOwnCommands(t *testing.T) {
 	nothing := world{t: t}
 	away := world{t: t, postgres: noPostgres, redis: noRedis}
 	bad := world{t: t, config: "limits: {api: {rate: 0/s}}\nhttp: {listn: off}\n"}
-	for _, test := range []struct {
-		name  string
-		in    world
-		args  string
-		code  int
-		words string // in what is written
-	}{
+	runUses(t, []use{
 		{"help names all", nothing, "--help", 0, "completion"},
 		{"help names dev", nothing, "--help", 0, "  dev "},
 
@@ -96,24 +90,11 @@ func TestOwnCommands(t *testing.T) {
 		{"dev, a server that is not its own", nothing, "dev --postgres-url postgres://h/d", 2, "leave --postgres-url out"},
 		{"dev, bad file", bad, "dev", 2, "did you mean listen?"},
 		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "give another with --dir"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			in := test.in
-			in.t = t
-			args := strings.Split(test.args, " ") // not Fields: what is to be completed may be empty
-			a := in.run(args...)
-			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
-				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
-			}
-			if a.code == 0 && strings.Contains(a.stderr, "callq:") || a.code != 0 && a.stderr == "" {
-				t.Errorf("exit code %d, and on stderr: %q", a.code, a.stderr)
-			}
-			if a.code != 0 && a.stdout != "" {
-				t.Errorf("exit code %d, and on stdout: %q", a.code, a.stdout)
-			}
-		})
-	}
+	}, func(t *testing.T, a answer) {
+		if a.code != 0 && a.stdout != "" {
+			t.Errorf("exit code %d, and on stdout: %q", a.code, a.stdout)
+		}
+	})
 }
 
 // The demo brings up all it needs and says what it saw.

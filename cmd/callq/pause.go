@@ -82,6 +82,17 @@ type pauseRow struct {
 	By     string     `json:"by" db:"by"`
 }
 
+// keysPaused is what a state adds where keys are paused alone.
+func keysPaused(n int64) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return ", 1 key paused"
+	}
+	return fmt.Sprintf(", %d keys paused", n)
+}
+
 func readPauses(ctx context.Context, db ledger.DB, what, name string) ([]pauseRow, error) {
 	pauses, err := collect[pauseRow](ctx, db, "read pauses", pausesSQL, what, name)
 	for i := range pauses {

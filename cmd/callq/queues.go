@@ -48,7 +48,7 @@ func queueColumns() []column[queueRow] {
 		{"STATE", func(q queueRow) string {
 			switch {
 			case q.Paused == nil:
-				return "open"
+				return "open" + keysPaused(q.PausedKeys)
 			case q.PausedUntil != nil:
 				return "paused until " + instant(q.PausedUntil) + ": " + *q.Paused
 			}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -9,8 +10,10 @@ import (
 )
 
 // openRedis makes a client and does not connect: of one server, of the master that sentinels name, or of a
-// cluster. What the URL says of timeouts and the pool holds.
-func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
+// cluster. What the URL says of timeouts and the pool holds. What go-redis itself reports, for the whole
+// process, goes to log.
+func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, error) {
+	redis.SetLogger(redisLog{log})
 	url, err := cfg.RedisURL()
 	if err != nil {
 		return nil, err

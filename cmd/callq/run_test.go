@@ -181,13 +181,7 @@ func TestCommands(t *testing.T) {
 	bad := world{t: t, config: "limits: {api: {rate: 0/s}}\nqueues: {q: {limits: [nope]}}\n"}
 	const unreachable = "cannot be reached, tried for 300ms"
 
-	for _, test := range []struct {
-		name  string
-		in    world
-		args  string
-		code  int
-		words string // in what is written, stdout first
-	}{
+	runUses(t, []use{
 		{"help", nothing, "--help", 0, "Exit codes"},
 		{"an unknown command", nothing, "frobnicate", 2, `unknown command "frobnicate"`},
 		{"an unknown flag", nothing, "status --frobnicate", 2, "unknown flag: --frobnicate"},
@@ -255,20 +249,38 @@ func TestCommands(t *testing.T) {
 		{"enqueue, expired before it runs", up, "enqueue --in 1h --expires-in 1m", 2, "--expires-in is before"},
 		{"enqueue, no such file", up, "enqueue --from /no/such.jsonl", 2, "/no/such.jsonl"},
 		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "unique_key"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
+	}, nil)
+}
+
+// use is a run of the program, and what it answers.
+type use struct {
+	name  string
+	in    world
+	args  string // between spaces
+	code  int
+	words string // in what is written, stdout first
+}
+
+// runUses runs the program, each use beside the others; also looks at each answer too, unless it is nil.
+func runUses(t *testing.T, uses []use, also func(*testing.T, answer)) {
+	t.Helper()
+	for _, use := range uses {
+		t.Run(use.name, func(t *testing.T) {
 			t.Parallel()
-			in := test.in
+			in := use.in
 			in.t = t
-			a := in.run(strings.Fields(test.args)...)
-			if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
-				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, test.code, test.words, all)
+			a := in.run(strings.Split(use.args, " ")...) // not Fields: what is to be completed may be empty
+			if all := a.stdout + a.stderr; a.code != use.code || !strings.Contains(all, use.words) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", a.code, use.code, use.words, all)
 			}
 			if a.code == 0 && strings.Contains(a.stderr, "callq:") || a.code != 0 && a.stderr == "" {
 				t.Errorf("exit code %d, and on stderr: %q", a.code, a.stderr)
 			}
 			if strings.Contains(a.stderr, "goroutine ") || strings.Contains(a.stderr, "&{") {
 				t.Errorf("not for people: %s", a.stderr)
+			}
+			if also != nil {
+				also(t, a)
 			}
 		})
 	}

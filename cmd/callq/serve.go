@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -131,7 +130,7 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 }
 
 func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, roles roles) (servers, error) {
-	client, err := openRedis(cfg)
+	client, err := openRedis(cfg, log)
 	if err != nil {
 		return servers{}, err
 	}
@@ -145,7 +144,6 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, role
 	if err != nil {
 		return servers{}, err
 	}
-	redis.SetLogger(redisLog{log})
 	standardTo(log)
 	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
 }

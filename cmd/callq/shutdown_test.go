@@ -135,6 +135,7 @@ func freeze(t *testing.T, redis *local.RedisServer) {
 	t.Cleanup(redis.Kill)
 }
 
+// Each stage of a shutdown that gives up waiting says so, and the next goes on.
 func TestSIGTERMWhileServersAreAway(t *testing.T) {
 	t.Parallel()
 	for name, takeAway := range map[string]func(*testing.T, *gate, *local.RedisServer){
@@ -150,10 +151,24 @@ func TestSIGTERMWhileServersAreAway(t *testing.T) {
 			w.config = impatient
 			url, arrived, _ := api(t)
 			cmd, log, id := w.serving(url, arrived)
+			postgresAway := name == "Postgres is silent" || name == "both are silent"
 			takeAway(t, g, redis)
 			send(t, cmd, syscall.SIGTERM)
 			exits(t, cmd, log, exitDone)
-			if strings.Contains(name, "Redis") { // then what ran could be recorded
+			said := log.String()
+			for line, want := range map[string]bool{
+				"worker cuts off what still runs":        true,
+				"worker stopped":                         true,
+				"dispatcher stopped":                     true,
+				"worker left attempts unrecorded":        postgresAway,
+				"worker no longer waits for its servers": name == "Redis is silent",
+				"connections to Postgres not closed: ":   postgresAway,
+			} {
+				if strings.Contains(said, line) != want {
+					t.Errorf("in the log: %t, want %t: %s\n%s", !want, want, line, said)
+				}
+			}
+			if !postgresAway { // then what ran could be recorded
 				if call := direct.get(id); call.Status != callqueue.StatusError || len(call.Ledger) != 1 {
 					t.Errorf("what ran: %+v", call)
 				}
@@ -175,7 +190,7 @@ func TestCutOff(t *testing.T) {
 	if call.Status != callqueue.StatusError || call.Running || call.FailedCount != 1 || call.ErrorMessage == nil || !strings.Contains(*call.ErrorMessage, "cut off") {
 		t.Errorf("what ran: %+v", call.Record)
 	}
-	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher stopped"} {
+	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher draining", "dispatcher stopped"} {
 		if n := strings.Count(log.String(), line); n != 1 {
 			t.Errorf("%d times in the log, want once: %s\n%s", n, line, log)
 		}

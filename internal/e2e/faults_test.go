@@ -220,32 +220,41 @@ func TestWorkerFrozen(t *testing.T) {
 	s.settled(40)
 }
 
-// A dispatcher that is frozen within its claim, for however long, holds up the others only until
-// Postgres ends its transaction. The table that its claim writes is locked, so that it can be met there.
-func TestDispatcherFrozenInItsClaim(t *testing.T) {
-	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+const inItsClaim = `SELECT count(*) > 0 FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+	WHERE a.wait_event_type = 'Lock' AND a.application_name = 'callq'
+	  AND l.locktype = 'advisory' AND l.granted` // it has the claims' room
+
+// dispatcherInItsClaim starts a worker and a dispatcher, inserts 30 calls, and returns while the dispatcher is
+// within its claim of them: the table that this writes is locked until release.
+func (s *stack) dispatcherInItsClaim() (dispatcher *process, release func()) {
+	s.t.Helper()
 	s.start(0, 1)
 	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
-	frozen := s.spawn("dispatch")
+	dispatcher = s.spawn("dispatch")
 	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_queues`)
-	lock, err := s.pool.Begin(t.Context())
+	lock, err := s.pool.Begin(context.Background())
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
-	defer lock.Rollback(context.Background())
-	if _, err := lock.Exec(t.Context(), `LOCK TABLE call_open IN SHARE MODE`); err != nil {
-		t.Fatal(err)
+	release = func() { _ = lock.Rollback(context.Background()) }
+	s.t.Cleanup(release) // before the pool is closed
+	if _, err := lock.Exec(context.Background(), `LOCK TABLE call_open IN SHARE MODE`); err != nil {
+		s.t.Fatal(err)
 	}
 	s.insert("default", 30)
-	s.await(20*time.Second, `SELECT count(*) > 0 FROM pg_stat_activity a JOIN pg_locks l USING (pid)
-		WHERE a.wait_event_type = 'Lock' AND a.application_name = 'callq'
-		  AND l.locktype = 'advisory' AND l.granted`) // it has the claims' room
+	s.await(20*time.Second, inItsClaim)
+	return dispatcher, release
+}
+
+// A dispatcher that is frozen within its claim, for however long, holds up the others only until
+// Postgres ends its transaction.
+func TestDispatcherFrozenInItsClaim(t *testing.T) {
+	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
+	frozen, release := s.dispatcherInItsClaim()
 	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := lock.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	s.start(1, 0)
 	s.awaitDone(30*time.Second, 30)
 	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
@@ -261,17 +270,18 @@ func TestServersAwayAtStart(t *testing.T) {
 	s.redis.Kill()
 	s.postgres.Kill()
 	daemons := []*process{s.spawn("dispatch"), s.spawn("work"), s.spawn("serve")}
-	hold := time.NewTimer(3 * time.Second)
-	<-hold.C
 	for _, p := range daemons {
-		select {
-		case <-p.done:
-			t.Errorf("%s ended while the servers were away", p.name)
-		default:
+		if err := p.says("msg=waiting for=Postgres", 20*time.Second); err != nil {
+			t.Fatal(err)
 		}
 	}
 	if err := s.postgres.Restart(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	for _, p := range daemons {
+		if err := p.says("msg=waiting for=Redis", 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := s.redis.Restart(t.Context()); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -76,30 +75,14 @@ func (s *stack) longestGap(from, to time.Time) (longest time.Duration) {
 // who could.
 func TestDispatcherTerminatedInItsClaim(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
-	s.start(0, 1)
-	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
-	dispatcher := s.spawn("dispatch")
-	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_queues`)
-	lock, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Rollback(context.Background())
-	if _, err := lock.Exec(t.Context(), `LOCK TABLE call_open IN SHARE MODE`); err != nil {
-		t.Fatal(err)
-	}
-	s.insert("default", 30)
-	s.await(20*time.Second, `SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'callq'`)
+	dispatcher, release := s.dispatcherInItsClaim()
 	ended := make(chan int, 1)
 	go func() { ended <- dispatcher.terminate(20 * time.Second) }()
-	select {
-	case code := <-ended:
-		t.Fatalf("it ended within its claim, exit %d", code)
-	case <-time.After(500 * time.Millisecond): // it has heard the signal
-	}
-	if err := lock.Commit(t.Context()); err != nil {
+	if err := dispatcher.says("dispatcher draining", 20*time.Second); err != nil {
 		t.Fatal(err)
 	}
+	s.await(time.Second, inItsClaim) // its claim is not given up
+	release()
 	if code := <-ended; code != 0 {
 		t.Errorf("exit %d after SIGTERM\n%s", code, dispatcher.log)
 	}

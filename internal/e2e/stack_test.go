@@ -180,19 +180,19 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// heard waits until the process has logged something.
-func (p *process) heard(within time.Duration) error {
+// says waits until the process has logged this text.
+func (p *process) says(text string, within time.Duration) error {
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for p.log.String() == "" {
+	for !strings.Contains(p.log.String(), text) {
 		select {
 		case <-tick.C:
 		case <-p.done:
 			return fmt.Errorf("%s has ended", p.name)
 		case <-deadline.C:
-			return fmt.Errorf("%s had said nothing after %s", p.name, within)
+			return fmt.Errorf("%s had not said %q after %s", p.name, text, within)
 		}
 	}
 	return nil
