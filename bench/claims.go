@@ -177,11 +177,13 @@ func settle(ctx context.Context, pool *pgxpool.Pool, d *dispatcher.Dispatcher) e
 			return err
 		}
 	}
-	return errors.New("after 5 minutes looks still find news, or blocked keys to put aside")
+	return errors.New("after 5 minutes looks still find news, or more blocked keys than a claim looks at")
 }
 
+// As many lines as a claim looks at are not put aside.
 const settledSQL = `
-SELECT EXISTS (SELECT FROM call_news WHERE at <= now()) OR EXISTS (SELECT FROM call_lines WHERE key LIKE 'b%' AND wake_at IS NULL)`
+SELECT EXISTS (SELECT FROM call_news WHERE at <= now())
+    OR (SELECT count(*) FROM call_lines WHERE key LIKE 'b%' AND wake_at IS NULL) >= 256`
 
 // finishOpen ends all open attempts, without a ledger.
 func finishOpen(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
