@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
@@ -96,6 +98,7 @@ func (p *program) examinePostgres(ctx context.Context, cfg *config.Config) ([]do
 }
 
 func (p *program) examineRedis(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
+	redis.SetLogger(redisLog{slog.New(slog.DiscardHandler)}) // what it says, the command says
 	client, err := openRedis(cfg)
 	if err != nil {
 		return nil, err

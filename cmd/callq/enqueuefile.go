@@ -85,7 +85,7 @@ type filing struct {
 
 // enqueueFile is bounded only in waiting for Postgres: a file takes what it takes.
 func (p *program) enqueueFile(ctx context.Context, f enqueueFlags) error {
-	in := p.stdin
+	in := p.input
 	if f.from != "-" {
 		file, err := os.Open(f.from)
 		if err != nil {
@@ -95,7 +95,7 @@ func (p *program) enqueueFile(ctx context.Context, f enqueueFlags) error {
 		in = file
 	}
 	return p.withPostgres(ctx, commandSettings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		client, err := f.client(ctx, p.stdin, cfg, pool)
+		client, err := f.client(ctx, p.input, cfg, pool)
 		if err != nil {
 			return err
 		}

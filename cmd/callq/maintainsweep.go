@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
@@ -31,6 +33,7 @@ would find are put where one does. For that all calls are looked through. Nothin
 }
 
 func (p *program) sweep(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool, dryRun bool) error {
+	redis.SetLogger(redisLog{slog.New(slog.DiscardHandler)}) // what it says, the command says
 	client, err := openRedis(cfg)
 	if err != nil {
 		return err
