@@ -107,6 +107,8 @@ type limitRow struct {
 	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
 	ChangedBy string        `json:"changed_by" db:"published_by"`
 
+	PausedKeys int64 `json:"paused_keys" db:"paused_keys"` // how many keys of it are paused
+
 	// OpensAt is about when the next unit comes free; nil: there is room, or nobody knows.
 	OpensAt *time.Time `json:"opens_at" db:"-"`
 
@@ -145,10 +147,11 @@ func limitColumns() []column[limitRow] {
 		{"OCCUPIED", func(l limitRow) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
 		{"ROOM", func(l limitRow) string { return "~" + strconv.FormatInt(l.Room, 10) }},
 		{"STATE", func(l limitRow) string {
+			state := short(l.State)
 			if l.ShutUntil != nil {
-				return l.State + " until " + instant(l.ShutUntil)
+				state += " until " + instant(l.ShutUntil)
 			}
-			return l.State
+			return state + keysPaused(l.PausedKeys)
 		}},
 		{"CHANGED AT", func(l limitRow) string { return instant(&l.ChangedAt) }},
 		{"BY", func(l limitRow) string { return l.ChangedBy }},
@@ -233,6 +236,8 @@ WITH marks AS (
 SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.config_window, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.queues, l.published_at, l.published_by,
     coalesce(o.cost, 0)::bigint AS occupied, o.freed_at,
+    (SELECT count(*) FROM call_pauses k
+     WHERE k.what = 'limit' AND k.name = l.name AND k.key <> '' AND k.until > clock_timestamp()) AS paused_keys,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason

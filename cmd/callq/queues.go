@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -46,13 +47,25 @@ func queueColumns() []column[queueRow] {
 			return dash(strings.Join(q.Limits, ","))
 		}},
 		{"STATE", func(q queueRow) string {
+			state := "open"
 			switch {
-			case q.Paused == nil:
-				return "open"
 			case q.PausedUntil != nil:
-				return "paused until " + instant(q.PausedUntil) + ": " + *q.Paused
+				state = "paused until " + instant(q.PausedUntil) + ": " + short(*q.Paused)
+			case q.Paused != nil:
+				state = "paused: " + short(*q.Paused)
 			}
-			return "paused: " + *q.Paused
+			return state + keysPaused(q.PausedKeys)
 		}},
 	}
+}
+
+// keysPaused says, behind a state, that calls of some keys wait beside it.
+func keysPaused(keys int64) string {
+	switch keys {
+	case 0:
+		return ""
+	case 1:
+		return ", 1 key paused"
+	}
+	return fmt.Sprintf(", %d keys paused", keys)
 }

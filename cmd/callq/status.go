@@ -77,6 +77,7 @@ type queueRow struct {
 	Paused     *string  `json:"paused" db:"paused"` // why; nil: it is not
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
+	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // how many keys of it are paused
 	// Wanted is what each live process publishes, where they differ: then the queue has the limits of
 	// all, and the newest says how it retries.
 	Wanted      []dispatcher.Want `json:"wanted" db:"-"`
@@ -215,6 +216,7 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limit
     coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
     coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed,
     p.reason AS paused, nullif(p.until, 'infinity') AS paused_until,
+    coalesce(k.keys, 0) AS paused_keys,
     coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
     coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost
 FROM call_queues q
@@ -222,6 +224,9 @@ FULL JOIN waiting w USING (name)
 FULL JOIN open o USING (name)
 FULL JOIN failed f USING (name)
 LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
+LEFT JOIN (
+    SELECT name, count(*) AS keys FROM call_pauses WHERE what = 'queue' AND key <> '' AND until > clock_timestamp() GROUP BY 1
+) k USING (name)
 ORDER BY name`
 
 const workersSQL = `
@@ -283,7 +288,7 @@ func (p *program) printStatus(s *status) error {
 		column[workerRow]{"RUNNING", func(w workerRow) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
 		column[workerRow]{"LAST BEAT", func(w workerRow) string {
 			if !w.Live {
-				return ago(s.At, w.BeatAt) + ": taken for dead"
+				return ago(s.At, w.BeatAt) + ": stopped or dead"
 			}
 			return ago(s.At, w.BeatAt)
 		}},
