@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -197,6 +198,10 @@ func jsonError(err error) error {
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the JSON object is cut short")
+	}
+	if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return fmt.Errorf("a call has no %s; it has queue, task, key, call_data, cost, priority, run_at, expires_at, "+
+			"unique_key, max_attempts", field)
 	}
 	return fmt.Errorf("not a call: %w", err)
 }

@@ -47,7 +47,7 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"limits list", 0, "5 at once"},
 		{"limits get sockets", 0, "5 at once"},
 		{"limits get nothing", 4, "no such limit: nothing; `callq limits list` shows those in force"},
-		{"limits get", 2, "accepts 1 arg"},
+		{"limits get", 2, "callq limits get takes LIMIT: 0 were given"},
 		{"limits set stripe 20/1h", 0, "limit stripe: 20 per 1h, sliding window, per key, by cost (set; the config says 100 per 1h, sliding window)"},
 		{"limits set stripe 20/1h", 0, "limit stripe: as it was"},
 		{"limits list", 0, "20 per 1h, sliding window, per key, by cost (set; config: 100 per 1h, sliding window)"},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -101,6 +102,7 @@ func (p *program) execute(ctx context.Context, args []string) int {
 	root.SetErr(p.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !begun {
+		err = argsError(cmd, err)
 		err = usagef("%w (see %s --help)", err, cmd.CommandPath())
 	}
 	return p.report(err)
@@ -193,6 +195,20 @@ func (p *program) readConfig() (*config.Config, error) {
 		}
 	}
 	return config.Load(config.Source{Path: p.configFile, Flags: given, Environ: p.environ})
+}
+
+// argsError says of a command without verbs which arguments it takes, where cobra speaks of a command or a number.
+func argsError(cmd *cobra.Command, err error) error {
+	if cmd.HasSubCommands() || cmd.Args == nil {
+		return err
+	}
+	if refused := cmd.Args(cmd, cmd.Flags().Args()); refused == nil || refused.Error() != err.Error() {
+		return err // a flag's
+	}
+	if want := strings.TrimSuffix(strings.TrimPrefix(cmd.UseLine(), cmd.CommandPath()), " [flags]"); want != "" {
+		return fmt.Errorf("%s takes%s: %d were given", cmd.CommandPath(), want, cmd.Flags().NArg())
+	}
+	return fmt.Errorf("%s takes no arguments: %q", cmd.CommandPath(), cmd.Flags().Arg(0))
 }
 
 // flagError says what is wrong with a flag's value, without the names of Go.
