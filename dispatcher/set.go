@@ -12,13 +12,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// KindError says that a rate was to be set for calls at once, or the other way round.
+type KindError struct {
+	Name string
+	Is   limit.Rate // in force
+}
+
+func (e KindError) Error() string {
+	if e.Is.Window == 0 {
+		return fmt.Sprintf("%s is %s: set a whole number, such as %d", e.Name, e.Is, e.Is.Units)
+	}
+	return fmt.Sprintf("%s is %s: set a rate, such as 100/1h", e.Name, e.Is)
+}
+
 // SetLimit puts a rate in force instead of the config's, until ResetLimit. What was claimed under a
 // higher one and has not started is recalled: once it returns, nothing starts beyond the new rate.
 // It says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there is no such limit.
 func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
 	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
 		if (l.Window == 0) != (rate.Window == 0) {
-			return l, fmt.Errorf("%s is %s: set one of its kind", name, limit.Rate{Units: l.Rate, Window: l.Window})
+			return l, KindError{name, limit.Rate{Units: l.Rate, Window: l.Window}}
 		}
 		if l.ConfigRate == nil {
 			units, window := l.Rate, l.Window

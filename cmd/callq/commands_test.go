@@ -96,7 +96,7 @@ func TestEnqueueFile(t *testing.T) {
 		{"many", many(2500), "2500 calls inserted", 0, 2500},
 		{"none", "\n", "0 calls inserted", 0, 0},
 		{"the last is not JSON", many(1500) + `{"key": "k"`, "line 3001: the JSON object is cut short", 2, 0},
-		{"an unknown field", `{"qeue": "a"}`, `line 1: not a call: json: unknown field "qeue"`, 2, 0},
+		{"an unknown field", `{"qeue": "a"}`, `line 1: a call has no "qeue"; it has queue, task, `, 2, 0},
 		{"a wrong type", "{}\n" + `{"cost": "3"}`, "line 2: cost is a JSON string", 2, 0},
 		{"not an object", "[1]", "line 1: not a JSON object", 2, 0},
 		{"two objects in a line", "{} {}", "line 1: something follows", 2, 0},

@@ -159,7 +159,7 @@ const nowSQL = `SELECT clock_timestamp()`
 
 func (p *program) enqueueOne(ctx context.Context, f enqueueFlags) error {
 	return p.ask(ctx, func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		client, err := f.client(ctx, p.stdin, cfg, pool)
+		client, err := f.client(ctx, p.input, cfg, pool)
 		if err != nil {
 			return err
 		}

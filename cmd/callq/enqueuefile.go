@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -85,7 +86,7 @@ type filing struct {
 
 // enqueueFile is bounded only in waiting for Postgres: a file takes what it takes.
 func (p *program) enqueueFile(ctx context.Context, f enqueueFlags) error {
-	in := p.stdin
+	in := p.input
 	if f.from != "-" {
 		file, err := os.Open(f.from)
 		if err != nil {
@@ -95,7 +96,7 @@ func (p *program) enqueueFile(ctx context.Context, f enqueueFlags) error {
 		in = file
 	}
 	return p.withPostgres(ctx, commandSettings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		client, err := f.client(ctx, p.stdin, cfg, pool)
+		client, err := f.client(ctx, p.input, cfg, pool)
 		if err != nil {
 			return err
 		}
@@ -197,6 +198,10 @@ func jsonError(err error) error {
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the JSON object is cut short")
+	}
+	if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return fmt.Errorf("a call has no %s; it has queue, task, key, call_data, cost, priority, run_at, expires_at, "+
+			"unique_key, max_attempts", field)
 	}
 	return fmt.Errorf("not a call: %w", err)
 }

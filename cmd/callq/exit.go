@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -53,6 +54,9 @@ func judge(err error) (int, string) {
 	if err == nil {
 		return exitDone, ""
 	}
+	if errors.Is(err, context.Canceled) {
+		return exitFailed, "callq: interrupted"
+	}
 	text := "callq: " + oneLine(err.Error())
 	if exit, ok := errors.AsType[*exitError](err); ok {
 		return exit.code, text
@@ -63,13 +67,18 @@ func judge(err error) (int, string) {
 	if _, ok := errors.AsType[*dispatcher.ConflictError](err); ok {
 		return exitUsage, text
 	}
+	if _, ok := errors.AsType[dispatcher.KindError](err); ok {
+		return exitUsage, text
+	}
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "22021" {
+		doing, _, _ := strings.Cut(text, ": "+pg.Severity)
+		return exitUsage, doing + ": what was given is not valid UTF-8"
+	}
 	switch hint := poolerHint(err); {
 	case hint != "":
 		return exitUsage, text + "; " + hint
 	case errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
 		return exitUsage, text
-	case errors.Is(err, context.Canceled):
-		return exitFailed, "callq: interrupted"
 	case isUnreachable(err):
 		return exitUnreachable, text + "; check that Postgres and Redis run and can be reached, and try again"
 	case isForbidden(err):
@@ -99,9 +108,15 @@ func isForbidden(err error) bool {
 	return ok && pg.Code == "42501"
 }
 
-// oneLine makes pgx's message about several addresses one line.
+// oneLine makes pgx's message about several addresses one line. An address that was tried twice, with TLS
+// and without, is named once.
 func oneLine(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\t' })
+	for i := len(lines) - 2; i >= 0; i-- {
+		if strings.HasPrefix(lines[i+1], lines[i]) {
+			lines = slices.Delete(lines, i, i+1)
+		}
+	}
 	return strings.ReplaceAll(strings.Join(lines, " "), ":  ", ": ")
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -125,8 +126,8 @@ func (l limitRow) forecast(d demand) forecast {
 	switch {
 	case units == 0:
 	case l.Window > 0: // the first window has room for what is not occupied
-		rest := max(0, units-float64(limit.Use{Rate: l.Units, Occupied: l.Occupied}.Room()))
-		lasts = time.Duration(rest / float64(l.Units) * float64(l.Window))
+		use := limit.Use{Rate: l.Units, Window: l.Window, Occupied: l.Occupied}
+		lasts = l.busyFor(units-float64(use.Room()), d.Now)
 	case d.Seconds == nil:
 		f.State = "no call of its queues ended within a day"
 		return f
@@ -139,6 +140,21 @@ func (l limitRow) forecast(d demand) forecast {
 		inUTC(f.Until)
 	}
 	return f
+}
+
+// busyFor is how long it takes until so many units came free: whole windows, and of the last one its share,
+// though not less than until the first of what is occupied comes free.
+func (l limitRow) busyFor(units float64, now *time.Time) time.Duration {
+	if units <= 0 {
+		return 0
+	}
+	windows := math.Ceil(units/float64(l.Units)) - 1
+	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * float64(l.Window))
+	if l.FreedAt != nil && now != nil {
+		use := limit.Use{Window: l.Window, Freed: *l.FreedAt}
+		last = max(last, use.NextLook(*l.FreedAt, 0).Sub(*now))
+	}
+	return time.Duration(windows*float64(l.Window)) + last
 }
 
 // Waiting calls are counted by lines and news, as status does. What ended last is looked at for cost and time.

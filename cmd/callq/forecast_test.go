@@ -4,11 +4,16 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/callq/callq/internal/limit"
 )
 
 func TestForecast(t *testing.T) {
 	t.Parallel()
 	seconds, cost, key := 2.0, 30.0, "big"
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	full := limitRow{State: "open", Units: 5, Window: time.Hour, Occupied: 5, FreedAt: new(now)}
+	next := time.Hour + limit.Margin(time.Hour)
 	row := func(units int64, window time.Duration) limitRow {
 		return limitRow{Name: "l", State: "open", Units: units, Window: window}
 	}
@@ -24,6 +29,8 @@ func TestForecast(t *testing.T) {
 		"the largest key's": {limitRow{State: "open", Units: 10, Window: time.Minute, PerKey: true}, demand{Waiting: 90, Key: &key, OfKey: 20}, time.Minute},
 		"by cost":           {limitRow{State: "open", Units: 300, Window: time.Minute, CountCost: true}, demand{Waiting: 40, Cost: &cost}, 3 * time.Minute},
 		"by cost, unknown":  {limitRow{State: "open", Units: 10, Window: time.Minute, CountCost: true}, demand{Waiting: 20}, time.Minute},
+		"nothing yet free":  {full, demand{Waiting: 2, Now: &now}, next},
+		"nor the next":      {full, demand{Waiting: 7, Now: &now}, time.Hour + next},
 		"at once":           {row(4, 0), demand{Waiting: 40, Seconds: &seconds}, 20 * time.Second},
 		"at once, unknown":  {row(4, 0), demand{Waiting: 40}, -1},
 		"paused":            {limitRow{State: "paused: x", Units: 10, Window: time.Minute}, demand{Waiting: 40}, -1},

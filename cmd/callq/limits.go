@@ -146,10 +146,11 @@ func limitColumns() []column[limitRow] {
 		{"OCCUPIED", func(l limitRow) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
 		{"ROOM", func(l limitRow) string { return "~" + strconv.FormatInt(l.Room, 10) }},
 		{"STATE", func(l limitRow) string {
+			state := short(l.State)
 			if l.ShutUntil != nil {
-				return l.State + " until " + instant(l.ShutUntil)
+				state += " until " + instant(l.ShutUntil)
 			}
-			return l.State + keysPaused(l.PausedKeys)
+			return state + keysPaused(l.PausedKeys)
 		}},
 		{"CHANGED AT", func(l limitRow) string { return instant(&l.ChangedAt) }},
 		{"BY", func(l limitRow) string { return l.ChangedBy }},

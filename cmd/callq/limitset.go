@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,7 +83,7 @@ func (p *program) sayChanges(what, name string, changes []string, err error) err
 }
 
 func unknownRule(what, name string) error {
-	return &exitError{exitNotFound, fmt.Errorf("no such %s: %s; `callq %ss list` shows those in force", what, printable(name), what)}
+	return &exitError{exitNotFound, fmt.Errorf("no such %s: %s; `callq %ss list` shows those in force", what, cmp.Or(printable(short(name)), `""`), what)}
 }
 
 // user is who runs the command, for the audit.

@@ -194,7 +194,7 @@ func TestOperatorsCommands(t *testing.T) {
 		{"queues pause, unknown", up, "queues pause nope", 4, "no such queue: nope"},
 		{"queues pause, of nothing", up, "queues pause default --for 0s", 2, "--for must be above 0"},
 		{"queues pause, not a time", up, "queues pause default --until soon", 2, "not a time"},
-		{"queues pause, which", up, "queues pause", 2, "1 arg"},
+		{"queues pause, which", up, "queues pause", 2, "takes NAME: 0 were given"},
 		{"queues resume, unknown", up, "queues resume nope", 4, "no such queue: nope"},
 		{"queues resume, not paused", up, "queues resume default", 0, "as it was"},
 		{"queues resume, Postgres away", away, "queues resume default --timeout 300ms", 5, unreachable},

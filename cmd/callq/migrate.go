@@ -128,7 +128,7 @@ func (p *program) confirm(question string) error {
 		return usagef("this cannot be undone, and there is nobody to ask: give --yes to do it")
 	}
 	fmt.Fprint(p.stderr, question+" [y/N] ")
-	answer, _ := bufio.NewReader(p.stdin).ReadString('\n') // none is a no
+	answer, _ := bufio.NewReader(p.input).ReadString('\n') // none is a no
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
 		return nil

@@ -37,7 +37,7 @@ func TestOwnCommands(t *testing.T) {
 		{"config, no verb", nothing, "config", 2, "needs a verb: init check show"},
 		{"config, another verb", nothing, "config print", 2, `"print" is not a verb`},
 		{"config init to stdout", nothing, "config init -", 0, "callq's configuration, with every key at its default"},
-		{"config init, two files", nothing, "config init a b", 2, "at most 1 arg"},
+		{"config init, two files", nothing, "config init a b", 2, "takes [FILE|-]: 2 were given"},
 		{"config init, bad flag", nothing, "config init --overwrite", 2, "unknown flag: --overwrite"},
 		{"config init, no such folder", nothing, "config init /no/such/config.yaml", 1, "/no/such/config.yaml"},
 		{"config init, a bad file is no matter", bad, "config init -", 0, "postgres:"},

@@ -23,23 +23,30 @@ func (p *program) pauseCommand(what string) *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pause := ledger.Paused{What: what, Name: args[0], Key: key, Reason: reason, By: p.user()}
+			if err := checkKey(cmd); err != nil {
+				return err
+			}
+			ends := cmd.Flags().Changed("until")
 			switch {
-			case length > 0 && until != "":
+			case length > 0 && ends:
 				return usagef("--for and --until both say when it ends: give one of them")
 			case cmd.Flags().Changed("for") && length <= 0:
 				return usagef("--for must be above 0")
 			case length > 0:
 				pause.For = (*time.Duration)(&length)
-			case until != "":
+			case ends:
 				at, err := time.Parse(time.RFC3339, until)
 				if err != nil {
 					return usagef("--until %q is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", until)
+				}
+				if !at.After(time.Now()) {
+					return usagef("--until %s has passed", until)
 				}
 				pause.Until = &at
 			}
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
 				recalled, err := ledger.Pause(ctx, pool, pause)
-				change := fmt.Sprintf("%s %s: paused, %d unstarted attempts recalled", what, args[0], recalled)
+				change := fmt.Sprintf("%s: paused, %d unstarted attempts recalled", pausable(what, args[0], key), recalled)
 				return p.sayChanges(what, args[0], []string{change}, err)
 			})
 		},
@@ -59,11 +66,14 @@ func (p *program) resumeCommand(what string) *cobra.Command {
 		Long: "End a pause. That of one key (--key) and that of all are apart.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkKey(cmd); err != nil {
+				return err
+			}
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
 				was, err := ledger.Resume(ctx, pool, what, args[0], key, p.user())
 				var changes []string
 				if was {
-					changes = []string{fmt.Sprintf("%s %s: resumed", what, args[0])}
+					changes = []string{pausable(what, args[0], key) + ": resumed"}
 				}
 				return p.sayChanges(what, args[0], changes, err)
 			})
@@ -71,6 +81,22 @@ func (p *program) resumeCommand(what string) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&key, "key", "", "the pause of this key's calls")
 	return cmd
+}
+
+// checkKey refuses a key that is empty, as of a script's unset variable: without a key all calls are meant.
+func checkKey(cmd *cobra.Command) error {
+	if key := cmd.Flags().Lookup("key"); key.Changed && key.Value.String() == "" {
+		return usagef("--key is empty; leave it out for the calls of all keys")
+	}
+	return nil
+}
+
+// pausable names a limit or queue, or one key of it.
+func pausable(what, name, key string) string {
+	if key != "" {
+		return fmt.Sprintf("%s %s, key %s", what, name, key)
+	}
+	return what + " " + name
 }
 
 // pauseRow is a pause that has not ended.

@@ -46,13 +46,14 @@ func queueColumns() []column[queueRow] {
 			return dash(strings.Join(q.Limits, ","))
 		}},
 		{"STATE", func(q queueRow) string {
+			state := "open"
 			switch {
-			case q.Paused == nil:
-				return "open" + keysPaused(q.PausedKeys)
 			case q.PausedUntil != nil:
-				return "paused until " + instant(q.PausedUntil) + ": " + *q.Paused
+				state = "paused until " + instant(q.PausedUntil) + ": " + short(*q.Paused)
+			case q.Paused != nil:
+				state = "paused: " + short(*q.Paused)
 			}
-			return "paused: " + *q.Paused
+			return state + keysPaused(q.PausedKeys)
 		}},
 	}
 }

@@ -2,14 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/callq/callq/cmd/callq/config"
 )
@@ -17,6 +21,7 @@ import (
 // program is one run of callq: what it was started with, and what the global flags say.
 type program struct {
 	stdin          io.Reader
+	input          io.Reader // stdin, until the program is to end
 	stdout, stderr io.Writer // data; logs, progress and errors
 	environ        []string
 
@@ -38,7 +43,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 
-	p := &program{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ}
+	p := &program{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ, input: untilDone{ctx, stdin}}
 	done := make(chan int, 1)
 	go func() { done <- p.execute(ctx, args) }()
 	for signalled := false; ; {
@@ -53,6 +58,30 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			signalled = true
 			stop()
 		}
+	}
+}
+
+// untilDone is a reader that ends with ctx, also while it waits for what somebody has yet to type.
+type untilDone struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+func (r untilDone) Read(b []byte) (int, error) {
+	type outcome struct {
+		n   int
+		err error
+	}
+	read, own := make(chan outcome, 1), make([]byte, len(b)) // b is the caller's again when ctx has ended
+	go func() {
+		n, err := r.from.Read(own)
+		read <- outcome{n, err}
+	}()
+	select {
+	case got := <-read:
+		return copy(b, own[:got.n]), got.err
+	case <-r.ctx.Done():
+		return 0, r.ctx.Err()
 	}
 }
 
@@ -73,6 +102,7 @@ func (p *program) execute(ctx context.Context, args []string) int {
 	root.SetErr(p.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !begun {
+		err = argsError(cmd, err)
 		err = usagef("%w (see %s --help)", err, cmd.CommandPath())
 	}
 	return p.report(err)
@@ -89,6 +119,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.CompletionOptions.DisableDefaultCmd = true // it has its own, which refuses what it does not know
 	root.AddCommand(
 		p.serveCommand(), p.dispatchCommand(), p.workCommand(), p.migrateCommand(),
@@ -164,6 +195,39 @@ func (p *program) readConfig() (*config.Config, error) {
 		}
 	}
 	return config.Load(config.Source{Path: p.configFile, Flags: given, Environ: p.environ})
+}
+
+// argsError says of a command without verbs which arguments it takes, where cobra speaks of a command or a number.
+func argsError(cmd *cobra.Command, err error) error {
+	if cmd.HasSubCommands() || cmd.Args == nil {
+		return err
+	}
+	if refused := cmd.Args(cmd, cmd.Flags().Args()); refused == nil || refused.Error() != err.Error() {
+		return err // a flag's
+	}
+	if want := strings.TrimSuffix(strings.TrimPrefix(cmd.UseLine(), cmd.CommandPath()), " [flags]"); want != "" {
+		return fmt.Errorf("%s takes%s: %d were given", cmd.CommandPath(), want, cmd.Flags().NArg())
+	}
+	return fmt.Errorf("%s takes no arguments: %q", cmd.CommandPath(), cmd.Flags().Arg(0))
+}
+
+// flagError says what is wrong with a flag's value, without the names of Go.
+func flagError(err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag, value := "--"+invalid.GetFlag().Name, config.Quote(invalid.GetValue())
+	number, ok := errors.AsType[*strconv.NumError](err)
+	switch {
+	case !ok:
+		return fmt.Errorf("%s: %w", flag, errors.Unwrap(err))
+	case invalid.GetFlag().Value.Type() == "bool":
+		return fmt.Errorf("%s: %s is not true or false", flag, value)
+	case errors.Is(number.Err, strconv.ErrRange):
+		return fmt.Errorf("%s: %s is out of bounds", flag, value)
+	}
+	return fmt.Errorf("%s: %s is not a whole number", flag, value)
 }
 
 // urlFlag knows whether it was given. Its value is never shown: it may hold a password.

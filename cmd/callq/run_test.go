@@ -210,7 +210,7 @@ func TestCommands(t *testing.T) {
 		{"calls get, no such call", up, "calls get 4711", 4, "no such call: 4711"},
 		{"calls get, one of two", up, "calls get 1 4711", 4, "acct_42"},
 		{"calls get, not an id", up, "calls get one", 2, `"one" is not the id`},
-		{"calls get, no id", up, "calls get", 2, "at least 1 arg"},
+		{"calls get, no id", up, "calls get", 2, "takes ID...: 0 were given"},
 		{"calls get, Postgres away", away, "calls get 1 --timeout 300ms", 5, unreachable},
 		{"calls list", up, "calls list --queue default --key acct_42 --task http --status dispatched,new", 0, "dispatched"},
 		{"calls list, no such status", up, "calls list --status running", 2, "cancelled"},

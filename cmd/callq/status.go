@@ -289,7 +289,7 @@ func (p *program) printStatus(s *status) error {
 		column[workerRow]{"RUNNING", func(w workerRow) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
 		column[workerRow]{"LAST BEAT", func(w workerRow) string {
 			if !w.Live {
-				return ago(s.At, w.BeatAt) + ": taken for dead"
+				return ago(s.At, w.BeatAt) + ": stopped or dead"
 			}
 			return ago(s.At, w.BeatAt)
 		}},

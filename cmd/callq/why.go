@@ -133,13 +133,17 @@ func (c circumstances) waits() []reason {
 	case call.ExpiresAt != nil && !call.ExpiresAt.After(c.now):
 		add("expired", nil, "it expired %s, and a dispatcher will fail it", ago(c.now, *call.ExpiresAt))
 	case call.RunAt.After(c.now) && call.Status == callqueue.StatusError:
-		add("retry", &call.RunAt, "it failed %d times and is tried again at %s; the last time: %s",
-			call.FailedCount, instant(&call.RunAt), text(call.ErrorMessage))
+		times := "once"
+		if call.FailedCount != 1 {
+			times = fmt.Sprintf("%d times", call.FailedCount)
+		}
+		add("retry", &call.RunAt, "it failed %s and is tried again at %s; the last time: %s",
+			times, instant(&call.RunAt), text(call.ErrorMessage))
 	case call.RunAt.After(c.now):
 		add("not_due", &call.RunAt, "it is not due until %s", instant(&call.RunAt))
 	}
 	if c.queue == nil {
-		add("no_queue", nil, "queue %s is in no process's configuration: add it, and restart them", call.Queue)
+		add("no_queue", nil, "queue %s is in no process's configuration: add it, and reload (SIGHUP) or restart them", call.Queue)
 	}
 	for _, p := range c.pauses {
 		add("paused", p.Until, "%s", p.text())

@@ -19,7 +19,7 @@ func deadLetters(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		return nil, nil
 	}
 	return one(Note, fmt.Sprintf("%d calls failed for good within the last hour, %d in the hour before", now, before),
-		"callq calls list --status failed; when the cause is mended, callq calls retry"), nil
+		"callq calls list --status failed; when the cause is mended, callq calls retry --status failed"), nil
 }
 
 // Through call_queue_failed_idx.

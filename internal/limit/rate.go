@@ -31,7 +31,7 @@ func ParseRate(s string) (Rate, error) {
 	units, window, ok := strings.Cut(strings.TrimSuffix(text, ", sliding window"), "/")
 	if !ok {
 		if units, window, ok = strings.Cut(units, " per "); !ok {
-			return Rate{}, fmt.Errorf("%q is not a rate: write units/window", s)
+			return Rate{}, fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
 		}
 	}
 	n, err := parseCount(strings.TrimSpace(units))

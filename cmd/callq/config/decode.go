@@ -226,7 +226,7 @@ func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, pa
 		return
 	}
 	if isUnbuilt(pattern + "=" + text) {
-		l.fail(l.at(n), path, quote(text)+" "+notAvailable, f.Tag.Get("allowed"))
+		l.fail(l.at(n), path, Quote(text)+" "+notAvailable, f.Tag.Get("allowed"))
 		return
 	}
 	at := l.at(n)

@@ -3,6 +3,8 @@ package config
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -50,16 +52,32 @@ func Default() *Config {
 func readFile(s Source, env map[string]string) (name string, text []byte, err error) {
 	for _, name := range []string{s.Path, env["CALLQ_CONFIG"]} {
 		if name != "" {
-			text, err = os.ReadFile(name)
+			text, err = readBounded(name)
 			return name, text, err
 		}
 	}
 	for _, name := range []string{filepath.Join(s.Dir, "config.yaml"), "/etc/callq/config.yaml"} {
-		if text, err = os.ReadFile(name); !errors.Is(err, fs.ErrNotExist) {
+		if text, err = readBounded(name); !errors.Is(err, fs.ErrNotExist) {
 			return name, text, err
 		}
 	}
 	return "", nil, nil
+}
+
+// largest is what is read of a file: more is not a configuration, and would keep callq busy for long.
+const largest = 1 << 20
+
+func readBounded(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, largest+1))
+	if err == nil && len(text) > largest {
+		return nil, fmt.Errorf("it is larger than %d bytes, and no configuration is", largest)
+	}
+	return text, err
 }
 
 // reason is a file error without the path, which is said beside it.
@@ -204,7 +222,7 @@ func (l *loader) checkQueues(c *Config) {
 		path := "queues." + name + ".limits"
 		for i, lim := range q.Limits {
 			if _, ok := c.Limits[lim]; !ok {
-				l.fail(l.itemSource(path, i), path, quote(lim)+" is not a limit"+didYouMean(lim, known), cmp.Or(strings.Join(known, ", "), "none: the file has no limits"))
+				l.fail(l.itemSource(path, i), path, Quote(lim)+" is not a limit"+didYouMean(lim, known), cmp.Or(strings.Join(known, ", "), "none: the file has no limits"))
 			}
 		}
 	}

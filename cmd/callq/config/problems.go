@@ -52,18 +52,37 @@ func (p Problem) String() string {
 	}
 	b.WriteString(p.Message)
 	if p.Line > 0 {
+		text, before := around(p.text, p.Column-1)
 		indent := strings.Map(func(r rune) rune {
 			if r == '\t' {
 				return r
 			}
 			return ' '
-		}, firstRunes(p.text, p.Column-1))
-		fmt.Fprintf(&b, "\n%5d | %s\n      | %s^", p.Line, p.text, indent)
+		}, firstRunes(text, before))
+		fmt.Fprintf(&b, "\n%5d | %s\n      | %s^", p.Line, text, indent)
 	}
 	if p.Allowed != "" {
 		b.WriteString("\n      = allowed: " + p.Allowed)
 	}
 	return b.String()
+}
+
+// around cuts a long line to what stands about the mistake, and returns how many characters are before that.
+func around(line string, before int) (string, int) {
+	const most = 160
+	runes := []rune(line)
+	if len(runes) <= most {
+		return line, before
+	}
+	from := max(0, min(before-most/2, len(runes)-most))
+	text := string(runes[from:min(from+most, len(runes))])
+	if from+most < len(runes) {
+		text += "…"
+	}
+	if from > 0 {
+		return "…" + text, before - from + 1
+	}
+	return text, before
 }
 
 // Place is where the mistake stands: config.yaml:7:18, or a variable or flag.
@@ -186,8 +205,8 @@ func (l *loader) line(number int) string {
 // userinfo finds what may be a user and password in any text.
 func userinfo() *regexp.Regexp { return regexp.MustCompile(`://[^\s"']*@`) }
 
-// quote shows a value in a message.
-func quote(s string) string {
+// Quote shows a value in a message.
+func Quote(s string) string {
 	if len(s) > 80 {
 		s = firstRunes(s, 80) + "…"
 	}

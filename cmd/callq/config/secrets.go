@@ -66,14 +66,14 @@ func checkSecretHost(s string) error {
 	host := strings.TrimPrefix(s, "http://")
 	if name, port, err := net.SplitHostPort(host); err == nil {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return fault{quote(s) + " has no port from 1 to 65535", secretHosts}
+			return fault{Quote(s) + " has no port from 1 to 65535", secretHosts}
 		}
 		host = name
 	} else if ip := strings.Trim(host, "[]"); host == "["+ip+"]" && strings.Contains(ip, ":") {
 		host = ip
 	}
 	if err := checkHost(host); err != nil {
-		return fault{quote(s) + " is not a host", secretHosts}
+		return fault{Quote(s) + " is not a host", secretHosts}
 	}
 	return nil
 }

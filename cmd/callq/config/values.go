@@ -75,7 +75,7 @@ func appendItem(list reflect.Value, f reflect.StructField, text string, seen map
 	case text == "":
 		return fault{"an item is empty", ""}
 	case seen[text]:
-		return fault{quote(text) + " is given twice", ""}
+		return fault{Quote(text) + " is given twice", ""}
 	}
 	seen[text] = true
 	list.Set(reflect.Append(list, reflect.ValueOf(text)))
@@ -109,7 +109,7 @@ func checkString(f reflect.StructField, text string) error {
 		return checkVariable(text)
 	}
 	if allowed := f.Tag.Get("allowed"); allowed != "" && !slices.Contains(strings.Split(allowed, "|"), text) {
-		return errors.New(quote(text) + " is not allowed")
+		return errors.New(Quote(text) + " is not allowed")
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (
 		return value, fmt.Errorf("the bounds %s: %w", bounds, err)
 	}
 	if value < least || value > most {
-		return value, errors.New(quote(text) + " is out of bounds")
+		return value, errors.New(Quote(text) + " is out of bounds")
 	}
 	return value, nil
 }
@@ -135,21 +135,21 @@ func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (
 func parseInt(s string) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil {
-		return 0, errors.New(quote(s) + " is not a whole number")
+		return 0, errors.New(Quote(s) + " is not a whole number")
 	}
 	return n, nil
 }
 
 func parseBool(s string) (bool, error) {
 	if s != "true" && s != "false" {
-		return false, errors.New(quote(s) + " is not allowed")
+		return false, errors.New(Quote(s) + " is not allowed")
 	}
 	return s == "true", nil
 }
 
 // ParseDuration reads Go's durations and those with days and weeks: 90s, 1d12h, 2w. Not negative.
 func ParseDuration(s string) (time.Duration, error) {
-	bad := errors.New(quote(s) + " is not a duration: write numbers with units, such as 30s, 1h30m, 7d, 1d12h (ms s m h d w)")
+	bad := errors.New(Quote(s) + " is not a duration: write numbers with units, such as 30s, 1h30m, 7d, 1d12h (ms s m h d w)")
 	var sum time.Duration
 	if s == "0" {
 		return 0, nil
@@ -183,7 +183,7 @@ func parseBytes(s string) (Bytes, error) {
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
 	if err != nil || n > math.MaxInt64/unit {
-		return 0, errors.New(quote(s) + " is not a size: write 256KiB, 1MiB or a number of bytes")
+		return 0, errors.New(Quote(s) + " is not a size: write 256KiB, 1MiB or a number of bytes")
 	}
 	return Bytes(n * unit), nil
 }
@@ -201,7 +201,7 @@ func parseBackoff(s, bounds string) (b Backoff, err error) {
 		return b, err
 	}
 	if b.Min > b.Max {
-		return b, errors.New(quote(s) + " ends before it begins")
+		return b, errors.New(Quote(s) + " ends before it begins")
 	}
 	return b, nil
 }
@@ -210,7 +210,7 @@ func parseBackoff(s, bounds string) (b Backoff, err error) {
 func checkName(s string) error {
 	bad := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || strings.ContainsRune(`,"'*`, r) }
 	if s == "" || len(s) > 100 || strings.ContainsFunc(s, bad) {
-		return fault{quote(s) + " cannot be a name", "1 to 100 bytes without spaces, quotes, commas and stars"}
+		return fault{Quote(s) + " cannot be a name", "1 to 100 bytes without spaces, quotes, commas and stars"}
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ func checkName(s string) error {
 func checkHost(s string) error {
 	_, notIP := netip.ParseAddr(s)
 	if notIP != nil && !regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`).MatchString(s) {
-		return fault{quote(s) + " is not a host", "a name or an address without scheme, port and path"}
+		return fault{Quote(s) + " is not a host", "a name or an address without scheme, port and path"}
 	}
 	return nil
 }
@@ -230,7 +230,7 @@ func checkListen(s string) error {
 	_, port, err := net.SplitHostPort(s)
 	n, notNumber := strconv.Atoi(port)
 	if err != nil || notNumber != nil || n < 0 || n > 65535 {
-		return fault{quote(s) + " is not an address to listen on", "host:port (port 0: any free one), :port for every interface, or off"}
+		return fault{Quote(s) + " is not an address to listen on", "host:port (port 0: any free one), :port for every interface, or off"}
 	}
 	return nil
 }
@@ -242,21 +242,21 @@ func checkCron(s string) error {
 	if strings.HasPrefix(s, "TZ=") || strings.HasPrefix(s, "CRON_TZ=") {
 		var ok bool
 		if _, spec, ok = strings.Cut(s, " "); !ok { // cron would panic
-			return fault{quote(s) + " has a time zone and no schedule", allowed}
+			return fault{Quote(s) + " has a time zone and no schedule", allowed}
 		}
 	}
 	schedule, err := cron.ParseStandard(s)
 	if err != nil {
-		return fault{quote(s) + " is not a schedule: " + err.Error(), allowed}
+		return fault{Quote(s) + " is not a schedule: " + err.Error(), allowed}
 	}
 	if every, ok := strings.CutPrefix(strings.TrimSpace(spec), "@every "); ok {
 		if d, err := time.ParseDuration(every); err != nil || d < time.Second || d%time.Second != 0 {
-			return fault{quote(s) + " can never fire as written: cron knows whole seconds, from 1s", allowed}
+			return fault{Quote(s) + " can never fire as written: cron knows whole seconds, from 1s", allowed}
 		}
 		return nil
 	}
 	if schedule.Next(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)).IsZero() { // within 5 years, leap days too
-		return fault{quote(s) + " can never fire: no such date comes", allowed}
+		return fault{Quote(s) + " can never fire: no such date comes", allowed}
 	}
 	return nil
 }
