@@ -61,6 +61,9 @@ func TestPgBouncer(t *testing.T) {
 		})
 	}
 	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "could not serialize access") {
+			continue // of two that open a limit at once one asks again
+		}
 		if strings.Contains(line, "ERROR:") || strings.Contains(line, "WARNING:") {
 			t.Errorf("Postgres says: %s", line)
 		}
