@@ -89,7 +89,10 @@ func (a *attempt) begin() {
 func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
 	ctx, end := a.w.contexts.of(a.w.handling, a)
 	defer end()
-	closing := handle(ctx)
+	a.finish(ctx, handle(ctx))
+}
+
+func (a *attempt) finish(ctx context.Context, closing *ledger.Closing) {
 	if closing != nil {
 		asCancelled(ctx, closing)
 	}
@@ -194,7 +197,11 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
 	}
-	err = a.guard(ctx, handler)
+	return a.handled(ctx, a.guard(ctx, handler))
+}
+
+// handled is how an attempt ends whose handler ended so.
+func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	if err != nil && ctx.Err() != nil && !isDecided(err) && !strings.Contains(err.Error(), context.Cause(ctx).Error()) {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
@@ -213,32 +220,28 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	return a.ending(err, &arrival, nil)
 }
 
-// guard turns a panic into an error, and a handler's end by runtime.Goexit, as testing.T.FailNow ends one:
-// the goroutine is the handler's own, for none outlives that. The stack goes to the log, never to the call.
+// guard turns a panic into an error. The stack goes to the log, never to the call. Where the handler ends the
+// goroutine (runtime.Goexit, as testing.T.FailNow does) the attempt is ended here, for nothing after it runs.
 func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
 	call := a.asCall()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		returned := false
-		defer func() {
-			p := recover()
-			switch {
-			case returned:
-				return
-			case p != nil:
-				err = fmt.Errorf("panic: %v", p)
-			default:
-				err = errExited
-			}
-			a.w.log.ErrorContext(ctx, "handler did not return", "task", a.Task, "call", a.callID,
-				"attempt", a.number, "err", err, "stack", string(debug.Stack()))
-		}()
-		err = handler(ctx, call)
-		returned = true
+	returned := false
+	defer func() {
+		a.result = call.result
+		if returned {
+			return
+		}
+		p := recover()
+		if err = errExited; p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+		a.w.log.ErrorContext(ctx, "handler did not return", "task", a.Task, "call", a.callID,
+			"attempt", a.number, "err", err, "stack", string(debug.Stack()))
+		if p == nil {
+			a.finish(ctx, a.handled(ctx, err))
+		}
 	}()
-	<-ended
-	a.result = call.result
+	err = handler(ctx, call)
+	returned = true
 	return err
 }
 
