@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -63,10 +62,12 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
-	seen, err := d.survey(ctx, tx, queue, locked.Limits)
+	from := d.openFrom.draw(epoch, locked.Batch)
+	seen, err := d.survey(ctx, tx, queue, locked.Limits, from)
 	if err != nil {
 		return claimResult{}, err
 	}
+	d.openFrom.found(seen.roster.openFrom)
 	if seen.pausedFor > 0 {
 		return d.rest(ctx, tx, queue, taken, claimResult{lookIn: min(seen.pausedFor, lookLater)})
 	}
@@ -179,7 +180,7 @@ type claimed struct {
 // what is wrong with them, opens an attempt of each other that the limits admit, and notes in the lines
 // what became of them.
 func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, c *round, epoch string, want int) (*batch, error) {
-	b := &batch{id: d.cfg.Random(math.MaxInt64), epoch: epoch}
+	b := &batch{id: c.Batch, epoch: epoch}
 	var open []string
 	for _, key := range c.keys {
 		switch closed, shared := c.head.closed(key); {

@@ -65,12 +65,13 @@ type Dispatcher struct {
 	reload   chan struct{}            // next holds something
 
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
-	turn    sync.Mutex
-	clock   limit.Clock
-	epoch   string               // the last that was noted
-	rounds  int                  // turns the order of the queues, so that those that share a limit take turns
-	blocked map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
-	reach   reach
+	turn     sync.Mutex
+	clock    limit.Clock
+	epoch    string               // the last that was noted
+	rounds   int                  // turns the order of the queues, so that those that share a limit take turns
+	blocked  map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
+	reach    reach
+	openFrom openFrom
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 

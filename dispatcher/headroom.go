@@ -35,7 +35,7 @@ var errClockSetBack = errors.New("the clock of Postgres was set back within a cl
 
 // headroom counts what is occupied of the limits, of those per key for these keys. It needs the
 // limits' locks.
-func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []string, now time.Time) (*headroom, error) {
+func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []string, from int64, now time.Time) (*headroom, error) {
 	h := &headroom{limits: limits, now: now, next: map[limitKey]time.Time{}}
 	var names, ofKeys []string
 	var since []time.Time
@@ -54,7 +54,7 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 	if len(names) == 0 {
 		return h, nil
 	}
-	rows, err := tx.Query(ctx, occupiedSQL, names, ofKeys, since)
+	rows, err := tx.Query(ctx, occupiedSQL, names, ofKeys, since, from)
 	if err != nil {
 		return nil, fmt.Errorf("count occupied units: %w", err)
 	}
@@ -132,7 +132,7 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
 // as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
 // is the key that is asked about (” where the limit is not per key), $3 is now - W - margin: what
-// has a later until still counts. Buckets are labelled with their end. The unit of an open attempt
+// has a later until still counts; $4 is the batch from which on attempts are open. Buckets are labelled with their end. The unit of an open attempt
 // can come free from its start on where that bounds it; else its until is yet to come, and so is
 // when it comes free.
 const occupiedSQL = `
@@ -151,7 +151,7 @@ WITH asked AS (
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN asked a ON a.name = u.name AND a.key = u.key
-    WHERE o.limits && $1
+    WHERE o.batch >= $4 AND o.limits && $1
 ), units AS (
     SELECT name, key, sum(cost) AS cost, min(bounded_from) AS freed_at
     FROM open

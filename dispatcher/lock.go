@@ -32,6 +32,7 @@ type lockedQueue struct {
 	Name   string
 	Label  string // only workers that carry it
 	Served string // the key that was served last
+	Batch  int64  // the number of the claim
 	Limits []lockedLimit
 }
 
@@ -62,6 +63,7 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*locked
 		return err
 	})
 	locks.Queue(roomSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&room) })
+	locks.Queue(drawSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
 		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
@@ -94,6 +96,9 @@ const (
 	lockRoomSQL = `SELECT true FROM pg_advisory_xact_lock(hashtext('callq room'))`
 	tryRoomSQL  = `SELECT pg_try_advisory_xact_lock(hashtext('callq room'))`
 )
+
+// Under the lock of the room, or of no use (openfrom.go).
+const drawSQL = `SELECT nextval('call_batch_seq')`
 
 // readClock reads Postgres's clock in a statement that waits for no lock, after those that may
 // have.

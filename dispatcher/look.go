@@ -49,7 +49,7 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 		}
 		next = min(next, again)
 	}
-	return next, failures
+	return min(next, d.reach.again(d.cfg.Now())), failures
 }
 
 // drainQueue claims from one queue until its limits, the workers or its calls run out.

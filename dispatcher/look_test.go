@@ -2,6 +2,7 @@ package dispatcher_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,24 +16,25 @@ import (
 // what is made afterwards was found by a look.
 func TestLooksBetweenTicks(t *testing.T) {
 	t.Parallel()
-	calls := func(n int) []callqueue.Call {
-		list := make([]callqueue.Call, n)
-		for i := range list {
-			list[i] = callqueue.Call{Task: "ok"}
-		}
-		return list
+	calls := func(n int) func() []callqueue.Call {
+		return func() []callqueue.Call { return slices.Repeat([]callqueue.Call{{Task: "ok"}}, n) }
 	}
-	later := calls(3)
-	for i := range later { // the look that finds the second must see when the third falls due
-		later[i].RunAt = time.Now().Add(time.Duration(i) * time.Second)
+	runAt := func(offsets ...time.Duration) func() []callqueue.Call {
+		return func() []callqueue.Call {
+			list := calls(len(offsets))()
+			for i := range list {
+				list[i].RunAt = time.Now().Add(offsets[i])
+			}
+			return list
+		}
 	}
 	for _, c := range []struct {
 		name  string
 		rule  dispatcher.LimitRule
-		calls []callqueue.Call
+		calls func() []callqueue.Call
 	}{
 		{"when a client inserts", sliding("api", 100, time.Hour), calls(1)},
-		{"when a call falls due", sliding("api", 100, time.Hour), later},
+		{"when a call falls due", sliding("api", 100, time.Hour), runAt(0, time.Second, 2*time.Second)}, // the look that finds the second must see when the third falls due
 		{"when units come free", sliding("api", 2, 300*time.Millisecond), calls(7)},
 		{"when slots come free", sliding("api", 1000, time.Hour), calls(60)},
 	} {
@@ -57,7 +59,7 @@ func TestLooksBetweenTicks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := client.InsertMany(t.Context(), c.calls); err != nil {
+			if _, err := client.InsertMany(t.Context(), c.calls()); err != nil {
 				t.Fatal(err)
 			}
 			s.eventually(20*time.Second, `SELECT bool_and(status = 'done') FROM call_queue`)

@@ -109,7 +109,7 @@ func TestOccupied(t *testing.T) {
 		for _, a := range asked {
 			ofLimits, ofKeys, sinces = append(ofLimits, names[a.limit]), append(ofKeys, a.key), append(sinces, at(a.since))
 		}
-		rows, err := pool.Query(context.Background(), occupiedSQL, ofLimits, ofKeys, sinces)
+		rows, err := pool.Query(context.Background(), occupiedSQL, ofLimits, ofKeys, sinces, int64(0))
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -7,29 +7,29 @@ import (
 	"github.com/callq/callq/internal/pgtest"
 )
 
-// The plans of the statements that run all the time. call_open, call_workers, the rules and the pauses are small, and may
+// The plans of the statements that run all the time. call_workers, the rules and the pauses are small, and may
 // be read as a whole.
 func TestPlans(t *testing.T) {
 	t.Parallel()
-	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_open", "call_workers", "call_queues", "call_limits", "call_pauses"}, map[string]pgtest.Planned{
+	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_workers", "call_queues", "call_limits", "call_pauses"}, map[string]pgtest.Planned{
 		"due":             {SQL: dueSQL, Uses: []string{"call_news_at_idx at", "call_lines_wake_idx wake_at", "call_lines_active_idx queue"}},
 		"paused":          {SQL: pausedSQL},
 		"paused keys":     {SQL: pausedKeysSQL},
-		"occupied":        {SQL: occupiedSQL, Uses: []string{"call_usage_pkey limit_name"}},
+		"occupied":        {SQL: occupiedSQL, Uses: []string{"call_open_batch_idx batch", "call_usage_pkey limit_name"}},
 		"open":            {SQL: openSQL, Uses: []string{"call_queue_pkey id"}},
 		"refuse":          {SQL: refuseSQL, Uses: []string{"call_queue_pkey id"}},
-		"roster":          {SQL: rosterSQL},
-		"handed":          {SQL: handedSQL},
-		"readdress":       {SQL: readdressSQL},
+		"roster":          {SQL: rosterSQL, Uses: []string{"call_open_batch_idx batch"}},
+		"handed":          {SQL: handedSQL, Uses: []string{"call_open_batch_idx batch"}},
+		"readdress":       {SQL: readdressSQL, Uses: []string{"call_open_pkey call_id"}},
 		"expire":          {SQL: expireSQL, Uses: []string{"call_queue_expires_idx expires_at", "call_queue_pkey id"}},
-		"lost":            {SQL: overdueSQL + lostWhere, Uses: []string{"call_queue_pkey id"}},
-		"unstarted":       {SQL: overdueSQL + unstartedWhere, Uses: []string{"call_queue_pkey id"}},
-		"older epoch":     {SQL: overdueSQL + epochWhere, Uses: []string{"call_queue_pkey id"}},
+		"lost":            {SQL: overdueSQL + lostWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id"}},
+		"unstarted":       {SQL: overdueSQL + unstartedWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id"}},
+		"older epoch":     {SQL: overdueSQL + epochWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id"}},
 		"lock the queue":  {SQL: lockQueueSQL},
 		"lock the limits": {SQL: lockLimitsSQL},
 		"tidy usage":      {SQL: tidyUsageSQL, Uses: []string{"call_usage_pkey limit_name"}},
-		"retire calls":    {SQL: retireCallsSQL, Uses: []string{"call_queue_pkey id"}},
-		"retire attempts": {SQL: retireAttemptsSQL, Uses: []string{"call_attempts_pkey call_id", "call_queue_pkey id"}},
+		"retire calls":    {SQL: retireCallsSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id"}},
+		"retire attempts": {SQL: retireAttemptsSQL, Uses: []string{"call_open_pkey call_id", "call_attempts_pkey call_id", "call_queue_pkey id"}},
 	})
 }
 

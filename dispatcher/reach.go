@@ -5,7 +5,7 @@ import "time"
 // reach is how far back looks go for what fell due. While somebody holds an old snapshot, an index keeps
 // what has long been dealt with, and going through it all takes longer and longer. So a look goes back
 // to the beginning only when that has not just taken long, and else a little behind the last intake: what
-// is older and was committed since is found by a later look.
+// is older and was committed since is found by a later look: one that goes back to the beginning follows.
 type reach struct {
 	takenIn map[string]time.Time // queue to Postgres's time of the last intake that left nothing
 	whole   bool                 // this look goes back to the beginning
@@ -35,6 +35,14 @@ func (r *reach) end(now time.Time) {
 	if r.whole {
 		r.rest = now.Add(reachRest * now.Sub(r.began))
 	}
+}
+
+// again is in how long to look again.
+func (r *reach) again(now time.Time) time.Duration {
+	if r.whole {
+		return lookLater
+	}
+	return r.rest.Sub(now)
 }
 
 // since is for an intake within the look.

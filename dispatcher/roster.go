@@ -15,7 +15,8 @@ import (
 // lives a little is claimed all the same, for the pools last seen, so that work is ready for the
 // first that comes. A claim reads it under a lock that all claims share, and counts it down.
 type roster struct {
-	pools []*pool
+	pools    []*pool
+	openFrom *int64 // the smallest batch of an open attempt; nil: there is none
 }
 
 type pool struct {
@@ -26,6 +27,7 @@ type pool struct {
 	Slots     int      `db:"slots"`     // of the smallest live worker
 	Free      int      `db:"free"`      // slots of live workers that run nothing
 	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
+	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
 
 	room int // attempts that may still be handed to it
 }
@@ -35,8 +37,8 @@ const (
 	plenty             = 256
 )
 
-func readRoster(ctx context.Context, db ledger.DB) (*roster, error) {
-	rows, err := db.Query(ctx, rosterSQL)
+func readRoster(ctx context.Context, db ledger.DB, from int64) (*roster, error) {
+	rows, err := db.Query(ctx, rosterSQL, from)
 	if err != nil {
 		return nil, fmt.Errorf("read the workers: %w", err)
 	}
@@ -51,9 +53,12 @@ func readRoster(ctx context.Context, db ledger.DB) (*roster, error) {
 // roomWithoutWorkers evenly.
 func newRoster(pools []*pool) *roster {
 	var live []*pool
+	var openFrom *int64
 	unstarted := 0
 	for _, p := range pools {
-		unstarted += p.Unstarted
+		if unstarted += p.Unstarted; openFrom == nil || p.OpenFrom != nil && *p.OpenFrom < *openFrom {
+			openFrom = p.OpenFrom
+		}
 		if p.Workers > 0 {
 			if !p.hasPlenty() {
 				p.room = max(0, 2*p.Free-p.Unstarted)
@@ -62,7 +67,7 @@ func newRoster(pools []*pool) *roster {
 		}
 	}
 	if len(live) > 0 {
-		return &roster{pools: live}
+		return &roster{pools: live, openFrom: openFrom}
 	}
 	if !slices.ContainsFunc(pools, func(p *pool) bool { return slices.Contains(p.Tasks, tasks.HTTP) }) {
 		pools = append(pools, &pool{Name: tasks.Pool([]string{tasks.HTTP}, nil), Tasks: []string{tasks.HTTP}})
@@ -70,7 +75,7 @@ func newRoster(pools []*pool) *roster {
 	for _, p := range pools {
 		p.room = max(0, roomWithoutWorkers-unstarted) / len(pools)
 	}
-	return &roster{pools: pools}
+	return &roster{pools: pools, openFrom: openFrom}
 }
 
 // hasPlenty says that the pool's workers have enough for a while: then it gets no more, so that the next
@@ -177,11 +182,12 @@ WITH workers AS (
     GROUP BY pool
 ), open AS (
     SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted,
-        count(*) FILTER (WHERE started_at IS NOT NULL) AS started
+        count(*) FILTER (WHERE started_at IS NOT NULL) AS started, min(batch) AS open_from
     FROM call_open
+    WHERE batch >= $1
     GROUP BY pool
 )
 SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers, coalesce(p.slots, 0) AS slots,
-    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted
+    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, o.open_from
 FROM pools p
 FULL JOIN open o USING (pool)`

@@ -55,7 +55,7 @@ func (d *Dispatcher) round(ctx context.Context, tx pgx.Tx, q *lockedQueue, seen 
 		free = append(free, key)
 	}
 	c.keys = free
-	c.head, err = d.headroom(ctx, tx, q.Limits, c.keys, now)
+	c.head, err = d.headroom(ctx, tx, q.Limits, c.keys, seen.from, now)
 	return c, err
 }
 

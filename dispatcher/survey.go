@@ -10,15 +10,16 @@ import (
 
 // survey is what a claim sees before it looks at calls: the workers, and what is paused.
 type survey struct {
+	from      int64 // the batch from which on attempts are open
 	roster    *roster
 	pausedFor time.Duration // the queue, or one of its limits, as a whole
 	keyPauses bool          // some keys may be paused
 }
 
-func (d *Dispatcher) survey(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit) (*survey, error) {
-	s := &survey{}
+func (d *Dispatcher) survey(ctx context.Context, tx pgx.Tx, queue string, limits []lockedLimit, from int64) (*survey, error) {
+	s := &survey{from: from}
 	var asks pgx.Batch
-	asks.Queue(rosterSQL).Query(func(rows pgx.Rows) error {
+	asks.Queue(rosterSQL, from).Query(func(rows pgx.Rows) error {
 		pools, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByNameLax[pool])
 		s.roster = newRoster(pools)
 		return err

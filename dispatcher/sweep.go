@@ -73,7 +73,7 @@ type overdue struct {
 	OnLost      string        `db:"on_lost"`
 }
 
-// overdueSQL completes a WHERE over call_open o.
+// overdueSQL completes a WHERE over call_open o; its argument is the batch from which on attempts are open.
 const overdueSQL = `
 SELECT o.call_id, o.attempt, o.token,
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
@@ -84,13 +84,14 @@ SELECT o.call_id, o.attempt, o.token,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min,
     coalesce(r.backoff_max, '15 minutes') AS backoff_max,
     coalesce(r.on_lost, 'retry') AS on_lost
-FROM call_open o
+FROM (SELECT * FROM call_open WHERE batch >= $1 OFFSET 0) o
 LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
 LEFT JOIN call_queues r ON r.name = o.queue
 WHERE `
 
-func (d *Dispatcher) overdue(ctx context.Context, where string, args ...any) ([]overdue, error) {
-	rows, err := d.cfg.Pool.Query(ctx, overdueSQL+where+fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", sweepMost), args...)
+func (d *Dispatcher) overdue(ctx context.Context, where string) ([]overdue, error) {
+	sql := overdueSQL + where + fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", sweepMost)
+	rows, err := d.cfg.Pool.Query(ctx, sql, d.openFrom.in(d.epoch))
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +223,7 @@ type unsent struct {
 }
 
 func (d *Dispatcher) unsent(ctx context.Context) ([]unsent, error) {
-	rows, err := d.cfg.Pool.Query(ctx, handedSQL, resendAfter)
+	rows, err := d.cfg.Pool.Query(ctx, handedSQL, d.openFrom.in(d.epoch), resendAfter)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +231,7 @@ func (d *Dispatcher) unsent(ctx context.Context) ([]unsent, error) {
 	if err != nil || len(late) == 0 {
 		return nil, err
 	}
-	roster, err := readRoster(ctx, d.cfg.Pool)
+	roster, err := readRoster(ctx, d.cfg.Pool, d.openFrom.in(d.epoch))
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +258,7 @@ const handedSQL = `
 SELECT o.pool, o.task, coalesce(q.on_label, '') AS on_label, o.epoch, o.batch, o.parcel_no, o.resend,
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
 FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
-WHERE o.started_at IS NULL AND o.handed_at < clock_timestamp() - $1::interval AND o.epoch = (SELECT callq_epoch())
+WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval AND o.epoch = (SELECT callq_epoch())
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 
@@ -281,8 +282,8 @@ WITH locked AS MATERIALIZED (
 UPDATE call_open o
 SET resend = o.resend + 1, handed_at = clock_timestamp(), pool = @pool
 FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
-WHERE o.call_id = l.call_id AND a.call_id = o.call_id AND o.attempt = a.attempt
-  AND o.batch = @batch AND o.resend = @resend AND o.started_at IS NULL
+WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt
+  AND o.batch IS NOT DISTINCT FROM @batch AND o.resend = @resend AND o.started_at IS NULL
 RETURNING o.call_id, o.attempt`
 
 // expire fails calls whose time has passed before they were claimed.

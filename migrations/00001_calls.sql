@@ -49,7 +49,8 @@ CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'defaul
 -- One row per open attempt: inserted by the claim, updated by the start, deleted by whatever
 -- closes the attempt. A call has at most one, which its primary key enforces. limits, keys and
 -- costs run in parallel: what the attempt is charged to. What the start sets stands last, so that the
--- WAL holds no more of the row than that.
+-- WAL holds no more of the row than that. batch is of the attempts that one claim opened; the numbers rise
+-- in the order of the claims' commits (dispatcher/openfrom.go).
 CREATE TABLE call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
@@ -75,6 +76,10 @@ CREATE TABLE call_open (
     deadline    timestamptz,
     worker      text
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+CREATE INDEX call_open_batch_idx ON call_open (batch);
+
+CREATE SEQUENCE call_batch_seq;
 
 -- The ledger: one row per attempt, written once, when the attempt closes. arrived_by is the
 -- latest moment at which its request can have reached the API (NULL: it was never sent);
@@ -102,4 +107,5 @@ CREATE TABLE call_attempts (
 
 -- +goose Down
 DROP TABLE call_attempts, call_open, call_queue;
+DROP SEQUENCE call_batch_seq;
 DROP FUNCTION callq_epoch();

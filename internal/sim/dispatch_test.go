@@ -21,8 +21,9 @@ type process struct {
 	look   int // the last look that was planned; others are not had
 	tick   int // so of ticks
 	tickAt time.Duration
-	idle   int  // ticks in a row that found nothing to do
-	thaws  bool // a turn waits for the end of the freeze: one, however many were missed
+	idle   int           // ticks in a row that found nothing to do
+	looked time.Duration // when it had its last turn
+	thaws  bool          // a turn waits for the end of the freeze: one, however many were missed
 }
 
 // start begins a process's life with its rules published, or a later one after a crash.
@@ -107,6 +108,7 @@ func (p *process) turn(tick bool) (did bool) {
 		}
 		return true
 	}
+	p.looked = p.w.now
 	p.w.turns++
 	p.w.hurry++
 	p.w.beat()

@@ -109,15 +109,16 @@ func (w *world) stepClock() {
 	w.beat()                                                                                               // so far they are of the former time
 	maps.DeleteFunc(w.pauses, func(_ pauseOf, until time.Time) bool { return !until.After(w.postgres()) }) // over is over
 	w.offset += by
-	w.stepped += by.Abs()
+	w.stepped, w.steppedAt = w.stepped+by.Abs(), w.now
 	w.back = w.back || by < 0
 	w.note(0, "", "Postgres's clock is set by %s", by)
 }
 
-// seen says whether every dispatcher lives, and so has seen the clock before.
+// seen says whether every dispatcher has seen the clock as it is: it lives, and has looked since the last
+// step. (Here ticks that cannot decide anything are left out; Run's would have seen it.)
 func (w *world) seen() bool {
 	for _, p := range w.dispatchers {
-		if p.down {
+		if p.down || p.looked < w.steppedAt {
 			return false
 		}
 	}

@@ -72,6 +72,12 @@ func mutants() []struct {
 				CREATE TRIGGER free BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.free()`,
 			undo: `DROP TRIGGER free ON call_open; DROP FUNCTION sim.free()`,
 		}},
+		{"the numbers of batches do not rise", []string{over}, mutant{
+			sql: `CREATE FUNCTION sim.same() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.batch := 1; RETURN NEW; END $$;
+				CREATE TRIGGER same BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.same()`,
+			undo: `DROP TRIGGER same ON call_open; DROP FUNCTION sim.same()`,
+		}},
 		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true, often: func(w *world) { w.setLimit(w.set.rules.Limits[0]) }}},
 		{"a pause recalls nothing", []string{paused}, mutant{noRecall: true}},
 		{"a failover shuts no limit", []string{over}, mutant{

@@ -29,6 +29,7 @@ type world struct {
 	drift  float64       // and by this part of the time passed
 
 	stepped    time.Duration // the sum of its steps
+	steppedAt  time.Duration // when it was set last
 	back       bool          // one was back
 	failedOver bool
 

@@ -51,7 +51,7 @@ $$;
 REVOKE ALL ON call_attempts, call_audit, call_in_line, call_limit_changes, call_limits, call_lines, call_marks, call_news,
     call_open, call_pauses, call_publishers, call_queue, call_queues, call_usage, call_waiting, call_workers, callq_migrations
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq
+REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_batch_seq
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON FUNCTION callq_epoch, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
@@ -73,7 +73,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON call_limits, call_lines, call_marks, cal
 GRANT SELECT ON call_in_line TO callq_daemon;
 GRANT SELECT, INSERT, DELETE ON call_attempts TO callq_daemon; -- retention deletes
 GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
-GRANT USAGE ON SEQUENCE call_queue_id_seq TO callq_daemon;
+GRANT USAGE ON SEQUENCE call_queue_id_seq, call_batch_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
 GRANT SELECT ON call_attempts, call_audit, call_in_line, call_limit_changes, call_limits, call_lines, call_marks, call_news,
