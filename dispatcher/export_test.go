@@ -12,6 +12,9 @@ func (d *Dispatcher) Tick(ctx context.Context) error { return d.tickOnce(ctx) }
 // Look claims what it can without waiting for a lock, as between ticks.
 func (d *Dispatcher) Look(ctx context.Context) error { _, err := d.lookOnce(ctx); return err }
 
+// OpenFrom is the batch from which on attempts are open, as the dispatcher knows it.
+func (d *Dispatcher) OpenFrom() int64 { return d.openFrom.from }
+
 // VacuumNeeded vacuums what needs it.
 func (d *Dispatcher) VacuumNeeded(ctx context.Context) error { return d.vacuumNeeded(ctx) }
 
