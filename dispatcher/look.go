@@ -17,16 +17,26 @@ type dueQueue struct {
 }
 
 // look claims what can be claimed now, from each queue in turn, and says when to look again. A
-// look that does not wait passes over queues whose limits cannot have room yet.
+// look that does not wait passes over queues whose limits cannot have room yet, and leaves what takes long to the next.
 func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error) {
+	for {
+		next, left, err := d.lookRound(ctx, wait)
+		if !left || !wait || err != nil || d.stopping.Load() {
+			return next, err
+		}
+	}
+}
+
+// lookRound gives each queue that is due a turn; left says that one had not come to its end.
+func (d *Dispatcher) lookRound(ctx context.Context, wait bool) (next time.Duration, left bool, err error) {
 	if d.hand.down() && !d.hand.back(ctx) {
-		return time.Second, errors.New("claims wait for Redis")
+		return time.Second, false, errors.New("claims wait for Redis")
 	}
 	queues, err := d.dueQueues(ctx)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	next := time.Minute
+	next = time.Minute
 	d.rounds++
 	var failures error
 	for i := range queues {
@@ -42,32 +52,38 @@ func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error)
 			next = min(next, until.Sub(d.cfg.Now()))
 			continue
 		}
-		again, err := d.drainQueue(ctx, queue.Name, wait)
+		again, more, err := d.drainQueue(ctx, queue.Name, wait)
 		if err != nil {
 			failures = errors.Join(failures, fmt.Errorf("claim from queue %q: %w", queue.Name, err))
 			continue
 		}
-		next = min(next, again)
+		next, left = min(next, again), left || more
 	}
-	return min(next, d.reach.again(d.cfg.Now())), failures
+	return min(next, d.reach.again(d.cfg.Now())), left, failures
 }
 
-// drainQueue claims from one queue until its limits, the workers or its calls run out.
-func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (time.Duration, error) {
-	next := lookLater
+const drainFor = 250 * time.Millisecond
+
+// drainQueue claims from one queue until its limits, the workers or its calls run out, or others have waited
+// for long enough: then there is more.
+func (d *Dispatcher) drainQueue(ctx context.Context, queue string, wait bool) (next time.Duration, more bool, err error) {
+	next, began := lookLater, d.cfg.Now()
 	for {
 		result, err := d.claim(ctx, queue, wait)
 		if err != nil {
-			return 0, err
+			return 0, false, err
 		}
 		delete(d.blocked, queue)
 		if result.blockedFor > 0 {
 			d.blocked[queue] = d.cfg.Now().Add(result.blockedFor)
 		}
 		if !result.more || d.stopping.Load() {
-			return min(next, result.lookIn), nil
+			return min(next, result.lookIn), false, nil
 		}
 		next = minGap // what falls due after what was claimed, the next look will know
+		if d.cfg.Now().Sub(began) >= drainFor {
+			return next, true, nil
+		}
 	}
 }
 
