@@ -132,9 +132,9 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
 // as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
 // is the key that is asked about (” where the limit is not per key), $3 is now - W - margin: what
-// has a later until still counts; $4 is the batch from which on attempts are open. Buckets are labelled with their end. The unit of an open attempt
-// can come free from its start on where that bounds it; else its until is yet to come, and so is
-// when it comes free.
+// has a later until still counts; $4 is the batch from which on attempts are open. Buckets are
+// labelled with their end. The unit of an open attempt can come free from its start on where that
+// bounds it; else its until is yet to come, and so is when it comes free.
 const occupiedSQL = `
 WITH asked AS (
     SELECT l.name, a.key, a.since, l.slack, l.anchor, l.epoch

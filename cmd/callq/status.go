@@ -190,8 +190,8 @@ func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
 }
 
 // Waiting calls are counted by lines and news, which may speak of calls that have ended. While they are few,
-// each is looked at, by its id: nobody can say how many there are, and a join would read all calls. Failures are read through call_queue_failed_idx: what has ended well is not read,
-// however much there is of it.
+// each is looked at, by its id: Postgres cannot tell how few, and would join them with all calls. Failures are
+// read through an index: what has ended well is not read, however much there is of it.
 const queuesSQL = `
 WITH said AS (
     SELECT queue AS name, calls, true AS due FROM call_lines
