@@ -103,7 +103,7 @@ func TestInsertWakes(t *testing.T) {
 		}
 		return err == nil
 	}
-	const soon, never = 10 * time.Second, 50 * time.Millisecond
+	const soon, never = 10 * time.Second, 250 * time.Millisecond
 	inTx := func(insert func(pgx.Tx) error) func() error {
 		return func() error { return pgx.BeginFunc(t.Context(), pool, insert) }
 	}

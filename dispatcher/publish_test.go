@@ -156,7 +156,7 @@ func TestPublishRace(t *testing.T) {
 		next.Queues[0].MaxAttempts += i % 2
 		begun := time.Now()
 		s.publish(next)
-		if took := time.Since(begun); took > 2*time.Second {
+		if took := time.Since(begun); took > 10*time.Second { // starved, it would wait for ever
 			t.Errorf("publishing waited %s for claims", took)
 		}
 	}
