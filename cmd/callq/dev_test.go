@@ -215,7 +215,10 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := filepath.Join(dir, "callq") // go test's own folder is closed to other users
-	if err := os.WriteFile(program, self, 0o755); err != nil {
+	syscall.ForkLock.RLock() // a child that another test forks meanwhile would keep it open for writing, and so from being run
+	err = os.WriteFile(program, self, 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	asNobody := func(cmd *exec.Cmd) {

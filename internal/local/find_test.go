@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -128,7 +129,16 @@ func executable(t *testing.T, path, script string) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+	writeProgram(t, path, []byte("#!/bin/sh\n"+script+"\n"))
+}
+
+// writeProgram lets no other test fork meanwhile: its child would have the file open for writing until it
+// runs something else, and what is being written cannot be run (golang.org/issue/22315).
+func writeProgram(t *testing.T, path string, program []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(path, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
 }

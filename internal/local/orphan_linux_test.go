@@ -129,9 +129,7 @@ func copyOfThisProgram(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "program")
-	if err := os.WriteFile(path, self, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, path, self)
 	return path
 }
 
