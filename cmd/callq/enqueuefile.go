@@ -142,7 +142,7 @@ func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
 	longest := 2*maxData + 1<<16 // white space may be a part of it
 	scanner.Buffer(nil, longest)
 	number := 1
-	for ; scanner.Scan(); number++ {
+	for ; scanner.Scan() && scanner.Err() == nil; number++ { // before an error the scanner gives what it has of the line
 		text := bytes.TrimSpace(scanner.Bytes())
 		if len(text) == 0 {
 			continue

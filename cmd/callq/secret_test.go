@@ -140,7 +140,7 @@ http_task:
 		"what commands show": shown.String(), "the log": log.String(), "what Redis was told": seen(),
 		"the tables": everyRow(t, w.postgres), "Redis": everyKey(t, w.redis),
 	} {
-		if text == "" || strings.Contains(text, "secretCanary") || strings.Contains(text, "4711") {
+		if text == "" || strings.Contains(text, "canary") || strings.Contains(text, "sk_live") {
 			t.Errorf("in %s:\n%.3000s", place, text)
 		}
 	}
