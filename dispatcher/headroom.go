@@ -131,37 +131,41 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // snapshot of its own: a closing that commits between two readings would be missed by both. An
 // attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
 // as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
-// is the key that is asked about (” where the limit is not per key), $3 is now - W - margin: what
-// has a later until still counts; $4 is the batch from which on attempts are open. Buckets are
+// is the key that is asked about (empty where the limit is not per key), $3 is the limit's now - W - margin:
+// what has a later until still counts; $4 is the batch from which on attempts are open. Buckets are
 // labelled with their end. The unit of an open attempt can come free from its start on where that
 // bounds it; else its until is yet to come, and so is when it comes free.
+//
+// Each open attempt is read once, however many keys are asked about (TestOccupiedIsLinear): Settings leave
+// joins only nested loops, but IN within another condition is looked up in a hash.
 const occupiedSQL = `
-WITH asked AS (
-    SELECT l.name, a.key, a.since, l.slack, l.anchor, l.epoch
-    FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
+), rules AS MATERIALIZED (
+    SELECT l.name, a.since, l.slack, l.anchor, l.epoch
+    FROM (SELECT name, min(since) AS since FROM asked GROUP BY name) a
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT a.name, a.key, a.since, u.cost,
-        CASE a.anchor WHEN 'dispatch' THEN o.claimed_at ELSE o.started_at + o.send_within + a.slack END AS until,
-        CASE WHEN o.epoch = a.epoch THEN
-            CASE coalesce(a.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
+    SELECT u.name, u.key, u.cost, l.since,
+        CASE l.anchor WHEN 'dispatch' THEN o.claimed_at ELSE o.started_at + o.send_within + l.slack END AS until,
+        CASE WHEN o.epoch = l.epoch THEN
+            CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
             WHEN 'start' THEN o.started_at
             WHEN 'dispatch' THEN o.claimed_at END
         END AS bounded_from
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
-    JOIN asked a ON a.name = u.name AND a.key = u.key
-    WHERE o.batch >= $4 AND o.limits && $1
-), units AS (
-    SELECT name, key, sum(cost) AS cost, min(bounded_from) AS freed_at
-    FROM open
-    WHERE bounded_from IS NULL OR until > since
-    GROUP BY name, key
-    UNION ALL
-    SELECT a.name, a.key, sum(u.used), min(u.bucket)
-    FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
-    GROUP BY a.name, a.key
+    CROSS JOIN LATERAL (SELECT * FROM rules WHERE name = u.name LIMIT 1) l
+    WHERE o.batch >= $4 AND o.limits && (SELECT array_agg(name) FROM rules)
+      AND ((u.name, u.key) IN (SELECT name, key FROM asked)) IS TRUE
 )
-SELECT a.name, a.key, coalesce(sum(u.cost), 0)::bigint AS occupied, min(u.freed_at) AS freed_at, clock_timestamp() AS at
-FROM asked a LEFT JOIN units u ON u.name = a.name AND u.key = a.key
-GROUP BY a.name, a.key`
+SELECT name, key, sum(cost)::bigint AS occupied, min(freed_at) AS freed_at, clock_timestamp() AS at
+FROM (
+    SELECT name, key, 0 AS cost, NULL::timestamptz AS freed_at FROM asked
+    UNION ALL
+    SELECT name, key, cost, bounded_from FROM open WHERE bounded_from IS NULL OR until > since
+    UNION ALL
+    SELECT a.name, a.key, u.used, u.bucket
+    FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
+) units
+GROUP BY name, key`

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
@@ -159,4 +160,32 @@ func TestOccupied(t *testing.T) {
 			rt.Fatalf("got\n%swant\n%s", got, want)
 		}
 	})
+}
+
+// What a claim counts costs as much as is open and asked about, not the one times the other.
+func TestOccupiedIsLinear(t *testing.T) {
+	t.Parallel()
+	const open, keys = 1000, 256
+	for name, analyzed := range map[string]struct{ before, after string }{
+		"new": {"SELECT", "SELECT"}, "empty": {"ANALYZE", "SELECT"}, "full": {"SELECT", "ANALYZE"},
+	} {
+		pool := pgtest.New(t)
+		for _, sql := range []string{
+			analyzed.before,
+			`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, published_at, published_by, epoch)
+			SELECT name, 1, 9, '1 h', true, false, '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM unnest('{a,b}'::text[]) name`,
+			fmt.Sprintf(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+			SELECT i, 1, 0, 1, 1, now(), now(), now(), now(), '1 s', callq_epoch(), 'http', 'default', 'http', 'k' || i, '{a,b}', array_fill('k' || i, '{2}'), '{1,1}' FROM generate_series(1, %d) i`, open),
+			fmt.Sprintf(`INSERT INTO call_usage SELECT name, 'k' || i, now(), 1, 1 FROM unnest('{a,b}'::text[]) name, generate_series(1, %d) i`, open),
+			analyzed.after,
+		} {
+			if _, err := pool.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		work := pgtest.Work(t, pool, ledger.Settings(), occupiedSQL, `array_fill('a'::text, '{256}')`, pgtest.Literals(keys, "k%d"), "array_fill(now() - interval '1 h', '{256}')", "0")
+		if most := 10 * (2*open + keys); work > most {
+			t.Errorf("%s tables: %d rows were handled, want at most %d", name, work, most)
+		}
+	}
 }
