@@ -18,6 +18,7 @@ type Scan struct {
 	Index string   // "": none
 	Cond  string   // what the index is asked for; "": all of it
 	Above []string // the nodes it feeds, the nearest first
+	Again bool     // it reads the same rows for each row of something else
 }
 
 // Plan is the generic plan of a statement, under settings, as the scans that it makes. Arguments
@@ -49,7 +50,7 @@ func Plan(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql stri
 	if err := json.Unmarshal([]byte(text), &plans); err != nil {
 		t.Fatal(err)
 	}
-	return plans[0].Plan.scans(nil, nil)
+	return plans[0].Plan.scans(nil, nil, false)
 }
 
 // positional replaces @names by $1, …, and counts the arguments.
@@ -74,18 +75,23 @@ func positional(t testing.TB, sql string) (string, int) {
 
 type node struct {
 	Type  string `json:"Node Type"`
+	As    string `json:"Parent Relationship"`
 	Table string `json:"Relation Name"`
 	Index string `json:"Index Name"`
 	Cond  string `json:"Index Cond"`
 	Plans []node
 }
 
-func (n node) scans(found []Scan, above []string) []Scan {
+// ofAnother is a column of another scan in a condition.
+var ofAnother = regexp.MustCompile(`[a-z_0-9"]\.[a-z]`)
+
+func (n node) scans(found []Scan, above []string, inner bool) []Scan {
 	if strings.HasSuffix(n.Type, "Scan") && (n.Table != "" || n.Index != "") {
-		found = append(found, Scan{n.Table, n.Type, n.Index, n.Cond, above})
+		found = append(found, Scan{n.Table, n.Type, n.Index, n.Cond, above, inner && !ofAnother.MatchString(n.Cond)})
 	}
 	for _, p := range n.Plans {
-		found = p.scans(found, append([]string{n.Type}, above...))
+		again := n.Type == "Nested Loop" && p.As == "Inner" || inner && p.As != "InitPlan" && n.Type != "Materialize"
+		found = p.scans(found, append([]string{n.Type}, above...), again)
 	}
 	return found
 }

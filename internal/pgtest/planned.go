@@ -17,7 +17,8 @@ type Planned struct {
 
 // CheckPlans checks the plans of statements, made while the tables are new, when they were analyzed
 // while they were empty (for such a table every way costs the same), and when fillSQL has filled them: each reads
-// the tables through what it Uses and by a condition, all of which it uses, and through nothing else. The
+// the tables through what it Uses and by a condition, all of which it uses, and through nothing else, and
+// the same rows once. The
 // tables whole are small, and may be read in any way.
 func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole []string, statements map[string]Planned) {
 	t.Helper()
@@ -46,6 +47,9 @@ func (s Planned) check(t *testing.T, pool *pgxpool.Pool, settings map[string]str
 		if i < 0 {
 			t.Errorf("%s: %+v, want one of %q", name, scan, s.Uses)
 			continue
+		}
+		if scan.Again {
+			t.Errorf("%s: %+v, the same for each row", name, scan)
 		}
 		used = append(used, s.Uses[i])
 		if limit := slices.Index(scan.Above, "Limit"); scan.Index == s.Ordered && (limit < 0 || slices.Contains(scan.Above[:limit], "Sort")) {
