@@ -101,6 +101,7 @@ func TestDoctor(t *testing.T) {
 		fix   string
 	}{
 		"well":                         {harm: sql(`SELECT`)},
+		"calls that were cancelled":    {harm: sql(`INSERT INTO call_queue (queue, task) VALUES ('nope', 'http'), ('default', 'echo'); UPDATE call_queue SET status = 'cancelled', finished_at = now()`)},
 		"the schema is not there":      {sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "not in this database", "callq migrate up"},
 		"the schema is older":          {func(w *world) { w.do("migrate", "down", "--yes") }, "schema version", doctor.Problem, "this callq needs", "callq migrate up"},
 		"the schema is newer":          {sql(`INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)`), "schema version", doctor.Problem, "version 99", "newer callq"},

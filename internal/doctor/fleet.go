@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/lines"
 )
 
 // Who lives: workers, dispatchers, and whether they agree.
@@ -107,8 +108,9 @@ func unhandled(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 }
 
 const unhandledSQL = `
+WITH` + lines.WaitingSQL + `
 SELECT t.task, coalesce(q.on_label, '') AS label, sum(t.calls)::bigint AS waiting
-FROM (SELECT queue, task, calls FROM call_lines UNION ALL SELECT queue, task, calls FROM call_news) t
+FROM waiting t
 LEFT JOIN call_queues q ON q.name = t.queue
 WHERE t.calls > 0 AND NOT EXISTS (
     SELECT FROM call_workers w
@@ -140,8 +142,9 @@ func unknownQueues(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 // Also of what waits to be due: nobody would notice until then.
 const unknownQueuesSQL = `
+WITH` + lines.WaitingSQL + `
 SELECT queue, sum(calls)::bigint AS waiting
-FROM (SELECT queue, calls FROM call_lines UNION ALL SELECT queue, calls FROM call_news) t
+FROM waiting t
 WHERE calls > 0 AND NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)
 GROUP BY 1
 ORDER BY 2 DESC
