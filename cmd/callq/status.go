@@ -127,9 +127,20 @@ type workerRow struct {
 	BeatAt    time.Time `json:"beat_at" db:"beat_at"`
 }
 
+// taskRow is a task with calls that wait for a worker: one that handles it and, where their queue asks for a
+// label, carries that.
 type taskRow struct {
 	Task    string `json:"task" db:"task"`
+	Label   string `json:"label" db:"label"`
 	Waiting int64  `json:"waiting" db:"waiting"`
+}
+
+func (t taskRow) String() string {
+	who := "no live worker"
+	if t.Label != "" {
+		who += " that carries the label " + printable(short(t.Label))
+	}
+	return fmt.Sprintf("%s handles task %s: %d calls wait", who, printable(short(t.Task)), t.Waiting)
 }
 
 type oldestRow struct {
@@ -230,13 +241,15 @@ ORDER BY live DESC, w.id`
 
 const unhandledSQL = `
 WITH` + lines.WaitingSQL + `
-SELECT task, sum(calls)::bigint AS waiting
+SELECT t.task, coalesce(q.on_label, '') AS label, sum(t.calls)::bigint AS waiting
 FROM waiting t
-WHERE calls > 0 AND NOT EXISTS (
+LEFT JOIN call_queues q ON q.name = t.queue
+WHERE t.calls > 0 AND NOT EXISTS (
     SELECT FROM call_workers w
-    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks))
-GROUP BY 1
-ORDER BY 1`
+    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks)
+      AND (coalesce(q.on_label, '') = '' OR q.on_label = ANY(w.labels)))
+GROUP BY 1, 2
+ORDER BY 1, 2`
 
 // The chunks are gone through from the oldest on, until one has a call that waits still.
 const oldestSQL = `
@@ -285,7 +298,7 @@ func (p *program) printStatus(s *status) error {
 		return err
 	}
 	for _, t := range s.Unhandled {
-		fmt.Fprintf(p.stdout, "no live worker handles task %s: %d calls wait\n", printable(short(t.Task)), t.Waiting)
+		fmt.Fprintln(p.stdout, t)
 	}
 	if s.Oldest != nil {
 		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), ago(s.At, s.Oldest.DueAt))

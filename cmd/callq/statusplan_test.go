@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/callq/callq/internal/pgtest"
@@ -51,7 +52,25 @@ func TestWhatEndedDoesNotWait(t *testing.T) {
 			t.Errorf("queue %s: %d calls are due, want %d", q.Name, q.Due, want)
 		}
 	}
-	if len(s.Unhandled) != 2 || s.Unhandled[0] != (taskRow{"echo", 4}) || s.Unhandled[1] != (taskRow{"http", 10001}) {
+	if len(s.Unhandled) != 2 || s.Unhandled[0] != (taskRow{Task: "echo", Waiting: 4}) || s.Unhandled[1] != (taskRow{Task: "http", Waiting: 10001}) {
 		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
+	}
+}
+
+// A worker that handles the task does not help a queue whose label it does not carry.
+func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
+	t.Parallel()
+	w := published(t)
+	w.exec(`UPDATE call_queues SET on_label = 'ip-a';
+		INSERT INTO call_queue (queue) VALUES ('payments');
+		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
+	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait\n"
+	if text := w.do("status"); !strings.Contains(text, says) {
+		t.Errorf("status says\n%s, want %s", text, says)
+	}
+	w.exec(`UPDATE call_workers SET labels = '{ip-b,ip-a}'`)
+	if text := w.do("status"); strings.Contains(text, "no live worker") {
+		t.Errorf("status says\n%s", text)
 	}
 }
