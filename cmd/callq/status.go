@@ -202,8 +202,8 @@ func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
 }
 
 // Failures are read through an index: what has ended well is not read, however much there is of it.
-const queuesSQL = `
-WITH` + lines.WaitingSQL + `, of_queue AS (
+var queuesSQL = `
+WITH` + lines.WaitingSQL("true") + `, of_queue AS (
     SELECT queue AS name, sum(calls) AS waiting, sum(due) AS due FROM waiting GROUP BY 1
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
@@ -239,15 +239,12 @@ LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
-const unhandledSQL = `
-WITH` + lines.WaitingSQL + `
-SELECT t.task, coalesce(q.on_label, '') AS label, sum(t.calls)::bigint AS waiting
-FROM waiting t
-LEFT JOIN call_queues q ON q.name = t.queue
-WHERE t.calls > 0 AND NOT EXISTS (
-    SELECT FROM call_workers w
-    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks)
-      AND (coalesce(q.on_label, '') = '' OR q.on_label = ANY(w.labels)))
+var unhandledSQL = `
+WITH` + lines.WaitingSQL(lines.WithoutWorker) + `
+SELECT w.task, coalesce(q.on_label, '') AS label, sum(w.calls)::bigint AS waiting
+FROM waiting w
+LEFT JOIN call_queues q ON q.name = w.queue
+WHERE w.calls > 0
 GROUP BY 1, 2
 ORDER BY 1, 2`
 
