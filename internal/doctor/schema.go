@@ -232,9 +232,9 @@ func restoreColumn(o object, is string) string {
 	if has.kind != want.kind {
 		change("TYPE %s USING %s::%[1]s", want.kind, o.Name)
 	}
-	switch {
-	case want.standard == has.standard:
-	case want.standard == "":
+	switch want.standard {
+	case has.standard:
+	case "":
 		change("DROP DEFAULT")
 	default:
 		change("SET DEFAULT %s", want.standard)
