@@ -138,11 +138,11 @@ func (c *Client) check(index int, call Call) (row, error) {
 	case call.MaxAttempts < 0 || call.MaxAttempts > math.MaxInt32:
 		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, math.MaxInt32)
 	case r.runAt != nil && r.expiresAt != nil && r.expiresAt.Before(*r.runAt):
-		return refuse("ExpiresAt", "is before RunAt")
+		return refuse("ExpiresAt", "is before it is due")
 	}
 	data, err := c.encode(call.Data)
 	if err != nil {
-		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: err.Error(), cause: err}
+		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: strings.TrimPrefix(err.Error(), "call data "), cause: err}
 	}
 	r.data = data
 	return r, nil

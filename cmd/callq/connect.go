@@ -63,9 +63,16 @@ func (p *program) within(ctx context.Context, do func(context.Context) error) er
 	return err
 }
 
-// commandSettings leave the plans to Postgres: commands read whole tables. What claims calls or
-// retires them uses ledger.Settings.
+// commandSettings leave the plans to Postgres: commands read whole tables. But compiling a plan takes longer
+// than it runs. What claims calls or retires them uses ledger.Settings.
 func commandSettings() map[string]string {
+	settings := pooledSettings()
+	settings["jit"] = "off"
+	return settings
+}
+
+// pooledSettings are those that a pooler lets through.
+func pooledSettings() map[string]string {
 	all := ledger.Settings()
 	return map[string]string{"timezone": all["timezone"], "application_name": all["application_name"]}
 }

@@ -101,6 +101,7 @@ func TestDoctor(t *testing.T) {
 		fix   string
 	}{
 		"well":                         {harm: sql(`SELECT`)},
+		"calls that were cancelled":    {harm: sql(`INSERT INTO call_queue (queue, task) VALUES ('nope', 'http'), ('default', 'echo'); UPDATE call_queue SET status = 'cancelled', finished_at = now()`)},
 		"the schema is not there":      {sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "not in this database", "callq migrate up"},
 		"the schema is older":          {func(w *world) { w.do("migrate", "down", "--yes") }, "schema version", doctor.Problem, "this callq needs", "callq migrate up"},
 		"the schema is newer":          {sql(`INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)`), "schema version", doctor.Problem, "version 99", "newer callq"},
@@ -111,7 +112,8 @@ func TestDoctor(t *testing.T) {
 		"a trigger is missing":         {sql(`DROP TRIGGER call_queue_waits_again ON call_queue`), "schema", doctor.Problem, "trigger call_queue_waits_again is missing", "CREATE TRIGGER call_queue_waits_again"},
 		"a trigger is disabled":        {sql(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`), "schema", doctor.Problem, "call_queue_inserted is disabled", "ENABLE TRIGGER call_queue_inserted; then callq maintain sweep"},
 		"a function is another":        {sql(`CREATE OR REPLACE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`), "schema", doctor.Problem, "callq_calls_inserted", "callq migrate sql"},
-		"a column is missing":          {sql(`ALTER TABLE call_audit DROP COLUMN change`), "schema", doctor.Problem, "column call_audit.change is missing", "text NOT NULL"},
+		"a column is missing":          {sql(`ALTER TABLE call_audit DROP COLUMN change`), "schema", doctor.Problem, "column call_audit.change is missing", "ALTER TABLE call_audit ADD COLUMN change text NOT NULL;"},
+		"a column is another":          {sql(`ALTER TABLE call_queue ALTER priority SET DEFAULT 3`), "schema", doctor.Problem, "column call_queue.priority is not what", "ALTER TABLE call_queue ALTER COLUMN priority SET DEFAULT 5;"},
 		"a primary key is missing":     {sql(`ALTER TABLE call_pauses DROP CONSTRAINT call_pauses_pkey`), "schema", doctor.Problem, "call_pauses_pkey is missing", "PRIMARY KEY (what, name, key)"},
 		"a table is missing":           {sql(`DROP TABLE call_audit`), "schema", doctor.Problem, "table call_audit is missing", "callq migrate sql"},
 		"the clock is ahead":           {later("7 seconds"), "clocks", doctor.Problem, "ahead of this machine's", "NTP"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
 )
 
 func (p *program) limitsForecastCommand() *cobra.Command {
@@ -157,21 +158,17 @@ func (l limitRow) busyFor(units float64, now *time.Time) time.Duration {
 	return time.Duration(windows*float64(l.Window)) + last
 }
 
-// Waiting calls are counted by lines and news, as status does. What ended last is looked at for cost and time.
-const demandSQL = `
-WITH said AS (
-    SELECT queue, key, sum(calls) AS calls
-    FROM (SELECT queue, key, calls FROM call_lines UNION ALL SELECT queue, key, calls FROM call_news) s
-    WHERE calls > 0
-    GROUP BY queue, key
-), recent AS (
+// What ended last is looked at for cost and time.
+var demandSQL = `
+WITH` + lines.WaitingSQL("true") + `, recent AS (
     SELECT queue, cost, extract(epoch FROM finished_at - started_at) AS seconds
     FROM call_attempts
     WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
 ), of_key AS (
     SELECT l.name, s.key, sum(s.calls) AS calls
-    FROM call_limits l JOIN said s ON s.queue = ANY(l.queues)
+    FROM call_limits l
+    JOIN (SELECT queue, key, sum(calls) AS calls FROM waiting GROUP BY 1, 2) s ON s.queue = ANY(l.queues)
     GROUP BY l.name, s.key
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,

@@ -133,6 +133,13 @@ func (l limitRow) holds() string {
 	return text
 }
 
+func (l limitRow) stateUntil(state string) string {
+	if l.ShutUntil == nil {
+		return state
+	}
+	return state + " until " + instant(l.ShutUntil)
+}
+
 func limitColumns() []column[limitRow] {
 	return []column[limitRow]{
 		{"LIMIT", func(l limitRow) string { return l.Name }},
@@ -146,11 +153,7 @@ func limitColumns() []column[limitRow] {
 		{"OCCUPIED", func(l limitRow) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
 		{"ROOM", func(l limitRow) string { return "~" + strconv.FormatInt(l.Room, 10) }},
 		{"STATE", func(l limitRow) string {
-			state := short(l.State)
-			if l.ShutUntil != nil {
-				state += " until " + instant(l.ShutUntil)
-			}
-			return state + keysPaused(l.PausedKeys)
+			return l.stateUntil(short(l.State)) + keysPaused(l.PausedKeys)
 		}},
 		{"CHANGED AT", func(l limitRow) string { return instant(&l.ChangedAt) }},
 		{"BY", func(l limitRow) string { return l.ChangedBy }},

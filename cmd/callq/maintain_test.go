@@ -35,6 +35,12 @@ func TestVacuumFull(t *testing.T) {
 	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "calls are due") || !strings.Contains(a.stderr, "--force") {
 		t.Errorf("while calls are due: exit code %d, %s", a.code, a.stderr)
 	}
+	w.exec(`UPDATE call_queue SET status = 'dispatched';
+		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '1 minute', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM call_queue`)
+	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "handed over or run (1)") {
+		t.Errorf("while a call is handed over: exit code %d, %s", a.code, a.stderr)
+	}
 	if a := w.run("maintain", "vacuum", "--full", "--force"); a.code != exitUsage || !strings.Contains(a.stderr, "to free about") || !strings.Contains(a.stderr, "--yes") {
 		t.Errorf("nobody to ask: exit code %d, %s", a.code, a.stderr)
 	}

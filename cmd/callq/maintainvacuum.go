@@ -28,7 +28,7 @@ func (p *program) vacuumCommand() *cobra.Command {
 		Long: `VACUUM (ANALYZE) callq's tables, which blocks nothing and makes what is dead in them be used again. With --full
 those of them that are mostly unused are written anew, one after the other, which gives the rest back to the
 disk. Each is locked meanwhile: nothing is inserted, claimed or recorded. So it asks first, says how long that
-may take, and refuses while calls are due.`,
+may take, and refuses while calls are due or run.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if v.force && !v.full {
@@ -43,7 +43,7 @@ may take, and refuses while calls are due.`,
 		},
 	}
 	cmd.Flags().BoolVar(&v.full, "full", false, "VACUUM FULL those that are mostly unused: it locks them")
-	cmd.Flags().BoolVar(&v.force, "force", false, "with --full: also while calls are due")
+	cmd.Flags().BoolVar(&v.force, "force", false, "with --full: also while calls are due or run")
 	cmd.Flags().BoolVar(&v.dryRun, "dry-run", false, "only say what it would do")
 	return cmd
 }
@@ -138,9 +138,12 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 		return nil
 	}
 	var oldest *oldestRow
+	var open int64
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		oldest, err = readOldest(ctx, tx)
-		return err
+		if oldest, err = readOldest(ctx, tx); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open)
 	})
 	if err != nil {
 		return err
@@ -149,6 +152,10 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 		return fmt.Errorf("calls are due (the oldest is %d in queue %s), and would wait while tables are locked: "+
 			"try again when none are, or give --force",
 			oldest.ID, printable(short(oldest.Queue)))
+	}
+	if open > 0 {
+		return fmt.Errorf("calls are handed over or run (%d), and would wait to start or to be recorded while tables are locked: "+
+			"try again when they have ended, or give --force", open)
 	}
 	return nil
 }

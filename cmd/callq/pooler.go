@@ -28,7 +28,7 @@ func setMode(cfg *config.Config, cc *pgx.ConnConfig, settings map[string]string)
 		cc.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	}
 	if isPooled(cc) {
-		settings = commandSettings()
+		settings = pooledSettings()
 	}
 	maps.Copy(cc.RuntimeParams, settings)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/lines"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -126,9 +127,20 @@ type workerRow struct {
 	BeatAt    time.Time `json:"beat_at" db:"beat_at"`
 }
 
+// taskRow is a task with calls that wait for a worker: one that handles it and, where their queue asks for a
+// label, carries that.
 type taskRow struct {
 	Task    string `json:"task" db:"task"`
+	Label   string `json:"label" db:"label"`
 	Waiting int64  `json:"waiting" db:"waiting"`
+}
+
+func (t taskRow) String() string {
+	who := "no live worker"
+	if t.Label != "" {
+		who += " that carries the label " + printable(short(t.Label))
+	}
+	return fmt.Sprintf("%s handles task %s: %d calls wait", who, printable(short(t.Task)), t.Waiting)
 }
 
 type oldestRow struct {
@@ -189,25 +201,10 @@ func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
 	return oldest, nil
 }
 
-// Waiting calls are counted by lines and news, which may speak of calls that have ended. While they are few,
-// each is looked at, by its id: Postgres cannot tell how few, and would join them with all calls. Failures are
-// read through an index: what has ended well is not read, however much there is of it.
-const queuesSQL = `
-WITH said AS (
-    SELECT queue AS name, calls, true AS due FROM call_lines
-    UNION ALL
-    SELECT queue, calls, at <= clock_timestamp() FROM call_news
-), waiting AS (
-    SELECT name, sum(calls) AS waiting, sum(calls) FILTER (WHERE due) AS due
-    FROM said
-    WHERE (SELECT sum(calls) FROM said) > ` + exactMost + `
-    GROUP BY name
-    UNION ALL
-    SELECT i.queue, count(DISTINCT q.id), count(DISTINCT q.id) FILTER (WHERE i.at <= clock_timestamp())
-    FROM call_in_line i
-    CROSS JOIN LATERAL (SELECT id FROM call_queue WHERE id = i.id AND status IN ('new', 'error') OFFSET 0) q
-    WHERE coalesce((SELECT sum(calls) FROM said), 0) <= ` + exactMost + `
-    GROUP BY i.queue
+// Failures are read through an index: what has ended well is not read, however much there is of it.
+var queuesSQL = `
+WITH` + lines.WaitingSQL("true") + `, of_queue AS (
+    SELECT queue AS name, sum(calls) AS waiting, sum(due) AS due FROM waiting GROUP BY 1
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
@@ -224,7 +221,7 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limit
     coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
     coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost
 FROM call_queues q
-FULL JOIN waiting w USING (name)
+FULL JOIN of_queue w USING (name)
 FULL JOIN open o USING (name)
 FULL JOIN failed f USING (name)
 LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
@@ -242,14 +239,14 @@ LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
-const unhandledSQL = `
-SELECT task, sum(calls) AS waiting
-FROM (SELECT task, calls FROM call_lines UNION ALL SELECT task, calls FROM call_news) t
-WHERE calls > 0 AND NOT EXISTS (
-    SELECT FROM call_workers w
-    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks))
-GROUP BY 1
-ORDER BY 1`
+var unhandledSQL = `
+WITH` + lines.WaitingSQL(lines.WithoutWorker) + `
+SELECT w.task, coalesce(q.on_label, '') AS label, sum(w.calls)::bigint AS waiting
+FROM waiting w
+LEFT JOIN call_queues q ON q.name = w.queue
+WHERE w.calls > 0
+GROUP BY 1, 2
+ORDER BY 1, 2`
 
 // The chunks are gone through from the oldest on, until one has a call that waits still.
 const oldestSQL = `
@@ -268,9 +265,6 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) f
 LIMIT 1`
-
-// exactMost is how many waiting calls are counted one by one.
-const exactMost = "10000"
 
 func (p *program) printStatus(s *status) error {
 	if err := printTable(p.stdout, s.Queues, queueColumns()...); err != nil {
@@ -301,7 +295,7 @@ func (p *program) printStatus(s *status) error {
 		return err
 	}
 	for _, t := range s.Unhandled {
-		fmt.Fprintf(p.stdout, "no live worker handles task %s: %d calls wait\n", printable(short(t.Task)), t.Waiting)
+		fmt.Fprintln(p.stdout, t)
 	}
 	if s.Oldest != nil {
 		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), ago(s.At, s.Oldest.DueAt))

@@ -187,9 +187,9 @@ func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
 		}
 		switch {
 		case strings.HasPrefix(l.State, "paused"):
-			add("paused", l.ShutUntil, "limit %s is %s", l.Name, l.State)
+			add("paused", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
 		case l.State != "open":
-			add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.State)
+			add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
 		case l.Room >= units:
 		case l.Window == 0:
 			add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",

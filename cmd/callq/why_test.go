@@ -39,7 +39,7 @@ func TestReasons(t *testing.T) {
 		}, []string{"paused: limit api, key k, is paused until 2026-11-21 10:00:00Z: owes (by ann)"}},
 		{"a paused limit", func(c *circumstances) {
 			c.limits = []limitRow{{Name: "api", State: "paused: incident", ShutUntil: &later}}
-		}, []string{"paused: limit api is paused: incident"}},
+		}, []string{"paused: limit api is paused: incident until 2026-11-21 10:00:00Z"}},
 		{"a shut limit", func(c *circumstances) { c.limits = []limitRow{{Name: "api", State: "shut: counting its usage"}} }, []string{"limit_shut: limit api is shut: counting its usage"}},
 		{"a full limit", func(c *circumstances) {
 			l := full

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/lines"
 )
 
 // Who lives: workers, dispatchers, and whether they agree.
@@ -106,14 +107,12 @@ func unhandled(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return found, nil
 }
 
-const unhandledSQL = `
-SELECT t.task, coalesce(q.on_label, '') AS label, sum(t.calls)::bigint AS waiting
-FROM (SELECT queue, task, calls FROM call_lines UNION ALL SELECT queue, task, calls FROM call_news) t
-LEFT JOIN call_queues q ON q.name = t.queue
-WHERE t.calls > 0 AND NOT EXISTS (
-    SELECT FROM call_workers w
-    WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND t.task = ANY(w.tasks)
-      AND (coalesce(q.on_label, '') = '' OR q.on_label = ANY(w.labels)))
+var unhandledSQL = `
+WITH` + lines.WaitingSQL(lines.WithoutWorker) + `
+SELECT w.task, coalesce(q.on_label, '') AS label, sum(w.calls)::bigint AS waiting
+FROM waiting w
+LEFT JOIN call_queues q ON q.name = w.queue
+WHERE w.calls > 0
 GROUP BY 1, 2
 ORDER BY 3 DESC
 LIMIT 10`
@@ -139,10 +138,11 @@ func unknownQueues(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 }
 
 // Also of what waits to be due: nobody would notice until then.
-const unknownQueuesSQL = `
+var unknownQueuesSQL = `
+WITH` + lines.WaitingSQL(`NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)`) + `
 SELECT queue, sum(calls)::bigint AS waiting
-FROM (SELECT queue, calls FROM call_lines UNION ALL SELECT queue, calls FROM call_news) t
-WHERE calls > 0 AND NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)
+FROM waiting
+WHERE calls > 0
 GROUP BY 1
 ORDER BY 2 DESC
 LIMIT 10`

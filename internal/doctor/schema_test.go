@@ -32,3 +32,41 @@ func TestSchemaListing(t *testing.T) {
 		t.Errorf("%d objects are read of %d, %d tables", len(expectedObjects()), len(objects), len(ownTables()))
 	}
 }
+
+// Whatever was done to columns, the statements that doctor gives make the schema what it was.
+func TestColumnsAreRestored(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, harm := range []string{
+		`ALTER TABLE call_queue ALTER priority SET DEFAULT 3`,
+		`ALTER TABLE call_queue ALTER run_at DROP DEFAULT`,
+		`ALTER TABLE call_queue ALTER error_message SET DEFAULT 'none', ALTER error_message SET NOT NULL`,
+		`ALTER TABLE call_queue ALTER cost TYPE integer`,
+		`ALTER TABLE call_attempts ALTER outcome DROP NOT NULL`,
+		`ALTER TABLE call_attempts DROP worker`,
+		`ALTER TABLE call_audit DROP at`,
+		`ALTER TABLE call_audit DROP id CASCADE`,
+	} {
+		if _, err := pool.Exec(t.Context(), harm); err != nil {
+			t.Fatalf("%s: %v", harm, err)
+		}
+		found, err := drift(t.Context(), pool)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: found %+v, %v", harm, found, err)
+		}
+		for _, f := range found {
+			if _, err := pool.Exec(t.Context(), f.Fix); err != nil {
+				t.Errorf("%s: the fix of %q: %v", harm, f.What, err)
+			}
+		}
+		if found, err = drift(t.Context(), pool); err != nil || len(found) > 0 {
+			t.Errorf("%s: mended, and found %+v, %v", harm, found, err)
+		}
+	}
+	if _, err := pool.Exec(t.Context(), `DROP VIEW call_in_line`); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := drift(t.Context(), pool); err != nil || len(found) != 1 || found[0].What != "view call_in_line is missing" {
+		t.Errorf("without a view: found %+v, %v", found, err)
+	}
+}
