@@ -37,6 +37,20 @@ func TestNamesThatAreTooLong(t *testing.T) {
 	}
 }
 
+// A call without a beginning, which no time.Time holds, is the first of all, and keeps no other waiting.
+func TestDueSinceEver(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('q', '-infinity')`)
+	q.intake()
+	q.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('q', now()), ('q', '-infinity')`)
+	q.intake()
+	q.sound()
+	if got, want := q.claim(9), []int64{1, 3, 2}; !slices.Equal(got, want) {
+		t.Errorf("claimed %v, want %v", got, want)
+	}
+}
+
 // However many lines one key has, waking them all comes to an end, and passes over none.
 func TestWakeAllComesToAnEnd(t *testing.T) {
 	t.Parallel()
