@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -193,6 +194,7 @@ func TestEndings(t *testing.T) {
 		"result": func(_ context.Context, call *tasks.Call) error {
 			return call.SetResult(map[string]any{"n": 7, "nul": "\x00"})
 		},
+		"nil error": func(context.Context, *tasks.Call) error { var none *url.Error; return none },
 	})
 	cases := []struct {
 		task    string
@@ -211,6 +213,7 @@ func TestEndings(t *testing.T) {
 		{"slow", callqueue.StatusFailed, "error", "timed out after 500ms: context deadline exceeded", 1, 2},
 		{"bad data", callqueue.StatusFailed, "permanent", "read call_data: json: cannot unmarshal object into Go value of type int", 1, 1},
 		{"result", callqueue.StatusDone, "done", "", 1, 1}, // jsonb cannot hold the result: dropped, not retried for ever
+		{"nil error", callqueue.StatusFailed, "error", "panic: runtime error: invalid memory address or nil pointer dereference", 1, 2},
 	}
 	for _, c := range cases {
 		t.Run(c.task, func(t *testing.T) {
