@@ -86,6 +86,9 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 		return claimResult{}, err
 	}
 	batch, err := d.take(ctx, tx, c, epoch, want)
+	if errors.Is(err, errRequeued) {
+		return claimResult{lookIn: minGap}, d.requeued(ctx, tx)
+	}
 	if err != nil {
 		return claimResult{}, err
 	}
@@ -313,7 +316,7 @@ func (b *batch) check(err error) error {
 	if err != nil {
 		var pg *pgconn.PgError
 		if errors.As(err, &pg) && pg.Code == "23505" && pg.TableName == "call_open" {
-			return fmt.Errorf("open attempts: a call has an open attempt and waits all the same (%s); run callq verify", pg.Detail)
+			return fmt.Errorf("open attempts: %w (%s)", errRequeued, pg.Detail)
 		}
 		return fmt.Errorf("open attempts: %w", err)
 	}
