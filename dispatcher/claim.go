@@ -67,6 +67,9 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
+	if wait := d.turns.others(queue, locked.Limits, d.cfg.Now()); wait > 0 {
+		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: wait, blockedFor: wait})
+	}
 	if seen.pausedFor > 0 {
 		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: min(seen.pausedFor, lookLater)})
 	}
@@ -97,12 +100,19 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	d.took(queue, taken, seen)
 	d.metrics.claimed(queue, len(batch.attempts))
+	if len(batch.attempts) > 0 {
+		d.served[queue] = d.rounds
+	}
 	if len(batch.refused) > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(batch.refused))
 	}
 	d.hand.over(tick, batch.parcels()) // however long the claim took
 
 	result := batch.result(c)
+	if d.turns.after(queue, c.head, batch, d.cfg.Now()) { // others may go on
+		clear(d.blocked)
+		result.lookIn = min(result.lookIn, minGap)
+	}
 	if taken.Some { // what else there is, now or later, the next look will know
 		result.lookIn = min(result.lookIn, minGap)
 	}
