@@ -70,6 +70,7 @@ type Dispatcher struct {
 	epoch    string               // the last that was noted
 	rounds   int                  // of looks: with served it turns the order of the queues, so that those that share a limit take turns
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
+	first    int                  // where that order begins: anywhere, for one that runs once as for the others
 	served   map[string]int       // queue to the round in which calls of it were last claimed
 	turns    turns
 	reach    reach
@@ -131,6 +132,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		reach:   reach{takenIn: map[string]time.Time{}},
 	}
 	d.settings.Store(&settings)
+	d.first = int(cfg.Random(1 << 16))
 	return d, nil
 }
 

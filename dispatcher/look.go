@@ -68,7 +68,7 @@ func (d *Dispatcher) inTurn(queues []dueQueue) []dueQueue {
 	if len(queues) == 0 {
 		return nil
 	}
-	first := d.rounds % len(queues)
+	first := (d.first + d.rounds) % len(queues)
 	list := slices.Concat(queues[first:], queues[:first])
 	slices.SortStableFunc(list, func(a, b dueQueue) int { return cmp.Compare(d.served[a.Name], d.served[b.Name]) })
 	return list

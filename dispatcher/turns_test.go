@@ -59,3 +59,21 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 		})
 	}
 }
+
+// Processes that run once each, as from a cron, serve now this queue first and now that.
+func TestQueuesTakeTurnsOnce(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := dispatcher.Rules{Limits: []dispatcher.LimitRule{sliding("one", 1, time.Hour)}, Queues: []dispatcher.QueueRule{queue("a", "one"), queue("b", "one")}}
+	s.once(r)
+	s.calls("a", 100)
+	s.calls("b", 100)
+	for range 40 {
+		s.once(r)
+		s.start(time.Hour)
+		s.finish()
+		s.exec(`DELETE FROM call_usage`) // what was used is over
+	}
+	s.want(`SELECT count(DISTINCT queue) = 2 FROM call_attempts`)
+}
