@@ -24,11 +24,15 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 	}{
 		"two limits out of step": {
 			[]dispatcher.LimitRule{sliding("one", 1, window), sliding("two", 1, window)},
-			[]dispatcher.QueueRule{queue("a", "one"), queue("b", "one", "two"), queue("c", "two")}, []int{1, 1, 1}, 2,
+			[]dispatcher.QueueRule{queue("a", "one"), queue("b", "one", "two"), queue("c", "two")},
+			[]int{1, 1, 1},
+			2,
 		},
 		"a large call": {
 			[]dispatcher.LimitRule{costly},
-			[]dispatcher.QueueRule{queue("large", "tokens"), queue("small", "tokens")}, []int{10, 1}, 3,
+			[]dispatcher.QueueRule{queue("large", "tokens"), queue("small", "tokens")},
+			[]int{10, 1},
+			3,
 		},
 	} {
 		parallel(t, name, func(t *testing.T, s *system) {
