@@ -68,7 +68,7 @@ func inUTC(times ...*time.Time) {
 // Reads the call, its open attempt and its newest ledger row by their primary keys.
 const getSQL = yearsSQL + `
 SELECT ` + summarySQL + `,
-       (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id ORDER BY a.attempt DESC LIMIT 1) AS result,
+       (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS result,
        coalesce(priority, 5) AS priority,
        coalesce(cost, 1) AS cost,
        CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,

@@ -67,17 +67,19 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
-	d.openFrom.found(seen.roster.openFrom)
+	if wait := d.turns.others(queue, locked.Limits, d.cfg.Now()); wait > 0 {
+		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: wait, blockedFor: wait})
+	}
 	if seen.pausedFor > 0 {
-		return d.rest(ctx, tx, queue, taken, claimResult{lookIn: min(seen.pausedFor, lookLater)})
+		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: min(seen.pausedFor, lookLater)})
 	}
 	roster := seen.roster.on(locked.Label)
 	want := min(claimMost, roster.room())
 	switch {
 	case len(roster.pools) == 0: // no worker carries the label
-		return d.rest(ctx, tx, queue, taken, claimResult{lookIn: lookLater})
+		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: lookLater})
 	case want == 0:
-		return d.rest(ctx, tx, queue, taken, roster.full())
+		return d.rest(ctx, tx, queue, taken, seen, roster.full())
 	}
 	c, err := d.round(ctx, tx, locked, seen, roster, now)
 	if errors.Is(err, errClockSetBack) {
@@ -87,20 +89,30 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 		return claimResult{}, err
 	}
 	batch, err := d.take(ctx, tx, c, epoch, want)
+	if errors.Is(err, errRequeued) {
+		return claimResult{lookIn: minGap}, d.requeued(ctx, tx)
+	}
 	if err != nil {
 		return claimResult{}, err
 	}
 	if err := d.commit(ctx, tick, tx, queue, batch); err != nil {
 		return claimResult{}, err
 	}
-	d.reach.took(queue, taken.UpTo)
+	d.took(queue, taken, seen)
 	d.metrics.claimed(queue, len(batch.attempts))
+	if len(batch.attempts) > 0 {
+		d.served[queue] = d.rounds
+	}
 	if len(batch.refused) > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(batch.refused))
 	}
 	d.hand.over(tick, batch.parcels()) // however long the claim took
 
 	result := batch.result(c)
+	if d.turns.after(queue, c.head, batch, d.cfg.Now()) { // others may go on
+		clear(d.blocked)
+		result.lookIn = min(result.lookIn, minGap)
+	}
 	if taken.Some { // what else there is, now or later, the next look will know
 		result.lookIn = min(result.lookIn, minGap)
 	}
@@ -115,16 +127,22 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 }
 
 // rest ends a claim that cannot claim anything for a while. What it took in stays so: news would pile up.
-func (d *Dispatcher) rest(ctx context.Context, tx pgx.Tx, queue string, taken lines.Taken, result claimResult) (claimResult, error) {
+func (d *Dispatcher) rest(ctx context.Context, tx pgx.Tx, queue string, taken lines.Taken, seen *survey, result claimResult) (claimResult, error) {
 	if !taken.Some {
 		return result, nil
 	}
 	if err := tx.Commit(ctx); err != nil {
 		return claimResult{}, fmt.Errorf("commit what was taken in: %w", err)
 	}
-	d.reach.took(queue, taken.UpTo)
+	d.took(queue, taken, seen)
 	result.lookIn = min(result.lookIn, minGap)
 	return result, nil
+}
+
+// took notes what a claim that is committed has seen.
+func (d *Dispatcher) took(queue string, taken lines.Taken, seen *survey) {
+	d.reach.took(queue, taken.UpTo)
+	d.openFrom.found(seen.roster.openFrom)
 }
 
 // result says when the next claim may do more than this one did.
@@ -308,7 +326,7 @@ func (b *batch) check(err error) error {
 	if err != nil {
 		var pg *pgconn.PgError
 		if errors.As(err, &pg) && pg.Code == "23505" && pg.TableName == "call_open" {
-			return fmt.Errorf("open attempts: a call has an open attempt and waits all the same (%s); run callq verify", pg.Detail)
+			return fmt.Errorf("open attempts: %w (%s)", errRequeued, pg.Detail)
 		}
 		return fmt.Errorf("open attempts: %w", err)
 	}

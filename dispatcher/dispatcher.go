@@ -68,8 +68,11 @@ type Dispatcher struct {
 	turn     sync.Mutex
 	clock    limit.Clock
 	epoch    string               // the last that was noted
-	rounds   int                  // turns the order of the queues, so that those that share a limit take turns
+	rounds   int                  // of looks: with served it turns the order of the queues, so that those that share a limit take turns
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)
+	first    int                  // where that order begins: anywhere, for one that runs once as for the others
+	served   map[string]int       // queue to the round in which calls of it were last claimed
+	turns    turns
 	reach    reach
 	openFrom openFrom
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
@@ -124,9 +127,12 @@ func New(cfg Config) (*Dispatcher, error) {
 		armed:   make(chan time.Duration, 1),
 		reload:  make(chan struct{}, 1),
 		blocked: map[string]time.Time{},
+		served:  map[string]int{},
+		turns:   turns{},
 		reach:   reach{takenIn: map[string]time.Time{}},
 	}
 	d.settings.Store(&settings)
+	d.first = int(cfg.Random(1 << 16))
 	return d, nil
 }
 

@@ -95,7 +95,7 @@ func (s *served) nextOf(key []*inLine, limits []lockedLimit, a limit.Admission, 
 			s.refused = append(s.refused, line.candidate(c))
 			line.served++
 		}
-		if line.served < len(line.calls) && r.can(line.Task) && (best == nil || line.before(best)) {
+		if line.served < len(line.calls) && !line.calls[line.served].Unread && r.can(line.Task) && (best == nil || line.before(best)) {
 			best = line
 		}
 	}

@@ -141,12 +141,12 @@ func TestConcurrency(t *testing.T) {
 
 	// A lost one may still run at the API until its deadline and a little more.
 	s.exec(`UPDATE call_open SET deadline = clock_timestamp() - interval '1 ms', started_at = started_at - interval '1 s' WHERE key = 'a'`)
-	s.exec(`UPDATE call_limits SET slack = '1 min'`)
+	r.Limits[0].Slack, r.Limits[1].Slack = time.Minute, time.Minute
 	s.once(r)
 	s.want(`SELECT outcome = 'lost' FROM call_attempts WHERE key = 'a' AND outcome <> 'done'`)
 	s.want(`SELECT count(*) = 4 FROM call_open`)
 	s.exec(`UPDATE call_usage SET bucket = clock_timestamp()`)
-	s.exec(`UPDATE call_limits SET slack = '0'`)
+	r.Limits[0].Slack, r.Limits[1].Slack = time.Microsecond, time.Microsecond
 	s.once(r)
 	s.want(`SELECT count(*) = 5 FROM call_open`)
 	s.verify()

@@ -1,9 +1,11 @@
 package dispatcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,16 +41,15 @@ func (d *Dispatcher) lookRound(ctx context.Context, wait bool) (next time.Durati
 	next = time.Minute
 	d.rounds++
 	var failures error
-	for i := range queues {
+	for _, queue := range d.inTurn(queues) {
 		if d.stopping.Load() {
 			break
 		}
-		queue := queues[(i+d.rounds)%len(queues)]
 		if !queue.Due {
 			next = min(next, time.Duration(queue.In*float64(time.Second)))
 			continue
 		}
-		if until, ok := d.blocked[queue.Name]; ok && !wait && d.cfg.Now().Before(until) {
+		if until, ok := d.blocked[queue.Name]; ok && !wait && d.cfg.Now().Add(2*minGap).Before(until) { // not by a hair: the others' turn may be first
 			next = min(next, until.Sub(d.cfg.Now()))
 			continue
 		}
@@ -60,6 +61,17 @@ func (d *Dispatcher) lookRound(ctx context.Context, wait bool) (next time.Durati
 		next, left = min(next, again), left || more
 	}
 	return min(next, d.reach.again(d.cfg.Now())), left, failures
+}
+
+// inTurn puts first those that were served longest ago.
+func (d *Dispatcher) inTurn(queues []dueQueue) []dueQueue {
+	if len(queues) == 0 {
+		return nil
+	}
+	first := (d.first + d.rounds) % len(queues)
+	list := slices.Concat(queues[first:], queues[:first])
+	slices.SortStableFunc(list, func(a, b dueQueue) int { return cmp.Compare(d.served[a.Name], d.served[b.Name]) })
+	return list
 }
 
 const drainFor = 250 * time.Millisecond

@@ -20,11 +20,13 @@ func (o *openFrom) draw(epoch string, batch int64) int64 {
 	return o.from
 }
 
-// found notes the smallest number that the claim which drew last has found open; nil: none.
+// found notes the smallest number that the claim which drew last has found open; nil: none. It must be
+// committed: a crash may give the numbers of what was rolled back out once more. (Larger ones than it drew are
+// there where the sequence was set back.)
 func (o *openFrom) found(smallest *int64) {
 	o.from = o.drawn
 	if smallest != nil {
-		o.from = *smallest
+		o.from = min(o.drawn, *smallest)
 	}
 }
 

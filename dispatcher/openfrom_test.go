@@ -6,7 +6,7 @@ import "testing"
 func TestOpenFrom(t *testing.T) {
 	t.Parallel()
 	var o openFrom
-	six := int64(6)
+	three, six := int64(3), int64(6)
 	for _, step := range []struct {
 		what        string
 		epoch       string
@@ -20,6 +20,8 @@ func TestOpenFrom(t *testing.T) {
 		{"they have ended", "e1", 13, 6, nil, 13},
 		{"Postgres failed over", "e2", 14, 0, &six, 6},
 		{"the data were rolled back", "e2", 14, 0, nil, 14},
+		{"the numbers were set back, and larger ones are open", "e2", 3, 0, &six, 3},
+		{"smaller ones are open too", "e2", 4, 3, &three, 3},
 	} {
 		if from := o.draw(step.epoch, step.drawn); from != step.from {
 			t.Errorf("%s: looked from %d on, want %d", step.what, from, step.from)

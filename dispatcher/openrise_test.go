@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
 )
 
 // The bound of each process rises as attempts end, and never above one that is open, whoever claimed it.
@@ -46,5 +47,42 @@ func TestOpenFromRises(t *testing.T) {
 	}
 	if used := s.used("api"); used != 6 {
 		t.Errorf("%d units are used, want 6", used)
+	}
+}
+
+// After a crash Postgres may give numbers out again that were drawn, and not committed: they bound nothing.
+func TestOpenFromIsCommitted(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(50)
+	s.publish(rules(sliding("api", 3, time.Hour)))
+	first, second := s.another(dispatcher.Rules{}), s.another(dispatcher.Rules{})
+	tick := func(d *dispatcher.Dispatcher) {
+		t.Helper()
+		if err := d.Tick(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.calls("default", 1)
+	tick(first)
+	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	s.calls("default", 9)
+	tick(first) // takes them in
+	durable := one[int64](s, `SELECT last_value FROM call_batch_seq`)
+	for range 5 {
+		tick(first) // and rolls back
+	}
+	if _, err := ledger.Resume(t.Context(), s.pool, "queue", "default", "", "test"); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`SELECT setval('call_batch_seq', $1)`, durable) // what a crash does
+	for range 9 {
+		tick(second)
+	}
+	tick(first)
+	if used := s.used("api"); used != 3 {
+		t.Errorf("%d units are used, want 3", used)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/callq/callq/dispatcher"
 )
 
 // What a plain INSERT may hold that can never be called is failed by the claim, with the reason:
@@ -52,6 +54,33 @@ func TestRefuse(t *testing.T) {
 		t.Errorf("%d units are used, want %d", got, len(fine))
 	}
 	s.verify()
+}
+
+// A claim looks at no more call_data than it has time for, and leaves the rest, in order, to the next: else one
+// that took longer than it may would be begun for ever.
+func TestLargeDataIsReadInPieces(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(50)
+	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: rules(), MaxData: 32 << 20, Logger: s.log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`INSERT INTO call_queue (key, call_data) SELECT 'k' || i % 2, to_jsonb(repeat('x', 20000000)) FROM generate_series(1, 10) i`)
+	if err := d.Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if opened := one[int](s, `SELECT count(*) FROM call_open`); opened < 1 || opened == 10 {
+		t.Errorf("%d were claimed at once, want some of 10", opened)
+	}
+	s.want(`SELECT min(id) FILTER (WHERE status = 'new') > max(id) FILTER (WHERE status = 'dispatched') FROM call_queue GROUP BY key ORDER BY 1 LIMIT 1`)
+	if err := d.Tick(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.want(`SELECT count(*) = 10 FROM call_open`)
 }
 
 // Calls that cannot be made do not use up the room of a claim: those behind them go in the same tick.

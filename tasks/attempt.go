@@ -240,7 +240,9 @@ func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
 			a.finish(ctx, a.handled(ctx, err))
 		}
 	}()
-	err = handler(ctx, call)
+	if err = handler(ctx, call); err != nil {
+		_ = err.Error() // of a nil pointer it may panic, and does so here
+	}
 	returned = true
 	return err
 }

@@ -114,8 +114,8 @@ func New(cfg Config) (*Worker, error) {
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
 	}
-	w.starts = ledger.NewBatch(batchMost, w.startAll)
-	w.closings = ledger.NewBatch(batchMost, w.closeAll)
+	w.starts = ledger.NewBatch(batchMost, nil, w.startAll)
+	w.closings = ledger.NewBatch(batchMost, func(c ledger.Closing) int { return len(c.Result) }, w.closeAll)
 	return w, nil
 }
 

@@ -131,7 +131,7 @@ func attemptsOf(ctx context.Context, pool *pgxpool.Pool, id int64) ([]attempt, e
 
 const attemptsSQL = `
 SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, worker, error, charged
-FROM call_attempts WHERE call_id = $1
+FROM call_attempts WHERE call_id = $1 AND attempt > 0
 UNION ALL
 SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, worker, NULL, '[]'
 FROM call_open WHERE call_id = $1

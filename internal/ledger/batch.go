@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,7 +14,9 @@ type Batch[Q, A any] struct {
 	requests chan request[Q, A]
 	turn     chan struct{} // holds a token while a lane has the turn
 	run      func(context.Context, []Q) ([]A, error)
+	weigh    func(Q) int // bytes that a request carries
 	most     int
+	now      atomic.Int64 // the most for now: fewer while statements take long
 }
 
 type request[Q, A any] struct {
@@ -21,9 +24,16 @@ type request[Q, A any] struct {
 	done func(A, error)
 }
 
-// NewBatch groups up to most requests into one call of run, which answers them in their order.
-func NewBatch[Q, A any](most int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
-	return &Batch[Q, A]{requests: make(chan request[Q, A], most), turn: make(chan struct{}, 1), run: run, most: most}
+// NewBatch groups up to most requests into one call of run, which answers them in their order, and fewer
+// where they carry much, as weigh says, or where run takes long: a statement must not be more than its
+// timeout allows, for then nothing in it would ever be done. weigh may be nil.
+func NewBatch[Q, A any](most int, weigh func(Q) int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
+	if weigh == nil {
+		weigh = func(Q) int { return 0 }
+	}
+	b := &Batch[Q, A]{requests: make(chan request[Q, A], most), turn: make(chan struct{}, 1), run: run, weigh: weigh, most: most}
+	b.now.Store(int64(most))
+	return b
 }
 
 // Run serves requests on so many lanes (connections) until ctx ends.
@@ -107,20 +117,33 @@ func (b *Batch[Q, A]) serveInTurn(ctx context.Context, batch []request[Q, A]) {
 const (
 	crowd      = 32
 	turnWithin = 20 * time.Millisecond
+	heavy      = 4 << 20 // bytes in one statement
+	long       = time.Second
 )
 
 // gather takes what is waiting, without waiting for more.
 func (b *Batch[Q, A]) gather(first request[Q, A]) []request[Q, A] {
 	batch := []request[Q, A]{first}
-	for len(batch) < b.most {
+	for weight, most := b.weigh(first.ask), int(b.now.Load()); len(batch) < most && weight < heavy; {
 		select {
 		case next := <-b.requests:
 			batch = append(batch, next)
+			weight += b.weigh(next.ask)
 		default:
 			return batch
 		}
 	}
 	return batch
+}
+
+// learn has the next statements do less where one of n requests took long, and then more again.
+func (b *Batch[Q, A]) learn(n int, took time.Duration) {
+	switch now := int(b.now.Load()); {
+	case took > long:
+		b.now.Store(int64(max(min(now, n)/2, 1)))
+	case took < long/4 && n >= now:
+		b.now.Store(int64(min(2*now, b.most)))
+	}
 }
 
 // serve answers a batch. Where the data of one request spoils the statement, each is sent alone,
@@ -130,7 +153,9 @@ func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	for i, r := range batch {
 		asks[i] = r.ask
 	}
+	began := time.Now()
 	answers, err := b.run(ctx, asks)
+	b.learn(len(batch), time.Since(began))
 	if BadData(err) && len(batch) > 1 {
 		for i := range batch {
 			b.serve(ctx, batch[i:i+1])

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -29,7 +30,7 @@ func TestCrowdsTakeTurns(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				b := ledger.NewBatch(1000, func(_ context.Context, asks []int) ([]int, error) {
+				b := ledger.NewBatch(1000, nil, func(_ context.Context, asks []int) ([]int, error) {
 					time.Sleep(c.takes)
 					return asks, nil
 				})
@@ -59,7 +60,7 @@ func TestCrowdsTakeTurns(t *testing.T) {
 // What nobody will serve any more is answered.
 func TestBatchEnds(t *testing.T) {
 	t.Parallel()
-	b := ledger.NewBatch(10, func(context.Context, []int) ([]int, error) { panic("served") })
+	b := ledger.NewBatch(10, nil, func(context.Context, []int) ([]int, error) { panic("served") })
 	ctx, cancel := context.WithCancel(t.Context())
 	answered := make(chan error, 1)
 	b.Tell(ctx, 1, func(_ int, err error) { answered <- err })
@@ -67,5 +68,54 @@ func TestBatchEnds(t *testing.T) {
 	b.Run(ctx, 0)
 	if err := <-answered; err == nil {
 		t.Error("a request that nobody served was answered without an error")
+	}
+}
+
+// A statement takes in no more than its timeout allows: little of what is heavy, and less of what takes long.
+func TestBatchesThatTakeLong(t *testing.T) {
+	for name, c := range map[string]struct {
+		bytes   int           // of each request
+		each    time.Duration // that a statement takes for it
+		largest int           // statement, once it is known what it takes
+	}{
+		"light":     {1 << 10, time.Millisecond, 1000},
+		"heavy":     {1 << 20, time.Millisecond, 4},
+		"very slow": {1, 4 * time.Second, 1},
+		"slow":      {1, 100 * time.Millisecond, 15},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sizes := []int{}
+				b := ledger.NewBatch(1000, func(int) int { return c.bytes }, func(ctx context.Context, asks []int) ([]int, error) {
+					sizes = append(sizes, len(asks))
+					select {
+					case <-time.After(time.Duration(len(asks)) * c.each):
+						return asks, nil
+					case <-time.After(5 * time.Second):
+						return nil, context.DeadlineExceeded
+					}
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				var asked, lanes sync.WaitGroup
+				for i := range 1000 {
+					asked.Go(func() {
+						for {
+							if _, err := b.Do(ctx, i); err == nil {
+								return
+							}
+							time.Sleep(time.Second)
+						}
+					})
+				}
+				synctest.Wait()
+				lanes.Go(func() { b.Run(ctx, 1) })
+				asked.Wait()
+				if largest := slices.Max(sizes[min(len(sizes)-1, 10):]); largest > c.largest {
+					t.Errorf("%d in one statement, want at most %d", largest, c.largest)
+				}
+				cancel()
+				lanes.Wait()
+			})
+		})
 	}
 }

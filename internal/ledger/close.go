@@ -3,12 +3,14 @@ package ledger
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Closing ends an attempt.
@@ -45,16 +47,44 @@ func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 	for _, c := range closings {
 		a.add(c)
 	}
-	rows, err := db.Query(ctx, closeSQL, a.named())
-	if err != nil {
-		return nil, fmt.Errorf("close attempts: %w", err)
+	closed, err := queryIDs(ctx, db, closeSQL, a.named())
+	if idsUsedTwice(err) {
+		if _, err := queryIDs(ctx, db, setAsideSQL, a.ids); err != nil {
+			return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
+		}
+		closed, err = queryIDs(ctx, db, closeSQL, a.named())
 	}
-	closed, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		return nil, fmt.Errorf("close attempts: %w", err)
 	}
 	return closed, nil
 }
+
+func queryIDs(ctx context.Context, db DB, sql string, args ...any) ([]int64, error) {
+	rows, err := db.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int64])
+}
+
+// idsUsedTwice says that the ledger knows attempts of a former call of the same id: call_queue was truncated
+// and its ids begun anew, or a call was deleted and inserted again.
+func idsUsedTwice(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "23505" && pg.TableName == "call_attempts"
+}
+
+// Attempts of a former call are numbered from 0 down: they stay charged, and are none of the call's that is there.
+const setAsideSQL = `
+WITH former AS (
+    SELECT a.call_id, a.attempt, least((SELECT min(attempt) FROM call_attempts WHERE call_id = a.call_id), 1)
+        - row_number() OVER (PARTITION BY a.call_id ORDER BY a.attempt DESC) AS becomes
+    FROM call_open o JOIN call_attempts a ON a.call_id = ANY (ARRAY[o.call_id]) AND a.attempt >= o.attempt
+    WHERE o.call_id = ANY($1::bigint[])
+)
+UPDATE call_attempts a SET attempt = f.becomes FROM former f WHERE a.call_id = ANY (ARRAY[f.call_id]) AND a.attempt = f.attempt
+RETURNING a.call_id`
 
 // closeArgs holds the closings by column, as closeSQL unnests them.
 type closeArgs struct {

@@ -120,6 +120,31 @@ func TestClose(t *testing.T) {
 		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM call_usage`, startedAt)
 }
 
+// The ledger may know attempts of a former call of the same id. They stay there, and keep neither this call nor
+// those that are closed with it from their end.
+func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewWith(t, ledger.Settings())
+	closing := func(id int64) ledger.Closing {
+		start(t, pool, request(id, id))
+		return ledger.Closing{CallID: id, Attempt: 1, Token: id, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Arrival: &limit.Arrival{}}
+	}
+	for life := range 3 {
+		exec(t, pool, `TRUNCATE call_queue RESTART IDENTITY`)
+		var closings []ledger.Closing
+		for range 3 {
+			closings = append(closings, closing(open(t, pool)))
+		}
+		closed, err := ledger.Close(t.Context(), pool, closings)
+		if err != nil || len(closed) != len(closings) {
+			t.Fatalf("Close = %v, %v", closed, err)
+		}
+		exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
+			task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1 AND attempt = 1 AND $1`, life == 0)
+	}
+	want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
+}
+
 // until, as the closing writes it, is limit.Arrival's formula for either anchor.
 func TestCloseUntil(t *testing.T) {
 	t.Parallel()

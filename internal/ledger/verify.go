@@ -211,7 +211,7 @@ FROM call_open JOIN call_attempts USING (call_id, attempt) ORDER BY call_id LIMI
 
 const gapsSQL = `
 WITH rows AS (
-    SELECT call_id, attempt FROM call_attempts UNION ALL SELECT call_id, attempt FROM call_open
+    SELECT call_id, attempt FROM call_attempts WHERE attempt > 0 UNION ALL SELECT call_id, attempt FROM call_open -- close.go: setAsideSQL
 ), known AS (
     SELECT call_id, count(DISTINCT attempt) AS n, min(attempt) AS first, max(attempt) AS last FROM rows GROUP BY call_id
 )

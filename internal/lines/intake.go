@@ -176,7 +176,8 @@ WITH due AS MATERIALIZED (
     SET calls = l.calls + excluded.calls, head = excluded.head, taken = excluded.taken, tail = excluded.tail
 )
 SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
-    min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint, max(at)
+    min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,
+    greatest(max(at), timestamptz '0001-01-01 00:00:00Z')
 FROM due`
 
 // wakeDueSQL wakes all lines of the keys whose time has come: one that was parked sooner must not pass

@@ -1,0 +1,38 @@
+package dispatcher_test
+
+import (
+	"testing"
+	"time"
+)
+
+// A call that was set to wait by hand while it runs is dispatched again: it stops no other, and ends as its
+// attempt does.
+func TestRequeuedByHand(t *testing.T) {
+	t.Parallel()
+	for _, set := range []string{`status = 'new'`, `status = 'new', attempts = 0`, `status = 'error', run_at = now()`} {
+		parallel(t, set, func(t *testing.T, s *system) {
+			s.alive(50)
+			d := s.dispatcher(rules(sliding("api", 100, time.Hour)))
+			if err := d.Once(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.calls("default", 3)
+			if err := d.Tick(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.start(time.Hour, 1, 2)
+			s.exec(`UPDATE call_queue SET ` + set)
+			s.calls("default", 5)
+			for range 2 {
+				if err := d.Tick(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
+			s.start(time.Minute)
+			s.finish()
+			s.want(`SELECT count(*) = 8 FROM call_queue WHERE status = 'done' AND attempts = 1`)
+			s.verify()
+		})
+	}
+}
