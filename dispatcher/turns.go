@@ -29,15 +29,21 @@ func (t turns) others(queue string, limits []lockedLimit, now time.Time) time.Du
 	return wait
 }
 
-// take notes that a queue, none of whose limits is another's turn, was not served for want of units of these.
-func (t turns) take(queue string, short []string, now time.Time) {
-	for name, has := range t {
-		if has.queue == queue {
-			t[name] = turn{queue, now.Add(turnFor)}
+// take notes that a queue, none of whose limits is another's turn, was not served for want of units. A limit is
+// left to it for no longer than two of the limit's own windows, and while nobody knows for how long, for none:
+// the others of a rate per second do not wait for a unit of a rate per hour, or for a call to end. Nor do slots
+// wait for long.
+func (t turns) take(queue string, limits []lockedLimit, s shortage, now time.Time) {
+	for _, l := range limits {
+		has := t[l.Name].queue == queue
+		if !s.of[l.Name] && !has {
+			continue
 		}
-	}
-	for _, name := range short {
-		t[name] = turn{queue, now.Add(turnFor)}
+		if l.Window == 0 && s.wait <= turnFor || l.Window > 0 && s.wait <= 2*l.Window && !s.ofSlots {
+			t[l.Name] = turn{queue, now.Add(turnFor)}
+		} else if has {
+			delete(t, l.Name)
+		}
 	}
 }
 
@@ -56,32 +62,46 @@ func (t turns) after(queue string, h *headroom, b *batch, now time.Time) bool {
 	if b.stuck == nil || len(b.chosen) > 0 {
 		return t.end(queue)
 	}
-	if short := h.short(*b.stuck); len(short) > 0 {
-		t.take(queue, short, now)
+	if s := h.short(*b.stuck); len(s.of) > 0 {
+		t.take(queue, h.limits, s, now)
 	}
 	return false
 }
 
-// short are the limits shared by keys that have no room for a held call, where they may never have it all at
+// shortage is what a queue is short of.
+type shortage struct {
+	of      map[string]bool // limits
+	wait    time.Duration   // until units of each rate among them come free
+	ofSlots bool            // calls at once are among them: nobody knows how long a call runs
+}
+
+// short are the limits shared by keys that have no room for a held call, where it may never have it all at
 // once: there are several, or they count cost.
-func (h *headroom) short(c held) (names []string) {
+func (h *headroom) short(c held) shortage {
+	s := shortage{of: map[string]bool{}}
 	shared := 0
 	for i, l := range h.limits {
 		if l.PerKey {
 			continue
 		}
-		units := int64(1)
 		shared++
+		units, wait := int64(1), h.next[limitKey{l.Name, ""}].Sub(h.now)
 		if l.CountCost {
-			units = c.cost
+			units, wait = c.cost, l.Window
 			shared++ // one alone may be enough
 		}
-		if h.Admission[i].Room[""] < units {
-			names = append(names, l.Name)
+		switch {
+		case h.Admission[i].Room[""] >= units:
+			continue
+		case l.Window == 0:
+			s.ofSlots = true
+		default:
+			s.wait = max(s.wait, wait)
 		}
+		s.of[l.Name] = true
 	}
 	if shared < 2 {
-		return nil
+		return shortage{}
 	}
-	return names
+	return s
 }

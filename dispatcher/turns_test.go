@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
 )
 
 // A queue whose calls need units of two limits at once, or several units of one, gets its share beside others
@@ -60,6 +61,45 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 				s.want(fmt.Sprintf(`SELECT count(*) >= %d FROM call_queue WHERE queue = '%s' AND status = 'done'`, c.least, q.Name))
 			}
 			t.Log(one[string](s, `SELECT string_agg(queue || ' ' || n, ', ') FROM (SELECT queue, count(*) AS n FROM call_attempts GROUP BY 1 ORDER BY 1) c`))
+		})
+	}
+}
+
+// A queue whose call also waits for what comes free much later, or nobody knows when, keeps nobody from a limit
+// that is fast, nor from slots.
+func TestTurnsAreShort(t *testing.T) {
+	t.Parallel()
+	fast, slow := sliding("fast", 1, time.Second), sliding("slow", 1, time.Hour)
+	slots := func(name string) dispatcher.LimitRule {
+		return dispatcher.LimitRule{Name: name, Rate: limit.Rate{Units: 1}}
+	}
+	for name, limits := range map[string][]dispatcher.LimitRule{
+		"of a rate": {fast, slow}, "of slots, for a rate": {slots("fast"), slow}, "of a rate, for slots": {fast, slots("slow")},
+	} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			s.alive(100)
+			d := s.dispatcher(dispatcher.Rules{
+				Limits: limits, Queues: []dispatcher.QueueRule{queue("both", "fast", "slow"), queue("one", "fast"), queue("other", "slow")},
+			})
+			if err := d.Once(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.calls("other", 1)
+			if err := d.Tick(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.start(time.Hour)
+			s.calls("both", 10)
+			s.calls("one", 10)
+			for range 6 {
+				if err := d.Tick(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				s.start(time.Hour)
+				s.finish(one[[]int64](s, `SELECT coalesce(array_agg(call_id), '{0}') FROM call_open WHERE queue = 'one'`)...)
+				s.exec(`DELETE FROM call_usage WHERE limit_name = 'fast'`)
+			}
+			s.want(`SELECT count(*) >= 5 FROM call_queue WHERE queue = 'one' AND status = 'done'`)
 		})
 	}
 }
