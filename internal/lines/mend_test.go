@@ -66,6 +66,25 @@ func TestMend(t *testing.T) {
 	}
 }
 
+// A name that no index takes in is cut, as the triggers cut it: else it would stop the sweep, or its queue.
+func TestMendLongNames(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`DO $$
+		DECLARE long text := (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 200) AS n);
+		BEGIN
+			SET LOCAL session_replication_role = replica;
+			INSERT INTO call_queue (queue, key, task) VALUES (long, 'a', 'http'), ('q', long, 'http'), ('q', 'a', long), ('q', 'a', 'http');
+		END $$`)
+	if mended, err := lines.Mend(t.Context(), q.pool); err != nil || mended.Calls != 4 {
+		t.Fatalf("mended %+v, %v, want 4 calls", mended, err)
+	}
+	q.intake()
+	if n := len(q.claim(10)); n != 2 {
+		t.Errorf("%d calls of queue q and task http come out, want 2", n)
+	}
+}
+
 // statements are SQL as a block of PL/pgSQL has it.
 func statements(sql string) string {
 	if sql == `SELECT` {
