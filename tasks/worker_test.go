@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -193,6 +194,7 @@ func TestEndings(t *testing.T) {
 		"result": func(_ context.Context, call *tasks.Call) error {
 			return call.SetResult(map[string]any{"n": 7, "nul": "\x00"})
 		},
+		"large": func(_ context.Context, call *tasks.Call) error { return call.SetResult(strings.Repeat("x", 1<<20)) },
 	})
 	cases := []struct {
 		task    string
@@ -210,6 +212,7 @@ func TestEndings(t *testing.T) {
 		{"exit", callqueue.StatusFailed, "error", "the handler did not return: it called runtime.Goexit", 1, 2},
 		{"slow", callqueue.StatusFailed, "error", "timed out after 500ms: context deadline exceeded", 1, 2},
 		{"bad data", callqueue.StatusFailed, "permanent", "read call_data: json: cannot unmarshal object into Go value of type int", 1, 1},
+		{"large", callqueue.StatusFailed, "permanent", "write result: it has 1048578 bytes; 1048576 are allowed", 1, 1},
 		{"result", callqueue.StatusDone, "done", "", 1, 1}, // jsonb cannot hold the result: dropped, not retried for ever
 	}
 	for _, c := range cases {
