@@ -155,7 +155,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 		}); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
-		p.changed("queue", q.Name, fmt.Sprintf("limits %v, max_attempts %d, timeout %s", q.Limits, q.MaxAttempts, q.Timeout))
+		p.changed("queue", q.Name, q.String())
 		p.wake = append(p.wake, q.Name)
 		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On) {
 			p.recall = append(p.recall, q.Name)
@@ -263,15 +263,12 @@ func (p *publication) noteMostCost(ctx context.Context, was, now limitRow) error
 const mostCostSQL = `UPDATE call_limits SET most_cost = $2 WHERE name = $1`
 
 func (row limitRow) String() string {
-	text := limit.Rate{Units: row.Rate, Window: row.Window}.String()
-	if row.PerKey {
-		text += ", per key"
-	}
-	if row.CountCost {
-		text += ", by cost"
-	}
+	text := LimitRule{
+		Rate: limit.Rate{Units: row.Rate, Window: row.Window}, PerKey: row.PerKey, CountCost: row.CountCost,
+		Anchor: limit.Anchor(row.Anchor), Slack: row.Slack, SendWithin: row.SendWithin,
+	}.String()
 	if row.ConfigRate != nil {
-		text += fmt.Sprintf(" (set; the config says %s)", limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow})
+		text += fmt.Sprintf(" (set; config: %s)", limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow})
 	}
 	return text
 }
