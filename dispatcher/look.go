@@ -36,7 +36,7 @@ func (d *Dispatcher) lookRound(ctx context.Context, wait bool) (next time.Durati
 	if err != nil {
 		return 0, false, err
 	}
-	next = time.Minute
+	next = lookLater
 	d.rounds++
 	var failures error
 	for i := range queues {
