@@ -71,7 +71,6 @@ func TestStartRefuses(t *testing.T) {
 	}{
 		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false, false},
 		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false, false},
-		{"one that may not start yet", `UPDATE call_open SET not_before = now() + interval '1 min'`, false, false},
 		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false, false},
 		{"a call that was deleted", `DELETE FROM call_queue`, true, false},
 		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true, false},
