@@ -151,7 +151,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 		if _, err := p.tx.Exec(ctx, putQueueSQL, pgx.StrictNamedArgs{
 			"name": q.Name, "limits": append([]string{}, q.Limits...), "on": q.On, "max_attempts": q.MaxAttempts,
 			"backoff_min": q.BackoffMin, "backoff_max": q.BackoffMax, "timeout": q.Timeout,
-			"on_lost": q.OnLost, "by": p.by,
+			"on_lost": q.OnLost,
 		}); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
@@ -180,12 +180,11 @@ func (row queueRow) equal(q QueueRule) bool {
 }
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, version, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
-VALUES (@name, 1, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, clock_timestamp(), @by)
+INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+VALUES (@name, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost)
 ON CONFLICT (name) DO UPDATE
-SET version = call_queues.version + 1, limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
-    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout,
-    on_lost = excluded.on_lost, published_at = clock_timestamp(), published_by = excluded.published_by`
+SET limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
+    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost`
 
 const dropQueueSQL = `DELETE FROM call_queues WHERE name = $1`
 

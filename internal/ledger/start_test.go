@@ -117,7 +117,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	id := open(t, pool)
-	exec(t, pool, `INSERT INTO call_queues VALUES ('default', 1, '{}', '', 4, '2 s', '3 min', '7 s', 'retry', now(), 'test')`)
+	exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
 	exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
 	exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
 	if told := start(t, pool, request(id, 7))[7]; told.Work != nil {

@@ -28,8 +28,8 @@ func TestMend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			q := newQueue(t)
-			q.exec(`INSERT INTO call_queues (name, version, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
-				VALUES ('q', 1, '{}', 3, '1 s', '1 s', '1 s', 'retry', now(), 'test')`)
+			q.exec(`INSERT INTO call_queues (name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+				VALUES ('q', '{}', 3, '1 s', '1 s', '1 s', 'retry')`)
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN n <= 600 THEN 'a' ELSE 'b' END FROM generate_series(1, 900) AS n`)
 			q.intake()
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 100)`)
