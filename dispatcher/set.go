@@ -26,8 +26,9 @@ func (e KindError) Error() string {
 }
 
 // SetLimit puts a rate in force instead of the config's, until ResetLimit. What was claimed under a
-// higher one and has not started is recalled: once it returns, nothing starts beyond the new rate.
-// It says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there is no such limit.
+// higher one and has not started is recalled: once it returns, nothing starts beyond the new rate. It
+// says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there
+// is no such limit.
 func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
 	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
 		if (l.Window == 0) != (rate.Window == 0) {

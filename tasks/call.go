@@ -31,8 +31,9 @@ func (c *Call) Bind(v any) error {
 	return nil
 }
 
-// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it could
-// keep the outcome from being recorded in time. What jsonb does not take, as U+0000, is left out later, and logged.
+// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it
+// could keep the outcome from being recorded in time. What jsonb does not take, as U+0000, is left out
+// later, and logged.
 func (c *Call) SetResult(v any) error {
 	data, err := json.Marshal(v)
 	switch {
