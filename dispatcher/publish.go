@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
@@ -335,6 +336,19 @@ func (p *publication) recallUnstarted(ctx context.Context) error {
 	}
 	return err
 }
+
+// wakeDispatchers has them look anew, where something changed.
+func (p *publication) wakeDispatchers(ctx context.Context) error {
+	if len(p.changes) == 0 {
+		return nil
+	}
+	if _, err := p.tx.Exec(ctx, wakeSQL); err != nil {
+		return fmt.Errorf("wake the dispatchers: %w", err)
+	}
+	return nil
+}
+
+const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 // changed notes a change, for the caller and for the audit.
 func (p *publication) changed(what, name, change string) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
@@ -83,8 +82,8 @@ func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, chang
 			return err
 		}
 		changes = p.changes
-		if _, err := tx.Exec(ctx, wakeSQL); err != nil {
-			return fmt.Errorf("wake the dispatchers: %w", err)
+		if err := p.wakeDispatchers(ctx); err != nil {
+			return err
 		}
 		return p.record(ctx)
 	})
@@ -101,7 +100,5 @@ func (p *publication) lockQueues(ctx context.Context, names []string) error {
 	}
 	return nil
 }
-
-const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
