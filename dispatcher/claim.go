@@ -324,8 +324,7 @@ func (b *batch) open(writes *pgx.Batch, c *round) {
 // check says whether the writes did what they were to.
 func (b *batch) check(err error) error {
 	if err != nil {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && pg.Code == "23505" && pg.TableName == "call_open" {
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23505" && pg.TableName == "call_open" {
 			return fmt.Errorf("open attempts: %w (%s)", errRequeued, pg.Detail)
 		}
 		return fmt.Errorf("open attempts: %w", err)

@@ -41,16 +41,12 @@ func TestClaimRace(t *testing.T) {
 	for _, c := range cases {
 		parallel(t, c.name, func(t *testing.T, s *system) {
 			s.alive(1000) // room for all
+			dispatchers := s.racers(16, c.rules)
 			for name, n := range c.calls {
 				s.calls(name, n)
 			}
-			s.publish(c.rules)
-			dispatchers := make([]*dispatcher.Dispatcher, 16)
-			for i := range dispatchers {
-				dispatchers[i] = s.another(c.rules)
-			}
 			for round := range 5 {
-				atOnce(t, dispatchers, (*dispatcher.Dispatcher).Once)
+				s.claimAtOnce(dispatchers)
 				for limit, units := range c.want {
 					if got := s.used(limit); got != units {
 						t.Fatalf("round %d: limit %s gave out %d units, want %d", round, limit, got, units)

@@ -80,6 +80,7 @@ type Dispatcher struct {
 
 	stopping  atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
 	ticked    atomic.Int64 // when the last tick ended, Unix ns; 0: none yet
+	failing   atomic.Bool  // the last tick failed
 	published atomic.Bool
 }
 
@@ -237,8 +238,12 @@ func (d *Dispatcher) tick(ctx context.Context) {
 	err := d.tickOnce(ctx)
 	d.metrics.ticked(time.Since(begun), err)
 	d.ticked.Store(time.Now().UnixNano())
-	if err != nil && ctx.Err() == nil {
-		d.log.WarnContext(ctx, "tick cut short", "err", err)
+	switch failed := err != nil; {
+	case ctx.Err() != nil || d.failing.Swap(failed) == failed:
+	case failed:
+		d.log.WarnContext(ctx, "ticks cut short", "err", err)
+	default:
+		d.log.InfoContext(ctx, "ticks whole again")
 	}
 }
 

@@ -231,16 +231,12 @@ func TestClaimRacePerKey(t *testing.T) {
 	tokens := sliding("tokens", 70, time.Hour)
 	tokens.CountCost = true
 	r := rules(sliding("all", 45, time.Hour), perKey("each", 5, time.Hour), tokens)
+	dispatchers := s.racers(8, r)
 	for i := range 12 {
 		s.exec(`INSERT INTO call_queue (key, cost) SELECT $1, 1 + i % 2 FROM generate_series(1, 20) i`, fmt.Sprint("k", i))
 	}
-	s.publish(r)
-	dispatchers := make([]*dispatcher.Dispatcher, 8)
-	for i := range dispatchers {
-		dispatchers[i] = s.another(r)
-	}
 	for range 5 {
-		atOnce(t, dispatchers, (*dispatcher.Dispatcher).Once)
+		s.claimAtOnce(dispatchers)
 		s.want(`SELECT count(*) <= 45 AND sum(cost) <= 70 AND (count(*) = 45 OR sum(cost) > 68) FROM call_open`)
 		s.want(`SELECT max(n) <= 5 FROM (SELECT count(*) AS n FROM call_open GROUP BY key) o`)
 		s.verify()

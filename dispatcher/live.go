@@ -114,12 +114,7 @@ func (p *publication) settle(ctx context.Context) (gone []string, err error) {
 	if err := p.bring(ctx, holds); err != nil {
 		return nil, err
 	}
-	if len(p.changes) > 0 {
-		if _, err := p.tx.Exec(ctx, wakeSQL); err != nil {
-			return nil, fmt.Errorf("wake the dispatchers: %w", err)
-		}
-	}
-	return gone, nil
+	return gone, p.wakeDispatchers(ctx)
 }
 
 func published(rows []publisherRow) []Published {
@@ -195,10 +190,8 @@ func (d *Dispatcher) enter(ctx context.Context, self presence, rules Rules) erro
 		if err := p.admit(ctx, self, rules); err != nil {
 			return err
 		}
-		if len(p.changes) > 0 {
-			if _, err := p.tx.Exec(ctx, wakeSQL); err != nil {
-				return fmt.Errorf("wake the dispatchers: %w", err)
-			}
+		if err := p.wakeDispatchers(ctx); err != nil {
+			return err
 		}
 		// Last, so that what was waited for does not age the first beat.
 		var since time.Time

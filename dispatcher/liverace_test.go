@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Eight processes come and go at once, with claims in between: none waits for ever, and at the end
-// the strictest of those that stay holds.
+// Eight processes come and go at once, with claims in between: none waits for ever, what holds is at any moment
+// the strictest of those that are there, and at the end of those that stay.
 func TestPublishersRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -42,6 +42,7 @@ func TestPublishersRace(t *testing.T) {
 				if err := d.Join(ctx); err != nil {
 					t.Error(err)
 				}
+				s.want(strictestSQL)
 				for range 2 {
 					if err := d.Tick(ctx); err != nil {
 						t.Error(err)
@@ -65,6 +66,12 @@ func TestPublishersRace(t *testing.T) {
 	s.want(`SELECT count(*) = 4 FROM call_publishers`)
 	s.verify()
 }
+
+const strictestSQL = `SELECT rate = (
+	SELECT min((l->'Rate'->>'Units')::bigint)
+	FROM call_publishers p CROSS JOIN LATERAL jsonb_array_elements(p.rules->'Limits') AS l
+	WHERE l->>'Name' = 'api')
+FROM call_limits WHERE name = 'api'`
 
 // A process that is frozen while it publishes holds what all others wait for: Postgres ends that.
 func TestPublisherFrozen(t *testing.T) {

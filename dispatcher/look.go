@@ -18,8 +18,9 @@ type dueQueue struct {
 	In   float64 `db:"due_in"` // seconds; at most a tick or so matters
 }
 
-// look claims what can be claimed now, from each queue in turn, and says when to look again. A
-// look that does not wait passes over queues whose limits cannot have room yet, and leaves what takes long to the next.
+// look claims what can be claimed now, from each queue in turn, and says when to look again. A look that
+// does not wait passes over queues whose limits cannot have room yet, and leaves what takes long to the
+// next.
 func (d *Dispatcher) look(ctx context.Context, wait bool) (time.Duration, error) {
 	for {
 		next, left, err := d.lookRound(ctx, wait)
@@ -38,7 +39,7 @@ func (d *Dispatcher) lookRound(ctx context.Context, wait bool) (next time.Durati
 	if err != nil {
 		return 0, false, err
 	}
-	next = time.Minute
+	next = lookLater
 	d.rounds++
 	var failures error
 	for _, queue := range d.inTurn(queues) {

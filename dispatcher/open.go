@@ -55,8 +55,8 @@ func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
 		_, err := tx.Exec(ctx, openLimitSQL, name)
 		return err
 	})
-	var pg *pgconn.PgError
-	if errors.Is(err, pgx.ErrNoRows) || errors.As(err, &pg) && (pg.Code == "40001" || pg.Code == "40P01") {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if errors.Is(err, pgx.ErrNoRows) || ok && (pg.Code == "40001" || pg.Code == "40P01") {
 		return false, nil // another dispatcher opened it, or usage moved: the next tick tries again
 	}
 	return open && err == nil, err

@@ -2,9 +2,9 @@ package dispatcher
 
 // openFrom is a bound: no open attempt is of a batch with a smaller number. Claims draw the numbers under
 // the lock that they share, so what is committed after a claim has looked has a larger one than all that
-// it saw: what it found open holds for good. So nothing need go through what has ended since, which an index
-// keeps for as long as somebody holds an old snapshot. Another epoch, or a number that does not rise, says that the
-// data are not those that were looked at: then nothing is known.
+// it saw: what it found open holds for good. So nothing need go through what has ended since, which an
+// index keeps for as long as somebody holds an old snapshot. Another epoch, or a number that does not
+// rise, says that the data are not those that were looked at: then nothing is known.
 type openFrom struct {
 	epoch string
 	drawn int64 // the last number

@@ -35,7 +35,7 @@ func TestPlans(t *testing.T) {
 
 // Calls in all states, most of them waiting; the ledger and usage of many more.
 const fillSQL = `
-INSERT INTO call_queues SELECT 'q' || i, 1, '{api}', '', 3, '1 s', '1 min', '30 s', 'retry', now(), 'test' FROM generate_series(1, 5) i;
+INSERT INTO call_queues SELECT 'q' || i, '{api}', '', 3, '1 s', '1 min', '30 s', 'retry' FROM generate_series(1, 5) i;
 INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, published_at, published_by, epoch)
 SELECT 'l' || i, 1, 100, '1 min', false, false, '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM generate_series(1, 20) i;
 INSERT INTO call_queue (queue, key, status, expires_at)

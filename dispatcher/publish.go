@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
@@ -151,11 +152,11 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 		if _, err := p.tx.Exec(ctx, putQueueSQL, pgx.StrictNamedArgs{
 			"name": q.Name, "limits": append([]string{}, q.Limits...), "on": q.On, "max_attempts": q.MaxAttempts,
 			"backoff_min": q.BackoffMin, "backoff_max": q.BackoffMax, "timeout": q.Timeout,
-			"on_lost": q.OnLost, "by": p.by,
+			"on_lost": q.OnLost,
 		}); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
-		p.changed("queue", q.Name, fmt.Sprintf("limits %v, max_attempts %d, timeout %s", q.Limits, q.MaxAttempts, q.Timeout))
+		p.changed("queue", q.Name, q.String())
 		p.wake = append(p.wake, q.Name)
 		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On) {
 			p.recall = append(p.recall, q.Name)
@@ -180,12 +181,11 @@ func (row queueRow) equal(q QueueRule) bool {
 }
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, version, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
-VALUES (@name, 1, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, clock_timestamp(), @by)
+INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+VALUES (@name, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost)
 ON CONFLICT (name) DO UPDATE
-SET version = call_queues.version + 1, limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
-    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout,
-    on_lost = excluded.on_lost, published_at = clock_timestamp(), published_by = excluded.published_by`
+SET limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
+    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost`
 
 const dropQueueSQL = `DELETE FROM call_queues WHERE name = $1`
 
@@ -263,15 +263,12 @@ func (p *publication) noteMostCost(ctx context.Context, was, now limitRow) error
 const mostCostSQL = `UPDATE call_limits SET most_cost = $2 WHERE name = $1`
 
 func (row limitRow) String() string {
-	text := limit.Rate{Units: row.Rate, Window: row.Window}.String()
-	if row.PerKey {
-		text += ", per key"
-	}
-	if row.CountCost {
-		text += ", by cost"
-	}
+	text := LimitRule{
+		Rate: limit.Rate{Units: row.Rate, Window: row.Window}, PerKey: row.PerKey, CountCost: row.CountCost,
+		Anchor: limit.Anchor(row.Anchor), Slack: row.Slack, SendWithin: row.SendWithin,
+	}.String()
 	if row.ConfigRate != nil {
-		text += fmt.Sprintf(" (set; the config says %s)", limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow})
+		text += fmt.Sprintf(" (set; config: %s)", limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow})
 	}
 	return text
 }
@@ -339,6 +336,19 @@ func (p *publication) recallUnstarted(ctx context.Context) error {
 	}
 	return err
 }
+
+// wakeDispatchers has them look anew, where something changed.
+func (p *publication) wakeDispatchers(ctx context.Context) error {
+	if len(p.changes) == 0 {
+		return nil
+	}
+	if _, err := p.tx.Exec(ctx, wakeSQL); err != nil {
+		return fmt.Errorf("wake the dispatchers: %w", err)
+	}
+	return nil
+}
+
+const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 // changed notes a change, for the caller and for the audit.
 func (p *publication) changed(what, name, change string) {

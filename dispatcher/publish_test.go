@@ -3,12 +3,14 @@ package dispatcher_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 )
 
 func TestPublishTwice(t *testing.T) {
@@ -66,6 +68,29 @@ func TestPublishVersions(t *testing.T) {
 		AND bool_and(published_by <> '') FROM call_limit_changes`, begun)
 	s.want(`SELECT version = 4 AND rate = 5 AND queues = '{default}' AND complete_since IS NULL FROM call_limits`)
 	s.want(`SELECT limits = '{api}' FROM call_queues`)
+}
+
+// Whatever changes of a limit or queue, the audit shows it.
+func TestPublishSaysWhatChanged(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	before := rules(sliding("api", 10, time.Minute))
+	s.publish(before)
+	after := rules(sliding("api", 10, time.Minute))
+	after.Limits[0].Anchor, after.Limits[0].Slack, after.Limits[0].SendWithin = limit.AnchorFinish, 7*time.Second, 3*time.Second
+	q := &after.Queues[0]
+	q.On, q.BackoffMin, q.BackoffMax, q.OnLost = "ip-a", 11*time.Second, 12*time.Second, "fail"
+	s.publish(after)
+	for what, said := range map[string][]string{
+		"limit": {"anchor finish", "slack 7s", "send_within 3s"}, "queue": {"on ip-a", "backoff 11s..12s", "on_lost fail"},
+	} {
+		change := one[string](s, `SELECT change FROM call_audit WHERE what = $1 ORDER BY id DESC LIMIT 1`, what)
+		for _, text := range said {
+			if !strings.Contains(change, text) {
+				t.Errorf("the audit says of the %s %q, and nothing of %q", what, change, text)
+			}
+		}
+	}
 }
 
 // What was claimed and has not started is recalled when the rate falls, what has started counts.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
@@ -26,8 +25,9 @@ func (e KindError) Error() string {
 }
 
 // SetLimit puts a rate in force instead of the config's, until ResetLimit. What was claimed under a
-// higher one and has not started is recalled: once it returns, nothing starts beyond the new rate.
-// It says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there is no such limit.
+// higher one and has not started is recalled: once it returns, nothing starts beyond the new rate. It
+// says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there
+// is no such limit.
 func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
 	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
 		if (l.Window == 0) != (rate.Window == 0) {
@@ -82,8 +82,8 @@ func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, chang
 			return err
 		}
 		changes = p.changes
-		if _, err := tx.Exec(ctx, wakeSQL); err != nil {
-			return fmt.Errorf("wake the dispatchers: %w", err)
+		if err := p.wakeDispatchers(ctx); err != nil {
+			return err
 		}
 		return p.record(ctx)
 	})
@@ -100,7 +100,5 @@ func (p *publication) lockQueues(ctx context.Context, names []string) error {
 	}
 	return nil
 }
-
-const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The sweepers find what a crash, a lost message or a frozen process left behind. Each is
+// The sweepers find what a crash, a lost parcel or a frozen process left behind. Each is
 // idempotent and acts by compare-and-set, so any number of dispatchers may run them at once.
 
 const (
@@ -275,6 +275,7 @@ func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (rela
 	return relay.Parcel{Pool: pool, ID: relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Task: h.Task, Attempts: refs}, err
 }
 
+// IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
 const readdressSQL = `
 WITH locked AS MATERIALIZED (
     SELECT call_id FROM call_open WHERE call_id = ANY(@ids) ORDER BY call_id FOR UPDATE

@@ -13,6 +13,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -232,4 +233,39 @@ func atOnce(t *testing.T, dispatchers []*dispatcher.Dispatcher, run func(*dispat
 	}
 	close(gate)
 	wg.Wait()
+}
+
+// racers are dispatchers for claimAtOnce. There are no calls yet; every other one is a turn ahead, and so begins
+// with another queue.
+func (s *system) racers(n int, r dispatcher.Rules) []*dispatcher.Dispatcher {
+	s.t.Helper()
+	s.once(r)
+	dispatchers := make([]*dispatcher.Dispatcher, n)
+	for i := range dispatchers {
+		dispatchers[i] = s.another(r)
+		for range i % 2 {
+			if _, err := dispatchers[i].Turn(context.Background(), false); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+	}
+	return dispatchers
+}
+
+// claimAtOnce has all dispatchers claim together. What waits is in line before, and nothing is published: there
+// claims would wait for one another, whatever else they lock.
+func (s *system) claimAtOnce(dispatchers []*dispatcher.Dispatcher) {
+	s.t.Helper()
+	for _, queue := range one[[]string](s, `SELECT array_agg(name) FROM call_queues`) {
+		if err := pgx.BeginFunc(context.Background(), s.pool, func(tx pgx.Tx) error {
+			_, err := lines.Intake(context.Background(), tx, queue, time.Time{}, time.Now().Add(time.Hour))
+			return err
+		}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	atOnce(s.t, dispatchers, func(d *dispatcher.Dispatcher, ctx context.Context) error {
+		_, err := d.Turn(ctx, true)
+		return err
+	})
 }

@@ -38,8 +38,8 @@ func outcomeUnknown(err error) bool {
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
 		return false
 	}
-	var pg *pgconn.PgError
-	return !errors.As(err, &pg) || pg.SeverityUnlocalized != "ERROR" // what is worse ends the session, at any moment
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return !ok || pg.SeverityUnlocalized != "ERROR" // what is worse ends the session, at any moment
 }
 
 // readBack reads which of the batch's attempts are open and still to be handed over. It takes the

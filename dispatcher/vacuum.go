@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/callq/callq/internal/ledger"
 )
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.

@@ -46,7 +46,7 @@ func (d *Dispatcher) listenOnce(ctx context.Context, connected func()) error {
 	}
 }
 
-const listenSQL = `LISTEN callq_wake`
+const listenSQL = `LISTEN ` + callqueue.WakeChannel
 
 // wakeUp has the loop look soon; where units came free, at the queues too that waited for none.
 func (d *Dispatcher) wakeUp(freed bool) {

@@ -61,7 +61,6 @@ CREATE TABLE call_open (
     claimed_at  timestamptz NOT NULL,
     handed_at   timestamptz NOT NULL,
     start_by    timestamptz NOT NULL,
-    not_before  timestamptz,
     send_within interval,
     epoch       text        NOT NULL,
     pool        text        NOT NULL,

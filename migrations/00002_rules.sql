@@ -49,7 +49,6 @@ CREATE TABLE call_limit_changes (
 -- One row per queue: which limits its calls use, and how they are retried.
 CREATE TABLE call_queues (
     name         text        PRIMARY KEY,
-    version      bigint      NOT NULL,
     limits       text[]      NOT NULL,
     on_label     text        NOT NULL DEFAULT '', -- only workers that carry it; '': any
     max_attempts integer     NOT NULL,
@@ -57,8 +56,6 @@ CREATE TABLE call_queues (
     backoff_max  interval    NOT NULL,
     timeout      interval    NOT NULL,
     on_lost      text        NOT NULL,
-    published_at timestamptz NOT NULL,
-    published_by text        NOT NULL,
     served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
 ) WITH (fillfactor = 50);
 

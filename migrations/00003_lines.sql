@@ -39,7 +39,8 @@ CREATE INDEX call_lines_active_idx ON call_lines (queue, task, key, priority) WH
 
 CREATE INDEX call_lines_wake_idx ON call_lines (queue, wake_at) WHERE wake_at IS NOT NULL;
 
--- Chunks of at most 256 calls of a line, in the order in which they fell due. Never rewritten.
+-- Chunks of at most 256 calls of a line, in the order in which they fell due. Rewritten only where what comes
+-- back unsent goes in front: the chunk that was begun is cut.
 CREATE TABLE call_waiting (
     queue    text        NOT NULL,
     key      text        NOT NULL,

@@ -205,16 +205,14 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	if err != nil && ctx.Err() != nil && !isDecided(err) && !strings.Contains(err.Error(), context.Cause(ctx).Error()) {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
-	var notSent *notSentError
-	if errors.As(err, &notSent) {
+	if _, notSent := errors.AsType[*notSentError](err); notSent {
 		return a.unsent(err, a.Policy.BackoffMin)
 	}
 	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
 	if err != nil { // it may have given up on a request that is still on its way
 		arrival.By = nil
 	}
-	var snooze *snoozeError
-	if errors.As(err, &snooze) {
+	if snooze, ok := errors.AsType[*snoozeError](err); ok {
 		return a.snoozed(snooze, &arrival)
 	}
 	return a.ending(err, &arrival, nil)
@@ -331,8 +329,7 @@ func (a *attempt) expired() *ledger.Closing {
 // unsent closes an attempt whose request provably never left: nothing is charged, and the call
 // waits again, after about d.
 func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
-	var notSent *notSentError
-	if !errors.As(err, &notSent) {
+	if _, notSent := errors.AsType[*notSentError](err); !notSent {
 		err = NotSent(err)
 	}
 	c := a.closing(callqueue.OutcomeNotSent, err)
@@ -353,15 +350,13 @@ func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *le
 		return c
 	}
 	c.Failed = true
-	var permanent *permanentError
-	if errors.As(err, &permanent) {
+	if _, permanent := errors.AsType[*permanentError](err); permanent {
 		c.Outcome, c.Status = callqueue.OutcomePermanent, callqueue.StatusFailed
 		return c
 	}
 	c.Outcome = callqueue.OutcomeError
 	status, delay := a.Policy.Next(a.FailedCount+1, rand.Int64N)
-	var later *retryAfterError
-	if errors.As(err, &later) {
+	if later, ok := errors.AsType[*retryAfterError](err); ok {
 		delay = later.after
 	}
 	c.Status, c.Delay = status, &delay
@@ -381,11 +376,11 @@ func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing 
 
 // isDecided says whether a handler chose its ending, rather than met an error.
 func isDecided(err error) bool {
-	var permanent *permanentError
-	var later *retryAfterError
-	var snooze *snoozeError
-	var notSent *notSentError
-	return errors.As(err, &permanent) || errors.As(err, &later) || errors.As(err, &snooze) || errors.As(err, &notSent)
+	_, permanent := errors.AsType[*permanentError](err)
+	_, later := errors.AsType[*retryAfterError](err)
+	_, snooze := errors.AsType[*snoozeError](err)
+	_, notSent := errors.AsType[*notSentError](err)
+	return permanent || later || snooze || notSent
 }
 
 // clean makes an error's text fit for a text column: valid UTF-8, no NUL, at most 2,000 bytes.

@@ -31,22 +31,22 @@ func (c *Call) Bind(v any) error {
 	return nil
 }
 
-// SetResult keeps v, as JSON of at most 16 MiB, in the ledger's result.
+// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it
+// could keep the outcome from being recorded in time. What jsonb does not take, as U+0000, is left out
+// later, and logged.
 func (c *Call) SetResult(v any) error {
 	data, err := json.Marshal(v)
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Errorf("write result: %w", err)
-	}
-	if len(data) > resultMost {
-		return fmt.Errorf("write result: it has %d bytes, of at most %d", len(data), resultMost)
+	case len(data) > maxResult:
+		return Permanent(fmt.Errorf("write result: it has %d bytes; %d are allowed", len(data), maxResult))
 	}
 	c.result = data
 	return nil
 }
 
-// resultMost is what Postgres takes in within a statement's timeout, with much to spare: an outcome that could
-// not be recorded would be lost.
-const resultMost = 16 << 20
+const maxResult = 1 << 20
 
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
 // return by then, for what it sends later is not counted. It ends earlier, with the cause

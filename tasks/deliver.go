@@ -111,12 +111,14 @@ func (w *Worker) attemptsOf(parcel relay.Parcel) []*attempt {
 func (w *Worker) load(refs []relay.Ref) []*attempt {
 	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
 	defer cancel()
-	for {
+	for said := false; ; said = true {
 		rows, err := w.loadOnce(ctx, refs)
 		if err == nil {
 			return w.loaded(rows)
 		}
-		w.log.WarnContext(ctx, "parcel waits for Postgres", "attempts", len(refs), "err", err)
+		if !said {
+			w.log.WarnContext(ctx, "parcel waits for Postgres", "attempts", len(refs), "err", err)
+		}
 		select {
 		case <-w.drain:
 			return nil // the sweeper hands them over again
@@ -218,6 +220,7 @@ const statementTimeout = 5 * time.Second
 // record writes an outcome, and tries until it is written: only then may the slot be used again.
 // Closing twice is harmless, so an unknown result is simply tried again.
 func (w *Worker) record(c ledger.Closing) {
+	said := false
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		_, err := w.closings.Do(w.recording, c)
 		switch {
@@ -228,7 +231,10 @@ func (w *Worker) record(c ledger.Closing) {
 			c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
 			continue
 		}
-		w.log.WarnContext(w.recording, "outcome waits for Postgres", "call", c.CallID, "attempt", c.Attempt, "err", err)
+		if !said {
+			w.log.WarnContext(w.recording, "outcome waits for Postgres", "call", c.CallID, "attempt", c.Attempt, "err", err)
+			said = true
+		}
 		if !pause(w.recording, wait) {
 			return
 		}

@@ -13,8 +13,8 @@ import (
 // no more requests for a while; where a limit is per key, for that key. It is done before the
 // outcome is recorded, and tried once: without it the call alone waits.
 func (a *attempt) shutLimits(answer error) {
-	var later *retryAfterError
-	if !errors.As(answer, &later) || later.after <= 0 {
+	later, ok := errors.AsType[*retryAfterError](answer)
+	if !ok || later.after <= 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(a.w.recording, shutWithin)

@@ -34,12 +34,14 @@ func (a *attempt) snoozed(err *snoozeError, arrival *limit.Arrival) *ledger.Clos
 
 // countSnoozes asks until Postgres answers, as record does.
 func (w *Worker) countSnoozes(call int64) (n int, known bool) {
-	for {
+	for said := false; ; said = true {
 		err := w.countSnoozesOnce(call, &n)
 		if err == nil {
 			return n, true
 		}
-		w.log.WarnContext(w.recording, "snooze waits for Postgres", "call", call, "err", err)
+		if !said {
+			w.log.WarnContext(w.recording, "snooze waits for Postgres", "call", call, "err", err)
+		}
 		if !pause(w.recording, time.Second) {
 			return 0, false
 		}

@@ -215,7 +215,7 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := filepath.Join(dir, "callq") // go test's own folder is closed to other users
-	syscall.ForkLock.RLock() // a child that another test forks meanwhile would keep it open for writing, and so from being run
+	syscall.ForkLock.RLock()               // a child that another test forks meanwhile would keep it open for writing, and so from being run
 	err = os.WriteFile(program, self, 0o755)
 	syscall.ForkLock.RUnlock()
 	if err != nil {

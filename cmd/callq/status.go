@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -186,19 +185,11 @@ func readStatus(ctx context.Context, pool *pgxpool.Pool) (*status, error) {
 }
 
 func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
-	rows, err := tx.Query(ctx, oldestSQL)
-	if err != nil {
-		return nil, fmt.Errorf("read the oldest call: %w", err)
+	oldest, err := collectOne[oldestRow](ctx, tx, "read the oldest call", oldestSQL)
+	if oldest != nil {
+		inUTC(&oldest.DueAt)
 	}
-	oldest, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[oldestRow])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the oldest call: %w", err)
-	}
-	inUTC(&oldest.DueAt)
-	return oldest, nil
+	return oldest, err
 }
 
 // Failures are read through an index: what has ended well is not read, however much there is of it.

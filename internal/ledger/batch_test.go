@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // While a crowd is served the next one gathers; but where that takes long, as behind a lock, the
@@ -117,5 +118,33 @@ func TestBatchesThatTakeLong(t *testing.T) {
 				lanes.Wait()
 			})
 		})
+	}
+}
+
+// One whose value Postgres does not take, or that is too large for it, fails alone.
+func TestBadDataFailsAlone(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"22P05", "54000"} {
+		b := ledger.NewBatch(10, nil, func(_ context.Context, asks []string) ([]string, error) {
+			if slices.Contains(asks, "bad") {
+				return nil, &pgconn.PgError{Code: code}
+			}
+			return asks, nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var asked, lanes sync.WaitGroup
+		for _, ask := range []string{"good", "bad", "fair"} {
+			asked.Add(1)
+			b.Tell(ctx, ask, func(answer string, err error) {
+				defer asked.Done()
+				if bad := ask == "bad"; ledger.BadData(err) != bad || !bad && answer != ask {
+					t.Errorf("%s: %q is answered with %q, %v", code, ask, answer, err)
+				}
+			})
+		}
+		lanes.Go(func() { b.Run(ctx, 1) })
+		asked.Wait()
+		cancel()
+		lanes.Wait()
 	}
 }

@@ -71,8 +71,8 @@ func queryIDs(ctx context.Context, db DB, sql string, args ...any) ([]int64, err
 // idsUsedTwice says that the ledger knows attempts of a former call of the same id: call_queue was truncated
 // and its ids begun anew, or a call was deleted and inserted again.
 func idsUsedTwice(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "23505" && pg.TableName == "call_attempts"
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.Code == "23505" && pg.TableName == "call_attempts"
 }
 
 // Attempts of a former call are numbered from 0 down: they stay charged, and are none of the call's that is there.
@@ -145,17 +145,17 @@ func nonZero[T comparable](v T) *T {
 	return &v
 }
 
-// closeSQL takes the locks of the open rows in id order (asked's, by which each is found), then of their calls, then of its own
-// connection's usage rows. A batch may name an attempt twice; one of the two closes it. until is
-// limit.Arrival's formula; usage buckets are at most W/200 and labelled with their end (date_bin
-// rounds down, so one is added; none where the charge is over already). Whenever a request's last byte
-// was written, its first was within send_within, by the gate. Unstarted rows of an older epoch are not
-// closed uncharged: the former server may have started them. A concurrency limit (W = 0) counts a call until its end, as the
-// ledger has it, or, without an answer, until the API must have seen the connection go. An attempt
-// without limits keeps a bound that holds for any slack, should a limit be added later. A call that was
-// cancelled while the attempt ran stays cancelled, and learns how that ended. Where units of a key came free
-// sooner than could be foreseen, its lines are woken (internal/lines); that the call itself waits again is
-// its trigger's to say.
+// closeSQL takes the locks of the open rows in id order (asked's, by which each is found), then of their
+// calls, then of its own connection's usage rows. A batch may name an attempt twice; one of the two
+// closes it. until is limit.Arrival's formula; usage buckets are at most W/200 and labelled with their
+// end (date_bin rounds down, so one is added; none where the charge is over already). Whenever a
+// request's last byte was written, its first was within send_within, by the gate. Unstarted rows of an
+// older epoch are not closed uncharged: the former server may have started them. A concurrency limit
+// (W = 0) counts a call until its end, as the ledger has it, or, without an answer, until the API must have
+// seen the connection go. An attempt without limits keeps a bound that holds for any slack, should a
+// limit be added later. A call that was cancelled while the attempt ran stays cancelled, and learns how
+// that ended. Where units of a key came free sooner than could be foreseen, its lines are woken
+// (internal/lines); that the call itself waits again is its trigger's to say.
 const closeSQL = `
 WITH asked AS MATERIALIZED (
     SELECT *

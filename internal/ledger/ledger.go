@@ -11,6 +11,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,25 +46,11 @@ func Settings() map[string]string {
 	}
 }
 
-// Retryable says whether a statement that failed may be sent again as it is: the connection
-// broke, Postgres is starting or stopping, or another transaction had to go first. What it did,
-// if anything, is unknown.
-func Retryable(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return err != nil && !errors.Is(err, context.Canceled)
-	}
-	switch pg.Code[:2] {
-	case "08", "40", "53", "57", "58": // connection, rollback, resources, operator, system
-		return true
-	}
-	return pg.Code == "55P03" // lock not available
-}
-
-// BadData says whether a statement failed for what one of its rows holds.
+// BadData says whether a statement failed for what one of its rows holds: a value that Postgres does not
+// take, or that is larger than it can.
 func BadData(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code[:2] == "22"
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "54"))
 }
 
 func micros(d *time.Duration) *int64 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -127,7 +128,7 @@ FROM (
     SELECT unnest(queues) FROM call_limits WHERE $1 = 'limit' AND name = $2
 ) q`
 
-const wakeSQL = `SELECT pg_notify('callq_wake', '')`
+const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '')`
 
 // AuditSQL writes down who changed what, and how.
 const AuditSQL = `INSERT INTO call_audit (by, what, name, change) VALUES ($1, $2, $3, $4)`

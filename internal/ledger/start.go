@@ -132,8 +132,8 @@ WITH asked AS MATERIALIZED (
     UPDATE call_open o
     SET token      = a.token,
         worker     = @worker,
-        started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at, o.not_before)),
-        deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at, o.not_before) + interval '1 second'
+        started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
+        deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second'
             + coalesce(a.timeout, (SELECT timeout FROM call_queues WHERE name = o.queue), '30 seconds'))
     FROM asked a
     WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired
@@ -141,8 +141,7 @@ WITH asked AS MATERIALIZED (
       AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
       AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
       AND (o.token = a.token
-           OR o.token IS NULL AND o.start_by > clock_timestamp()
-              AND (o.not_before IS NULL OR o.not_before <= clock_timestamp()))
+           OR o.token IS NULL AND o.start_by > clock_timestamp())
     RETURNING o.call_id, o.token, o.started_at, o.deadline, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
         a.wanted, a.call_data, a.failed_count, a.max_attempts
 )

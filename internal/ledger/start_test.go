@@ -71,7 +71,6 @@ func TestStartRefuses(t *testing.T) {
 	}{
 		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false, false},
 		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false, false},
-		{"one that may not start yet", `UPDATE call_open SET not_before = now() + interval '1 min'`, false, false},
 		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false, false},
 		{"a call that was deleted", `DELETE FROM call_queue`, true, false},
 		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true, false},
@@ -118,7 +117,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	id := open(t, pool)
-	exec(t, pool, `INSERT INTO call_queues VALUES ('default', 1, '{}', '', 4, '2 s', '3 min', '7 s', 'retry', now(), 'test')`)
+	exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
 	exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
 	exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
 	if told := start(t, pool, request(id, 7))[7]; told.Work != nil {

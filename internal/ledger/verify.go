@@ -100,14 +100,14 @@ SELECT (SELECT count(*) FROM call_queue),
 
 // version is a stretch of time in which a limit had one rate and window.
 type version struct {
-	Limit   string        `db:"limit_name"`
-	Version int64         `db:"version"`
-	From    time.Time     `db:"in_force_from"`
-	To      *time.Time    `db:"in_force_to"`
-	Rate    int64         `db:"rate"`
-	Window  time.Duration `db:"window_size"` // 0: a concurrency limit
-	PerKey  bool          `db:"per_key"`
-	ByCost  bool          `db:"count_cost"`
+	Limit     string        `db:"limit_name"`
+	Version   int64         `db:"version"`
+	From      time.Time     `db:"in_force_from"`
+	To        *time.Time    `db:"in_force_to"`
+	Rate      int64         `db:"rate"`
+	Window    time.Duration `db:"window_size"` // 0: a concurrency limit
+	PerKey    bool          `db:"per_key"`
+	CountCost bool          `db:"count_cost"`
 }
 
 func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
@@ -120,7 +120,7 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 		return fmt.Errorf("read the limits' changes: %w", err)
 	}
 	for _, v := range versions {
-		args := []any{v.Limit, v.Window, v.From, v.To, v.PerKey, v.ByCost, v.Rate, violationsMost}
+		args := []any{v.Limit, v.Window, v.From, v.To, v.PerKey, v.CountCost, v.Rate, violationsMost}
 		use := LimitUse{Limit: v.Limit, Version: v.Version, From: v.From, Rate: v.Rate, Window: v.Window}
 		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:6]...).Scan(&use.Starts, &use.Most); err != nil {
 			return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)

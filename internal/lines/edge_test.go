@@ -37,24 +37,6 @@ func TestNamesThatAreTooLong(t *testing.T) {
 	}
 }
 
-// What was put into the news by Mend is named as the triggers name it.
-func TestMendNamesThatAreTooLong(t *testing.T) {
-	t.Parallel()
-	q := newQueue(t)
-	q.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`)
-	q.exec(`INSERT INTO call_queue (queue, key) VALUES ('q', (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)), ('q', 'k')`)
-	mended, err := lines.Mend(t.Context(), q.pool)
-	if want := (lines.Astray{Calls: 2}); mended != want || err != nil {
-		t.Fatalf("mended %+v, %v; want %+v", mended, err, want)
-	}
-	q.intake()
-	q.sound()
-	got := q.claim(9)
-	if want := []int64{1, 2}; !slices.Equal(slices.Sorted(slices.Values(got)), want) {
-		t.Errorf("claimed %v, want %v", got, want)
-	}
-}
-
 // A call without a beginning, which no time.Time holds, is the first of all, and keeps no other waiting.
 func TestDueSinceEver(t *testing.T) {
 	t.Parallel()

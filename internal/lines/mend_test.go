@@ -28,8 +28,8 @@ func TestMend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			q := newQueue(t)
-			q.exec(`INSERT INTO call_queues (name, version, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost, published_at, published_by)
-				VALUES ('q', 1, '{}', 3, '1 s', '1 s', '1 s', 'retry', now(), 'test')`)
+			q.exec(`INSERT INTO call_queues (name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+				VALUES ('q', '{}', 3, '1 s', '1 s', '1 s', 'retry')`)
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN n <= 600 THEN 'a' ELSE 'b' END FROM generate_series(1, 900) AS n`)
 			q.intake()
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 100)`)
@@ -63,6 +63,25 @@ func TestMend(t *testing.T) {
 				t.Errorf("all are claimed, and found %+v, %v", found, err)
 			}
 		})
+	}
+}
+
+// A name that no index takes in is cut, as the triggers cut it: else it would stop the sweep, or its queue.
+func TestMendLongNames(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`DO $$
+		DECLARE long text := (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 200) AS n);
+		BEGIN
+			SET LOCAL session_replication_role = replica;
+			INSERT INTO call_queue (queue, key, task) VALUES (long, 'a', 'http'), ('q', long, 'http'), ('q', 'a', long), ('q', 'a', 'http');
+		END $$`)
+	if mended, err := lines.Mend(t.Context(), q.pool); err != nil || mended.Calls != 4 {
+		t.Fatalf("mended %+v, %v, want 4 calls", mended, err)
+	}
+	q.intake()
+	if n := len(q.claim(10)); n != 2 {
+		t.Errorf("%d calls of queue q and task http come out, want 2", n)
 	}
 }
 

@@ -1,0 +1,35 @@
+package tasks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/callq/callq/internal/ledger"
+)
+
+// An outcome is tried until Postgres takes it; the log says once that it waits.
+func TestRecordSaysOnceThatItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var log bytes.Buffer
+		tries := 0
+		w := &Worker{log: slog.New(slog.NewTextHandler(&log, nil)), recording: ctx}
+		w.closings = ledger.NewBatch(1, nil, func(_ context.Context, closings []ledger.Closing) ([]struct{}, error) {
+			if tries++; tries < 10 {
+				return nil, errors.New("Postgres is away")
+			}
+			return make([]struct{}, len(closings)), nil
+		})
+		go w.closings.Run(ctx, 1)
+		w.record(ledger.Closing{CallID: 7, Attempt: 1})
+		cancel()
+		if n := strings.Count(log.String(), "outcome waits"); tries != 10 || n != 1 {
+			t.Errorf("%d tries, said %d times, want 10 and once:\n%s", tries, n, log.String())
+		}
+	})
+}
