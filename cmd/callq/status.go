@@ -21,7 +21,8 @@ func (p *program) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, workers and the oldest call on one screen",
 		Long: "Show queues, limits, workers and the oldest call on one screen; with --watch again and again, until Ctrl-C.\n" +
-			"With -o jsonl each is one line.",
+			"With -o jsonl each is one line. Of the calls that wait in a queue for one task those that were cancelled or\n" +
+			"deleted are not counted; where there are more than 10,000 they are, until claims have passed them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
