@@ -39,8 +39,9 @@ CREATE TABLE call_queue (
 -- Calls that may expire before they are claimed.
 CREATE INDEX call_queue_expires_idx ON call_queue (expires_at) WHERE expires_at IS NOT NULL;
 
--- Dead letters, newest last. failed_at is set only when a call fails for good.
-CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) WHERE failed_at IS NOT NULL;
+-- Dead letters, newest last, counted by queue without a look at the calls. failed_at is set only when a call
+-- fails for good.
+CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) INCLUDE (queue) WHERE failed_at IS NOT NULL;
 
 -- unique_key is set to NULL when the call ends, so that it is unique among unfinished calls.
 CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'default'), unique_key)

@@ -17,7 +17,11 @@ func (p *program) queuesCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				queues, err := readQueues(ctx, pool)
+				waiting, err := readWaiting(ctx, pool)
+				if err != nil {
+					return err
+				}
+				queues, err := readQueues(ctx, pool, waiting)
 				if err != nil {
 					return err
 				}

@@ -13,7 +13,6 @@ import (
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/lines"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -98,8 +97,13 @@ func (q queueRow) holds() string {
 	}.String()
 }
 
-func readQueues(ctx context.Context, db ledger.DB) ([]queueRow, error) {
-	queues, err := collect[queueRow](ctx, db, "read queues", queuesSQL)
+func readQueues(ctx context.Context, db ledger.DB, waiting []waitingRow) ([]queueRow, error) {
+	var names []string
+	var calls, due []int64
+	for _, w := range waiting {
+		names, calls, due = append(names, w.Queue), append(calls, w.Waiting), append(due, w.Due)
+	}
+	queues, err := collect[queueRow](ctx, db, "read queues", queuesSQL, names, calls, due)
 	if err != nil {
 		return nil, err
 	}
@@ -127,22 +131,6 @@ type workerRow struct {
 	BeatAt    time.Time `json:"beat_at" db:"beat_at"`
 }
 
-// taskRow is a task with calls that wait for a worker: one that handles it and, where their queue asks for a
-// label, carries that.
-type taskRow struct {
-	Task    string `json:"task" db:"task"`
-	Label   string `json:"label" db:"label"`
-	Waiting int64  `json:"waiting" db:"waiting"`
-}
-
-func (t taskRow) String() string {
-	who := "no live worker"
-	if t.Label != "" {
-		who += " that carries the label " + printable(short(t.Label))
-	}
-	return fmt.Sprintf("%s handles task %s: %d calls wait", who, printable(short(t.Task)), t.Waiting)
-}
-
 type oldestRow struct {
 	ID    int64     `json:"id" db:"id"`
 	Queue string    `json:"queue" db:"queue"`
@@ -159,14 +147,15 @@ func readStatus(ctx context.Context, pool *pgxpool.Pool) (*status, error) {
 		if err := tx.QueryRow(ctx, beginSQL).Scan(&s.At); err != nil {
 			return fmt.Errorf("read the clock: %w", err)
 		}
-		var err error
-		if s.Queues, err = readQueues(ctx, tx); err != nil {
+		waiting, err := readWaiting(ctx, tx)
+		if err != nil {
+			return err
+		}
+		s.Unhandled = unhandledOf(waiting)
+		if s.Queues, err = readQueues(ctx, tx, waiting); err != nil {
 			return err
 		}
 		if s.Workers, err = collect[workerRow](ctx, tx, "read workers", workersSQL); err != nil {
-			return err
-		}
-		if s.Unhandled, err = collect[taskRow](ctx, tx, "read tasks", unhandledSQL); err != nil {
 			return err
 		}
 		if s.Limits, err = readLimits(ctx, tx); err != nil {
@@ -194,16 +183,18 @@ func readOldest(ctx context.Context, tx pgx.Tx) (*oldestRow, error) {
 }
 
 // Failures are read through an index: what has ended well is not read, however much there is of it.
-var queuesSQL = `
-WITH` + lines.WaitingSQL("true") + `, of_queue AS (
-    SELECT queue AS name, sum(calls) AS waiting, sum(due) AS due FROM waiting GROUP BY 1
+const queuesSQL = `
+WITH waiting AS (
+    SELECT name, sum(calls) AS waiting, sum(due) AS due
+    FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w (name, calls, due)
+    GROUP BY 1
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
     FROM call_open GROUP BY 1
 ), failed AS (
     SELECT coalesce(queue, 'default') AS name, count(*) AS failed
-    FROM call_queue WHERE failed_at > (SELECT clock_timestamp() - interval '24 hours') GROUP BY 1
+    FROM call_queue WHERE failed_at > now() - interval '24 hours' GROUP BY 1
 )
 SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
     coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
@@ -213,7 +204,7 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limit
     coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
     coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost
 FROM call_queues q
-FULL JOIN of_queue w USING (name)
+FULL JOIN waiting w USING (name)
 FULL JOIN open o USING (name)
 FULL JOIN failed f USING (name)
 LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
@@ -230,15 +221,6 @@ FROM call_workers w
 LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
-
-var unhandledSQL = `
-WITH` + lines.WaitingSQL(lines.WithoutWorker) + `
-SELECT w.task, coalesce(q.on_label, '') AS label, sum(w.calls)::bigint AS waiting
-FROM waiting w
-LEFT JOIN call_queues q ON q.name = w.queue
-WHERE w.calls > 0
-GROUP BY 1, 2
-ORDER BY 1, 2`
 
 // The chunks are gone through from the oldest on, until one has a call that waits still.
 const oldestSQL = `
