@@ -26,14 +26,7 @@ type Scan struct {
 func Plan(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string) []Scan {
 	t.Helper()
 	sql, arguments := positional(t, sql)
-	config := pool.Config().ConnConfig.Copy()
-	for name, value := range settings {
-		config.RuntimeParams[name] = value
-	}
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := connect(t, pool, settings)
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	if _, err := conn.Exec(t.Context(), "PREPARE planned AS "+sql); err != nil {
 		t.Fatalf("%v\n%s", err, sql)
@@ -51,6 +44,20 @@ func Plan(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql stri
 		t.Fatal(err)
 	}
 	return plans[0].Plan.scans(nil, nil, false)
+}
+
+// connect opens a connection to the pool's database, with settings.
+func connect(t testing.TB, pool *pgxpool.Pool, settings map[string]string) *pgx.Conn {
+	t.Helper()
+	config := pool.Config().ConnConfig.Copy()
+	for name, value := range settings {
+		config.RuntimeParams[name] = value
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
 }
 
 // positional replaces @names by $1, …, and counts the arguments.

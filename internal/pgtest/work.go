@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -16,18 +15,11 @@ import (
 // whatever else the machine does. Arguments are literals of SQL.
 func Work(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string, args ...string) int {
 	t.Helper()
-	config := pool.Config().ConnConfig.Copy()
-	for name, value := range settings {
-		config.RuntimeParams[name] = value
-	}
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := connect(t, pool, settings)
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var text string
 	sql, _ = positional(t, sql)
-	_, err = conn.Exec(t.Context(), "PREPARE worked AS "+sql)
+	_, err := conn.Exec(t.Context(), "PREPARE worked AS "+sql)
 	if err == nil {
 		_, err = conn.Exec(t.Context(), "BEGIN")
 	}
