@@ -84,9 +84,8 @@ func (s *served) nextOf(key []*inLine, limits []lockedLimit, a limit.Admission, 
 	for _, line := range key {
 		for line.served < len(line.calls) {
 			c := line.calls[line.served]
-			if i, exceeds := a.Exceeds(c.Cost); exceeds && c.Refusal == nil {
-				reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name,
-					limit.Rate{Units: limits[i].Rate, Window: limits[i].Window})
+			if i, exceeds := a.Exceeds(line.Key, c.Cost); exceeds && c.Refusal == nil {
+				reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name, limits[i].rate())
 				c.Refusal = &reason
 			}
 			if c.Refusal == nil {

@@ -24,7 +24,7 @@ func TestServe(t *testing.T) {
 		c.Refusal = &wrong
 		return c
 	}
-	all := func(n int64) limit.Quota { return limit.Quota{Rate: 100, Room: map[string]int64{"": n}} }
+	all := func(n int64) limit.Quota { return limit.Quota{Most: 100, Room: map[string]int64{"": n}} }
 	cases := []struct {
 		name       string
 		candidates []candidate
@@ -54,7 +54,7 @@ func TestServe(t *testing.T) {
 		{
 			"small calls do not pass a large one",
 			[]candidate{call(1, "x", 60), call(2, "x", 50), call(3, "y", 10), call(4, "y", 1)},
-			limit.Admission{{Rate: 100, CountCost: true, Room: map[string]int64{"": 100}}},
+			limit.Admission{{Most: 100, CountCost: true, Room: map[string]int64{"": 100}}},
 			9,
 			[]int64{1, 3},
 			nil, &held{"x", 50, 5}, nil, "y",
@@ -62,7 +62,7 @@ func TestServe(t *testing.T) {
 		{
 			"a key without room keeps nobody else",
 			[]candidate{call(1, "x", 1), call(2, "y", 1), call(3, "y", 1)},
-			limit.Admission{{Rate: 100, PerKey: true, Room: map[string]int64{"x": 0, "y": 2}}},
+			limit.Admission{{Most: 100, PerKey: true, Room: map[string]int64{"x": 0, "y": 2}}},
 			9,
 			[]int64{2, 3},
 			nil, nil,
@@ -72,7 +72,7 @@ func TestServe(t *testing.T) {
 		{
 			"what is wrong is passed by",
 			[]candidate{wrongly(call(1, "x", 1)), call(2, "x", 1), other(call(3, "x", 1), 5, "nobody's"), call(4, "x", 101)},
-			limit.Admission{{Rate: 100, CountCost: true, Room: map[string]int64{"": 100}}},
+			limit.Admission{{Most: 100, CountCost: true, Room: map[string]int64{"": 100}}},
 			9,
 			[]int64{2},
 			[]int64{1, 4},

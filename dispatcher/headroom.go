@@ -37,18 +37,30 @@ var errClockSetBack = errors.New("the clock of Postgres was set back within a cl
 // limits' locks.
 func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []string, from int64, now time.Time) (*headroom, error) {
 	h := &headroom{limits: limits, now: now, next: map[limitKey]time.Time{}}
+	own, err := overridesOf(ctx, tx, limits, keys)
+	if err != nil {
+		return nil, err
+	}
 	var names, ofKeys []string
 	var since []time.Time
 	uses := map[limitKey]limit.Use{}
+	buckets := false
 	for _, l := range limits {
 		of := []string{""}
 		if l.PerKey {
 			of = keys
 		}
+		rate, gained := l.rate(), d.gained(l, now)
+		counts := rate.Since(now, gained)
+		buckets = buckets || rate.Algorithm == limit.TokenBucket
 		for _, key := range of {
-			names, ofKeys = append(names, l.Name), append(ofKeys, key)
-			since = append(since, now.Add(-l.Window-limit.Margin(l.Window)-d.gained(l, now)))
-			uses[limitKey{l.Name, key}] = limit.Use{Rate: l.Rate, Window: l.Window}
+			names, ofKeys, since = append(names, l.Name), append(ofKeys, key), append(since, counts)
+			if o, is := own[limitKey{l.Name, key}]; is {
+				rate.Units = o.Units
+			} else {
+				rate.Units = l.Units
+			}
+			uses[limitKey{l.Name, key}] = limit.Use{Rate: rate}
 		}
 	}
 	if len(names) == 0 {
@@ -76,18 +88,30 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		}
 		uses[limitKey{c.Name, c.Key}] = use
 	}
+	if buckets {
+		if err := readCharges(ctx, tx, limits, names, ofKeys, since, from, now, uses); err != nil {
+			return nil, err
+		}
+	}
 	for _, l := range limits {
 		// Neither an operator's lower rate nor one that live processes do not agree on fails a call.
-		q := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Rate: l.MostCost, Room: map[string]int64{}}
+		q := limit.Quota{
+			PerKey: l.PerKey, CountCost: l.CountCost, Most: max(l.MostCost, l.rate().Most()),
+			MostOf: map[string]int64{}, Room: map[string]int64{},
+		}
 		h.Admission = append(h.Admission, q)
 	}
 	for i := range names {
 		of := limitKey{names[i], ofKeys[i]}
 		for j, l := range limits {
-			if l.Name == of.limit {
-				h.Admission[j].Room[of.key] = uses[of].Room()
-				h.next[of] = uses[of].NextLook(now, d.gained(l, now))
+			if l.Name != of.limit {
+				continue
 			}
+			if o, is := own[of]; is {
+				h.Admission[j].MostOf[of.key] = max(o.Most, uses[of].Rate.Most())
+			}
+			h.Admission[j].Room[of.key] = uses[of].Room(now, d.gained(l, now))
+			h.next[of] = uses[of].NextLook(now, d.gained(l, now))
 		}
 	}
 	return h, nil
@@ -131,14 +155,19 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // snapshot of its own: a closing that commits between two readings would be missed by both. An
 // attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
 // as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
-// is the key that is asked about (empty where the limit is not per key), $3 is the limit's now - W - margin:
-// what has a later until still counts; $4 is the batch from which on attempts are open. Buckets are
+// is the key that is asked about (empty where the limit is not per key), $3 is since when it counts, which is
+// what has a later until (limit.Rate.Since); $4 is the batch from which on attempts are open. Buckets are
 // labelled with their end. The unit of an open attempt can come free from its start on where that
 // bounds it; else its until is yet to come, and so is when it comes free.
 //
 // Each open attempt is read once, however many keys are asked about (TestOccupiedIsLinear): Settings leave
 // joins only nested loops, but IN within another condition is looked up in a hash.
-const occupiedSQL = `
+const occupiedSQL = unitsSQL + `
+SELECT name, key, sum(cost)::bigint AS occupied, min(freed_at) AS freed_at, clock_timestamp() AS at
+FROM units
+GROUP BY name, key`
+
+const unitsSQL = `
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
 ), rules AS MATERIALIZED (
@@ -158,14 +187,12 @@ WITH asked AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT * FROM rules WHERE name = u.name LIMIT 1) l
     WHERE o.batch >= $4 AND o.limits && (SELECT array_agg(name) FROM rules)
       AND ((u.name, u.key) IN (SELECT name, key FROM asked)) IS TRUE
-)
-SELECT name, key, sum(cost)::bigint AS occupied, min(freed_at) AS freed_at, clock_timestamp() AS at
-FROM (
-    SELECT name, key, 0 AS cost, NULL::timestamptz AS freed_at FROM asked
+), units AS (
+    SELECT name, key, 0 AS cost, NULL::timestamptz AS freed_at, NULL::timestamptz AS until FROM asked
     UNION ALL
-    SELECT name, key, cost, bounded_from FROM open WHERE bounded_from IS NULL OR until > since
+    SELECT name, key, cost, bounded_from, CASE WHEN bounded_from IS NULL THEN 'infinity' ELSE until END FROM open
+    WHERE bounded_from IS NULL OR until > since
     UNION ALL
-    SELECT a.name, a.key, u.used, u.bucket
+    SELECT a.name, a.key, u.used, u.bucket, u.bucket
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
-) units
-GROUP BY name, key`
+)`

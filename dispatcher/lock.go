@@ -14,17 +14,23 @@ import (
 // lockedLimit is a limit's row as read under its lock.
 type lockedLimit struct {
 	Name          string        `db:"name"`
-	Rate          int64         `db:"rate"`
+	Units         int64         `db:"rate"`
 	Window        time.Duration `db:"window_size"` // 0: a concurrency limit
+	Shape         limit.Shape   `db:"shape"`
 	PerKey        bool          `db:"per_key"`
+	Overrides     bool          `db:"overrides"` // some keys have another rate
 	CountCost     bool          `db:"count_cost"`
-	MostCost      int64         `db:"most_cost"` // of a call; dearer ones can never be made
+	MostCost      int64         `db:"most_cost"` // of a call, by what is published; dearer ones can never be made
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
 	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
 	Epoch         string        `db:"epoch"`
 	ShutUntil     *time.Time    `db:"shut_until"`
 	CompleteSince *time.Time    `db:"complete_since"`
+}
+
+func (l lockedLimit) rate() limit.Rate {
+	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}
 }
 
 // lockedQueue is a queue's row and those of its limits, as read under their locks.
@@ -83,7 +89,7 @@ const lockQueueSQL = `SELECT limits, on_label, served_key FROM call_queues WHERE
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, per_key, count_cost, greatest(rate, most_cost) AS most_cost, slack, send_within, epoch, shut_until, complete_since,
+SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, most_cost, slack, send_within, epoch, shut_until, complete_since,
     slack + greatest(send_within, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -83,18 +84,45 @@ type queueRow struct {
 }
 
 type limitRow struct {
-	Name         string         `db:"name"`
-	Rate         int64          `db:"rate"`
-	Window       time.Duration  `db:"window_size"`
-	PerKey       bool           `db:"per_key"`
-	CountCost    bool           `db:"count_cost"`
-	Anchor       string         `db:"anchor"`
-	Slack        time.Duration  `db:"slack"`
-	SendWithin   time.Duration  `db:"send_within"`
-	Queues       []string       `db:"queues"`
-	ConfigRate   *int64         `db:"config_rate"` // while an operator has set another
-	ConfigWindow *time.Duration `db:"config_window"`
-	MostCost     int64          `db:"most_cost"`
+	Name          string           `db:"name"`
+	Units         int64            `db:"rate"`
+	Window        time.Duration    `db:"window_size"`
+	Shape         limit.Shape      `db:"shape"`
+	PerKey        bool             `db:"per_key"`
+	Overrides     map[string]int64 `db:"overrides"`
+	CountCost     bool             `db:"count_cost"`
+	Anchor        string           `db:"anchor"`
+	Slack         time.Duration    `db:"slack"`
+	SendWithin    time.Duration    `db:"send_within"`
+	Queues        []string         `db:"queues"`
+	ConfigRate    *int64           `db:"config_rate"` // while an operator has set another
+	ConfigWindow  *time.Duration   `db:"config_window"`
+	ConfigShape   *limit.Shape     `db:"config_shape"`
+	MostCost      int64            `db:"most_cost"`
+	MostOverrides map[string]int64 `db:"most_overrides"`
+}
+
+func (row limitRow) rate() limit.Rate {
+	return limit.Rate{Units: row.Units, Window: row.Window, Shape: row.Shape}
+}
+
+func (row *limitRow) setRate(r limit.Rate) {
+	row.Units, row.Window, row.Shape = r.Units, r.Window, r.Shape
+}
+
+// config is the rate of the configuration, while an operator has set another; else nil.
+func (row limitRow) config() *limit.Rate {
+	if row.ConfigRate == nil || row.ConfigWindow == nil || row.ConfigShape == nil {
+		return nil
+	}
+	return &limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow, Shape: *row.ConfigShape}
+}
+
+func (row *limitRow) setConfig(r *limit.Rate) {
+	row.ConfigRate, row.ConfigWindow, row.ConfigShape = nil, nil, nil
+	if r != nil {
+		row.ConfigRate, row.ConfigWindow, row.ConfigShape = &r.Units, &r.Window, &r.Shape
+	}
 }
 
 // bring brings what is in force to what holds. It needs the publishers' lock.
@@ -132,8 +160,8 @@ const queueRowsSQL = `
 SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
 
 const limitRowsSQL = `
-SELECT name, rate, window_size, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
-    config_rate, config_window, most_cost
+SELECT name, rate, window_size, shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
+    config_rate, config_window, config_shape, most_cost, most_overrides
 FROM call_limits ORDER BY name`
 
 // publishQueues writes the queues in name order, before any limit: the order of the claim.
@@ -201,19 +229,20 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 		was, known := old[l.Name]
 		delete(old, l.Name)
 		now := limitRow{
-			Name: l.Name, Rate: l.Rate.Units, Window: l.Rate.Window, PerKey: l.PerKey, CountCost: l.CountCost,
+			Name: l.Name, PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
 			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Queues: p.holds.queuesOf(l.Name),
-			MostCost: p.holds.mostCost[l.Name],
+			MostCost: p.holds.mostCost[l.Name], MostOverrides: p.holds.mostOverrides[l.Name],
 		}
+		now.setRate(l.Rate)
 		if !known {
 			if err := p.change(ctx, nil, now); err != nil {
 				return err
 			}
 			continue
 		}
-		if was.ConfigRate != nil && (was.Window == 0) == (now.Window == 0) { // what an operator has set stays
-			now.ConfigRate, now.ConfigWindow = &l.Rate.Units, &l.Rate.Window
-			now.Rate, now.Window = was.Rate, was.Window
+		if was.config() != nil && was.config().Comparable(l.Rate) && now.overridesFit(was.rate()) { // what an operator has set stays
+			now.setConfig(&l.Rate)
+			now.setRate(was.rate())
 		}
 		if err := p.change(ctx, &was, now); err != nil {
 			return err
@@ -251,39 +280,65 @@ func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) e
 
 // noteMostCost writes down what a call may cost, where nothing else is new: it is of no version.
 func (p *publication) noteMostCost(ctx context.Context, was, now limitRow) error {
-	if was.MostCost == now.MostCost {
+	if was.MostCost == now.MostCost && maps.Equal(was.MostOverrides, now.MostOverrides) {
 		return nil
 	}
-	if _, err := p.tx.Exec(ctx, mostCostSQL, now.Name, now.MostCost); err != nil {
+	if _, err := p.tx.Exec(ctx, mostCostSQL, now.Name, now.MostCost, given(now.MostOverrides)); err != nil {
 		return fmt.Errorf("write limit %q: %w", now.Name, err)
 	}
 	return nil
 }
 
-const mostCostSQL = `UPDATE call_limits SET most_cost = $2 WHERE name = $1`
+const mostCostSQL = `UPDATE call_limits SET most_cost = $2, most_overrides = $3 WHERE name = $1`
+
+// given is m as jsonb takes it: {} where there is none.
+func given(m map[string]int64) map[string]int64 {
+	if m == nil {
+		return map[string]int64{}
+	}
+	return m
+}
 
 func (row limitRow) String() string {
 	text := LimitRule{
-		Rate: limit.Rate{Units: row.Rate, Window: row.Window}, PerKey: row.PerKey, CountCost: row.CountCost,
+		Rate: row.rate(), PerKey: row.PerKey, Overrides: row.Overrides, CountCost: row.CountCost,
 		Anchor: limit.Anchor(row.Anchor), Slack: row.Slack, SendWithin: row.SendWithin,
 	}.String()
-	if row.ConfigRate != nil {
-		text += fmt.Sprintf(" (set; config: %s)", limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow})
+	if config := row.config(); config != nil {
+		text += fmt.Sprintf(" (set; config: %s)", config)
 	}
 	return text
 }
 
 func (row limitRow) equal(other limitRow) bool {
-	return row.Rate == other.Rate && row.onlyRaised(other) &&
-		same(row.ConfigRate, other.ConfigRate) && same(row.ConfigWindow, other.ConfigWindow)
+	return row.rate() == other.rate() && maps.Equal(row.Overrides, other.Overrides) && row.onlyRaised(other) &&
+		same(row.config(), other.config())
 }
 
 func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // onlyRaised says whether now differs from row in nothing but a rate that is not lower.
 func (row limitRow) onlyRaised(now limitRow) bool {
-	return now.Rate >= row.Rate && now.Window == row.Window && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
+	for _, key := range slices.Concat(slices.Collect(maps.Keys(row.Overrides)), slices.Collect(maps.Keys(now.Overrides))) {
+		if now.unitsOf(key) < row.unitsOf(key) {
+			return false
+		}
+	}
+	return now.rate().AtLeast(row.rate()) && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
 		now.Anchor == row.Anchor && now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
+}
+
+// unitsOf is what a key has in a window.
+func (row limitRow) unitsOf(key string) int64 {
+	if units, own := row.Overrides[key]; own {
+		return units
+	}
+	return row.Units
+}
+
+// overridesFit says whether the keys' own units, which are of the row's window, are of that of r too.
+func (row limitRow) overridesFit(r limit.Rate) bool {
+	return len(row.Overrides) == 0 || row.rate().Span() == r.Span()
 }
 
 // reachesShort says whether the usage kept for row may lack what now must count: a longer window,
@@ -295,9 +350,11 @@ func (row limitRow) reachesShort(now limitRow) bool {
 
 func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error {
 	_, err := p.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
-		"name": l.Name, "rate": l.Rate, "window": l.Window, "per_key": l.PerKey, "count_cost": l.CountCost,
+		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.rate().Bucket(),
+		"per_key": l.PerKey, "overrides": given(l.Overrides), "count_cost": l.CountCost,
 		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "queues": l.Queues,
-		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "most_cost": l.MostCost, "by": p.by, "shut": shut,
+		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
+		"most_cost": l.MostCost, "most_overrides": given(l.MostOverrides), "by": p.by, "shut": shut,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -307,17 +364,21 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 
 // published_at is read once the row's lock is held: claims under the former rules were before it.
 const putLimitSQL = `
-INSERT INTO call_limits AS l (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues,
-    config_rate, config_window, most_cost, published_at, published_by, complete_since, epoch)
-SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @per_key::boolean, @count_cost::boolean, nullif(@anchor, ''),
-    @slack::interval, @send_within::interval, @queues::text[], @config_rate::bigint, @config_window::interval,
-    @most_cost, clock_timestamp(), @by, NULL, callq_epoch()
+INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
+    slack, send_within, queues, config_rate, config_window, config_shape, most_cost, most_overrides,
+    published_at, published_by, complete_since, epoch)
+SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
+    @per_key::boolean, @overrides::jsonb, @count_cost::boolean, nullif(@anchor, ''),
+    @slack::interval, @send_within::interval, @queues::text[], @config_rate::bigint, @config_window::interval, @config_shape::jsonb,
+    @most_cost, @most_overrides::jsonb, clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_changes c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
-SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size,
-    per_key = excluded.per_key, count_cost = excluded.count_cost,
-    config_rate = excluded.config_rate, config_window = excluded.config_window, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
-    queues = excluded.queues, most_cost = excluded.most_cost, published_at = clock_timestamp(), published_by = excluded.published_by,
+SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
+    bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides, count_cost = excluded.count_cost,
+    config_rate = excluded.config_rate, config_window = excluded.config_window, config_shape = excluded.config_shape,
+    anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, queues = excluded.queues,
+    most_cost = excluded.most_cost, most_overrides = excluded.most_overrides,
+    published_at = clock_timestamp(), published_by = excluded.published_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END`
 
 const dropLimitSQL = `
@@ -380,9 +441,9 @@ func (p *publication) record(ctx context.Context) error {
 }
 
 const recordSQL = `
-INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, per_key, count_cost, anchor, slack,
-    send_within, queues, published_by)
-SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, per_key, count_cost, anchor, slack,
-    send_within, queues, published_by
+INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, shape, per_key, overrides, count_cost,
+    anchor, slack, send_within, queues, published_by)
+SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, shape, per_key, overrides, count_cost,
+    anchor, slack, send_within, queues, published_by
 FROM call_limits
 WHERE name = ANY($1) OR name = ANY($2)`

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -21,11 +22,12 @@ type Rules struct {
 type LimitRule struct {
 	Name       string
 	Rate       limit.Rate
-	PerKey     bool          // each key has that rate, not all together
-	CountCost  bool          // a call takes its cost, not 1
-	Anchor     limit.Anchor  // empty: start for the http task, finish for other tasks
-	Slack      time.Duration // how long a request may travel; 0: derived from the window
-	SendWithin time.Duration // how long a worker may take to send; 0: derived from the window
+	PerKey     bool             // each key has that rate, not all together
+	Overrides  map[string]int64 `json:",omitempty"` // keys that have so many units instead, in the same window
+	CountCost  bool             // a call takes its cost, not 1
+	Anchor     limit.Anchor     // empty: start for the http task, finish for other tasks
+	Slack      time.Duration    // how long a request may travel; 0: derived from the window
+	SendWithin time.Duration    // how long a worker may take to send; 0: derived from the window
 }
 
 // QueueRule is a queue: the limits its calls use, and how they are retried.
@@ -44,6 +46,9 @@ func (l LimitRule) String() string {
 	text := l.Rate.String()
 	if l.PerKey {
 		text += ", per key"
+	}
+	for _, key := range slices.Sorted(maps.Keys(l.Overrides)) {
+		text += fmt.Sprintf(", %s %d", key, l.Overrides[key])
 	}
 	if l.CountCost {
 		text += ", by cost"
@@ -83,12 +88,20 @@ func (r *Rules) check() error {
 			}
 			l.Anchor = limit.AnchorFinish
 		}
+		if bucket := l.Rate.Algorithm == limit.TokenBucket || l.Rate.Algorithm == limit.LeakyBucket; len(l.Overrides) > 0 && (!l.PerKey || bucket) {
+			return fmt.Errorf("limit %q: overrides are of limits per key, and not of buckets", l.Name)
+		}
+		for key, units := range l.Overrides {
+			if units < 1 {
+				return fmt.Errorf("limit %q: the override of key %q allows nothing", l.Name, key)
+			}
+		}
 		known[l.Name] = true
 		if l.Slack == 0 {
-			l.Slack = limit.DefaultSlack(l.Rate.Window)
+			l.Slack = limit.DefaultSlack(l.Rate.Span())
 		}
 		if l.SendWithin == 0 {
-			l.SendWithin = limit.DefaultSendWithin(l.Rate.Window)
+			l.SendWithin = limit.DefaultSendWithin(l.Rate.Span())
 		}
 		l.Rate.Window, l.Slack, l.SendWithin = storable(l.Rate.Window), storable(l.Slack), storable(l.SendWithin)
 	}

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -24,20 +25,38 @@ func (e KindError) Error() string {
 	return fmt.Sprintf("%s is %s: set a rate, such as 100/1h", e.Name, e.Is)
 }
 
+// SettingError says that a rate is none that the limit could have.
+type SettingError struct {
+	Name string
+	Is   limit.Rate // in force
+	Why  error
+}
+
+func (e SettingError) Error() string { return fmt.Sprintf("%s is %s: %s", e.Name, e.Is, e.Why) }
+
+func (e SettingError) Unwrap() error { return e.Why }
+
 // SetLimit puts a rate in force instead of the config's, until ResetLimit. What was claimed under a
 // higher one and has not started is recalled: once it returns, nothing starts beyond the new rate. It
 // says, a line each, what changed; by is who, for the audit. The error is ledger.ErrUnknown where there
 // is no such limit.
 func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
 	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
-		if (l.Window == 0) != (rate.Window == 0) {
-			return l, KindError{name, limit.Rate{Units: l.Rate, Window: l.Window}}
+		is := l.rate()
+		if (is.Window == 0) != (rate.Window == 0 && rate.Period == "") {
+			return l, KindError{name, is}
 		}
-		if l.ConfigRate == nil {
-			units, window := l.Rate, l.Window
-			l.ConfigRate, l.ConfigWindow = &units, &window
+		now, err := is.Set(rate)
+		if err != nil {
+			return l, SettingError{name, is, err}
 		}
-		l.Rate, l.Window = rate.Units, rate.Window
+		if !l.overridesFit(now) {
+			return l, SettingError{name, is, errors.New("keys have units of their own in its window: set a rate of the same window, or change the overrides in the configuration")}
+		}
+		if l.config() == nil {
+			l.setConfig(&is)
+		}
+		l.setRate(now)
 		return l, nil
 	})
 }
@@ -45,9 +64,9 @@ func SetLimit(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 // ResetLimit puts the config's rate in force again.
 func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
 	return changeLimit(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
-		if l.ConfigRate != nil {
-			l.Rate, l.Window = *l.ConfigRate, *l.ConfigWindow
-			l.ConfigRate, l.ConfigWindow = nil, nil
+		if config := l.config(); config != nil {
+			l.setRate(*config)
+			l.setConfig(nil)
 		}
 		return l, nil
 	})

@@ -22,7 +22,7 @@ type Published struct {
 }
 
 // ConflictError says that two processes publish a limit of one name of which neither is the
-// stricter: so many in a window, and so many at once.
+// stricter: so many in a window, and so many at once, or in windows of other kinds.
 type ConflictError struct {
 	Limit string
 	By    [2]string
@@ -30,7 +30,7 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("limit %q is %s to %s and %s to %s: of a rate and a concurrency neither is the stricter; give one of them "+
+	return fmt.Sprintf("limit %q is %s to %s and %s to %s, of which neither is the stricter; give one of them "+
 		"another name, and both hold, or end the other process first (one that was killed counts for up to %s)",
 		e.Limit, e.Rate[0], e.By[0], e.Rate[1], e.By[1], forgetAfter)
 }
@@ -40,7 +40,8 @@ type inForce struct {
 	Rules
 	// mostCost is, by limit, what a call may cost under the widest of the rules that it was made of:
 	// what no process would ever let through may fail, what another would let through waits.
-	mostCost map[string]int64
+	mostCost      map[string]int64
+	mostOverrides map[string]map[string]int64 // the same of keys that have another rate
 }
 
 // stricter is what holds of rules that are published together. Where it is kept each of them is
@@ -52,7 +53,7 @@ func stricter(all []Published) (inForce, error) {
 	by := map[string]string{} // limit to the first that publishes it
 	for _, p := range all {
 		for _, l := range p.Rules.Limits {
-			if others := limits[l.Name]; len(others) > 0 && (others[0].Rate.Window == 0) != (l.Rate.Window == 0) {
+			if others := limits[l.Name]; len(others) > 0 && !others[0].Rate.Comparable(l.Rate) {
 				return inForce{}, &ConflictError{Limit: l.Name, By: [2]string{by[l.Name], p.By}, Rate: [2]limit.Rate{others[0].Rate, l.Rate}}
 			} else if len(others) == 0 {
 				by[l.Name] = p.By
@@ -67,6 +68,13 @@ func stricter(all []Published) (inForce, error) {
 	h := inForce{mostCost: map[string]int64{}}
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		l, mostCost := strictest(limits[name])
+		var most map[string]int64
+		if l.Overrides, most = strictestOverrides(limits[name], l); most != nil {
+			if h.mostOverrides == nil {
+				h.mostOverrides = map[string]map[string]int64{}
+			}
+			h.mostOverrides[name] = most
+		}
 		h.Limits = append(h.Limits, l)
 		h.mostCost[name] = mostCost
 	}
@@ -90,19 +98,47 @@ func stricter(all []Published) (inForce, error) {
 func strictest(rules []LimitRule) (l LimitRule, mostCost int64) {
 	l = rules[0]
 	for _, r := range rules {
-		l.Rate = limit.Rate{Units: min(l.Rate.Units, r.Rate.Units), Window: max(l.Rate.Window, r.Rate.Window)}
+		l.Rate = l.Rate.Stricter(r.Rate)
 		l.PerKey = l.PerKey && r.PerKey
 		l.CountCost = l.CountCost || r.CountCost
 		l.Anchor = slices.MaxFunc([]limit.Anchor{l.Anchor, r.Anchor}, laterAnchor)
 		l.Slack = max(l.Slack, r.Slack)
 		l.SendWithin = min(l.SendWithin, r.SendWithin)
 		if r.CountCost {
-			mostCost = max(mostCost, r.Rate.Units)
+			mostCost = max(mostCost, r.Rate.Most())
 		} else {
 			mostCost = math.MaxInt64
 		}
 	}
 	return l, mostCost
+}
+
+// strictestOverrides are the fewest units that any of the rules gives a key which has units of its own in one of
+// them, where those are not what all keys have; and the most that a call of it may cost.
+func strictestOverrides(rules []LimitRule, holds LimitRule) (units, most map[string]int64) {
+	for _, r := range rules {
+		for key := range r.Overrides {
+			if !holds.PerKey {
+				return nil, nil
+			}
+			if units == nil {
+				units, most = map[string]int64{}, map[string]int64{}
+			}
+			units[key], most[key] = math.MaxInt64, 0
+			for _, other := range rules {
+				own, is := other.Overrides[key]
+				if !is {
+					own = other.Rate.Units
+				}
+				units[key] = min(units[key], own)
+				if !other.CountCost {
+					own = math.MaxInt64
+				}
+				most[key] = max(most[key], own)
+			}
+		}
+	}
+	return units, most
 }
 
 // laterAnchor orders anchors by how late a request may still be on its way. Without one it is the

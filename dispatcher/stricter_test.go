@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -54,7 +55,7 @@ func TestStricterLimit(t *testing.T) {
 	for _, c := range cases {
 		for _, order := range [][]LimitRule{{c.a, c.b}, {c.b, c.a}} {
 			got, most := strictest(order)
-			if got != c.want || most != c.most {
+			if !reflect.DeepEqual(got, c.want) || most != c.most {
 				t.Errorf("%s: of %v it is %v, at most %d a call, want %v, %d", c.name, order, got, most, c.want, c.most)
 			}
 		}

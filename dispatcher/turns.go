@@ -39,7 +39,7 @@ func (t turns) take(queue string, limits []lockedLimit, s shortage, now time.Tim
 		if !s.of[l.Name] && !has {
 			continue
 		}
-		if l.Window == 0 && s.wait <= turnFor || l.Window > 0 && s.wait <= 2*l.Window && !s.ofSlots {
+		if l.Window == 0 && s.wait <= turnFor || l.Window > 0 && s.wait <= 2*l.rate().Span() && !s.ofSlots {
 			t[l.Name] = turn{queue, now.Add(turnFor)}
 		} else if has {
 			delete(t, l.Name)
@@ -87,7 +87,7 @@ func (h *headroom) short(c held) shortage {
 		shared++
 		units, wait := int64(1), h.next[limitKey{l.Name, ""}].Sub(h.now)
 		if l.CountCost {
-			units, wait = c.cost, l.Window
+			units, wait = c.cost, l.rate().Span()
 			shared++ // one alone may be enough
 		}
 		switch {

@@ -8,8 +8,11 @@ CREATE TABLE call_limits (
     name           text        PRIMARY KEY,
     version        bigint      NOT NULL,
     rate           bigint      NOT NULL, -- units per window
-    window_size    interval    NOT NULL, -- 0: rate is how many may run at once
+    window_size    interval    NOT NULL, -- for how long a unit counts, at most; 0: rate is how many may run at once
+    shape          jsonb       NOT NULL DEFAULT '{}', -- the algorithm and what it needs; {}: a sliding window
+    bucket_width   interval,   -- of call_usage; NULL: window_size / 200
     per_key        boolean     NOT NULL DEFAULT false, -- each key has a rate of its own
+    overrides      jsonb       NOT NULL DEFAULT '{}', -- keys that have another rate: units
     count_cost     boolean     NOT NULL DEFAULT false, -- a call takes its cost, not 1
     anchor         text,       -- NULL: start for the http task, finish for handlers of one's own
     slack          interval    NOT NULL,
@@ -25,8 +28,10 @@ CREATE TABLE call_limits (
     -- What the config says, while an operator's `limits set` is in force instead; else NULL.
     config_rate    bigint,
     config_window  interval,
+    config_shape   jsonb,
     -- What a call may cost under the widest rule that a live process publishes: dearer ones fail.
-    most_cost      bigint      NOT NULL DEFAULT 0
+    most_cost      bigint      NOT NULL DEFAULT 0,
+    most_overrides jsonb       NOT NULL DEFAULT '{}' -- the same of keys that have another rate
 ) WITH (fillfactor = 50);
 
 -- Every version of every limit, for the audit and for verify.
@@ -36,7 +41,9 @@ CREATE TABLE call_limit_changes (
     in_force_from timestamptz NOT NULL,
     rate          bigint,     -- NULL: the limit was taken away
     window_size   interval,
+    shape         jsonb       NOT NULL DEFAULT '{}',
     per_key       boolean     NOT NULL DEFAULT false,
+    overrides     jsonb       NOT NULL DEFAULT '{}',
     count_cost    boolean     NOT NULL DEFAULT false,
     anchor        text,
     slack         interval,

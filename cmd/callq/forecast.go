@@ -127,8 +127,7 @@ func (l limitRow) forecast(d demand) forecast {
 	switch {
 	case units == 0:
 	case l.Window > 0: // the first window has room for what is not occupied
-		use := limit.Use{Rate: l.Units, Window: l.Window, Occupied: l.Occupied}
-		lasts = l.busyFor(units-float64(use.Room()), d.Now)
+		lasts = l.busyFor(units-float64(l.Room), d.Now)
 	case d.Seconds == nil:
 		f.State = "no call of its queues ended within a day"
 		return f
@@ -144,18 +143,22 @@ func (l limitRow) forecast(d demand) forecast {
 }
 
 // busyFor is how long it takes until so many units came free: whole windows, and of the last one its share,
-// though not less than until the first of what is occupied comes free.
+// though not less than until the first of what is occupied comes free. A window of the calendar lets all of its
+// units through at its begin.
 func (l limitRow) busyFor(units float64, now *time.Time) time.Duration {
 	if units <= 0 {
 		return 0
 	}
 	windows := math.Ceil(units/float64(l.Units)) - 1
-	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * float64(l.Window))
-	if l.FreedAt != nil && now != nil {
-		use := limit.Use{Window: l.Window, Freed: *l.FreedAt}
-		last = max(last, use.NextLook(*l.FreedAt, 0).Sub(*now))
+	span := float64(l.rate().Span())
+	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * span)
+	if l.next != nil && now != nil {
+		first := l.next.Sub(*now)
+		if last = max(last, first); l.Shape.Algorithm == limit.FixedWindow {
+			last = first
+		}
 	}
-	return time.Duration(windows*float64(l.Window)) + last
+	return time.Duration(windows*span) + last
 }
 
 // What ended last is looked at for cost and time.

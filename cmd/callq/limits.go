@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,21 +93,23 @@ func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string
 
 // limitRow is a limit in force.
 type limitRow struct {
-	Name       string        `json:"name" db:"name"`
-	Rate       string        `json:"rate" db:"-"`
-	Units      int64         `json:"units" db:"rate"`
-	Window     time.Duration `json:"window_ns" db:"window_size"` // 0: units at once
-	PerKey     bool          `json:"per_key" db:"per_key"`
-	CountCost  bool          `json:"count_cost" db:"count_cost"`
-	Config     *string       `json:"config" db:"-"` // the config's rate, where an operator has set another
-	Queues     []string      `json:"queues" db:"queues"`
-	Occupied   int64         `json:"occupied" db:"occupied"` // approximate; of the key that uses most
-	Room       int64         `json:"room" db:"-"`
-	State      string        `json:"state" db:"state"`
-	ShutUntil  *time.Time    `json:"shut_until" db:"shut_until"`
-	PausedKeys int64         `json:"paused_keys" db:"paused_keys"` // that are paused alone
-	ChangedAt  time.Time     `json:"changed_at" db:"published_at"`
-	ChangedBy  string        `json:"changed_by" db:"published_by"`
+	Name       string           `json:"name" db:"name"`
+	Rate       string           `json:"rate" db:"-"`
+	Units      int64            `json:"units" db:"rate"`
+	Window     time.Duration    `json:"window_ns" db:"window_size"` // 0: units at once
+	Shape      limit.Shape      `json:"shape" db:"shape"`           // {}: a sliding window
+	PerKey     bool             `json:"per_key" db:"per_key"`
+	Overrides  map[string]int64 `json:"overrides" db:"overrides"` // keys that have other units
+	CountCost  bool             `json:"count_cost" db:"count_cost"`
+	Config     *string          `json:"config" db:"-"` // the config's rate, where an operator has set another
+	Queues     []string         `json:"queues" db:"queues"`
+	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most
+	Room       int64            `json:"room" db:"-"`
+	State      string           `json:"state" db:"state"`
+	ShutUntil  *time.Time       `json:"shut_until" db:"shut_until"`
+	PausedKeys int64            `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	ChangedAt  time.Time        `json:"changed_at" db:"published_at"`
+	ChangedBy  string           `json:"changed_by" db:"published_by"`
 
 	// OpensAt is about when the next unit comes free; nil: there is room, or nobody knows.
 	OpensAt *time.Time `json:"opens_at" db:"-"`
@@ -114,6 +117,10 @@ type limitRow struct {
 	FreedAt      *time.Time     `json:"-" db:"freed_at"` // the earliest until of an occupied unit
 	ConfigUnits  *int64         `json:"-" db:"config_rate"`
 	ConfigWindow *time.Duration `json:"-" db:"config_window"`
+	ConfigShape  *limit.Shape   `json:"-" db:"config_shape"`
+	Key          *string        `json:"-" db:"key"` // that uses most, where the limit is per key
+	Now          time.Time      `json:"-" db:"now"`
+	next         *time.Time     // when a unit comes free, if there is room or not
 	Anchor       string         `json:"anchor" db:"anchor"` // empty: start for the http task, finish for others
 	Slack        time.Duration  `json:"slack_ns" db:"slack"`
 	SendWithin   time.Duration  `json:"send_within_ns" db:"send_within"`
@@ -124,13 +131,17 @@ type limitRow struct {
 // holds is what is in force, in the words of what processes want.
 func (l limitRow) holds() string {
 	text := dispatcher.LimitRule{
-		Rate: limit.Rate{Units: l.Units, Window: l.Window}, PerKey: l.PerKey, CountCost: l.CountCost,
+		Rate: l.rate(), PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
 		Anchor: limit.Anchor(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin,
 	}.String()
 	if l.Config != nil {
 		text += " (set; config: " + *l.Config + ")"
 	}
 	return text
+}
+
+func (l limitRow) rate() limit.Rate {
+	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}
 }
 
 func (l limitRow) stateUntil(state string) string {
@@ -167,7 +178,11 @@ func readLimits(ctx context.Context, db ledger.DB) ([]limitRow, error) {
 
 // readLimitsFor reads the limits that are named (nil: all), and of those per key what this key uses.
 func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *string) ([]limitRow, error) {
-	limits, err := collect[limitRow](ctx, db, "read limits", limitsSQL, names, key)
+	since, err := calendarSince(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	limits, err := collect[limitRow](ctx, db, "read limits", limitsSQL, names, key, since.names, since.at)
 	if err != nil {
 		return nil, err
 	}
@@ -176,41 +191,88 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 		return nil, err
 	}
 	wanted, _ := dispatcher.Differences(live)
+	charges, err := readCharges(ctx, db, limits, key)
+	if err != nil {
+		return nil, err
+	}
 	for i := range limits {
 		l := &limits[i]
+		if key != nil && l.PerKey {
+			l.Key = key
+		}
 		l.Wanted = wanted[l.Name]
-		l.Rate = limit.Rate{Units: l.Units, Window: l.Window}.String()
+		l.Rate = l.rate().String()
 		if l.PerKey {
 			l.Rate += ", per key"
+		}
+		if n := len(l.Overrides); n > 0 {
+			l.Rate += fmt.Sprintf(" (%d of their own)", n)
 		}
 		if l.CountCost {
 			l.Rate += ", by cost"
 		}
-		if l.ConfigUnits != nil && l.ConfigWindow != nil {
-			config := limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow}.String()
+		if l.ConfigUnits != nil && l.ConfigWindow != nil && l.ConfigShape != nil {
+			config := limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow, Shape: *l.ConfigShape}.String()
 			l.Config = &config
 		}
-		if l.State == "open" {
-			use := limit.Use{Rate: l.Units, Window: l.Window, Occupied: l.Occupied}
-			l.Room = use.Room()
-			if l.Room == 0 && l.Window > 0 && l.FreedAt != nil {
-				use.Freed = *l.FreedAt
-				opens := use.NextLook(use.Freed, 0)
-				l.OpensAt = &opens
-			}
-		}
+		l.reckon(charges[l.Name])
 		inUTC(&l.ChangedAt, l.ShutUntil, l.OpensAt)
 	}
 	return limits, nil
+}
+
+// own are the units of the key that uses most, or that was asked about.
+func (l *limitRow) own() int64 {
+	if l.PerKey && l.Key != nil {
+		if units, own := l.Overrides[*l.Key]; own {
+			return units
+		}
+	}
+	return l.Units
+}
+
+// inAll is how many units there are in all.
+func (l *limitRow) inAll() int64 {
+	if l.Shape.Algorithm == limit.TokenBucket {
+		return l.Shape.Burst
+	}
+	return l.own()
+}
+
+// reckon says what there is room for, and when there is more.
+func (l *limitRow) reckon(charges map[string][]limit.Charge) {
+	use := limit.Use{Rate: l.rate(), Occupied: l.Occupied}
+	use.Rate.Units = l.own()
+	if l.FreedAt != nil {
+		use.Freed = *l.FreedAt
+	}
+	room := use.Room(l.Now, 0)
+	for _, of := range charges { // of a token bucket, that of the key which has least
+		if one := (limit.Use{Rate: use.Rate, Charges: of}); one.Room(l.Now, 0) <= room {
+			use, room = one, one.Room(l.Now, 0)
+		}
+	}
+	if l.Shape.Algorithm == limit.TokenBucket {
+		l.Occupied = l.Shape.Burst - room
+	}
+	if l.Window > 0 && (l.FreedAt != nil || len(charges) > 0) {
+		l.next = new(use.NextLook(l.Now, 0))
+	}
+	if l.State == "open" {
+		if l.Room = room; room == 0 {
+			l.OpensAt = l.next
+		}
+	}
 }
 
 // As the claim counts what is occupied, but without locks. A limit that left the configuration, or
 // that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
 WITH marks AS (
-    SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since
-    FROM call_limits
-    WHERE $1::text[] IS NULL OR name = ANY($1)
+    SELECT l.name, l.per_key, l.slack, l.anchor, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
+    FROM call_limits l
+    LEFT JOIN unnest($3::text[], $4::timestamptz[]) AS c (name, since) ON c.name = l.name
+    WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ), open AS (
     SELECT u.name, u.key, sum(u.cost) AS cost,
         min(CASE m.starts WHEN 'start' THEN o.started_at WHEN 'dispatch' THEN o.claimed_at END) AS freed_at
@@ -231,13 +293,14 @@ WITH marks AS (
     WHERE $2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END
     GROUP BY u.limit_name, u.key
 ), occupied AS (
-    SELECT DISTINCT ON (name) name, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost, least(o.freed_at, u.freed_at) AS freed_at
+    SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost, least(o.freed_at, u.freed_at) AS freed_at
     FROM open o FULL JOIN used u USING (name, key)
     ORDER BY name, cost DESC
 )
-SELECT l.name, l.rate, l.window_size, l.per_key, l.count_cost, l.config_rate, l.config_window, coalesce(l.anchor, '') AS anchor,
+SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
+    l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.queues, l.published_at, l.published_by,
-    coalesce(o.cost, 0)::bigint AS occupied, o.freed_at,
+    coalesce(o.cost, 0)::bigint AS occupied, o.freed_at, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason

@@ -42,17 +42,31 @@ func dispatcherConfig(cfg *config.Config, s servers) dispatcher.Config {
 func rules(cfg *config.Config) dispatcher.Rules {
 	var r dispatcher.Rules
 	for name, l := range cfg.Limits {
-		r.Limits = append(r.Limits, dispatcher.LimitRule{
-			Name: name, Rate: l.Rate, PerKey: l.Per == "key", CountCost: l.Count == "cost", Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
-		})
+		for _, w := range l.Windows {
+			r.Limits = append(r.Limits, dispatcher.LimitRule{
+				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
+				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
+			})
+		}
 	}
 	for name, q := range cfg.Queues {
 		r.Queues = append(r.Queues, dispatcher.QueueRule{
-			Name: name, Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts,
+			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost,
 		})
 	}
 	return r
+}
+
+// windows are the names of limits, each with those of its further rates.
+func windows(cfg *config.Config, limits []string) []string {
+	var all []string
+	for _, name := range limits {
+		for _, w := range cfg.Limits[name].Windows {
+			all = append(all, name+w.Suffix)
+		}
+	}
+	return all
 }
 
 // workerConfig fails where a secret cannot be read.

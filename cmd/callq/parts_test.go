@@ -23,7 +23,10 @@ func TestParts(t *testing.T) {
 	}
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
-			Rate: limit.Rate{Units: 5, Window: time.Minute}, Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
+			Anchor: limit.AnchorFinish, Per: "key", Windows: []config.Window{
+				{Rate: limit.Rate{Units: 5, Window: time.Minute}, Overrides: map[string]int64{"k": 7}, Slack: time.Second, SendWithin: 2 * time.Second},
+				{Suffix: "/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, Slack: time.Minute, SendWithin: 3 * time.Second},
+			},
 		}},
 		Queues: map[string]config.Queue{"pay": {
 			Limits: []string{"api"}, MaxAttempts: 4, Backoff: config.Backoff{Min: time.Second, Max: time.Hour}, Timeout: time.Minute, OnLost: "fail",
@@ -40,10 +43,14 @@ func TestParts(t *testing.T) {
 	wantDispatcher := dispatcher.Config{
 		Rules: dispatcher.Rules{
 			Limits: []dispatcher.LimitRule{{
-				Name: "api", Rate: limit.Rate{Units: 5, Window: time.Minute}, Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
+				Name: "api", Rate: limit.Rate{Units: 5, Window: time.Minute}, PerKey: true, Overrides: map[string]int64{"k": 7},
+				Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
+			}, {
+				Name: "api/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, PerKey: true,
+				Anchor: limit.AnchorFinish, Slack: time.Minute, SendWithin: 3 * time.Second,
 			}},
 			Queues: []dispatcher.QueueRule{{
-				Name: "pay", Limits: []string{"api"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
+				Name: "pay", Limits: []string{"api", "api/1h"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
 			}},
 		},
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},

@@ -192,7 +192,7 @@ WITH asked AS MATERIALIZED (
                 WHEN until > b.now THEN until END) AS buckets,
             jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charges
         FROM (
-            SELECT l.name, u.key, u.cost, l.window_size / 200 AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
+            SELECT l.name, u.key, u.cost, coalesce(l.bucket_width, l.window_size / 200) AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
                 CASE
                 WHEN l.anchor = 'dispatch' THEN b.claimed_at
                 WHEN l.window_size > '0' THEN least(b.by, l.slack +

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -25,8 +26,9 @@ type LimitUse struct {
 	From    time.Time     `json:"in_force_from"`
 	Rate    int64         `json:"rate"`
 	Window  time.Duration `json:"window_ns"`
+	Shape   limit.Shape   `json:"shape"` // {}: a sliding window
 	Starts  int64         `json:"starts"`
-	Most    int64         `json:"most"`
+	Most    int64         `json:"most"` // but for keys that have a rate of their own
 }
 
 // Violation is a row that breaks a rule.
@@ -100,14 +102,16 @@ SELECT (SELECT count(*) FROM call_queue),
 
 // version is a stretch of time in which a limit had one rate and window.
 type version struct {
-	Limit     string        `db:"limit_name"`
-	Version   int64         `db:"version"`
-	From      time.Time     `db:"in_force_from"`
-	To        *time.Time    `db:"in_force_to"`
-	Rate      int64         `db:"rate"`
-	Window    time.Duration `db:"window_size"` // 0: a concurrency limit
-	PerKey    bool          `db:"per_key"`
-	CountCost bool          `db:"count_cost"`
+	Limit     string           `db:"limit_name"`
+	Version   int64            `db:"version"`
+	From      time.Time        `db:"in_force_from"`
+	To        *time.Time       `db:"in_force_to"`
+	Rate      int64            `db:"rate"`
+	Window    time.Duration    `db:"window_size"` // 0: a concurrency limit
+	Shape     limit.Shape      `db:"shape"`
+	PerKey    bool             `db:"per_key"`
+	Overrides map[string]int64 `db:"overrides"`
+	CountCost bool             `db:"count_cost"`
 }
 
 func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
@@ -120,13 +124,23 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 		return fmt.Errorf("read the limits' changes: %w", err)
 	}
 	for _, v := range versions {
-		args := []any{v.Limit, v.Window, v.From, v.To, v.PerKey, v.CountCost, v.Rate, violationsMost}
-		use := LimitUse{Limit: v.Limit, Version: v.Version, From: v.From, Rate: v.Rate, Window: v.Window}
-		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:6]...).Scan(&use.Starts, &use.Most); err != nil {
+		use := LimitUse{Limit: v.Limit, Version: v.Version, From: v.From, Rate: v.Rate, Window: v.Window, Shape: v.Shape}
+		if v.Shape.Algorithm == limit.FixedWindow || v.Shape.Algorithm == limit.TokenBucket {
+			found, err := v.verifyShape(ctx, tx, &use)
+			if err != nil {
+				return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)
+			}
+			report.Limits = append(report.Limits, use)
+			report.add("no window holds more than the rate", found)
+			continue
+		}
+		args := []any{v.Limit, v.PerKey, v.CountCost, v.Window, v.From, v.To, v.Rate, v.Overrides, violationsMost}
+		var over bool
+		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:8]...).Scan(&use.Starts, &use.Most, &over); err != nil {
 			return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)
 		}
 		report.Limits = append(report.Limits, use)
-		if use.Most <= v.Rate {
+		if !over {
 			continue
 		}
 		found, err := violations(ctx, tx, windowsSQL+overSQL, args...)
@@ -139,7 +153,7 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 }
 
 const versionsSQL = `
-SELECT limit_name, version, in_force_from, rate, window_size, per_key, count_cost,
+SELECT limit_name, version, in_force_from, rate, window_size, shape, per_key, overrides, count_cost,
     lead(in_force_from) OVER (PARTITION BY limit_name ORDER BY version) AS in_force_to
 FROM call_limit_changes
 WHERE rate IS NOT NULL
@@ -150,41 +164,47 @@ ORDER BY limit_name, version`
 // its start and leaves W after its until, what leaves going first. With which key and cost, the version
 // says, as claims do: where it counts otherwise than the one before, usage was counted anew for it. The
 // until of one that is open is the claims' (occupiedSQL).
-const windowsSQL = `
+const windowsSQL = chargedSQL + `, moves AS (
+    SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges
+    UNION ALL
+    SELECT call_id, attempt, key, until + $4::interval, 0, -cost FROM charges
+), sums AS (
+    SELECT call_id, attempt, key, at, enters, sum(cost) OVER (PARTITION BY key ORDER BY at, enters) AS used FROM moves
+), starts AS (
+    SELECT sums.*, o.own, coalesce(o.own, $7::bigint) AS rate
+    FROM sums CROSS JOIN LATERAL (SELECT ($8::jsonb ->> key)::bigint AS own) o
+    WHERE enters = 1 AND at >= $5::timestamptz AND at < coalesce($6::timestamptz, 'infinity')
+)
+`
+
+// What was charged, and what is open: when each came in, and its until.
+const chargedSQL = `
 WITH charges AS (
-    SELECT a.call_id, a.attempt, CASE WHEN $5 THEN a.key ELSE '' END AS key,
-        coalesce(a.started_at, a.claimed_at) AS at, CASE WHEN $6 THEN a.cost ELSE 1 END AS cost, c.until
+    SELECT a.call_id, a.attempt, CASE WHEN $2 THEN a.key ELSE '' END AS key,
+        coalesce(a.started_at, a.claimed_at) AS at, CASE WHEN $3 THEN a.cost ELSE 1 END AS cost, c.until
     FROM call_attempts a
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz)
     WHERE c."limit" = $1
     UNION ALL
-    SELECT o.call_id, o.attempt, CASE WHEN $5 THEN o.key ELSE '' END, o.started_at, CASE WHEN $6 THEN o.cost ELSE 1 END,
+    SELECT o.call_id, o.attempt, CASE WHEN $2 THEN o.key ELSE '' END, o.started_at, CASE WHEN $3 THEN o.cost ELSE 1 END,
         coalesce(CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
             WHEN 'start' THEN o.started_at + o.send_within + l.slack
             WHEN 'dispatch' THEN o.claimed_at END, 'infinity')
     FROM call_open o
     LEFT JOIN call_limits l ON l.name = $1
     WHERE o.limits @> ARRAY[$1] AND o.started_at IS NOT NULL
-), moves AS (
-    SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges
-    UNION ALL
-    SELECT call_id, attempt, key, until + $2::interval, 0, -cost FROM charges
-), sums AS (
-    SELECT call_id, attempt, key, at, enters, sum(cost) OVER (PARTITION BY key ORDER BY at, enters) AS used FROM moves
-), starts AS (
-    SELECT * FROM sums WHERE enters = 1 AND at >= $3::timestamptz AND at < coalesce($4::timestamptz, 'infinity')
-)
-`
+)`
 
-const mostSQL = `SELECT count(*), coalesce(max(used), 0)::bigint FROM starts`
+const mostSQL = `
+SELECT count(*), coalesce(max(used) FILTER (WHERE own IS NULL), 0)::bigint, coalesce(bool_or(used > rate), false) FROM starts`
 
 const overSQL = `
-SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || $7::bigint
+SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || rate
     || CASE key WHEN '' THEN '' ELSE ' for key ' || key END AS detail
 FROM starts
-WHERE used > $7::bigint
+WHERE used > rate
 ORDER BY at
-LIMIT $8`
+LIMIT $9`
 
 type rule struct{ name, sql string }
 
@@ -263,7 +283,7 @@ ORDER BY q.id LIMIT $1`
 // a limit was published: it was counted anew, under its former queues, window or form.
 const usageSQL = `
 WITH reach AS (
-    SELECT name, queues, complete_since, per_key, count_cost, window_size / 200 AS width, clock_timestamp() - window_size AS since,
+    SELECT name, queues, complete_since, per_key, count_cost, coalesce(bucket_width, window_size / 200) AS width, clock_timestamp() - window_size AS since,
         published_at > clock_timestamp() - 2 * window_size - interval '1 minute' AS fresh
     FROM call_limits
     WHERE complete_since IS NOT NULL AND window_size > '0'

@@ -5,8 +5,9 @@ import "math"
 // Quota is what a limit still allows: in all, or to each key.
 type Quota struct {
 	PerKey    bool
-	CountCost bool // a call takes its cost; else 1
-	Rate      int64
+	CountCost bool             // a call takes its cost; else 1
+	Most      int64            // that a call may ever take
+	MostOf    map[string]int64 // keys of which that is something else
 	// Room is what may be given out now, by key; by "" where the limit is not per key. A key that
 	// is not there has none.
 	Room map[string]int64
@@ -60,9 +61,13 @@ func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
 
 // Exceeds says whether a call of this cost could never be admitted, and by which limit (its place
 // in a).
-func (a Admission) Exceeds(cost int64) (int, bool) {
+func (a Admission) Exceeds(key string, cost int64) (int, bool) {
 	for i, q := range a {
-		if q.units(cost) > q.Rate {
+		most, own := q.MostOf[q.key(key)]
+		if !own {
+			most = q.Most
+		}
+		if q.units(cost) > most {
 			return i, true
 		}
 	}

@@ -63,18 +63,23 @@ func TestAdmission(t *testing.T) {
 func TestMostAndExceeds(t *testing.T) {
 	t.Parallel()
 	a := Admission{
-		{Rate: 10, Room: map[string]int64{"": 7}},
-		{Rate: 5, PerKey: true, CountCost: true, Room: map[string]int64{"x": 3, "y": -2}},
+		{Most: 10, Room: map[string]int64{"": 7}},
+		{Most: 5, MostOf: map[string]int64{"dear": 9, "cheap": 2}, PerKey: true, CountCost: true, Room: map[string]int64{"x": 3, "y": -2}},
 	}
 	for key, want := range map[string]int64{"x": 3, "y": 0, "z": 0} {
 		if got := a.Most(key); got != want {
 			t.Errorf("Most(%q) = %d, want %d", key, got, want)
 		}
 	}
-	if _, exceeds := a.Exceeds(5); exceeds {
-		t.Error("a call that takes all of a limit exceeds it")
-	}
-	if i, exceeds := a.Exceeds(6); !exceeds || i != 1 {
-		t.Errorf("Exceeds(6) = %d, %v, want 1, true", i, exceeds)
+	for _, c := range []struct {
+		key  string
+		cost int64
+	}{{"x", 5}, {"dear", 9}, {"cheap", 2}} {
+		if _, exceeds := a.Exceeds(c.key, c.cost); exceeds {
+			t.Errorf("a call of %q that takes all of a limit, %d, exceeds it", c.key, c.cost)
+		}
+		if i, exceeds := a.Exceeds(c.key, c.cost+1); !exceeds || i != 1 {
+			t.Errorf("Exceeds(%q, %d) = %d, %v, want 1, true", c.key, c.cost+1, i, exceeds)
+		}
 	}
 }

@@ -6,6 +6,7 @@
 package limit
 
 import (
+	"math"
 	"time"
 )
 
@@ -64,21 +65,32 @@ func LostArrival(sendWithin, deadline time.Duration) Arrival {
 
 // Use is what is known of a limit at a moment.
 type Use struct {
-	Rate     int64         // units per window
-	Window   time.Duration // W; 0: a concurrency limit
-	Occupied int64         // units that cannot be given out now
+	Rate     Rate
+	Occupied int64 // units that cannot be given out now; of a token bucket, see Charges
 	// Freed is the earliest moment that any occupied unit's until can be; zero: none is occupied
 	// or all are unstarted, so that none comes free within a window.
-	Freed time.Time
+	Freed   time.Time
+	Charges []Charge // of a token bucket
 }
 
-// Room is how many units may be given out now.
-func (u Use) Room() int64 { return max(0, u.Rate-u.Occupied) }
+// Room is how many units may be given out now; gained is what Postgres's clock gained of late (see Clock).
+func (u Use) Room(now time.Time, gained time.Duration) int64 {
+	if u.Rate.Algorithm == TokenBucket {
+		return max(0, int64(math.Floor(u.Rate.level(now, gained, u.Charges))))
+	}
+	return max(0, u.Rate.Units-u.Occupied)
+}
 
 // NextLook is the earliest moment at which a unit can come free, unless an attempt turns out not
 // to have been sent; gained is how much the window is widened by (see Clock).
 func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
-	wait := u.Window + Margin(u.Window) + gained
+	if u.Rate.Algorithm == TokenBucket {
+		return u.Rate.refills(now, gained, u.Charges)
+	}
+	if c, ok := u.Rate.calendar(); ok {
+		return c.End(now.Add(-c.apart() - gained)).Add(c.apart() + gained)
+	}
+	wait := u.Rate.Window + Margin(u.Rate.Window) + gained
 	if u.Freed.IsZero() {
 		return now.Add(wait)
 	}

@@ -52,12 +52,12 @@ func TestUntil(t *testing.T) {
 func TestRoomAndNextLook(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	free := Use{Rate: 50, Window: 5 * time.Second, Occupied: 20, Freed: now.Add(-4 * time.Second)}
-	if free.Room() != 30 {
-		t.Errorf("Room = %d, want 30", free.Room())
+	free := Use{Rate: Rate{Units: 50, Window: 5 * time.Second}, Occupied: 20, Freed: now.Add(-4 * time.Second)}
+	if got := free.Room(now, 0); got != 30 {
+		t.Errorf("Room = %d, want 30", got)
 	}
-	if over := (Use{Rate: 10, Occupied: 12}); over.Room() != 0 {
-		t.Errorf("Room after the rate was lowered = %d, want 0", over.Room())
+	if got := (Use{Rate: Rate{Units: 10}, Occupied: 12}).Room(now, 0); got != 0 {
+		t.Errorf("Room after the rate was lowered = %d, want 0", got)
 	}
 	if want := now.Add(time.Second + 5*time.Millisecond); !free.NextLook(now, 0).Equal(want) {
 		t.Errorf("NextLook = %v, want %v: W and the margin after the first until", free.NextLook(now, 0), want)
@@ -65,7 +65,7 @@ func TestRoomAndNextLook(t *testing.T) {
 	if want := now.Add(time.Second + 8*time.Millisecond); !free.NextLook(now, 3*time.Millisecond).Equal(want) {
 		t.Errorf("NextLook does not wait for what the clock gained")
 	}
-	unstarted := Use{Rate: 1, Window: time.Second, Occupied: 1}
+	unstarted := Use{Rate: Rate{Units: 1, Window: time.Second}, Occupied: 1}
 	if want := now.Add(1001 * time.Millisecond); !unstarted.NextLook(now, 0).Equal(want) {
 		t.Errorf("NextLook with nothing started = %v, want %v", unstarted.NextLook(now, 0), want)
 	}

@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -15,44 +16,63 @@ const (
 	MaxWindow = 366 * 24 * time.Hour
 )
 
-// Rate allows at most Units in any window of length Window; where that is 0, Units at once.
+// Rate allows at most Units in any window of length Window; where that is 0, Units at once. A Shape makes
+// another algorithm of it.
 type Rate struct {
 	Units  int64
-	Window time.Duration
+	Window time.Duration // for how long a unit counts after its until, at most
+	Shape
 }
 
 // ParseRate reads a rate as people write it: 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h, and what
 // String returns. Units of time are ms s m h d w; without a number they count once.
 func ParseRate(s string) (Rate, error) {
-	text := strings.TrimSpace(s)
-	if text == "unlimited" {
-		return Rate{}, errors.New("unlimited needs no limit: leave it out of the queue's limits")
+	units, window, err := parseUnits(s, ", sliding window")
+	if err != nil {
+		return Rate{}, err
 	}
-	units, window, ok := strings.Cut(strings.TrimSuffix(text, ", sliding window"), "/")
-	if !ok {
-		if units, window, ok = strings.Cut(units, " per "); !ok {
-			return Rate{}, fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
-		}
-	}
-	n, err := parseCount(strings.TrimSpace(units))
-	switch {
-	case err != nil:
-		return Rate{}, fmt.Errorf("%q is not a rate: its units must be a whole number", s)
-	case n == 0:
-		return Rate{}, errors.New("a rate of 0 lets nothing through: pause the limit instead")
-	case n > MaxUnits:
-		return Rate{}, fmt.Errorf("%q allows more than 1e12 units", s)
-	}
-	w, err := parseWindow(strings.TrimSpace(window))
+	w, err := parseWindow(window)
 	if err != nil {
 		return Rate{}, fmt.Errorf("%q is not a rate: %w", s, err)
 	}
-	return Rate{Units: n, Window: w}, nil
+	return Rate{Units: units, Window: w}, nil
 }
 
-// String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once".
+// parseUnits reads a rate's units, and returns its window's text.
+func parseUnits(s, suffix string) (n int64, window string, err error) {
+	text := strings.TrimSpace(s)
+	if text == "unlimited" {
+		return 0, "", errors.New("unlimited needs no limit: leave it out of the queue's limits")
+	}
+	units, window, ok := strings.Cut(strings.TrimSuffix(text, suffix), "/")
+	if !ok {
+		if units, window, ok = strings.Cut(units, " per "); !ok {
+			return 0, "", fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
+		}
+	}
+	n, err = parseCount(strings.TrimSpace(units))
+	switch {
+	case err != nil:
+		return 0, "", fmt.Errorf("%q is not a rate: its units must be a whole number", s)
+	case n == 0:
+		return 0, "", errors.New("a rate of 0 lets nothing through: pause the limit instead")
+	case n > MaxUnits:
+		return 0, "", fmt.Errorf("%q allows more than 1e12 units", s)
+	}
+	return n, strings.TrimSpace(window), nil
+}
+
+// String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once",
+// "10 per 1s, token bucket, burst 100", "10000 per 1d, fixed window, America/New_York", "1 per 100ms, leaky bucket".
 func (r Rate) String() string {
-	if r.Window == 0 {
+	switch {
+	case r.Algorithm == TokenBucket:
+		return fmt.Sprintf("%d per %s, token bucket, burst %d", r.Units, r.Period, r.Burst)
+	case r.Algorithm == FixedWindow:
+		return fmt.Sprintf("%d per %s, fixed window, %s", r.Units, r.Period, cmp.Or(r.Timezone, "UTC"))
+	case r.Algorithm == LeakyBucket:
+		return fmt.Sprintf("%d per %s, leaky bucket", r.Units, windowString(r.Window))
+	case r.Window == 0:
 		return fmt.Sprintf("%d at once", r.Units)
 	}
 	return fmt.Sprintf("%d per %s, sliding window", r.Units, windowString(r.Window))
@@ -78,7 +98,7 @@ func parseWindow(s string) (time.Duration, error) {
 	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyz")
 	name := s[len(number):]
 	if name == "mo" {
-		return 0, errors.New("mo needs algorithm fixed_window, which is not available in this version")
+		return 0, errors.New("mo needs algorithm: fixed_window")
 	}
 	unit, ok := timeUnit(name)
 	if !ok {

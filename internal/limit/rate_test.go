@@ -13,20 +13,20 @@ func TestParseRate(t *testing.T) {
 		want Rate
 		echo string
 	}{
-		{"100/h", Rate{100, time.Hour}, "100 per 1h, sliding window"},
-		{"100/1h", Rate{100, time.Hour}, "100 per 1h, sliding window"},
-		{"100 per 1h", Rate{100, time.Hour}, "100 per 1h, sliding window"},
-		{"100 per 1h, sliding window", Rate{100, time.Hour}, "100 per 1h, sliding window"},
-		{"5/s", Rate{5, time.Second}, "5 per 1s, sliding window"},
-		{" 5 / s ", Rate{5, time.Second}, "5 per 1s, sliding window"},
-		{"10/500ms", Rate{10, 500 * time.Millisecond}, "10 per 500ms, sliding window"},
-		{"1_000/d", Rate{1000, 24 * time.Hour}, "1000 per 1d, sliding window"},
-		{"3/90s", Rate{3, 90 * time.Second}, "3 per 90s, sliding window"},
-		{"3/3600s", Rate{3, time.Hour}, "3 per 1h, sliding window"},
-		{"3/7d", Rate{3, 7 * 24 * time.Hour}, "3 per 1w, sliding window"},
-		{"3/36h", Rate{3, 36 * time.Hour}, "3 per 36h, sliding window"},
-		{"1/10ms", Rate{1, MinWindow}, "1 per 10ms, sliding window"},
-		{"1_000_000_000_000/366d", Rate{MaxUnits, MaxWindow}, "1000000000000 per 366d, sliding window"},
+		{"100/h", Rate{Units: 100, Window: time.Hour}, "100 per 1h, sliding window"},
+		{"100/1h", Rate{Units: 100, Window: time.Hour}, "100 per 1h, sliding window"},
+		{"100 per 1h", Rate{Units: 100, Window: time.Hour}, "100 per 1h, sliding window"},
+		{"100 per 1h, sliding window", Rate{Units: 100, Window: time.Hour}, "100 per 1h, sliding window"},
+		{"5/s", Rate{Units: 5, Window: time.Second}, "5 per 1s, sliding window"},
+		{" 5 / s ", Rate{Units: 5, Window: time.Second}, "5 per 1s, sliding window"},
+		{"10/500ms", Rate{Units: 10, Window: 500 * time.Millisecond}, "10 per 500ms, sliding window"},
+		{"1_000/d", Rate{Units: 1000, Window: 24 * time.Hour}, "1000 per 1d, sliding window"},
+		{"3/90s", Rate{Units: 3, Window: 90 * time.Second}, "3 per 90s, sliding window"},
+		{"3/3600s", Rate{Units: 3, Window: time.Hour}, "3 per 1h, sliding window"},
+		{"3/7d", Rate{Units: 3, Window: 7 * 24 * time.Hour}, "3 per 1w, sliding window"},
+		{"3/36h", Rate{Units: 3, Window: 36 * time.Hour}, "3 per 36h, sliding window"},
+		{"1/10ms", Rate{Units: 1, Window: MinWindow}, "1 per 10ms, sliding window"},
+		{"1_000_000_000_000/366d", Rate{Units: MaxUnits, Window: MaxWindow}, "1000000000000 per 366d, sliding window"},
 	}
 	for _, c := range cases {
 		got, err := ParseRate(c.text)

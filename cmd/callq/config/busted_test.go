@@ -78,7 +78,7 @@ func TestBustedEnvironment(t *testing.T) {
 			"not available",
 			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_BUDGETS": "9"},
 			nil,
-			"CALLQ_BUDGETS: budgets: is not available in this version\nCALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version",
+			"CALLQ_BUDGETS: budgets: is not available in this version\nCALLQ_LIMITS_C_BURST: limits.c.burst: is of token buckets only\n      = allowed: algorithm: token_bucket",
 		},
 		{
 			"a common name's",

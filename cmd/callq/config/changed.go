@@ -4,6 +4,8 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+
+	"github.com/callq/callq/internal/limit"
 )
 
 // Changed are the keys whose values differ between two configurations, in order: those of limits and
@@ -15,8 +17,24 @@ func Changed(a, b *Config) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(path string) bool {
 		old, had := was[path]
 		now, has := is[path]
-		return had == has && reflect.DeepEqual(old, now)
+		return had == has && reflect.DeepEqual(canonical(old), canonical(now))
 	})
+}
+
+// canonical is the one form of what may be written in several.
+func canonical(value any) any {
+	rates, ok := value.(Rates)
+	if !ok {
+		return value
+	}
+	all := []string{}
+	for _, text := range rates {
+		if r, err := limit.ParseRate(text); err == nil {
+			text = r.String()
+		}
+		all = append(all, text)
+	}
+	return all
 }
 
 // values are all values by path.

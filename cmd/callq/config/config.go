@@ -88,16 +88,36 @@ type Log struct {
 	Format string `key:"format" default:"text" allowed:"text|json"`
 }
 
-// Limit allows at most Rate, at the API; or Concurrency calls at once, which Load puts into Rate.
+// Limit allows at most Rate, at the API; or Concurrency calls at once. Load puts into Windows what that means.
 type Limit struct {
-	Rate        limit.Rate    `key:"rate" required:"concurrency" allowed:"units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w"`
-	Algorithm   string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window"`
+	Rate        Rates         `key:"rate" required:"concurrency" check:"rate" allowed:"units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, and mo for fixed_window; or a list of them"`
+	Algorithm   string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window|fixed_window|token_bucket|leaky_bucket"`
+	Burst       int           `key:"burst" allowed:"1..1000000000"` // of a token bucket
+	Timezone    string        `key:"timezone" check:"zone"`         // of a fixed window; empty: UTC
 	Concurrency int           `key:"concurrency" allowed:"1..1000000"`
-	Per         string        `key:"per" allowed:"key"`                      // empty: all calls share it
+	Per         string        `key:"per" allowed:"key"` // empty: all calls share it
+	Overrides   Overrides     `key:"overrides" check:"override" allowed:"keys with rates, or of a concurrency with numbers, such as {acct_1: 50/s}"`
 	Count       string        `key:"count" allowed:"cost"`                   // empty: a call takes 1
 	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish|dispatch"` // empty: start for the http task, finish for others
 	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`               // default limit.DefaultSlack
 	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"`         // default limit.DefaultSendWithin
+
+	Windows []Window // shortest first
+}
+
+// Rates are rates as they are written: one, or several that hold at once.
+type Rates []string
+
+// Overrides are keys that have another rate, as it is written.
+type Overrides map[string]string
+
+// Window is one of what a limit allows.
+type Window struct {
+	Suffix     string // of its name behind the limit's; empty: the first
+	Rate       limit.Rate
+	Overrides  map[string]int64 // keys that have other units in the same window
+	Slack      time.Duration
+	SendWithin time.Duration
 }
 
 // Queue is a named stream of calls.

@@ -62,18 +62,24 @@ calls: {max_data: 1MiB}
 schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 `, nil, nil)
 	wantLimits := map[string]Limit{
-		"stripe": {Rate: limit.Rate{Units: 100, Window: time.Hour}, Algorithm: "sliding_window", Slack: 2 * time.Second, SendWithin: 5 * time.Second},
+		"stripe": {
+			Rate: Rates{"100 per 1h"}, Algorithm: "sliding_window", Slack: 2 * time.Second, SendWithin: 5 * time.Second,
+			Windows: []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Slack: 2 * time.Second, SendWithin: 5 * time.Second}},
+		},
 		"0042": {
-			Rate: limit.Rate{Units: 5, Window: time.Second}, Algorithm: "sliding_window", Anchor: "finish",
+			Rate: Rates{"5/s"}, Algorithm: "sliding_window", Anchor: "finish",
 			Slack: 100 * time.Millisecond, SendWithin: 50 * time.Millisecond,
+			Windows: []Window{{Rate: limit.Rate{Units: 5, Window: time.Second}, Slack: 100 * time.Millisecond, SendWithin: 50 * time.Millisecond}},
 		},
 		"tokens": {
-			Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "dispatch",
+			Rate: Rates{"90_000/1m"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "dispatch",
 			Slack: 3 * time.Second, SendWithin: 3 * time.Second,
+			Windows: []Window{{Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Slack: 3 * time.Second, SendWithin: 3 * time.Second}},
 		},
 		"sockets": {
-			Rate: limit.Rate{Units: 50}, Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish",
+			Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish",
 			Slack: 100 * time.Millisecond, SendWithin: 5 * time.Second,
+			Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 100 * time.Millisecond, SendWithin: 5 * time.Second}},
 		},
 	}
 	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail"}
@@ -115,8 +121,8 @@ func TestPrecedence(t *testing.T) {
 		{"environment over file", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ":2"}, nil, ":2", "CALLQ_HTTP_LISTEN"},
 		{"flag over environment", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ":2"}, map[string]string{"http.listen": ":3"}, ":3", "--http-listen"},
 		{"an empty variable is none", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ""}, nil, ":1", "config.yaml:2"},
-		{"a limit's", file, "limits.per-account.rate", map[string]string{"CALLQ_LIMITS_PER_ACCOUNT_RATE": "2/s"}, nil, "2 per 1s, sliding window", "CALLQ_LIMITS_PER_ACCOUNT_RATE"},
-		{"a limit's that the file does not give", "limits: {a: }", "limits.a.rate", map[string]string{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "2 per 1s, sliding window", "CALLQ_LIMITS_A_RATE"},
+		{"a limit's", file, "limits.per-account.rate", map[string]string{"CALLQ_LIMITS_PER_ACCOUNT_RATE": "2/s"}, nil, "[2/s]", "CALLQ_LIMITS_PER_ACCOUNT_RATE"},
+		{"a limit's that the file does not give", "limits: {a: }", "limits.a.rate", map[string]string{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2/s]", "CALLQ_LIMITS_A_RATE"},
 		{"the default queue's", "", "queues.default.timeout", map[string]string{"CALLQ_QUEUES_DEFAULT_TIMEOUT": "5s"}, nil, "5s", "CALLQ_QUEUES_DEFAULT_TIMEOUT"},
 		{"a list", "worker: {labels: [c]}", "worker.labels", map[string]string{"CALLQ_WORKER_LABELS": "a, b"}, nil, "[a b]", "CALLQ_WORKER_LABELS"},
 	}
@@ -221,7 +227,7 @@ func TestExpansionIsOfValuesOnly(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{"RATE": "7/s", "NAME": "stripe", "LABEL": "a, b]"}
 	c := mustLoad(t, "limits: {stripe: {rate: \"${RATE}\"}}\nqueues: {q: {limits: [\"${NAME}\"]}, \"${NAME}\": {}}\n", env, nil)
-	if c.Limits["stripe"].Rate.Units != 7 || !slices.Equal(c.Queues["q"].Limits, []string{"stripe"}) {
+	if c.Limits["stripe"].Windows[0].Rate.Units != 7 || !slices.Equal(c.Queues["q"].Limits, []string{"stripe"}) {
 		t.Errorf("got %+v, %+v", c.Limits, c.Queues)
 	}
 	if _, ok := c.Queues["${NAME}"]; !ok {

@@ -165,8 +165,12 @@ func (l *loader) checkMissing() {
 
 func (l *loader) field(n *yaml.Node, f reflect.StructField, v reflect.Value, path, pattern string) {
 	switch {
-	case v.Kind() == reflect.Map:
+	case isNames(v.Type()):
 		l.entries(n, v, path, pattern)
+	case v.Kind() == reflect.Map:
+		l.texts(n, f, v, path)
+	case f.Type == reflect.TypeFor[Rates]() && resolve(n).Kind != yaml.SequenceNode:
+		l.scalar(n, f, v, path, pattern)
 	case isSection(v.Type()):
 		l.section(n, v, path, pattern)
 	case v.Kind() == reflect.Slice:
@@ -190,6 +194,24 @@ func (l *loader) entries(n *yaml.Node, v reflect.Value, path, pattern string) {
 	}
 }
 
+// texts reads a mapping of keys, which may be anything, to single values.
+func (l *loader) texts(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
+	l.from[path] = l.at(n)
+	v.Set(reflect.MakeMap(v.Type()))
+	for _, p := range l.pairs(n, path, f.Tag.Get("allowed")) {
+		text, ok := l.text(p.value, f, path)
+		if !ok {
+			continue
+		}
+		l.from[join(path, p.key.Value)] = l.at(p.value)
+		if err := checkString(f, text); err != nil {
+			l.failBy(l.at(p.value), path, err)
+			continue
+		}
+		v.SetMapIndex(reflect.ValueOf(p.key.Value), reflect.ValueOf(text))
+	}
+}
+
 func (l *loader) list(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
 	at, n := l.at(n), resolve(n)
 	switch {
@@ -197,6 +219,9 @@ func (l *loader) list(n *yaml.Node, f reflect.StructField, v reflect.Value, path
 		return
 	case n.Kind != yaml.SequenceNode:
 		l.fail(at, path, "must be a list", "[a, b]")
+		return
+	case len(n.Content) == 0 && f.Type == reflect.TypeFor[Rates]():
+		l.fail(at, path, "is an empty list", f.Tag.Get("allowed"))
 		return
 	}
 	defer func() { l.from[path] = at }()
@@ -217,10 +242,6 @@ func (l *loader) list(n *yaml.Node, f reflect.StructField, v reflect.Value, path
 }
 
 func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, path, pattern string) {
-	if r := resolve(n); r.Kind == yaml.SequenceNode && isUnbuilt(pattern+"[]") {
-		l.fail(l.at(n), path, "a list "+notAvailable, f.Tag.Get("allowed"))
-		return
-	}
 	text, ok := l.text(n, f, path)
 	if !ok {
 		return

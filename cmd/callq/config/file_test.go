@@ -46,7 +46,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path := range paths(c) {
-		elsewhere := path == "limits.stripe.concurrency" || strings.HasPrefix(path, "limits.sockets.") || // two kinds of limit
+		elsewhere := regexp.MustCompile(`^limits\.(stripe\.(concurrency|burst|timezone)$|sockets|nightly|bursty)`).MatchString(path) || // kinds of limit
 			path == "http_task.secrets.STRIPE_KEY.file" || path == "http_task.secrets.OTHER_KEY.env" // and of secret
 		if c.Origin(path) == "default" && !regexp.MustCompile(`(url|password)_file$`).MatchString(path) && !elsewhere {
 			t.Errorf("config.yaml does not have %s", path)
@@ -57,11 +57,14 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		}
 	}
 	want := Limit{
-		Rate: limit.Rate{Units: 100, Window: time.Hour}, Algorithm: "sliding_window", Anchor: limit.AnchorStart, Per: "key", Count: "cost",
-		Slack: limit.DefaultSlack(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
+		Rate: Rates{"100/1h"}, Algorithm: "sliding_window", Anchor: limit.AnchorStart, Per: "key", Count: "cost",
+		Overrides: Overrides{"acct_1": "500/1h"}, Slack: limit.DefaultSlack(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
 	}
-	if c.Limits["stripe"] != want {
-		t.Errorf("the limit of the example is %+v, want the defaults %+v", c.Limits["stripe"], want)
+	want.Windows = []Window{{
+		Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}, Slack: want.Slack, SendWithin: want.SendWithin,
+	}}
+	if diff := cmp.Diff(want, c.Limits["stripe"]); diff != "" {
+		t.Errorf("the limit of the example has not the defaults (-want +got):\n%s", diff)
 	}
 }
 

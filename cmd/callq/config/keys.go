@@ -18,13 +18,6 @@ func isUnbuilt(pattern string) bool { return slices.Contains(unbuilt(), pattern)
 
 func unbuilt() []string {
 	return []string{
-		"limits.*.overrides",
-		"limits.*.burst",
-		"limits.*.timezone",
-		"limits.*.rate[]",
-		"limits.*.algorithm=fixed_window",
-		"limits.*.algorithm=token_bucket",
-		"limits.*.algorithm=leaky_bucket",
 		"queues.*.hours",
 		"budgets",
 	}
@@ -58,6 +51,11 @@ func keysOf(t reflect.Type) []string {
 	return keys
 }
 
+// isNames tells whether a type has a section for each of some names: limits, queues.
+func isNames(t reflect.Type) bool {
+	return t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct
+}
+
 func isSection(t reflect.Type) bool { return t.Kind() == reflect.Struct && len(keysOf(t)) > 0 }
 
 // leaves visits every value below a section, those of each limit and queue too. Where the section can
@@ -66,7 +64,7 @@ func leaves(section reflect.Value, path string, visit func(path string, f reflec
 	for f := range fields(section.Type()) {
 		v, child := section.FieldByIndex(f.Index), join(path, f.Tag.Get("key"))
 		switch {
-		case v.Kind() == reflect.Map:
+		case isNames(v.Type()):
 			for _, name := range slices.SortedFunc(slices.Values(v.MapKeys()), byText) {
 				entry := reflect.New(v.Type().Elem()).Elem()
 				entry.Set(v.MapIndex(name))
@@ -90,7 +88,7 @@ func setDefaults(section reflect.Value) {
 	for f := range fields(section.Type()) {
 		v := section.FieldByIndex(f.Index)
 		switch text := f.Tag.Get("default"); {
-		case v.Kind() == reflect.Map:
+		case isNames(v.Type()):
 			v.Set(reflect.MakeMap(v.Type()))
 		case isSection(v.Type()):
 			setDefaults(v)

@@ -12,8 +12,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-
-	"github.com/callq/callq/internal/limit"
 )
 
 // Source is what Load reads from.
@@ -117,16 +115,7 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 	l.checkQueues(c)
 	l.checkSecrets(c)
 	for name, lim := range c.Limits {
-		if lim.Concurrency > 0 {
-			l.checkConcurrency("limits."+name, lim)
-			lim.Rate, lim.Anchor = limit.Rate{Units: int64(lim.Concurrency)}, limit.AnchorFinish
-		}
-		if lim.Slack == 0 {
-			lim.Slack = limit.DefaultSlack(lim.Rate.Window)
-		}
-		if lim.SendWithin == 0 {
-			lim.SendWithin = limit.DefaultSendWithin(lim.Rate.Window)
-		}
+		l.resolveLimit("limits."+name, &lim)
 		c.Limits[name] = lim
 	}
 	c.libpq = slices.ContainsFunc([]string{"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"},
@@ -203,16 +192,6 @@ func (l *loader) resolveSecrets(root reflect.Value) {
 			l.set(source{rank: rankEnv, name: common}, path, f, v, l.env[common])
 		}
 	})
-}
-
-// checkConcurrency refuses what only a rate can be told.
-func (l *loader) checkConcurrency(path string, lim Limit) {
-	if lim.Rate.Units > 0 {
-		l.fail(l.from[path+".concurrency"], path, "has both a rate and a concurrency", "two limits, and queues that use both")
-	}
-	if lim.Anchor != "" && lim.Anchor != limit.AnchorFinish {
-		l.fail(l.from[path+".anchor"], path+".anchor", string(lim.Anchor)+" is of rates only: a call counts until it has ended", "finish")
-	}
 }
 
 // checkQueues checks what no value shows by itself: that the limits of the queues exist.

@@ -14,7 +14,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/callq/callq"
-	"github.com/callq/callq/internal/limit"
 )
 
 const reference = "../../../docs/configuration.md"
@@ -75,7 +74,7 @@ func writeReference(t *testing.T) string {
 // writeRows writes a row for each value below a field; of a map, as if it had an entry NAME.
 func writeRows(b *strings.Builder, f reflect.StructField, path, plain string, about map[string]string) {
 	kind := f.Type
-	if kind.Kind() == reflect.Map {
+	if isNames(kind) {
 		kind, path = kind.Elem(), path+".NAME"
 	}
 	if kind.Kind() == reflect.Struct && isSection(kind) {
@@ -96,7 +95,7 @@ func typeName(t reflect.Type) string {
 	names := map[reflect.Type]string{
 		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
 		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration",
-		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate",
+		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
 	}
 	if name, ok := names[t]; ok {
 		return name

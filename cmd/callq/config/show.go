@@ -5,8 +5,6 @@ import (
 	"reflect"
 	"strings"
 	"time"
-
-	"github.com/callq/callq/internal/limit"
 )
 
 // Value is a setting that is in force.
@@ -29,8 +27,24 @@ func (c *Config) Values() []Value {
 				return
 			}
 		}
-		all = append(all, Value{Key: path, Value: shown(f, v), Source: c.Origin(path), Via: c.from[path].via})
+		value := shown(f, v)
+		if rest, ok := strings.CutPrefix(path, "limits."); ok && f.Tag.Get("key") == "rate" {
+			value = c.Limits[strings.TrimSuffix(rest, ".rate")].rates()
+		}
+		all = append(all, Value{Key: path, Value: value, Source: c.Origin(path), Via: c.from[path].via})
 	})
+	return all
+}
+
+// rates are a limit's in the one form in which rates are echoed.
+func (lim Limit) rates() any {
+	var all []string
+	for _, w := range lim.Windows {
+		all = append(all, w.Rate.String())
+	}
+	if len(all) == 1 {
+		return all[0]
+	}
 	return all
 }
 
@@ -50,8 +64,10 @@ func shown(f reflect.StructField, v reflect.Value) any {
 			return formatDuration(x.Min)
 		}
 		return formatDuration(x.Min) + ".." + formatDuration(x.Max)
-	case limit.Rate:
-		return x.String()
+	case Rates:
+		return append([]string{}, x...)
+	case Overrides:
+		return x
 	}
 	text := v.String()
 	switch check := f.Tag.Get("check"); {

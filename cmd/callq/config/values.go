@@ -19,8 +19,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
-
-	"github.com/callq/callq/internal/limit"
 )
 
 // Backoff bounds the wait before a retry: it doubles from Min up to Max, with jitter.
@@ -48,8 +46,24 @@ func setField(v reflect.Value, f reflect.StructField, text string) (err error) {
 		*p, err = within(text, allowed, parseBytes)
 	case *Backoff:
 		*p, err = parseBackoff(text, allowed)
-	case *limit.Rate:
-		*p, err = limit.ParseRate(text)
+	case *Rates:
+		*p = nil
+		for item := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
+			if err = checkRate(strings.TrimSpace(item)); err != nil {
+				break
+			}
+			*p = append(*p, strings.TrimSpace(item))
+		}
+	case *Overrides:
+		*p = Overrides{}
+		for item := range strings.SplitSeq(text, ",") {
+			key, units, ok := strings.Cut(item, "=")
+			if err = checkOverride(strings.TrimSpace(units)); err != nil || !ok {
+				err = cmp.Or(err, errors.New(Quote(item)+" is not key=rate"))
+				break
+			}
+			(*p)[strings.TrimSpace(key)] = strings.TrimSpace(units)
+		}
 	case *[]string:
 		*p = nil
 		seen := map[string]bool{}
@@ -105,6 +119,12 @@ func checkString(f reflect.StructField, text string) error {
 		return checkSecretHost(text)
 	case "password":
 		return nil
+	case "rate":
+		return checkRate(text)
+	case "override":
+		return checkOverride(text)
+	case "zone":
+		return checkZone(text)
 	case "variable":
 		return checkVariable(text)
 	}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+// What limits that are no sliding windows need to be shown: since when fixed windows count, and the charges of
+// token buckets. As the claim has them, but without locks.
+
+type counted struct {
+	names []string
+	at    []time.Time
+}
+
+// calendarSince is since when each fixed window counts.
+func calendarSince(ctx context.Context, db ledger.DB) (since counted, err error) {
+	rows, err := db.Query(ctx, shapesSQL)
+	if err != nil {
+		return since, fmt.Errorf("read limits: %w", err)
+	}
+	var name string
+	var r limit.Rate
+	var now time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&name, &r.Units, &r.Window, &r.Shape, &now}, func() error {
+		since.names, since.at = append(since.names, name), append(since.at, r.Since(now, 0))
+		return nil
+	}); err != nil {
+		return since, fmt.Errorf("read limits: %w", err)
+	}
+	return since, nil
+}
+
+const shapesSQL = `
+SELECT name, rate, window_size, shape, clock_timestamp() FROM call_limits WHERE shape ->> 'algorithm' = 'fixed_window'`
+
+// readCharges reads what was given out of the token buckets among the limits, by limit and key; of those per key,
+// of this key, unless it is nil.
+func readCharges(ctx context.Context, db ledger.DB, limits []limitRow, key *string) (map[string]map[string][]limit.Charge, error) {
+	charges := map[string]map[string][]limit.Charge{}
+	var names []string
+	for _, l := range limits {
+		if l.Shape.Algorithm == limit.TokenBucket {
+			names = append(names, l.Name)
+			charges[l.Name] = map[string][]limit.Charge{}
+		}
+	}
+	if names = slices.Compact(names); len(names) == 0 {
+		return charges, nil
+	}
+	rows, err := db.Query(ctx, chargesSQL, names, key)
+	if err != nil {
+		return nil, fmt.Errorf("read charges: %w", err)
+	}
+	var name, of string
+	var c limit.Charge
+	if _, err := pgx.ForEachRow(rows, []any{&name, &of, &c.Until, &c.Units}, func() error {
+		charges[name][of] = append(charges[name][of], c)
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read charges: %w", err)
+	}
+	return charges, nil
+}
+
+const chargesSQL = `
+WITH asked AS (
+    SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
+)
+SELECT u.name, u.key, CASE a.starts
+        WHEN 'start' THEN coalesce(o.started_at + o.send_within + a.slack, far.away)
+        WHEN 'dispatch' THEN o.claimed_at
+        ELSE far.away END, u.cost
+FROM call_open o
+CROSS JOIN (SELECT now() + interval '100 years' AS away) far
+CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+CROSS JOIN LATERAL (
+    SELECT *, coalesce(anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) AS starts FROM asked WHERE name = u.name
+) a
+WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END
+UNION ALL
+SELECT u.limit_name, u.key, u.bucket, u.used
+FROM call_usage u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since
+WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END`

@@ -1,0 +1,237 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+func shaped(t *testing.T, name, rate string, algorithm limit.Algorithm, burst int64, zone string) dispatcher.LimitRule {
+	t.Helper()
+	r, err := limit.Parse(rate, algorithm, burst, zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dispatcher.LimitRule{Name: name, Rate: r}
+}
+
+// opened is how many calls a tick claims, and ends them.
+func (s *system) opened(r dispatcher.Rules) int {
+	s.t.Helper()
+	s.once(r)
+	n := one[int](s, `SELECT count(*) FROM call_open`)
+	if n > 0 {
+		s.start(time.Hour)
+		s.finish()
+	}
+	return n
+}
+
+// A token bucket gives out its burst, then what has come in since; what has not started has not left it.
+func TestTokenBucket(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	s.calls("default", 100)
+	r := rules(shaped(t, "api", "1/h", limit.TokenBucket, 5, ""))
+	s.once(r)
+	s.once(r)
+	s.want(`SELECT count(*) = 5 FROM call_open`)
+	s.start(time.Hour)
+	s.finish()
+	if n := s.opened(r); n != 0 {
+		t.Errorf("%d more were claimed of an empty bucket", n)
+	}
+	s.verify()
+	s.exec(`UPDATE call_usage SET bucket = bucket - interval '170 minutes'`)
+	if n := s.opened(r); n != 2 {
+		t.Errorf("%d were claimed after nearly three hours, want 2", n)
+	}
+	s.exec(`UPDATE call_usage SET bucket = bucket - interval '30 hours'`)
+	if n := s.opened(r); n != 5 {
+		t.Errorf("%d were claimed after a day, want 5", n)
+	}
+}
+
+func TestTokenBucketPerKeyByCost(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	rule := shaped(t, "api", "1/h", limit.TokenBucket, 10, "")
+	rule.PerKey, rule.CountCost = true, true
+	s.exec(`INSERT INTO call_queue (key, cost) VALUES ('a', 7), ('a', 4), ('b', 10), ('c', 11)`)
+	s.once(rules(rule))
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
+	s.want(`SELECT error_message = 'cost 11 is over limit api, which allows 1 per 1h, token bucket, burst 10' FROM call_queue WHERE id = 4`)
+	s.start(time.Hour)
+	s.finish()
+	s.exec(`UPDATE call_usage SET bucket = bucket - interval '80 minutes'`)
+	s.once(rules(rule)) // 10 - 7 + 1
+	s.want(`SELECT array_agg(call_id) = '{2}' FROM call_open`)
+}
+
+// A fixed window gives all of its units out in each window of its calendar.
+func TestFixedWindow(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	s.calls("default", 100)
+	r := rules(shaped(t, "api", "3/mo", limit.FixedWindow, 0, "Asia/Tokyo"))
+	if n := s.opened(r) + s.opened(r); n != 3 {
+		t.Errorf("%d were claimed, want 3", n)
+	}
+	s.want(`SELECT bool_and(bucket = date_trunc('hour', bucket)) FROM call_usage`)
+	s.verify()
+	s.exec(`UPDATE call_usage SET bucket = bucket - interval '32 days'`)
+	if n := s.opened(r); n != 3 {
+		t.Errorf("%d were claimed a month later, want 3", n)
+	}
+}
+
+// A limit that becomes another algorithm's counts what was used under the former.
+func TestAlgorithmIsChanged(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	s.calls("default", 100)
+	if n := s.opened(rules(sliding("api", 4, time.Hour))); n != 4 {
+		t.Fatalf("%d were claimed", n)
+	}
+	for _, c := range []struct {
+		rule dispatcher.LimitRule
+		want int
+	}{
+		{shaped(t, "api", "6/mo", limit.FixedWindow, 0, ""), 2},
+		{shaped(t, "api", "1/h", limit.TokenBucket, 9, ""), 3},
+		{sliding("api", 9, time.Hour), 0},
+	} {
+		if n := s.opened(rules(c.rule)); n != c.want {
+			t.Errorf("as %s: %d more were claimed, want %d", c.rule.Rate, n, c.want)
+		}
+		s.verify()
+	}
+}
+
+// Keys may have another rate than the others; lowering it recalls what is beyond.
+func TestOverrides(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	for _, key := range []string{"", "big", "small", "x"} {
+		s.keyed(key, 10)
+	}
+	rule := perKey("each", 3, time.Hour)
+	rule.Overrides = map[string]int64{"big": 7, "small": 1}
+	s.once(rules(rule))
+	if got := s.open(); got != ":3 big:7 small:1 x:3" {
+		t.Errorf("open %s", got)
+	}
+	rule.Overrides = map[string]int64{"big": 5, "": 4}
+	s.once(rules(rule))
+	if got := s.open(); got != ":4 big:5 small:3 x:3" {
+		t.Errorf("open %s after the overrides were changed", got)
+	}
+	s.start(time.Hour)
+	s.finish()
+	s.once(rules(rule))
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.verify()
+	s.exec(`UPDATE call_limit_changes SET overrides = '{"big": 4}'`)
+	report, err := ledger.Verify(t.Context(), s.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, f := range report.Findings {
+		found = append(found, f.Detail)
+	}
+	if all := strings.Join(found, "; "); len(found) != 2 || !strings.Contains(all, "number 5 of 4 for key big") || !strings.Contains(all, "number 4 of 3") {
+		t.Errorf("verify found %q", found)
+	}
+}
+
+// What a call may cost is its key's matter.
+func TestOverridesByCost(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	rule := perKey("each", 10, time.Hour)
+	rule.CountCost, rule.Overrides = true, map[string]int64{"big": 100, "small": 5}
+	s.exec(`INSERT INTO call_queue (key, cost) VALUES ('big', 100), ('big', 101), ('small', 6), ('small', 5), ('x', 11), ('x', 10)`)
+	s.once(rules(rule))
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,4,6}' FROM call_open`)
+	s.want(`SELECT array_agg(id ORDER BY id) = '{2,3,5}' FROM call_queue WHERE status = 'failed'`)
+}
+
+// An operator's rate keeps the algorithm, until it is reset, whatever is published meanwhile.
+func TestSetKeepsTheShape(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	calendar := shaped(t, "calendar", "10/1d", limit.FixedWindow, 0, "Europe/Berlin")
+	bucket := shaped(t, "bucket", "10/s", limit.TokenBucket, 50, "")
+	own := perKey("own", 3, time.Hour)
+	own.Overrides = map[string]int64{"big": 7}
+	r := rules(calendar, bucket, own)
+	s.publish(r)
+	set := func(name string, to limit.Rate) error {
+		_, err := dispatcher.SetLimit(context.Background(), s.pool, name, to, "tester")
+		return err
+	}
+	for name, to := range map[string]limit.Rate{
+		"calendar": {Units: 5, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1mo"}},
+		"bucket":   {Units: 5, Window: time.Minute}, "own": {Units: 2, Window: time.Hour},
+	} {
+		if err := set(name, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.publish(r)
+	s.want(`SELECT shape = '{"algorithm": "fixed_window", "period": "1mo", "timezone": "Europe/Berlin"}' AND rate = 5 FROM call_limits WHERE name = 'calendar'`)
+	s.want(`SELECT shape = '{"algorithm": "token_bucket", "period": "1m", "burst": 50}' AND rate = 5 FROM call_limits WHERE name = 'bucket'`)
+	s.want(`SELECT rate = 2 AND overrides = '{"big": 7}' FROM call_limits WHERE name = 'own'`)
+	for name, to := range map[string]limit.Rate{
+		"calendar": {Units: 5, Window: time.Millisecond}, "bucket": {Units: 5, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1mo"}},
+		"own": {Units: 2, Window: time.Minute},
+	} {
+		if err := set(name, to); !errors.As(err, new(dispatcher.SettingError)) {
+			t.Errorf("%s set to %+v: %v, want a SettingError", name, to, err)
+		}
+	}
+	for _, name := range []string{"calendar", "bucket", "own"} {
+		if _, err := dispatcher.ResetLimit(t.Context(), s.pool, name, "tester"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.want(`SELECT shape ->> 'period' = '1d' AND rate = 10 FROM call_limits WHERE name = 'calendar'`)
+	s.want(`SELECT shape ->> 'period' = '1s' AND rate = 10 FROM call_limits WHERE name = 'bucket'`)
+	if again := s.publish(r); len(again) > 0 {
+		t.Errorf("publishing the same again changed %v", again)
+	}
+}
+
+// While live processes publish different ones, the fewest units hold for each key; of a bucket also the
+// smaller burst. Of two algorithms neither is the stricter.
+func TestStricterShapes(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	a, b := perKey("own", 3, time.Hour), perKey("own", 4, time.Hour)
+	a.Overrides, b.Overrides = map[string]int64{"big": 9, "odd": 8}, map[string]int64{"big": 7}
+	bucketA, bucketB := shaped(t, "bucket", "10/s", limit.TokenBucket, 50, ""), shaped(t, "bucket", "20/s", limit.TokenBucket, 40, "")
+	first, second := s.joined(rules(a, bucketA)), s.joined(rules(b, bucketB))
+	s.tick(first)
+	s.tick(second)
+	s.want(`SELECT rate = 3 AND overrides = '{"big": 7, "odd": 4}' FROM call_limits WHERE name = 'own'`)
+	s.want(`SELECT rate = 10 AND shape ->> 'burst' = '40' FROM call_limits WHERE name = 'bucket'`)
+	_, err := dispatcher.Publish(t.Context(), s.pool, rules(a, shaped(t, "bucket", "10/d", limit.FixedWindow, 0, "")))
+	if !errors.As(err, new(*dispatcher.ConflictError)) {
+		t.Errorf("another algorithm: %v, want a ConflictError", err)
+	}
+}
