@@ -27,7 +27,7 @@ type Why struct {
 // Explain says why a call stands where it does.
 func Explain(ctx context.Context, pool *pgxpool.Pool, call *callqueue.Record) (Why, error) {
 	c := circumstances{call: call}
-	err := pgx.BeginTxFunc(ctx, pool, snapshot(), func(tx pgx.Tx) error { return c.read(ctx, tx) })
+	err := InSnapshot(ctx, pool, func(tx pgx.Tx) error { return c.read(ctx, tx) })
 	if err != nil {
 		return Why{}, err
 	}

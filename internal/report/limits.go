@@ -52,6 +52,9 @@ func (l Limit) Holds() string {
 	return text
 }
 
+// Idle says that no queue uses it.
+func (l Limit) Idle() bool { return len(l.Queues) == 0 }
+
 // StateText says whether it is open, until when not, and whether keys are paused.
 func (l Limit) StateText() string {
 	return l.stateUntil(Short(l.State)) + keysPaused(l.PausedKeys)

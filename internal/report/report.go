@@ -13,13 +13,14 @@ import (
 	"unicode"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/ledger"
 )
 
-// snapshot is how several statements read the same.
-func snapshot() pgx.TxOptions {
-	return pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+// InSnapshot runs what reads with several statements, so that all of them see the same.
+func InSnapshot(ctx context.Context, pool *pgxpool.Pool, read func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, read)
 }
 
 // Compiling a plan takes longer than it runs.

@@ -19,7 +19,9 @@ type Status struct {
 	Limits    []Limit     `json:"limits"`
 	Workers   []Worker    `json:"workers"`
 	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
-	Oldest    *Oldest     `json:"oldest"`    // due call; nil: none is due
+	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
+	Dispatchers []string `json:"dispatchers"`
+	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is due
 }
 
 // Queue is a queue that is in force or that calls wait in.
@@ -114,7 +116,7 @@ type Oldest struct {
 // ReadStatus reads all of it in one snapshot.
 func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 	s := &Status{}
-	err := pgx.BeginTxFunc(ctx, pool, snapshot(), func(tx pgx.Tx) error {
+	err := InSnapshot(ctx, pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, beginSQL).Scan(&s.At); err != nil {
 			return fmt.Errorf("read the clock: %w", err)
 		}
@@ -132,6 +134,9 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if s.Limits, err = ReadLimits(ctx, tx); err != nil {
 			return err
 		}
+		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {
+			return err
+		}
 		s.Oldest, err = ReadOldest(ctx, tx)
 		return err
 	})
@@ -143,6 +148,15 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		inUTC(&s.Workers[i].StartedAt, &s.Workers[i].BeatAt)
 	}
 	return s, nil
+}
+
+func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
+	live, err := dispatcher.Live(ctx, db)
+	names := make([]string, len(live))
+	for i, d := range live {
+		names[i] = d.By
+	}
+	return names, err
 }
 
 // ReadOldest is nil where no call is due.

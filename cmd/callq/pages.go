@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/pages"
+)
+
+const (
+	pageWithin = 5 * time.Second
+	pageConns  = 2 // beside those of the parts; made when somebody looks
+	pageIdle   = time.Minute
+)
+
+// openPages makes the pages for a listener, on connections of their own; nil: they are turned off.
+func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *slog.Logger) (http.Handler, func(), error) {
+	if !cfg.HTTP.Pages {
+		return nil, func() {}, nil
+	}
+	pool, err := openPagesPool(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	handler, err := pages.New(pages.Config{
+		Pool: pool, Timeout: pageWithin, Address: address, Listen: cfg.HTTP.Listen, Logger: log,
+		Explain: func(err error) (away bool, text string) { return isUnreachable(err), oneLine(explained(err).Error()) },
+	})
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return handler, func() { closePool(pool, log) }, nil
+}
+
+// openPagesPool makes connections that read only, and not for long.
+func openPagesPool(ctx context.Context, cfg *config.Config) (*pgxpool.Pool, error) {
+	settings := commandSettings()
+	settings["default_transaction_read_only"] = "on"
+	settings["statement_timeout"] = pageWithin.String()
+	pc, err := poolConfig(cfg, settings, pageConns)
+	if err != nil {
+		return nil, err
+	}
+	pc.MaxConnIdleTime = pageIdle
+	// What nobody waits for any more ends in Postgres too; behind a pooler, where statement_timeout is not set,
+	// this alone ends it.
+	pc.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: time.Second}
+	}
+	return pgxpool.NewWithConfig(ctx, pc)
+}
