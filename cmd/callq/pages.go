@@ -38,6 +38,10 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 		pool.Close()
 		return nil, nil, err
 	}
+	if tcp, ok := address.(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
+		log.WarnContext(ctx, "pages show calls to all who reach this address, and ask for no password", "address", address.String(),
+			"fix", "bar the way to it, or set http.pages: false (CALLQ_HTTP_PAGES)")
+	}
 	return handler, func() { closePool(pool, log) }, nil
 }
 

@@ -121,6 +121,23 @@ func TestPagesConnections(t *testing.T) {
 	}
 }
 
+// Who shows the pages to a network is told so, unless they are off.
+func TestPagesBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	w := world{t: t, postgres: noPostgres, redis: noRedis}
+	for config, warns := range map[string]bool{
+		"http: {listen: ':0'}": true, "http: {listen: ':0', pages: false}": false, "http: {listen: 127.0.0.1:0}": false,
+	} {
+		w.config = config
+		d := w.start("work")
+		eventually(t, "it waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting") })
+		if log := d.stderr.String(); strings.Contains(log, "level=WARN msg=\"pages show calls to all") != warns {
+			t.Errorf("%s: %s", config, log)
+		}
+		d.end()
+	}
+}
+
 func TestPagesOff(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
