@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/cmd/callq/config"
@@ -45,7 +43,8 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 	return handler, func() { closePool(pool, log) }, nil
 }
 
-// openPagesPool makes connections that read only, and not for long.
+// openPagesPool makes connections that read only, and not for long. Behind a pooler statement_timeout is not set; but
+// pgx has Postgres end what nobody waits for any more.
 func openPagesPool(ctx context.Context, cfg *config.Config) (*pgxpool.Pool, error) {
 	settings := commandSettings()
 	settings["default_transaction_read_only"] = "on"
@@ -55,10 +54,5 @@ func openPagesPool(ctx context.Context, cfg *config.Config) (*pgxpool.Pool, erro
 		return nil, err
 	}
 	pc.MaxConnIdleTime = pageIdle
-	// What nobody waits for any more ends in Postgres too; behind a pooler, where statement_timeout is not set,
-	// this alone ends it.
-	pc.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: time.Second}
-	}
 	return pgxpool.NewWithConfig(ctx, pc)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"strings"
@@ -97,7 +98,7 @@ func TestPagesOfAll(t *testing.T) {
 	}
 }
 
-// What the pages' connections may do, and for how long.
+// What the pages' connections may do, and for how long: what nobody waits for any more ends in Postgres too.
 func TestPagesConnections(t *testing.T) {
 	t.Parallel()
 	cfg, err := config.Load(config.Source{Environ: newWorld(t).environ()})
@@ -119,6 +120,36 @@ func TestPagesConnections(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SHOW statement_timeout`).Scan(&bound); err != nil || bound != "5s" {
 		t.Errorf("statement_timeout %s, %v", bound, err)
 	}
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `SET statement_timeout = 0`); err != nil { // as behind a pooler
+		t.Fatal(err)
+	}
+	sleeping := func() bool {
+		var is bool
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(600)')`).Scan(&is)
+		if err != nil {
+			t.Error(err)
+		}
+		return is
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, `SELECT pg_sleep(600)`)
+		ended <- err
+	}()
+	eventually(t, "it runs", sleeping)
+	leave()
+	if err := <-ended; err == nil {
+		t.Error("it slept to its end")
+	}
+	eventually(t, "it has ended in Postgres", func() bool { return !sleeping() })
 }
 
 // Who shows the pages to a network is told so, unless they are off.
