@@ -175,11 +175,11 @@ func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 	}
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil || id < 1 {
-		return nil, &refusal{http.StatusNotFound, "This is not the id of a call: a whole number from 1 on."}
+		return nil, &refusal{status: http.StatusNotFound, text: "This is not the id of a call: a whole number from 1 on."}
 	}
 	record, err := p.client.Get(ctx, id)
 	if errors.Is(err, callqueue.ErrNotFound) {
-		return nil, &refusal{http.StatusNotFound, fmt.Sprintf("There is no call %d: it was never inserted here, or has been removed.", id)}
+		return nil, &refusal{status: http.StatusNotFound, text: fmt.Sprintf("There is no call %d: it was never inserted here, or has been removed.", id)}
 	}
 	if err != nil {
 		return nil, err

@@ -82,7 +82,7 @@ func New(cfg Config) (http.Handler, error) {
 	mux.HandleFunc("/limits/{name}", p.show(p.limit))
 	mux.HandleFunc("/queues/{name}", p.show(p.queue))
 	mux.HandleFunc("/", p.show(func(context.Context, *http.Request) (*page, error) {
-		return nil, &refusal{http.StatusNotFound, "There is no such page."}
+		return nil, &refusal{status: http.StatusNotFound, text: "There is no such page."}
 	}))
 	return p.guard(mux), nil
 }
@@ -104,11 +104,11 @@ func (p *pages) guard(next http.Handler) http.Handler {
 		}
 		switch {
 		case !known(r.Host):
-			p.refuse(w, &refusal{http.StatusMisdirectedRequest, fmt.Sprintf("This callq listens on loopback, and is not known as %q there: "+
+			p.refuse(w, &refusal{status: http.StatusMisdirectedRequest, text: fmt.Sprintf("This callq listens on loopback, and is not known as %q there: "+
 				"ask for localhost or 127.0.0.1. A proxy before it should send that as the Host.", r.Host)})
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
-			p.refuse(w, &refusal{http.StatusMethodNotAllowed, "The pages only show. What changes something is the command line's."})
+			p.refuse(w, &refusal{status: http.StatusMethodNotAllowed, text: "The pages only show. What changes something is the command line's."})
 		default:
 			next.ServeHTTP(w, r)
 		}
@@ -130,6 +130,7 @@ type page struct {
 type refusal struct {
 	status int
 	text   string
+	every  int // seconds after which it is asked again; 0: never
 }
 
 func (r *refusal) Error() string { return r.text }
@@ -142,7 +143,11 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) h
 		switch {
 		case r.Context().Err() != nil: // nobody waits for it
 		case err != nil:
-			p.refuse(w, p.refusalOf(r, err))
+			why := p.refusalOf(r, err)
+			if why.status == http.StatusServiceUnavailable { // who watches sees when it is over
+				why.every, _ = everyOf(r.URL.Query())
+			}
+			p.refuse(w, why)
 		default:
 			p.write(w, http.StatusOK, shown)
 		}
@@ -158,21 +163,21 @@ func (p *pages) refusalOf(r *http.Request, err error) *refusal {
 	pg, _ := errors.AsType[*pgconn.PgError](err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), pg != nil && pg.Code == "57014": // cancelled, as statement_timeout does
-		return &refusal{http.StatusServiceUnavailable, fmt.Sprintf("Postgres did not answer within %s.", p.Timeout)}
+		return &refusal{status: http.StatusServiceUnavailable, text: fmt.Sprintf("Postgres did not answer within %s.", p.Timeout)}
 	case away:
-		return &refusal{http.StatusServiceUnavailable, "Postgres cannot be reached: " + text}
+		return &refusal{status: http.StatusServiceUnavailable, text: "Postgres cannot be reached: " + text}
 	case pg != nil && (pg.Code == "42P01" || pg.Code == "42703" || pg.Code == "42883"): // no such table, column, function
-		return &refusal{http.StatusServiceUnavailable, "The database has not the schema of this callq: `callq doctor` says more. " + text}
+		return &refusal{status: http.StatusServiceUnavailable, text: "The database has not the schema of this callq: `callq doctor` says more. " + text}
 	}
 	p.Logger.ErrorContext(r.Context(), "page not shown", "path", r.URL.Path, "err", err)
 	if pg != nil && pg.Code == "42501" {
 		text += "; `callq migrate roles` grants what callq's roles need"
 	}
-	return &refusal{http.StatusInternalServerError, "This page cannot be shown: " + text}
+	return &refusal{status: http.StatusInternalServerError, text: "This page cannot be shown: " + text}
 }
 
 func (p *pages) refuse(w http.ResponseWriter, r *refusal) {
-	p.write(w, r.status, &page{Template: "refusal", Title: http.StatusText(r.status), Body: r.text})
+	p.write(w, r.status, &page{Template: "refusal", Title: http.StatusText(r.status), Every: r.every, Body: r.text})
 }
 
 // write writes a page that is whole.

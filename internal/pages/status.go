@@ -50,12 +50,9 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	every := 0
-	if text := q.Get("every"); text != "" {
-		every, err = strconv.Atoi(text)
-		if err != nil || every < leastEvery || every > mostEvery {
-			return nil, badQuery("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
-		}
+	every, err := everyOf(q)
+	if err != nil {
+		return nil, err
 	}
 	s, err := report.ReadStatus(ctx, p.Pool)
 	if err != nil {
@@ -75,6 +72,18 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 		s.Queues = s.Queues[:mostQueues]
 	}
 	return &page{Template: "status", Title: "Status", Here: "status", Every: every, Body: body}, nil
+}
+
+func everyOf(q url.Values) (int, error) {
+	text := q.Get("every")
+	if text == "" {
+		return 0, nil
+	}
+	every, err := strconv.Atoi(text)
+	if err != nil || every < leastEvery || every > mostEvery {
+		return 0, badQuery("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
+	}
+	return every, nil
 }
 
 // notices are what an operator should know at once: the worst first.
@@ -138,7 +147,7 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 			return err
 		}
 		if body.LimitDetails == nil {
-			return &refusal{http.StatusNotFound, "There is no limit of this name. It was never published, or has been taken away."}
+			return &refusal{status: http.StatusNotFound, text: "There is no limit of this name. It was never published, or has been taken away."}
 		}
 		all, err := report.ReadForecasts(ctx, tx)
 		if i := slices.IndexFunc(all, func(f report.Forecast) bool { return f.Limit == name }); i >= 0 {
@@ -179,7 +188,7 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 		}
 		i := slices.IndexFunc(queues, func(q report.Queue) bool { return q.Name == name })
 		if i < 0 {
-			return &refusal{http.StatusNotFound, "There is no queue of this name: it is in no process's configuration, and no call waits in it. " +
+			return &refusal{status: http.StatusNotFound, text: "There is no queue of this name: it is in no process's configuration, and no call waits in it. " +
 				"Calls of it that have ended are in the list of calls."}
 		}
 		body.Queue = queues[i]
@@ -204,7 +213,7 @@ func named(r *http.Request) (string, error) {
 	}
 	name := r.PathValue("name")
 	if !isText(name) {
-		return "", &refusal{http.StatusNotFound, "There is nothing of this name: it is not valid UTF-8."}
+		return "", &refusal{status: http.StatusNotFound, text: "There is nothing of this name: it is not valid UTF-8."}
 	}
 	return name, nil
 }
@@ -229,5 +238,5 @@ func query(r *http.Request, allowed ...string) (url.Values, error) {
 }
 
 func badQuery(format string, args ...any) error {
-	return &refusal{http.StatusBadRequest, "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
+	return &refusal{status: http.StatusBadRequest, text: "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
 }
