@@ -53,6 +53,11 @@ func TestImports(t *testing.T) {
 			name: "internal/doctor", ours: []string{"dispatcher", "internal/lines", "migrations"},
 			modules: []string{pgx, redis},
 		},
+		{
+			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/ledger", "internal/limit", "internal/lines"},
+			modules: []string{pgx},
+		},
+		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report"}, modules: []string{pgx}},
 		{name: "internal/relay", modules: []string{redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},

@@ -3,6 +3,7 @@ package callqueue
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,9 @@ type Filter struct {
 	IDs []int64
 	// Before lets only ids below it through, if it is above 0: the last of a page gives the next.
 	Before int64
+	// After lets only ids above it through, if it is above 0. A list is then of those next above it: the first
+	// of a page gives the one before.
+	After int64
 }
 
 // Summary is a call in a list: its [Record] without what may be large.
@@ -41,7 +45,8 @@ type Summary struct {
 	FinishedAt   *time.Time `json:"finished_at"`
 }
 
-// List returns the newest calls that fit the filter, at most limit of them, by their ids downwards.
+// List returns the newest calls that fit the filter (those next above Filter.After, if that is set), at most
+// limit of them, by their ids downwards.
 func (c *Client) List(ctx context.Context, f Filter, limit int) ([]Summary, error) {
 	if f.looksAtNewest() {
 		list, err := c.list(ctx, f.listSQL(true), f.args(limit))
@@ -81,7 +86,7 @@ func (c *Client) Count(ctx context.Context, f Filter) (int64, error) {
 func (f Filter) args(limit int) pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"statuses": f.Statuses, "waiting": f.those(StatusNew, StatusError),
-		"queue": f.Queue, "task": f.Task, "key": f.Key, "ids": f.IDs, "before": f.Before, "limit": limit,
+		"queue": f.Queue, "task": f.Task, "key": f.Key, "ids": f.IDs, "before": f.Before, "after": f.After, "near": min(f.After, math.MaxInt64-recent) + recent, "limit": limit,
 	}
 }
 
@@ -104,28 +109,34 @@ func (f Filter) looksAtNewest() bool {
 // defaultQueue is also that of the calls whose queue is NULL.
 const defaultQueue = "default"
 
-// recent is how many of the newest ids are looked through before the index of all is.
+// recent is how many of the newest ids, or of those next above After, are looked through before the index of
+// all is.
 const recent = 20_000
-
-const newestSQL = "\nORDER BY c.id DESC\nLIMIT @limit::bigint"
 
 // listSQL finds the ids first, so that only what is listed is read as a whole. The ids of a narrow filter
 // are found by its index or among the newest: Postgres might go down the primary key to its end instead, in
 // the belief that they lie all over it.
 func (f Filter) listSQL(newest bool) string {
-	where, wrap := f.whereSQL(), "SELECT c.id FROM %s"+newestSQL
+	order := "DESC"
+	if f.After > 0 {
+		order = "ASC"
+	}
+	page := "\nORDER BY c.id " + order + "\nLIMIT @limit::bigint"
+	where, wrap := f.whereSQL(), "SELECT c.id FROM %s"+page
 	switch {
+	case newest && f.After > 0:
+		where += "\n  AND c.id <= @near::bigint"
 	case newest:
 		where += fmt.Sprintf(`
   AND c.id >= coalesce(nullif(@before::bigint, 0), (SELECT max(id) FROM call_queue)) - %d`, recent)
 	case f.isNarrow():
-		wrap = "SELECT c.id FROM (SELECT c.id FROM %s\nOFFSET 0) c" + newestSQL
+		wrap = "SELECT c.id FROM (SELECT c.id FROM %s\nOFFSET 0) c" + page
 	}
 	return yearsSQL + `
 SELECT ` + summarySQL + `
 FROM call_queue c, years
 WHERE c.id = ANY(ARRAY(
-    SELECT id FROM (` + f.idsSQL(where, wrap) + `) fit ORDER BY id DESC LIMIT @limit::bigint))
+    SELECT id FROM (` + f.idsSQL(where, wrap) + `) fit ORDER BY id ` + order + ` LIMIT @limit::bigint))
 ORDER BY c.id DESC`
 }
 
@@ -194,5 +205,6 @@ func (f Filter) whereSQL() string {
 	add(f.Key != nil && *f.Key != "", "c.key = @key::text")
 	add(f.IDs != nil, "c.id = ANY(@ids::bigint[])")
 	add(f.Before > 0, "c.id < @before::bigint")
+	add(f.After > 0, "c.id > @after::bigint")
 	return b.String()
 }

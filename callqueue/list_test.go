@@ -2,6 +2,7 @@ package callqueue
 
 import (
 	"encoding/json"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -64,6 +65,9 @@ func TestList(t *testing.T) {
 		if some() {
 			f.Before = random.Int64N(700)
 		}
+		if random.IntN(6) == 0 {
+			f.After = 1 + random.Int64N(700)
+		}
 		if random.IntN(10) == 0 {
 			f.IDs = []int64{0, 5, 9, 9, 102, 140, 590, 9999}
 		}
@@ -77,6 +81,27 @@ func TestList(t *testing.T) {
 		found += len(want)
 		if n, err := client.Count(t.Context(), f); err != nil || n != int64(len(want)) {
 			t.Errorf("%+v: counted %d, %v; want %d", f, n, err, len(want))
+		}
+		if f.After > 0 { // upwards, page by page
+			for page := f; ; {
+				list, err := client.List(t.Context(), page, limit)
+				if err != nil || len(list) > limit {
+					t.Fatalf("%+v: %d calls, %v", f, len(list), err)
+				}
+				var ids []int64
+				for _, c := range list {
+					ids = append(ids, c.ID)
+				}
+				got = append(ids, got...)
+				if len(list) < limit {
+					break
+				}
+				page.After = got[0]
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%+v: %v, want %v", f, got, want)
+			}
+			continue
 		}
 		for page := f; ; {
 			list, err := client.List(t.Context(), page, limit)
@@ -101,6 +126,9 @@ func TestList(t *testing.T) {
 	if one, err := client.List(t.Context(), Filter{IDs: []int64{}}, 5); err != nil || len(one) != 0 {
 		t.Errorf("of no ids: %v, %v", one, err)
 	}
+	if none, err := client.List(t.Context(), Filter{Queue: "q1", After: math.MaxInt64}, 5); err != nil || len(none) != 0 {
+		t.Errorf("above all ids: %v, %v", none, err)
+	}
 	running, err := client.List(t.Context(), Filter{IDs: []int64{140}}, 5)
 	if err != nil || len(running) != 1 || !running[0].Running || running[0].Status != StatusDispatched {
 		t.Errorf("one that runs: %+v, %v", running, err)
@@ -110,7 +138,7 @@ func TestList(t *testing.T) {
 func fits(f Filter, c Summary) bool {
 	return (len(f.Statuses) == 0 || slices.Contains(f.Statuses, c.Status)) &&
 		(f.Queue == "" || f.Queue == c.Queue) && (f.Task == "" || f.Task == c.Task) && (f.Key == nil || *f.Key == c.Key) &&
-		(f.IDs == nil || slices.Contains(f.IDs, c.ID)) && (f.Before == 0 || c.ID < f.Before)
+		(f.IDs == nil || slices.Contains(f.IDs, c.ID)) && (f.Before == 0 || c.ID < f.Before) && c.ID > f.After
 }
 
 // Among many calls that are done, a list reads a small part of them, whatever it is a list of, and whether
@@ -133,6 +161,10 @@ func TestListReadsLittle(t *testing.T) {
 		"only old ones":   {Key: new("old")},
 		"without a key":   {Key: new("")},
 		"failed of a key": {Key: new("k2"), Statuses: []Status{StatusFailed}},
+		"above one":       {After: 50_000},
+		"a queue's above": {Queue: "q3", After: 50_000},
+		"a rare queue's":  {Queue: "rare", After: 50_000},
+		"a key's above":   {Key: new("k2"), After: 50_000},
 	}
 	// What waits is found by the primary key: it is read from its end.
 	for _, s := range []Status{

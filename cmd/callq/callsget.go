@@ -2,17 +2,16 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/report"
 )
 
 func (p *program) callsGetCommand() *cobra.Command {
@@ -36,21 +35,7 @@ func (p *program) callsGetCommand() *cobra.Command {
 // shown is a call with its attempts.
 type shown struct {
 	*callqueue.Record
-	Ledger []attempt `json:"ledger"`
-}
-
-// attempt is a row of the ledger, or an open attempt: then its outcome is empty.
-type attempt struct {
-	Attempt    int             `json:"attempt" db:"attempt"`
-	Outcome    string          `json:"outcome" db:"outcome"`
-	ClaimedAt  time.Time       `json:"claimed_at" db:"claimed_at"`
-	StartedAt  *time.Time      `json:"started_at" db:"started_at"`
-	ArrivedBy  *time.Time      `json:"arrived_by" db:"arrived_by"`
-	FinishedAt *time.Time      `json:"finished_at" db:"finished_at"`
-	Cost       int64           `json:"cost" db:"cost"`
-	Worker     *string         `json:"worker" db:"worker"`
-	Error      *string         `json:"error" db:"error"`
-	Charged    json.RawMessage `json:"charged" db:"charged"`
+	Ledger []report.Attempt `json:"ledger"`
 }
 
 func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64) error {
@@ -63,7 +48,7 @@ func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64)
 		if err != nil {
 			return shown{}, err
 		}
-		ledger, err := attemptsOf(ctx, pool, id)
+		ledger, err := report.ReadAttempts(ctx, pool, id)
 		return shown{record, ledger}, err
 	})
 	if err != nil {
@@ -117,26 +102,6 @@ func printCalls[T any](p *program, calls []T, one bool, print func(T) error) err
 	return nil
 }
 
-func attemptsOf(ctx context.Context, pool *pgxpool.Pool, id int64) ([]attempt, error) {
-	attempts, err := collect[attempt](ctx, pool, "get attempts", attemptsSQL, id)
-	if err != nil {
-		return nil, err
-	}
-	for i := range attempts {
-		a := &attempts[i]
-		inUTC(&a.ClaimedAt, a.StartedAt, a.ArrivedBy, a.FinishedAt)
-	}
-	return attempts, nil
-}
-
-const attemptsSQL = `
-SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, worker, error, charged
-FROM call_attempts WHERE call_id = $1 AND attempt > 0
-UNION ALL
-SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, worker, NULL, '[]'
-FROM call_open WHERE call_id = $1
-ORDER BY attempt`
-
 func (p *program) printCall(c shown) error {
 	for _, field := range [][2]string{
 		{"id", strconv.FormatInt(c.ID, 10)},
@@ -166,22 +131,12 @@ func (p *program) printCall(c shown) error {
 	}
 	fmt.Fprintln(p.stdout)
 	return printTable(p.stdout, c.Ledger,
-		column[attempt]{"ATTEMPT", func(a attempt) string { return strconv.Itoa(a.Attempt) }},
-		column[attempt]{"OUTCOME", func(a attempt) string { return a.state() }},
-		column[attempt]{"CLAIMED AT", func(a attempt) string { return instant(&a.ClaimedAt) }},
-		column[attempt]{"STARTED AT", func(a attempt) string { return instant(a.StartedAt) }},
-		column[attempt]{"FINISHED AT", func(a attempt) string { return instant(a.FinishedAt) }},
-		column[attempt]{"WORKER", func(a attempt) string { return text(a.Worker) }},
-		column[attempt]{"ERROR", func(a attempt) string { return short(text(a.Error)) }},
+		column[report.Attempt]{"ATTEMPT", func(a report.Attempt) string { return strconv.Itoa(a.Attempt) }},
+		column[report.Attempt]{"OUTCOME", func(a report.Attempt) string { return a.State() }},
+		column[report.Attempt]{"CLAIMED AT", func(a report.Attempt) string { return instant(&a.ClaimedAt) }},
+		column[report.Attempt]{"STARTED AT", func(a report.Attempt) string { return instant(a.StartedAt) }},
+		column[report.Attempt]{"FINISHED AT", func(a report.Attempt) string { return instant(a.FinishedAt) }},
+		column[report.Attempt]{"WORKER", func(a report.Attempt) string { return text(a.Worker) }},
+		column[report.Attempt]{"ERROR", func(a report.Attempt) string { return short(text(a.Error)) }},
 	)
-}
-
-func (a attempt) state() string {
-	switch {
-	case a.Outcome != "":
-		return a.Outcome
-	case a.StartedAt != nil:
-		return "(running)"
-	}
-	return "(waits for a worker)"
 }

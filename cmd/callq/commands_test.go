@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/report"
 	"github.com/callq/callq/migrations"
 )
 
@@ -211,8 +212,8 @@ func TestStatus(t *testing.T) {
 	w.do("dispatch", "--once")
 	w.do("dispatch", "--once")
 
-	s := decode[status](t, w.do("status", "-o", "json"))
-	queues := map[string]queueRow{}
+	s := decode[report.Status](t, w.do("status", "-o", "json"))
+	queues := map[string]report.Queue{}
 	for _, q := range s.Queues {
 		queues[q.Name] = q
 	}

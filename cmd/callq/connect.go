@@ -79,6 +79,14 @@ func pooledSettings() map[string]string {
 
 // openPool makes a pool and does not connect.
 func openPool(ctx context.Context, cfg *config.Config, settings map[string]string, conns int) (*pgxpool.Pool, error) {
+	pc, err := poolConfig(cfg, settings, conns)
+	if err != nil {
+		return nil, err
+	}
+	return pgxpool.NewWithConfig(ctx, pc)
+}
+
+func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgxpool.Config, error) {
 	url, err := cfg.PostgresURL()
 	if err != nil {
 		return nil, err
@@ -89,7 +97,7 @@ func openPool(ctx context.Context, cfg *config.Config, settings map[string]strin
 	}
 	setMode(cfg, pc.ConnConfig, settings)
 	pc.MaxConns = int32(conns)
-	return pgxpool.NewWithConfig(ctx, pc)
+	return pc, nil
 }
 
 // await asks a server until it answers, for as long as --timeout. A refusal is final.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/report"
 )
 
 // Two processes with different files: the stricter holds, and every list says who wants what.
@@ -17,9 +18,9 @@ func TestProcessesDiffer(t *testing.T) {
 	wide.config = quiet + "limits: {api: {rate: 10/1h, slack: 1s}, own: {rate: 1/s}}\nqueues: {pay: {limits: [api]}, mail: {limits: [own]}}\n"
 	strict.config = quiet + "limits: {api: {rate: 6/1h, slack: 2s}}\nqueues: {pay: {limits: [api], max_attempts: 7}}\n"
 	other.config = quiet + "limits: {api: {concurrency: 4}}\nqueues: {pay: {limits: [api]}}\n"
-	limits := func() map[string]limitRow {
-		rows := map[string]limitRow{}
-		for _, l := range decode[[]limitRow](t, w.do("limits", "list", "-o", "json")) {
+	limits := func() map[string]report.Limit {
+		rows := map[string]report.Limit{}
+		for _, l := range decode[[]report.Limit](t, w.do("limits", "list", "-o", "json")) {
 			rows[l.Name] = l
 		}
 		return rows

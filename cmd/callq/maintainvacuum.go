@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/doctor"
+	"github.com/callq/callq/internal/report"
 )
 
 // vacuuming is how a vacuum is asked for.
@@ -137,10 +138,10 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 	if v.force {
 		return nil
 	}
-	var oldest *oldestRow
+	var oldest *report.Oldest
 	var open int64
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		if oldest, err = readOldest(ctx, tx); err != nil {
+		if oldest, err = report.ReadOldest(ctx, tx); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open)

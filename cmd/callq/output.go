@@ -7,7 +7,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
+
+	"github.com/callq/callq/internal/report"
 )
 
 // column is one of a table's.
@@ -58,44 +59,10 @@ func (p *program) printJSON(value any) error {
 	return e.Encode(value)
 }
 
-// printable keeps what producers wrote from moving the terminal's cursor.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, s)
-}
+// The words of package report, as tables here use them.
 
-// short cuts a text for a table.
-func short(s string) string {
-	if runes := []rune(s); len(runes) > 60 {
-		return string(runes[:59]) + "…"
-	}
-	return s
-}
-
-// instant writes a time in UTC; nil is a dash.
-func instant(t *time.Time) string {
-	if t == nil {
-		return "-"
-	}
-	return t.UTC().Format("2006-01-02 15:04:05Z")
-}
-
-// text writes what may be absent; nil is a dash.
-func text[T any](v *T) string {
-	if v == nil {
-		return "-"
-	}
-	return fmt.Sprint(*v)
-}
-
-// dash writes an empty text as a dash.
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func printable(s string) string   { return report.Printable(s) }
+func short(s string) string       { return report.Short(s) }
+func instant(t *time.Time) string { return report.Instant(t) }
+func text[T any](v *T) string     { return report.Text(v) }
+func dash(s string) string        { return report.Dash(s) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/report"
 )
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".
@@ -99,73 +100,20 @@ func pausable(what, name, key string) string {
 	return what + " " + name
 }
 
-// pauseRow is a pause that has not ended.
-type pauseRow struct {
-	Key    string     `json:"key" db:"key"` // empty: all
-	Until  *time.Time `json:"until" db:"until"`
-	Reason string     `json:"reason" db:"reason"`
-	At     time.Time  `json:"at" db:"at"`
-	By     string     `json:"by" db:"by"`
-}
-
-// keysPaused is what a state adds where keys are paused alone.
-func keysPaused(n int64) string {
-	switch n {
-	case 0:
-		return ""
-	case 1:
-		return ", 1 key paused"
-	}
-	return fmt.Sprintf(", %d keys paused", n)
-}
-
-func readPauses(ctx context.Context, db ledger.DB, what, name string) ([]pauseRow, error) {
-	pauses, err := collect[pauseRow](ctx, db, "read pauses", pausesSQL, what, name)
-	for i := range pauses {
-		inUTC(&pauses[i].At, pauses[i].Until)
-	}
-	return pauses, err
-}
-
-const pausesSQL = `
-SELECT key, nullif(until, 'infinity') AS until, reason, at, by
-FROM call_pauses
-WHERE what = $1 AND name = $2 AND until > clock_timestamp()
-ORDER BY key
-LIMIT 1000`
-
-// auditRow is a change of a limit or queue.
-type auditRow struct {
-	At     time.Time `json:"at" db:"at"`
-	By     string    `json:"by" db:"by"`
-	Change string    `json:"change" db:"change"`
-}
-
-func readAudit(ctx context.Context, db ledger.DB, what, name string) ([]auditRow, error) {
-	changes, err := collect[auditRow](ctx, db, "read the audit", auditSQL, what, name)
-	for i := range changes {
-		inUTC(&changes[i].At)
-	}
-	return changes, err
-}
-
-const auditSQL = `
-SELECT at, by, change FROM call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
-
-func (p *program) printPausesAndChanges(pauses []pauseRow, changes []auditRow) error {
+func (p *program) printPausesAndChanges(pauses []report.Pause, changes []report.Change) error {
 	if len(pauses) > 0 {
 		fmt.Fprintln(p.stdout)
 		err := printTable(p.stdout, pauses,
-			column[pauseRow]{"PAUSED KEY", func(r pauseRow) string { return dash(r.Key) }},
-			column[pauseRow]{"UNTIL", func(r pauseRow) string {
+			column[report.Pause]{"PAUSED KEY", func(r report.Pause) string { return dash(r.Key) }},
+			column[report.Pause]{"UNTIL", func(r report.Pause) string {
 				if r.Until == nil {
 					return "resumed"
 				}
 				return instant(r.Until)
 			}},
-			column[pauseRow]{"REASON", func(r pauseRow) string { return r.Reason }},
-			column[pauseRow]{"SINCE", func(r pauseRow) string { return instant(&r.At) }},
-			column[pauseRow]{"BY", func(r pauseRow) string { return r.By }},
+			column[report.Pause]{"REASON", func(r report.Pause) string { return r.Reason }},
+			column[report.Pause]{"SINCE", func(r report.Pause) string { return instant(&r.At) }},
+			column[report.Pause]{"BY", func(r report.Pause) string { return r.By }},
 		)
 		if err != nil {
 			return err
@@ -176,8 +124,8 @@ func (p *program) printPausesAndChanges(pauses []pauseRow, changes []auditRow) e
 	}
 	fmt.Fprintln(p.stdout)
 	return printTable(p.stdout, changes,
-		column[auditRow]{"CHANGED AT", func(r auditRow) string { return instant(&r.At) }},
-		column[auditRow]{"BY", func(r auditRow) string { return r.By }},
-		column[auditRow]{"CHANGE", func(r auditRow) string { return r.Change }},
+		column[report.Change]{"CHANGED AT", func(r report.Change) string { return instant(&r.At) }},
+		column[report.Change]{"BY", func(r report.Change) string { return r.By }},
+		column[report.Change]{"CHANGE", func(r report.Change) string { return r.Change }},
 	)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/report"
 )
 
 func (p *program) queuesCommand() *cobra.Command {
@@ -17,11 +18,11 @@ func (p *program) queuesCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				waiting, err := readWaiting(ctx, pool)
+				waiting, err := report.ReadWaiting(ctx, pool)
 				if err != nil {
 					return err
 				}
-				queues, err := readQueues(ctx, pool, waiting)
+				queues, err := report.ReadQueues(ctx, pool, waiting)
 				if err != nil {
 					return err
 				}
@@ -35,29 +36,20 @@ func (p *program) queuesCommand() *cobra.Command {
 	}, p.pauseCommand("queue"), p.resumeCommand("queue"))
 }
 
-func queueColumns() []column[queueRow] {
-	return []column[queueRow]{
-		{"QUEUE", func(q queueRow) string { return short(q.Name) }},
-		{"DUE", func(q queueRow) string { return strconv.FormatInt(q.Due, 10) }},
-		{"SCHEDULED", func(q queueRow) string { return strconv.FormatInt(q.Scheduled, 10) }},
-		{"DISPATCHED", func(q queueRow) string { return strconv.FormatInt(q.Dispatched, 10) }},
-		{"RUNNING", func(q queueRow) string { return strconv.FormatInt(q.Running, 10) }},
-		{"FAILED 24H", func(q queueRow) string { return strconv.FormatInt(q.Failed, 10) }},
-		{"LIMITS", func(q queueRow) string {
+func queueColumns() []column[report.Queue] {
+	return []column[report.Queue]{
+		{"QUEUE", func(q report.Queue) string { return short(q.Name) }},
+		{"DUE", func(q report.Queue) string { return strconv.FormatInt(q.Due, 10) }},
+		{"SCHEDULED", func(q report.Queue) string { return strconv.FormatInt(q.Scheduled, 10) }},
+		{"DISPATCHED", func(q report.Queue) string { return strconv.FormatInt(q.Dispatched, 10) }},
+		{"RUNNING", func(q report.Queue) string { return strconv.FormatInt(q.Running, 10) }},
+		{"FAILED 24H", func(q report.Queue) string { return strconv.FormatInt(q.Failed, 10) }},
+		{"LIMITS", func(q report.Queue) string {
 			if !q.Configured {
 				return "(not in the configuration: its calls wait)"
 			}
 			return dash(strings.Join(q.Limits, ","))
 		}},
-		{"STATE", func(q queueRow) string {
-			state := "open"
-			switch {
-			case q.PausedUntil != nil:
-				state = "paused until " + instant(q.PausedUntil) + ": " + short(*q.Paused)
-			case q.Paused != nil:
-				state = "paused: " + short(*q.Paused)
-			}
-			return state + keysPaused(q.PausedKeys)
-		}},
+		{"STATE", report.Queue.StateText},
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
@@ -113,7 +114,12 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	defer stopServing()
 	var listening sync.WaitGroup
 	if listener != nil {
-		handler := web.New(web.Config{Checks: checks(ctx, s, parts), Metrics: registry})
+		shown, closePages, err := openPages(ctx, cfg, listener.Addr(), log)
+		if err != nil {
+			return err
+		}
+		defer closePages()
+		handler := web.New(web.Config{Checks: checks(ctx, s, parts), Metrics: registry, Pages: shown})
 		listening.Go(func() { serveHTTP(serving, listener, handler, log) })
 	}
 	// A part that fails takes the others with it.
@@ -148,17 +154,21 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, role
 	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
 }
 
-// close closes the connections. A Postgres that has fallen silent is not waited for.
 func (s servers) close() {
+	closePool(s.pool, s.log)
+	if err := s.redis.Close(); err != nil {
+		s.log.Warn("Redis client not closed", "err", err)
+	}
+}
+
+// closePool closes connections. A Postgres that has fallen silent is not waited for.
+func closePool(pool *pgxpool.Pool, log *slog.Logger) {
 	closed := make(chan struct{})
-	go func() { s.pool.Close(); close(closed) }()
+	go func() { pool.Close(); close(closed) }()
 	select {
 	case <-closed:
 	case <-time.After(closeWithin):
-		s.log.Warn("connections to Postgres not closed: it does not answer")
-	}
-	if err := s.redis.Close(); err != nil {
-		s.log.Warn("Redis client not closed", "err", err)
+		log.Warn("connections to Postgres not closed: it does not answer")
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/callq/callq/internal/report"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -34,7 +35,7 @@ func TestStatusWatch(t *testing.T) {
 				return
 			}
 			for line := range strings.Lines(out.String()) {
-				decode[status](t, line)
+				decode[report.Status](t, line)
 			}
 		})
 	}

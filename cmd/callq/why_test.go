@@ -2,124 +2,11 @@ package main
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/report"
 )
-
-// Each thing that can keep a call from being made, alone and with others.
-func TestReasons(t *testing.T) {
-	t.Parallel()
-	now := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
-	later, before := now.Add(time.Hour), now.Add(-time.Minute)
-	full := limitRow{Name: "api", Rate: "5 per 1m", State: "open", Units: 5, Window: time.Minute, Occupied: 5}
-	for _, test := range []struct {
-		name   string
-		change func(*circumstances)
-		want   []string // code, and words of the text
-	}{
-		{"nothing", func(*circumstances) {}, []string{"next: nothing holds it up"}},
-		{"later", func(c *circumstances) { c.call.RunAt = later }, []string{"not_due: not due until 2026-11-21 10:00:00Z"}},
-		{"a retry", func(c *circumstances) {
-			c.call.RunAt, c.call.Status, c.call.FailedCount, c.call.ErrorMessage = later, callqueue.StatusError, 2, new("busy")
-		}, []string{"retry: failed 2 times and is tried again at 2026-11-21 10:00:00Z; the last time: busy"}},
-		{"a retry, once", func(c *circumstances) {
-			c.call.RunAt, c.call.Status, c.call.FailedCount, c.call.ErrorMessage = later, callqueue.StatusError, 1, new("busy")
-		}, []string{"retry: failed once and is tried again at 2026-11-21 10:00:00Z; the last time: busy"}},
-		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
-		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
-		{"a queue that nobody has", func(c *circumstances) { c.queue = nil }, []string{"no_queue: queue pay"}},
-		{"a paused queue", func(c *circumstances) {
-			c.pauses = []callPause{{What: "queue", Name: "pay", Reason: "incident", By: "ann"}}
-		}, []string{"paused: queue pay is paused until it is resumed: incident (by ann)"}},
-		{"a paused key", func(c *circumstances) {
-			c.pauses = []callPause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "owes", By: "ann"}}
-		}, []string{"paused: limit api, key k, is paused until 2026-11-21 10:00:00Z: owes (by ann)"}},
-		{"a paused limit", func(c *circumstances) {
-			c.limits = []limitRow{{Name: "api", State: "paused: incident", ShutUntil: &later}}
-		}, []string{"paused: limit api is paused: incident until 2026-11-21 10:00:00Z"}},
-		{"a shut limit", func(c *circumstances) { c.limits = []limitRow{{Name: "api", State: "shut: counting its usage"}} }, []string{"limit_shut: limit api is shut: counting its usage"}},
-		{"a full limit", func(c *circumstances) {
-			l := full
-			l.OpensAt = &later
-			c.limits = []limitRow{l}
-		}, []string{"limit_full: limit api is full: 5 of 5 units (5 per 1m) are occupied, and it takes 1; the next comes free at about 2026-11-21 10:00:00Z"}},
-		{"a limit full for a cost", func(c *circumstances) {
-			c.call.Cost = 3
-			l := full
-			l.CountCost, l.PerKey, l.Occupied, l.Room = true, true, 3, 2
-			c.limits = []limitRow{l}
-		}, []string{"limit_full: limit api, key k, is full: 3 of 5 units (5 per 1m) are occupied, and it takes 3"}},
-		{"room in a limit that counts calls", func(c *circumstances) {
-			c.call.Cost = 3
-			l := full
-			l.Room = 1
-			c.limits = []limitRow{l}
-		}, []string{"next: "}},
-		{"a full concurrency", func(c *circumstances) {
-			c.limits = []limitRow{{Name: "sockets", State: "open", Units: 2, Occupied: 2}}
-		}, []string{"limit_full: 2 of 2 run"}},
-		{"no worker for the task", func(c *circumstances) { c.workers = workforce{} }, []string{"no_worker: no live worker handles task sms"}},
-		{"no worker with the label", func(c *circumstances) {
-			c.queue.On, c.workers = "ip-a", workforce{Handle: 2}
-		}, []string{"no_worker: carries the label ip-a, which queue pay asks for"}},
-		{"busy workers", func(c *circumstances) { c.workers.Running = 20 }, []string{"workers_busy: 20 of 20 run"}},
-		{"no dispatcher", func(c *circumstances) { c.dispatchers = 0 }, []string{"no_dispatcher: "}},
-		{"all at once", func(c *circumstances) {
-			c.call.RunAt, c.dispatchers, c.workers, c.limits = later, 0, workforce{}, []limitRow{full}
-			c.pauses = []callPause{{What: "queue", Name: "pay"}}
-		}, []string{"not_due: ", "paused: ", "limit_full: ", "no_worker: ", "no_dispatcher: "}},
-
-		{"handed over", func(c *circumstances) { c.dispatched(2) }, []string{"handed_over: handed to the workers http 1m0s ago, and waits"}},
-		{"handed over to nobody", func(c *circumstances) { c.dispatched(0) }, []string{"no_worker: none of them lives"}},
-		{"running", func(c *circumstances) {
-			c.dispatched(1)
-			c.open.StartedAt, c.open.Deadline = &before, &later
-		}, []string{"running: attempt 3 runs on w1, started 1m0s ago"}},
-		{"past its deadline", func(c *circumstances) {
-			c.dispatched(1)
-			c.open.StartedAt, c.open.Deadline = &before, &before
-		}, []string{"overdue: past its deadline"}},
-		{"dispatched, and no attempt", func(c *circumstances) { c.call.Status = callqueue.StatusDispatched }, []string{"no_attempt: "}},
-		{"done", func(c *circumstances) { c.call.Status, c.call.FinishedAt = callqueue.StatusDone, &before }, []string{"done: since 2026-11-21 08:59:00Z"}},
-		{"failed", func(c *circumstances) {
-			c.call.Status, c.call.FinishedAt, c.call.ErrorMessage = callqueue.StatusFailed, &before, new("gave up")
-		}, []string{"failed: it failed at 2026-11-21 08:59:00Z: gave up; `callq calls retry 7`"}},
-		{"cancelled, and runs", func(c *circumstances) {
-			c.dispatched(1)
-			c.call.Status, c.call.FinishedAt, c.open.StartedAt = callqueue.StatusCancelled, &before, &before
-		}, []string{"running: ", "cancelled: at 2026-11-21 08:59:00Z"}},
-		{"no status of ours", func(c *circumstances) { c.call.Status = "odd" }, []string{`unknown: "odd"`}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			c := circumstances{
-				now:         now,
-				call:        &callqueue.Record{ID: 7, Queue: "pay", Task: "sms", Key: "k", Status: callqueue.StatusNew, Cost: 1, RunAt: before},
-				queue:       &ruleRow{Limits: []string{"api"}},
-				workers:     workforce{Handle: 2, Fit: 1, Slots: 20, Running: 19},
-				dispatchers: 1,
-			}
-			test.change(&c)
-			got := c.reasons()
-			if len(got) != len(test.want) {
-				t.Fatalf("%d reasons, want %d: %+v", len(got), len(test.want), got)
-			}
-			for i, r := range got {
-				code, words, _ := strings.Cut(test.want[i], ": ")
-				if r.Code != code || !strings.Contains(r.Text, words) {
-					t.Errorf("%s: %s; want %s", r.Code, r.Text, test.want[i])
-				}
-			}
-		})
-	}
-}
-
-func (c *circumstances) dispatched(takers int) {
-	c.call.Status = callqueue.StatusDispatched
-	c.open = &openRow{Attempt: 3, HandedAt: c.now.Add(-time.Minute), Pool: "http", Worker: new("w1"), Takers: takers}
-}
 
 // What it says of the dispatcher's own tables.
 func TestWhy(t *testing.T) {
@@ -133,9 +20,9 @@ func TestWhy(t *testing.T) {
 	for range 3 {
 		w.do("dispatch", "--once") // the second finds the limits counted
 	}
-	why := func(id string) callWhy {
+	why := func(id string) report.Why {
 		t.Helper()
-		return decode[callWhy](t, w.do("calls", "why", id, "-o", "json"))
+		return decode[report.Why](t, w.do("calls", "why", id, "-o", "json"))
 	}
 	has := func(id string, want ...string) {
 		t.Helper()

@@ -20,6 +20,7 @@ import (
 type Config struct {
 	Checks  []Check             // all must pass for /readyz
 	Metrics prometheus.Gatherer // nil: no /metrics
+	Pages   http.Handler        // of every other path; nil: there are none
 	Timeout time.Duration       // of each check; default 2 s
 }
 
@@ -30,7 +31,7 @@ type Check struct {
 	Run  func(context.Context) error
 }
 
-// New returns the handler of /livez, /readyz and /metrics.
+// New returns the handler of /livez, /readyz and /metrics, which answer whatever the pages do.
 func New(cfg Config) http.Handler {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 2 * time.Second
@@ -43,6 +44,9 @@ func New(cfg Config) http.Handler {
 	mux.HandleFunc("GET /readyz", cfg.readyz)
 	if cfg.Metrics != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{}))
+	}
+	if cfg.Pages != nil {
+		mux.Handle("/", cfg.Pages)
 	}
 	return mux
 }

@@ -73,4 +73,13 @@ func TestPaths(t *testing.T) {
 			t.Errorf("%s %s: %d %s", test.method, test.path, status, body)
 		}
 	}
+	pages := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Error(w, "page of "+r.URL.Path, http.StatusTeapot) })
+	for path, want := range map[string]int{
+		"/": http.StatusTeapot, "/calls/1": http.StatusTeapot, "/livez/x": http.StatusTeapot,
+		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/metrics": http.StatusOK,
+	} {
+		if status, body := ask(t, web.Config{Metrics: registry, Pages: pages}, http.MethodGet, path); status != want {
+			t.Errorf("%s beside pages: %d %s", path, status, body)
+		}
+	}
 }

@@ -77,9 +77,10 @@ type Redis struct {
 	Cluster              bool   `key:"cluster" default:"false" allowed:"true|false"`
 }
 
-// HTTP is where /livez, /readyz and /metrics are served.
+// HTTP is where /livez, /readyz and /metrics are served, and the pages, which show what calls hold.
 type HTTP struct {
 	Listen string `key:"listen" default:"127.0.0.1:7460" check:"listen"`
+	Pages  bool   `key:"pages" default:"true" allowed:"true|false"`
 }
 
 // Log is how stderr is written.

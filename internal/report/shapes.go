@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"context"
@@ -6,10 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
 )
 
 // What limits that are no sliding windows need to be shown: since when fixed windows count, and the charges of
@@ -43,7 +42,7 @@ SELECT name, rate, window_size, shape, clock_timestamp() FROM call_limits WHERE 
 
 // readCharges reads what was given out of the token buckets among the limits, by limit and key; of those per key,
 // of this key, unless it is nil.
-func readCharges(ctx context.Context, db ledger.DB, limits []limitRow, key *string) (map[string]map[string][]limit.Charge, error) {
+func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string) (map[string]map[string][]limit.Charge, error) {
 	charges := map[string]map[string][]limit.Charge{}
 	var names []string
 	for _, l := range limits {
@@ -89,3 +88,51 @@ UNION ALL
 SELECT u.limit_name, u.key, u.bucket, u.used
 FROM call_usage u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since
 WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END`
+
+func (l Limit) rate() limit.Rate {
+	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}
+}
+
+// own are the units of the key that uses most, or that was asked about.
+func (l Limit) own() int64 {
+	if l.PerKey && l.Key != nil {
+		if units, own := l.Overrides[*l.Key]; own {
+			return units
+		}
+	}
+	return l.Units
+}
+
+// inAll is how many units there are in all.
+func (l Limit) inAll() int64 {
+	if l.Shape.Algorithm == limit.TokenBucket {
+		return l.Shape.Burst
+	}
+	return l.own()
+}
+
+// reckon says what there is room for, and when there is more.
+func (l *Limit) reckon(charges map[string][]limit.Charge) {
+	use := limit.Use{Rate: l.rate(), Occupied: l.Occupied}
+	use.Rate.Units = l.own()
+	if l.FreedAt != nil {
+		use.Freed = *l.FreedAt
+	}
+	room := use.Room(l.Now, 0)
+	for _, of := range charges { // of a token bucket, that of the key which has least
+		if one := (limit.Use{Rate: use.Rate, Charges: of}); one.Room(l.Now, 0) <= room {
+			use, room = one, one.Room(l.Now, 0)
+		}
+	}
+	if l.Shape.Algorithm == limit.TokenBucket {
+		l.Occupied = l.Shape.Burst - room
+	}
+	if l.Window > 0 && (l.FreedAt != nil || len(charges) > 0) {
+		l.next = new(use.NextLook(l.Now, 0))
+	}
+	if l.State == "open" {
+		if l.Room = room; room == 0 {
+			l.OpensAt = l.next
+		}
+	}
+}

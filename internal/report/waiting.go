@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"context"
@@ -8,8 +8,8 @@ import (
 	"github.com/callq/callq/internal/lines"
 )
 
-// waitingRow is how many calls wait in a queue for one task, and whether no worker is there for them.
-type waitingRow struct {
+// Waiting is how many calls wait in a queue for one task, and whether no worker is there for them.
+type Waiting struct {
 	Queue     string `db:"queue"`
 	Task      string `db:"task"`
 	Label     string `db:"label"`
@@ -18,8 +18,9 @@ type waitingRow struct {
 	Unhandled bool   `db:"unhandled"`
 }
 
-func readWaiting(ctx context.Context, db ledger.DB) ([]waitingRow, error) {
-	return collect[waitingRow](ctx, db, "count what waits", waitingSQL)
+// ReadWaiting counts what waits.
+func ReadWaiting(ctx context.Context, db ledger.DB) ([]Waiting, error) {
+	return collect[Waiting](ctx, db, "count what waits", waitingSQL)
 }
 
 var waitingSQL = `
@@ -29,25 +30,25 @@ FROM (SELECT queue, task, sum(calls)::bigint AS waiting, sum(due)::bigint AS due
 LEFT JOIN call_queues q ON q.name = t.queue
 ORDER BY t.task, label, t.queue`
 
-// taskRow is a task with calls that wait for a worker: one that handles it and, where their queue asks for a
+// Unhandled is a task with calls that wait for a worker: one that handles it and, where their queue asks for a
 // label, carries that.
-type taskRow struct {
+type Unhandled struct {
 	Task    string `json:"task"`
 	Label   string `json:"label"`
 	Waiting int64  `json:"waiting"`
 }
 
-func (t taskRow) String() string {
+func (t Unhandled) String() string {
 	who := "no live worker"
 	if t.Label != "" {
-		who += " that carries the label " + printable(short(t.Label))
+		who += " that carries the label " + Printable(Short(t.Label))
 	}
-	return fmt.Sprintf("%s handles task %s: %d calls wait", who, printable(short(t.Task)), t.Waiting)
+	return fmt.Sprintf("%s handles task %s: %d calls wait", who, Printable(Short(t.Task)), t.Waiting)
 }
 
 // unhandledOf are the tasks among what waits that no worker is there for.
-func unhandledOf(waiting []waitingRow) []taskRow {
-	list := []taskRow{}
+func unhandledOf(waiting []Waiting) []Unhandled {
+	list := []Unhandled{}
 	for _, w := range waiting {
 		if !w.Unhandled {
 			continue
@@ -56,7 +57,7 @@ func unhandledOf(waiting []waitingRow) []taskRow {
 			list[last].Waiting += w.Waiting
 			continue
 		}
-		list = append(list, taskRow{w.Task, w.Label, w.Waiting})
+		list = append(list, Unhandled{w.Task, w.Label, w.Waiting})
 	}
 	return list
 }

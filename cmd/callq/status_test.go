@@ -4,34 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/report"
 )
-
-// Among however many calls that have ended, status finds those that wait, and those that failed, by an index.
-func TestStatusReadsNoEndedCalls(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	for _, sql := range []string{
-		`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() FROM generate_series(1, 50000)`,
-		`INSERT INTO call_queue (status, finished_at, failed_at) SELECT 'failed', now(), now() FROM generate_series(1, 1000)`,
-		`INSERT INTO call_queue (key) SELECT 'k' || i FROM generate_series(1, 5000) i`,
-		`VACUUM ANALYZE`,
-	} {
-		if _, err := pool.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, sql := range map[string]string{"queues": queuesSQL, "waiting": waitingSQL, "forecast": demandSQL} {
-		for _, scan := range pgtest.Plan(t, pool, commandSettings(), sql) {
-			if scan.Table == "call_queue" && scan.Index == "" {
-				t.Errorf("%s reads all calls: %+v", name, scan)
-			}
-			if name == "queues" && scan.Table == "call_queue" && (scan.Node != "Index Only Scan" || scan.Index != "call_queue_failed_idx") {
-				t.Errorf("the failed are not counted by their index alone: %+v", scan)
-			}
-		}
-	}
-}
 
 // What was cancelled, deleted or moved does not wait, though lines and news speak of it still; and where some
 // queue has too many calls to look at each, those of the others are right all the same.
@@ -44,18 +18,18 @@ func TestWhatEndedDoesNotWait(t *testing.T) {
 		UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE queue = 'payments' AND id % 2 = 0;
 		DELETE FROM call_queue WHERE queue = 'payments' AND id % 5 = 0;
 		UPDATE call_queue SET key = 'moved' WHERE id = (SELECT max(id) FROM call_queue WHERE status = 'new')`)
-	for _, f := range decode[[]forecast](t, w.do("limits", "forecast", "-o", "json")) {
+	for _, f := range decode[[]report.Forecast](t, w.do("limits", "forecast", "-o", "json")) {
 		if f.Waiting != 4 || f.Key != nil && (*f.Key != "k" || f.OfKey != 3) {
 			t.Errorf("forecast %+v, want 4 calls, 3 of them of key k", f)
 		}
 	}
-	s := decode[status](t, w.do("status", "-o", "json"))
+	s := decode[report.Status](t, w.do("status", "-o", "json"))
 	for _, q := range s.Queues {
 		if want := map[string]int64{"crowded": 10001, "payments": 4}[q.Name]; q.Due != want {
 			t.Errorf("queue %s: %d calls are due, want %d", q.Name, q.Due, want)
 		}
 	}
-	if len(s.Unhandled) != 2 || s.Unhandled[0] != (taskRow{Task: "echo", Waiting: 4}) || s.Unhandled[1] != (taskRow{Task: "http", Waiting: 10001}) {
+	if len(s.Unhandled) != 2 || s.Unhandled[0] != (report.Unhandled{Task: "echo", Waiting: 4}) || s.Unhandled[1] != (report.Unhandled{Task: "http", Waiting: 10001}) {
 		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
 	}
 }

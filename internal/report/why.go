@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"github.com/callq/callq/callqueue"
 )
 
-// reason is one thing that a call waits for, or what became of it.
-type reason struct {
+// Reason is one thing that a call waits for, or what became of it.
+type Reason struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
 	// Until is when it is over, or about that; nil: nobody knows.
@@ -24,7 +24,7 @@ type circumstances struct {
 	queue *ruleRow // nil: it is not in force
 
 	pauses      []callPause
-	limits      []limitRow // of the queue, as this call's key sees them
+	limits      []Limit // of the queue, as this call's key sees them
 	workers     workforce
 	dispatchers int // that live
 }
@@ -68,7 +68,7 @@ type workforce struct {
 
 // reasons says why a call is not made yet, all that keep it from that at once, or what became of it. There
 // is always one.
-func (c circumstances) reasons() []reason {
+func (c circumstances) reasons() []Reason {
 	switch c.call.Status {
 	case callqueue.StatusNew, callqueue.StatusError:
 		return c.waits()
@@ -78,69 +78,69 @@ func (c circumstances) reasons() []reason {
 	return c.ended()
 }
 
-func (c circumstances) ended() []reason {
-	var list []reason
+func (c circumstances) ended() []Reason {
+	var list []Reason
 	if c.open != nil && c.open.StartedAt != nil {
 		text := "its attempt still runs, and counts until it has ended: " + c.runs()
-		list = append(list, reason{"running", text, c.open.Deadline})
+		list = append(list, Reason{"running", text, c.open.Deadline})
 	}
-	at := instant(c.call.FinishedAt)
+	at := Instant(c.call.FinishedAt)
 	again := fmt.Sprintf("`callq calls retry %d` lets it wait again", c.call.ID)
 	switch c.call.Status {
 	case callqueue.StatusDone:
-		list = append(list, reason{"done", "it is done since " + at, nil})
+		list = append(list, Reason{"done", "it is done since " + at, nil})
 	case callqueue.StatusFailed:
-		list = append(list, reason{"failed", fmt.Sprintf("it failed at %s: %s; %s", at, text(c.call.ErrorMessage), again), nil})
+		list = append(list, Reason{"failed", fmt.Sprintf("it failed at %s: %s; %s", at, Text(c.call.ErrorMessage), again), nil})
 	case callqueue.StatusCancelled:
-		list = append(list, reason{"cancelled", fmt.Sprintf("it was cancelled at %s; %s", at, again), nil})
+		list = append(list, Reason{"cancelled", fmt.Sprintf("it was cancelled at %s; %s", at, again), nil})
 	default:
 		text := fmt.Sprintf("%q is not a status: nothing will be done with it", c.call.Status)
-		list = append(list, reason{"unknown", text, nil})
+		list = append(list, Reason{"unknown", text, nil})
 	}
 	return list
 }
 
-func (c circumstances) underWay() []reason {
+func (c circumstances) underWay() []Reason {
 	switch o := c.open; {
 	case o == nil:
 		text := "it is dispatched, and no attempt of it is open: it has just ended, or run `callq verify`"
-		return []reason{{"no_attempt", text, nil}}
+		return []Reason{{"no_attempt", text, nil}}
 	case o.StartedAt != nil && o.Deadline != nil && o.Deadline.Before(c.now):
-		return []reason{{"overdue", c.runs() + "; it is past its deadline: a dispatcher will take it for lost", nil}}
+		return []Reason{{"overdue", c.runs() + "; it is past its deadline: a dispatcher will take it for lost", nil}}
 	case o.StartedAt != nil:
-		return []reason{{"running", c.runs(), o.Deadline}}
+		return []Reason{{"running", c.runs(), o.Deadline}}
 	case o.Takers == 0:
 		text := "it was handed to the workers %s, and none of them lives: run `callq serve` or `callq work`"
-		return []reason{{"no_worker", fmt.Sprintf(text, o.Pool), nil}}
+		return []Reason{{"no_worker", fmt.Sprintf(text, o.Pool), nil}}
 	default:
 		text := "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back"
-		return []reason{{"handed_over", fmt.Sprintf(text, o.Pool, ago(c.now, o.HandedAt)), &o.StartBy}}
+		return []Reason{{"handed_over", fmt.Sprintf(text, o.Pool, Ago(c.now, o.HandedAt)), &o.StartBy}}
 	}
 }
 
 func (c circumstances) runs() string {
-	return fmt.Sprintf("attempt %d runs on %s, started %s", c.open.Attempt, text(c.open.Worker), ago(c.now, *c.open.StartedAt))
+	return fmt.Sprintf("attempt %d runs on %s, started %s", c.open.Attempt, Text(c.open.Worker), Ago(c.now, *c.open.StartedAt))
 }
 
 // waits says what keeps a call that waits: what it is itself, then its queue, then what all share.
-func (c circumstances) waits() []reason {
-	var list []reason
+func (c circumstances) waits() []Reason {
+	var list []Reason
 	add := func(code string, until *time.Time, format string, args ...any) {
-		list = append(list, reason{code, fmt.Sprintf(format, args...), until})
+		list = append(list, Reason{code, fmt.Sprintf(format, args...), until})
 	}
 	call := c.call
 	switch {
 	case call.ExpiresAt != nil && !call.ExpiresAt.After(c.now):
-		add("expired", nil, "it expired %s, and a dispatcher will fail it", ago(c.now, *call.ExpiresAt))
+		add("expired", nil, "it expired %s, and a dispatcher will fail it", Ago(c.now, *call.ExpiresAt))
 	case call.RunAt.After(c.now) && call.Status == callqueue.StatusError:
 		times := "once"
 		if call.FailedCount != 1 {
 			times = fmt.Sprintf("%d times", call.FailedCount)
 		}
 		add("retry", &call.RunAt, "it failed %s and is tried again at %s; the last time: %s",
-			times, instant(&call.RunAt), text(call.ErrorMessage))
+			times, Instant(&call.RunAt), Text(call.ErrorMessage))
 	case call.RunAt.After(c.now):
-		add("not_due", &call.RunAt, "it is not due until %s", instant(&call.RunAt))
+		add("not_due", &call.RunAt, "it is not due until %s", Instant(&call.RunAt))
 	}
 	if c.queue == nil {
 		add("no_queue", nil, "queue %s is in no process's configuration: add it, and reload (SIGHUP) or restart them", call.Queue)
@@ -169,7 +169,7 @@ func (p callPause) text() string {
 	}
 	until := "until it is resumed"
 	if p.Until != nil {
-		until = "until " + instant(p.Until)
+		until = "until " + Instant(p.Until)
 	}
 	return fmt.Sprintf("%s is paused %s: %s (by %s)", what, until, p.Reason, p.By)
 }
@@ -183,7 +183,7 @@ func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
 		}
 		whose := l.Name
 		if l.PerKey {
-			whose += ", key " + dash(c.call.Key) + ","
+			whose += ", key " + Dash(c.call.Key) + ","
 		}
 		switch {
 		case strings.HasPrefix(l.State, "paused"):
@@ -196,7 +196,7 @@ func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
 				whose, l.Occupied, l.inAll(), units)
 		case l.OpensAt != nil:
 			add("limit_full", l.OpensAt, full+"; the next comes free at about %s",
-				whose, l.Occupied, l.inAll(), l.Rate, units, instant(l.OpensAt))
+				whose, l.Occupied, l.inAll(), l.Rate, units, Instant(l.OpensAt))
 		default:
 			add("limit_full", nil, full, whose, l.Occupied, l.inAll(), l.Rate, units)
 		}

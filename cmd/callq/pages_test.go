@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/pgtest"
+)
+
+// askAs asks a daemon under this name.
+func askAs(t *testing.T, host, address, path string) (status int, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = host
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
+// The pages of the program as a process, with a daemon's rights: what there is is shown, and to whom.
+func TestPagesServed(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort + "limits: {api: {rate: 100/1s}}\nqueues: {pay: {limits: [api]}}\n"
+	id := strings.TrimSpace(w.do("enqueue", "sms", "--queue", "pay", "--key", "<script>alert(1)</script>", "--data", `{"to": "<b>"}`))
+	daemon := w
+	daemon.postgres = pgtest.NewLogins(t, w.postgres).Daemon
+	cmd, log := daemon.command("serve")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // its error is that it was killed
+	})
+	address := addressIn(t, log)
+	awaitReady(t, address)
+
+	eventually(t, "status shows the worker and what it does not handle", func() bool {
+		status, body := ask(t, address, "/")
+		return status == http.StatusOK && strings.Contains(body, "0 of 100") && strings.Contains(body, "No live worker handles task sms: 1 calls wait")
+	})
+	for path, words := range map[string]string{
+		"/calls": `href="/calls/` + id, "/calls/" + id: "no live worker handles task sms", "/limits/api": "100 per 1s", "/queues/pay": "no live worker handles it",
+		"/calls?key=%3Cscript%3Ealert(1)%3C/script%3E": "&lt;script&gt;alert(1)&lt;/script&gt;",
+	} {
+		status, body := ask(t, address, path)
+		if status != http.StatusOK || !strings.Contains(body, words) || strings.Contains(body, "<script") {
+			t.Errorf("%s: %d, want %q\n%s", path, status, words, body)
+		}
+	}
+	for path, want := range map[string]int{
+		"/": http.StatusMisdirectedRequest, "/calls/" + id: http.StatusMisdirectedRequest,
+		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/metrics": http.StatusOK,
+	} {
+		if status, body := askAs(t, "evil.example", address, path); status != want || status != http.StatusOK && strings.Contains(body, "alert") {
+			t.Errorf("%s as evil.example: %d, want %d\n%s", path, status, want, body)
+		}
+	}
+	if a := w.run("status"); a.code != exitDone || strings.Contains(log.String(), "page not") {
+		t.Errorf("%s%s", a.stderr, log)
+	}
+}
+
+// dispatch and work have pages too, also before Postgres answers: then they say that it does not.
+func TestPagesOfAll(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = atAnyPort
+	away := w
+	away.postgres = noPostgres
+	for _, command := range []string{"serve", "dispatch", "work"} {
+		here, without := w.start(command), away.start(command)
+		eventually(t, command+" shows pages", func() bool {
+			status, body := ask(t, addressIn(t, &here.stderr), "/")
+			return status == http.StatusOK && strings.Contains(body, "<h2>Limits</h2>")
+		})
+		status, body := ask(t, addressIn(t, &without.stderr), "/calls")
+		if status != http.StatusServiceUnavailable || !strings.Contains(body, "Postgres cannot be reached: ") {
+			t.Errorf("%s without Postgres: %d\n%s", command, status, body)
+		}
+		here.end()
+		without.end()
+	}
+}
+
+// What the pages' connections may do, and for how long: what nobody waits for any more ends in Postgres too.
+func TestPagesConnections(t *testing.T) {
+	t.Parallel()
+	cfg, err := config.Load(config.Source{Environ: newWorld(t).environ()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := openPagesPool(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(t.Context(), `INSERT INTO call_queue (queue) VALUES ('a')`); err == nil || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("a page may write: %v", err)
+	}
+	if pool.Config().MaxConns != pageConns {
+		t.Errorf("%d connections", pool.Config().MaxConns)
+	}
+	var bound string
+	if err := pool.QueryRow(t.Context(), `SHOW statement_timeout`).Scan(&bound); err != nil || bound != "5s" {
+		t.Errorf("statement_timeout %s, %v", bound, err)
+	}
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `SET statement_timeout = 0`); err != nil { // as behind a pooler
+		t.Fatal(err)
+	}
+	sleeping := func() bool {
+		var is bool
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(600)')`).Scan(&is)
+		if err != nil {
+			t.Error(err)
+		}
+		return is
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, `SELECT pg_sleep(600)`)
+		ended <- err
+	}()
+	eventually(t, "it runs", sleeping)
+	leave()
+	if err := <-ended; err == nil {
+		t.Error("it slept to its end")
+	}
+	eventually(t, "it has ended in Postgres", func() bool { return !sleeping() })
+}
+
+// Who shows the pages to a network is told so, unless they are off.
+func TestPagesBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	w := world{t: t, postgres: noPostgres, redis: noRedis}
+	for config, warns := range map[string]bool{
+		"http: {listen: ':0'}": true, "http: {listen: ':0', pages: false}": false, "http: {listen: 127.0.0.1:0}": false,
+	} {
+		w.config = config
+		d := w.start("work")
+		eventually(t, "it waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting") })
+		if log := d.stderr.String(); strings.Contains(log, "level=WARN msg=\"pages show calls to all") != warns {
+			t.Errorf("%s: %s", config, log)
+		}
+		d.end()
+	}
+}
+
+func TestPagesOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.config = "http: {listen: 127.0.0.1:0, pages: false}\n"
+	d := w.start("work")
+	address := addressIn(t, &d.stderr)
+	for path, want := range map[string]int{"/": http.StatusNotFound, "/calls": http.StatusNotFound, "/livez": http.StatusOK} {
+		if status, body := ask(t, address, path); status != want {
+			t.Errorf("%s: %d, want %d\n%s", path, status, want, body)
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package pages
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/report"
+)
+
+// statusBody is the first page.
+type statusBody struct {
+	*report.Status
+	Notices    []notice
+	Differs    []difference
+	MoreQueues int // that are not shown
+}
+
+// notice is something that keeps calls from being made.
+type notice struct{ Text, URL string }
+
+// difference is a limit or queue of which live processes publish different rules.
+type difference struct {
+	What, Name, URL string
+	Wanted          []dispatcher.Want
+	Holds           string
+}
+
+// A producer may have put calls into any number of queues.
+const (
+	mostQueues  = 500
+	mostNotices = 20
+)
+
+// The first page may load itself again, this often in seconds.
+const (
+	leastEvery = 2
+	mostEvery  = 3600
+)
+
+func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
+	q, err := query(r, "every")
+	if err != nil {
+		return nil, err
+	}
+	every, err := everyOf(q)
+	if err != nil {
+		return nil, err
+	}
+	s, err := report.ReadStatus(ctx, p.Pool)
+	if err != nil {
+		return nil, err
+	}
+	body := statusBody{Status: s, Notices: notices(s)}
+	if more := len(body.Notices) - mostNotices; more > 0 {
+		body.Notices = append(body.Notices[:mostNotices:mostNotices], notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))})
+	}
+	for _, l := range s.Limits {
+		body.Differs = append(body.Differs, limitDiffers(l)...)
+	}
+	for _, q := range s.Queues {
+		body.Differs = append(body.Differs, queueDiffers(q)...)
+	}
+	if body.MoreQueues = max(0, len(s.Queues)-mostQueues); body.MoreQueues > 0 {
+		s.Queues = s.Queues[:mostQueues]
+	}
+	return &page{Template: "status", Title: "Status", Here: "status", Every: every, Body: body}, nil
+}
+
+func everyOf(q url.Values) (int, error) {
+	text := q.Get("every")
+	if text == "" {
+		return 0, nil
+	}
+	every, err := strconv.Atoi(text)
+	if err != nil || every < leastEvery || every > mostEvery {
+		return 0, badQuery("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
+	}
+	return every, nil
+}
+
+// notices are what an operator should know at once: the worst first.
+func notices(s *report.Status) []notice {
+	var list []notice
+	add := func(url, format string, args ...any) { list = append(list, notice{fmt.Sprintf(format, args...), url}) }
+	if len(s.Dispatchers) == 0 {
+		add("", "No dispatcher lives: nothing is claimed until one runs (callq serve, callq dispatch).")
+	}
+	if !slices.ContainsFunc(s.Workers, func(w report.Worker) bool { return w.Live }) {
+		add("", "No worker lives: nothing is sent until one runs (callq serve, callq work).")
+	}
+	for _, t := range s.Unhandled {
+		add(callsURL("task", t.Task, "status", waitingStatuses), "N%s.", strings.TrimPrefix(t.String(), "n"))
+	}
+	for _, q := range s.Queues {
+		switch url := pathTo("queues", "queue", q.Name); {
+		case !q.Configured && q.Waiting > 0:
+			add(url, "Queue %s is in no process's configuration: its calls wait.", report.Short(q.Name))
+		case q.Paused != nil || q.PausedKeys > 0:
+			add(url, "Queue %s: %s.", report.Short(q.Name), q.StateText())
+		}
+	}
+	for _, l := range s.Limits {
+		if !l.Idle() && (l.State != "open" || l.PausedKeys > 0) {
+			add(pathTo("limits", "", l.Name), "Limit %s: %s.", l.Name, l.StateText())
+		}
+	}
+	return list
+}
+
+func limitDiffers(l report.Limit) []difference {
+	if len(l.Wanted) == 0 {
+		return nil
+	}
+	return []difference{{"limit", l.Name, pathTo("limits", "", l.Name), l.Wanted, l.Holds()}}
+}
+
+func queueDiffers(q report.Queue) []difference {
+	if len(q.Wanted) == 0 {
+		return nil
+	}
+	return []difference{{"queue", q.Name, pathTo("queues", "queue", q.Name), q.Wanted, q.Holds()}}
+}
+
+// limitBody is the page of a limit.
+type limitBody struct {
+	*report.LimitDetails
+	Forecast report.Forecast
+	Differs  []difference
+}
+
+func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
+	name, err := named(r)
+	if err != nil {
+		return nil, err
+	}
+	body := limitBody{}
+	err = report.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
+		if body.LimitDetails, err = report.ReadLimit(ctx, tx, name); err != nil {
+			return err
+		}
+		if body.LimitDetails == nil {
+			return &refusal{status: http.StatusNotFound, text: "There is no limit of this name. It was never published, or has been taken away."}
+		}
+		all, err := report.ReadForecasts(ctx, tx)
+		if i := slices.IndexFunc(all, func(f report.Forecast) bool { return f.Limit == name }); i >= 0 {
+			body.Forecast = all[i]
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	body.Differs = limitDiffers(body.Limit)
+	return &page{Template: "limit", Title: "Limit " + report.Short(name), Body: body}, nil
+}
+
+// queueBody is the page of a queue.
+type queueBody struct {
+	report.Queue
+	Tasks   []report.Waiting // what waits, by task
+	Pauses  []report.Pause
+	Changes []report.Change
+	Differs []difference
+}
+
+func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
+	name, err := named(r)
+	if err != nil {
+		return nil, err
+	}
+	body := queueBody{}
+	err = report.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
+		waiting, err := report.ReadWaiting(ctx, tx)
+		if err != nil {
+			return err
+		}
+		queues, err := report.ReadQueues(ctx, tx, waiting)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(queues, func(q report.Queue) bool { return q.Name == name })
+		if i < 0 {
+			return &refusal{status: http.StatusNotFound, text: "There is no queue of this name: it is in no process's configuration, and no call waits in it. " +
+				"Calls of it that have ended are in the list of calls."}
+		}
+		body.Queue = queues[i]
+		body.Tasks = slices.DeleteFunc(waiting, func(w report.Waiting) bool { return w.Queue != name })
+		if body.Pauses, err = report.ReadPauses(ctx, tx, "queue", name); err != nil {
+			return err
+		}
+		body.Changes, err = report.ReadChanges(ctx, tx, "queue", name)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	body.Differs = queueDiffers(body.Queue)
+	return &page{Template: "queue", Title: "Queue " + report.Short(name), Body: body}, nil
+}
+
+// named is the name in the path of a page that takes no parameters.
+func named(r *http.Request) (string, error) {
+	if _, err := query(r); err != nil {
+		return "", err
+	}
+	name := r.PathValue("name")
+	if !isText(name) {
+		return "", &refusal{status: http.StatusNotFound, text: "There is nothing of this name: it is not valid UTF-8."}
+	}
+	return name, nil
+}
+
+// query is the parameters, of which each may be given once.
+func query(r *http.Request, allowed ...string) (url.Values, error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, badQuery("what follows the ? is not a query: %v", err)
+	}
+	for name, list := range values {
+		switch {
+		case !slices.Contains(allowed, name):
+			return nil, badQuery("there is no parameter %q here", name)
+		case len(list) > 1:
+			return nil, badQuery("%s is given %d times", name, len(list))
+		case !isText(list[0]):
+			return nil, badQuery("%s is not valid UTF-8, which every call's is", name)
+		}
+	}
+	return values, nil
+}
+
+func badQuery(format string, args ...any) error {
+	return &refusal{status: http.StatusBadRequest, text: "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
+}

@@ -1,0 +1,131 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
+)
+
+// Forecast is until when a limit is kept busy by what waits for it now.
+type Forecast struct {
+	Limit   string  `json:"limit"`
+	Rate    string  `json:"rate"`
+	State   string  `json:"state"`
+	Waiting int64   `json:"waiting"`     // calls of its queues, due and scheduled
+	Key     *string `json:"key"`         // that has most of them; nil: the limit is not per key
+	OfKey   int64   `json:"of_key"`      // how many
+	Cost    float64 `json:"cost_a_call"` // units
+	// Lasts is for how long the limit is busy with them; nil: nobody can say.
+	Lasts *time.Duration `json:"lasts_ns"`
+	Until *time.Time     `json:"until"`
+}
+
+// demand is what waits for a limit.
+type demand struct {
+	Name    string     `db:"name"`
+	Waiting int64      `db:"waiting"`
+	Key     *string    `db:"key"`
+	OfKey   int64      `db:"of_key"`
+	Cost    *float64   `db:"cost"`    // of a call of late; nil: there was none
+	Seconds *float64   `db:"seconds"` // that an attempt of late ran
+	Now     *time.Time `db:"now"`
+}
+
+// ReadForecasts reckons for all limits, in the order of [ReadLimits].
+func ReadForecasts(ctx context.Context, db ledger.DB) ([]Forecast, error) {
+	limits, err := ReadLimits(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	demands, err := collect[demand](ctx, db, "read what waits", demandSQL)
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]Forecast, 0, len(limits))
+	for _, l := range limits {
+		i := slices.IndexFunc(demands, func(d demand) bool { return d.Name == l.Name })
+		if i < 0 {
+			return nil, errors.New("limits changed meanwhile; try again")
+		}
+		rows = append(rows, l.forecast(demands[i]))
+	}
+	return rows, nil
+}
+
+// forecast reckons, without I/O: after what is occupied the waiting calls go at the limit's rate.
+func (l Limit) forecast(d demand) Forecast {
+	f := Forecast{Limit: l.Name, Rate: l.Rate, State: l.State, Waiting: d.Waiting, Cost: 1}
+	calls := d.Waiting
+	if l.PerKey {
+		f.Key, f.OfKey, calls = d.Key, d.OfKey, d.OfKey
+	}
+	if l.CountCost && d.Cost != nil {
+		f.Cost = *d.Cost
+	}
+	if l.State != "open" {
+		return f
+	}
+	units := float64(calls) * f.Cost
+	var lasts time.Duration
+	switch {
+	case units == 0:
+	case l.Window > 0: // the first window has room for what is not occupied
+		lasts = l.busyFor(units-float64(l.Room), d.Now)
+	case d.Seconds == nil:
+		f.State = "no call of its queues ended within a day"
+		return f
+	default:
+		lasts = time.Duration(units / float64(l.Units) * *d.Seconds * float64(time.Second))
+	}
+	f.Lasts = &lasts
+	if d.Now != nil {
+		f.Until = new(d.Now.Add(lasts))
+		inUTC(f.Until)
+	}
+	return f
+}
+
+// busyFor is how long it takes until so many units came free: whole windows, and of the last one its share,
+// though not less than until the first of what is occupied comes free. A window of the calendar lets all of its
+// units through at its begin.
+func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
+	if units <= 0 {
+		return 0
+	}
+	windows := math.Ceil(units/float64(l.Units)) - 1
+	span := float64(l.rate().Span())
+	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * span)
+	if l.next != nil && now != nil {
+		first := l.next.Sub(*now)
+		if last = max(last, first); l.Shape.Algorithm == limit.FixedWindow {
+			last = first
+		}
+	}
+	return time.Duration(windows*span) + last
+}
+
+// What ended last is looked at for cost and time.
+var demandSQL = `
+WITH` + lines.WaitingSQL("true") + `, recent AS (
+    SELECT queue, cost, extract(epoch FROM finished_at - started_at) AS seconds
+    FROM call_attempts
+    WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
+      AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
+), of_key AS (
+    SELECT l.name, s.key, sum(s.calls) AS calls
+    FROM call_limits l
+    JOIN (SELECT queue, key, sum(calls) AS calls FROM waiting GROUP BY 1, 2) s ON s.queue = ANY(l.queues)
+    GROUP BY l.name, s.key
+)
+SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
+    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now
+FROM call_limits l
+LEFT JOIN LATERAL (SELECT sum(calls) AS waiting FROM of_key k WHERE k.name = l.name) w ON true
+LEFT JOIN LATERAL (SELECT key, calls FROM of_key k WHERE k.name = l.name ORDER BY calls DESC, key LIMIT 1) m ON true
+LEFT JOIN LATERAL (SELECT avg(cost) AS cost, avg(seconds) AS seconds FROM recent c WHERE c.queue = ANY(l.queues)) r ON true`

@@ -1,0 +1,227 @@
+package report
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+)
+
+// Status is what one screen shows, read in one snapshot.
+type Status struct {
+	At        time.Time   `json:"at"` // Postgres's clock
+	Queues    []Queue     `json:"queues"`
+	Limits    []Limit     `json:"limits"`
+	Workers   []Worker    `json:"workers"`
+	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
+	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
+	Dispatchers []string `json:"dispatchers"`
+	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is due
+}
+
+// Queue is a queue that is in force or that calls wait in.
+type Queue struct {
+	Name       string   `json:"name" db:"name"`
+	Configured bool     `json:"configured" db:"configured"`
+	Limits     []string `json:"limits" db:"limits"`
+	Waiting    int64    `json:"waiting" db:"waiting"` // due and scheduled
+	Due        int64    `json:"due" db:"due"`
+	Scheduled  int64    `json:"scheduled" db:"scheduled"`
+	Dispatched int64    `json:"dispatched" db:"dispatched"` // handed over and not started
+	Running    int64    `json:"running" db:"running"`
+	Failed     int64    `json:"failed_24h" db:"failed"`
+	Paused     *string  `json:"paused" db:"paused"` // why; nil: it is not
+	// PausedUntil is nil also while it is paused until it is resumed.
+	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
+	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	// Wanted is what each live process publishes, where they differ: then the queue has the limits of
+	// all, and the newest says how it retries.
+	Wanted      []dispatcher.Want `json:"wanted" db:"-"`
+	On          string            `json:"on" db:"on_label"`
+	MaxAttempts int               `json:"max_attempts" db:"max_attempts"`
+	BackoffMin  time.Duration     `json:"backoff_min_ns" db:"backoff_min"`
+	BackoffMax  time.Duration     `json:"backoff_max_ns" db:"backoff_max"`
+	Timeout     time.Duration     `json:"timeout_ns" db:"timeout"`
+	OnLost      string            `json:"on_lost" db:"on_lost"`
+}
+
+// Holds is what is in force, in the words of what processes want.
+func (q Queue) Holds() string {
+	return dispatcher.QueueRule{
+		Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts, BackoffMin: q.BackoffMin, BackoffMax: q.BackoffMax,
+		Timeout: q.Timeout, OnLost: q.OnLost,
+	}.String()
+}
+
+// StateText says whether it is paused, and until when.
+func (q Queue) StateText() string {
+	state := "open"
+	switch {
+	case q.PausedUntil != nil:
+		state = "paused until " + Instant(q.PausedUntil) + ": " + Short(*q.Paused)
+	case q.Paused != nil:
+		state = "paused: " + Short(*q.Paused)
+	}
+	return state + keysPaused(q.PausedKeys)
+}
+
+// ReadQueues reads the queues that are in force or that calls wait in, from what [ReadWaiting] gave.
+func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, error) {
+	var names []string
+	var calls, due []int64
+	for _, w := range waiting {
+		names, calls, due = append(names, w.Queue), append(calls, w.Waiting), append(due, w.Due)
+	}
+	queues, err := collect[Queue](ctx, db, "read queues", queuesSQL, names, calls, due)
+	if err != nil {
+		return nil, err
+	}
+	live, err := dispatcher.Live(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	_, wanted := dispatcher.Differences(live)
+	for i := range queues {
+		queues[i].Wanted = wanted[queues[i].Name]
+		inUTC(queues[i].PausedUntil)
+	}
+	return queues, nil
+}
+
+// Worker is a worker that lives, or did of late.
+type Worker struct {
+	ID        string    `json:"id" db:"id"`
+	Pool      string    `json:"pool" db:"pool"`
+	Tasks     []string  `json:"tasks" db:"tasks"`
+	Labels    []string  `json:"labels" db:"labels"`
+	Slots     int       `json:"slots" db:"slots"`
+	Running   int64     `json:"running" db:"running"`
+	Live      bool      `json:"live" db:"live"`
+	StartedAt time.Time `json:"started_at" db:"started_at"`
+	BeatAt    time.Time `json:"beat_at" db:"beat_at"`
+}
+
+// Oldest is the call that is due for longest.
+type Oldest struct {
+	ID    int64     `json:"id" db:"id"`
+	Queue string    `json:"queue" db:"queue"`
+	DueAt time.Time `json:"due_at" db:"due_at"`
+}
+
+// ReadStatus reads all of it in one snapshot.
+func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
+	s := &Status{}
+	err := InSnapshot(ctx, pool, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, beginSQL).Scan(&s.At); err != nil {
+			return fmt.Errorf("read the clock: %w", err)
+		}
+		waiting, err := ReadWaiting(ctx, tx)
+		if err != nil {
+			return err
+		}
+		s.Unhandled = unhandledOf(waiting)
+		if s.Queues, err = ReadQueues(ctx, tx, waiting); err != nil {
+			return err
+		}
+		if s.Workers, err = collect[Worker](ctx, tx, "read workers", workersSQL); err != nil {
+			return err
+		}
+		if s.Limits, err = ReadLimits(ctx, tx); err != nil {
+			return err
+		}
+		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {
+			return err
+		}
+		s.Oldest, err = ReadOldest(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	inUTC(&s.At)
+	for i := range s.Workers {
+		inUTC(&s.Workers[i].StartedAt, &s.Workers[i].BeatAt)
+	}
+	return s, nil
+}
+
+func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
+	live, err := dispatcher.Live(ctx, db)
+	names := make([]string, len(live))
+	for i, d := range live {
+		names[i] = d.By
+	}
+	return names, err
+}
+
+// ReadOldest is nil where no call is due.
+func ReadOldest(ctx context.Context, db ledger.DB) (*Oldest, error) {
+	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL)
+	if oldest != nil {
+		inUTC(&oldest.DueAt)
+	}
+	return oldest, err
+}
+
+// Failures are read through an index: what has ended well is not read, however much there is of it.
+const queuesSQL = `
+WITH waiting AS (
+    SELECT name, sum(calls) AS waiting, sum(due) AS due
+    FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w (name, calls, due)
+    GROUP BY 1
+), open AS (
+    SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
+        count(*) FILTER (WHERE started_at IS NOT NULL) AS running
+    FROM call_open GROUP BY 1
+), failed AS (
+    SELECT coalesce(queue, 'default') AS name, count(*) AS failed
+    FROM call_queue WHERE failed_at > now() - interval '24 hours' GROUP BY 1
+)
+SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
+    coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
+    coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed,
+    p.reason AS paused, nullif(p.until, 'infinity') AS paused_until,
+    coalesce(k.paused, 0) AS paused_keys,
+    coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
+    coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost
+FROM call_queues q
+FULL JOIN waiting w USING (name)
+FULL JOIN open o USING (name)
+FULL JOIN failed f USING (name)
+LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
+LEFT JOIN (
+    SELECT name, count(*) AS paused FROM call_pauses
+    WHERE what = 'queue' AND key <> '' AND until > clock_timestamp() GROUP BY name
+) k USING (name)
+ORDER BY name`
+
+const workersSQL = `
+SELECT w.id, w.pool, w.tasks, w.labels, w.slots, w.started_at, w.beat_at,
+    w.beat_at > clock_timestamp() - interval '6 seconds' AS live, count(o.call_id) AS running
+FROM call_workers w
+LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
+GROUP BY w.id
+ORDER BY live DESC, w.id`
+
+// The chunks are gone through from the oldest on, until one has a call that waits still.
+const oldestSQL = `
+SELECT f.id, c.queue, greatest(f.due_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
+FROM (
+    SELECT queue, at, ids FROM call_waiting
+    UNION ALL
+    SELECT queue, at, ids FROM call_news WHERE at <= clock_timestamp()
+    ORDER BY at
+) c
+CROSS JOIN LATERAL (
+    SELECT q.id, coalesce(q.run_at, q.created_at) AS due_at
+    FROM call_queue q
+    WHERE q.id = ANY(c.ids) AND q.status IN ('new', 'error')
+    ORDER BY 2, 1
+    LIMIT 1
+) f
+LIMIT 1`
