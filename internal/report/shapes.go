@@ -103,8 +103,8 @@ func (l Limit) own() int64 {
 	return l.Units
 }
 
-// inAll is how many units there are in all.
-func (l Limit) inAll() int64 {
+// InAll is how many units there are in all.
+func (l Limit) InAll() int64 {
 	if l.Shape.Algorithm == limit.TokenBucket {
 		return l.Shape.Burst
 	}

@@ -193,12 +193,12 @@ func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
 		case l.Room >= units:
 		case l.Window == 0:
 			add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
-				whose, l.Occupied, l.inAll(), units)
+				whose, l.Occupied, l.InAll(), units)
 		case l.OpensAt != nil:
 			add("limit_full", l.OpensAt, full+"; the next comes free at about %s",
-				whose, l.Occupied, l.inAll(), l.Rate, units, Instant(l.OpensAt))
+				whose, l.Occupied, l.InAll(), l.Rate, units, Instant(l.OpensAt))
 		default:
-			add("limit_full", nil, full, whose, l.Occupied, l.inAll(), l.Rate, units)
+			add("limit_full", nil, full, whose, l.Occupied, l.InAll(), l.Rate, units)
 		}
 	}
 }
