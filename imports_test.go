@@ -39,6 +39,7 @@ func TestImports(t *testing.T) {
 	}{
 		{name: "callqueue", modules: []string{pgx}},
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
+		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
 			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay"},
