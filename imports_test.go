@@ -46,7 +46,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
+			name: "dispatcher", ours: []string{"callqueue", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/lines", modules: []string{pgx}},

@@ -96,7 +96,7 @@ func TestParseRefuses(t *testing.T) {
 		"Europe/Berlin 09:00-18:00":    "is neither days nor times",
 		"Mon 09:00-12:00, 13:00-18:00": "write Mon-Sun 13:00-18:00 if every day is meant",
 		"Mon 09:00-12:00 Europe/Berlin, Tue 13:00-18:00":          "write it once, as the last word",
-		"Mon 09:00-12:00 Europe/Berlin, Tue 13:00-18:00 UTC":      "two zones, Europe/Berlin and UTC",
+		"Mon 09:00-12:00 Europe/Berlin, Tue 13:00-18:00 UTC":      `two zones, "Europe/Berlin" and "UTC"`,
 		"Mon 09:00-12:00 Europe/Berlin and Tue 13:00-18:00 Paris": "join spans with commas",
 	} {
 		if h, err := Parse(text); err == nil || !strings.Contains(err.Error(), words) {

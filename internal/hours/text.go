@@ -35,7 +35,7 @@ func Parse(texts ...string) (Hours, error) {
 		return Hours{}, errEmpty
 	}
 	if p.zone != "" && !p.zoneLast {
-		return Hours{}, fmt.Errorf("the zone %s holds for all spans: write it once, as the last word", p.zone)
+		return Hours{}, fmt.Errorf("the zone %s holds for all spans: write it once, as the last word", quote(p.zone))
 	}
 	zone, err := loadZone(cmp.Or(p.zone, "UTC"))
 	if err != nil {
@@ -74,7 +74,7 @@ func (p *parser) text(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
 		words := strings.Fields(part)
 		if len(words) == 0 {
-			return fmt.Errorf("%q has an empty part", text)
+			return fmt.Errorf("%s has an empty part", quote(text))
 		}
 		on, err := parseDays(words[0])
 		if err != nil {
@@ -92,7 +92,7 @@ func (p *parser) text(text string) error {
 		before = 0
 	}
 	if before != 0 {
-		return fmt.Errorf("%q ends with days and no times", text)
+		return fmt.Errorf("%s ends with days and no times", quote(text))
 	}
 	return nil
 }
@@ -107,17 +107,17 @@ func (p *parser) span(on days, words []string, part string) error {
 	case on != 0:
 		p.dated = part
 	case p.dated != "":
-		return fmt.Errorf("%s has no days, and %q before it does: write Mon-Sun %s if every day is meant, else its days",
-			words[0], p.dated, words[0])
+		return fmt.Errorf("%s has no days, and %s before it does: write Mon-Sun %s if every day is meant, else its days",
+			words[0], quote(p.dated), words[0])
 	default:
 		on = everyDay
 	}
 	if p.zoneLast = len(words) > 1; p.zoneLast {
 		switch zone := strings.Join(words[1:], " "); {
 		case len(words) > 2:
-			return fmt.Errorf("%q is not a time zone: join spans with commas", zone)
+			return fmt.Errorf("%s is not a time zone: join spans with commas", quote(zone))
 		case p.zone != "" && p.zone != zone:
-			return fmt.Errorf("there are two zones, %s and %s: there may be one for all", p.zone, zone)
+			return fmt.Errorf("there are two zones, %s and %s: there may be one for all", quote(p.zone), quote(zone))
 		default:
 			p.zone = zone
 		}
@@ -138,7 +138,7 @@ func parseDays(word string) (days, error) {
 	first, last, ranged := strings.Cut(word, "-")
 	from, to := dayOf(first), dayOf(last)
 	if from < 0 || ranged && to < 0 {
-		return 0, fmt.Errorf("%q is neither days nor times: days are %s, or Mon-Fri", word, strings.Join(dayNames(), ", "))
+		return 0, fmt.Errorf("%s is neither days nor times: days are %s, or Mon-Fri", quote(word), strings.Join(dayNames(), ", "))
 	}
 	if !ranged {
 		to = from
@@ -163,7 +163,7 @@ func parseTimes(word string) (from, to int, err error) {
 	to, alsoKnown := minutesOf(last)
 	switch {
 	case !known || !alsoKnown:
-		return 0, 0, fmt.Errorf("%q is not HH:MM-HH:MM, such as 09:00-18:00", word)
+		return 0, 0, fmt.Errorf("%s is not HH:MM-HH:MM, such as 09:00-18:00", quote(word))
 	case from == day:
 		return 0, 0, fmt.Errorf("%s begins at 24:00: write 00:00, on the day after", word)
 	case from == to:
@@ -191,7 +191,15 @@ func loadZone(name string) (*time.Location, error) {
 			return zone, nil
 		}
 	}
-	return nil, fmt.Errorf("%q is not a time zone: write its IANA name, such as Europe/Berlin, America/New_York or UTC", name)
+	return nil, fmt.Errorf("%s is not a time zone: write its IANA name, such as Europe/Berlin, America/New_York or UTC", quote(name))
+}
+
+// quote shows what was written in an error.
+func quote(text string) string {
+	if len(text) > 80 {
+		text = text[:80] + "…"
+	}
+	return strconv.Quote(text)
 }
 
 // String writes hours in one form, which Parse reads: what is open at the same times by the same zone is
