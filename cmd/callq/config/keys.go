@@ -25,7 +25,6 @@ func unbuilt() []string {
 		"limits.*.algorithm=fixed_window",
 		"limits.*.algorithm=token_bucket",
 		"limits.*.algorithm=leaky_bucket",
-		"queues.*.hours",
 		"budgets",
 	}
 }

@@ -96,7 +96,7 @@ func typeName(t reflect.Type) string {
 	names := map[reflect.Type]string{
 		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
 		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration",
-		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate",
+		reflect.TypeFor[Hours](): "hours", reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate",
 	}
 	if name, ok := names[t]; ok {
 		return name

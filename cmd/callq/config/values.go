@@ -48,6 +48,8 @@ func setField(v reflect.Value, f reflect.StructField, text string) (err error) {
 		*p, err = within(text, allowed, parseBytes)
 	case *Backoff:
 		*p, err = parseBackoff(text, allowed)
+	case *Hours:
+		*p, err = parseHours(text)
 	case *limit.Rate:
 		*p, err = limit.ParseRate(text)
 	case *[]string:
