@@ -22,7 +22,8 @@ func (p *program) limitsForecastCommand() *cobra.Command {
 		Use: "forecast [LIMIT]", Short: "Say until when the calls that wait now keep each limit busy",
 		Long: "Say until when the calls that wait now keep each limit busy, if it alone held them up, no others came and\n" +
 			"each took one attempt. Where a limit is per key it is the key with most calls that decides; of a limit by cost,\n" +
-			"calls are taken to cost what those of the last day did; of one of calls at once, to take as long.",
+			"calls are taken to cost what those of the last day did; of one of calls at once, to take as long. Where a queue\n" +
+			"is outside of its hours, or closes before, nothing is foretold but that.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
@@ -87,6 +88,22 @@ type demand struct {
 	Cost    *float64   `db:"cost"`    // of a call of late; nil: there was none
 	Seconds *float64   `db:"seconds"` // that an attempt of late ran
 	Now     *time.Time `db:"now"`
+	Queues  []string   `db:"queues"` // in which calls wait
+	hours   map[string][]string
+}
+
+// heldUp says which of its queues is outside of its hours, or closes before then; empty: none.
+func (d demand) heldUp(until *time.Time) string {
+	if d.Now == nil || until == nil {
+		return ""
+	}
+	for _, queue := range d.Queues {
+		o := openingAt(d.hours[queue], *d.Now)
+		if o.holdsUp() || !o.until.IsZero() && o.until.Before(*until) {
+			return fmt.Sprintf("queue %s is %s", queue, o)
+		}
+	}
+	return ""
 }
 
 func readForecasts(ctx context.Context, pool *pgxpool.Pool) ([]forecast, error) {
@@ -98,12 +115,17 @@ func readForecasts(ctx context.Context, pool *pgxpool.Pool) ([]forecast, error) 
 	if err != nil {
 		return nil, err
 	}
+	hours, err := readHours(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
 	rows := make([]forecast, 0, len(limits))
 	for _, l := range limits {
 		i := slices.IndexFunc(demands, func(d demand) bool { return d.Name == l.Name })
 		if i < 0 {
 			return nil, errors.New("limits changed meanwhile; try again")
 		}
+		demands[i].hours = hours
 		rows = append(rows, l.forecast(demands[i]))
 	}
 	return rows, nil
@@ -140,6 +162,9 @@ func (l limitRow) forecast(d demand) forecast {
 		f.Until = new(d.Now.Add(lasts))
 		inUTC(f.Until)
 	}
+	if held := d.heldUp(f.Until); held != "" {
+		f.State, f.Lasts, f.Until = held, nil, nil
+	}
 	return f
 }
 
@@ -172,8 +197,24 @@ WITH` + lines.WaitingSQL("true") + `, recent AS (
     GROUP BY l.name, s.key
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
-    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now
+    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now,
+    ARRAY(SELECT DISTINCT queue FROM waiting s WHERE s.queue = ANY(l.queues) AND s.calls > 0 ORDER BY 1) AS queues
 FROM call_limits l
 LEFT JOIN LATERAL (SELECT sum(calls) AS waiting FROM of_key k WHERE k.name = l.name) w ON true
 LEFT JOIN LATERAL (SELECT key, calls FROM of_key k WHERE k.name = l.name ORDER BY calls DESC, key LIMIT 1) m ON true
 LEFT JOIN LATERAL (SELECT avg(cost) AS cost, avg(seconds) AS seconds FROM recent c WHERE c.queue = ANY(l.queues)) r ON true`
+
+// readHours are the hours of the queues that have some.
+func readHours(ctx context.Context, pool *pgxpool.Pool) (map[string][]string, error) {
+	rows, err := collect[struct {
+		Name  string
+		Hours []string
+	}](ctx, pool, "read queues", hoursSQL)
+	hours := map[string][]string{}
+	for _, r := range rows {
+		hours[r.Name] = r.Hours
+	}
+	return hours, err
+}
+
+const hoursSQL = `SELECT name, hours FROM call_queues WHERE hours <> '{}'`

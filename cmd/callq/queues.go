@@ -50,12 +50,15 @@ func queueColumns() []column[queueRow] {
 			return dash(strings.Join(q.Limits, ","))
 		}},
 		{"STATE", func(q queueRow) string {
-			state := "open"
+			state := q.opening.String()
 			switch {
 			case q.PausedUntil != nil:
 				state = "paused until " + instant(q.PausedUntil) + ": " + short(*q.Paused)
 			case q.Paused != nil:
 				state = "paused: " + short(*q.Paused)
+			}
+			if q.Paused != nil && q.opening.holdsUp() {
+				state += ", " + q.opening.String()
 			}
 			return state + keysPaused(q.PausedKeys)
 		}},
