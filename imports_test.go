@@ -74,8 +74,10 @@ func TestImports(t *testing.T) {
 			}
 		}
 	}
-	if _, exists := imports["cmd/callq"]; !exists {
+	if list, exists := imports["cmd/callq"]; !exists {
 		t.Error("cmd/callq does not exist")
+	} else if !slices.Contains(list, "time/tzdata") {
+		t.Error("cmd/callq must import time/tzdata: its image has no zones")
 	}
 	for name, list := range imports {
 		for _, path := range list {

@@ -58,7 +58,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if shut := d.shutFor(locked.Limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, locked.Limits, epoch)
 	}
-	hours, err := d.openings.of(locked.Hours)
+	hours, err := d.hours.of(locked.Hours)
 	if err != nil {
 		return claimResult{}, err
 	}

@@ -75,7 +75,7 @@ type Dispatcher struct {
 	turns    turns
 	reach    reach
 	openFrom openFrom
-	openings openings
+	hours    openings
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 
@@ -120,19 +120,19 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Random = rand.Int64N
 	}
 	d := &Dispatcher{
-		cfg:      cfg,
-		log:      cfg.Logger,
-		metrics:  newMetrics(cfg.Metrics),
-		hand:     &handover{redis: cfg.Redis, log: cfg.Logger},
-		self:     newPresence(),
-		wake:     make(chan struct{}, 1),
-		armed:    make(chan time.Duration, 1),
-		reload:   make(chan struct{}, 1),
-		blocked:  map[string]time.Time{},
-		served:   map[string]int{},
-		turns:    turns{},
-		openings: openings{},
-		reach:    reach{takenIn: map[string]time.Time{}},
+		cfg:     cfg,
+		log:     cfg.Logger,
+		metrics: newMetrics(cfg.Metrics),
+		hand:    &handover{redis: cfg.Redis, log: cfg.Logger},
+		self:    newPresence(),
+		wake:    make(chan struct{}, 1),
+		armed:   make(chan time.Duration, 1),
+		reload:  make(chan struct{}, 1),
+		blocked: map[string]time.Time{},
+		served:  map[string]int{},
+		turns:   turns{},
+		hours:   openings{},
+		reach:   reach{takenIn: map[string]time.Time{}},
 	}
 	d.settings.Store(&settings)
 	d.first = int(cfg.Random(1 << 16))

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,4 +91,47 @@ func TestHoursThatCannotBeRead(t *testing.T) {
 		!strings.Contains(a.stderr, "\n      |                     ^\n      = allowed: [days] HH:MM-HH:MM [zone]") {
 		t.Errorf("exit code %d\n%s", a.code, a.stderr)
 	}
+}
+
+// A file with other hours opens and closes a queue of the running program.
+func TestSIGHUPOpensAndCloses(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	url, _, answer := api(t)
+	answer()
+	now := time.Now().UTC()
+	shut := atAnyPort + "queues: {pay: {hours: [" + now.Add(5*time.Hour).Format("15:04") + "-" + now.Add(6*time.Hour).Format("15:04") + "]}}\n"
+	w.config = shut
+	r := w.reloading("serve")
+	awaitReady(t, addressIn(t, r.log))
+	enqueue := func() string {
+		t.Helper()
+		return strings.TrimSpace(w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	}
+	waits := func(id string) {
+		t.Helper()
+		why := decode[callWhy](t, w.do("calls", "why", id, "-o", "json"))
+		if len(why.Reasons) == 0 || why.Reasons[0].Code != "outside_hours" {
+			t.Errorf("call %s: %+v", id, why)
+		}
+	}
+	id := enqueue()
+	waits(id)
+	r.reload(atAnyPort + "queues: {pay: {hours: [00:00-24:00]}}\n")
+	r.says("changed=[queues.pay.hours]")
+	eventually(t, "the call is done once the queue is open", func() bool { return w.get(id).Status == "done" })
+	r.reload(shut)
+	eventually(t, "the queue is shut", func() bool {
+		return strings.Contains(w.do("queues", "list"), "outside its hours until ")
+	})
+	id = enqueue()
+	waits(id)
+	send(t, r.cmd, syscall.SIGTERM)
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("ended with %v\n%s", err, r.log)
+	}
+	if call := w.get(id); call.Status != "new" || call.Attempts != 0 {
+		t.Errorf("a call of the queue that is shut: %+v", call)
+	}
+	w.do("verify")
 }
