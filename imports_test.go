@@ -39,13 +39,14 @@ func TestImports(t *testing.T) {
 	}{
 		{name: "callqueue", modules: []string{pgx}},
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
+		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
 			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay"},
 			modules: []string{pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
+			name: "dispatcher", ours: []string{"callqueue", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
@@ -54,7 +55,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/ledger", "internal/limit", "internal/lines"},
+			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
 			modules: []string{pgx},
 		},
 		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report"}, modules: []string{pgx}},
@@ -78,8 +79,10 @@ func TestImports(t *testing.T) {
 			}
 		}
 	}
-	if _, exists := imports["cmd/callq"]; !exists {
+	if list, exists := imports["cmd/callq"]; !exists {
 		t.Error("cmd/callq does not exist")
+	} else if !slices.Contains(list, "time/tzdata") {
+		t.Error("cmd/callq must import time/tzdata: its image has no zones")
 	}
 	for name, list := range imports {
 		for _, path := range list {

@@ -58,6 +58,10 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if shut := d.shutFor(locked.Limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, locked.Limits, epoch)
 	}
+	hours, err := d.hours.of(locked.Hours)
+	if err != nil {
+		return claimResult{}, err
+	}
 	taken, err := lines.Intake(ctx, tx, queue, d.reach.since(queue), now)
 	if err != nil {
 		return claimResult{}, err
@@ -66,6 +70,10 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	seen, err := d.survey(ctx, tx, queue, locked.Limits, from)
 	if err != nil {
 		return claimResult{}, err
+	}
+	var closed time.Duration
+	if closed, locked.closes = closedFor(hours, now); closed > 0 {
+		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: closed, blockedFor: closed})
 	}
 	if wait := d.turns.others(queue, locked.Limits, d.cfg.Now()); wait > 0 {
 		return d.rest(ctx, tx, queue, taken, seen, claimResult{lookIn: wait, blockedFor: wait})
@@ -314,7 +322,7 @@ func (b *batch) open(writes *pgx.Batch, c *round) {
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
 		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": c.head.now, "queue": c.Name, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
-		"send_within": sendWithin, "start_within": startWithin,
+		"send_within": sendWithin, "start_within": startWithin, "closes": c.closes,
 	}).Query(func(rows pgx.Rows) (err error) {
 		b.attempts, err = pgx.CollectRows(rows, pgx.RowToStructByName[claimed])
 		return err
@@ -335,7 +343,8 @@ func (b *batch) check(err error) error {
 	return nil
 }
 
-// startWithin is how long a claimed attempt may wait for its start.
+// startWithin is how long a claimed attempt may wait for its start. Where its queue's hours end sooner, that
+// is the end: nothing starts after it, whoever lives, and the sweepers take back what was handed over.
 const startWithin = 30 * time.Second
 
 // The rows of call_queue are locked by lines.First in this transaction.
@@ -352,7 +361,7 @@ WITH picked AS (
 )
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, parcel_no, @batch, cost, @now, @now, @now + @start_within::interval, @send_within::interval,
+SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_within::interval, @closes::timestamptz), @send_within::interval,
     @epoch, pool, @queue, task, key, @limits::text[],
     CASE WHEN true = ANY(@per_key::bool[])
         THEN ARRAY(SELECT CASE WHEN l.per_key THEN key ELSE '' END FROM unnest(@per_key::bool[]) AS l (per_key))

@@ -75,6 +75,7 @@ type Dispatcher struct {
 	turns    turns
 	reach    reach
 	openFrom openFrom
+	hours    openings
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 
@@ -130,6 +131,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		blocked: map[string]time.Time{},
 		served:  map[string]int{},
 		turns:   turns{},
+		hours:   openings{},
 		reach:   reach{takenIn: map[string]time.Time{}},
 	}
 	d.settings.Store(&settings)

@@ -37,9 +37,11 @@ func (l lockedLimit) rate() limit.Rate {
 type lockedQueue struct {
 	Name   string
 	Label  string // only workers that carry it
+	Hours  []string
 	Served string // the key that was served last
 	Batch  int64  // the number of the claim
 	Limits []lockedLimit
+	closes *time.Time // when its hours end, as the claim reckons it; nil: it stays open
 }
 
 // lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
@@ -54,7 +56,7 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*locked
 	var names []string
 	var settings pgx.Batch
 	settings.Queue(claimSettingsSQL, strconv.FormatInt(claimTimeout.Milliseconds(), 10))
-	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &q.Label, &q.Served) })
+	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &q.Label, &q.Served, &q.Hours) })
 	err := tx.SendBatch(ctx, &settings).Close()
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil // locked, or gone from the config meanwhile
@@ -85,7 +87,7 @@ SELECT set_config('synchronous_commit', 'on', true),
     set_config('idle_in_transaction_session_timeout', $1, true)` // a frozen claim stops all others
 
 // Not FOR SHARE: claims that overlap would keep a publisher waiting for ever.
-const lockQueueSQL = `SELECT limits, on_label, served_key FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+const lockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `

@@ -81,6 +81,7 @@ type queueRow struct {
 	BackoffMax  time.Duration `db:"backoff_max"`
 	Timeout     time.Duration `db:"timeout"`
 	OnLost      string        `db:"on_lost"`
+	Hours       []string      `db:"hours"`
 }
 
 type limitRow struct {
@@ -157,7 +158,7 @@ func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 }
 
 const queueRowsSQL = `
-SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost FROM call_queues ORDER BY name`
+SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours FROM call_queues ORDER BY name`
 
 const limitRowsSQL = `
 SELECT name, rate, window_size, shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
@@ -180,13 +181,13 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 		if _, err := p.tx.Exec(ctx, putQueueSQL, pgx.StrictNamedArgs{
 			"name": q.Name, "limits": append([]string{}, q.Limits...), "on": q.On, "max_attempts": q.MaxAttempts,
 			"backoff_min": q.BackoffMin, "backoff_max": q.BackoffMax, "timeout": q.Timeout,
-			"on_lost": q.OnLost,
+			"on_lost": q.OnLost, "hours": append([]string{}, q.Hours...),
 		}); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
 		p.changed("queue", q.Name, q.String())
 		p.wake = append(p.wake, q.Name)
-		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On) {
+		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On || !slices.Equal(row.Hours, q.Hours)) {
 			p.recall = append(p.recall, q.Name)
 		}
 	}
@@ -205,15 +206,16 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 
 func (row queueRow) equal(q QueueRule) bool {
 	return slices.Equal(row.Limits, q.Limits) && row.On == q.On && row.MaxAttempts == q.MaxAttempts && row.Timeout == q.Timeout &&
-		row.BackoffMin == q.BackoffMin && row.BackoffMax == q.BackoffMax && row.OnLost == q.OnLost
+		row.BackoffMin == q.BackoffMin && row.BackoffMax == q.BackoffMax && row.OnLost == q.OnLost && slices.Equal(row.Hours, q.Hours)
 }
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
-VALUES (@name, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost)
+INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
+VALUES (@name, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours)
 ON CONFLICT (name) DO UPDATE
 SET limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
-    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost`
+    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost,
+    hours = excluded.hours`
 
 const dropQueueSQL = `DELETE FROM call_queues WHERE name = $1`
 
@@ -391,7 +393,7 @@ func (p *publication) recallUnstarted(ctx context.Context) error {
 	if len(p.recall) == 0 {
 		return nil
 	}
-	n, err := ledger.Recall(ctx, p.tx, ledger.Unstarted{Queues: p.recall}, "its limits were changed")
+	n, err := ledger.Recall(ctx, p.tx, ledger.Unstarted{Queues: p.recall}, "its rules were changed")
 	if n > 0 {
 		p.changes = append(p.changes, fmt.Sprintf("%d unstarted attempts recalled", n))
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -40,6 +41,7 @@ type QueueRule struct {
 	BackoffMax  time.Duration
 	Timeout     time.Duration // of one attempt
 	OnLost      string        // what becomes of a call whose worker was lost: retry or fail
+	Hours       []string      // that must all be open, as internal/hours reads them; none: always open
 }
 
 func (l LimitRule) String() string {
@@ -64,6 +66,9 @@ func (q QueueRule) String() string {
 		q.Limits, q.MaxAttempts, q.BackoffMin, q.BackoffMax, q.Timeout, q.OnLost)
 	if q.On != "" {
 		text += ", on " + q.On
+	}
+	if len(q.Hours) > 0 {
+		text += ", hours " + strings.Join(q.Hours, " and ")
 	}
 	return text
 }
@@ -125,6 +130,15 @@ func (r *Rules) check() error {
 		if q.OnLost != "retry" && q.OnLost != "fail" {
 			return fmt.Errorf("queue %q: on_lost is %q; it may be retry or fail", q.Name, q.OnLost)
 		}
+		all, err := hours.ParseAll(q.Hours)
+		if err != nil {
+			return fmt.Errorf("queue %q: hours: %w", q.Name, err)
+		}
+		q.Hours = nil // in one form each
+		for _, h := range all {
+			q.Hours = append(q.Hours, h.String())
+		}
+		q.Hours = union(q.Hours, nil)
 		q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
 	}
 	return nil

@@ -30,7 +30,7 @@ func TestSetLimit(t *testing.T) {
 	s.start(time.Hour, 1, 2, 3, 4)
 	s.set(6, time.Hour)
 	s.want(`SELECT count(*) = 4 FROM call_open`) // what had not started is recalled
-	s.want(`SELECT bool_and(error = 'not sent: recalled, for its limits were changed') FROM call_attempts`)
+	s.want(`SELECT bool_and(error = 'not sent: recalled, for its rules were changed') FROM call_attempts`)
 	s.once(r)
 	s.want(`SELECT count(*) = 6 FROM call_open`)
 	s.want(`SELECT rate = 6 AND config_rate = 10 AND config_window = '1 h' FROM call_limits`)

@@ -45,9 +45,9 @@ type inForce struct {
 }
 
 // stricter is what holds of rules that are published together. Where it is kept each of them is
-// kept: a limit or queue that one of them has is there, a queue uses all limits that any gives it,
-// and each limit is the strictest in every respect. How a queue retries is no matter of more or
-// less: the newest process says it. all are in the order in which they came.
+// kept: a limit or queue that one of them has is there, a queue uses all limits that any gives it and
+// is open only within the hours of all, and each limit is the strictest in every respect. How a queue
+// retries is no matter of more or less: the newest process says it. all are in the order in which they came.
 func stricter(all []Published) (inForce, error) {
 	limits, queues := map[string][]LimitRule{}, map[string]QueueRule{}
 	by := map[string]string{} // limit to the first that publishes it
@@ -61,7 +61,8 @@ func stricter(all []Published) (inForce, error) {
 			limits[l.Name] = append(limits[l.Name], l)
 		}
 		for _, q := range p.Rules.Queues {
-			q.Limits = slices.Compact(slices.Sorted(slices.Values(slices.Concat(q.Limits, queues[q.Name].Limits))))
+			q.Limits = union(q.Limits, queues[q.Name].Limits)
+			q.Hours = union(q.Hours, queues[q.Name].Hours)
 			queues[q.Name] = q
 		}
 	}
@@ -82,6 +83,11 @@ func stricter(all []Published) (inForce, error) {
 		h.Queues = append(h.Queues, queues[name])
 	}
 	return h, nil
+}
+
+// union is what either list has, in order, each once.
+func union(a, b []string) []string {
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(a, b))))
 }
 
 // strictest is the limit that implies each of these, all windows or all concurrency, and the most

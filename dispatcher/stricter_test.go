@@ -146,15 +146,18 @@ func TestStricter(t *testing.T) {
 	q := func(name string, attempts int, limits ...string) QueueRule {
 		return QueueRule{Name: name, MaxAttempts: attempts, Limits: limits}
 	}
+	open := func(q QueueRule, hours ...string) QueueRule { q.Hours = hours; return q }
 	other := with(per(5, time.Hour), func(l *LimitRule) { l.Name = "other" })
 	all := []Published{
-		{By: "a", Rules: Rules{Limits: []LimitRule{per(10, time.Minute), other}, Queues: []QueueRule{q("shared", 3, "api", "other"), q("old", 3)}}},
-		{By: "b", Rules: Rules{Limits: []LimitRule{per(4, time.Minute)}, Queues: []QueueRule{q("shared", 5, "api"), q("new", 5, "api")}}},
+		{By: "a", Rules: Rules{Limits: []LimitRule{per(10, time.Minute), other}, Queues: []QueueRule{
+			open(q("shared", 3, "api", "other"), "Mon-Fri 09:00-18:00 Europe/Berlin"), open(q("old", 3), "22:00-06:00 UTC"),
+		}}},
+		{By: "b", Rules: Rules{Limits: []LimitRule{per(4, time.Minute)}, Queues: []QueueRule{open(q("shared", 5, "api"), "12:00-13:00 UTC"), q("new", 5, "api")}}},
 	}
 	want := inForce{
 		Rules: Rules{
 			Limits: []LimitRule{per(4, time.Minute), other},
-			Queues: []QueueRule{q("new", 5, "api"), q("old", 3), q("shared", 5, "api", "other")},
+			Queues: []QueueRule{q("new", 5, "api"), open(q("old", 3), "22:00-06:00 UTC"), open(q("shared", 5, "api", "other"), "12:00-13:00 UTC", "Mon-Fri 09:00-18:00 Europe/Berlin")},
 		},
 		mostCost: map[string]int64{"api": math.MaxInt64, "other": math.MaxInt64},
 	}

@@ -66,6 +66,7 @@ type overdue struct {
 	Age         time.Duration `db:"age"`          // since the start, or the claim where there was none
 	SendWithin  time.Duration `db:"send_within"`  // how long its gate stayed open
 	Deadline    time.Duration `db:"deadline"`     // from the start
+	StartWithin time.Duration `db:"start_within"` // of the claim
 	FailedCount int           `db:"failed_count"` // of the call
 	MaxAttempts int           `db:"max_attempts"`
 	BackoffMin  time.Duration `db:"backoff_min"`
@@ -79,6 +80,7 @@ SELECT o.call_id, o.attempt, o.token,
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
     coalesce(o.send_within, '1 day') AS send_within,
     coalesce(o.deadline - o.started_at, '0') AS deadline,
+    o.start_by - o.claimed_at AS start_within,
     coalesce(q.failed_count, 0) AS failed_count,
     coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min,
@@ -152,14 +154,19 @@ func (o overdue) closing(outcome callqueue.Outcome, why string) ledger.Closing {
 }
 
 // sweepUnstarted takes back attempts that nobody started in time. That is safe at any moment, for
-// a start is a compare-and-set. While no worker lives they may as well stay.
+// a start is a compare-and-set. While no worker lives they may as well stay. So is what its queue's hours
+// recall: they ended before it was started.
 func (d *Dispatcher) sweepUnstarted(ctx context.Context) (int, error) {
 	rows, err := d.overdue(ctx, unstartedWhere)
 	if err != nil {
 		return 0, err
 	}
 	return d.close(ctx, rows, func(o overdue) ledger.Closing {
-		c := o.closing(callqueue.OutcomeNotSent, fmt.Sprintf("not sent: no worker started it within %s", startWithin))
+		why := fmt.Sprintf("not sent: no worker started it within %s", startWithin)
+		if o.StartWithin < startWithin {
+			why = "not sent: its queue's hours ended before a worker started it"
+		}
+		c := o.closing(callqueue.OutcomeNotSent, why)
 		c.Status = callqueue.StatusNew
 		return c
 	})

@@ -63,6 +63,7 @@ CREATE TABLE call_queues (
     backoff_max  interval    NOT NULL,
     timeout      interval    NOT NULL,
     on_lost      text        NOT NULL,
+    hours        text[]      NOT NULL DEFAULT '{}', -- outside any of them nothing is claimed (internal/hours)
     served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
 ) WITH (fillfactor = 50);
 

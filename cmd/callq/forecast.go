@@ -19,7 +19,8 @@ func (p *program) limitsForecastCommand() *cobra.Command {
 		Use: "forecast [LIMIT]", Short: "Say until when the calls that wait now keep each limit busy",
 		Long: "Say until when the calls that wait now keep each limit busy, if it alone held them up, no others came and\n" +
 			"each took one attempt. Where a limit is per key it is the key with most calls that decides; of a limit by cost,\n" +
-			"calls are taken to cost what those of the last day did; of one of calls at once, to take as long.",
+			"calls are taken to cost what those of the last day did; of one of calls at once, to take as long. Where a queue\n" +
+			"is outside of its hours, or closes before, nothing is foretold but that.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {

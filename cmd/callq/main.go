@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"os"
+	_ "time/tzdata" // for hours, where the machine has no zones: an image without a system
 )
 
 func main() {

@@ -50,9 +50,13 @@ func rules(cfg *config.Config) dispatcher.Rules {
 		}
 	}
 	for name, q := range cfg.Queues {
+		var hours []string
+		if q.Hours != "" {
+			hours = []string{string(q.Hours)}
+		}
 		r.Queues = append(r.Queues, dispatcher.QueueRule{
 			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
-			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost,
+			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: hours,
 		})
 	}
 	return r

@@ -81,7 +81,7 @@ SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
 FROM call_open o
 WHERE call_id = $1`
 
-const ruleSQL = `SELECT limits, on_label FROM call_queues WHERE name = $1`
+const ruleSQL = `SELECT limits, on_label, hours FROM call_queues WHERE name = $1`
 
 // The pause of a whole limit is part of the limit's state.
 const callPausesSQL = `

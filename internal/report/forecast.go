@@ -3,6 +3,7 @@ package report
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -35,6 +36,22 @@ type demand struct {
 	Cost    *float64   `db:"cost"`    // of a call of late; nil: there was none
 	Seconds *float64   `db:"seconds"` // that an attempt of late ran
 	Now     *time.Time `db:"now"`
+	Queues  []string   `db:"queues"` // in which calls wait
+	hours   map[string][]string
+}
+
+// heldUp says which of its queues is outside of its hours, or closes before then; empty: none.
+func (d demand) heldUp(until *time.Time) string {
+	if d.Now == nil || until == nil {
+		return ""
+	}
+	for _, queue := range d.Queues {
+		o := openingAt(d.hours[queue], *d.Now)
+		if o.holdsUp() || !o.until.IsZero() && o.until.Before(*until) {
+			return fmt.Sprintf("queue %s is %s", queue, o)
+		}
+	}
+	return ""
 }
 
 // ReadForecasts reckons for all limits, in the order of [ReadLimits].
@@ -47,12 +64,17 @@ func ReadForecasts(ctx context.Context, db ledger.DB) ([]Forecast, error) {
 	if err != nil {
 		return nil, err
 	}
+	hours, err := readHours(ctx, db)
+	if err != nil {
+		return nil, err
+	}
 	rows := make([]Forecast, 0, len(limits))
 	for _, l := range limits {
 		i := slices.IndexFunc(demands, func(d demand) bool { return d.Name == l.Name })
 		if i < 0 {
 			return nil, errors.New("limits changed meanwhile; try again")
 		}
+		demands[i].hours = hours
 		rows = append(rows, l.forecast(demands[i]))
 	}
 	return rows, nil
@@ -87,6 +109,9 @@ func (l Limit) forecast(d demand) Forecast {
 	if d.Now != nil {
 		f.Until = new(d.Now.Add(lasts))
 		inUTC(f.Until)
+	}
+	if held := d.heldUp(f.Until); held != "" {
+		f.State, f.Lasts, f.Until = held, nil, nil
 	}
 	return f
 }
@@ -124,7 +149,8 @@ WITH` + lines.WaitingSQL("true") + `, recent AS (
     GROUP BY l.name, s.key
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
-    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now
+    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now,
+    ARRAY(SELECT DISTINCT queue FROM waiting s WHERE s.queue = ANY(l.queues) AND s.calls > 0 ORDER BY 1) AS queues
 FROM call_limits l
 LEFT JOIN LATERAL (SELECT sum(calls) AS waiting FROM of_key k WHERE k.name = l.name) w ON true
 LEFT JOIN LATERAL (SELECT key, calls FROM of_key k WHERE k.name = l.name ORDER BY calls DESC, key LIMIT 1) m ON true

@@ -36,6 +36,10 @@ func TestForecast(t *testing.T) {
 		"a bucket":          {Limit{State: "open", Units: 10, Window: 200 * time.Second, Shape: bucket}, demand{Waiting: 150, Now: &now}, 5 * time.Second},
 		"at once":           {row(4, 0), demand{Waiting: 40, Seconds: &seconds}, 20 * time.Second},
 		"at once, unknown":  {row(4, 0), demand{Waiting: 40}, -1},
+		"outside hours":     {row(10, time.Minute), demand{Waiting: 40, Now: &now, Queues: []string{"q"}, hours: map[string][]string{"q": {"13:00-14:00"}}}, -1},
+		"closes before":     {row(10, time.Minute), demand{Waiting: 40, Now: &now, Queues: []string{"q"}, hours: map[string][]string{"q": {"11:00-12:02"}}}, -1},
+		"closes later":      {row(10, time.Minute), demand{Waiting: 40, Now: &now, Queues: []string{"q"}, hours: map[string][]string{"q": {"11:00-12:03"}}}, 3 * time.Minute},
+		"another has hours": {row(10, time.Minute), demand{Waiting: 40, Now: &now, Queues: []string{"q"}, hours: map[string][]string{"r": {"13:00-14:00"}}}, 3 * time.Minute},
 		"paused":            {Limit{State: "paused: x", Units: 10, Window: time.Minute}, demand{Waiting: 40}, -1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -39,8 +39,12 @@ type Queue struct {
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
 	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
-	// Wanted is what each live process publishes, where they differ: then the queue has the limits of
-	// all, and the newest says how it retries.
+	// Hours must all be open; none: it is always open.
+	Hours        []string   `json:"hours" db:"hours"`
+	OutsideHours bool       `json:"outside_hours" db:"-"`
+	HoursUntil   *time.Time `json:"hours_until" db:"-"` // when that changes; nil: it stays so
+	// Wanted is what each live process publishes, where they differ: then the queue has the limits and hours
+	// of all, and the newest says how it retries.
 	Wanted      []dispatcher.Want `json:"wanted" db:"-"`
 	On          string            `json:"on" db:"on_label"`
 	MaxAttempts int               `json:"max_attempts" db:"max_attempts"`
@@ -48,24 +52,30 @@ type Queue struct {
 	BackoffMax  time.Duration     `json:"backoff_max_ns" db:"backoff_max"`
 	Timeout     time.Duration     `json:"timeout_ns" db:"timeout"`
 	OnLost      string            `json:"on_lost" db:"on_lost"`
+
+	Now     time.Time `json:"-" db:"now"` // Postgres's clock
+	opening opening
 }
 
 // Holds is what is in force, in the words of what processes want.
 func (q Queue) Holds() string {
 	return dispatcher.QueueRule{
 		Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts, BackoffMin: q.BackoffMin, BackoffMax: q.BackoffMax,
-		Timeout: q.Timeout, OnLost: q.OnLost,
+		Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 	}.String()
 }
 
-// StateText says whether it is paused, and until when.
+// StateText says whether it is paused or outside of its hours, and until when.
 func (q Queue) StateText() string {
-	state := "open"
+	state := q.opening.String()
 	switch {
 	case q.PausedUntil != nil:
 		state = "paused until " + Instant(q.PausedUntil) + ": " + Short(*q.Paused)
 	case q.Paused != nil:
 		state = "paused: " + Short(*q.Paused)
+	}
+	if q.Paused != nil && q.opening.holdsUp() {
+		state += ", " + q.opening.String()
 	}
 	return state + keysPaused(q.PausedKeys)
 }
@@ -87,8 +97,11 @@ func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, 
 	}
 	_, wanted := dispatcher.Differences(live)
 	for i := range queues {
-		queues[i].Wanted = wanted[queues[i].Name]
-		inUTC(queues[i].PausedUntil)
+		q := &queues[i]
+		q.Wanted = wanted[q.Name]
+		q.opening = openingAt(q.Hours, q.Now)
+		q.OutsideHours, q.HoursUntil = q.opening.outside, q.opening.at()
+		inUTC(q.PausedUntil)
 	}
 	return queues, nil
 }
@@ -188,7 +201,8 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limit
     p.reason AS paused, nullif(p.until, 'infinity') AS paused_until,
     coalesce(k.paused, 0) AS paused_keys,
     coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
-    coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost
+    coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost,
+    coalesce(q.hours, '{}') AS hours, clock_timestamp() AS now
 FROM call_queues q
 FULL JOIN waiting w USING (name)
 FULL JOIN open o USING (name)

@@ -46,6 +46,7 @@ type openRow struct {
 type ruleRow struct {
 	Limits []string `db:"limits"`
 	On     string   `db:"on_label"`
+	Hours  []string `db:"hours"`
 }
 
 // callPause is a pause that holds the call up.
@@ -144,6 +145,11 @@ func (c circumstances) waits() []Reason {
 	}
 	if c.queue == nil {
 		add("no_queue", nil, "queue %s is in no process's configuration: add it, and reload (SIGHUP) or restart them", call.Queue)
+	}
+	if c.queue != nil {
+		if o := openingAt(c.queue.Hours, c.now); o.holdsUp() {
+			add("outside_hours", o.at(), "queue %s is %s (hours: %s)", call.Queue, o, o.rule())
+		}
 	}
 	for _, p := range c.pauses {
 		add("paused", p.Until, "%s", p.text())

@@ -30,6 +30,14 @@ func TestReasons(t *testing.T) {
 		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
 		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
 		{"a queue that nobody has", func(c *circumstances) { c.queue = nil }, []string{"no_queue: queue pay"}},
+		{"outside its hours", func(c *circumstances) { c.queue.Hours = []string{"Mon-Fri 09:00-18:00 Europe/Berlin"} }, []string{
+			"outside_hours: queue pay is outside its hours until 2026-11-23 09:00 Europe/Berlin (hours: Mon-Fri 09:00-18:00 Europe/Berlin)",
+		}},
+		{"within its hours", func(c *circumstances) { c.queue.Hours = []string{"Sat 09:00-18:00 UTC"} }, []string{"next: "}},
+		{"outside hours, and paused", func(c *circumstances) {
+			c.queue.Hours = []string{"09:00-18:00 UTC", "10:00-18:00 UTC"}
+			c.pauses = []callPause{{What: "queue", Name: "pay"}}
+		}, []string{"outside_hours: until 2026-11-21 10:00 UTC (hours: 09:00-18:00 UTC and 10:00-18:00 UTC)", "paused: "}},
 		{"a paused queue", func(c *circumstances) {
 			c.pauses = []callPause{{What: "queue", Name: "pay", Reason: "incident", By: "ann"}}
 		}, []string{"paused: queue pay is paused until it is resumed: incident (by ann)"}},

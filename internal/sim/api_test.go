@@ -63,7 +63,7 @@ type request struct {
 
 // started notes that an attempt's start was carried out. From then on a lower rate no longer keeps
 // it from being sent.
-func (a *api) started(id attemptID, c *callRecord, again bool) {
+func (a *api) started(id attemptID, c *callRecord, at time.Time, again bool) {
 	w := a.w
 	if a.requests[id] != nil {
 		return
@@ -84,6 +84,8 @@ func (a *api) started(id attemptID, c *callRecord, again bool) {
 		w.fail("what starts is the call it was loaded for", c.id, "", "attempt %s has the data of a call that was lost", id)
 	case c.cancelled:
 		w.fail("what is cancelled does not start", c.id, "", "attempt %s started", id)
+	case w.set.closed(c.queue, at):
+		w.fail("nothing starts outside of its queue's hours", c.id, "", "attempt %s started at %s", id, at)
 	case w.paused(r):
 		w.fail("what is paused does not start", c.id, "", "attempt %s started", id)
 	}

@@ -13,6 +13,7 @@ type mutant struct {
 	newM0      bool         // m0 is read anew when a start is asked for again
 	openGate   bool         // nothing is too late for the gate
 	noRecall   bool         // a lower rate or a pause recalls nothing
+	late       bool         // queues close all the time
 	often      func(*world) // happens some times more than it would
 	turn       func(*world)
 	close      func(*world, *attempt, *ledger.Closing)

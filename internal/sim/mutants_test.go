@@ -29,6 +29,7 @@ func mutants() []struct {
 		backoff  = "a retry waits for its backoff"
 		reason   = "a call fails for a reason"
 		paused   = "what is paused does not start"
+		closed   = "nothing starts outside of its queue's hours"
 		stays    = "what is cancelled stays cancelled"
 		unique   = "a unique key has one unfinished call"
 	)
@@ -80,6 +81,13 @@ func mutants() []struct {
 		}},
 		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true, often: func(w *world) { w.setLimit(w.set.rules.Limits[0]) }}},
 		{"a pause recalls nothing", []string{paused}, mutant{noRecall: true}},
+		{"what was handed over may start after the hours", []string{closed}, mutant{
+			late: true,
+			sql: `CREATE FUNCTION sim.longer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.start_by := NEW.claimed_at + interval '30 s'; RETURN NEW; END $$;
+				CREATE TRIGGER longer BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.longer()`,
+			undo: `DROP TRIGGER longer ON call_open; DROP FUNCTION sim.longer()`,
+		}},
 		{"a failover shuts no limit", []string{over}, mutant{
 			often: (*world).failOver,
 			sql: `CREATE FUNCTION sim.opened() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

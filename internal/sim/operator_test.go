@@ -85,7 +85,7 @@ func (w *world) republish() {
 	rules := dispatcher.Rules{Limits: slices.Clone(w.set.rules.Limits), Queues: slices.Clone(w.set.rules.Queues)}
 	l := &rules.Limits[w.rng.IntN(len(rules.Limits))]
 	l.Slack, l.SendWithin = w.set.slack([]string{l.Name}), sendWithin(*l)
-	switch w.rng.IntN(5) {
+	switch w.rng.IntN(6) {
 	case 0:
 		l.Rate.Units = max(1, l.Rate.Units*int64(w.intBetween(3, 20))/10)
 	case 1:
@@ -101,10 +101,22 @@ func (w *world) republish() {
 		} else if len(q.Limits) > 1 {
 			q.Limits = slices.Delete(slices.Clone(q.Limits), i, i+1)
 		}
+	case 5:
+		q := &rules.Queues[w.rng.IntN(len(rules.Queues))]
+		if len(q.Hours) > 0 {
+			q.Hours = nil
+		} else {
+			q.Hours = w.set.drawHours(w)
+		}
 	}
 	w.set.longest = max(w.set.longest, l.Rate.Window)
+	w.note(0, l.Name, "an operator changes the file")
+	w.publish(rules)
+}
+
+func (w *world) publish(rules dispatcher.Rules) {
 	w.set.rules = rules
-	w.note(0, l.Name, "the rules are %+v", rules)
+	w.note(0, "", "the rules are %+v", rules)
 	_, err := dispatcher.Publish(w.ctx, w.lane.workers, rules)
 	w.must(err)
 	w.api.publish()
@@ -174,6 +186,7 @@ func (w *world) resumeAll() {
 	for _, l := range w.set.rules.Limits {
 		w.resetLimit(l)
 	}
+	w.openAll()
 	w.stir()
 }
 

@@ -31,6 +31,7 @@ type setting struct {
 	trouble     float64 // 1: as many faults as usual
 	loss        float64 // of parcels, statements and answers, each
 	apiErrors   float64
+	pulses      map[string]pulse // hours to what they mean
 }
 
 // kind is how large a world is.
@@ -94,6 +95,11 @@ func draw(w *world) setting {
 	}
 	s.drawTime(w, perWindow)
 	s.tick = max(time.Second, s.stretch/30)
+	for i := range s.rules.Queues {
+		if w.mutant.late || w.chance(0.15) {
+			s.rules.Queues[i].Hours = s.drawHours(w)
+		}
+	}
 	return s
 }
 

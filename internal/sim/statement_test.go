@@ -113,7 +113,7 @@ func (k *worker) executeStarts(batch []*attempt) {
 			if a.slack == 0 {
 				a.slack = k.w.set.slack(k.w.set.queue(a.Queue).Limits)
 			}
-			k.w.api.started(a.id(), a.of, k.w.mutant.secondSend)
+			k.w.api.started(a.id(), a.of, *answer.StartedAt, k.w.mutant.secondSend)
 		} else {
 			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t, expired %t", a.Attempt, k.id, answer.Gone, answer.Expired)
 		}

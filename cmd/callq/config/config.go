@@ -129,6 +129,7 @@ type Queue struct {
 	Backoff     Backoff       `key:"backoff" default:"10s..15m" allowed:"1ms..30d"`
 	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`
 	OnLost      string        `key:"on_lost" default:"retry" allowed:"retry|fail"`
+	Hours       Hours         `key:"hours" allowed:"[days] HH:MM-HH:MM [zone], several joined by commas or as a list: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"` // empty: always
 }
 
 // Schedule is when what must be done is done, in cron's words, UTC.

@@ -50,6 +50,7 @@ queues:
     timeout: 1m30s
     on_lost: fail
     on: ip-a
+    hours: [mon-fri 09:00-18:00, "Sat 10:00-14:00 Europe/Berlin"]
   refunds: *payments
   plain:
   fixed: {backoff: 5s}
@@ -82,8 +83,8 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 			Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 100 * time.Millisecond, SendWithin: 5 * time.Second}},
 		},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail"}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry"}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", ""}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}

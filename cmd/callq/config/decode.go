@@ -175,6 +175,8 @@ func (l *loader) field(n *yaml.Node, f reflect.StructField, v reflect.Value, pat
 		l.section(n, v, path, pattern)
 	case v.Kind() == reflect.Slice:
 		l.list(n, f, v, path)
+	case isListOfHours(n, v):
+		l.listOfHours(n, f, v, path)
 	default:
 		l.scalar(n, f, v, path, pattern)
 	}

@@ -16,7 +16,7 @@ import (
 func otherValue(t *testing.T, path string, f reflect.StructField) string {
 	t.Helper()
 	candidates := append(strings.Split(f.Tag.Get("allowed"), "|"),
-		"postgres://other/d", "redis://other", "7/1m", "17", "35s", "20ms..40s", "7d", "2KiB", "true", "0 5 * * *", ":17", "x17")
+		"postgres://other/d", "redis://other", "7/1m", "17", "35s", "20ms..40s", "7d", "2KiB", "true", "0 5 * * *", "22:00-06:00", ":17", "x17")
 	for _, text := range candidates {
 		v := reflect.New(f.Type).Elem()
 		if text != "" && text != f.Tag.Get("default") && setField(v, f, text) == nil {

@@ -32,8 +32,9 @@ limits:
   a: {rate: 5/s}
   b: {concurrency: 3}
 retention: {done: 36h}
+queues: {q: {hours: ["mon-fri ${T}", Sat 10:00-14:00]}}
 `, map[string]string{
-		"PW": "hunter2", "H": "h", "L": "l", "CALLQ_HTTP_LISTEN": "[::1]:1", "CALLQ_LIMITS_A_SLACK": "2s",
+		"PW": "hunter2", "H": "h", "L": "l", "T": "09:00-18:00", "CALLQ_HTTP_LISTEN": "[::1]:1", "CALLQ_LIMITS_A_SLACK": "2s",
 	}, map[string]string{"postgres.direct_url": "postgres://h/d?password=hunter2"})
 	got := map[string]string{}
 	for _, v := range c.Values() {
@@ -53,6 +54,7 @@ retention: {done: 36h}
 		"retention.done":       "1d12h <- config.yaml:11 ",
 		"retention.failed":     "30d <- default ",
 		"calls.max_data":       "256KiB <- default ",
+		"queues.q.hours":       "Mon-Fri 09:00-18:00, Sat 10:00-14:00 UTC <- config.yaml:12 ${T}",
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %s, want %s", key, got[key], want)
@@ -105,11 +107,12 @@ func TestChanged(t *testing.T) {
 	was := mustLoad(t, file, nil, nil)
 	for text, want := range map[string][]string{
 		file: nil,
-		"worker: {labels: [ x ]}\nqueues: {q: {limits: [\"a\"]}}\nlimits: {a: {rate: 1 per 1s}}\n": nil,
-		strings.Replace(file, "1/s", "2/s", 1):                                                     {"limits.a.rate"},
-		strings.Replace(file, "[x]", "[]", 1) + "log: {level: warn}\n":                             {"log.level", "worker.labels"},
+		"worker: {labels: [ x ]}\nqueues: {q: {limits: [\"a\"]}}\nlimits: {a: {rate: 1 per 1s}}\n":            nil,
+		strings.Replace(file, "[a]", "[a], hours: [mon-wed 09:00-12:00, \"Mon,Tue,Wed 12:00-18:00 UTC\"]", 1): {"queues.q.hours"},
+		strings.Replace(file, "1/s", "2/s", 1):                         {"limits.a.rate"},
+		strings.Replace(file, "[x]", "[]", 1) + "log: {level: warn}\n": {"log.level", "worker.labels"},
 		"limits: {a: {rate: 1/s}}\nworker: {labels: [x]}\n": {
-			"queues.q.backoff", "queues.q.limits", "queues.q.max_attempts", "queues.q.on", "queues.q.on_lost", "queues.q.timeout",
+			"queues.q.backoff", "queues.q.hours", "queues.q.limits", "queues.q.max_attempts", "queues.q.on", "queues.q.on_lost", "queues.q.timeout",
 		},
 	} {
 		if diff := cmp.Diff(append([]string{}, want...), append([]string{}, Changed(was, mustLoad(t, text, nil, nil))...)); diff != "" {

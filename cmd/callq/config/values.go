@@ -46,6 +46,8 @@ func setField(v reflect.Value, f reflect.StructField, text string) (err error) {
 		*p, err = within(text, allowed, parseBytes)
 	case *Backoff:
 		*p, err = parseBackoff(text, allowed)
+	case *Hours:
+		*p, err = parseHours(text)
 	case *Rates:
 		*p = nil
 		for item := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
