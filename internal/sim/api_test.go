@@ -43,6 +43,8 @@ type rateRecord struct {
 type rateVersion struct {
 	units  int64
 	window time.Duration // 0: at once
+	burst  int64         // of a token bucket, into which units come in a period; else 0
+	period time.Duration
 	perKey bool
 	byCost bool
 	queues string // that are under it
@@ -147,6 +149,17 @@ func (a *api) check(l *rateRecord, version int, last *request) {
 			lastStarted = r
 		}
 	}
+	if v.burst > 0 {
+		// At most burst + units x t / period arrive in any time t. What is older than it takes to fill the bucket
+		// twenty times no longer counts once a rate was changed.
+		for n := len(a.arrivals) - 1; n >= 0 && a.arrivals[n].at > a.w.now-v.window; n-- {
+			count(a.arrivals[n])
+			if came := float64(v.units) * float64(a.w.now-a.arrivals[n].at) / float64(v.period); float64(sum-v.burst) > came+1e-6 && lastStarted.versions[l.name] == version {
+				a.w.fail("no limit is exceeded", 0, l.name, "%d units in %s, of %d and %.3f that came in, key %q", sum, a.w.now-a.arrivals[n].at, v.burst, came, last.key)
+			}
+		}
+		return
+	}
 	if v.window == 0 {
 		for r := range a.running {
 			count(r)
@@ -184,9 +197,12 @@ func (a *api) publish() {
 }
 
 func (w *world) version(l dispatcher.LimitRule) rateVersion {
-	v := rateVersion{units: l.Rate.Units, window: l.Rate.Window, perKey: l.PerKey, byCost: l.CountCost}
+	v := rateVersion{units: l.Rate.Units, window: l.Rate.Window, perKey: l.PerKey, byCost: l.CountCost, burst: l.Rate.Burst}
+	if v.burst > 0 {
+		v.period = spanOf(l)
+	}
 	if set, ok := w.overrides[l.Name]; ok {
-		v.units, v.window = set.Units, set.Window
+		v.units, v.window, v.burst = set.Units, set.Window, set.Burst
 	}
 	for _, q := range w.set.rules.Queues {
 		if slices.Contains(q.Limits, l.Name) {

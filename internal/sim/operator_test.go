@@ -45,16 +45,23 @@ func (w *world) setLimit(l dispatcher.LimitRule) {
 	}
 	r := l.Rate
 	r.Units = max(1, r.Units*int64(w.intBetween(1, 20))/10)
-	if r.Window > 0 && w.chance(0.3) {
+	set := r
+	if r.Burst > 0 {
+		r = bucket(w, r.Units, spanOf(l), r.Burst)
+		set = limit.Rate{Units: r.Units, Window: spanOf(l)}
+	} else if r.Window > 0 && w.chance(0.3) {
 		r.Window = w.between(r.Window/2, 2*r.Window)/time.Millisecond*time.Millisecond + time.Millisecond
+	}
+	if r.Burst == 0 {
+		set = r
 	}
 	w.set.longest = max(w.set.longest, r.Window)
 	w.note(0, l.Name, "an operator sets %s", r)
 	if w.mutant.noRecall {
-		_, err := w.lane.workers.Exec(w.ctx, `UPDATE call_limits SET rate = $2, config_rate = rate, config_window = window_size WHERE name = $1`, l.Name, r.Units)
+		_, err := w.lane.workers.Exec(w.ctx, `UPDATE call_limits SET rate = $2, config_rate = rate, config_window = window_size, config_shape = shape WHERE name = $1`, l.Name, r.Units)
 		w.must(err)
 		r.Window = l.Rate.Window
-	} else if _, err := dispatcher.SetLimit(w.ctx, w.lane.workers, l.Name, r, "operator"); err != nil {
+	} else if _, err := dispatcher.SetLimit(w.ctx, w.lane.workers, l.Name, set, "operator"); err != nil {
 		w.must(err)
 	}
 	w.overrides[l.Name] = r
@@ -88,7 +95,14 @@ func (w *world) republish() {
 	switch w.rng.IntN(6) {
 	case 0:
 		l.Rate.Units = max(1, l.Rate.Units*int64(w.intBetween(3, 20))/10)
+		if l.Rate.Burst > 0 {
+			l.Rate = bucket(w, l.Rate.Units, spanOf(*l), l.Rate.Burst)
+		}
 	case 1:
+		if l.Rate.Burst > 0 {
+			l.Rate = bucket(w, l.Rate.Units, spanOf(*l), max(3, l.Rate.Burst*int64(w.intBetween(3, 20))/10))
+			break
+		}
 		l.Rate.Window = w.between(l.Rate.Window/2, 2*l.Rate.Window).Truncate(time.Millisecond)
 	case 2:
 		l.PerKey = !l.PerKey
@@ -128,7 +142,7 @@ func sendWithin(l dispatcher.LimitRule) time.Duration {
 	if l.SendWithin > 0 {
 		return l.SendWithin
 	}
-	return min(max(l.Rate.Window/20, 100*time.Millisecond), 5*time.Second)
+	return min(max(spanOf(l)/20, 100*time.Millisecond), 5*time.Second)
 }
 
 func (w *world) pause(p ledger.Paused) {

@@ -152,6 +152,12 @@ func (s *setting) drawLimits(w *world, units int64) {
 		}
 		s.rules.Limits = append(s.rules.Limits, second)
 	}
+	if s.window <= 10*time.Second && w.chance(0.3) {
+		s.rules.Limits = append(s.rules.Limits, dispatcher.LimitRule{
+			Name: "bucket", PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", main.Anchor),
+			Rate: bucket(w, units, s.window, 3+int64(w.intBetween(0, 2*int(units)))),
+		})
+	}
 	if w.chance(0.4) {
 		atOnce := dispatcher.LimitRule{
 			Name: "atonce", PerKey: w.chance(0.2), CountCost: w.chance(0.2), Rate: limit.Rate{Units: int64(w.intBetween(1, 6))},
@@ -161,6 +167,25 @@ func (s *setting) drawLimits(w *world, units int64) {
 		}
 		s.rules.Limits = append(s.rules.Limits, atOnce)
 	}
+}
+
+// bucket is a token bucket's rate.
+func bucket(w *world, units int64, period time.Duration, burst int64) limit.Rate {
+	r, err := limit.Parse(fmt.Sprintf("%d/%s", units, period), limit.TokenBucket, burst, "")
+	w.must(err)
+	return r
+}
+
+// spanOf is the window, or in what the units of a token bucket come in.
+func spanOf(l dispatcher.LimitRule) time.Duration {
+	if l.Rate.Burst == 0 {
+		return l.Rate.Window
+	}
+	period, err := time.ParseDuration(l.Rate.Period)
+	if err != nil {
+		panic(err) // it was drawn in seconds
+	}
+	return period
 }
 
 // drawQueues makes one queue under all limits and, sometimes, others that share some of them.
@@ -201,7 +226,7 @@ func (s *setting) slack(limits []string) time.Duration {
 			continue
 		}
 		// Said by docs/design.md, not taken from internal/limit.
-		slack := min(max(l.Rate.Window/20, 100*time.Millisecond), time.Minute)
+		slack := min(max(spanOf(l)/20, 100*time.Millisecond), time.Minute)
 		if l.Slack > 0 {
 			slack = l.Slack
 		}
