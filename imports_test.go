@@ -41,11 +41,11 @@ func TestImports(t *testing.T) {
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
-			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay"},
+			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/ledger", "internal/limit", "internal/relay"},
 			modules: []string{pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
+			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
@@ -53,6 +53,7 @@ func TestImports(t *testing.T) {
 			name: "internal/doctor", ours: []string{"dispatcher", "internal/lines", "migrations"},
 			modules: []string{pgx, redis},
 		},
+		{name: "internal/budget", ours: []string{"internal/limit"}, modules: []string{redis}},
 		{name: "internal/relay", modules: []string{redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},
