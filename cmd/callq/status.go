@@ -18,10 +18,11 @@ import (
 func (p *program) statusCommand() *cobra.Command {
 	watch, every := false, durationFlag(time.Second)
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show queues, limits, workers and the oldest call on one screen",
-		Long: "Show queues, limits, workers and the oldest call on one screen; with --watch again and again, until Ctrl-C.\n" +
-			"With -o jsonl each is one line. Of the calls that wait in a queue for one task those that were cancelled or\n" +
-			"deleted are not counted; where there are more than 10,000 they are, until claims have passed them.",
+		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
+		Long: "Show queues, limits, budgets, workers and the oldest call on one screen; with --watch again and again, until\n" +
+			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait in a\n" +
+			"queue for one task those that were cancelled or deleted are not counted; where there are more than 10,000\n" +
+			"they are, until claims have passed them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -32,8 +33,8 @@ func (p *program) statusCommand() *cobra.Command {
 			case watch:
 				return p.watchStatus(cmd.Context(), time.Duration(every))
 			}
-			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				return p.showStatus(ctx, pool)
+			return p.ask(cmd.Context(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
+				return p.showStatus(ctx, cfg, pool)
 			})
 		},
 	}
@@ -42,11 +43,12 @@ func (p *program) statusCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *program) showStatus(ctx context.Context, pool *pgxpool.Pool) error {
+func (p *program) showStatus(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
 	s, err := readStatus(ctx, pool)
 	if err != nil {
 		return err
 	}
+	lookAtBudgets(ctx, cfg, s.Budgets)
 	if p.output != "table" {
 		return p.printJSON(s)
 	}
@@ -58,6 +60,7 @@ type status struct {
 	At        time.Time   `json:"at"` // Postgres's clock
 	Queues    []queueRow  `json:"queues"`
 	Limits    []limitRow  `json:"limits"`
+	Budgets   []budgetRow `json:"budgets"`
 	Workers   []workerRow `json:"workers"`
 	Unhandled []taskRow   `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	Oldest    *oldestRow  `json:"oldest"`    // due call; nil: none is due
@@ -161,6 +164,9 @@ func readStatus(ctx context.Context, pool *pgxpool.Pool) (*status, error) {
 		if s.Limits, err = readLimits(ctx, tx); err != nil {
 			return err
 		}
+		if s.Budgets, err = readBudgets(ctx, tx); err != nil {
+			return err
+		}
 		s.Oldest, err = readOldest(ctx, tx)
 		return err
 	})
@@ -250,7 +256,16 @@ func (p *program) printStatus(s *status) error {
 			return err
 		}
 	}
+	if len(s.Budgets) > 0 {
+		fmt.Fprintln(p.stdout)
+		if err := printTable(p.stdout, s.Budgets, budgetColumns()...); err != nil {
+			return err
+		}
+	}
 	p.printDifferences(s.Limits, s.Queues)
+	for _, b := range s.Budgets {
+		p.printDifference("budget "+b.Name, b.Wanted, b.holds())
+	}
 	fmt.Fprintln(p.stdout)
 	if len(s.Workers) == 0 {
 		fmt.Fprintln(p.stdout, "no workers: nothing is sent until one runs (callq serve, callq work)")

@@ -76,9 +76,9 @@ func TestBustedEnvironment(t *testing.T) {
 		},
 		{
 			"not available",
-			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_BUDGETS": "9"},
+			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_QUEUES_Q_HOURS": "9"},
 			nil,
-			"CALLQ_BUDGETS: budgets: is not available in this version\nCALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version",
+			"CALLQ_LIMITS_C_BURST: limits.c.burst: is not available in this version\nCALLQ_QUEUES_Q_HOURS: queues.q.hours: is not available in this version",
 		},
 		{
 			"a common name's",

@@ -26,7 +26,6 @@ func unbuilt() []string {
 		"limits.*.algorithm=token_bucket",
 		"limits.*.algorithm=leaky_bucket",
 		"queues.*.hours",
-		"budgets",
 	}
 }
 
@@ -160,8 +159,8 @@ func slipsIn(env, names map[string]string) []string {
 		switch near := didYouMean(name, known); {
 		case near != "":
 			slips = append(slips, name+" is not a setting"+near)
-		case isOfEntry(name, "CALLQ_LIMITS_", Limit{}), isOfEntry(name, "CALLQ_QUEUES_", Queue{}):
-			slips = append(slips, name+" is of a limit or queue that the file does not have")
+		case isOfEntry(name, "CALLQ_LIMITS_", Limit{}), isOfEntry(name, "CALLQ_QUEUES_", Queue{}), isOfEntry(name, "CALLQ_BUDGETS_", Budget{}):
+			slips = append(slips, name+" is of a limit, queue or budget that the file does not have")
 		}
 	}
 	return slips

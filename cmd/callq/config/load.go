@@ -116,6 +116,7 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 	l.checkMissing()
 	l.checkQueues(c)
 	l.checkSecrets(c)
+	l.checkBudgets(c)
 	for name, lim := range c.Limits {
 		if lim.Concurrency > 0 {
 			l.checkConcurrency("limits."+name, lim)

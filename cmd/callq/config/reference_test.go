@@ -50,7 +50,7 @@ file, and that over the default. An empty variable counts as none; lists are ` +
 them, ` + "`DATABASE_URL`, `REDIS_URL`" + ` and libpq's ` + "`PG*`" + ` hold. ` + "`${VAR}` and `${VAR:-default}`" + ` expand inside values, never
 in the text; ` + "`$${`" + ` stands for ` + "`${`" + `. A key whose name ends in _file names a file that holds the value.
 
-SIGHUP reloads limits, queues, schedule and retention of ` + "`serve` and `dispatch`" + `; the other sections need a restart.
+SIGHUP reloads limits, queues, budgets, schedule and retention of ` + "`serve` and `dispatch`" + `; the other sections need a restart.
 `
 
 func writeReference(t *testing.T) string {
@@ -137,7 +137,7 @@ func comments(t *testing.T) map[string]string {
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key, value := n.Content[i], n.Content[i+1]
 			child := join(path, key.Value)
-			if (path == "limits" || path == "queues") && depth == 1 {
+			if (path == "limits" || path == "queues" || path == "budgets") && depth == 1 {
 				child = path // a name
 			}
 			words := strings.TrimSpace(regexp.MustCompile(`(?m)\n?^# ?`).ReplaceAllString(key.HeadComment, " "))

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -29,7 +30,11 @@ func (c *Config) Values() []Value {
 				return
 			}
 		}
-		all = append(all, Value{Key: path, Value: shown(f, v), Source: c.Origin(path), Via: c.from[path].via})
+		value := shown(f, v)
+		if rate, ok := v.Interface().(limit.Rate); ok && strings.HasPrefix(path, "budgets.") {
+			value = budget.RateString(rate)
+		}
+		all = append(all, Value{Key: path, Value: value, Source: c.Origin(path), Via: c.from[path].via})
 	})
 	return all
 }
