@@ -16,8 +16,8 @@ func TestStatusShowsBudgets(t *testing.T) {
 	w, server := newWorld(t).withRedis()
 	const quiet = "http: {listen: 'off'}\nlog: {level: error}\n"
 	wide, strict := w, w
-	wide.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 100/h, burst: 40, on_outage: open}}\n"
-	strict.config = quiet + "budgets: {search-api: {rate: 90/h, burst: 40}}\n"
+	wide.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, burst: 40, on_outage: open}}\n"
+	strict.config = quiet + "budgets: {search-api: {rate: 1/h, burst: 40}}\n"
 	budgets := func() map[string]budgetRow {
 		rows := map[string]budgetRow{}
 		for _, b := range decode[status](t, w.do("status", "-o", "json")).Budgets {
@@ -46,23 +46,23 @@ func TestStatusShowsBudgets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if b := budgets()["search-api"]; b.Free == nil || *b.Free != 37 || b.Waiting != 0 || b.Rate != "100 per 1h" || b.Burst != 40 || b.OnOutage != "open" {
+	if b := budgets()["search-api"]; b.Free == nil || *b.Free != 37 || b.Waiting != 0 || b.Rate != "2 per 1h" || b.Burst != 40 || b.OnOutage != "open" {
 		t.Errorf("search-api is %+v", b)
 	}
 	if b := budgets()["mail"]; b.Free == nil || *b.Free != 0 || b.Waiting < 50*time.Minute || b.OnOutage != "closed" || b.Burst != 1 {
 		t.Errorf("mail is %+v", b)
 	}
 	out := strings.Join(strings.Fields(w.do("status")), " ")
-	for _, text := range []string{"BUDGET RATE BURST ON OUTAGE FREE mail 1 per 1h 1 closed 0; draws wait for up to ", "search-api 100 per 1h 40 open 37 "} {
+	for _, text := range []string{"BUDGET RATE BURST ON OUTAGE FREE mail 1 per 1h 1 closed 0; draws wait for up to ", "search-api 2 per 1h 40 open 37 "} {
 		if !strings.Contains(out, text) {
 			t.Errorf("status lacks %q:\n%s", text, out)
 		}
 	}
 
 	strict.start("dispatch")
-	eventually(t, "the stricter holds", func() bool { b := budgets()["search-api"]; return b.Units == 90 && b.OnOutage == "closed" })
+	eventually(t, "the stricter holds", func() bool { b := budgets()["search-api"]; return b.Units == 1 && b.OnOutage == "closed" })
 	out = w.do("status")
-	for _, text := range []string{"live processes differ on budget search-api\n", ": 100 per 1h, burst 40, on_outage open\n", "in force: 90 per 1h, burst 40, on_outage closed\n"} {
+	for _, text := range []string{"live processes differ on budget search-api\n", ": 2 per 1h, burst 40, on_outage open\n", "in force: 1 per 1h, burst 40, on_outage closed\n"} {
 		if !strings.Contains(out, text) {
 			t.Errorf("status lacks %q:\n%s", text, out)
 		}
