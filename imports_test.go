@@ -42,11 +42,11 @@ func TestImports(t *testing.T) {
 		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
-			name: "tasks", ours: []string{"callqueue", "internal/ledger", "internal/limit", "internal/relay"},
+			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/ledger", "internal/limit", "internal/relay"},
 			modules: []string{pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
+			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
@@ -55,7 +55,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
+			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
 			modules: []string{pgx},
 		},
 		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report"}, modules: []string{pgx}},

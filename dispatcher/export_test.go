@@ -23,6 +23,9 @@ func (d *Dispatcher) Join(ctx context.Context) error { return d.join(ctx) }
 func (d *Dispatcher) Beat(ctx context.Context) error { return d.beatOnce(ctx) }
 func (d *Dispatcher) Leave(ctx context.Context)      { d.leave(ctx) }
 
+// StrictestBudgets are the budgets that hold of rules that are published together.
+func StrictestBudgets(all []Published) []BudgetRule { return strictestBudgets(all) }
+
 // PublisherID is of its row in call_publishers.
 func (d *Dispatcher) PublisherID() string { return d.self.id }
 

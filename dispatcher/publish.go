@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Publish brings the limits and queues in Postgres to rules, as a process that is gone at once
+// Publish brings the limits, queues and budgets in Postgres to rules, as a process that is gone at once
 // (live.go), and says, a line each, what changed. While live processes publish others, the stricter
 // hold (stricter.go). Every process reads what is in force from Postgres, under the locks that
 // Publish takes, so no claim mixes old and new. Where a limit changes other than to more units, what
@@ -141,6 +141,9 @@ func (p *publication) bring(ctx context.Context, holds inForce) error {
 		return err
 	}
 	if err := p.publishLimits(ctx, limits); err != nil {
+		return err
+	}
+	if err := p.publishBudgets(ctx); err != nil {
 		return err
 	}
 	if err := p.recallUnstarted(ctx); err != nil {

@@ -11,11 +11,12 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Rules are the limits and queues of a config, as they are published. Live processes read one
+// Rules are the limits, queues and budgets of a config, as they are published. Live processes read one
 // another's, as JSON (call_publishers): a field may be added, but keeps its name.
 type Rules struct {
-	Limits []LimitRule
-	Queues []QueueRule
+	Limits  []LimitRule
+	Queues  []QueueRule
+	Budgets []BudgetRule
 }
 
 // LimitRule is a limit: at most Rate.Units arrive at the API in any Rate.Window or, where that is
@@ -141,7 +142,7 @@ func (r *Rules) check() error {
 		q.Hours = union(q.Hours, nil)
 		q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
 	}
-	return nil
+	return r.checkBudgets()
 }
 
 // storable is d as Postgres keeps it, in whole microseconds, rounded up: finer, a rule would differ

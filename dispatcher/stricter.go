@@ -82,6 +82,7 @@ func stricter(all []Published) (inForce, error) {
 	for _, name := range slices.Sorted(maps.Keys(queues)) {
 		h.Queues = append(h.Queues, queues[name])
 	}
+	h.Budgets = strictestBudgets(all)
 	return h, nil
 }
 

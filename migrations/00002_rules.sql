@@ -67,6 +67,17 @@ CREATE TABLE call_queues (
     served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
 ) WITH (fillfactor = 50);
 
+-- One row per budget: a token bucket in Redis, which handlers draw on while they run. Workers read it.
+CREATE TABLE call_budgets (
+    name         text        PRIMARY KEY,
+    rate         bigint      NOT NULL, -- units per window
+    window_size  interval    NOT NULL,
+    burst        bigint      NOT NULL, -- what it holds at most
+    on_outage    text        NOT NULL, -- while Redis is away a draw waits ('closed') or goes through ('open')
+    published_at timestamptz NOT NULL,
+    published_by text        NOT NULL
+);
+
 -- Processes that publish rules, each with its own. A row is there while its rules are part of what is
 -- in force: both change in one transaction. It beats every 2 s; a process that ends well sets its
 -- beat back to -infinity, another is taken for dead after 6 s.
@@ -92,12 +103,12 @@ CREATE TABLE call_pauses (
     PRIMARY KEY (what, name, key)
 );
 
--- Who changed which limit or queue, and how.
+-- Who changed which limit, queue or budget, and how.
 CREATE TABLE call_audit (
     id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     by     text        NOT NULL,
-    what   text        NOT NULL, -- 'queue' or 'limit'
+    what   text        NOT NULL, -- 'queue', 'limit' or 'budget'
     name   text        NOT NULL,
     change text        NOT NULL
 );
@@ -133,4 +144,4 @@ CREATE TABLE call_marks (
 );
 
 -- +goose Down
-DROP TABLE call_audit, call_pauses, call_publishers, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;
+DROP TABLE call_audit, call_budgets, call_pauses, call_publishers, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;

@@ -248,6 +248,7 @@ func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
 func (a *attempt) asCall() *Call {
 	return &Call{
 		ID: a.callID, Attempt: int(a.number), Queue: a.Queue, Task: a.Task, Key: a.Key, Cost: a.Cost, Data: a.Data,
+		budgets: a.w.budgets,
 	}
 }
 

@@ -20,7 +20,8 @@ type Call struct {
 	Cost    int64
 	Data    json.RawMessage // call_data
 
-	result json.RawMessage
+	result  json.RawMessage
+	budgets *budgets // the worker's; nil: no worker made it
 }
 
 // Bind reads the call's data into v. Data that does not fit is a permanent error.

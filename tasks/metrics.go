@@ -12,6 +12,9 @@ type metrics struct {
 	attempts *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
 	tooLate  *prometheus.CounterVec
+
+	budgetUnits, budgetRefused, budgetOutages *prometheus.CounterVec
+	budgetWait                                *prometheus.HistogramVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -26,9 +29,22 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		tooLate: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "callq_too_late_total", Help: "Attempts not sent because this worker took longer than send_within, by queue.",
 		}, []string{"queue"}),
+		budgetUnits: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_budget_units_total", Help: "Units that handlers of this worker drew, by budget.",
+		}, []string{"budget"}),
+		budgetRefused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_budget_refused_total", Help: "Draws that were refused because units came free too late, by budget.",
+		}, []string{"budget"}),
+		budgetOutages: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_budget_outages_total", Help: "Draws that met no Redis, by budget: they waited, or, with on_outage open, went through uncounted.",
+		}, []string{"budget"}),
+		budgetWait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "callq_budget_wait_seconds", Help: "How long draws waited for their units, by budget.",
+			Buckets: []float64{.005, .02, .1, .5, 1, 5, 30, 300},
+		}, []string{"budget"}),
 	}
 	if r != nil {
-		r.MustRegister(m.attempts, m.seconds, m.tooLate)
+		r.MustRegister(m.attempts, m.seconds, m.tooLate, m.budgetUnits, m.budgetRefused, m.budgetOutages, m.budgetWait)
 	}
 	return m
 }

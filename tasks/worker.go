@@ -49,6 +49,7 @@ type Worker struct {
 	http     *httpTask
 	log      *slog.Logger
 	metrics  *metrics
+	budgets  *budgets
 
 	slots    chan struct{} // a token per running attempt
 	running  sync.WaitGroup
@@ -114,6 +115,7 @@ func New(cfg Config) (*Worker, error) {
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
 	}
+	w.budgets = newBudgets(cfg, w.metrics)
 	w.starts = ledger.NewBatch(batchMost, nil, w.startAll)
 	w.closings = ledger.NewBatch(batchMost, func(c ledger.Closing) int { return len(c.Result) }, w.closeAll)
 	return w, nil
@@ -163,6 +165,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	lanes.Go(func() { w.beat(w.recording) })
 	lanes.Go(func() { w.wakeDispatchers(w.recording) })
 	lanes.Go(func() { w.hearCancels(w.recording) })
+	lanes.Go(func() { w.budgets.follow(w.recording) })
 	defer lanes.Wait()
 	defer stopRecording()
 

@@ -17,7 +17,7 @@ func (p *program) dispatchCommand() *cobra.Command {
 		Use: "dispatch", Short: "Run the dispatcher alone, as many as you like",
 		Long: "Run the dispatcher alone, until SIGTERM; or with --once a single whole tick, safe from\n" +
 			"system cron at any rate, beside any number of others. SIGHUP reloads limits, queues,\n" +
-			"schedule and retention; a bad file changes nothing.",
+			"budgets, schedule and retention; a bad file changes nothing.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !once {

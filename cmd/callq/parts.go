@@ -59,6 +59,9 @@ func rules(cfg *config.Config) dispatcher.Rules {
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: hours,
 		})
 	}
+	for name, b := range cfg.Budgets {
+		r.Budgets = append(r.Budgets, dispatcher.BudgetRule{Name: name, Rate: b.Rate, Burst: int64(b.Burst), OnOutage: b.OnOutage})
+	}
 	return r
 }
 

@@ -36,7 +36,7 @@ func settings(cfg *config.Config) dispatcher.Settings {
 func reloadable(key string) bool {
 	section, _, _ := strings.Cut(key, ".")
 	switch section {
-	case "limits", "queues", "schedule", "retention":
+	case "limits", "queues", "budgets", "schedule", "retention":
 		return true
 	}
 	return false

@@ -28,7 +28,7 @@ func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process, until SIGTERM, which drains.\n" +
-			"SIGHUP reloads limits, queues, schedule and retention; a bad file changes nothing.\n" +
+			"SIGHUP reloads limits, queues, budgets, schedule and retention; a bad file changes nothing.\n" +
 			"It never migrates: run `callq migrate up` first.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

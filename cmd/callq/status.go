@@ -16,10 +16,11 @@ import (
 func (p *program) statusCommand() *cobra.Command {
 	watch, every := false, durationFlag(time.Second)
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show queues, limits, workers and the oldest call on one screen",
-		Long: "Show queues, limits, workers and the oldest call on one screen; with --watch again and again, until Ctrl-C.\n" +
-			"With -o jsonl each is one line. Of the calls that wait in a queue for one task those that were cancelled or\n" +
-			"deleted are not counted; where there are more than 10,000 they are, until claims have passed them.",
+		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
+		Long: "Show queues, limits, budgets, workers and the oldest call on one screen; with --watch again and again, until\n" +
+			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait in a\n" +
+			"queue for one task those that were cancelled or deleted are not counted; where there are more than 10,000\n" +
+			"they are, until claims have passed them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -30,8 +31,8 @@ func (p *program) statusCommand() *cobra.Command {
 			case watch:
 				return p.watchStatus(cmd.Context(), time.Duration(every))
 			}
-			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				return p.showStatus(ctx, pool)
+			return p.ask(cmd.Context(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
+				return p.showStatus(ctx, cfg, pool)
 			})
 		},
 	}
@@ -40,11 +41,12 @@ func (p *program) statusCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *program) showStatus(ctx context.Context, pool *pgxpool.Pool) error {
+func (p *program) showStatus(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
 	s, err := report.ReadStatus(ctx, pool)
 	if err != nil {
 		return err
 	}
+	lookAtBudgets(ctx, cfg, s.Budgets)
 	if p.output != "table" {
 		return p.printJSON(s)
 	}
@@ -61,7 +63,16 @@ func (p *program) printStatus(s *report.Status) error {
 			return err
 		}
 	}
+	if len(s.Budgets) > 0 {
+		fmt.Fprintln(p.stdout)
+		if err := printTable(p.stdout, s.Budgets, budgetColumns()...); err != nil {
+			return err
+		}
+	}
 	p.printDifferences(s.Limits, s.Queues)
+	for _, b := range s.Budgets {
+		p.printDifference("budget "+b.Name, b.Wanted, b.Holds())
+	}
 	fmt.Fprintln(p.stdout)
 	if len(s.Workers) == 0 {
 		fmt.Fprintln(p.stdout, "no workers: nothing is sent until one runs (callq serve, callq work)")

@@ -17,12 +17,12 @@ const clearScreen = "\x1b[H\x1b[J"
 // watchStatus shows the status each time, until ctx ends, which is how it ends well. Once it has begun,
 // Postgres may come and go: that is what one may be watching for.
 func (p *program) watchStatus(ctx context.Context, every time.Duration) error {
-	err := p.withPostgres(ctx, commandSettings(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+	err := p.withPostgres(ctx, commandSettings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
 		away := false
 		for first := true; ; first = false {
-			screen, err := p.statusScreen(ctx, pool)
+			screen, err := p.statusScreen(ctx, cfg, pool)
 			switch {
 			case ctx.Err() != nil:
 				return nil
@@ -50,13 +50,13 @@ func (p *program) watchStatus(ctx context.Context, every time.Duration) error {
 }
 
 // statusScreen is one screen, whole, so that a terminal never shows a half.
-func (p *program) statusScreen(ctx context.Context, pool *pgxpool.Pool) ([]byte, error) {
+func (p *program) statusScreen(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) ([]byte, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	var screen bytes.Buffer
 	on := *p
 	on.stdout = &screen
-	err := on.showStatus(bounded, pool)
+	err := on.showStatus(bounded, cfg, pool)
 	return screen.Bytes(), err
 }
 

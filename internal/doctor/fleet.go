@@ -47,14 +47,15 @@ func rulesDiffer(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return judgeRules(dispatcher.Differences(live)), nil
+	limits, queues := dispatcher.Differences(live)
+	return judgeRules(limits, queues, dispatcher.BudgetDifferences(live)), nil
 }
 
-func judgeRules(limits, queues map[string][]dispatcher.Want) (found []Finding) {
+func judgeRules(limits, queues, budgets map[string][]dispatcher.Want) (found []Finding) {
 	for _, of := range []struct {
 		what  string
 		wants map[string][]dispatcher.Want
-	}{{"limit", limits}, {"queue", queues}} {
+	}{{"limit", limits}, {"queue", queues}, {"budget", budgets}} {
 		for _, name := range slices.Sorted(maps.Keys(of.wants)) {
 			var said []string
 			for _, w := range of.wants[name] {

@@ -17,6 +17,7 @@ type Status struct {
 	At        time.Time   `json:"at"` // Postgres's clock
 	Queues    []Queue     `json:"queues"`
 	Limits    []Limit     `json:"limits"`
+	Budgets   []Budget    `json:"budgets"`
 	Workers   []Worker    `json:"workers"`
 	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
@@ -145,6 +146,9 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 			return err
 		}
 		if s.Limits, err = ReadLimits(ctx, tx); err != nil {
+			return err
+		}
+		if s.Budgets, err = ReadBudgets(ctx, tx); err != nil {
 			return err
 		}
 		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {

@@ -2,10 +2,8 @@ package config
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -73,12 +71,6 @@ func TestBustedEnvironment(t *testing.T) {
 			map[string]string{"CALLQ_LIMITS_A_B_RATE": "2/s"},
 			nil,
 			"CALLQ_LIMITS_A_B_RATE: limits.a_b.rate: could be limits.a-b.rate or limits.a_b.rate\n      = allowed: names that differ in letters or digits",
-		},
-		{
-			"not available",
-			map[string]string{"CALLQ_LIMITS_C_BURST": "9", "CALLQ_BUDGETS": "9"},
-			nil,
-			"CALLQ_BUDGETS: budgets: is not available in this version\nCALLQ_LIMITS_C_BURST: limits.c.burst: is of token buckets only\n      = allowed: algorithm: token_bucket",
 		},
 		{
 			"a common name's",
@@ -161,16 +153,4 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 	})
-}
-
-func TestUnbuiltHasNoFields(t *testing.T) {
-	t.Parallel()
-	c := mustLoad(t, "limits: {x: {rate: 1/s}}", nil, nil)
-	built := slices.Collect(maps.Keys(paths(c)))
-	for _, pattern := range unbuilt() {
-		path := strings.NewReplacer("limits.*", "limits.x", "queues.*", "queues.default").Replace(pattern)
-		if slices.Contains(built, path) {
-			t.Errorf("%s is built and refused", path)
-		}
-	}
 }

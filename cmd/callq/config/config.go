@@ -33,17 +33,18 @@ var (
 
 // Config is everything callq can be told.
 type Config struct {
-	Postgres  Postgres         `key:"postgres"`
-	Redis     Redis            `key:"redis"`
-	HTTP      HTTP             `key:"http"`
-	Log       Log              `key:"log"`
-	Limits    map[string]Limit `key:"limits"`
-	Queues    map[string]Queue `key:"queues"` // always has "default"
-	Schedule  Schedule         `key:"schedule"`
-	Retention Retention        `key:"retention"`
-	Worker    Worker           `key:"worker"`
-	HTTPTask  HTTPTask         `key:"http_task"`
-	Calls     Calls            `key:"calls"`
+	Postgres  Postgres          `key:"postgres"`
+	Redis     Redis             `key:"redis"`
+	HTTP      HTTP              `key:"http"`
+	Log       Log               `key:"log"`
+	Limits    map[string]Limit  `key:"limits"`
+	Queues    map[string]Queue  `key:"queues"` // always has "default"
+	Budgets   map[string]Budget `key:"budgets"`
+	Schedule  Schedule          `key:"schedule"`
+	Retention Retention         `key:"retention"`
+	Worker    Worker            `key:"worker"`
+	HTTPTask  HTTPTask          `key:"http_task"`
+	Calls     Calls             `key:"calls"`
 
 	File string // the file that was read; empty: none
 
@@ -130,6 +131,13 @@ type Queue struct {
 	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`
 	OnLost      string        `key:"on_lost" default:"retry" allowed:"retry|fail"`
 	Hours       Hours         `key:"hours" allowed:"[days] HH:MM-HH:MM [zone], several joined by commas or as a list: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"` // empty: always
+}
+
+// Budget is a token bucket in Redis, which handlers draw on while they run.
+type Budget struct {
+	Rate     limit.Rate `key:"rate" required:"rate" allowed:"units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w"`
+	Burst    int        `key:"burst" default:"1" allowed:"1..1000000000"`
+	OnOutage string     `key:"on_outage" default:"closed" allowed:"closed|open"` // what a draw does while Redis is away
 }
 
 // Schedule is when what must be done is done, in cron's words, UTC.

@@ -247,7 +247,7 @@ func TestWarnings(t *testing.T) {
 	}, nil)
 	want := []string{
 		"CALLQ_HTTP_LITSEN is not a setting (did you mean CALLQ_HTTP_LISTEN?)",
-		"CALLQ_LIMITS_STRIPE_RATE is of a limit or queue that the file does not have",
+		"CALLQ_LIMITS_STRIPE_RATE is of a limit, queue or budget that the file does not have",
 	}
 	if diff := cmp.Diff(want, c.Warnings()); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)

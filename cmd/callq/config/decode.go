@@ -76,7 +76,7 @@ func (l *loader) readYAML(text []byte, root reflect.Value) {
 		l.syntaxError(err)
 		return
 	}
-	l.section(doc.Content[0], root, "", "")
+	l.section(doc.Content[0], root, "")
 	if err := dec.Decode(&more); err == nil {
 		l.fail(l.at(&more), "", "a second document begins", "one document")
 	} else if !errors.Is(err, io.EOF) {
@@ -115,22 +115,18 @@ func isYAML(text string) bool {
 	}
 }
 
-// section reads a mapping into a struct. pattern is path with * for the names of limits and queues.
-func (l *loader) section(n *yaml.Node, v reflect.Value, path, pattern string) {
+// section reads a mapping into a struct.
+func (l *loader) section(n *yaml.Node, v reflect.Value, path string) {
 	known := keysOf(v.Type())
-	given, refused := map[string]bool{}, false
+	given := map[string]bool{}
 	for _, p := range l.pairs(n, path, strings.Join(known, ", ")) {
 		key := p.key.Value
-		child, childPattern := join(path, key), join(pattern, key)
+		child := join(path, key)
 		f, ok := fieldOf(v.Type(), key)
 		switch {
 		case ok:
 			given[key] = true
-			l.field(p.value, f, v.FieldByIndex(f.Index), child, childPattern)
-		case isUnbuilt(childPattern):
-			refused = true
-			l.hideIfSecret(p.value, child)
-			l.fail(l.at(p.key), child, notAvailable, "")
+			l.field(p.value, f, v.FieldByIndex(f.Index), child)
 		default:
 			l.hideIfSecret(p.value, child)
 			l.fail(l.at(p.key), child, "is not a key of "+cmp.Or(path, "the file")+didYouMean(key, known), strings.Join(known, ", "))
@@ -138,7 +134,7 @@ func (l *loader) section(n *yaml.Node, v reflect.Value, path, pattern string) {
 	}
 	for f := range fields(v.Type()) {
 		key := f.Tag.Get("key")
-		if mapping := isNull(n) || resolve(n).Kind == yaml.MappingNode; mapping && f.Tag.Get("required") != "" && !given[key] && !given[f.Tag.Get("required")] && !refused {
+		if mapping := isNull(n) || resolve(n).Kind == yaml.MappingNode; mapping && f.Tag.Get("required") != "" && !given[key] && !given[f.Tag.Get("required")] {
 			l.missing = append(l.missing, missing{l.at(n), path, key, f.Tag.Get("required"), f.Tag.Get("allowed")})
 		}
 	}
@@ -163,27 +159,27 @@ func (l *loader) checkMissing() {
 	}
 }
 
-func (l *loader) field(n *yaml.Node, f reflect.StructField, v reflect.Value, path, pattern string) {
+func (l *loader) field(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
 	switch {
 	case isNames(v.Type()):
-		l.entries(n, v, path, pattern)
+		l.entries(n, v, path)
 	case v.Kind() == reflect.Map:
 		l.texts(n, f, v, path)
 	case f.Type == reflect.TypeFor[Rates]() && resolve(n).Kind != yaml.SequenceNode:
-		l.scalar(n, f, v, path, pattern)
+		l.scalar(n, f, v, path)
 	case isSection(v.Type()):
-		l.section(n, v, path, pattern)
+		l.section(n, v, path)
 	case v.Kind() == reflect.Slice:
 		l.list(n, f, v, path)
 	case isListOfHours(n, v):
 		l.listOfHours(n, f, v, path)
 	default:
-		l.scalar(n, f, v, path, pattern)
+		l.scalar(n, f, v, path)
 	}
 }
 
 // entries reads a mapping of names into a map of structs, each over the defaults.
-func (l *loader) entries(n *yaml.Node, v reflect.Value, path, pattern string) {
+func (l *loader) entries(n *yaml.Node, v reflect.Value, path string) {
 	for _, p := range l.pairs(n, path, "a name for each") {
 		if err := checkName(p.key.Value); err != nil {
 			l.failBy(l.at(p.key), path, err)
@@ -191,7 +187,7 @@ func (l *loader) entries(n *yaml.Node, v reflect.Value, path, pattern string) {
 		}
 		entry := reflect.New(v.Type().Elem()).Elem()
 		setDefaults(entry)
-		l.section(p.value, entry, join(path, p.key.Value), pattern+".*")
+		l.section(p.value, entry, join(path, p.key.Value))
 		v.SetMapIndex(reflect.ValueOf(p.key.Value), entry)
 	}
 }
@@ -243,13 +239,9 @@ func (l *loader) list(n *yaml.Node, f reflect.StructField, v reflect.Value, path
 	}
 }
 
-func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, path, pattern string) {
+func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
 	text, ok := l.text(n, f, path)
 	if !ok {
-		return
-	}
-	if isUnbuilt(pattern + "=" + text) {
-		l.fail(l.at(n), path, Quote(text)+" "+notAvailable, f.Tag.Get("allowed"))
 		return
 	}
 	at := l.at(n)

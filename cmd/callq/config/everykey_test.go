@@ -30,8 +30,8 @@ func otherValue(t *testing.T, path string, f reflect.StructField) string {
 	return ""
 }
 
-// everyKey has a limit of each kind and a queue, so that every key there is has a path.
-const everyKey = "limits: {per-min: {rate: 1/m}, at-once: {concurrency: 1}}\nqueues: {q-1: {}}\n"
+// everyKey has a limit of each kind, a queue and a budget, so that every key there is has a path.
+const everyKey = "limits: {per-min: {rate: 1/m}, at-once: {concurrency: 1}}\nqueues: {q-1: {}}\nbudgets: {b-1: {rate: 1/m}}\n"
 
 func forEveryKey(t *testing.T, run func(t *testing.T, path, other string, f reflect.StructField)) {
 	t.Helper()
@@ -108,6 +108,10 @@ func inFile(path, value string) string {
 	switch {
 	case keys[0] == "queues":
 		return "limits: {per-min: {rate: 1/m}}\nqueues: {" + keys[1] + ": {" + keys[2] + ": " + value + "}}\n"
+	case path == "budgets.b-1.rate":
+		return "budgets: {b-1: {rate: " + value + "}}\n"
+	case keys[0] == "budgets":
+		return "budgets: {b-1: {rate: 1/m, " + keys[2] + ": " + value + "}}\n"
 	case path == "limits.per-min.rate":
 		return "limits: {per-min: {rate: " + value + "}}\n"
 	case strings.HasPrefix(path, "limits.per-min."):

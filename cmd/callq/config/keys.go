@@ -8,20 +8,6 @@ import (
 	"strings"
 )
 
-// notAvailable ends the message about what product documentation names and this version refuses.
-const notAvailable = "is not available in this version"
-
-// isUnbuilt tells whether a key (limits.*.per), a list (limits.*.rate[]) or a value
-// (limits.*.anchor=dispatch) is known and not built yet: refused by name, never ignored. Who
-// builds one deletes its row and gives it a field.
-func isUnbuilt(pattern string) bool { return slices.Contains(unbuilt(), pattern) }
-
-func unbuilt() []string {
-	return []string{
-		"budgets",
-	}
-}
-
 // fields yields the fields of a section that have a key.
 func fields(t reflect.Type) iter.Seq[reflect.StructField] {
 	return func(yield func(reflect.StructField) bool) {
@@ -121,30 +107,6 @@ func flagName(path string) string {
 	return "--" + strings.NewReplacer(".", "-", "_", "-").Replace(path)
 }
 
-// refuseUnbuilt does for the environment what section does for the file.
-func (l *loader) refuseUnbuilt(c *Config, names map[string]string) {
-	for _, pattern := range unbuilt() {
-		if strings.ContainsAny(pattern, "[=") {
-			continue
-		}
-		paths := []string{pattern}
-		if section, key, ok := strings.Cut(pattern, "*"); ok {
-			paths = nil
-			entries := map[string][]string{
-				"limits.": slices.Sorted(maps.Keys(c.Limits)), "queues.": slices.Sorted(maps.Keys(c.Queues)),
-			}
-			for _, name := range entries[section] {
-				paths = append(paths, section+name+key)
-			}
-		}
-		for _, path := range paths {
-			if name := variable(path); l.env[name] != "" && names[name] == "" {
-				l.fail(source{rank: rankEnv, name: name}, path, notAvailable, "")
-			}
-		}
-	}
-}
-
 // slipsIn notes variables that nearly have the name of a setting. They are no mistakes for sure:
 // other programs and orchestrators make such names too (CALLQ_REDIS_PORT is a Kubernetes service's).
 func slipsIn(env, names map[string]string) []string {
@@ -157,8 +119,8 @@ func slipsIn(env, names map[string]string) []string {
 		switch near := didYouMean(name, known); {
 		case near != "":
 			slips = append(slips, name+" is not a setting"+near)
-		case isOfEntry(name, "CALLQ_LIMITS_", Limit{}), isOfEntry(name, "CALLQ_QUEUES_", Queue{}):
-			slips = append(slips, name+" is of a limit or queue that the file does not have")
+		case isOfEntry(name, "CALLQ_LIMITS_", Limit{}), isOfEntry(name, "CALLQ_QUEUES_", Queue{}), isOfEntry(name, "CALLQ_BUDGETS_", Budget{}):
+			slips = append(slips, name+" is of a limit, queue or budget that the file does not have")
 		}
 	}
 	return slips

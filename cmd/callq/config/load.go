@@ -109,11 +109,11 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 		c.Queues["default"] = q
 	}
 	names := l.overlay(root, flags)
-	l.refuseUnbuilt(c, names)
 	l.resolveSecrets(root)
 	l.checkMissing()
 	l.checkQueues(c)
 	l.checkSecrets(c)
+	l.checkBudgets(c)
 	for name, lim := range c.Limits {
 		l.resolveLimit("limits."+name, &lim)
 		c.Limits[name] = lim

@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/callq/callq"
+	"github.com/callq/callq/internal/limit"
 )
 
 const reference = "../../../docs/configuration.md"
@@ -49,7 +50,7 @@ file, and that over the default. An empty variable counts as none; lists are ` +
 them, ` + "`DATABASE_URL`, `REDIS_URL`" + ` and libpq's ` + "`PG*`" + ` hold. ` + "`${VAR}` and `${VAR:-default}`" + ` expand inside values, never
 in the text; ` + "`$${`" + ` stands for ` + "`${`" + `. A key whose name ends in _file names a file that holds the value.
 
-SIGHUP reloads limits, queues, schedule and retention of ` + "`serve` and `dispatch`" + `; the other sections need a restart.
+SIGHUP reloads limits, queues, budgets, schedule and retention of ` + "`serve` and `dispatch`" + `; the other sections need a restart.
 `
 
 func writeReference(t *testing.T) string {
@@ -66,8 +67,6 @@ func writeReference(t *testing.T) string {
 		b.WriteString("\n| key | type | default | allowed | environment | meaning |\n| --- | --- | --- | --- | --- | --- |\n")
 		writeRows(&b, section, key, key, about)
 	}
-	b.WriteString("\n## Not in this version\n\nThese are known and refused by name, never ignored: ")
-	b.WriteString("`" + strings.Join(unbuilt(), "`, `") + "`.\n")
 	return b.String()
 }
 
@@ -95,7 +94,7 @@ func typeName(t reflect.Type) string {
 	names := map[reflect.Type]string{
 		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
 		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration",
-		reflect.TypeFor[Hours](): "hours", reflect.TypeFor[Bytes](): "size", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
+		reflect.TypeFor[Hours](): "hours", reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
 	}
 	if name, ok := names[t]; ok {
 		return name
@@ -136,7 +135,7 @@ func comments(t *testing.T) map[string]string {
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key, value := n.Content[i], n.Content[i+1]
 			child := join(path, key.Value)
-			if (path == "limits" || path == "queues") && depth == 1 {
+			if (path == "limits" || path == "queues" || path == "budgets") && depth == 1 {
 				child = path // a name
 			}
 			words := strings.TrimSpace(regexp.MustCompile(`(?m)\n?^# ?`).ReplaceAllString(key.HeadComment, " "))

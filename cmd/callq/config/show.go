@@ -5,6 +5,9 @@ import (
 	"reflect"
 	"strings"
 	"time"
+
+	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/limit"
 )
 
 // Value is a setting that is in force.
@@ -30,6 +33,9 @@ func (c *Config) Values() []Value {
 		value := shown(f, v)
 		if rest, ok := strings.CutPrefix(path, "limits."); ok && f.Tag.Get("key") == "rate" {
 			value = c.Limits[strings.TrimSuffix(rest, ".rate")].rates()
+		}
+		if rate, ok := v.Interface().(limit.Rate); ok {
+			value = budget.RateString(rate)
 		}
 		all = append(all, Value{Key: path, Value: value, Source: c.Origin(path), Via: c.from[path].via})
 	})

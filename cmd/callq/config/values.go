@@ -19,6 +19,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
+
+	"github.com/callq/callq/internal/limit"
 )
 
 // Backoff bounds the wait before a retry: it doubles from Min up to Max, with jitter.
@@ -48,6 +50,8 @@ func setField(v reflect.Value, f reflect.StructField, text string) (err error) {
 		*p, err = parseBackoff(text, allowed)
 	case *Hours:
 		*p, err = parseHours(text)
+	case *limit.Rate:
+		*p, err = limit.ParseRate(text)
 	case *Rates:
 		*p = nil
 		for item := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/report"
+)
+
+// What the file has of budgets is in force, the stricter where processes differ, and status says what is free.
+func TestStatusShowsBudgets(t *testing.T) {
+	t.Parallel()
+	w, server := newWorld(t).withRedis()
+	const quiet = "http: {listen: 'off'}\nlog: {level: error}\n"
+	wide, strict := w, w
+	wide.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, burst: 40, on_outage: open}}\n"
+	strict.config = quiet + "budgets: {search-api: {rate: 1/h, burst: 40}}\n"
+	budgets := func() map[string]report.Budget {
+		rows := map[string]report.Budget{}
+		for _, b := range decode[report.Status](t, w.do("status", "-o", "json")).Budgets {
+			rows[b.Name] = b
+		}
+		return rows
+	}
+	if n := len(budgets()); n > 0 {
+		t.Errorf("%d budgets before any was published", n)
+	}
+	wide.start("dispatch")
+	eventually(t, "they are in force", func() bool { return len(budgets()) == 2 })
+
+	options, err := redis.ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(options)
+	defer client.Close()
+	search, mail := budgets()["search-api"], budgets()["mail"]
+	if _, err := budget.Draw(t.Context(), client, "search-api", search.Rule(), 3, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := budget.Draw(t.Context(), client, "mail", mail.Rule(), 1, budget.Forever); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b := budgets()["search-api"]; b.Free == nil || *b.Free != 37 || b.Waiting != 0 || b.Rate != "2 per 1h" || b.Burst != 40 || b.OnOutage != "open" {
+		t.Errorf("search-api is %+v", b)
+	}
+	if b := budgets()["mail"]; b.Free == nil || *b.Free != 0 || b.Waiting < 50*time.Minute || b.OnOutage != "closed" || b.Burst != 1 {
+		t.Errorf("mail is %+v", b)
+	}
+	out := strings.Join(strings.Fields(w.do("status")), " ")
+	for _, text := range []string{"BUDGET RATE BURST ON OUTAGE FREE mail 1 per 1h 1 closed 0; draws wait for up to ", "search-api 2 per 1h 40 open 37 "} {
+		if !strings.Contains(out, text) {
+			t.Errorf("status lacks %q:\n%s", text, out)
+		}
+	}
+
+	strict.start("dispatch")
+	eventually(t, "the stricter holds", func() bool { b := budgets()["search-api"]; return b.Units == 1 && b.OnOutage == "closed" })
+	out = w.do("status")
+	for _, text := range []string{"live processes differ on budget search-api\n", ": 2 per 1h, burst 40, on_outage open\n", "in force: 1 per 1h, burst 40, on_outage closed\n"} {
+		if !strings.Contains(out, text) {
+			t.Errorf("status lacks %q:\n%s", text, out)
+		}
+	}
+
+	server.Kill()
+	if out := w.do("status"); strings.Count(out, "unknown: ") != 2 {
+		t.Errorf("without Redis it does not say that what is free is unknown:\n%s", out)
+	}
+	if b := budgets()["search-api"]; b.Free != nil {
+		t.Errorf("without Redis %d are free", *b.Free)
+	}
+}
+
+// SIGHUP brings budgets too; a bad one changes nothing.
+func TestBudgetsAreReloaded(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	const quiet = "http: {listen: 'off'}\n"
+	w.config = quiet + "budgets: {api: {rate: 100/s}}\n"
+	r := w.reloading("dispatch")
+	holds := func(text string) {
+		t.Helper()
+		eventually(t, text, func() bool {
+			for _, b := range decode[report.Status](t, w.do("status", "-o", "json")).Budgets {
+				if b.Holds() == text {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	holds("100 per 1s, burst 1, on_outage closed")
+	r.reload(quiet + "budgets: {api: {rate: 100/s, burst: 0}}\n")
+	r.says("budgets.api.burst")
+	r.reload(quiet + "budgets: {api: {rate: 50/s, on_outage: open}}\n")
+	r.says(`changed="[budgets.api.on_outage budgets.api.rate]"`)
+	holds("50 per 1s, burst 1, on_outage open")
+}

@@ -1,0 +1,61 @@
+package report
+
+import (
+	"context"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+)
+
+// Budget is a budget in force.
+type Budget struct {
+	Name      string        `json:"name" db:"name"`
+	Rate      string        `json:"rate" db:"-"`
+	Units     int64         `json:"units" db:"rate"`
+	Window    time.Duration `json:"window_ns" db:"window_size"`
+	Burst     int64         `json:"burst" db:"burst"`
+	OnOutage  string        `json:"on_outage" db:"on_outage"`
+	Free      *int64        `json:"free" db:"-"`       // now, as Redis has it; nil: it does not answer
+	Waiting   time.Duration `json:"waiting_ns" db:"-"` // until the last of the draws that wait has its units
+	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
+	ChangedBy string        `json:"changed_by" db:"published_by"`
+	// Wanted is what each live process publishes, where they differ: then the stricter holds.
+	Wanted []dispatcher.Want `json:"wanted" db:"-"`
+
+	Unknown string `json:"-" db:"-"` // why Free is
+}
+
+// Rule is what Redis is asked by.
+func (b Budget) Rule() budget.Rule {
+	return budget.Rule{Rate: limit.Rate{Units: b.Units, Window: b.Window}, Burst: b.Burst}
+}
+
+// Holds is what is in force, in the words of what processes want.
+func (b Budget) Holds() string {
+	return dispatcher.BudgetRule{Rate: b.Rule().Rate, Burst: b.Burst, OnOutage: b.OnOutage}.String()
+}
+
+// ReadBudgets reads the budgets in force.
+func ReadBudgets(ctx context.Context, db ledger.DB) ([]Budget, error) {
+	budgets, err := collect[Budget](ctx, db, "read budgets", budgetsSQL)
+	if err != nil || len(budgets) == 0 {
+		return budgets, err
+	}
+	live, err := dispatcher.Live(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	wanted := dispatcher.BudgetDifferences(live)
+	for i := range budgets {
+		b := &budgets[i]
+		b.Wanted = wanted[b.Name]
+		b.Rate = budget.RateString(b.Rule().Rate)
+		inUTC(&b.ChangedAt)
+	}
+	return budgets, nil
+}
+
+const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage, published_at, published_by FROM call_budgets ORDER BY name`

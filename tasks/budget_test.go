@@ -1,0 +1,388 @@
+package tasks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+)
+
+// drawing is a database with budgets, and a Redis that a test may stop.
+type drawing struct {
+	t      *testing.T
+	pool   *pgxpool.Pool
+	server *local.RedisServer
+	log    syncBuffer
+	counts *prometheus.Registry
+}
+
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.buf.String(), text)
+}
+
+func newDrawing(t *testing.T) *drawing {
+	t.Helper()
+	server, err := local.StartRedis(t.Context(), local.Redis{Install: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &drawing{t: t, pool: pgtest.New(t), server: server, counts: prometheus.NewRegistry()}
+}
+
+// publish puts a budget in force, as a dispatcher would.
+func (d *drawing) publish(name string, units int64, window time.Duration, burst int64, onOutage string) {
+	d.t.Helper()
+	if _, err := d.pool.Exec(d.t.Context(), `INSERT INTO call_budgets VALUES ($1, $2, $3, $4, $5, now(), 'test')
+		ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst`,
+		name, units, window, burst, onOutage); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *drawing) client() *redis.Client {
+	d.t.Helper()
+	options, err := redis.ParseURL(d.server.URL())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	options.MaxRetries = -1 // draws ask again themselves
+	client := redis.NewClient(options)
+	d.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// worker is what the handlers of one more worker are given.
+func (d *drawing) worker(metrics prometheus.Registerer) *Call {
+	d.t.Helper()
+	w, err := New(Config{Pool: d.pool, Redis: d.client(), Logger: slog.New(slog.NewTextHandler(&d.log, nil)), Metrics: metrics})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var following sync.WaitGroup
+	following.Go(func() { w.budgets.follow(ctx) })
+	d.t.Cleanup(func() { stop(); following.Wait() })
+	return (&attempt{w: w}).asCall()
+}
+
+// counted is a counter of one budget, or how many were observed.
+func (d *drawing) counted(metric, name string) (n float64) {
+	d.t.Helper()
+	families, err := d.counts.Gather()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == metric && m.GetLabel()[0].GetValue() == name {
+				n += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return n
+}
+
+func (d *drawing) want(metric, name string, want float64) {
+	d.t.Helper()
+	if got := d.counted(metric, name); got != want {
+		d.t.Errorf("%s of %s is %v, want %v", metric, name, got, want)
+	}
+}
+
+// soon is a context that ends long after whatever a test waits for.
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// until asks until it is so.
+func until(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("still not: %s", what)
+		}
+	}
+}
+
+// Of eight workers' handlers none returns from a draw before its units are there, on Redis's clock.
+func TestDrawIsNeverEarly(t *testing.T) {
+	t.Parallel()
+	const workers, draws, rate, burst = 8, 25, 100, 10
+	d := newDrawing(t)
+	d.publish("api", rate, time.Second, burst, "closed")
+	clock := d.client()
+	began, err := clock.Time(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var returned []time.Time
+	var all sync.WaitGroup
+	for range workers {
+		call := d.worker(nil)
+		all.Go(func() {
+			for range draws {
+				err := call.Draw(soon(t), "api", 1)
+				now, err2 := clock.Time(t.Context()).Result()
+				if err := errors.Join(err, err2); err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				returned = append(returned, now)
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	slices.SortFunc(returned, time.Time.Compare)
+	for i, at := range returned {
+		if due := began.Add(time.Duration(i+1-burst) * time.Second / rate); at.Before(due) {
+			t.Fatalf("draw %d of %d returned %s too early", i+1, len(returned), due.Sub(at))
+		}
+	}
+}
+
+// What cannot be had in time is refused at once, with how long it would take, and takes nothing.
+func TestDrawRefused(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("api", 1, time.Hour, 3, "closed")
+	call := d.worker(d.counts)
+	ctx := soon(t)
+	if err := call.Draw(ctx, "api", 2); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		err := call.Draw(ctx, "api", 2)
+		refused, ok := errors.AsType[*BudgetError](err)
+		if !ok || refused.Budget != "api" || refused.Units != 2 || refused.Wait < 50*time.Minute || refused.Wait > time.Hour+time.Minute ||
+			refused.Left <= 0 || refused.Left > 10*time.Minute || !strings.Contains(err.Error(), `budget "api" has 2 free in `) {
+			t.Fatalf("refused with %v", err)
+		}
+		if wait, err := call.TryDraw(ctx, "api", 2); err != nil || wait < 50*time.Minute {
+			t.Fatalf("it may draw after %s (%v)", wait, err)
+		}
+	}
+	d.want("callq_budget_refused_total", "api", 6)
+	if wait, err := call.TryDraw(ctx, "api", 1); err != nil || wait != 0 {
+		t.Errorf("the third unit is free in %s (%v)", wait, err)
+	}
+	d.want("callq_budget_units_total", "api", 3)
+	d.want("callq_budget_wait_seconds", "api", 2)
+	for n, words := range map[int64]string{4: "its burst is 3 (1 per 1h, burst 3): draw in parts", 0: "draw 1 at least", -1: "draw 1 at least"} {
+		if err := call.Draw(ctx, "api", n); err == nil || !strings.Contains(err.Error(), words) || !strings.Contains(err.Error(), `budget "api"`) {
+			t.Errorf("of %d units: %v", n, err)
+		}
+	}
+	if err := new(Call).Draw(ctx, "api", 1000); err != nil {
+		t.Errorf("in a test of a handler: %v", err)
+	}
+}
+
+// A draw that waits ends with its context, and says why.
+func TestDrawEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("api", 1, time.Hour, 1, "closed")
+	call := d.worker(nil)
+	if err := call.Draw(t.Context(), "api", 1); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- call.Draw(ctx, "api", 1) }()
+	until(t, "the draw waits", func() bool {
+		_, waiting, err := budget.Look(t.Context(), call.budgets.redis, "api", budget.Rule{Rate: limit.Rate{Units: 1, Window: time.Hour}, Burst: 1})
+		return err == nil && waiting > 50*time.Minute
+	})
+	cancel(ErrCancelled)
+	if err := <-ended; !errors.Is(err, ErrCancelled) {
+		t.Errorf("it ended with %v", err)
+	}
+	if err := call.Draw(ctx, "api", 1); !errors.Is(err, ErrCancelled) {
+		t.Errorf("after its end it drew: %v", err)
+	}
+}
+
+// A budget that appears, changes or goes is known without a restart.
+func TestDrawFollowsTheRules(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	call := d.worker(nil)
+	ctx := soon(t)
+	if err := call.Draw(ctx, "api", 1); err == nil || !strings.Contains(err.Error(), "add it under budgets") {
+		t.Errorf("of a budget that is nowhere: %v", err)
+	}
+	d.publish("api", 1, time.Hour, 1, "closed")
+	until(t, "it is known", func() bool { wait, err := call.TryDraw(ctx, "api", 1); return err == nil && wait == 0 })
+	if wait, err := call.TryDraw(ctx, "api", 1); err != nil || wait < 50*time.Minute {
+		t.Errorf("the next is free in %s (%v)", wait, err)
+	}
+	d.publish("api", 1000, time.Second, 1, "closed")
+	until(t, "the higher rate holds", func() bool { wait, err := call.TryDraw(ctx, "api", 1); return err == nil && wait == 0 })
+	if _, err := d.pool.Exec(ctx, `DELETE FROM call_budgets`); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is gone", func() bool { _, err := call.TryDraw(ctx, "api", 1); return err != nil })
+}
+
+// While Redis is gone, or frozen, draws go through or wait, as their budget says; that is logged once, and
+// once that it is over.
+func TestDrawWithoutRedis(t *testing.T) {
+	t.Parallel()
+	for what, strike := range map[string]func(d *drawing) (heal func() error){
+		"gone": func(d *drawing) func() error {
+			d.server.Kill()
+			return func() error { return d.server.Restart(context.Background()) }
+		},
+		"frozen": func(d *drawing) func() error {
+			pid := d.server.Pid()
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				d.t.Fatal(err)
+			}
+			heal := func() error { return syscall.Kill(pid, syscall.SIGCONT) }
+			d.t.Cleanup(func() { _ = heal() }) // a frozen one could not be stopped
+			return heal
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d := newDrawing(t)
+			d.publish("open", 1, time.Hour, 1, "open")
+			d.publish("closed", 1, time.Hour, 2, "closed")
+			call := d.worker(d.counts)
+			ctx := soon(t)
+			for _, name := range []string{"open", "closed"} {
+				if err := call.Draw(ctx, name, 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			heal := strike(d)
+			for range 3 {
+				if err := call.Draw(ctx, "open", 1); err != nil {
+					t.Errorf("open: %v", err)
+				}
+				if wait, err := call.TryDraw(ctx, "closed", 1); err == nil {
+					t.Errorf("closed: drawn, or free in %s", wait)
+				}
+			}
+			short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			defer cancel()
+			if err := call.Draw(short, "closed", 1); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("closed, until its deadline: %v", err)
+			}
+			waits := make(chan error, 1)
+			go func() { waits <- call.Draw(ctx, "closed", 1) }()
+			until(t, "a draw waits for Redis", func() bool { return d.counted("callq_budget_outages_total", "closed") >= 4 })
+			select {
+			case err := <-waits:
+				t.Errorf("closed: it ended with %v", err)
+			default:
+			}
+			if err := heal(); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-waits; err != nil {
+				if _, refused := errors.AsType[*BudgetError](err); what == "gone" || !refused { // what was asked while it was frozen may have taken it
+					t.Errorf("closed, once Redis is back: %v", err)
+				}
+			}
+			until(t, "open is counted again", func() bool { wait, err := call.TryDraw(ctx, "open", 1); return err == nil && wait > 0 })
+			if n := d.counted("callq_budget_outages_total", "open"); n < 3 {
+				t.Errorf("%v draws went through uncounted, want 3 at least", n)
+			}
+			for text, n := range map[string]int{
+				`Redis does not answer draws on a budget" budget=open draws="go through uncounted"`: 1,
+				`Redis does not answer draws on a budget" budget=closed draws=wait`:                 1,
+				`Redis answers again: the budget holds" budget=open`:                                1,
+				`Redis answers again: the budget holds" budget=closed`:                              1,
+			} {
+				if got := d.log.count(text); got != n {
+					t.Errorf("logged %d times, want %d: %s\n%s", got, n, text, d.log.buf.String())
+				}
+			}
+		})
+	}
+}
+
+// A Redis that forgets, its scripts too, gives one more burst and goes on.
+func TestDrawAfterAFlush(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("api", 1, time.Hour, 2, "closed")
+	call, client := d.worker(nil), d.client()
+	ctx := soon(t)
+	for range 3 {
+		for range 2 {
+			if wait, err := call.TryDraw(ctx, "api", 1); wait != 0 || err != nil {
+				t.Fatalf("free in %s (%v)", wait, err)
+			}
+		}
+		if err := client.ScriptFlush(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if wait, err := call.TryDraw(ctx, "api", 1); wait == 0 || err != nil {
+			t.Fatalf("without its script: free in %s (%v)", wait, err)
+		}
+		if err := client.FlushAll(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The rules that were read last hold while Postgres is away.
+func TestDrawWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("api", 1, time.Hour, 2, "closed")
+	call := d.worker(nil)
+	if err := call.Draw(soon(t), "api", 1); err != nil {
+		t.Fatal(err)
+	}
+	d.pool.Close()
+	if err := call.budgets.read(t.Context()); err == nil {
+		t.Fatal("Postgres answers")
+	}
+	if err := call.Draw(soon(t), "api", 1); err != nil {
+		t.Error(err)
+	}
+	if err := call.Draw(soon(t), "other", 1); err == nil {
+		t.Error("a budget that nobody knows was drawn on")
+	}
+}
