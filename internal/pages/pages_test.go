@@ -135,6 +135,7 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 			('b', 'host/2' || $1, jsonb_build_object('Queues', jsonb_build_array(jsonb_build_object('Name', 'pay' || $1, 'MaxAttempts', 7, 'OnLost', $1::text))), now(), now() + interval '1 h', now())`,
 		`INSERT INTO call_pauses VALUES ('queue', 'pay' || $1, '', 'infinity', $1, now(), $1), ('queue', 'pay' || $1, 'key' || $1, now() + interval '1 h', $1, now(), $1),
 			('limit', 'api' || $1, '', now() + interval '1 h', $1, now(), $1), ('limit', 'api' || $1, 'key' || $1, 'infinity', $1, now(), $1)`,
+		`INSERT INTO call_budgets VALUES ('search' || $1, 100, '1 s', 7, 'closed', now(), $1)`,
 		`INSERT INTO call_audit (by, what, name, change) VALUES ($1, 'limit', 'api' || $1, $1), ($1, 'queue', 'pay' || $1, $1)`,
 	} {
 		if !strings.Contains(sql, "$1::text") {
@@ -204,7 +205,7 @@ func TestEverythingIsReached(t *testing.T) {
 			for at, words := range map[string][]string{
 				"/": {
 					"Live processes differ on queue", "No live worker that carries the label", "paused", "stopped or dead", "in no process&#39;s configuration", "host/1",
-					"9 per 1h",
+					"9 per 1h", "100 per 1s",
 				},
 				"/calls?status=failed": {"dead letters</a>", `class="status failed"`},
 				"/calls/1":             {shown, "call_data"},
