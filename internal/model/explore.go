@@ -90,7 +90,7 @@ type block struct {
 	ids    []uint32
 }
 
-const blockSize = 1024
+const blockSize = 256
 
 type explorer struct {
 	*Model

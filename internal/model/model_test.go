@@ -64,7 +64,7 @@ func TestRulesHold(t *testing.T) {
 	t.Parallel()
 	var met [moveCount]bool
 	for _, c := range Configurations() {
-		report := Explore(c, 5_000, 1)
+		report := Explore(c, 2_500, 1)
 		if report.Violation != nil {
 			t.Errorf("%s: %s\n%s", c.Name, report, report.Violation)
 		}
