@@ -34,6 +34,7 @@ race: ## every test, with the race detector
 	$(SERVERS) go test -race -timeout 8m ./...
 
 model: ## every state of a small model of the protocol, against every rule: under a minute
+	go test -run TestTidyLosesNothing ./internal/model
 	GOMAXPROCS=2 go run ./internal/model/check
 
 # What runs the built program from outside takes minutes, each with servers of its own.

@@ -7,6 +7,9 @@ package model
 
 func (m *Model) claims(s *State) {
 	for i := range s.disps {
+		if i > 0 && s.disps[i] == s.disps[0] {
+			break // it would do the same
+		}
 		switch s.disps[i].phase {
 		case resting:
 			m.lockLimit(s, i)
@@ -30,6 +33,9 @@ func (m *Model) claims(s *State) {
 	}
 	if s.left.DispatcherDies > 0 {
 		for i := range s.disps {
+			if i > 0 && s.disps[i] == s.disps[0] {
+				break
+			}
 			n := *s
 			n.left.DispatcherDies--
 			n.disps[i] = disp{fresh: true}
@@ -50,9 +56,20 @@ func (s *State) limitFree() bool {
 	return !s.publishing
 }
 
-func (p *postgres) someWait() bool {
-	for i := range p.calls {
-		if p.calls[i].status == waiting {
+// claimable says whether the call may have another attempt, within the bounds.
+func (m *Model) claimable(s *State, k *call) bool {
+	switch {
+	case k.status != waiting:
+		return false
+	case m.without || k.attempts == 0:
+		return true
+	}
+	return k.attempts < m.Attempts && s.left.Retries > 0
+}
+
+func (m *Model) someWait(s *State) bool {
+	for i := range s.pg.calls {
+		if m.claimable(s, &s.pg.calls[i]) {
 			return true
 		}
 	}
@@ -61,22 +78,24 @@ func (p *postgres) someWait() bool {
 
 // lockLimit is lockQueue, readClock, shutFor and enterEpoch.
 func (m *Model) lockLimit(s *State, i int) {
-	if !s.pg.someWait() || !m.has(NoLock) && !s.limitFree() {
+	if !m.has(NoLock) && !s.limitFree() {
 		return
 	}
 	n := *s
 	m.look(&n.disps[i])
+	if n != *s { // whether or not anything is due
+		m.emit(moveLook, 0, 0, n, "")
+	}
 	p := &n.pg
 	switch {
+	case !m.someWait(s):
+		return
 	case p.limit.epoch != p.epoch && !m.has(NotShutInEpoch):
 		p.limit.epoch = p.epoch
 		p.limit.shut = m.shutFor()
 		m.emit(moveEnterEpoch, 0, 0, n, "")
 		return
 	case m.shut(p, &n.disps[i]):
-		if n != *s { // the look told something
-			m.emit(moveLookShut, 0, 0, n, "")
-		}
 		return
 	}
 	if m.without && (m.rate(p.limit.version) <= m.occupied(&n, &n.disps[i]) || n.freeSlot() < 0) {
@@ -223,24 +242,33 @@ func (m *Model) openCounts(p *postgres, i int, since int8) bool {
 	return !bounded || r.at+m.SendWithin+m.Slack > since
 }
 
-// commitClaim opens attempts of the next waiting calls, as many as there is room for or fewer, in
-// the order of their ids (pickSQL, openSQL), and hands them over.
+// commitClaim opens attempts of waiting calls, as many as there is room for or fewer, whichever they
+// are (pickSQL, openSQL: priority, turns and run_at are not the model's), and hands them over.
 func (m *Model) commitClaim(s *State, i int) {
-	n := *s
-	d := &n.disps[i]
-	taken := int8(0)
-	now := d.now
-	for c := range n.pg.calls {
-		if taken == d.room {
-			break
-		}
-		if !m.openAttempt(&n, c, now) {
+	if !m.commitMore(s, s, i, 0, 0) {
+		n := *s
+		n.disps[i].rest()
+		m.emit(moveNothingToClaim, 0, 0, n, "")
+	}
+}
+
+// commitMore adds to n, in which taken are opened, each of the calls from c on, and says whether it
+// could.
+func (m *Model) commitMore(s, n *State, i int, taken int8, c int) bool {
+	could, passed := false, false // passed: a call that is as new as any
+	for ; c < len(n.pg.calls) && taken < s.disps[i].room; c++ {
+		isNew := n.pg.calls[c].attempts == 0
+		if isNew && passed {
 			continue
 		}
-		taken++
-		after := n
+		more := *n
+		if !m.openAttempt(&more, c, s.disps[i].now) {
+			continue
+		}
+		could = true
+		after := more
 		after.disps[i].rest()
-		m.emit(moveCommit, taken, 0, after, "")
+		m.emit(moveCommit, taken+1, 0, after, "")
 		if s.left.ClaimUnknown > 0 {
 			after.left.ClaimUnknown--
 			for j := range after.seen {
@@ -248,24 +276,21 @@ func (m *Model) commitClaim(s *State, i int) {
 					after.seen[j].parcels = 0
 				}
 			}
-			m.emit(moveCommitUnknown, taken, 0, after, "")
+			m.emit(moveCommitUnknown, taken+1, 0, after, "")
 		}
+		m.commitMore(s, &more, i, taken+1, c+1)
+		passed = passed || isNew
 	}
-	if taken == 0 {
-		n.disps[i].rest()
-		m.emit(moveNothingToClaim, 0, 0, n, "")
-	}
-}
-
-// keepsClaimed says whether claimed_at can matter.
-func (m *Model) keepsClaimed() bool {
-	return m.Faults.ClockBack > 0 || m.Faults.Failovers > 0 || m.has(CountDispatched)
+	return could
 }
 
 func (m *Model) openAttempt(n *State, c int, now int8) bool {
 	k := &n.pg.calls[c]
-	if k.status != waiting || k.attempts >= m.Attempts && !m.without {
+	if !m.claimable(n, k) {
 		return false
+	}
+	if k.attempts > 0 && !m.without {
+		n.left.Retries--
 	}
 	slot := n.freeSlot()
 	if slot < 0 {

@@ -13,6 +13,7 @@ func (d Difference) Configuration() Configuration { return d.variant.configurati
 // Differences are the ones that are known. Each goes when the code is mended.
 func Differences() []Difference {
 	again := func(c *Configuration) { c.Faults.ClockForward = 1 }
+	setBack := func(c *Configuration) { c.Faults = Faults{Changes: 1, ClockBack: 1} }
 	restart := func(c *Configuration) { c.Faults.DispatcherDies = 1 }
 	return []Difference{
 		{
@@ -22,6 +23,10 @@ func Differences() []Difference {
 		{
 			"internal/limit/clock.go Look", "a dispatcher that starts anew does not know what was gained",
 			variant{name: "step forward, then a restart", within: "forward", change: restart, rule: Rule4},
+		},
+		{
+			"dispatcher/publish.go recordSQL", "in_force_from is what the clock says: set back since the last start, it has verify judge that start by the rate that came after it",
+			variant{name: "step back, then a lower rate", within: "changes", change: setBack, rule: Rule6},
 		},
 	}
 }

@@ -2,8 +2,8 @@ package model
 
 import (
 	"fmt"
-	"hash/maphash"
-	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -29,64 +29,219 @@ func (r Report) String() string {
 		r.States, r.Transitions, r.Depth, r.Healed, r.Took.Seconds(), whole)
 }
 
+// Explore visits every state of the configuration, nearest first, up to about most of them (0: all),
+// with so many explorers at once. It ends with the first rule that does not hold, which no shorter
+// list of steps breaks.
+func Explore(c Configuration, most, explorers int) Report {
+	return New(c).explore(most, explorers, nil)
+}
+
+// explore is Explore; a lone explorer shows each state to visit, unless that is nil.
+func (m *Model) explore(most, explorers int, visit func(*State)) Report {
+	begun := time.Now()
+	e := exploration{visited: newVisited(explorers)}
+	for i := range explorers {
+		e.explorers = append(e.explorers, &explorer{
+			Model: newModel(m.Configuration, m.whole), healer: newModel(m.Configuration, m.whole), e: &e, me: i, visit: visit,
+		})
+	}
+	first := m.initial()
+	e.explorers[0].tidy(&first)
+	e.explorers[0].add(&first, 0)
+	report := Report{Name: m.Name, Depth: -1, Whole: true}
+	for e.takeFront() && report.Whole {
+		report.Depth++
+		for !e.stop.Load() && report.Whole && e.round() {
+			report.Whole = most == 0 || e.visited.len() < most
+		}
+		if e.stop.Load() {
+			break
+		}
+	}
+	for _, x := range e.explorers {
+		report.Transitions += x.transitions
+		report.Healed += x.healed
+		for kind, yes := range x.met {
+			report.met[kind] = report.met[kind] || yes
+		}
+	}
+	if found := e.found(); found != nil {
+		report.Violation = m.retrace(e.visited, found)
+	}
+	report.States = e.visited.len()
+	report.Took = time.Since(begun)
+	return report
+}
+
+// exploration is what its explorers share. They work in rounds: within one each takes blocks of the
+// front and adds what it finds to a front of its own, between them they stand still.
+type exploration struct {
+	visited   *visited
+	explorers []*explorer
+	front     []block // the states of this depth
+	taken     atomic.Int64
+	most      int64 // of front, in this round
+	stop      atomic.Bool
+}
+
+// block is some states of one depth, and their ids.
+type block struct {
+	states []State
+	ids    []uint32
+}
+
+const blockSize = 256
+
+type explorer struct {
+	*Model
+	healer      *Model // has steps of its own
+	e           *exploration
+	me          int
+	ahead       []block // what was found, a step further
+	spare       []block
+	transitions int
+	healed      int
+	met         [moveCount]bool
+	first       *violating
+	later       *violating // found while healing; there may be a shorter way to one
+	visit       func(*State)
+}
+
+// violating says where a rule does not hold: in the state with this print, a step after the parent.
+type violating struct {
+	rule   string
+	parent uint32
+	print  uint64
+	healed bool // not there, but on the way on without faults
+}
+
+// takeFront goes a step further, and says whether there is anything.
+func (e *exploration) takeFront() bool {
+	e.front = e.front[:0]
+	for _, x := range e.explorers {
+		e.front = append(e.front, x.ahead...)
+		x.ahead = x.ahead[:0]
+	}
+	e.taken.Store(0)
+	e.most = 0
+	return len(e.front) > 0
+}
+
+// round explores as many blocks as there is room for in the table, and says whether there were any.
+func (e *exploration) round() bool {
+	if e.most == int64(len(e.front)) {
+		return false
+	}
+	e.most = min(int64(len(e.front)), e.most+int64(e.visited.room()/(blockSize*stepsMost)))
+	if len(e.explorers) == 1 {
+		e.explorers[0].work()
+	} else {
+		var all sync.WaitGroup
+		for _, x := range e.explorers {
+			all.Go(x.work)
+		}
+		all.Wait()
+	}
+	e.taken.Store(e.most)
+	return true
+}
+
+func (x *explorer) work() {
+	for {
+		i := x.e.taken.Add(1) - 1
+		if i >= x.e.most {
+			return
+		}
+		b := &x.e.front[i]
+		for j := range b.states {
+			if x.e.stop.Load() {
+				return
+			}
+			x.expand(&b.states[j], b.ids[j])
+		}
+		x.spare = append(x.spare, block{b.states[:0], b.ids[:0]})
+		*b = block{}
+	}
+}
+
+// expand takes every step from s.
+func (x *explorer) expand(s *State, id uint32) {
+	steps := x.next(s)
+	if len(steps) > stepsMost {
+		panic("model: more steps from one state than the table has room for")
+	}
+	x.transitions += len(steps)
+	for j := range steps {
+		st := &steps[j]
+		x.met[st.kind] = true
+		raw := st.state
+		x.tidy(&st.state)
+		found := violating{rule: st.bad, parent: id}
+		if st.bad == "" {
+			if !x.add(&st.state, id) {
+				continue
+			}
+			found.rule = x.broken(&st.state)
+			if found.rule == "" && x.looks(Rule3) && x.e.visited.counted(x.me)%healEvery == 0 {
+				x.healed++
+				found.rule, _ = x.healer.heal(raw, false)
+				found.healed = found.rule != ""
+			}
+		}
+		if found.rule == "" {
+			continue
+		}
+		found.print = x.e.visited.print(&st.state)
+		if found.healed && found.rule != Rule3 {
+			if x.later == nil {
+				x.later = &found
+			}
+			continue
+		}
+		x.first = &found
+		x.e.stop.Store(true)
+		return
+	}
+}
+
 // healEvery: of so many states, one is healed.
 const healEvery = 64
 
-// Explore visits every state of the configuration, nearest first, up to most of them (0: all). It
-// ends with the first rule that does not hold, which no shorter list of steps breaks.
-func (m *Model) Explore(most int) Report {
-	begun := time.Now()
-	report := Report{Name: m.Name}
-	v := newVisited()
-	first := m.initial()
-	m.tidy(&first)
-	v.add(first, 0)
-	depth := []int{1}              // where each depth ends
-	healer := New(m.Configuration) // has steps of its own
-	var later *Violation           // found while healing; there may be a shorter way to one
-	for i := 0; i < v.len() && report.Violation == nil; i++ {
-		if i == depth[len(depth)-1] {
-			depth = append(depth, v.len())
+// add adds s to what was visited and to what is ahead, and says whether it is new.
+func (x *explorer) add(s *State, parent uint32) bool {
+	id, isNew := x.e.visited.add(x.me, s, parent)
+	if !isNew {
+		return false
+	}
+	last := len(x.ahead) - 1
+	if last < 0 || len(x.ahead[last].states) == blockSize {
+		if n := len(x.spare); n > 0 {
+			x.ahead = append(x.ahead, x.spare[n-1])
+			x.spare = x.spare[:n-1]
+		} else {
+			x.ahead = append(x.ahead, block{make([]State, 0, blockSize), make([]uint32, 0, blockSize)})
 		}
-		if most > 0 && v.len() >= most {
-			break
+		last++
+	}
+	b := &x.ahead[last]
+	b.states, b.ids = append(b.states, *s), append(b.ids, id)
+	if x.visit != nil {
+		x.visit(s)
+	}
+	return true
+}
+
+func (e *exploration) found() *violating {
+	var later *violating
+	for _, x := range e.explorers {
+		if x.first != nil {
+			return x.first
 		}
-		s := *v.at(i)
-		steps := m.next(&s)
-		report.Transitions += len(steps)
-		for j := range steps {
-			st := &steps[j]
-			report.met[st.kind] = true
-			rule, further := st.bad, []string(nil)
-			if rule == "" {
-				m.tidy(&st.state)
-				if !v.add(st.state, uint32(i)) {
-					continue
-				}
-				rule = m.broken(&st.state)
-				if rule == "" && v.len()%healEvery == 0 && m.looks(Rule3) {
-					report.Healed++
-					rule, further = healer.heal(st.state)
-				}
-			}
-			if rule == "" || later != nil && len(further) > 0 {
-				continue
-			}
-			violation := healer.violation(v, rule, i, st, further)
-			if len(further) == 0 || rule == Rule3 {
-				report.Violation = violation
-				break
-			}
-			later = violation
+		if x.later != nil {
+			later = x.later
 		}
 	}
-	if report.Violation == nil {
-		report.Violation = later
-	}
-	report.States, report.Depth = v.len(), len(depth)-1
-	report.Whole = most == 0 || v.len() < most
-	report.Took = time.Since(begun)
-	return report
+	return later
 }
 
 // next is every step that s allows. It is valid until the next call.
@@ -99,132 +254,6 @@ func (m *Model) next(s *State) []step {
 	m.sends(s)
 	m.sweeps(s)
 	m.passes(s)
+	m.spend(s)
 	return m.steps
-}
-
-func (m *Model) violation(v *visited, rule string, i int, last *step, further []string) *Violation {
-	return &Violation{Rule: rule, Steps: append(append(m.trace(v, i), last.String()), further...)}
-}
-
-// trace is how i was reached first.
-func (m *Model) trace(v *visited, i int) []string {
-	var texts []string
-	for ; i > 0; i = int(v.parent(i)) {
-		parent := *v.at(int(v.parent(i)))
-		for _, st := range m.next(&parent) {
-			m.tidy(&st.state)
-			if st.state == *v.at(i) {
-				texts = append(texts, st.String())
-				break
-			}
-		}
-	}
-	slices.Reverse(texts)
-	return texts
-}
-
-// heal runs s on, without faults, in one order of steps, and says which rule does not hold then, and
-// what it did. All calls must end.
-func (m *Model) heal(s State) (rule string, did []string) {
-	const most = 500
-	s.left = Faults{Failovers: s.left.Failovers}
-	if s.split == 0 {
-		s.left.Failovers = 0
-	}
-	m.without = true
-	defer func() { m.without = false }()
-	did = []string{"without more faults:"}
-	for range most {
-		if s.allEnded() {
-			return "", nil
-		}
-		steps := m.next(&s)
-		best := 0
-		for i := range steps {
-			if turn := texts[steps[i].kind].heal; turn > 0 && (texts[steps[best].kind].heal == 0 || turn < texts[steps[best].kind].heal) {
-				best = i
-			}
-		}
-		did = append(did, steps[best].String())
-		if steps[best].bad != "" {
-			return steps[best].bad, did
-		}
-		s = steps[best].state
-		m.tidy(&s)
-		if rule := m.broken(&s); rule != "" {
-			return rule, did
-		}
-	}
-	return Rule3, append(did[:40], "and so on: it does not end")
-}
-
-// allEnded: every call has a final state, and nothing is open or under way.
-func (s *State) allEnded() bool {
-	for c := range s.pg.calls {
-		if k := s.pg.calls[c].status; k == waiting || k == dispatched {
-			return false
-		}
-	}
-	for i := range s.pg.rows {
-		if s.pg.isOpen(i) {
-			return false
-		}
-	}
-	return s.limitFree()
-}
-
-// visited holds each distinct state once, in the order in which they were found, and how.
-type visited struct {
-	seed    maphash.Seed
-	chunks  [][]State
-	parents []uint32
-	table   []uint32 // index + 1; 0: free
-}
-
-const chunk = 1 << 14
-
-func newVisited() *visited {
-	return &visited{seed: maphash.MakeSeed(), table: make([]uint32, 1<<16)}
-}
-
-func (v *visited) len() int            { return len(v.parents) }
-func (v *visited) at(i int) *State     { return &v.chunks[i/chunk][i%chunk] }
-func (v *visited) parent(i int) uint32 { return v.parents[i] }
-
-// add says whether s is new. States are compared whole: the hash only says where to look.
-func (v *visited) add(s State, parent uint32) (isNew bool) {
-	hash := maphash.Comparable(v.seed, s)
-	mask := uint64(len(v.table) - 1)
-	for h := hash & mask; ; h = (h + 1) & mask {
-		i := v.table[h]
-		if i == 0 {
-			v.table[h] = uint32(len(v.parents) + 1)
-			break
-		}
-		if *v.at(int(i - 1)) == s {
-			return false
-		}
-	}
-	if len(v.parents)%chunk == 0 {
-		v.chunks = append(v.chunks, make([]State, 0, chunk))
-	}
-	last := &v.chunks[len(v.chunks)-1]
-	*last = append(*last, s)
-	v.parents = append(v.parents, parent)
-	if 2*len(v.parents) > len(v.table) {
-		v.grow()
-	}
-	return true
-}
-
-func (v *visited) grow() {
-	v.table = make([]uint32, 2*len(v.table))
-	mask := uint64(len(v.table) - 1)
-	for i := range v.parents {
-		h := maphash.Comparable(v.seed, *v.at(i)) & mask
-		for v.table[h] != 0 {
-			h = (h + 1) & mask
-		}
-		v.table[h] = uint32(i + 1)
-	}
 }

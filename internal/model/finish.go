@@ -159,6 +159,9 @@ func (m *Model) closeRow(n *State, i int, e ending, off int8) string {
 		*r = row{stage: unsent}
 		return m.moveCall(n, g.call, g.attempt, e)
 	}
+	if m.back == 0 && !m.Finish && r.stage == started && off > m.SendWithin+m.Slack {
+		return Rule6 // until only shrinks: verify must not find later what it did not at the start
+	}
 	r.stage, r.until, r.used = charged, r.at+off, true
 	r.label = m.bucketEnd(n, r.until)
 	if m.has(RoundedDown) {

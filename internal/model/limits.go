@@ -4,7 +4,7 @@ package model
 // what has not started is recalled once no start is in doubt; only then is it in force.
 func (m *Model) publishes(s *State) {
 	if !s.publishing {
-		if s.left.Changes > 0 && s.limitFree() {
+		if s.left.Changes > 0 && int(s.pg.limit.version)+1 < len(m.Rates) && s.limitFree() {
 			n := *s
 			n.left.Changes--
 			n.publishing = true

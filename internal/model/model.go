@@ -8,9 +8,11 @@
 // for the code as far as the steps here are the code's, and each names the function it stands for.
 // It says nothing about SQL, net/http or speed, about limits that share a queue, about limits that
 // are counted anew from the ledger, nor about what needs more calls, workers or time than it has.
+//
+// Two things keep the number of states down. States from which the same can go wrong are made one
+// (tidy.go says which, and why that loses nothing), and a state is known again by 64 bits (visited.go
+// has the chance that two are taken for one).
 package model
-
-import "fmt"
 
 // The bounds that all configurations share.
 const (
@@ -42,69 +44,22 @@ type Configuration struct {
 	FineClaim bool // a claim's clock, and its count
 	FineStart bool // a start's lock, and its commit; taking a parcel, and asking for the start
 
-	Faults Faults // how many of each may happen
+	// Most: so many faults in all may happen on one path, in any mixture; 0: each as often as Faults says.
+	Most   int8
+	Faults Faults // how many of each may happen; with Most: which may, at all
 	Broken Broken // which rules do not hold
 	// Ignore names a rule that is not looked at: what is broken may break several.
 	Ignore []string
 }
 
-// Faults is a budget: how often each of these may happen on one path.
-type Faults struct {
-	ClaimUnknown   int8 // a claim commits and its dispatcher does not know, or dies: no hand-over
-	ClaimAborted   int8 // a claim ends without a commit
-	ParcelLost     int8 // by Redis, or by a worker that dies with it
-	ParcelTwice    int8 // comes again, or is sent again while the first is under way
-	WorkerDies     int8
-	StartAnswer    int8 // a start commits and its answer is lost
-	StartTwice     int8 // a start is asked for again while the first statement may still run
-	FinishAnswer   int8 // a closing commits and its answer is lost
-	Unstarted      int8 // the sweeper takes an unstarted attempt back, or a worker hands it back
-	ClockForward   int8
-	ClockBack      int8
-	DispatcherDies int8 // and starts anew, knowing nothing of the clock
-	Changes        int8 // versions of the limit that are published after the first
-	Deleted        int8 // rows of call_queue deleted by an operator, whatever their status
-	Failovers      int8 // to a server that may lack the last commits
-}
-
-func (f Faults) String() string {
-	list := ""
-	for _, b := range []struct {
-		n    int8
-		name string
-	}{
-		{f.ClaimUnknown, "claim unknown"},
-		{f.ClaimAborted, "claim aborted"},
-		{f.ParcelLost, "parcel lost"},
-		{f.ParcelTwice, "parcel twice"},
-		{f.WorkerDies, "worker dies"},
-		{f.StartAnswer, "start's answer lost"},
-		{f.StartTwice, "start asked twice"},
-		{f.FinishAnswer, "finish's answer lost"},
-		{f.Unstarted, "taken back unstarted"},
-		{f.ClockForward, "clock forward"},
-		{f.ClockBack, "clock back"},
-		{f.DispatcherDies, "dispatcher restarts"},
-		{f.Changes, "limit changed"},
-		{f.Deleted, "call deleted"},
-		{f.Failovers, "failover"},
-	} {
-		if b.n > 0 {
-			list += fmt.Sprintf(", %d %s", b.n, b.name)
-		}
-	}
-	if list == "" {
-		return "none"
-	}
-	return list[2:]
-}
-
 // Model explores one configuration. It is not safe for concurrent use.
 type Model struct {
 	Configuration
-	reach   int8 // a time on Postgres's clock older than this is as good as older still
+	longest int8 // from a start to its until, at most
+	back    int8 // how long ago a start was that verify is asked about, at most
 	frozen  int8 // a worker that was stopped for longer never comes back
 	steps   []step
+	whole   bool // without the reductions of tidy.go, for the test that compares
 	without bool // heal: no fault, and no bound on attempts
 }
 
@@ -116,30 +71,25 @@ func (m *Model) emit(kind move, a, b int8, s State, bad string) {
 const claimMost = 1
 
 // New makes a Model of c.
-func New(c Configuration) *Model {
-	m := &Model{Configuration: c}
+func New(c Configuration) *Model { return newModel(c, false) }
+
+func newModel(c Configuration, whole bool) *Model {
+	m := &Model{Configuration: c, whole: whole}
+	if c.Most > 0 {
+		m.Faults = c.Faults.upTo(c.Most)
+	}
 	if c.Calls == 0 {
 		m.Calls = callCount
 	}
 	m.frozen = c.Deadline + 1
-	longest := c.SendWithin + c.Slack
+	m.longest = c.SendWithin + c.Slack
 	if c.Finish || m.has(UntilExtended) {
-		longest = m.frozen + c.Slack
+		m.longest = m.frozen + c.Slack
 	}
-	m.reach = max(m.settled()+longest, c.Deadline+1)
+	if c.FineClaim || c.Broken != 0 || c.Faults.Failovers > 0 || whole {
+		m.back = claimMost
+	}
 	return m
 }
 
 func (m *Model) has(b Broken) bool { return m.Broken&b != 0 }
-
-// settled is the age at which a charge can matter no more to any claim or check to come.
-func (m *Model) settled() int8 {
-	age := m.Window + claimMost
-	if m.Faults.ClockForward > 0 {
-		age += m.StepBy
-	}
-	if m.Faults.ClockBack > 0 {
-		age += m.StepBy
-	}
-	return age
-}

@@ -124,7 +124,7 @@ func (m *Model) verify(s *State) bool {
 	p := &s.pg
 	for i := range p.rows {
 		at, _, ok := m.charge(p, i)
-		if !ok || at < -claimMost {
+		if !ok || at < -m.back {
 			continue
 		}
 		n := int8(0)

@@ -17,6 +17,7 @@ type State struct {
 	// publishing: a publisher holds the limit's lock and waits for the open rows.
 	publishing bool
 	left       Faults
+	most       int8 // faults that may still happen, where Configuration.Most bounds them
 }
 
 // postgres is what a failover may lose. rows[i] belongs to the same attempt as State.seen[i].
@@ -149,11 +150,10 @@ type disp struct {
 
 func (m *Model) initial() State {
 	var s State
-	s.left = m.Faults
+	s.left, s.most = m.Faults, m.Most
 	for c := m.Calls; c < callCount; c++ {
 		s.pg.calls[c].status = gone
 	}
-	s.pg.limit.force = [2]int8{-m.reach, -m.reach}
 	return s
 }
 

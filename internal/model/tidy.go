@@ -1,94 +1,200 @@
 package model
 
-import (
-	"cmp"
-	"slices"
-)
-
-// tidy forgets what cannot matter and brings what is alike to one form: attempts in order of their
-// calls, tokens numbered as they are met, and of two workers, dispatchers or statements the
-// smaller first, for they are interchangeable.
+// tidy forgets what cannot matter and brings what is alike to one form, so that fewer states are to be
+// explored. From what it makes one the same can go wrong:
+//
+//   - Calls, workers, dispatchers and statements are interchangeable. A claim takes any calls that wait.
+//   - A time that lies beyond every comparison to come is as good as any that is earlier.
+//   - Of a call that is done, failed, deleted or out of attempts nothing more comes, and the call
+//     is asked for nothing but that. (heal still sees it wait, once.)
+//   - A parcel of an attempt that has started or ended is dropped by whoever takes it, unless a failover
+//     may undo the start.
+//   - What a worker still has to record of an attempt that others have ended changes nothing.
+//   - Until only shrinks (closeRow holds that), so a charge exceeds the rate at its start or never, and
+//     when those started that have ended is forgotten. Not so with a failover, or with a broken rule.
+//   - A dispatcher that sees the clock set forward at once, rather than later, counts as much until it
+//     forgets, and forgets sooner: whatever the other can do wrong it can, and it may.
+//
+// TestTidyLosesNothing compares what is reached with and without. With the last alone that is less,
+// not the same.
 func (m *Model) tidy(s *State) {
-	m.clip(&s.pg)
-	if s.split == 1 {
-		m.clip(&s.repl)
+	m.tidyKeepingNames(s)
+	if m.whole {
+		return
 	}
+	if m.nameCalls(s) {
+		s.orderAttempts()
+		sortRest(s)
+	}
+}
+
+// tidyKeepingNames is tidy, but calls keep their numbers, so that steps can be told by them.
+func (m *Model) tidyKeepingNames(s *State) {
 	for i := range s.disps {
-		d := &s.disps[i]
-		d.now, d.gainAt = max(d.now, -m.reach), max(d.gainAt, -m.reach)
-		if d.phase == counted && !m.keepsClaimed() {
-			d.now = 0
+		m.clipDisp(s, &s.disps[i])
+	}
+	e := m.edges(s)
+	for i := range s.disps {
+		if d := &s.disps[i]; d.phase == counted {
+			d.now = max(d.now, e.claimed)
 		}
-		if d.gain > 0 && !m.gainKept(d, 0) && s.left.ClockBack == 0 {
-			d.gain, d.gainAt = 0, 0
-		}
+	}
+	m.clip(&s.pg, &e)
+	if s.split == 1 {
+		m.clip(&s.repl, &e)
 	}
 	for i := range s.runs {
 		m.clipRun(s, &s.runs[i])
 	}
 	for i := range s.seen {
-		m.forget(s, i)
+		m.forget(s, i, &e)
 	}
-	m.order(s)
-	slices.SortFunc(s.runs[:], func(a, b run) int {
-		return cmp.Or(cmp.Compare(a.phase, b.phase), cmp.Compare(a.slot, b.slot),
-			cmp.Compare(a.m0, b.m0), cmp.Compare(a.off, b.off), cmp.Compare(a.by, b.by), cmp.Compare(a.ending, b.ending))
-	})
-	renumber(s)
-	slices.SortFunc(s.disps[:], func(a, b disp) int {
-		return cmp.Or(cmp.Compare(a.phase, b.phase), cmp.Compare(a.now, b.now), cmp.Compare(a.room, b.room),
-			cmp.Compare(a.unlooked, b.unlooked), cmp.Compare(a.gainAt, b.gainAt), cmp.Compare(a.gain, b.gain), compareBool(a.fresh, b.fresh))
-	})
-	slices.SortFunc(s.asks[:], func(a, b ask) int {
-		return cmp.Or(cmp.Compare(a.token, b.token), cmp.Compare(a.slot, b.slot), compareBool(a.locked, b.locked), cmp.Compare(a.m0, b.m0))
-	})
+	m.endCalls(s, &s.pg)
+	if s.split == 1 {
+		m.endCalls(s, &s.repl)
+	}
+	s.orderAttempts()
+	sortRest(s)
 }
 
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
+func (m *Model) clipDisp(s *State, d *disp) {
+	if !m.whole && (d.phase == resting || d.phase == counted) {
+		switch {
+		case d.unlooked > 0 && s.left.ClockBack == 0:
+			m.look(d) // the sooner it looks, the sooner it forgets: see tidy
+		case d.unlooked < 0 && s.left.ClockForward == 0:
+			d.unlooked = 0
+		}
+		if s.left.ClockForward == 0 {
+			d.fresh = false // there is nothing to come that it would have to have looked for
+		}
 	}
-	return -1
+	d.gainAt = max(d.gainAt, -m.forgotten())
+	if d.gain > 0 && s.left.ClockBack == 0 && !m.gainKept(d, 0) {
+		d.gain, d.gainAt = 0, 0
+	}
+}
+
+// edges are the times, relative to now, that are as good as any that are earlier.
+type edges struct {
+	claimed int8 // of an attempt that has not started
+	at      int8 // started_at of an open attempt
+	charged int8 // started_at in the ledger
+	until   int8 // a charge that ended by then can matter no more
+	shut    int8
+	force   int8
+}
+
+func (m *Model) edges(s *State) edges {
+	// Set back, the clock makes what is old younger by so much.
+	comes := m.StepBy * s.left.ClockBack
+	gain := int8(0)
+	for i := range s.disps {
+		gain = max(gain, s.disps[i].gain+max(0, s.disps[i].unlooked))
+	}
+	var e edges
+	e.until = -(m.Window + m.back + comes + gain)
+	if m.whole {
+		e.until = -(m.Window + claimMost + m.StepBy*(m.Faults.ClockForward+m.Faults.ClockBack))
+	}
+	e.at = min(e.until-m.longest, -m.Deadline-1-comes)
+	e.charged = m.Window + e.until - 1
+	e.claimed = -comes // claimed_at matters to a start after a step back ...
+	if m.Faults.Failovers > 0 {
+		e.claimed = min(e.claimed, e.charged) // ... and to what a new epoch finds unstarted
+	}
+	if m.has(CountDispatched) {
+		e.claimed = e.at
+	}
+	e.shut = -(comes + gain)
+	e.force = -(m.back + comes + 1)
+	return e
+}
+
+// forgotten is the age of a gain that no window is widened by.
+func (m *Model) forgotten() int8 {
+	return m.Window + m.longest + m.Deadline + 3*m.StepBy + 1
+}
+
+// endCalls makes calls alike that differ in nothing to come: done, failed, deleted with no attempt
+// open, or waiting for an attempt that the bounds do not allow.
+func (m *Model) endCalls(s *State, p *postgres) {
+	if m.whole {
+		return
+	}
+	for c := range p.calls {
+		k := &p.calls[c]
+		switch k.status {
+		case dispatched:
+			continue
+		case waiting:
+			if m.claimable(s, k) {
+				continue
+			}
+		case gone:
+			if m.Broken != 0 || s.hasOpen(p, c) {
+				continue
+			}
+		}
+		if m.Broken != 0 {
+			k.status, k.fails = done, 0
+			continue
+		}
+		*k = call{status: done}
+	}
+}
+
+func (s *State) hasOpen(p *postgres, c int) bool {
+	for i := range s.seen {
+		if s.seen[i].used && int(s.seen[i].call) == c && p.isOpen(i) {
+			return true
+		}
+	}
+	return false
 }
 
 // clip takes times that lie beyond the reach of every comparison to its edge.
-func (m *Model) clip(p *postgres) {
+func (m *Model) clip(p *postgres, e *edges) {
 	for i := range p.rows {
 		r := &p.rows[i]
-		if r.stage == absent {
+		switch r.stage {
+		case absent:
 			*r = row{}
 			continue
+		case open:
+			r.claimed = max(r.claimed, e.claimed)
+		case started:
+			r.at = max(r.at, e.at)
+		case charged:
+			r.at, r.until = max(r.at, e.charged), max(r.until, e.until)
+			if !r.used {
+				r.label = 0
+			}
 		}
-		r.claimed, r.at, r.until = max(r.claimed, -m.reach), max(r.at, -m.reach), max(r.until, -m.reach)
-		if !m.keepsClaimed() || r.stage != open && !m.has(CountDispatched) {
+		if r.stage != open && !m.has(CountDispatched) {
 			r.claimed = 0
 		}
-		if r.stage == charged { // before the starts that verify looks at is before them all
-			r.at, r.until = max(r.at, m.Window-m.settled()-1), max(r.until, -m.settled())
-		}
-		if r.used && r.label <= -m.settled() { // dispatcher/sweep.go tidyUsageSQL
+		if r.used && r.label <= e.until { // dispatcher/sweep.go tidyUsageSQL
 			r.used, r.label = false, 0
 		}
 	}
-	for v := range p.limit.force {
-		p.limit.force[v] = max(p.limit.force[v], -m.reach)
-		if v >= int(p.limit.version) {
-			p.limit.force[v] = -m.reach
+	l := &p.limit
+	for v := range l.force {
+		l.force[v] = max(l.force[v], e.force)
+		if v >= int(l.version) {
+			l.force[v] = 0
 		}
 	}
-	p.limit.shut = max(p.limit.shut, -m.settled())
-	if steady := m.Faults.ClockForward+m.Faults.ClockBack == 0; p.limit.epoch == 0 || steady && p.limit.shut < 0 {
-		p.limit.shut = 0
+	l.shut = max(l.shut, e.shut)
+	if l.epoch == 0 {
+		l.shut = 0
 	}
 }
 
 // forget frees a slot whose attempt can matter no more: closed, its charge and its arrival out of
 // every window, and nobody left who knows of it. That is retention of the ledger, too
 // (dispatcher/retain.go retireAttemptsSQL).
-func (m *Model) forget(s *State, i int) {
+func (m *Model) forget(s *State, i int, e *edges) {
 	g, r := &s.seen[i], &s.pg.rows[i]
 	if !g.used {
 		return
@@ -101,15 +207,19 @@ func (m *Model) forget(s *State, i int) {
 	if g.arrival == -m.Window {
 		g.landed, g.arrival = false, 0
 	}
+	late := g.parcels > 0 && m.known(s, i) // else whoever takes it drops it, for the attempt has started or ended
+	if !m.whole && r.stage != open && !late {
+		g.parcels = 0
+		if !busy && r.stage == started && m.Broken == 0 && s.split != 1 {
+			g.writes = 0 // nobody has its token: nothing more is written
+		}
+	}
 	settled := r.stage == absent && g.lost || r.stage == unsent && g.writes == 0 ||
-		r.stage == charged && !r.used && r.until <= -m.settled()
+		r.stage == charged && !r.used && r.until <= e.until
 	if !settled || g.flight > 0 || g.landed && g.arrival > -m.Window || s.split == 1 && s.repl.rows[i].stage != absent {
 		return
 	}
-	if g.parcels > 0 && m.known(s, i) { // of an attempt that has ended: whoever takes it drops it
-		return
-	}
-	if !busy {
+	if !late && !busy {
 		*g, *r = seen{}, row{}
 	}
 }
@@ -138,86 +248,29 @@ func (m *Model) clipRun(s *State, r *run) {
 	case r.phase == wrote && s.seen[r.slot].flight == 0 || r.phase == heard:
 		r.m0 = 0
 	}
-	if r.phase == ended && m.Faults.Failovers == 0 && !m.has(FinishOverwrites) {
+	if r.phase == ended && r.ending == endError && !m.whole && m.Broken == 0 {
+		c := s.seen[r.slot].call
+		if m.endsAnyway(s, &s.pg.calls[c]) && (s.split != 1 || m.endsAnyway(s, &s.repl.calls[c])) {
+			r.ending = endDone
+		}
+	}
+	if r.phase == ended && s.split != 1 && !s.seen[r.slot].lost && !m.has(FinishOverwrites) {
 		if i := int(r.slot); !s.pg.isOpen(i) || !m.mayClose(&s.pg, i, *r) {
 			*r = run{} // what it records changes nothing
 		}
 	}
 }
 
+// endsAnyway says whether the call ends, or has ended, whether its attempt is done or failed.
+func (m *Model) endsAnyway(s *State, k *call) bool {
+	return k.status != dispatched || k.fails+1 >= m.Failures || k.attempts >= m.Attempts || s.left.Retries == 0
+}
+
 // known says whether a late parcel of the attempt could still do something: under a broken rule,
 // or because its number was given out again after a failover.
 func (m *Model) known(s *State, i int) bool {
-	return m.Broken != 0 || s.seen[i].lost || s.split > 0 || s.left.Failovers > 0
-}
-
-// order sorts the attempts by call and number; those that a failover lost come last.
-func (m *Model) order(s *State) {
-	sorted := true
-	for i := 1; i < slotCount && sorted; i++ {
-		sorted = s.rank(i-1) <= s.rank(i)
+	if m.Broken != 0 || m.whole || s.seen[i].lost {
+		return true
 	}
-	if sorted {
-		return
-	}
-	var from [slotCount]int
-	for i := range from {
-		from[i] = i
-	}
-	slices.SortStableFunc(from[:], func(a, b int) int { return cmp.Compare(s.rank(a), s.rank(b)) })
-	old := *s
-	var to [slotCount]int8
-	for i, f := range from {
-		s.seen[i], s.pg.rows[i], s.repl.rows[i] = old.seen[f], old.pg.rows[f], old.repl.rows[f]
-		to[f] = int8(i)
-	}
-	for i := range s.runs {
-		if s.runs[i].phase != idle {
-			s.runs[i].slot = to[s.runs[i].slot]
-		}
-	}
-	for i := range s.asks {
-		if s.asks[i].token != 0 {
-			s.asks[i].slot = to[s.asks[i].slot]
-		}
-	}
-}
-
-func (s *State) rank(i int) int {
-	g := &s.seen[i]
-	switch {
-	case !g.used:
-		return 10_000
-	case g.lost:
-		return 1000 + int(g.call)*20 + int(g.attempt)
-	}
-	return int(g.call)*20 + int(g.attempt)
-}
-
-// renumber gives tokens the smallest numbers, in the order in which they are met.
-func renumber(s *State) {
-	var to [32]int8
-	next := int8(1)
-	number := func(t *int8) {
-		if *t == 0 {
-			return
-		}
-		if to[*t] == 0 {
-			to[*t] = next
-			next++
-		}
-		*t = to[*t]
-	}
-	for i := range s.pg.rows {
-		number(&s.pg.rows[i].token)
-	}
-	for i := range s.repl.rows {
-		number(&s.repl.rows[i].token)
-	}
-	for i := range s.runs {
-		number(&s.runs[i].token)
-	}
-	for i := range s.asks {
-		number(&s.asks[i].token)
-	}
+	return s.split == 1 && (s.repl.rows[i].stage == absent || s.repl.rows[i].stage == open)
 }

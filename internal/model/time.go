@@ -119,6 +119,7 @@ func (p *postgres) advance(by int8) {
 func (m *Model) failsOver(s *State) {
 	if s.left.Failovers > 0 && s.split == 0 {
 		n := *s
+		n.left.Failovers--
 		n.split, n.repl = 1, n.pg
 		m.emit(moveStandbyStops, 0, 0, n, "")
 	}
@@ -126,7 +127,6 @@ func (m *Model) failsOver(s *State) {
 		return
 	}
 	n := *s
-	n.left.Failovers--
 	n.split, n.pg, n.repl = 2, s.repl, postgres{}
 	n.pg.epoch++
 	n.asks = [askCount]ask{}

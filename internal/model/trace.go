@@ -1,6 +1,9 @@
 package model
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // step is one thing that may happen next, and the state after it.
 type step struct {
@@ -16,7 +19,7 @@ const (
 	moveLock move = iota
 	moveLockCount
 	moveEnterEpoch
-	moveLookShut
+	moveLook
 	moveCountOccupied
 	moveCountUsage
 	moveCountOpen
@@ -71,7 +74,7 @@ var texts = [moveCount]struct {
 	moveLock:           {"a dispatcher locks the limit and reads the clock", 14},
 	moveLockCount:      {"a dispatcher locks the limit, reads the clock and counts what is occupied", 14},
 	moveEnterEpoch:     {"a dispatcher finds a new epoch and shuts the limit", 13},
-	moveLookShut:       {"a dispatcher looks at the clock of a shut limit", 13},
+	moveLook:           {"a dispatcher looks at the clock, and claims nothing", 13},
 	moveCountOccupied:  {"it counts what is occupied", 2},
 	moveCountUsage:     {"it counts usage", 2},
 	moveCountOpen:      {"it counts open attempts", 2},
@@ -145,4 +148,56 @@ func (v *Violation) String() string {
 		text += fmt.Sprintf("%4d  %s\n", i+1, s)
 	}
 	return text
+}
+
+// retrace finds the steps again that lead to the violation, with calls that keep their numbers.
+func (m *Model) retrace(v *visited, to *violating) *Violation {
+	way := v.way(to.parent)
+	slices.Reverse(way)
+	way = append(way, to.print)
+	s := m.initial()
+	m.tidyKeepingNames(&s)
+	result := &Violation{Rule: to.rule}
+	for i, print := range way {
+		var bad string
+		if i == len(way)-1 && !to.healed {
+			bad = to.rule
+		}
+		steps := m.next(&s)
+		j := slices.IndexFunc(steps, func(st step) bool {
+			return (st.bad == bad || st.bad == "") && m.isAlike(v, st.state, print)
+		})
+		if j < 0 {
+			result.Steps = append(result.Steps, "a step that was not found again")
+			return result
+		}
+		result.Steps = append(result.Steps, steps[j].String())
+		s = steps[j].state
+		if i < len(way)-1 {
+			m.tidyKeepingNames(&s)
+		}
+	}
+	if to.healed {
+		_, did := m.heal(s, true)
+		result.Steps = append(result.Steps, did...)
+	}
+	return result
+}
+
+// orders are those in which calls may be numbered.
+var orders = [][callCount]int8{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}
+
+// isAlike says whether s has that print, with its calls in any order.
+func (m *Model) isAlike(v *visited, s State, print uint64) bool {
+	for _, from := range orders {
+		named := s
+		m.tidyKeepingNames(&named)
+		named.renameCalls(from)
+		named.orderAttempts()
+		m.tidy(&named)
+		if v.print(&named) == print {
+			return true
+		}
+	}
+	return false
 }
