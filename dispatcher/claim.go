@@ -215,7 +215,11 @@ func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, c *round, epoch string
 		return nil, err
 	}
 	blocked := b.blocked
-	b.served = serve(open, c.of, c.head.limits, c.head.Admission, c.roster, want)
+	var err error
+	b.served, err = c.serve(open, want, func(call *lines.Call) error { return lines.Read(ctx, tx, d.cfg.MaxData, call) })
+	if err != nil {
+		return nil, err
+	}
 	b.blocked = append(b.blocked, blocked...)
 	b.more = b.unfinished(open, c)
 
