@@ -35,6 +35,14 @@ func (s *system) clockIs(expression string) {
 		AS $body$ SELECT ` + expression + ` $body$`)
 }
 
+// still stops the clock that settable gives, ahead of all that the server's own clock stamps: no test is too slow
+// for what follows.
+func (s *system) still() {
+	s.t.Helper()
+	s.settable()
+	s.clockIs(`timestamptz '` + one[string](s, `SELECT (clock_timestamp() + interval '1 h')::text`) + `'`)
+}
+
 func (s *system) setClock(by time.Duration) {
 	s.t.Helper()
 	s.exec(`UPDATE clock.gain SET by = by + $1`, by)

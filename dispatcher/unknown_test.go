@@ -86,7 +86,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			return func(commit []byte, server net.Conn) {
 				s.run(func(context.Context) error {
 					defer server.Close()
-					s.eventually(4*time.Second, waitingSQL, 1)
+					s.eventually(waitingSQL, 1)
 					_, err := server.Write(commit)
 					return err
 				})
