@@ -69,7 +69,7 @@ func (s *system) dispatcher(r dispatcher.Rules) *dispatcher.Dispatcher {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return d
+	return d.Patient()
 }
 
 // run runs something until the test ends, and waits for its end.

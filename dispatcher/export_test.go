@@ -2,9 +2,16 @@ package dispatcher
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// Patient lets claims take a minute: however slow the machine, none is cut short.
+func (d *Dispatcher) Patient() *Dispatcher {
+	d.claimWithin = time.Minute
+	return d
+}
 
 // Tick runs one whole tick under the rules in force.
 func (d *Dispatcher) Tick(ctx context.Context) error { return d.tickOnce(ctx) }

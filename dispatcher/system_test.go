@@ -76,7 +76,7 @@ func (s *system) another(r dispatcher.Rules) *dispatcher.Dispatcher {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return d
+	return d.Patient()
 }
 
 // calls inserts n calls of a queue, in the order of their ids.
