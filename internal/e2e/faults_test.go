@@ -189,13 +189,13 @@ func TestTerminateDrains(t *testing.T) {
 	dispatcher, worker := s.spawn("dispatch"), s.spawn("work")
 	s.insert("default", 40)
 	s.served(5)
-	if code := worker.terminate(time.Minute); code != 0 {
+	if code := worker.terminate(); code != 0 {
 		t.Errorf("work: exit %d after SIGTERM", code)
 	}
 	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
 	s.await(time.Minute, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
 	s.await(time.Minute, fmt.Sprintf(`SELECT count(*) = %d FROM call_attempts WHERE outcome = 'done'`, len(s.api.Requests())))
-	if code := dispatcher.terminate(time.Minute); code != 0 {
+	if code := dispatcher.terminate(); code != 0 {
 		t.Errorf("dispatch: exit %d after SIGTERM", code)
 	}
 	s.start(1, 1)
@@ -271,7 +271,7 @@ func TestServersAwayAtStart(t *testing.T) {
 	s.postgres.Kill()
 	daemons := []*process{s.spawn("dispatch"), s.spawn("work"), s.spawn("serve")}
 	for _, p := range daemons {
-		if err := p.says("msg=waiting for=Postgres", time.Minute); err != nil {
+		if err := p.says("msg=waiting for=Postgres"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -279,7 +279,7 @@ func TestServersAwayAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range daemons {
-		if err := p.says("msg=waiting for=Redis", time.Minute); err != nil {
+		if err := p.says("msg=waiting for=Redis"); err != nil {
 			t.Fatal(err)
 		}
 	}

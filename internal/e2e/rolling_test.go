@@ -37,7 +37,7 @@ func TestRollingRestart(t *testing.T) {
 		if i%2 == 0 {
 			next = s.spawn(old.cmd.Args[len(old.cmd.Args)-1])
 		}
-		if code := old.terminate(time.Minute); code != 0 {
+		if code := old.terminate(); code != 0 {
 			t.Errorf("%s: exit %d after SIGTERM\n%s", old.name, code, old.log)
 		}
 		if next == nil {
@@ -48,7 +48,7 @@ func TestRollingRestart(t *testing.T) {
 	over := time.Now()
 	s.awaitDone(time.Minute, rollingCalls)
 	for _, p := range processes {
-		if code := p.terminate(time.Minute); code != 0 {
+		if code := p.terminate(); code != 0 {
 			t.Errorf("%s: exit %d after SIGTERM\n%s", p.name, code, p.log)
 		}
 	}
@@ -77,8 +77,8 @@ func TestDispatcherTerminatedInItsClaim(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	dispatcher, release := s.dispatcherInItsClaim()
 	ended := make(chan int, 1)
-	go func() { ended <- dispatcher.terminate(time.Minute) }()
-	if err := dispatcher.says("dispatcher draining", time.Minute); err != nil {
+	go func() { ended <- dispatcher.terminate() }()
+	if err := dispatcher.says("dispatcher draining"); err != nil {
 		t.Fatal(err)
 	}
 	s.await(time.Minute, inItsClaim) // its claim is not given up
