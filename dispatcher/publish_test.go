@@ -100,7 +100,7 @@ func TestPublishLowered(t *testing.T) {
 	s.alive(100)
 	s.calls("default", 40)
 	s.once(rules(sliding("api", 10, time.Hour)))
-	s.start(time.Minute, 1, 2, 3, 4)
+	s.start(time.Hour, 1, 2, 3, 4)
 	s.publish(rules(sliding("api", 11, time.Hour)))
 	s.want(`SELECT count(*) = 10 FROM call_open`) // a higher rate recalls nothing
 	lower := rules(sliding("api", 6, time.Hour))
@@ -135,7 +135,7 @@ func TestPublishLoweredDuringStarts(t *testing.T) {
 	var published sync.WaitGroup
 	published.Go(func() { s.publish(rules(sliding("api", 1, time.Hour))) })
 	s.eventually(waitingSQL, 1)
-	s.start(time.Minute, 2, 3)
+	s.start(time.Hour, 2, 3)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

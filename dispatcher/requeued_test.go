@@ -29,7 +29,7 @@ func TestRequeuedByHand(t *testing.T) {
 				}
 			}
 			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
-			s.start(time.Minute)
+			s.start(time.Hour)
 			s.finish()
 			s.want(`SELECT count(*) = 8 FROM call_queue WHERE status = 'done' AND attempts = 1`)
 			s.verify()
