@@ -60,7 +60,7 @@ func TestClockSetForward(t *testing.T) {
 	d := s.dispatcher(rules(api))
 	once := func() {
 		t.Helper()
-		if err := d.Once(t.Context()); err != nil {
+		if err := d.OnceUnfrozen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -91,7 +91,7 @@ func TestClockSetForwardWhileShut(t *testing.T) {
 	s.exec(`UPDATE call_limits SET epoch = 'older'`)
 	d := s.dispatcher(r)
 	for range 3 {
-		if err := d.Once(t.Context()); err != nil {
+		if err := d.OnceUnfrozen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		s.setClock(70 * time.Second)

@@ -260,7 +260,7 @@ func TestPublishersConflict(t *testing.T) {
 	atOnce := rules(dispatcher.LimitRule{Name: "api", Rate: limit.Rate{Units: 3}})
 	second := s.another(atOnce)
 	_, err := dispatcher.Publish(t.Context(), s.pool, atOnce)
-	for what, err := range map[string]error{"Run": second.Run(t.Context()), "Once": second.Once(t.Context()), "Publish": err} {
+	for what, err := range map[string]error{"Run": second.Run(t.Context()), "Once": second.OnceUnfrozen(t.Context()), "Publish": err} {
 		conflict, ok := errors.AsType[*dispatcher.ConflictError](err)
 		if !ok || conflict.Limit != "api" || conflict.Rate != [2]limit.Rate{{Units: 10, Window: time.Hour}, {Units: 3}} {
 			t.Errorf("%s: %v, want a conflict", what, err)

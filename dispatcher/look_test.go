@@ -135,7 +135,7 @@ func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Patient().Once(t.Context()); err != nil {
+	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
@@ -159,7 +159,7 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Patient().Once(t.Context()); err != nil {
+	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)

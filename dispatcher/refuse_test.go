@@ -62,7 +62,7 @@ func TestLargeDataIsReadInPieces(t *testing.T) {
 	s := newSystem(t)
 	s.alive(500)
 	d := s.dispatcher(rules())
-	if err := d.Once(t.Context()); err != nil {
+	if err := d.OnceUnfrozen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO call_queue (key, call_data) SELECT key, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, n) i)

@@ -13,7 +13,7 @@ func TestRequeuedByHand(t *testing.T) {
 		parallel(t, set, func(t *testing.T, s *system) {
 			s.alive(50)
 			d := s.dispatcher(rules(sliding("api", 100, time.Hour)))
-			if err := d.Once(t.Context()); err != nil {
+			if err := d.OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.calls("default", 3)

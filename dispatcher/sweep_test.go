@@ -172,7 +172,7 @@ func TestResendRace(t *testing.T) {
 	for range 2 {
 		d := s.another(rules())
 		swept.Go(func() {
-			if err := d.Once(context.Background()); err != nil {
+			if err := d.OnceUnfrozen(context.Background()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -358,7 +358,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 	})
 	parallel(t, "after it", func(t *testing.T, s *system) {
 		d := s.dispatcher(rules())
-		if err := d.Once(t.Context()); err != nil {
+		if err := d.OnceUnfrozen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		s.exec(failover)

@@ -47,7 +47,7 @@ func one[T any](s *system, sql string, args ...any) T {
 // once runs one whole tick of a dispatcher of its own.
 func (s *system) once(r dispatcher.Rules) {
 	s.t.Helper()
-	if err := s.dispatcher(r).Once(context.Background()); err != nil {
+	if err := s.dispatcher(r).OnceUnfrozen(context.Background()); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -55,8 +55,11 @@ func (s *system) once(r dispatcher.Rules) {
 // publish publishes rules, and opens nothing.
 func (s *system) publish(r dispatcher.Rules) []string {
 	s.t.Helper()
-	changes, err := dispatcher.Publish(context.Background(), s.pool, r)
-	if err != nil {
+	var changes []string
+	if err := dispatcher.Unfrozen(func() (err error) {
+		changes, err = dispatcher.Publish(context.Background(), s.pool, r)
+		return err
+	}); err != nil {
 		s.t.Fatal(err)
 	}
 	return changes

@@ -109,7 +109,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.alive(1) // so that each parcel carries one
-			if err := d.Patient().Once(t.Context()); err != nil {
+			if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if err := d.Tick(t.Context()); err != nil { // so that the next commits nothing but a claim
