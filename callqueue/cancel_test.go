@@ -245,7 +245,7 @@ func startAndClose(pool *pgxpool.Pool, ids []int64, lane int) error {
 // awaitLockWait waits until a statement waits for a lock.
 func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	for waiting, end := false, time.Now().Add(20*time.Second); !waiting; {
+	for waiting, end := false, time.Now().Add(time.Minute); !waiting; {
 		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock') FROM pg_sleep(0.005)`).Scan(&waiting)
 		if err != nil || time.Now().After(end) {

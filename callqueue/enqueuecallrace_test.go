@@ -166,7 +166,7 @@ func together(n int, run func(i int)) {
 func awaitLock(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
 	waiting := 0
-	for end := time.Now().Add(10 * time.Second); waiting < want && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); waiting < want && time.Now().Before(end); {
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity, pg_sleep(0.005)
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
 		if err != nil {

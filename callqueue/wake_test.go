@@ -2,7 +2,6 @@ package callqueue
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -93,52 +92,61 @@ func TestInsertWakes(t *testing.T) {
 	if _, err := listener.Exec(t.Context(), "LISTEN "+WakeChannel); err != nil {
 		t.Fatal(err)
 	}
-	wakes := func(atMost time.Duration) bool {
+	// quiet waits until the last wake is so long ago that the next insert says its own, and no timer does.
+	quiet := func() {
+		w := &client.waker
+		for said, armed := time.Now(), true; armed || time.Since(said) < wakeEvery; {
+			w.mu.Lock()
+			said, armed = w.said, w.armed
+			w.mu.Unlock()
+		}
+	}
+	// woke is how many wakes were committed so far, and not counted yet.
+	woke := func() (n int) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), atMost)
-		defer cancel()
-		_, err := listener.WaitForNotification(ctx)
-		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		const last = "the last one"
+		if _, err := pool.Exec(t.Context(), `SELECT pg_notify($1, $2)`, WakeChannel, last); err != nil {
 			t.Fatal(err)
 		}
-		return err == nil
+		for ; ; n++ {
+			heard, err := listener.WaitForNotification(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if heard.Payload == last {
+				return n
+			}
+		}
 	}
-	const soon, never = 10 * time.Second, 250 * time.Millisecond
 	inTx := func(insert func(pgx.Tx) error) func() error {
 		return func() error { return pgx.BeginFunc(t.Context(), pool, insert) }
 	}
 	later := Call{RunAt: time.Now().Add(time.Hour)}
 	for _, c := range []struct {
 		name   string
-		want   bool
+		want   int
 		insert func() error
 	}{
-		{"Insert", true, func() error { _, err := client.Insert(t.Context(), Call{}); return err }},
-		{"Insert, unique", true, func() error { _, err := client.Insert(t.Context(), Call{UniqueKey: "u"}); return err }},
-		{"InsertMany", true, func() error { _, err := client.InsertMany(t.Context(), []Call{later, {}}); return err }},
-		{"InsertTx", true, inTx(func(tx pgx.Tx) error { _, err := client.InsertTx(t.Context(), tx, Call{}); return err })},
-		{"InsertManyTx", true, inTx(func(tx pgx.Tx) error { _, err := client.InsertManyTx(t.Context(), tx, []Call{{}}); return err })},
-		{"Retry", true, func() error { return retryOne(t, pool, client, "failed") }},
-		{"Retry of what waits", false, func() error { return retryOne(t, pool, client, "error") }},
-		{"Insert for later", false, func() error { _, err := client.Insert(t.Context(), later); return err }},
-		{"InsertMany for later", false, func() error { _, err := client.InsertMany(t.Context(), []Call{later}); return err }},
+		{"Insert", 1, func() error { _, err := client.Insert(t.Context(), Call{}); return err }},
+		{"Insert, unique", 1, func() error { _, err := client.Insert(t.Context(), Call{UniqueKey: "u"}); return err }},
+		{"InsertMany", 1, func() error { _, err := client.InsertMany(t.Context(), []Call{later, {}}); return err }},
+		{"InsertTx", 1, inTx(func(tx pgx.Tx) error { _, err := client.InsertTx(t.Context(), tx, Call{}); return err })},
+		{"InsertManyTx", 1, inTx(func(tx pgx.Tx) error { _, err := client.InsertManyTx(t.Context(), tx, []Call{{}}); return err })},
+		{"Retry", 1, func() error { return retryOne(t, pool, client, "failed") }},
+		{"Retry of what waits", 0, func() error { return retryOne(t, pool, client, "error") }},
+		{"Insert for later", 0, func() error { _, err := client.Insert(t.Context(), later); return err }},
+		{"InsertMany for later", 0, func() error { _, err := client.InsertMany(t.Context(), []Call{later}); return err }},
 	} {
-		for wakes(never) { // the one before may say a last one
-		}
+		quiet()
 		if err := c.insert(); err != nil {
 			t.Fatal(err)
 		}
-		wait := never
-		if c.want {
-			wait = soon
-		}
-		if got := wakes(wait); got != c.want {
-			t.Errorf("%s: woke is %v", c.name, got)
+		if got := woke(); got != c.want {
+			t.Errorf("%s: woke %d times, want %d", c.name, got, c.want)
 		}
 	}
 
-	for wakes(never) {
-	}
+	quiet()
 	start := time.Now()
 	for range 300 {
 		if _, err := client.Insert(t.Context(), Call{}); err != nil {
@@ -146,10 +154,7 @@ func TestInsertWakes(t *testing.T) {
 		}
 	}
 	took := time.Since(start)
-	n := 0
-	for wakes(never) {
-		n++
-	}
+	n := woke() // but for one that may yet come
 	if most := int(took/wakeEvery) + 2; n < 1 || n > most {
 		t.Errorf("300 inserts in %v woke %d times, want 1 to %d", took, n, most)
 	}

@@ -36,7 +36,7 @@ const (
 // used, and the sweepers hand over what this process no longer does. That holds too where the
 // commit's outcome stays unknown (unknown.go), for the next claim counts under the same locks.
 func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claimResult, error) {
-	ctx, cancel := context.WithTimeout(tick, claimTimeout)
+	ctx, cancel := context.WithTimeout(tick, d.claimWithin)
 	defer cancel()
 	tx, err := d.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
@@ -44,7 +44,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
 
-	locked, err := lockQueue(ctx, tx, queue, wait)
+	locked, err := d.lockQueue(ctx, tx, queue, wait)
 	if err != nil {
 		return claimResult{}, err
 	}
@@ -223,7 +223,11 @@ func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, c *round, epoch string
 		return nil, err
 	}
 	blocked := b.blocked
-	b.served = serve(open, c.of, c.head.limits, c.head.Admission, c.roster, want)
+	var err error
+	b.served, err = c.serve(open, want, func(call *lines.Call) error { return lines.Read(ctx, tx, d.cfg.MaxData, call) })
+	if err != nil {
+		return nil, err
+	}
 	b.blocked = append(b.blocked, blocked...)
 	b.more = b.unfinished(open, c)
 

@@ -107,7 +107,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			s.eventually(3*time.Second, waitingSQL, 1)
+			s.eventually(waitingSQL, 1)
 			if _, err := tx.Exec(t.Context(), c.change); err != nil {
 				t.Fatal(err)
 			}

@@ -56,6 +56,8 @@ type Dispatcher struct {
 	freed   atomic.Bool        // somebody said that units came free: what is in blocked holds no more
 	armed   chan time.Duration // a tick says in how long there may be; sent and emptied in turn
 
+	claimWithin time.Duration // claimTimeout, but for tests of claims that wait for one another
+
 	// joining is held to publish: by the start, by a beat that was missed for too long, or by a reload. It
 	// guards self, which is this process among those that publish.
 	joining  sync.Mutex
@@ -133,6 +135,8 @@ func New(cfg Config) (*Dispatcher, error) {
 		turns:   turns{},
 		hours:   openings{},
 		reach:   reach{takenIn: map[string]time.Time{}},
+
+		claimWithin: claimTimeout,
 	}
 	d.settings.Store(&settings)
 	d.first = int(cfg.Random(1 << 16))

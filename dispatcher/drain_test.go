@@ -23,7 +23,7 @@ func TestQueuesTakeTurns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Once(t.Context()); err != nil {
+	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.calls("long", 9000)

@@ -2,12 +2,37 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Tick runs one whole tick under the rules in force.
-func (d *Dispatcher) Tick(ctx context.Context) error { return d.tickOnce(ctx) }
+// Patient lets claims take a minute: however slow the machine, none is cut short.
+func (d *Dispatcher) Patient() *Dispatcher {
+	d.claimWithin = time.Minute
+	return d
+}
+
+// Unfrozen runs what publishes, again where the machine stood still for so long that Postgres ended it.
+func Unfrozen(run func() error) error {
+	for {
+		err := run()
+		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "25P03" {
+			return err
+		}
+	}
+}
+
+// OnceUnfrozen is Once, and Tick one whole tick under the rules in force.
+func (d *Dispatcher) OnceUnfrozen(ctx context.Context) error {
+	return Unfrozen(func() error { return d.Once(ctx) })
+}
+
+func (d *Dispatcher) Tick(ctx context.Context) error {
+	return Unfrozen(func() error { return d.tickOnce(ctx) })
+}
 
 // Look claims what it can without waiting for a lock, as between ticks.
 func (d *Dispatcher) Look(ctx context.Context) error { _, err := d.lookOnce(ctx); return err }
@@ -19,7 +44,9 @@ func (d *Dispatcher) OpenFrom() int64 { return d.openFrom.from }
 func (d *Dispatcher) VacuumNeeded(ctx context.Context) error { return d.vacuumNeeded(ctx) }
 
 // Join publishes the rules of a process that lives on, until Leave. Beat says that it lives.
-func (d *Dispatcher) Join(ctx context.Context) error { return d.join(ctx) }
+func (d *Dispatcher) Join(ctx context.Context) error {
+	return Unfrozen(func() error { return d.join(ctx) })
+}
 func (d *Dispatcher) Beat(ctx context.Context) error { return d.beatOnce(ctx) }
 func (d *Dispatcher) Leave(ctx context.Context)      { d.leave(ctx) }
 
@@ -60,5 +87,5 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return d.replace(ctx, s)
+	return Unfrozen(func() error { return d.replace(ctx, s) })
 }

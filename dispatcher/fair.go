@@ -33,6 +33,8 @@ type served struct {
 	// a large one, or it would wait for ever.
 	stuck   *held
 	blocked []held // the next calls of keys whose own limits have no room for them
+	hasRead bool
+	unread  *string // the first key that stopped at an unread call: the next claim begins with it
 }
 
 // held is a call that waits for units.
@@ -43,37 +45,64 @@ type held struct {
 }
 
 // serve goes round the keys in their order, a call each, until want calls are chosen, a limit that
-// they share has no room, or nobody's next call can be taken.
-func serve(keys []string, of map[string][]*inLine, limits []lockedLimit, a limit.Admission, r *roster, want int) served {
+// they share has no room, or nobody's next call can be taken. The first unread call that it comes to it
+// reads, however long that takes; keys stop at any other.
+func (c *round) serve(keys []string, want int, read func(*lines.Call) error) (served, error) {
 	var s served
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
 		for _, key := range waiting {
 			if len(s.chosen) == want {
-				return s
+				return s, nil
 			}
-			line := s.nextOf(of[key], limits, a, r)
+			line, err := c.next(&s, key, read)
+			if err != nil {
+				return s, err
+			}
 			if line == nil {
 				continue
 			}
-			c := line.calls[line.served]
-			admitted, shared := a.Admit(key, c.Cost)
+			call := *line.first()
+			admitted, shared := c.head.Admit(key, call.Cost)
 			switch {
 			case shared:
-				s.stuck = &held{key, c.Cost, line.Priority}
-				return s
+				s.stuck = &held{key, call.Cost, line.Priority}
+				return s, nil
 			case !admitted:
-				s.blocked = append(s.blocked, held{key, c.Cost, line.Priority})
+				s.blocked = append(s.blocked, held{key, call.Cost, line.Priority})
 				continue
 			}
 			line.served++
-			s.chosen, s.pools, s.last = append(s.chosen, line.candidate(c)), append(s.pools, r.choose(line.Task)), key
+			s.chosen, s.pools, s.last = append(s.chosen, line.candidate(call)), append(s.pools, c.roster.choose(line.Task)), key
 			next = append(next, key)
 		}
 		waiting = next
 	}
-	return s
+	return s, nil
 }
+
+// next is the line of a key whose first call comes next, and that is read, or has to wait for units anyway.
+func (c *round) next(s *served, key string, read func(*lines.Call) error) (*inLine, error) {
+	for {
+		line := s.nextOf(c.of[key], c.head.limits, c.head.Admission, c.roster)
+		if line == nil || !line.first().Unread {
+			return line, nil
+		}
+		if fits, _ := c.head.Fits(key, line.first().Cost); !fits {
+			return line, nil
+		}
+		if s.hasRead {
+			s.unread = cmp.Or(s.unread, &key)
+			return nil, nil
+		}
+		s.hasRead = true
+		if err := read(line.first()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (l *inLine) first() *lines.Call { return &l.calls[l.served] }
 
 func (l *inLine) candidate(c lines.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
 
@@ -94,7 +123,7 @@ func (s *served) nextOf(key []*inLine, limits []lockedLimit, a limit.Admission, 
 			s.refused = append(s.refused, line.candidate(c))
 			line.served++
 		}
-		if line.served < len(line.calls) && !line.calls[line.served].Unread && r.can(line.Task) && (best == nil || line.before(best)) {
+		if line.served < len(line.calls) && r.can(line.Task) && (best == nil || line.before(best)) {
 			best = line
 		}
 	}

@@ -24,6 +24,10 @@ func TestServe(t *testing.T) {
 		c.Refusal = &wrong
 		return c
 	}
+	unread := func(c candidate) candidate {
+		c.Unread = true
+		return c
+	}
 	all := func(n int64) limit.Quota { return limit.Quota{Most: 100, Room: map[string]int64{"": n}} }
 	cases := []struct {
 		name       string
@@ -35,13 +39,15 @@ func TestServe(t *testing.T) {
 		stuck      *held
 		blocked    []held
 		last       string
+		read       []int64
+		unread     string
 	}{
 		{
 			"round the keys, a call each",
 			[]candidate{call(1, "x", 1), call(2, "x", 1), call(3, "x", 1), call(4, "y", 1), call(5, "z", 1)},
 			nil, 4,
 			[]int64{1, 4, 5, 2},
-			nil, nil, nil, "x",
+			nil, nil, nil, "x", nil, "",
 		},
 		{
 			"until a limit that all share has no room",
@@ -49,7 +55,7 @@ func TestServe(t *testing.T) {
 			limit.Admission{all(2)},
 			9,
 			[]int64{1, 3},
-			nil, &held{"x", 1, 5}, nil, "y",
+			nil, &held{"x", 1, 5}, nil, "y", nil, "",
 		},
 		{
 			"small calls do not pass a large one",
@@ -57,7 +63,7 @@ func TestServe(t *testing.T) {
 			limit.Admission{{Most: 100, CountCost: true, Room: map[string]int64{"": 100}}},
 			9,
 			[]int64{1, 3},
-			nil, &held{"x", 50, 5}, nil, "y",
+			nil, &held{"x", 50, 5}, nil, "y", nil, "",
 		},
 		{
 			"a key without room keeps nobody else",
@@ -67,7 +73,7 @@ func TestServe(t *testing.T) {
 			[]int64{2, 3},
 			nil, nil,
 			[]held{{"x", 1, 5}},
-			"y",
+			"y", nil, "",
 		},
 		{
 			"what is wrong is passed by",
@@ -76,14 +82,54 @@ func TestServe(t *testing.T) {
 			9,
 			[]int64{2},
 			[]int64{1, 4},
-			nil, nil, "x",
+			nil, nil, "x", nil, "",
 		},
 		{
 			"within a key by priority, then by age, whatever the task",
 			[]candidate{call(5, "x", 1), call(6, "x", 1), other(call(4, "x", 1), 5, "mail"), other(call(9, "x", 1), 0, "http"), other(call(7, "x", 1), 5, "mail")},
 			nil, 9,
 			[]int64{9, 4, 5, 6, 7},
-			nil, nil, nil, "x",
+			nil, nil, nil, "x", nil, "",
+		},
+		{
+			"the first that is unread is read, and no other",
+			[]candidate{call(1, "x", 1), unread(call(2, "x", 1)), call(3, "x", 1), unread(call(4, "y", 1)), unread(call(5, "y", 1)), call(6, "z", 1), call(7, "z", 1)},
+			nil, 9,
+			[]int64{1, 4, 6, 7},
+			nil, nil, nil, "z",
+			[]int64{4},
+			"x",
+		},
+		{
+			"what is read and wrong is passed by",
+			[]candidate{unread(call(101, "x", 1)), call(2, "x", 1), unread(call(3, "x", 1)), call(4, "y", 1)},
+			nil, 9,
+			[]int64{2, 4},
+			[]int64{101},
+			nil, nil, "y",
+			[]int64{101},
+			"x",
+		},
+		{
+			"an unread call keeps its place in its key",
+			[]candidate{unread(call(1, "x", 1)), other(unread(call(2, "y", 1)), 0, "http"), call(3, "y", 1), call(4, "z", 1)},
+			nil, 9,
+			[]int64{1, 4},
+			nil, nil, nil, "z",
+			[]int64{1},
+			"y",
+		},
+		{
+			"what has to wait for units need not be read",
+			[]candidate{unread(call(1, "x", 5)), unread(call(2, "y", 1)), unread(call(3, "z", 1))},
+			limit.Admission{{Most: 100, PerKey: true, CountCost: true, Room: map[string]int64{"x": 4, "y": 4, "z": 4}}},
+			9,
+			[]int64{2},
+			nil, nil,
+			[]held{{"x", 5, 5}},
+			"y",
+			[]int64{2},
+			"z",
 		},
 	}
 	for _, c := range cases {
@@ -94,15 +140,30 @@ func TestServe(t *testing.T) {
 			for i := range c.a {
 				c.a[i].Room = maps.Clone(c.a[i].Room)
 			}
-			s := serve([]string{"x", "y", "z"}, inLines(c.candidates), limits, c.a, r, c.want)
+			turn := &round{of: inLines(c.candidates), roster: r, head: &headroom{Admission: c.a, limits: limits}}
+			var read []int64
+			s, err := turn.serve([]string{"x", "y", "z"}, c.want, func(call *lines.Call) error {
+				if call.Unread, read = false, append(read, call.ID); call.ID > 100 {
+					wrong := "wrong"
+					call.Refusal = &wrong
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 			ids := func(list []candidate) (ids []int64) {
 				for _, c := range list {
 					ids = append(ids, c.ID)
 				}
 				return ids
 			}
-			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.last}
-			want := []any{c.chosen, c.refused, c.stuck, c.blocked, c.last}
+			unread := ""
+			if s.unread != nil {
+				unread = *s.unread
+			}
+			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.last, read, unread}
+			want := []any{c.chosen, c.refused, c.stuck, c.blocked, c.last, c.read, c.unread}
 			if diff := cmp.Diff(want, got, cmp.AllowUnexported(held{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

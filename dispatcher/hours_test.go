@@ -136,7 +136,7 @@ func TestHoursBegin(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(seldom.Run)
-	s.eventually(40*time.Second, `SELECT count(*) = 1 FROM call_open`) // a look for no reason comes after a minute
+	s.eventually(`SELECT count(*) = 1 FROM call_open`)
 	s.want(`SELECT claimed_at >= '2040-01-09 09:00:00 Europe/Berlin' FROM call_open`)
 }
 

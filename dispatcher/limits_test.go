@@ -165,7 +165,7 @@ func TestAnchorDispatch(t *testing.T) {
 	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '61 min'`)
 	s.once(rules(api))
 	s.want(`SELECT count(*) = 4 FROM call_open`) // nothing has even started
-	s.start(time.Minute)
+	s.start(time.Hour)
 	s.finish()
 	s.want(`SELECT bool_and((charged->0->>'until')::timestamptz = claimed_at AND arrived_by >= started_at) FROM call_attempts`)
 	s.once(rules(api))

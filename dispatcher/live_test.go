@@ -116,6 +116,7 @@ func TestStricterHoldsWhileItLives(t *testing.T) {
 func TestPublisherKilled(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
+	s.still()
 	wide, strict := s.joined(hourly(10)), s.joined(hourly(6))
 	for _, step := range []struct {
 		silent, steady string // for how long
@@ -160,6 +161,7 @@ func TestPublisherKilled(t *testing.T) {
 func TestPublisherDiedBeforeTheClockWasSetBack(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
+	s.still()
 	wide, strict, dead := s.joined(hourly(10)), s.joined(hourly(6)), s.joined(hourly(8))
 	s.silent(dead, "-1 h")
 	s.steady(dead, "1 h")
@@ -258,7 +260,7 @@ func TestPublishersConflict(t *testing.T) {
 	atOnce := rules(dispatcher.LimitRule{Name: "api", Rate: limit.Rate{Units: 3}})
 	second := s.another(atOnce)
 	_, err := dispatcher.Publish(t.Context(), s.pool, atOnce)
-	for what, err := range map[string]error{"Run": second.Run(t.Context()), "Once": second.Once(t.Context()), "Publish": err} {
+	for what, err := range map[string]error{"Run": second.Run(t.Context()), "Once": second.OnceUnfrozen(t.Context()), "Publish": err} {
 		conflict, ok := errors.AsType[*dispatcher.ConflictError](err)
 		if !ok || conflict.Limit != "api" || conflict.Rate != [2]limit.Rate{{Units: 10, Window: time.Hour}, {Units: 3}} {
 			t.Errorf("%s: %v, want a conflict", what, err)
@@ -341,16 +343,16 @@ func TestPublishersRun(t *testing.T) {
 	s := newSystem(t)
 	s.run(s.another(hourly(10)).Run)
 	const inForce = `SELECT count(*) = 1 FROM call_limits WHERE rate = $1 AND complete_since IS NOT NULL`
-	s.eventually(10*time.Second, inForce, 10)
+	s.eventually(inForce, 10)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	strict := s.another(hourly(6))
 	go func() { ended <- strict.Run(ctx) }()
-	s.eventually(10*time.Second, inForce, 6)
-	s.eventually(10*time.Second, `SELECT count(*) = 2 FROM call_publishers WHERE beat_at > since`) // both beat
+	s.eventually(inForce, 6)
+	s.eventually(`SELECT count(*) = 2 FROM call_publishers WHERE beat_at > since`) // both beat
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	s.eventually(5*time.Second, inForce, 10)
+	s.eventually(inForce, 10)
 }

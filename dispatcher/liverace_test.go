@@ -20,7 +20,7 @@ func TestPublishersRace(t *testing.T) {
 	s.alive(1000)
 	s.calls("default", 500)
 	s.calls("other", 500)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	processes := make([]*dispatcher.Dispatcher, 8)
 	for i := range processes {
@@ -90,7 +90,7 @@ func TestPublisherFrozen(t *testing.T) {
 	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() { ended <- dispatcher.PublishFrozen(context.Background(), pool, hourly(6), frozen, thaw) }()
 	<-frozen
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := s.another(hourly(8)).Join(ctx); err != nil {
 		close(thaw)
@@ -117,7 +117,7 @@ func TestSettleFrozen(t *testing.T) {
 	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() { ended <- dispatcher.SettleFrozen(context.Background(), pool, frozen, thaw) }()
 	<-frozen
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := s.another(hourly(8)).Join(ctx)
 	close(thaw)
@@ -141,7 +141,7 @@ func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
 		_, err := dispatcher.Publish(context.Background(), second, hourly(8))
 		ended <- err
 	}()
-	s.eventually(4*time.Second, waitingSQL, 1)
+	s.eventually(waitingSQL, 1)
 	close(thaw)
 	for range 2 {
 		if err := <-ended; err != nil {

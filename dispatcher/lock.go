@@ -47,7 +47,7 @@ type lockedQueue struct {
 // lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
 // them what is in force; last it locks the workers' room, which all claims share. It returns nil where
 // the queue is gone, or, without wait, where another holds one of the locks.
-func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*lockedQueue, error) {
+func (d *Dispatcher) lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*lockedQueue, error) {
 	queueSQL, limitsSQL, roomSQL := lockQueueSQL, lockLimitsSQL, lockRoomSQL
 	if !wait {
 		queueSQL, limitsSQL, roomSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED", tryRoomSQL
@@ -55,7 +55,7 @@ func lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*locked
 	q := &lockedQueue{Name: queue}
 	var names []string
 	var settings pgx.Batch
-	settings.Queue(claimSettingsSQL, strconv.FormatInt(claimTimeout.Milliseconds(), 10))
+	settings.Queue(claimSettingsSQL, strconv.FormatInt(d.claimWithin.Milliseconds(), 10))
 	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &q.Label, &q.Served, &q.Hours) })
 	err := tx.SendBatch(ctx, &settings).Close()
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -52,9 +52,9 @@ func TestLooksBetweenTicks(t *testing.T) {
 			}
 			w.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
 			s.run(w.Run)
-			s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+			s.eventually(`SELECT count(*) = 1 FROM call_workers`)
 			s.run(d.Run)
-			s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
+			s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
 			client, err := callqueue.New(s.pool)
 			if err != nil {
 				t.Fatal(err)
@@ -62,7 +62,7 @@ func TestLooksBetweenTicks(t *testing.T) {
 			if _, err := client.InsertMany(t.Context(), c.calls()); err != nil {
 				t.Fatal(err)
 			}
-			s.eventually(20*time.Second, `SELECT bool_and(status = 'done') FROM call_queue`)
+			s.eventually(`SELECT bool_and(status = 'done') FROM call_queue`)
 			s.verify()
 		})
 	}
@@ -97,9 +97,9 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 			s.alive(20)
 			s.exec(`INSERT INTO call_queue (call_data) SELECT '{"url": "http://127.0.0.1:1"}' FROM generate_series(1, 3)`)
 			s.run(d.Run)
-			s.eventually(10*time.Second, `SELECT count(*) = 2 FROM call_open`)
+			s.eventually(`SELECT count(*) = 2 FROM call_open`)
 			free(t, s)
-			s.eventually(10*time.Second, `SELECT attempts > 0 FROM call_queue WHERE id = 3`)
+			s.eventually(`SELECT attempts > 0 FROM call_queue WHERE id = 3`)
 		})
 	}
 }
@@ -118,9 +118,9 @@ func TestCancellingACallThatHeldUpOthers(t *testing.T) {
 	}
 	s.exec(`INSERT INTO call_queue (cost) VALUES (5), (8), (5)`)
 	s.run(d.Run)
-	s.eventually(10*time.Second, `SELECT count(*) = 1 FROM call_open`)
+	s.eventually(`SELECT count(*) = 1 FROM call_open`)
 	s.cancel(2)
-	s.eventually(10*time.Second, `SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
+	s.eventually(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
 }
 
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.
@@ -135,7 +135,7 @@ func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Once(t.Context()); err != nil {
+	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
@@ -159,7 +159,7 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Once(t.Context()); err != nil {
+	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)

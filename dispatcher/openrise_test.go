@@ -33,13 +33,13 @@ func TestOpenFromRises(t *testing.T) {
 	if from, want := first.OpenFrom(), batchOf(1); from != want {
 		t.Errorf("open from %d on, want the first's batch, %d", from, want)
 	}
-	s.start(time.Minute, 1, 2, 4)
+	s.start(time.Hour, 1, 2, 4)
 	s.finish(1, 2, 4)
 	claim(first, 5)
 	if from, want := first.OpenFrom(), batchOf(3); from != want {
 		t.Errorf("open from %d on, want what still is, %d", from, want)
 	}
-	s.start(time.Minute)
+	s.start(time.Hour)
 	s.finish()
 	claim(second, 6)
 	if from, want := second.OpenFrom(), batchOf(6); from != want {

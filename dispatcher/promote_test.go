@@ -76,7 +76,7 @@ func TestPromotion(t *testing.T) {
 	s.want(`SELECT count(*) = 4 AND bool_and(arrived_by > coalesce(started_at, $1)) FROM call_attempts WHERE outcome = 'lost'`, promoted)
 	s.want(`SELECT shut_until > $1::timestamptz + window_size + send_within + slack FROM call_limits`, promoted)
 	s.run(s.dispatcher(r).Run)
-	s.eventually(10*time.Second, `SELECT count(*) > 0 FROM call_open`)
+	s.eventually(`SELECT count(*) > 0 FROM call_open`)
 	s.want(`SELECT bool_and(o.claimed_at > l.shut_until) FROM call_open o, call_limits l`)
 	s.verify()
 }

@@ -13,7 +13,7 @@ func TestRequeuedByHand(t *testing.T) {
 		parallel(t, set, func(t *testing.T, s *system) {
 			s.alive(50)
 			d := s.dispatcher(rules(sliding("api", 100, time.Hour)))
-			if err := d.Once(t.Context()); err != nil {
+			if err := d.OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.calls("default", 3)
@@ -29,7 +29,7 @@ func TestRequeuedByHand(t *testing.T) {
 				}
 			}
 			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
-			s.start(time.Minute)
+			s.start(time.Hour)
 			s.finish()
 			s.want(`SELECT count(*) = 8 FROM call_queue WHERE status = 'done' AND attempts = 1`)
 			s.verify()

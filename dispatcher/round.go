@@ -96,8 +96,9 @@ func (c *round) hasMore(key string) bool {
 	return false
 }
 
-// note writes down in the lines what became of them, and where the next claim of the queue begins: after
-// the key served last; or, where none of as many as a claim looks at could be served, behind them all.
+// note writes down in the lines what became of them, and where the next claim of the queue begins: with the
+// first key that a call went unread of; else after the key served last; or, where none of as many as a claim
+// looks at could be served, behind them all.
 func (c *round) note(writes *pgx.Batch, b *batch) {
 	var left []lines.Left
 	var again []int64
@@ -124,6 +125,10 @@ func (c *round) note(writes *pgx.Batch, b *batch) {
 
 	after := c.Served
 	switch {
+	case b.unread != nil:
+		if i := slices.Index(c.keys, *b.unread); i > 0 {
+			after = c.keys[i-1]
+		}
 	case len(b.chosen) > 0:
 		after = b.last
 	case c.crowded:

@@ -137,7 +137,7 @@ func TestPauseDuringAClaim(t *testing.T) {
 		}
 		paused <- n
 	}()
-	s.eventually(4*time.Second, waitingSQL, 1)
+	s.eventually(waitingSQL, 1)
 	if _, err := claim.Exec(t.Context(), `
 		WITH called AS (UPDATE call_queue SET status = 'dispatched', attempts = 1 WHERE id = 2)
 		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)

@@ -58,10 +58,10 @@ func TestLost(t *testing.T) {
 			s.exec(`UPDATE call_queue SET ` + c.call)
 			failed := one[int](s, `SELECT failed_count FROM call_queue`)
 			s.once(r)
-			s.start(5 * time.Second)
+			s.start(30 * time.Minute)
 			s.once(r)
 			s.want(`SELECT count(*) = 1 FROM call_open`) // before its deadline it may still end
-			s.exec(`UPDATE call_open SET started_at = started_at - interval '1 min', deadline = deadline - interval '1 min'`)
+			s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 			s.calls("default", 5)
 			s.once(r)
 			s.want(`SELECT status = $1 AND failed_count = $2 AND (failed_at IS NOT NULL) = ($1 = 'failed')
@@ -115,6 +115,7 @@ func TestExpire(t *testing.T) {
 func TestResend(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
+	s.still()
 	r := rules(sliding("api", 3, time.Hour))
 	s.calls("default", 3)
 	s.once(r)
@@ -171,12 +172,12 @@ func TestResendRace(t *testing.T) {
 	for range 2 {
 		d := s.another(rules())
 		swept.Go(func() {
-			if err := d.Once(context.Background()); err != nil {
+			if err := d.OnceUnfrozen(context.Background()); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	s.eventually(5*time.Second, waitingSQL, 2)
+	s.eventually(waitingSQL, 2)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -205,14 +206,16 @@ func TestResentRunsOnce(t *testing.T) {
 			pool := tasks.Pool(names, nil)
 			s.aliveIn(pool, 8, names...)
 			s.exec(`INSERT INTO call_queue (task) SELECT CASE WHEN i % 2 = 0 THEN 'one' ELSE 'two' END FROM generate_series(1, $1) i`, n)
-			s.once(rules())
+			r := rules()
+			r.Queues[0].Timeout = time.Minute
+			s.once(r)
 			lost, err := s.redis.LRange(t.Context(), relay.Key(pool), 0, -1).Result()
 			if err != nil || len(lost) == 0 {
 				t.Fatalf("parcels %q (%v)", lost, err)
 			}
 			s.redis.FlushAll(t.Context())
 			s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
-			s.once(rules())
+			s.once(r)
 			s.want(`SELECT count(*) = $1 FROM call_open WHERE resend = 1`, n)
 			if c.find {
 				s.redis.LPush(t.Context(), relay.Key(pool), lost)
@@ -232,9 +235,9 @@ func TestResentRunsOnce(t *testing.T) {
 			w.Handle("one", count)
 			w.Handle("two", count)
 			s.run(w.Run)
-			s.eventually(10*time.Second, `SELECT count(*) = $1 FROM call_queue WHERE status = 'done' AND attempts = 1`, n)
+			s.eventually(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done' AND attempts = 1`, n)
 			for len(s.pending(pool)) > 0 {
-				s.eventually(time.Second, `SELECT true`)
+				s.eventually(`SELECT true`)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -270,18 +273,18 @@ func TestResendToAnotherPool(t *testing.T) {
 func TestOlderEpoch(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	api := sliding("api", 4, time.Second)
+	api := sliding("api", 4, time.Hour)
 	api.SendWithin, api.Slack, api.Anchor = 200*time.Millisecond, 300*time.Millisecond, limit.AnchorStart
 	r := rules(api)
 	s.calls("default", 2)
 	s.once(r)
-	s.start(5 * time.Second)
+	s.start(time.Hour)
 	s.calls("default", 1)
 	s.once(r)
 	s.want(`SELECT count(*) = 3 AND count(started_at) = 2 FROM call_open`)
 	// As if another server had given them out: two started a while ago, one has not.
-	s.exec(`UPDATE call_open SET epoch = 'older', claimed_at = claimed_at - interval '1 min', started_at = started_at - interval '1 min',
-		deadline = deadline - interval '1 min'`)
+	s.exec(`UPDATE call_open SET epoch = 'older', claimed_at = claimed_at - interval '2 h', started_at = started_at - interval '2 h',
+		deadline = deadline - interval '2 h'`)
 	s.exec(`UPDATE call_open SET deadline = clock_timestamp() + interval '1 hour' WHERE call_id = 2`)
 	s.exec(`UPDATE call_limits SET epoch = 'older'`)
 	s.calls("default", 9)
@@ -292,7 +295,7 @@ func TestOlderEpoch(t *testing.T) {
 			THEN arrived_by BETWEEN $1::timestamptz + interval '300 ms' AND clock_timestamp() + interval '300 ms'
 			ELSE arrived_by = started_at + interval '500 ms' END) FROM call_attempts`, before)
 	s.want(`SELECT sum(used) = 3 FROM call_usage`)
-	s.want(`SELECT epoch = callq_epoch() AND shut_until BETWEEN $1::timestamptz + interval '1501 ms' AND clock_timestamp() + interval '1501 ms'
+	s.want(`SELECT epoch = callq_epoch() AND shut_until BETWEEN $1::timestamptz + interval '1 h 4100 ms' AND clock_timestamp() + interval '1 h 4100 ms'
 		FROM call_limits`, before)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
@@ -355,7 +358,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 	})
 	parallel(t, "after it", func(t *testing.T, s *system) {
 		d := s.dispatcher(rules())
-		if err := d.Once(t.Context()); err != nil {
+		if err := d.OnceUnfrozen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		s.exec(failover)

@@ -16,7 +16,7 @@ func TestSweepAll(t *testing.T) {
 	s.calls("default", 60)
 	s.once(r) // no worker lives: all are handed over
 	s.alive(100)
-	s.start(time.Minute, 1, 2, 3)
+	s.start(30*time.Minute, 1, 2, 3)
 	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 hour', deadline = deadline - interval '1 hour' WHERE call_id <= 2`)
 	s.exec(`UPDATE call_open SET start_by = clock_timestamp() - interval '1 s' WHERE call_id BETWEEN 11 AND 15`)
 	s.exec(`UPDATE call_open SET epoch = 'older' WHERE call_id BETWEEN 21 AND 24`)

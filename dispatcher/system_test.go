@@ -47,7 +47,7 @@ func one[T any](s *system, sql string, args ...any) T {
 // once runs one whole tick of a dispatcher of its own.
 func (s *system) once(r dispatcher.Rules) {
 	s.t.Helper()
-	if err := s.dispatcher(r).Once(context.Background()); err != nil {
+	if err := s.dispatcher(r).OnceUnfrozen(context.Background()); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -55,8 +55,11 @@ func (s *system) once(r dispatcher.Rules) {
 // publish publishes rules, and opens nothing.
 func (s *system) publish(r dispatcher.Rules) []string {
 	s.t.Helper()
-	changes, err := dispatcher.Publish(context.Background(), s.pool, r)
-	if err != nil {
+	var changes []string
+	if err := dispatcher.Unfrozen(func() (err error) {
+		changes, err = dispatcher.Publish(context.Background(), s.pool, r)
+		return err
+	}); err != nil {
 		s.t.Fatal(err)
 	}
 	return changes
@@ -76,7 +79,7 @@ func (s *system) another(r dispatcher.Rules) *dispatcher.Dispatcher {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return d
+	return d.Patient()
 }
 
 // calls inserts n calls of a queue, in the order of their ids.

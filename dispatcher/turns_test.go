@@ -40,7 +40,7 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 			s.alive(100)
 			r := dispatcher.Rules{Limits: c.limits, Queues: c.queues}
 			d := s.dispatcher(r)
-			if err := d.Once(t.Context()); err != nil {
+			if err := d.OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			for i, q := range c.queues {
@@ -81,7 +81,7 @@ func TestTurnsAreShort(t *testing.T) {
 			d := s.dispatcher(dispatcher.Rules{
 				Limits: limits, Queues: []dispatcher.QueueRule{queue("both", "fast", "slow"), queue("one", "fast"), queue("other", "slow")},
 			})
-			if err := d.Once(t.Context()); err != nil {
+			if err := d.OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.calls("other", 1)

@@ -47,14 +47,14 @@ func outcomeUnknown(err error) bool {
 // visible, and a transaction that was cut off until Postgres has ended it. (A queue that has gone from the
 // config meanwhile has no row to lock: who removed that had its lock.)
 func (d *Dispatcher) readBack(tick context.Context, queue string, b *batch) ([]claimed, error) {
-	ctx, cancel := context.WithTimeout(tick, claimTimeout)
+	ctx, cancel := context.WithTimeout(tick, d.claimWithin)
 	defer cancel()
 	tx, err := d.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
-	if _, err := lockQueue(ctx, tx, queue, true); err != nil {
+	if _, err := d.lockQueue(ctx, tx, queue, true); err != nil {
 		return nil, err
 	}
 	ids := make([]int64, len(b.attempts))

@@ -86,7 +86,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			return func(commit []byte, server net.Conn) {
 				s.run(func(context.Context) error {
 					defer server.Close()
-					s.eventually(4*time.Second, waitingSQL, 1)
+					s.eventually(waitingSQL, 1)
 					_, err := server.Write(commit)
 					return err
 				})
@@ -109,7 +109,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.alive(1) // so that each parcel carries one
-			if err := d.Once(t.Context()); err != nil {
+			if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if err := d.Tick(t.Context()); err != nil { // so that the next commits nothing but a claim

@@ -3,7 +3,6 @@ package dispatcher_test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,7 +19,7 @@ func (s *system) deadUsage() {
 	s.exec(`ALTER TABLE call_usage SET (autovacuum_enabled = off)`)
 	s.exec(`INSERT INTO call_usage SELECT 'api', '', now() + i * interval '1 ms', 1, 1 FROM generate_series(1, 5000) i`)
 	s.exec(`DELETE FROM call_usage`)
-	s.eventually(10*time.Second, `SELECT n_dead_tup = 5000 FROM pg_stat_user_tables WHERE relname = 'call_usage'`)
+	s.eventually(`SELECT n_dead_tup = 5000 FROM pg_stat_user_tables WHERE relname = 'call_usage'`)
 }
 
 // Tables of which much is dead are vacuumed, and no others; once, whatever a snapshot keeps there.
@@ -33,7 +32,7 @@ func TestVacuumNeeded(t *testing.T) {
 		if err := d.VacuumNeeded(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s.eventually(10*time.Second, vacuumedSQL, 1)
+		s.eventually(vacuumedSQL, 1)
 	}
 	s.want(`SELECT sum(vacuum_count) = 1 FROM pg_stat_user_tables WHERE relname LIKE 'call_%'`)
 }
@@ -68,7 +67,7 @@ func TestVacuumOfARoleThatMayNot(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		s.eventually(10*time.Second, vacuumedSQL, 2)
+		s.eventually(vacuumedSQL, 2)
 		return
 	}
 	const forbidden = "may not vacuum call_attempts, call_lines, call_news, call_open, call_queue, call_usage, call_waiting"

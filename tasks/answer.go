@@ -16,7 +16,6 @@ import (
 const (
 	maxBody       = 64 << 10  // of an answer, kept in result
 	maxDrain      = 256 << 10 // read beyond it, so that the connection can be used again
-	drainFor      = 250 * time.Millisecond
 	maxRetryAfter = 24 * time.Hour
 )
 
@@ -30,7 +29,8 @@ type answer struct {
 
 // readAnswer reads an answer, without the secrets that it repeats. whole says that it was read to its
 // end, so that its connection may be used again. giveUp ends the draining of what is not kept.
-func readAnswer(r *http.Response, s *secrets, giveUp func()) (a answer, whole bool) {
+func (h *httpTask) readAnswer(r *http.Response, giveUp func()) (a answer, whole bool) {
+	s := h.secrets
 	a = answer{Status: r.StatusCode}
 	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
 		a.Headers = readableHeaders(r.Header, s)
@@ -44,7 +44,7 @@ func readAnswer(r *http.Response, s *secrets, giveUp func()) (a answer, whole bo
 	}
 	a.Headers = readableHeaders(r.Header, s)
 	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
-	timer := time.AfterFunc(drainFor, giveUp)
+	timer := time.AfterFunc(h.drainFor, giveUp)
 	_, rest := io.CopyN(io.Discard, r.Body, maxDrain)
 	timer.Stop()
 	whole = errors.Is(rest, io.EOF)

@@ -43,6 +43,7 @@ type httpTask struct {
 	secrets   *secrets
 	addresses *addresses
 	transport *http.Transport
+	drainFor  time.Duration // of what is not kept of an answer
 }
 
 func newHTTPTask(cfg HTTPConfig) (*httpTask, error) {
@@ -54,7 +55,10 @@ func newHTTPTask(cfg HTTPConfig) (*httpTask, error) {
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
 	a := newAddresses(cfg)
-	return &httpTask{cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: a, transport: newTransport(cfg, a)}, nil
+	return &httpTask{
+		cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: a, transport: newTransport(cfg, a),
+		drainFor: 250 * time.Millisecond,
+	}, nil
 }
 
 // close closes idle connections.
@@ -116,7 +120,7 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 	if err != nil {
 		return e.unanswered(c.shown, err)
 	}
-	a, whole := readAnswer(r, h.secrets, e.stop)
+	a, whole := h.readAnswer(r, e.stop)
 	s := e.end(whole)
 	_ = r.Body.Close()
 	if e.pass.stray {

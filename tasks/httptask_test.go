@@ -2,6 +2,7 @@ package tasks
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -20,7 +21,7 @@ import (
 	"time"
 )
 
-const bound = 10 * time.Second // of every wait
+const bound = time.Minute // of every wait; no test waits it out
 
 func receive[T any](t *testing.T, from <-chan T) T {
 	t.Helper()
@@ -84,10 +85,12 @@ func newTestTask(t *testing.T, cfg HTTPConfig) *httpTask {
 
 func newTaskOf(t *testing.T, cfg HTTPConfig) *httpTask {
 	t.Helper()
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, bound)
 	h, err := newHTTPTask(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.drainFor = bound
 	t.Cleanup(h.close)
 	return h
 }
@@ -254,10 +257,10 @@ func TestTimeoutResetsTheConnection(t *testing.T) {
 		reads      bool   // it reads the request
 		want       string
 	}{
-		{name: "no answer", data: `"timeout":"100ms"`, reads: true, want: "timed out after 100ms"},
-		{name: "half an answer's header", data: `"timeout":0.1`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "timed out after 100ms"},
-		{name: "half an answer's body", data: `"timeout":2`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
-		{name: "a server that does not read", data: `"timeout":0.1,"method":"POST","body":"` + strings.Repeat("x", 8<<20) + `"`, want: "timed out after 100ms"},
+		{name: "no answer", data: `"timeout":"2000ms"`, reads: true, want: "timed out after 2s"},
+		{name: "half an answer's header", data: `"timeout":2.0`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "timed out after 2s"},
+		{name: "half an answer's body", data: `"timeout":5`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
+		{name: "a server that does not read", data: `"timeout":2,"method":"POST","body":"` + strings.Repeat("x", 8<<20) + `"`, want: "timed out after 2s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

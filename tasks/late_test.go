@@ -59,7 +59,7 @@ func TestOftenTooLate(t *testing.T) {
 	call := callqueue.Call{Data: map[string]any{"url": api.URL}}
 	awaitLine := func(text string) string {
 		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			if lines := log.lines(text); len(lines) > 0 {
 				return lines[0]
 			}
@@ -76,17 +76,18 @@ func TestOftenTooLate(t *testing.T) {
 		t.Errorf("logged: %s", line)
 	}
 	b.await(`SELECT count(*) > 15 FROM call_attempts WHERE outcome = 'not_sent' AND call_id = $1`, first)
-	sendWithin(5 * time.Second)
+	sendWithin(time.Minute)
 	for range 80 {
 		b.insertCall(call)
 	}
 	b.await(`SELECT count(*) = 81 FROM call_queue WHERE status = 'done'`)
+	b.drain() // what an attempt was is counted after it is recorded
 	awaitLine("sent in time again")
 	if n := len(log.lines("in time")); n != 2 {
 		t.Errorf("logged %d times: %q", n, log.lines("in time"))
 	}
 	var counted, recorded float64
-	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`).Scan(&recorded); err != nil {
+	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent' AND error LIKE '%longer than send_within%'`).Scan(&recorded); err != nil {
 		t.Fatal(err)
 	}
 	families, err := registry.Gather()

@@ -57,7 +57,7 @@ func TestSnooze(t *testing.T) {
 	b.await(`SELECT sum(used) = 5 FROM call_usage`)
 
 	later := b.insertCall(callqueue.Call{Task: "later", UniqueKey: "u"})
-	for _, id := range []int64{later, b.insert("late")} {
+	for _, id := range []int64{later, b.insertCall(callqueue.Call{Queue: "short", Task: "late"})} {
 		b.await(`SELECT count(*) = 1 FROM call_attempts WHERE call_id = $1 AND outcome = 'snoozed' AND error IS NULL`, id)
 		b.await(`SELECT status = 'new' AND run_at BETWEEN now() + interval '55 min' AND now() + interval '1 h' AND failed_count = 0
 			AND finished_at IS NULL FROM call_queue WHERE id = $1`, id)

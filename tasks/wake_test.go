@@ -19,7 +19,7 @@ func TestEndsWakeDispatchers(t *testing.T) {
 	b := newBenchWith(t, cfg, limit.Rate{Units: 1}, map[string]tasks.Handler{
 		"nothing": func(context.Context, *tasks.Call) error { return nil },
 	})
-	const n = 30
+	const n = 10
 	for range n {
 		b.insert("nothing")
 	}

@@ -13,10 +13,10 @@ func TestRedisAwayIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, args := range []string{"doctor", "maintain sweep", "dispatch --once"} {
-		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "2s")...) // a process of its own, as below
+		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "5s")...) // a process of its own, as below
 		_ = cmd.Run()                                                              // its error is the exit code
 		said := errs.String()
-		if !strings.Contains(said, "callq: waiting up to 2s for Redis") {
+		if !strings.Contains(said, "callq: waiting up to 5s for Redis") {
 			t.Errorf("%s does not say that Redis is away: %s", args, said)
 		}
 		for line := range strings.Lines(said) {

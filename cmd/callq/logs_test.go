@@ -74,7 +74,7 @@ func leakyCalls(t *testing.T, api string) []string {
 	} {
 		data, err := json.Marshal(map[string]any{
 			"method": "POST", "url": target + "?token=" + canary, "headers": map[string]string{"Authorization": "Bearer " + canary},
-			"json": map[string]string{"password": canary}, "timeout": "2s",
+			"json": map[string]string{"password": canary}, "timeout": "20s",
 		})
 		if err != nil {
 			t.Fatal(err)

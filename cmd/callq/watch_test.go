@@ -51,7 +51,7 @@ func TestStatusWatchOutage(t *testing.T) {
 	code := make(chan int, 1)
 	environ := w.environ()
 	go func() {
-		code <- run(ctx, []string{"status", "--watch", "--every", "100ms", "-o", "jsonl", "--timeout", "1s"}, strings.NewReader(""), &out, &errs, environ)
+		code <- run(ctx, []string{"status", "--watch", "--every", "100ms", "-o", "jsonl", "--timeout", "5s"}, strings.NewReader(""), &out, &errs, environ)
 	}()
 	eventually(t, "a screen", func() bool { return out.String() != "" })
 	database := databaseOf(t, w.postgres)

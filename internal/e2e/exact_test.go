@@ -84,7 +84,7 @@ func (sc scenario) run(t *testing.T) float64 {
 		sc.drive(s)
 	} else {
 		s.start(2, 2)
-		s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+		s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	}
 	s.insert("default", sc.calls)
 	windows := time.Duration(sc.requests/sc.rate + 8)
@@ -104,7 +104,7 @@ func (sc scenario) run(t *testing.T) float64 {
 // machine held up for longer than send_within was not sent, by the gate, and is said.
 func (s *stack) countRuns(requests int) {
 	s.t.Helper()
-	s.await(time.Second, `SELECT count(*) = $1 FROM call_attempts WHERE started_at IS NOT NULL AND outcome <> 'not_sent'`, requests)
+	s.await(time.Minute, `SELECT count(*) = $1 FROM call_attempts WHERE started_at IS NOT NULL AND outcome <> 'not_sent'`, requests)
 	rows, err := s.pool.Query(context.Background(), `SELECT count(*) || ' attempts were started and not sent: ' || error
 		FROM call_attempts WHERE started_at IS NOT NULL AND outcome = 'not_sent' GROUP BY error`)
 	if err != nil {
@@ -148,7 +148,7 @@ func workersAway(s *stack) {
 // deleteAndRetain deletes finished calls, and runs retention and vacuum, every second.
 func deleteAndRetain(s *stack) {
 	s.start(2, 2)
-	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	s.t.Cleanup(func() { cancel(); <-stopped })

@@ -47,7 +47,7 @@ func (s *stack) flushRedis() {
 func (s *stack) settled(calls int) {
 	s.t.Helper()
 	s.awaitDone(2*time.Minute, calls)
-	s.await(30*time.Second, `SELECT count(*) = 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open`)
 	s.exact(faultRate, faultWindow, 0)
 	seen := map[string]bool{}
 	for _, r := range s.api.Requests() {
@@ -89,12 +89,12 @@ func TestDispatchersKilled(t *testing.T) {
 func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	victim := s.spawn("dispatch")
-	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_queues`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM call_queues`)
 	if err := syscall.Kill(s.redis.Pid(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	s.insert("default", 30)
-	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM call_open`)
 	victim.kill()
 	if err := syscall.Kill(s.redis.Pid(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
 	s.flushRedis()
 	s.start(1, 1)
 	s.settled(30)
-	s.await(time.Second, `SELECT count(*) = 0 FROM call_attempts WHERE outcome = 'lost'`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_attempts WHERE outcome = 'lost'`)
 	s.exact(faultRate, faultWindow, 30)
 }
 
@@ -167,9 +167,9 @@ func TestPostgresKilledWithAsynchronousCommits(t *testing.T) {
 	} {
 		s.exec(sql)
 	}
-	s.await(10*time.Second, `SELECT current_setting('synchronous_commit') = 'off'`)
+	s.await(time.Minute, `SELECT current_setting('synchronous_commit') = 'off'`)
 	s.start(1, 1)
-	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
 	s.insert("default", 10)
 	s.served(10)
 	restart, err := (&victim{s: s}).killPostgres()
@@ -189,13 +189,13 @@ func TestTerminateDrains(t *testing.T) {
 	dispatcher, worker := s.spawn("dispatch"), s.spawn("work")
 	s.insert("default", 40)
 	s.served(5)
-	if code := worker.terminate(15 * time.Second); code != 0 {
+	if code := worker.terminate(); code != 0 {
 		t.Errorf("work: exit %d after SIGTERM", code)
 	}
-	s.await(time.Second, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
-	s.await(time.Second, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
-	s.await(time.Second, fmt.Sprintf(`SELECT count(*) = %d FROM call_attempts WHERE outcome = 'done'`, len(s.api.Requests())))
-	if code := dispatcher.terminate(15 * time.Second); code != 0 {
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
+	s.await(time.Minute, fmt.Sprintf(`SELECT count(*) = %d FROM call_attempts WHERE outcome = 'done'`, len(s.api.Requests())))
+	if code := dispatcher.terminate(); code != 0 {
 		t.Errorf("dispatch: exit %d after SIGTERM", code)
 	}
 	s.start(1, 1)
@@ -213,7 +213,7 @@ func TestWorkerFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.spawn("work")
-	s.await(30*time.Second, `SELECT count(*) > 0 FROM call_attempts WHERE outcome = 'lost'`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM call_attempts WHERE outcome = 'lost'`)
 	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -229,9 +229,9 @@ const inItsClaim = `SELECT count(*) > 0 FROM pg_stat_activity a JOIN pg_locks l 
 func (s *stack) dispatcherInItsClaim() (dispatcher *process, release func()) {
 	s.t.Helper()
 	s.start(0, 1)
-	s.await(20*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
 	dispatcher = s.spawn("dispatch")
-	s.await(20*time.Second, `SELECT count(*) > 0 FROM call_queues`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM call_queues`)
 	lock, err := s.pool.Begin(context.Background())
 	if err != nil {
 		s.t.Fatal(err)
@@ -242,7 +242,7 @@ func (s *stack) dispatcherInItsClaim() (dispatcher *process, release func()) {
 		s.t.Fatal(err)
 	}
 	s.insert("default", 30)
-	s.await(20*time.Second, inItsClaim)
+	s.await(time.Minute, inItsClaim)
 	return dispatcher, release
 }
 
@@ -256,7 +256,7 @@ func TestDispatcherFrozenInItsClaim(t *testing.T) {
 	}
 	release()
 	s.start(1, 0)
-	s.awaitDone(30*time.Second, 30)
+	s.awaitDone(time.Minute, 30)
 	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestServersAwayAtStart(t *testing.T) {
 	s.postgres.Kill()
 	daemons := []*process{s.spawn("dispatch"), s.spawn("work"), s.spawn("serve")}
 	for _, p := range daemons {
-		if err := p.says("msg=waiting for=Postgres", 20*time.Second); err != nil {
+		if err := p.says("msg=waiting for=Postgres"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -279,7 +279,7 @@ func TestServersAwayAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range daemons {
-		if err := p.says("msg=waiting for=Redis", 20*time.Second); err != nil {
+		if err := p.says("msg=waiting for=Redis"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -318,7 +318,7 @@ func TestTwoQueuesShareALimit(t *testing.T) {
 func TestOnceFromCron(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	s.start(0, 2)
-	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	s.insert("default", 60)
 	for range 3 {
 		var batch []*process
@@ -334,6 +334,6 @@ func TestOnceFromCron(t *testing.T) {
 		settle := time.NewTimer(faultWindow + 200*time.Millisecond)
 		<-settle.C
 	}
-	s.awaitDone(10*time.Second, 60)
+	s.awaitDone(time.Minute, 60)
 	s.exact(faultRate, faultWindow, 60)
 }

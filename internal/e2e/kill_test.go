@@ -201,7 +201,7 @@ func (r *killRun) begin() {
 		everything.others = append(everything.others, v)
 	}
 	r.victims[everything.name] = everything
-	r.await(30*time.Second, `SELECT count(*) = $1 FROM call_workers`, ofEach)
+	r.await(time.Minute, `SELECT count(*) = $1 FROM call_workers`, ofEach)
 	r.begun = time.Now()
 }
 

@@ -41,7 +41,7 @@ func TestLimitsPerKeyAndInAll(t *testing.T) {
 	s := newStack(t, fmt.Sprintf(`limits: {each: {rate: %d/%s, per: key}, all: {rate: %d/%s}}
 queues: {default: {limits: [each, all]}}`, perKey, window, all, window), fakeapi.Config{Latency: apiLatency})
 	s.start(8, 2)
-	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	s.insertKeyed(4, 40, one)  // their own limits bind: 20 a second
 	s.insertKeyed(20, 10, one) // with these the common one does
 	s.awaitDone(2*time.Minute, 360)
@@ -61,7 +61,7 @@ func TestLimitsOfConcurrency(t *testing.T) {
 queues: {default: {limits: [each, all], timeout: 2s, backoff: 100ms..200ms, max_attempts: 20}}`, perKey, all),
 		fakeapi.Config{Latency: 60 * time.Millisecond})
 	dispatchers, workers := []*process{s.spawn("dispatch"), s.spawn("dispatch")}, []*process{s.spawn("work"), s.spawn("work")}
-	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	s.insertKeyed(6, 100, one)
 	for i := range 6 {
 		s.await(time.Minute, `SELECT count(*) > $1 FROM call_queue WHERE status = 'done'`, 60*i)
@@ -87,7 +87,7 @@ func TestLimitsByCost(t *testing.T) {
 	s := newStack(t, fmt.Sprintf(`limits: {rpm: {rate: %d/%s}, tpm: {rate: %d/%s, count: cost}}
 queues: {default: {limits: [rpm, tpm]}}`, requests, window, tokens, window), fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
-	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same costs in every run
 	s.insertKeyed(3, 80, func() int { return 20 + random.IntN(481) })
 	s.awaitDone(3*time.Minute, 240)
@@ -114,7 +114,7 @@ func TestLimitsUnderOnce(t *testing.T) {
 	s := newStack(t, fmt.Sprintf(`limits: {wide: {rate: %d/1h}, narrow: {rate: %d/1h}}
 queues: {one: {limits: [wide, narrow]}, two: {limits: [wide]}}`, wide, narrow), fakeapi.Config{})
 	s.spawn("work")
-	s.await(10*time.Second, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
 	s.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.1); RETURN NULL; END $$`)
 	s.exec(`CREATE TRIGGER slow AFTER INSERT ON call_open FOR EACH STATEMENT EXECUTE FUNCTION slow()`)
 	s.insert("one", 150)
@@ -141,8 +141,8 @@ queues: {one: {limits: [wide, narrow]}, two: {limits: [wide]}}`, wide, narrow), 
 		}
 		s.command("dispatch", "--once")
 	}
-	s.awaitDone(10*time.Second, wide)
-	s.await(time.Second, `SELECT count(*) FILTER (WHERE queue = 'one') <= $1 FROM call_attempts`, narrow)
+	s.awaitDone(time.Minute, wide)
+	s.await(time.Minute, `SELECT count(*) FILTER (WHERE queue = 'one') <= $1 FROM call_attempts`, narrow)
 	s.exact(wide, time.Hour, wide)
 }
 
@@ -155,7 +155,7 @@ func TestLimitsThroughManyQueues(t *testing.T) {
 	}
 	s := newStack(t, rules+"", fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
-	s.await(10*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	for q := range queues {
 		n := calls / queues
 		if q < calls%queues {
@@ -188,8 +188,8 @@ func TestBackpressure(t *testing.T) {
 		t.Errorf("without a worker %d attempts were open and Redis held %d parcels, want at most 200", open.attempts, open.parcels)
 	}
 	s.spawn("work")
-	s.await(30*time.Second, `SELECT count(*) > 0 FROM call_attempts`)
-	s.await(30*time.Second, `SELECT count(*) > 200 FROM call_attempts`) // what was claimed before it came
+	s.await(time.Minute, `SELECT count(*) > 0 FROM call_attempts`)
+	s.await(time.Minute, `SELECT count(*) > 200 FROM call_attempts`) // what was claimed before it came
 	open = s.openAndInRedis(4 * time.Second)
 	if open.attempts > 3*slots || open.parcels > 2*slots {
 		t.Errorf("with a worker of %d slots %d attempts were open and Redis held %d parcels", slots, open.attempts, open.parcels)

@@ -27,7 +27,7 @@ func rollingStack(t *testing.T) *stack {
 func TestRollingRestart(t *testing.T) {
 	s := rollingStack(t)
 	processes := []*process{s.spawn("dispatch"), s.spawn("dispatch"), s.spawn("work"), s.spawn("work")}
-	s.await(20*time.Second, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 	s.insert("default", rollingCalls)
 	s.served(2 * rollingRate)
 	begun := time.Now()
@@ -37,7 +37,7 @@ func TestRollingRestart(t *testing.T) {
 		if i%2 == 0 {
 			next = s.spawn(old.cmd.Args[len(old.cmd.Args)-1])
 		}
-		if code := old.terminate(20 * time.Second); code != 0 {
+		if code := old.terminate(); code != 0 {
 			t.Errorf("%s: exit %d after SIGTERM\n%s", old.name, code, old.log)
 		}
 		if next == nil {
@@ -48,13 +48,13 @@ func TestRollingRestart(t *testing.T) {
 	over := time.Now()
 	s.awaitDone(time.Minute, rollingCalls)
 	for _, p := range processes {
-		if code := p.terminate(20 * time.Second); code != 0 {
+		if code := p.terminate(); code != 0 {
 			t.Errorf("%s: exit %d after SIGTERM\n%s", p.name, code, p.log)
 		}
 	}
 	s.exact(rollingRate, time.Second, rollingCalls)
-	s.await(time.Second, `SELECT count(*) = 0 FROM call_open`)
-	s.await(time.Second, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
 	forever := time.Now()
 	t.Logf("longest gap between requests: %s before the restarts, %s while they went on (%s), %s after them",
 		s.longestGap(time.Time{}, begun), s.longestGap(begun, over), over.Sub(begun).Round(time.Millisecond), s.longestGap(over, forever))
@@ -77,16 +77,16 @@ func TestDispatcherTerminatedInItsClaim(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	dispatcher, release := s.dispatcherInItsClaim()
 	ended := make(chan int, 1)
-	go func() { ended <- dispatcher.terminate(20 * time.Second) }()
-	if err := dispatcher.says("dispatcher draining", 20*time.Second); err != nil {
+	go func() { ended <- dispatcher.terminate() }()
+	if err := dispatcher.says("dispatcher draining"); err != nil {
 		t.Fatal(err)
 	}
-	s.await(time.Second, inItsClaim) // its claim is not given up
+	s.await(time.Minute, inItsClaim) // its claim is not given up
 	release()
 	if code := <-ended; code != 0 {
 		t.Errorf("exit %d after SIGTERM\n%s", code, dispatcher.log)
 	}
-	s.await(20*time.Second, `SELECT count(*) = 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open`)
 	claimed := len(s.api.Requests())
 	if claimed == 0 || claimed > faultRate {
 		t.Errorf("%d requests of its last claim, want 1 to %d", claimed, faultRate)

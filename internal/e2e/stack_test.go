@@ -182,8 +182,8 @@ func (p *process) kill() {
 }
 
 // says waits until the process has logged this text.
-func (p *process) says(text string, within time.Duration) error {
-	deadline := time.NewTimer(within)
+func (p *process) says(text string) error {
+	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -193,20 +193,20 @@ func (p *process) says(text string, within time.Duration) error {
 		case <-p.done:
 			return fmt.Errorf("%s has ended", p.name)
 		case <-deadline.C:
-			return fmt.Errorf("%s had not said %q after %s", p.name, text, within)
+			return fmt.Errorf("%s had not said %q after a minute", p.name, text)
 		}
 	}
 	return nil
 }
 
 // terminate asks the process to drain, waits for its end and returns its exit code.
-func (p *process) terminate(within time.Duration) int {
+func (p *process) terminate() int {
 	p.t.Helper()
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.done:
-	case <-time.After(within):
-		p.t.Errorf("%s had not ended %s after SIGTERM", p.name, within)
+	case <-time.After(time.Minute):
+		p.t.Errorf("%s had not ended a minute after SIGTERM", p.name)
 		p.kill()
 	}
 	return p.cmd.ProcessState.ExitCode()

@@ -143,7 +143,7 @@ func (v *victim) terminateProcess() (func() error, error) {
 		return nil, err
 	}
 	p := v.process
-	if err := p.says("msg=", 10*time.Second); err != nil { // before, it does not yet handle signals
+	if err := p.says("msg="); err != nil { // before, it does not yet handle signals
 		return nil, err
 	}
 	return func() error {

@@ -36,7 +36,7 @@ WITH rule AS (
 )
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
     queue, task, key, limits, keys, costs)
-SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', '300 ms', callq_epoch(),
+SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(),
     'http', 'default', 'http', '', '{api}', '{""}', '{1}'
 FROM call
 RETURNING call_id`
@@ -258,7 +258,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 	pool := pgtest.New(t)
 	before, during := open(t, pool), open(t, pool)
 	start(t, pool, request(before, 7), request(during, 8))
-	const cancel = `UPDATE call_queue SET status = 'cancelled', finished_at = now() - interval '1 min', unique_key = NULL WHERE id = $1`
+	const cancel = `UPDATE call_queue SET status = 'cancelled', finished_at = now() - interval '1 h', unique_key = NULL WHERE id = $1`
 	exec(t, pool, cancel, before)
 
 	tx, err := pool.Begin(t.Context())
@@ -291,7 +291,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, pool, `SELECT count(*) = 2 FROM call_queue WHERE status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL
-		AND run_at <= now() AND finished_at > now() - interval '30 s' AND error_message = 'x'`)
+		AND run_at <= now() AND finished_at > now() - interval '50 min' AND error_message = 'x'`)
 	want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
 	want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
 	for _, v := range verify(t, pool).Findings {
@@ -302,7 +302,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 // awaitLockWait waits until a statement waits for a lock.
 func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	for waiting, end := false, time.Now().Add(20*time.Second); !waiting; {
+	for waiting, end := false, time.Now().Add(time.Minute); !waiting; {
 		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock') FROM pg_sleep(0.005)`).Scan(&waiting)
 		if err != nil || time.Now().After(end) {

@@ -76,7 +76,7 @@ func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = $1`, id)
 	exec(t, pool, `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
-		SELECT id, attempts, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', '300 ms', callq_epoch(), 'http',
+		SELECT id, attempts, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
 		FROM call_queue WHERE id = $1`, id)
 }
@@ -214,9 +214,8 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			start(t, pool, request(open(t, pool), 7))
-			exec(t, pool, `UPDATE call_open SET started_at = clock_timestamp() - interval '5 s'`)
 			start(t, pool, request(open(t, pool), 8))
-			exec(t, pool, `UPDATE call_open SET started_at = clock_timestamp() - interval '2 s' WHERE token = 8`)
+			exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END`)
 			exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
 				VALUES ('api', 1, now() - interval '1 hour', 1, '1 s', 'test')`)
 			if c.setup != "" {

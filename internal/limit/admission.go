@@ -40,17 +40,22 @@ func (a Admission) Most(key string) int64 {
 	return max(0, most)
 }
 
-// Admit takes a call's units from every limit and answers true, or takes nothing. shared says that
-// a limit which is not the key's own refused it, so that other keys are no better off.
-func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
-	ok = true
+// Fits says whether every limit has a call's units. shared says that a limit which is not the key's own has
+// not, so that other keys are no better off.
+func (a Admission) Fits(key string, cost int64) (fits, shared bool) {
+	fits = true
 	for _, q := range a {
 		if q.Room[q.key(key)] < q.units(cost) {
-			ok = false
+			fits = false
 			shared = shared || !q.PerKey
 		}
 	}
-	if !ok {
+	return fits, shared
+}
+
+// Admit takes a call's units from every limit and answers true, or takes nothing, as Fits says.
+func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
+	if ok, shared = a.Fits(key, cost); !ok {
 		return false, shared
 	}
 	for _, q := range a {

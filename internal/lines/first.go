@@ -30,13 +30,13 @@ type Call struct {
 	ReadyAt time.Time `db:"ready_at"`
 	Cost    int64     `db:"cost"`
 	Refusal *string   `db:"refusal"` // what is wrong with it, if anything
-	Unread  bool      `db:"-"`       // there was no time to see: it comes first in the next claim
+	Unread  bool      `db:"-"`       // there was no time to see what is wrong with its call_data: Read does
 }
 
 // First locks the calls that stand first in each line, at most as many as are wanted of it, and returns
 // those that may be claimed, line by line; what another transaction holds is passed over. passed are the
 // entries of the same places that may not: Return says what becomes of them. Calls with more than maxData
-// bytes of call_data are refused.
+// bytes of call_data are refused; where that takes long to see, the others come unread.
 func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, asks []Ask) (calls []Call, passed []Entry, err error) {
 	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData}))
 	if err != nil {
@@ -90,6 +90,15 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 	return calls, passed, nil
 }
 
+// Read looks at a call that came unread, however long it takes.
+func Read(ctx context.Context, tx pgx.Tx, maxData int64, c *Call) error {
+	if err := tx.QueryRow(ctx, readSQL, pgx.StrictNamedArgs{"id": c.ID, "most": maxData}).Scan(&c.Refusal); err != nil {
+		return fmt.Errorf("read the call_data of call %d: %w", c.ID, err)
+	}
+	c.Unread = false
+	return nil
+}
+
 func named(queue string, asks []Ask, args pgx.StrictNamedArgs) pgx.StrictNamedArgs {
 	keys, tasks := make([]string, len(asks)), make([]string, len(asks))
 	priorities, taken := make([]int16, len(asks)), make([]int32, len(asks))
@@ -123,8 +132,9 @@ WITH entries AS MATERIALIZED (
 )`
 
 // call_data is only unpacked where its stored size could hide one over the limit (pglz packs at most 300
-// times), and only for a while, by the real clock: a claim that took in too much would never end. A call that
-// was moved to another line is in line there too.
+// times), and only for a while, by the real clock: a claim that took in too much would never end. Not even one
+// may be read in that while, on a busy machine: so a claim reads one more (Read). A call that was moved to
+// another line is in line there too.
 const firstSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
@@ -138,8 +148,7 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     WHEN octet_length(q.queue) > 255 THEN 'queue is longer than 255 bytes'
     WHEN pg_column_size(q.call_data) * 300 > @most::bigint THEN CASE
         WHEN pg_catalog.clock_timestamp() > pg_catalog.statement_timestamp() + interval '250 milliseconds' THEN ''
-        WHEN octet_length(q.call_data::text) > @most::bigint
-            THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
+        ELSE ` + tooLongSQL + `
         END
     END AS refusal
 FROM entries e
@@ -152,6 +161,12 @@ CROSS JOIN LATERAL (
           = (@queue, e.key, e.priority, e.task)
     FOR UPDATE SKIP LOCKED
 ) q`
+
+const tooLongSQL = `CASE WHEN octet_length(q.call_data::text) > @most::bigint
+            THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
+        END`
+
+const readSQL = `SELECT ` + tooLongSQL + ` FROM call_queue q WHERE q.id = @id`
 
 // Return puts calls that still wait, and could not be locked or are not due after all, back into the news.
 func Return(b *pgx.Batch, ids []int64) {

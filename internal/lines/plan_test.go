@@ -22,6 +22,7 @@ func TestPlans(t *testing.T) {
 		"walk":        {SQL: walkSQL, Uses: []string{"call_lines_active_idx key"}, Ordered: "call_lines_active_idx"},
 		"entries":     {SQL: entriesSQL + " SELECT * FROM entries", Uses: []string{"call_waiting_pkey seq"}, Ordered: "call_waiting_pkey"},
 		"first":       {SQL: firstSQL, Uses: []string{"call_waiting_pkey seq", "call_queue_pkey id"}, Ordered: "call_waiting_pkey"},
+		"read":        {SQL: readSQL, Uses: []string{"call_queue_pkey id"}},
 		"return":      {SQL: returnSQL, Uses: []string{"call_queue_pkey id"}},
 		"park":        {SQL: parkSQL, Uses: []string{key}},
 		"leave":       {SQL: leaveSQL, Uses: []string{key}},

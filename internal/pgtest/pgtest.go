@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	setUpWithin   = time.Minute
-	cleanUpWithin = 10 * time.Second
+	setUpWithin   = 2 * time.Minute
+	cleanUpWithin = time.Minute
 )
 
 // New returns a pool on a fresh database; both go when t ends. The pool opens up to 32

@@ -18,7 +18,7 @@ func TestRun(t *testing.T) {
 		{"a signal ends the command", `kill -KILL $$`, 128 + 9},
 		{
 			"a signal is passed on",
-			`trap "exit 9" TERM; kill -TERM $PPID; for i in $(seq 400); do sleep 0.05; done`, 9,
+			`trap "exit 9" TERM; kill -TERM $PPID; for i in $(seq 1200); do sleep 0.05; done`, 9,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
