@@ -35,6 +35,7 @@ func TestHours(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.settable()
+	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
 	s.alive(100)
 	r := openIn("Mon-Fri 09:00-18:00 Europe/Berlin")
 	r.Queues = append(r.Queues, queue("always"))
@@ -87,6 +88,7 @@ func TestHoursOfSeveral(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.settable()
+	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
 	s.alive(100)
 	s.clockAt("2040-01-09 10:00:00Z")
 	s.due("default", 1)
@@ -112,6 +114,7 @@ func TestHoursBegin(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.settable()
+	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
 	s.alive(100)
 	s.clockAt("2040-01-09 08:59:48.500 Europe/Berlin")
 	s.due("default", 1)
@@ -145,6 +148,7 @@ func TestHoursArePublished(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.settable()
+	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
 	s.alive(100)
 	s.clockAt("2040-01-09 10:00:00Z")
 	s.due("default", 2)
