@@ -27,6 +27,8 @@ type attempt struct {
 	epoch  string // that it was loaded under
 	token  int64
 	result json.RawMessage
+	// settled is what the handler said that the call cost; nil: nothing.
+	settled *int64
 
 	begun time.Time // when it was given its slot
 	m0    time.Time // monotonic, read before the start was asked for
@@ -208,10 +210,7 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	if _, notSent := errors.AsType[*notSentError](err); notSent {
 		return a.unsent(err, a.Policy.BackoffMin)
 	}
-	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
-	if err != nil { // it may have given up on a request that is still on its way
-		arrival.By = nil
-	}
+	arrival := limit.Sending{Ended: time.Since(a.m0), Own: true, GaveUp: err != nil}.Arrival()
 	if snooze, ok := errors.AsType[*snoozeError](err); ok {
 		return a.snoozed(snooze, &arrival)
 	}
@@ -224,7 +223,7 @@ func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
 	call := a.asCall()
 	returned := false
 	defer func() {
-		a.result = call.result
+		a.result, a.settled = call.result, call.settled
 		if returned {
 			return
 		}
@@ -345,6 +344,7 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *ledger.Closing {
 	c := a.closing(callqueue.OutcomeDone, err)
 	c.Arrival, c.Requests, c.Result = arrival, requests, a.result
+	a.settleCost(c)
 	if err == nil {
 		c.Status = callqueue.StatusDone
 		return c
@@ -361,6 +361,12 @@ func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *le
 	}
 	c.Status, c.Delay = status, &delay
 	return c
+}
+
+// settleCost has limits that count cost charged what the handler said.
+func (a *attempt) settleCost(c *ledger.Closing) {
+	c.Settled = a.settled
+	c.Saves = a.settled != nil && *a.settled < a.Cost && c.Arrival != nil
 }
 
 func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing {

@@ -20,7 +20,8 @@ type Call struct {
 	Cost    int64
 	Data    json.RawMessage // call_data
 
-	result json.RawMessage
+	result  json.RawMessage
+	settled *int64
 }
 
 // Bind reads the call's data into v. Data that does not fit is a permanent error.
@@ -47,6 +48,27 @@ func (c *Call) SetResult(v any) error {
 }
 
 const maxResult = 1 << 20
+
+// Settle says what the call really cost: its limits that count cost are charged n units instead of Cost when
+// the attempt ends, however it ends; the others count it as before. The last Settle counts, and 0 charges those
+// limits nothing. Until the attempt ends they count Cost, and so they do where the worker is lost; an
+// attempt that was not sent is charged nothing anyway.
+//
+// Claim an upper bound as Cost. Fewer units come free at once, for the API took no more. More are charged in
+// full, and count from then on, but other calls may have been claimed by then: the window can hold more than the
+// rate, which nobody can undo. callq verify says so.
+//
+// An n below 0, or above 1e12, is an error, and changes nothing.
+func (c *Call) Settle(n int64) error {
+	if n < 0 || n > maxSettled {
+		return fmt.Errorf("settle the cost: it is %d; it must be between 0 and %d", n, int64(maxSettled))
+	}
+	c.settled = &n
+	return nil
+}
+
+// maxSettled keeps the sums of a window within what Postgres adds up.
+const maxSettled = 1e12
 
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
 // return by then, for what it sends later is not counted. It ends earlier, with the cause

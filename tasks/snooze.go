@@ -28,6 +28,7 @@ func (a *attempt) snoozed(err *snoozeError, arrival *limit.Arrival) *ledger.Clos
 	}
 	c := a.closing(callqueue.OutcomeSnoozed, nil)
 	c.Arrival, c.Result = arrival, a.result
+	a.settleCost(c)
 	c.Status, c.Delay = callqueue.StatusNew, &err.after
 	return c
 }
