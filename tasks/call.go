@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 )
 
 // HTTP is the name of the built-in task.
@@ -19,6 +20,26 @@ type Call struct {
 	Key     string
 	Cost    int64
 	Data    json.RawMessage // call_data
+	// Client makes the one request that an attempt may make through it. It gives a handler of one's own what the
+	// task http has:
+	//
+	//   - at most one request is written; a second is refused, and so are redirects, which it hands out
+	//     as they are;
+	//   - nothing is written once the handler has ended, its context too, nor, where one of the call's limits
+	//     has anchor: start, later than its send_within after the start was asked for. A request that was not
+	//     written in time is then an error that wraps [NotSent]: return it, and the attempt uses no unit;
+	//   - when it was written and answered is measured, so that limits with anchor: start count the request
+	//     until it arrived, not until the handler ended;
+	//   - it carries Idempotency-Key, Callq-Call-Id and Callq-Attempt, unless the handler set them;
+	//   - it goes where [HTTPConfig] allows: Hosts, and no private address but those named there.
+	//
+	// A limit with anchor: start is the handler's promise to send nothing by other means, and at once:
+	// connecting counts. (One that did not connect in time finds the connection when it tries again.)
+	// Under other limits it may send when it likes, through the Client or not; they count it until it ends.
+	//
+	// HTTP/1.1, without a proxy, answers are not decompressed, and headers about the connection (Expect, Upgrade,
+	// …) are refused. A request that failed before anything was written may be followed by another.
+	Client *http.Client
 
 	result  json.RawMessage
 	settled *int64
@@ -71,7 +92,7 @@ func (c *Call) Settle(n int64) error {
 const maxSettled = 1e12
 
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
-// return by then, for what it sends later is not counted. It ends earlier, with the cause
+// return by then, for what it sends later is not counted (through Call.Client nothing is sent later). It ends earlier, with the cause
 // [ErrCancelled], within about two seconds of the call's being cancelled. A panic counts as an error,
 // and so does runtime.Goexit.
 type Handler func(ctx context.Context, call *Call) error
