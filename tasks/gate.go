@@ -48,7 +48,7 @@ type pass struct {
 	conn  *gatedConn // set by admit; the rest is guarded by its mu
 	ended bool       // it is admitted no more
 
-	sendBy time.Time               // zero: no bound
+	sendBy time.Time // zero: no bound
 
 	wrote    bool      // a Write has begun
 	writing  bool      // a Write is under way

@@ -27,7 +27,7 @@ type attempt struct {
 	sent    time.Duration // the write returned
 	heard   *time.Duration
 	settled *int64 // what the API said that it took, less than the cost; nil: it did not say
-	over    bool // the handler has ended
+	over    bool   // the handler has ended
 	request *request
 	of      *callRecord   // whose data it has
 	slack   time.Duration // that its request keeps to
