@@ -100,7 +100,7 @@ func (a *attempt) prepare() {
 	if a.k.hazard() {
 		return
 	}
-	if a.Task != "http" {
+	if a.Task != "http" && !a.gated() {
 		a.handle()
 		return
 	}
@@ -113,6 +113,10 @@ func (a *attempt) prepare() {
 	}
 	a.do(wait, a.write)
 }
+
+// gated says whether the request goes through the gate: where a limit is anchored at the start a handler of one's
+// own has promised that.
+func (a *attempt) gated() bool { return a.Task == "http" || a.answer.SendWithin != nil }
 
 // dawdles says whether something takes as long as it may.
 func (w *world) dawdles() bool { return w.pace == late || w.pace == mixed && w.chance(0.3) }
@@ -220,6 +224,14 @@ func (a *attempt) hear(answer ending) {
 	if answer == laterEnding && a.Task == "http" {
 		a.k.shutLimits(a)
 	}
+	if w := a.k.w; a.Task != "http" && a.gated() && w.chance(0.5) { // it has more to do
+		a.do(w.between(0, max(0, a.m0+a.Timeout-w.now)), func() {
+			if !a.over {
+				a.end(answer, a.arrival(), "")
+			}
+		})
+		return
+	}
 	a.end(answer, a.arrival(), "")
 }
 
@@ -242,7 +254,7 @@ func (a *attempt) hearCancel() {
 func (a *attempt) arrival() *limit.Arrival {
 	ended := a.k.w.now - a.m0
 	s := limit.Sending{Ended: ended, Own: a.Task != "http"}
-	if !s.Own {
+	if a.gated() {
 		sent := a.sent - a.m0
 		s.Sent, s.Answered = &sent, a.heard
 	}
