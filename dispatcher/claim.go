@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
@@ -315,18 +316,21 @@ func (b *batch) open(writes *pgx.Batch, c *round) {
 		return
 	}
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
-	var sendWithin *time.Duration
+	var sendWithin, ownWithin *time.Duration
 	for _, l := range c.head.limits {
 		names, perKey, countCost = append(names, l.Name), append(perKey, l.PerKey), append(countCost, l.CountCost)
 		if sendWithin == nil || l.SendWithin < *sendWithin {
 			sendWithin = &l.SendWithin
+		}
+		if l.Anchor == limit.AnchorStart && (ownWithin == nil || l.SendWithin < *ownWithin) {
+			ownWithin = &l.SendWithin
 		}
 	}
 	b.opened = len(ids)
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
 		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": c.head.now, "queue": c.Name, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
-		"send_within": sendWithin, "start_within": startWithin, "closes": c.closes,
+		"send_within": sendWithin, "own_within": ownWithin, "start_within": startWithin, "closes": c.closes,
 	}).Query(func(rows pgx.Rows) (err error) {
 		b.attempts, err = pgx.CollectRows(rows, pgx.RowToStructByName[claimed])
 		return err
@@ -351,7 +355,9 @@ func (b *batch) check(err error) error {
 // is the end: nothing starts after it, whoever lives, and the sweepers take back what was handed over.
 const startWithin = 30 * time.Second
 
-// The rows of call_queue are locked by lines.First in this transaction.
+// The rows of call_queue are locked by lines.First in this transaction. send_within is for how long the
+// worker's gate stays open: of a handler of one's own only where a limit is anchored at the start, else it may
+// send until its deadline.
 const openSQL = `
 WITH picked AS (
     SELECT * FROM unnest(@ids::bigint[], @parcel_nos::int[], @pools::text[]) AS p (id, parcel_no, pool)
@@ -365,7 +371,8 @@ WITH picked AS (
 )
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_within::interval, @closes::timestamptz), @send_within::interval,
+SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_within::interval, @closes::timestamptz),
+    CASE task WHEN 'http' THEN @send_within::interval ELSE @own_within::interval END,
     @epoch, pool, @queue, task, key, @limits::text[],
     CASE WHEN true = ANY(@per_key::bool[])
         THEN ARRAY(SELECT CASE WHEN l.per_key THEN key ELSE '' END FROM unnest(@per_key::bool[]) AS l (per_key))

@@ -157,7 +157,9 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
 // is the key that is asked about (empty where the limit is not per key), $3 is since when it counts, which is
 // what has a later until (limit.Rate.Since); $4 is the batch from which on attempts are open. Buckets are
-// labelled with their end. The unit of an open attempt can come free from its start on where that
+// labelled with their end. One without a send_within has no gate, for it was claimed when no limit of its was
+// anchored at the start: it is not bounded by its start either. The unit of an open attempt can come free from
+// its start on where that
 // bounds it; else its until is yet to come, and so is when it comes free.
 //
 // Each open attempt is read once, however many keys are asked about (TestOccupiedIsLinear): Settings leave
@@ -179,7 +181,7 @@ WITH asked AS MATERIALIZED (
         CASE l.anchor WHEN 'dispatch' THEN o.claimed_at ELSE o.started_at + o.send_within + l.slack END AS until,
         CASE WHEN o.epoch = l.epoch THEN
             CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-            WHEN 'start' THEN o.started_at
+            WHEN 'start' THEN CASE WHEN o.send_within IS NOT NULL THEN o.started_at END
             WHEN 'dispatch' THEN o.claimed_at END
         END AS bounded_from
     FROM call_open o

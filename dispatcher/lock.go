@@ -21,6 +21,7 @@ type lockedLimit struct {
 	Overrides     bool          `db:"overrides"` // some keys have another rate
 	CountCost     bool          `db:"count_cost"`
 	MostCost      int64         `db:"most_cost"` // of a call, by what is published; dearer ones can never be made
+	Anchor        limit.Anchor  `db:"anchor"`    // "": as the task has it
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
 	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
@@ -91,7 +92,8 @@ const lockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queue
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, most_cost, slack, send_within, epoch, shut_until, complete_since,
+SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, most_cost, coalesce(anchor, '') AS anchor, slack,
+    send_within, epoch, shut_until, complete_since,
     slack + greatest(send_within, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l

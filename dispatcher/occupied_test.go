@@ -24,7 +24,7 @@ type openCase struct {
 	Key        string
 	Claimed    int
 	Started    int // 0: not
-	SendWithin int
+	SendWithin int // -1: it has no gate
 	Cost       int64
 }
 
@@ -53,7 +53,7 @@ func TestOccupied(t *testing.T) {
 	opens := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) openCase {
 		return openCase{
 			rapid.IntRange(0, 15).Draw(t, "limits"), rapid.Bool().Draw(t, "own"), rapid.IntRange(0, 4).Draw(t, "older") == 0,
-			keys.Draw(t, "key"), rapid.IntRange(0, 30).Draw(t, "claimed"), rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(0, 5).Draw(t, "send within"), rapid.Int64Range(1, 3).Draw(t, "cost"),
+			keys.Draw(t, "key"), rapid.IntRange(0, 30).Draw(t, "claimed"), rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(-1, 5).Draw(t, "send within"), rapid.Int64Range(1, 3).Draw(t, "cost"),
 		}
 	}), 0, 12)
 	usage := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) usageCase {
@@ -83,6 +83,10 @@ func TestOccupied(t *testing.T) {
 				v := at(o.Started)
 				started = &v
 			}
+			var sendWithin *time.Duration
+			if o.SendWithin >= 0 {
+				sendWithin = new(time.Duration(o.SendWithin) * time.Millisecond)
+			}
 			task, epoch := "http", "now"
 			if o.Own {
 				task = "own"
@@ -97,7 +101,7 @@ func TestOccupied(t *testing.T) {
 			all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
 				VALUES ($1, 1, 0, 1, 1, $9, now(), now(), $2, $3, $4, 'http', 'default', $5, $10, $6::text[],
 					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]))`,
-				i+1, started, time.Duration(o.SendWithin)*time.Millisecond, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key)
+				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key)
 		}
 		for _, u := range usage {
 			all.Queue(`INSERT INTO call_usage VALUES ($1, $5, $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used, u.Key)
@@ -138,7 +142,7 @@ func TestOccupied(t *testing.T) {
 				case o.Older:
 				case anchors[i] == "dispatch":
 					until, from = o.Claimed, o.Claimed
-				case o.Started > 0 && bounded:
+				case o.Started > 0 && bounded && o.SendWithin >= 0:
 					until, from = o.Started+o.SendWithin+slacks[i], o.Started
 				}
 				if o.Limits>>i&1 == 1 && (!perKey[i] || o.Key == a.key) && until > a.since {

@@ -82,13 +82,14 @@ FOR NO KEY UPDATE`
 const forgetUsageSQL = `DELETE FROM call_usage WHERE limit_name = $1`
 
 // Attempts that were charged to the limit count until then, those of its queues that were not until
-// the bound in the ledger; with which key and cost, the limit says now. Shard 0 is no connection's.
+// the bound in the ledger; with which key, and whether by what they cost, the limit says now. Shard 0 is no
+// connection's.
 // Nothing in the ledger still runs, so a concurrency limit begins with none.
 const countUsageSQL = `
 INSERT INTO call_usage (limit_name, key, bucket, shard, used)
 SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END,
     date_bin(coalesce(l.bucket_width, l.window_size / 200), coalesce(c.until, a.arrived_by), 'epoch') + coalesce(l.bucket_width, l.window_size / 200),
-    0, sum(CASE WHEN l.count_cost THEN a.cost ELSE 1 END)
+    0, sum(CASE WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END)
 FROM call_limits l
 JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01 - $2::interval
 LEFT JOIN LATERAL (

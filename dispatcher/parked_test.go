@@ -17,6 +17,8 @@ func TestParkedKeysAreWoken(t *testing.T) {
 	hourly := rules(perKey("each", 1, time.Hour))
 	one := rules(dispatcher.LimitRule{Name: "each", Rate: limit.Rate{Units: 1}, PerKey: true})
 	short := rules(perKey("each", 1, 2*time.Second))
+	byCost := rules(perKey("each", 1, time.Hour))
+	byCost.Limits[0].CountCost = true
 	for name, c := range map[string]struct {
 		rules dispatcher.Rules
 		free  func(t *testing.T, s *system)
@@ -29,6 +31,11 @@ func TestParkedKeysAreWoken(t *testing.T) {
 			s.finish(300, 301)
 		}, `array_agg(key ORDER BY key) = '{k300,k301}'`},
 		"a call is cancelled": {hourly, func(_ *testing.T, s *system) { s.cancel(300) }, `array_agg(key) = '{k300}'`},
+		"a call is settled at less than its cost": {byCost, func(_ *testing.T, s *system) {
+			s.start(time.Hour, 300, 301)
+			s.settle(new(int64(0)), 300)
+			s.settle(new(int64(1)), 301)
+		}, `array_agg(key) = '{k300}'`},
 		"a key's pause ends": {hourly, func(t *testing.T, s *system) {
 			pause := ledger.Paused{What: "limit", Name: "each", Key: "k300", Reason: "test", By: "test"}
 			if n, err := ledger.Pause(t.Context(), s.pool, pause); err != nil || n != 1 {

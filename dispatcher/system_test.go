@@ -152,7 +152,7 @@ func (s *system) work(stop <-chan struct{}) {
 			i := slices.IndexFunc(requests, func(r ledger.StartRequest) bool { return r.Token == a.Token })
 			closings = append(closings, ledger.Closing{
 				CallID: a.CallID, Attempt: requests[i].Attempt, Token: a.Token, Outcome: callqueue.OutcomeDone,
-				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took},
+				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took, EndBy: &took},
 			})
 		}
 		if _, err := ledger.Close(ctx, s.pool, closings); err != nil {
@@ -196,7 +196,10 @@ func parallel(t *testing.T, name string, run func(t *testing.T, s *system)) {
 func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
 
 // finish ends what has started, of these calls or all, as done and answered just now.
-func (s *system) finish(ids ...int64) {
+func (s *system) finish(ids ...int64) { s.t.Helper(); s.settle(nil, ids...) }
+
+// settle does, and says what each cost.
+func (s *system) settle(settled *int64, ids ...int64) {
 	s.t.Helper()
 	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt, token, clock_timestamp() - started_at FROM call_open
 		WHERE started_at IS NOT NULL AND (cardinality($1::bigint[]) = 0 OR call_id = ANY($1))`, append([]int64{}, ids...))
@@ -204,10 +207,10 @@ func (s *system) finish(ids ...int64) {
 		s.t.Fatal(err)
 	}
 	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
-		c := ledger.Closing{Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone}
+		c := ledger.Closing{Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Settled: settled}
 		var took time.Duration
 		err := row.Scan(&c.CallID, &c.Attempt, &c.Token, &took)
-		c.Arrival = &limit.Arrival{By: &took, Written: took}
+		c.Arrival = &limit.Arrival{By: &took, Written: took, EndBy: &took}
 		return c, err
 	})
 	if err != nil {

@@ -83,13 +83,15 @@ CREATE SEQUENCE call_batch_seq;
 
 -- The ledger: one row per attempt, written once, when the attempt closes. arrived_by is the
 -- latest moment at which its request can have reached the API (NULL: it was never sent);
--- charged says, per limit, key and cost, until when the charge counts. requests is what the
--- write gate let through (NULL where a handler of one's own sent, or the worker was lost).
+-- charged says, per limit, key and cost, until when the charge counts. cost is what was claimed, settled
+-- what the handler said that it was (NULL: nothing; then cost counts). requests is what the write gate let
+-- through (NULL where a handler of one's own sent by other means, or the worker was lost).
 CREATE TABLE call_attempts (
     call_id     bigint      NOT NULL,
     attempt     integer     NOT NULL,
     requests    smallint,
     cost        bigint      NOT NULL,
+    settled     bigint,
     claimed_at  timestamptz NOT NULL,
     started_at  timestamptz,
     arrived_by  timestamptz,

@@ -44,13 +44,19 @@ func (h *httpTask) readAnswer(r *http.Response, giveUp func()) (a answer, whole 
 	}
 	a.Headers = readableHeaders(r.Header, s)
 	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
-	timer := time.AfterFunc(h.drainFor, giveUp)
-	_, rest := io.CopyN(io.Discard, r.Body, maxDrain)
-	timer.Stop()
-	whole = errors.Is(rest, io.EOF)
+	whole = h.drained(r.Body, giveUp)
 	a.Body, a.Truncated = readable(s.redact(string(data)))
 	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
 	return a, whole
+}
+
+// drained reads what nobody wants of an answer, so that its connection may be used again; giveUp ends that
+// where it takes long.
+func (h *httpTask) drained(body io.Reader, giveUp func()) (whole bool) {
+	timer := time.AfterFunc(h.drainFor, giveUp)
+	defer timer.Stop()
+	_, err := io.CopyN(io.Discard, body, maxDrain)
+	return errors.Is(err, io.EOF)
 }
 
 // gunzip decodes gzip, and reads its header only when asked for bytes.

@@ -27,11 +27,16 @@ type attempt struct {
 	epoch  string // that it was loaded under
 	token  int64
 	result json.RawMessage
+	// settled is what the handler said that the call cost; nil: nothing.
+	settled *int64
 
 	begun time.Time // when it was given its slot
 	m0    time.Time // monotonic, read before the start was asked for
 	state startState
 	late  bool // the gate refused its request: it came after send_within
+	gated bool // it had a gate, so that it can be late
+	// client is what a handler of one's own sends through, if it does.
+	client *client
 	// parcel is done with when the start has been answered or will never be asked for: from then on
 	// the parcel is of no use. Nil once it is.
 	parcel *sync.WaitGroup
@@ -133,6 +138,7 @@ func (a *attempt) free() {
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
 func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
+	a.gated = true
 	s := a.w.http.run(ctx, a.asCall(), a.Timeout, a.start)
 	var requests int16
 	if s.wrote {
@@ -179,7 +185,7 @@ func (a *attempt) sending(s sending) limit.Sending {
 
 // runHandler runs a handler of one's own between a durable start, which was answered so, and its end.
 func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
-	_, err = a.started(ctx, answer, err)
+	g, err := a.started(ctx, answer, err)
 	switch {
 	case a.state == notStarted:
 		return nil
@@ -197,7 +203,9 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
 	}
-	return a.handled(ctx, a.guard(ctx, handler))
+	call := a.asCall()
+	a.client = newClient(ctx, a.w.http, call, g, a.Timeout)
+	return a.handled(ctx, a.guard(ctx, handler, call))
 }
 
 // handled is how an attempt ends whose handler ended so.
@@ -205,26 +213,45 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	if err != nil && ctx.Err() != nil && !isDecided(err) && !strings.Contains(err.Error(), context.Cause(ctx).Error()) {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
+	requests, s := a.seen()
 	if _, notSent := errors.AsType[*notSentError](err); notSent {
-		return a.unsent(err, a.Policy.BackoffMin)
+		switch {
+		case s.Sent != nil: // the gate knows better
+			err = fmt.Errorf("a request was sent through the call's Client, but the handler says: %s", err.Error())
+		case errors.Is(err, errTooLate) || errors.Is(err, errSpent):
+			return a.unsent(err, a.Policy.BackoffMin/10)
+		default:
+			return a.unsent(err, a.Policy.BackoffMin)
+		}
 	}
-	arrival := limit.Sending{Ended: time.Since(a.m0)}.Arrival()
-	if err != nil { // it may have given up on a request that is still on its way
-		arrival.By = nil
-	}
+	s.Own, s.GaveUp = true, err != nil
+	arrival := s.Arrival()
 	if snooze, ok := errors.AsType[*snoozeError](err); ok {
-		return a.snoozed(snooze, &arrival)
+		return a.snoozed(snooze, &arrival, requests)
 	}
-	return a.ending(err, &arrival, nil)
+	return a.ending(err, &arrival, requests)
+}
+
+// seen is what became of what the handler sent through the call's client, which is taken back. nil: it did not
+// use it.
+func (a *attempt) seen() (requests *int16, s limit.Sending) {
+	seen := a.client.end()
+	if seen.used {
+		requests, a.late, a.gated = new(int16), seen.late && !seen.wrote, !a.client.grant.sendBy.IsZero()
+	}
+	if seen.wrote {
+		*requests = 1
+		return requests, a.sending(seen.sending)
+	}
+	return requests, limit.Sending{Ended: time.Since(a.m0)}
 }
 
 // guard turns a panic into an error. The stack goes to the log, never to the call. Where the handler ends the
 // goroutine (runtime.Goexit, as testing.T.FailNow does) the attempt is ended here, for nothing after it runs.
-func (a *attempt) guard(ctx context.Context, handler Handler) (err error) {
-	call := a.asCall()
+func (a *attempt) guard(ctx context.Context, handler Handler, call *Call) (err error) {
 	returned := false
 	defer func() {
-		a.result = call.result
+		a.result, a.settled = call.result, call.settled
 		if returned {
 			return
 		}
@@ -346,6 +373,7 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *ledger.Closing {
 	c := a.closing(callqueue.OutcomeDone, err)
 	c.Arrival, c.Requests, c.Result = arrival, requests, a.result
+	a.settleCost(c)
 	if err == nil {
 		c.Status = callqueue.StatusDone
 		return c
@@ -362,6 +390,12 @@ func (a *attempt) ending(err error, arrival *limit.Arrival, requests *int16) *le
 	}
 	c.Status, c.Delay = status, &delay
 	return c
+}
+
+// settleCost has limits that count cost charged what the handler said.
+func (a *attempt) settleCost(c *ledger.Closing) {
+	c.Settled = a.settled
+	c.Saves = a.settled != nil && *a.settled < a.Cost && c.Arrival != nil
 }
 
 func (a *attempt) closing(outcome callqueue.Outcome, err error) *ledger.Closing {

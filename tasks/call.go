@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 )
 
 // HTTP is the name of the built-in task.
@@ -19,9 +20,30 @@ type Call struct {
 	Key     string
 	Cost    int64
 	Data    json.RawMessage // call_data
+	// Client makes the one request that an attempt may make through it. It gives a handler of one's own what the
+	// task http has:
+	//
+	//   - at most one request is written; a second is refused, and so are redirects, which it hands out
+	//     as they are;
+	//   - nothing is written once the handler has ended, its context too, nor, where one of the call's limits
+	//     has anchor: start, later than its send_within after the start was asked for. A request that was not
+	//     written in time is then an error that wraps [NotSent]: return it, and the attempt uses no unit;
+	//   - when it was written and answered is measured, so that limits with anchor: start count the request
+	//     until it arrived, not until the handler ended;
+	//   - it carries Idempotency-Key, Callq-Call-Id and Callq-Attempt, unless the handler set them;
+	//   - it goes where [HTTPConfig] allows: Hosts, and no private address but those named there.
+	//
+	// A limit with anchor: start is the handler's promise to send nothing by other means, and at once:
+	// connecting counts. (One that did not connect in time finds the connection when it tries again.)
+	// Under other limits it may send when it likes, through the Client or not; they count it until it ends.
+	//
+	// HTTP/1.1, without a proxy, answers are not decompressed, and headers about the connection (Expect, Upgrade,
+	// …) are refused. A request that failed before anything was written may be followed by another.
+	Client *http.Client
 
 	result  json.RawMessage
 	budgets *budgets // the worker's; nil: no worker made it
+	settled *int64
 }
 
 // Bind reads the call's data into v. Data that does not fit is a permanent error.
@@ -49,8 +71,29 @@ func (c *Call) SetResult(v any) error {
 
 const maxResult = 1 << 20
 
+// Settle says what the call really cost: its limits that count cost are charged n units instead of Cost when
+// the attempt ends, however it ends; the others count it as before. The last Settle counts, and 0 charges those
+// limits nothing. Until the attempt ends they count Cost, and so they do where the worker is lost; an
+// attempt that was not sent is charged nothing anyway.
+//
+// Claim an upper bound as Cost. Fewer units come free at once, for the API took no more. More are charged in
+// full, and count from then on, but other calls may have been claimed by then: the window can hold more than the
+// rate, which nobody can undo. callq verify says so.
+//
+// An n below 0, or above 1e12, is an error, and changes nothing.
+func (c *Call) Settle(n int64) error {
+	if n < 0 || n > maxSettled {
+		return fmt.Errorf("settle the cost: it is %d; it must be between 0 and %d", n, int64(maxSettled))
+	}
+	c.settled = &n
+	return nil
+}
+
+// maxSettled keeps the sums of a window within what Postgres adds up.
+const maxSettled = 1e12
+
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
-// return by then, for what it sends later is not counted. It ends earlier, with the cause
+// return by then, for what it sends later is not counted (through Call.Client nothing is sent later). It ends earlier, with the cause
 // [ErrCancelled], within about two seconds of the call's being cancelled. A panic counts as an error,
 // and so does runtime.Goexit.
 type Handler func(ctx context.Context, call *Call) error

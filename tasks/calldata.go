@@ -111,23 +111,35 @@ func (c *httpCall) build(call *Call, body []byte, contentType string) error {
 		}
 		target.User = nil
 	}
-	setDefault(header, "Idempotency-Key", fmt.Sprintf("callq-%d", call.ID))
-	setDefault(header, "User-Agent", userAgent)
 	if contentType != "" {
 		setDefault(header, "Content-Type", contentType)
 	}
-	header.Set("Callq-Call-Id", strconv.FormatInt(call.ID, 10))
-	header.Set("Callq-Attempt", strconv.Itoa(call.Attempt))
+	setOwn(header, call) // readHeader lets nobody else set Callq-…
+	if err := tryHeader(r); err != nil {
+		return err
+	}
+	if len(body) > 0 {
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	return nil
+}
 
+// setOwn sets what each request carries, unless the caller did.
+func setOwn(header http.Header, call *Call) {
+	setDefault(header, "Idempotency-Key", fmt.Sprintf("callq-%d", call.ID))
+	setDefault(header, "User-Agent", userAgent)
+	setDefault(header, "Callq-Call-Id", strconv.FormatInt(call.ID, 10))
+	setDefault(header, "Callq-Attempt", strconv.Itoa(call.Attempt))
+}
+
+// tryHeader has net/http write the header of a request without a body, to know that it can, in one piece.
+func tryHeader(r *http.Request) error {
 	var head bytes.Buffer
 	if err := r.Write(&head); err != nil {
 		return fmt.Errorf("make the request: %w", err)
 	}
 	if n := head.Len() + len("Content-Length: \r\n") + 20; n > maxHeader {
 		return fmt.Errorf("the request's header, with the URL, has %d bytes; %d are allowed", n, maxHeader)
-	}
-	if len(body) > 0 {
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
 	return nil
 }

@@ -43,7 +43,8 @@ func RetryAfter(d time.Duration, err error) error {
 func Snooze(d time.Duration) error { return &snoozeError{delay(d)} }
 
 // NotSent is the handler's word that nothing reached the API: the attempt is charged to no limit
-// and does not count as a failure; the call is tried again after the queue's shortest backoff.
+// and does not count as a failure; the call is tried again after the queue's shortest backoff. Where a request
+// was written through Call.Client, it is an error like any other.
 func NotSent(err error) error { return &notSentError{orUnnamed(err)} }
 
 // delay keeps d within what can be added to a time.

@@ -43,8 +43,12 @@ type gatedConn struct {
 type pass struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc // ends the attempt when its connection has no more to give
-	conn   *gatedConn              // set by admit; the rest is guarded by its mu
-	sendBy time.Time               // zero: no bound
+
+	mu    sync.Mutex // of the next two; taken under a connection's mu, never the other way round
+	conn  *gatedConn // set by admit; the rest is guarded by its mu
+	ended bool       // it is admitted no more
+
+	sendBy time.Time // zero: no bound
 
 	wrote    bool      // a Write has begun
 	writing  bool      // a Write is under way
@@ -60,8 +64,10 @@ type pass struct {
 func (c *gatedConn) admit(p *pass, sendBy time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
-	case p.conn != nil:
+	case p.conn != nil || p.ended:
 		return errNoMore
 	case c.spent:
 		return errSpent
@@ -150,7 +156,9 @@ func (c *gatedConn) Read(b []byte) (int, error) {
 // answering is told that net/http is about to read the pass's answer. If nothing came in since the
 // request was written, then what it reads was left over from before.
 func (p *pass) answering() {
+	p.mu.Lock()
 	c := p.conn
+	p.mu.Unlock()
 	if c == nil {
 		return
 	}
@@ -188,9 +196,12 @@ func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
 // end takes the leave back. whole says that the answer was read to its end; if it was not, or the
 // request is still being written, the connection is reset. It returns whether anything was
 // written, when the last of it was, and when the answer began if that proves that the request
-// had arrived; zero times where that is not known.
+// had arrived; zero times where that is not known. Anybody may call it, while the request is made too.
 func (p *pass) end(whole bool) (wrote bool, sent, answered time.Time) {
+	p.mu.Lock()
 	c := p.conn
+	p.ended = true
+	p.mu.Unlock()
 	if c == nil {
 		return false, time.Time{}, time.Time{}
 	}

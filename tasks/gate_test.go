@@ -113,6 +113,19 @@ func TestGateAdmitsOncePerPass(t *testing.T) {
 	}
 }
 
+// A pass that has ended is admitted no more, whoever ended it.
+func TestGateAdmitsNoPassThatEnded(t *testing.T) {
+	t.Parallel()
+	gate, _ := gatedPair(t)
+	p := newPass(t)
+	if wrote, _, _ := p.end(false); wrote {
+		t.Error("wrote before it was written")
+	}
+	if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
+		t.Errorf("admit = %v, want %v", err, errNoMore)
+	}
+}
+
 // What comes in before a request was written is not an answer to it, and a connection that the
 // server has closed takes no request.
 func TestSpentConnectionTakesNoRequest(t *testing.T) {

@@ -38,17 +38,27 @@ func readHeader(value json.RawMessage, s *secrets) (header http.Header, used []s
 // checkName refuses names that frame the request or belong to the connection, which are net/http's,
 // and those that callq sets.
 func checkName(name string) error {
-	switch canonical := http.CanonicalHeaderKey(name); canonical {
-	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
-		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		return errors.New("may not be set: it is about the connection, not the call")
-	case "Callq-Attempt", "Callq-Call-Id":
+	switch canonical := http.CanonicalHeaderKey(name); {
+	case frames(canonical):
+		return errFrames
+	case canonical == "Callq-Attempt" || canonical == "Callq-Call-Id":
 		return errors.New("may not be set: callq sets it")
-	}
-	if !isToken(name) {
+	case !isToken(name):
 		return errors.New("is no header's name")
 	}
 	return nil
+}
+
+var errFrames = errors.New("may not be set: it is about the connection, not the call")
+
+// frames says whether a header is about the connection.
+func frames(canonical string) bool {
+	switch canonical {
+	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
+		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
 }
 
 // readHeaderValue reads a text, or the secret of a name with what is to stand before it.

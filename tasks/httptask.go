@@ -104,8 +104,8 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 	if err != nil {
 		return sending{err: Permanent(fmt.Errorf("call_data: %w", err))}
 	}
-	if u := c.request.URL; len(h.hosts) > 0 && !inSet(h.hosts, u.Hostname(), portOf(u)) {
-		return sending{err: Permanent(fmt.Errorf("%s: the host is not in http_task.hosts", c.shown))}
+	if err := h.mayCall(c.request.URL); err != nil {
+		return sending{err: fmt.Errorf("%s: %w", c.shown, err)}
 	}
 	if c.timeout > 0 {
 		timeout = min(timeout, c.timeout)
@@ -115,10 +115,11 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 	if c.private {
 		e.only = h.addresses.isPrivate
 	}
-	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
-	r, err := h.transport.RoundTrip(c.request.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
+	r, err := h.send(e, c.request)
 	if err != nil {
-		return e.unanswered(c.shown, err)
+		s := e.end(false)
+		s.err = fmt.Errorf("%s: %w", c.shown, e.cause(err))
+		return s
 	}
 	a, whole := h.readAnswer(r, e.stop)
 	s := e.end(whole)
@@ -136,6 +137,20 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 		s.result = a.json()
 	}
 	return s
+}
+
+// send makes the request, and hands out its answer without the body.
+func (h *httpTask) send(e *exchange, r *http.Request) (*http.Response, error) {
+	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
+	return h.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
+}
+
+// mayCall says whether requests may go to a URL's host; which addresses may, the dialer says.
+func (h *httpTask) mayCall(u *url.URL) error {
+	if len(h.hosts) > 0 && !inSet(h.hosts, u.Hostname(), portOf(u)) {
+		return Permanent(errors.New("the host is not in http_task.hosts"))
+	}
+	return nil
 }
 
 func portOf(u *url.URL) string {
@@ -163,8 +178,14 @@ type exchange struct {
 func newExchange(ctx context.Context, start startFunc, timeout, connect time.Duration) *exchange {
 	ctx, cancel := context.WithCancelCause(ctx)
 	e := &exchange{pass: &pass{ctx: ctx, cancel: cancel}, start: start, timeout: timeout}
-	e.timer = time.AfterFunc(connect, func() { cancel(fmt.Errorf("%w (%s)", errConnectTimeout, connect)) })
+	e.connectWithin(connect, fmt.Errorf("%w (%s)", errConnectTimeout, connect))
 	return e
+}
+
+// connectWithin ends the attempt, for this reason, if it has no connection by then. Connecting goes on, for the
+// next that wants one.
+func (e *exchange) connectWithin(d time.Duration, reason error) {
+	e.timer = time.AfterFunc(d, func() { e.pass.cancel(reason) })
 }
 
 // gotConn asks for the start and, when it is granted, lets the request onto the connection. net/http
@@ -198,14 +219,12 @@ func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-// unanswered ends an attempt that failed before an answer.
-func (e *exchange) unanswered(what string, err error) sending {
-	s := e.end(false)
+// cause is why there was no answer.
+func (e *exchange) cause(err error) error {
 	if cause := context.Cause(e.pass.ctx); cause != nil {
-		err = cause // net/http's is a consequence
+		return cause // net/http's is a consequence
 	}
-	s.err = fmt.Errorf("%s: %w", what, err)
-	return s
+	return err
 }
 
 // end shuts the gate, then says what went through.

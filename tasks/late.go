@@ -49,7 +49,7 @@ func (l *lateness) note(queue string, late bool) (often, changed bool) {
 // noteLate counts an attempt that was not sent in time, and says when that becomes frequent, with what
 // to do about it. The attempt had started, and its outcome is recorded: that comes first.
 func (a *attempt) noteLate() {
-	if a.state != started || len(a.Limits) == 0 || a.Task != HTTP {
+	if a.state != started || len(a.Limits) == 0 || !a.gated {
 		return
 	}
 	if a.late {
@@ -75,10 +75,14 @@ func (a *attempt) warnLate() {
 func (a *attempt) tightest() (name string, sendWithin time.Duration) {
 	ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
 	defer cancel()
-	if err := a.w.cfg.Pool.QueryRow(ctx, tightestSQL, a.Limits).Scan(&name, &sendWithin); err != nil {
+	if err := a.w.cfg.Pool.QueryRow(ctx, tightestSQL, a.Limits, a.Task).Scan(&name, &sendWithin); err != nil {
 		a.w.log.DebugContext(ctx, "limits not read", "err", err)
 	}
 	return name, sendWithin
 }
 
-const tightestSQL = `SELECT name, send_within FROM call_limits WHERE name = ANY($1) ORDER BY send_within, name LIMIT 1`
+// For a handler of one's own only a limit that is anchored at the start bounds the gate (claim.go).
+const tightestSQL = `
+SELECT name, send_within FROM call_limits
+WHERE name = ANY($1) AND ($2 = '` + HTTP + `' OR anchor = 'start')
+ORDER BY send_within, name LIMIT 1`

@@ -2,6 +2,7 @@ package tasks_test
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/tasks"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -44,19 +46,30 @@ func (l *logged) lines(text string) (found []string) {
 // it did not send, and says once that it is over.
 func TestOftenTooLate(t *testing.T) {
 	t.Parallel()
+	for _, task := range []string{tasks.HTTP, "mine"} {
+		t.Run(task, func(t *testing.T) {
+			t.Parallel()
+			oftenTooLate(t, task)
+		})
+	}
+}
+
+func oftenTooLate(t *testing.T, task string) {
 	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(api.Close)
 	log, registry := &logged{}, prometheus.NewRegistry()
 	b := newBenchWith(t, dispatcher.Config{Logger: slog.New(slog.NewTextHandler(log, nil)), Metrics: registry},
-		limit.Rate{Units: 1000, Window: time.Hour}, nil)
+		limit.Rate{Units: 1000, Window: time.Hour}, map[string]tasks.Handler{
+			"mine": func(ctx context.Context, call *tasks.Call) error { return get(ctx, call, api.URL) },
+		})
 	b.await(`SELECT count(*) = 1 FROM call_limits`)
 	sendWithin := func(d time.Duration) {
 		t.Helper()
-		if _, err := b.pool.Exec(t.Context(), `UPDATE call_limits SET send_within = $1`, d); err != nil {
+		if _, err := b.pool.Exec(t.Context(), `UPDATE call_limits SET send_within = $1, anchor = 'start'`, d); err != nil {
 			t.Fatal(err)
 		}
 	}
-	call := callqueue.Call{Data: map[string]any{"url": api.URL}}
+	call := callqueue.Call{Task: task, Data: map[string]any{"url": api.URL}}
 	awaitLine := func(text string) string {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {

@@ -16,18 +16,19 @@ const snoozeMost = 500
 
 // snoozed puts the call off for d: no failure, though what was sent stays charged. Nil: whether it
 // may be put off could not be learned before the worker ended; the sweeper finds the attempt.
-func (a *attempt) snoozed(err *snoozeError, arrival *limit.Arrival) *ledger.Closing {
+func (a *attempt) snoozed(err *snoozeError, arrival *limit.Arrival, requests *int16) *ledger.Closing {
 	if a.number > snoozeMost { // an earlier one cannot be one too many
 		n, known := a.w.countSnoozes(a.callID)
 		if !known {
 			return nil
 		}
 		if n >= snoozeMost {
-			return a.ending(Permanent(fmt.Errorf("snoozed %d times, the most that a call may be", n)), arrival, nil)
+			return a.ending(Permanent(fmt.Errorf("snoozed %d times, the most that a call may be", n)), arrival, requests)
 		}
 	}
 	c := a.closing(callqueue.OutcomeSnoozed, nil)
-	c.Arrival, c.Result = arrival, a.result
+	c.Arrival, c.Requests, c.Result = arrival, requests, a.result
+	a.settleCost(c)
 	c.Status, c.Delay = callqueue.StatusNew, &err.after
 	return c
 }

@@ -10,10 +10,10 @@ import (
 )
 
 // tellFreed has the dispatchers woken when what has closed frees units of a concurrency limit, gives
-// back units that it never used, or frees slots of a worker that was nearly full: they may have held
+// back units that it never used, or not all, or frees slots of a worker that was nearly full: they may have held
 // back calls for want of any.
 func (w *Worker) tellFreed(closings []ledger.Closing) {
-	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil }) {
+	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves }) {
 		w.unused.Store(true)
 		w.wake()
 		return

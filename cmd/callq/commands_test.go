@@ -198,6 +198,29 @@ func TestVerifyFinds(t *testing.T) {
 	}
 }
 
+// What a handler settled above its call's cost is said, and breaks no rule; calls get has it.
+func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (queue, cost) VALUES ('q', 8)`)
+	w.exec(`UPDATE call_queue SET status = 'done', attempts = 1, finished_at = now()`)
+	w.exec(`INSERT INTO call_attempts (call_id, attempt, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+		SELECT 1, 1, 8, 12, now(), now(), now(), now(), 'done', 'q', 'mine', '', jsonb_build_array(
+			jsonb_build_object('limit', 'tokens', 'key', '', 'cost', 12, 'until', now()))`)
+	w.exec(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+		VALUES ('tokens', 1, now() - interval '1 h', 10, '1 h', true, 'test')`)
+	const says = "limit tokens: handlers settled 4 units above what their calls had claimed; with them a window held up to 12 of 10"
+	if out := w.do("verify"); !strings.Contains(out, says) || !strings.Contains(out, "8 of 10") || !strings.Contains(out, "every rule holds") {
+		t.Errorf("verify says\n%s", out)
+	}
+	if use := decode[ledger.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
+		t.Errorf("verify says %+v", use)
+	}
+	if out := w.do("calls", "get", "1", "-o", "json"); !strings.Contains(out, `"settled": 12`) {
+		t.Errorf("calls get says\n%s", out)
+	}
+}
+
 // The screen names what waits for want of a queue or a worker.
 func TestStatus(t *testing.T) {
 	t.Parallel()

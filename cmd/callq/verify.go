@@ -54,6 +54,7 @@ func (p *program) printReport(r *ledger.Report) error {
 			return err
 		}
 		fmt.Fprintln(p.stdout)
+		p.printAbove(r.Limits)
 	}
 	if len(r.Findings) > 0 {
 		err := printTable(p.stdout, r.Findings,
@@ -74,6 +75,22 @@ func (p *program) printReport(r *ledger.Report) error {
 	}
 	fmt.Fprintf(p.stdout, "%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
 	return nil
+}
+
+// printAbove says which limits were charged more than the calls' costs said: no rule of callq's is broken, but
+// the API may have been asked for more than the rate.
+func (p *program) printAbove(limits []ledger.LimitUse) {
+	said := false
+	for _, l := range limits {
+		if l.Above > 0 {
+			fmt.Fprintf(p.stdout, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
+				"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.Rate)
+			said = true
+		}
+	}
+	if said {
+		fmt.Fprintln(p.stdout)
+	}
 }
 
 // number writes 0, which stands for none, as a dash.

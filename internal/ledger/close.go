@@ -26,6 +26,9 @@ type Closing struct {
 	Error    string          // why it did not end well; goes to the call's error_message too
 	Result   json.RawMessage // nil: none
 	Requests *int16          // requests that the write gate let through; nil: not seen
+	// Settled is what limits that count cost are charged instead of the claimed cost, where anything is
+	// charged; nil: that cost.
+	Settled *int64
 	// Arrival bounds when the request reached the API, as offsets from the start (from the claim
 	// where none is recorded). Nil: it was provably never sent, so nothing is charged.
 	Arrival *limit.Arrival
@@ -35,7 +38,9 @@ type Closing struct {
 	Failed bool           // counts in failed_count
 	Delay  *time.Duration // until it may be claimed again; nil: run_at stays as it is
 
-	Frees bool // dispatchers may wait for its end; not for Close, which does not tell them
+	// For whoever wakes the dispatchers, which Close does not.
+	Frees bool // they may wait for its end
+	Saves bool // it is charged less than was claimed
 }
 
 // Close ends attempts: in one statement each open row goes, its ledger row is written, its limits
@@ -88,15 +93,17 @@ RETURNING a.call_id`
 
 // closeArgs holds the closings by column, as closeSQL unnests them.
 type closeArgs struct {
-	ids                                   []int64
-	attempts                              []int32
-	tokens                                []*int64
-	unstarted, charged, failed            []bool
-	outcomes, statuses                    []string
-	errors, results                       []*string
-	requests                              []*int16
-	byMicros, writtenMicros, closedMicros []*int64
-	delayMicros                           []*int64
+	ids                        []int64
+	attempts                   []int32
+	tokens                     []*int64
+	unstarted, charged, failed []bool
+	outcomes, statuses         []string
+	errors, results            []*string
+	requests                   []*int16
+	settled                    []*int64
+	byMicros, writtenMicros    []*int64
+	endByMicros, closedMicros  []*int64
+	delayMicros                []*int64
 }
 
 func newCloseArgs(n int) *closeArgs {
@@ -114,6 +121,7 @@ func (a *closeArgs) add(c Closing) {
 	a.errors = append(a.errors, nonZero(c.Error))
 	a.results = append(a.results, nonZero(string(c.Result)))
 	a.requests = append(a.requests, c.Requests)
+	a.settled = append(a.settled, c.Settled)
 	a.statuses = append(a.statuses, string(c.Status))
 	a.failed = append(a.failed, c.Failed)
 	a.delayMicros = append(a.delayMicros, micros(c.Delay))
@@ -125,14 +133,15 @@ func (a *closeArgs) add(c Closing) {
 	}
 	a.byMicros = append(a.byMicros, micros(arrival.By))
 	a.writtenMicros = append(a.writtenMicros, micros(&arrival.Written))
+	a.endByMicros = append(a.endByMicros, micros(arrival.EndBy))
 	a.closedMicros = append(a.closedMicros, micros(&arrival.Closed))
 }
 
 func (a *closeArgs) named() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
 		"ids": a.ids, "attempts": a.attempts, "tokens": a.tokens, "unstarted": a.unstarted,
-		"outcomes": a.outcomes, "errors": a.errors, "results": a.results, "requests": a.requests,
-		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "closed": a.closedMicros,
+		"outcomes": a.outcomes, "errors": a.errors, "results": a.results, "requests": a.requests, "settled": a.settled,
+		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "end_by": a.endByMicros, "closed": a.closedMicros,
 		"statuses": a.statuses, "failed": a.failed, "delay": a.delayMicros,
 	}
 }
@@ -154,17 +163,19 @@ func nonZero[T comparable](v T) *T {
 // (W = 0) counts a call until its end, as the ledger has it, or, without an answer, until the API must have
 // seen the connection go. An attempt without limits keeps a bound that holds for any slack, should a
 // limit be added later. A call that was cancelled while the attempt ran stays cancelled, and learns how
-// that ended. Where units of a key came free sooner than could be foreseen, its lines are woken
-// (internal/lines); that the call itself waits again is its trigger's to say.
+// that ended. A limit that counts cost is charged what was settled: it was claimed by cost where that is
+// not 1, and where it is 1 the limit counts now as it says (open.go does not tell those apart either).
+// Where units of a key came free sooner than could be foreseen, its lines are woken (internal/lines); that
+// the call itself waits again is its trigger's to say.
 const closeSQL = `
 WITH asked AS MATERIALIZED (
     SELECT *
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
-            @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[],
-            @charged::bool[], @by::bigint[], @written::bigint[], @closed::bigint[],
+            @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[], @settled::bigint[],
+            @charged::bool[], @by::bigint[], @written::bigint[], @end_by::bigint[], @closed::bigint[],
             @statuses::text[], @failed::bool[], @delay::bigint[])
-        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests,
-            charged, by_us, written_us, closed_us, status, failed, delay_us)
+        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, settled,
+            charged, by_us, written_us, end_by_us, closed_us, status, failed, delay_us)
     ORDER BY call_id
 ), gone AS (
     DELETE FROM call_open o
@@ -173,13 +184,14 @@ WITH asked AS MATERIALIZED (
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
         o.limits, o.keys, o.costs, o.send_within, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
-        c.outcome, c.error, c.result, c.requests, c.charged, c.status, c.failed,
-        c.by_us, c.written_us, c.closed_us, c.delay_us
+        c.outcome, c.error, c.result, c.requests, CASE WHEN c.charged THEN c.settled END AS settled, c.charged, c.status, c.failed,
+        c.by_us, c.written_us, c.end_by_us, c.closed_us, c.delay_us
 ), bounded AS (
     SELECT *,
         delay_us * interval '1 microsecond' AS delay,
         base + by_us * interval '1 microsecond' AS by,
         base + least(written_us * interval '1 microsecond', CASE WHEN started_at IS NOT NULL THEN send_within END) AS written,
+        base + end_by_us * interval '1 microsecond' AS end_by,
         base + closed_us * interval '1 microsecond' AS closed
     FROM gone
 ), ended AS MATERIALIZED (
@@ -192,13 +204,14 @@ WITH asked AS MATERIALIZED (
                 WHEN until > b.now THEN until END) AS buckets,
             jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charges
         FROM (
-            SELECT l.name, u.key, u.cost, coalesce(l.bucket_width, l.window_size / 200) AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
+            SELECT l.name, u.key, CASE WHEN l.count_cost OR u.cost <> 1 THEN coalesce(b.settled, u.cost) ELSE u.cost END AS cost,
+                coalesce(l.bucket_width, l.window_size / 200) AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
                 CASE
                 WHEN l.anchor = 'dispatch' THEN b.claimed_at
-                WHEN l.window_size > '0' THEN least(b.by, l.slack +
+                WHEN l.window_size > '0' THEN
                     CASE coalesce(l.anchor, CASE b.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-                    WHEN 'start' THEN b.written ELSE b.closed END)
-                WHEN b.by IS NULL THEN greatest(b.now, b.closed + l.slack)
+                    WHEN 'start' THEN least(b.by, b.written + l.slack) ELSE least(b.end_by, b.closed + l.slack) END
+                WHEN b.end_by IS NULL THEN greatest(b.now, b.closed + l.slack)
                 ELSE b.now END AS until
             FROM unnest(b.limits, b.keys, b.costs) AS u (name, key, cost)
             JOIN call_limits l ON l.name BETWEEN u.name AND u.name
@@ -221,7 +234,7 @@ WITH asked AS MATERIALIZED (
     SELECT c.name, c.key, c.bucket, pg_backend_pid(), sum(c.cost)
     FROM ended e
     CROSS JOIN LATERAL unnest(e.names, e.charged_keys, e.charged_costs, e.buckets) AS c (name, key, cost, bucket)
-    WHERE e.names IS NOT NULL AND c.bucket IS NOT NULL
+    WHERE e.names IS NOT NULL AND c.bucket IS NOT NULL AND c.cost > 0
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
@@ -230,15 +243,16 @@ WITH asked AS MATERIALIZED (
     SELECT queue, clock_timestamp(), key
     FROM (
         SELECT DISTINCT u.key,
-            unnest((SELECT queues FROM call_limits WHERE name = u.name AND per_key AND (NOT g.charged OR window_size = '0'))) AS queue
+            unnest((SELECT queues FROM call_limits
+                WHERE name = u.name AND per_key AND (NOT g.charged OR window_size = '0' OR count_cost AND g.settled < g.cost))) AS queue
         FROM gone g
         CROSS JOIN LATERAL unnest(g.limits, g.keys) AS u (name, key)
     ) f
 )
-INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at,
+INSERT INTO call_attempts (call_id, attempt, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, error, charged, result)
-SELECT e.call_id, e.attempt, e.requests, e.cost, e.claimed_at, e.started_at,
-    CASE WHEN e.charged THEN coalesce(e.until, least(e.by, greatest(e.written, e.closed) + interval '1 minute')) END,
+SELECT e.call_id, e.attempt, e.requests, e.cost, e.settled, e.claimed_at, e.started_at,
+    CASE WHEN e.charged THEN coalesce(e.until, least(e.end_by, greatest(e.written, e.closed) + interval '1 minute')) END,
     e.now, e.outcome, e.queue, e.task, e.key, e.worker, e.error, coalesce(e.charges, '[]'), e.result::jsonb
 FROM ended e
 RETURNING call_id`

@@ -107,7 +107,7 @@ func TestClose(t *testing.T) {
 	by := 40 * time.Millisecond
 	closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
 		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Result: []byte(`{"status":200}`),
-		Arrival: &limit.Arrival{By: &by, Written: time.Second, Closed: time.Second}, Status: callqueue.StatusDone,
+		Arrival: &limit.Arrival{By: &by, Written: time.Second, EndBy: &by, Closed: time.Second}, Status: callqueue.StatusDone,
 	}})
 	if err != nil || len(closed) != 1 || closed[0] != id {
 		t.Fatalf("Close = %v, %v", closed, err)
@@ -139,7 +139,7 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 		if err != nil || len(closed) != len(closings) {
 			t.Fatalf("Close = %v, %v", closed, err)
 		}
-		exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
+		exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
 			task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1 AND attempt = 1 AND $1`, life == 0)
 	}
 	want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
@@ -154,8 +154,8 @@ func TestCloseUntil(t *testing.T) {
 		arrival       limit.Arrival
 		start, finish int64 // ms after the start; slack is 500 ms
 	}{
-		{"answered at once", limit.Arrival{By: ms(20), Written: *ms(5), Closed: *ms(5)}, 20, 20},
-		{"answered after its slack", limit.Arrival{By: ms(900), Written: *ms(5), Closed: *ms(5)}, 505, 505},
+		{"answered at once", limit.Arrival{By: ms(20), Written: *ms(5), EndBy: ms(20), Closed: *ms(5)}, 20, 20},
+		{"answered after its slack", limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5)}, 505, 505},
 		{"no answer", limit.Arrival{Written: *ms(5), Closed: *ms(2000)}, 505, 2500},
 		{"lost", limit.LostArrival(*ms(300), *ms(2000)), 800, 2500},
 	}
@@ -241,7 +241,7 @@ func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 		by := time.Millisecond
 		if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
 			CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
-			Arrival: &limit.Arrival{By: &by}, Status: callqueue.StatusDone,
+			Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
 		}}); err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,13 @@ type LimitUse struct {
 	Window  time.Duration `json:"window_ns"`
 	Shape   limit.Shape   `json:"shape"` // {}: a sliding window
 	Starts  int64         `json:"starts"`
-	Most    int64         `json:"most"` // but for keys that have a rate of their own
+	// Most counts an attempt with what it claimed while it was open, and then with what was settled, up to
+	// that: no claim could know of more. Keys that have a rate of their own are not in it.
+	Most int64 `json:"most"`
+	// Above are the units that handlers settled above what these attempts had claimed, and MostSettled is
+	// Most with all that was settled. Above the rate it is no claim's fault: the calls' costs said too little.
+	Above       int64 `json:"settled_above_cost"`
+	MostSettled int64 `json:"most_settled"`
 }
 
 // Violation is a row that breaks a rule.
@@ -136,7 +142,7 @@ func verifyLimits(ctx context.Context, tx pgx.Tx, report *Report) error {
 		}
 		args := []any{v.Limit, v.PerKey, v.CountCost, v.Window, v.From, v.To, v.Rate, v.Overrides, violationsMost}
 		var over bool
-		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:8]...).Scan(&use.Starts, &use.Most, &over); err != nil {
+		if err := tx.QueryRow(ctx, windowsSQL+mostSQL, args[:8]...).Scan(&use.Starts, &use.Most, &use.Above, &use.MostSettled, &over); err != nil {
 			return fmt.Errorf("add up the windows of %q: %w", v.Limit, err)
 		}
 		report.Limits = append(report.Limits, use)
@@ -164,12 +170,20 @@ ORDER BY limit_name, version`
 // its start and leaves W after its until, what leaves going first. With which key and cost, the version
 // says, as claims do: where it counts otherwise than the one before, usage was counted anew for it. The
 // until of one that is open is the claims' (occupiedSQL).
+//
+// An attempt counts with the cost that was claimed until it ends, and then with what was settled. The claim
+// that came last of a window's counted each of the others with that at least, for it came before its own start;
+// where more was settled than claimed, with the claimed cost, for it may have been there first.
 const windowsSQL = chargedSQL + `, moves AS (
-    SELECT call_id, attempt, key, at, 1 AS enters, cost FROM charges
+    SELECT call_id, attempt, key, at, 1 AS enters, cost, settled, greatest(settled - cost, 0) AS above FROM charges
     UNION ALL
-    SELECT call_id, attempt, key, until + $4::interval, 0, -cost FROM charges
+    SELECT call_id, attempt, key, least(finished_at, until + $4::interval), 0, settled - cost, 0, 0 FROM charges WHERE settled < cost
+    UNION ALL
+    SELECT call_id, attempt, key, until + $4::interval, 0, -least(settled, cost), -settled, 0 FROM charges
 ), sums AS (
-    SELECT call_id, attempt, key, at, enters, sum(cost) OVER (PARTITION BY key ORDER BY at, enters) AS used FROM moves
+    SELECT call_id, attempt, key, at, enters, above, sum(cost) OVER w AS used, sum(settled) OVER w AS used_settled
+    FROM moves
+    WINDOW w AS (PARTITION BY key ORDER BY at, enters)
 ), starts AS (
     SELECT sums.*, o.own, coalesce(o.own, $7::bigint) AS rate
     FROM sums CROSS JOIN LATERAL (SELECT ($8::jsonb ->> key)::bigint AS own) o
@@ -181,12 +195,14 @@ const windowsSQL = chargedSQL + `, moves AS (
 const chargedSQL = `
 WITH charges AS (
     SELECT a.call_id, a.attempt, CASE WHEN $2 THEN a.key ELSE '' END AS key,
-        coalesce(a.started_at, a.claimed_at) AS at, CASE WHEN $3 THEN a.cost ELSE 1 END AS cost, c.until
+        coalesce(a.started_at, a.claimed_at) AS at, a.finished_at, CASE WHEN $3 THEN a.cost ELSE 1 END AS cost,
+        CASE WHEN $3 THEN coalesce(a.settled, a.cost) ELSE 1 END AS settled, c.until
     FROM call_attempts a
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz)
     WHERE c."limit" = $1
     UNION ALL
-    SELECT o.call_id, o.attempt, CASE WHEN $2 THEN o.key ELSE '' END, o.started_at, CASE WHEN $3 THEN o.cost ELSE 1 END,
+    SELECT o.call_id, o.attempt, CASE WHEN $2 THEN o.key ELSE '' END, o.started_at, NULL, CASE WHEN $3 THEN o.cost ELSE 1 END,
+        CASE WHEN $3 THEN o.cost ELSE 1 END,
         coalesce(CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
             WHEN 'start' THEN o.started_at + o.send_within + l.slack
             WHEN 'dispatch' THEN o.claimed_at END, 'infinity')
@@ -196,7 +212,9 @@ WITH charges AS (
 )`
 
 const mostSQL = `
-SELECT count(*), coalesce(max(used) FILTER (WHERE own IS NULL), 0)::bigint, coalesce(bool_or(used > rate), false) FROM starts`
+SELECT count(*), coalesce(max(used) FILTER (WHERE own IS NULL), 0)::bigint, coalesce(sum(above), 0)::bigint,
+    coalesce(max(used_settled) FILTER (WHERE own IS NULL), 0)::bigint, coalesce(bool_or(used > rate), false)
+FROM starts`
 
 const overSQL = `
 SELECT $1 AS limit_name, call_id, attempt, 'started at ' || at || ' as number ' || used || ' of ' || rate
@@ -217,6 +235,7 @@ func rules() []rule {
 		{"failed_count is the number of attempts that failed", failedCountSQL},
 		{"a call was retried after attempts that it had", retriedSQL},
 		{"the status of a call fits its attempts", statusSQL},
+		{"a settled attempt was charged what was settled", settledSQL},
 		{"the usage of a limit is what its attempts were charged", usageSQL},
 	}
 }
@@ -279,6 +298,14 @@ WHERE q.status = 'done' AND d.call_id IS NULL
    OR q.status IN ('new', 'error', 'failed', 'dispatched') AND d.call_id IS NOT NULL
 ORDER BY q.id LIMIT $1`
 
+// By limits that do not count cost it is charged 1.
+const settledSQL = `
+SELECT c."limit" AS limit_name, a.call_id, a.attempt, c.cost || ' units were charged, and ' || a.settled || ' settled' AS detail
+FROM call_attempts a
+CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint)
+WHERE a.settled IS NOT NULL AND c.cost NOT IN (1, a.settled)
+ORDER BY a.call_id LIMIT $1`
+
 // Over the last window, of limits that have one. Usage may exceed the charges for two windows after
 // a limit was published: it was counted anew, under its former queues, window or form.
 const usageSQL = `
@@ -290,7 +317,7 @@ WITH reach AS (
 ), charged AS (
     SELECT l.name,
         CASE WHEN a.finished_at > l.complete_since THEN c.key WHEN l.per_key THEN a.key ELSE '' END AS key,
-        sum(CASE WHEN a.finished_at > l.complete_since THEN c.cost WHEN l.count_cost THEN a.cost ELSE 1 END) AS cost
+        sum(CASE WHEN a.finished_at > l.complete_since THEN c.cost WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END) AS cost
     FROM reach l
     JOIN call_attempts a ON a.arrived_by > l.since - l.width
     LEFT JOIN LATERAL (

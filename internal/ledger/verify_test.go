@@ -23,7 +23,7 @@ func history(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
 	took, later := 5*time.Millisecond, time.Millisecond
-	sent := &limit.Arrival{By: &took, Written: took}
+	sent := &limit.Arrival{By: &took, Written: took, EndBy: &took}
 	end := func(id int64, attempt int32, c ledger.Closing) {
 		c.CallID, c.Attempt = id, attempt
 		if c.Arrival != nil || c.Token != 0 {
@@ -176,8 +176,18 @@ func TestVerifyFindsForgeries(t *testing.T) {
 // charge is an attempt as the oracle sees it; times are ms on one line.
 type charge struct {
 	Start, Until int
+	Ended        int
 	Cost         int64
-	Open         bool // its until is infinite
+	Settled      int64 // -1: nothing
+	Open         bool  // its until is infinite
+}
+
+// really is what it cost.
+func (c charge) really() int64 {
+	if c.Open || c.Settled < 0 {
+		return c.Cost
+	}
+	return c.Settled
 }
 
 // change is a version of the limit.
@@ -186,14 +196,21 @@ type change struct {
 	Rate         int64 // 0: taken away
 }
 
-// overAt is the oracle: the units that count in the window that ends with start t.
-func overAt(charges []charge, t, window int) (sum int64) {
+// overAt is the oracle: the units that count in the window that ends with start t, as far as a claim before it
+// can have known, and as it turned out.
+func overAt(charges []charge, t, window int) (known, settled int64) {
 	for _, c := range charges {
-		if c.Start <= t && (c.Open || c.Until > t-window) {
-			sum += c.Cost
+		if c.Start > t || !c.Open && c.Until <= t-window {
+			continue
+		}
+		settled += c.really()
+		if c.Open || c.Ended > t {
+			known += c.Cost
+		} else {
+			known += min(c.Cost, c.really())
 		}
 	}
-	return sum
+	return known, settled
 }
 
 // A call that runs for longer than the window keeps no unit: its request has arrived long ago. Only
@@ -238,8 +255,8 @@ func TestVerifyWindows(t *testing.T) {
 	charges := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) charge {
 		start := rapid.IntRange(0, 60).Draw(t, "start")
 		return charge{
-			start, start + rapid.IntRange(0, 20).Draw(t, "for"), rapid.Int64Range(1, 3).Draw(t, "cost"),
-			rapid.IntRange(0, 9).Draw(t, "open") == 0,
+			start, start + rapid.IntRange(0, 20).Draw(t, "for"), start + rapid.IntRange(1, 25).Draw(t, "ended after"),
+			rapid.Int64Range(1, 3).Draw(t, "cost"), rapid.Int64Range(-1, 5).Draw(t, "settled"), rapid.IntRange(0, 9).Draw(t, "open") == 0,
 		}
 	}), 0, 20)
 	changes := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) change {
@@ -258,15 +275,19 @@ func TestVerifyWindows(t *testing.T) {
 					VALUES ($1, 1, 0, 1, $3, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
 				continue
 			}
+			var settled *int64
+			if c.Settled >= 0 {
+				settled = &c.Settled
+			}
 			charged, err := json.Marshal([]map[string]any{
 				{"limit": "other", "cost": 1000, "until": at(c.Until), "key": ""},
-				{"limit": "api", "cost": c.Cost, "until": at(c.Until), "key": ""},
+				{"limit": "api", "cost": c.really(), "until": at(c.Until), "key": ""},
 			})
 			if err != nil {
 				rt.Fatal(err)
 			}
-			all.Queue(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
-				VALUES ($1, 1, $5, $2, $2, $3, $3, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged), c.Cost)
+			all.Queue(`INSERT INTO call_attempts (call_id, attempt, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+				VALUES ($1, 1, $5, $6, $2, $2, $3, $7, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged), c.Cost, settled, at(c.Ended))
 		}
 		for i, v := range changes {
 			all.Queue(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
@@ -281,7 +302,7 @@ func TestVerifyWindows(t *testing.T) {
 		}
 		got, want := "", ""
 		for _, u := range report.Limits {
-			got += fmt.Sprintf("version %d: %d starts, most %d\n", u.Version, u.Starts, u.Most)
+			got += fmt.Sprintf("version %d: %d starts, most %d, %d above, with them %d\n", u.Version, u.Starts, u.Most, u.Above, u.MostSettled)
 		}
 		for _, v := range report.Findings {
 			if v.Rule == "no window holds more than the rate" {
@@ -300,15 +321,16 @@ func TestVerifyWindows(t *testing.T) {
 					break
 				}
 			}
-			starts, most := 0, int64(0)
+			starts, most, above, mostSettled := 0, int64(0), int64(0), int64(0)
 			var late []string
 			for id, c := range charges {
 				if c.Start < v.From || c.Start >= to {
 					continue
 				}
 				starts++
-				n := overAt(charges, c.Start, v.Window)
-				most = max(most, n)
+				n, settled := overAt(charges, c.Start, v.Window)
+				most, mostSettled = max(most, n), max(mostSettled, settled)
+				above += max(0, c.really()-c.Cost)
 				if n > v.Rate {
 					late = append(late, fmt.Sprintf("%03d over by call %d as number %d of %d\n", c.Start, id+1, n, v.Rate))
 				}
@@ -317,7 +339,7 @@ func TestVerifyWindows(t *testing.T) {
 			for _, line := range late[:min(len(late), 20)] {
 				over += line[4:]
 			}
-			want += fmt.Sprintf("version %d: %d starts, most %d\n", i+1, starts, most)
+			want += fmt.Sprintf("version %d: %d starts, most %d, %d above, with them %d\n", i+1, starts, most, above, mostSettled)
 		}
 		want += over
 		if sortLines(got) != sortLines(want) {

@@ -16,9 +16,11 @@ type spent struct {
 	CallID  int64      `db:"call_id"`
 	Attempt int32      `db:"attempt"`
 	Key     string     `db:"key"`
-	At      time.Time  `db:"at"` // its start
-	Cost    int64      `db:"cost"`
-	Until   *time.Time `db:"until"` // nil: not known yet
+	At      time.Time  `db:"at"`      // its start
+	Cost    int64      `db:"cost"`    // what was claimed, or what was settled if that is less
+	Settled int64      `db:"settled"` // what was settled, or claimed
+	Above   int64      `db:"above"`   // how much more was settled than claimed
+	Until   *time.Time `db:"until"`   // nil: not known yet
 }
 
 // verifyShape adds up the windows of a version that is no sliding window, in time order and per key.
@@ -42,14 +44,20 @@ func (v version) verifyShape(ctx context.Context, tx pgx.Tx, use *LimitUse) ([]V
 		if !own {
 			most = rate.Most()
 		}
+		settled := slices.Clone(list)
+		for i := range settled {
+			settled[i].Cost = settled[i].Settled
+		}
+		all := takenAt(rate, settled)
 		for i, taken := range takenAt(rate, list) {
 			s := list[i]
 			if s.At.Before(v.From) || v.To != nil && !s.At.Before(*v.To) {
 				continue
 			}
 			if use.Starts++; !own {
-				use.Most = max(use.Most, taken)
+				use.Most, use.MostSettled = max(use.Most, taken), max(use.MostSettled, all[i])
 			}
+			use.Above += s.Above
 			if taken <= most {
 				continue
 			}
@@ -65,7 +73,7 @@ func (v version) verifyShape(ctx context.Context, tx pgx.Tx, use *LimitUse) ([]V
 }
 
 const spentSQL = chargedSQL + `
-SELECT call_id, attempt, key, at, cost, nullif(until, 'infinity') AS until FROM charges ORDER BY at, call_id`
+SELECT call_id, attempt, key, at, least(cost, settled) AS cost, settled, greatest(settled - cost, 0) AS above, nullif(until, 'infinity') AS until FROM charges ORDER BY at, call_id`
 
 // takenAt is, at the start of each of these, which are in order, how much was taken with it. Of a fixed window:
 // of what had started by then, what has an until within the same window of the calendar, or later. Of a token

@@ -28,11 +28,12 @@ const (
 func Margin(window time.Duration) time.Duration { return window / 1000 }
 
 // Arrival bounds, as offsets from the start, the moment at which an attempt's request reached
-// the API: until = started_at + min(By, Written or Closed + slack), with Written for limits
-// anchored at the start and Closed for those anchored at the finish.
+// the API: for limits anchored at the start until = started_at + min(By, Written + slack), for those
+// anchored at the finish started_at + min(EndBy, Closed + slack).
 type Arrival struct {
-	By      *time.Duration // proof: it had arrived by then, because it was answered or its handler had ended
+	By      *time.Duration // proof: what was written through the gate had arrived by then, for it was answered
 	Written time.Duration  // the last moment at which it was, or could have been, written
+	EndBy   *time.Duration // proof: all that may have been sent had arrived by then
 	Closed  time.Duration  // the moment after which nothing more could leave: connection reset, handler's deadline
 }
 
@@ -42,19 +43,33 @@ type Sending struct {
 	Sent     *time.Duration // the request's last write returned
 	Answered *time.Duration // the answer began
 	Ended    time.Duration  // the handler ended, its connection reset if there was no answer
+	Own      bool           // by a handler of one's own, which may have sent by other means too
+	GaveUp   bool           // which met an error: what it sent may still be on its way
 }
 
 // Arrival bounds the arrival of an attempt that ended on a live worker. Each offset is counted
 // from m0, which was read before started_at, so the bound is safe however late anything commits.
 func (s Sending) Arrival() Arrival {
-	switch {
-	case s.Sent == nil: // sent by other means than the call's client: its end is all that is known
-		return Arrival{By: &s.Ended, Written: s.Ended, Closed: s.Ended}
-	case s.Answered != nil:
-		return Arrival{By: s.Answered, Written: *s.Sent, Closed: *s.Sent}
-	default:
-		return Arrival{Written: *s.Sent, Closed: s.Ended}
+	if s.Own {
+		return s.ownArrival()
 	}
+	if s.Answered != nil {
+		return Arrival{By: s.Answered, Written: *s.Sent, EndBy: s.Answered, Closed: *s.Sent}
+	}
+	return Arrival{Written: *s.Sent, Closed: s.Ended}
+}
+
+// ownArrival takes a limit that is anchored at the start as the promise to send through the call's client:
+// where that sent, nothing else did. Of one that is anchored at the finish the end is all that is known.
+func (s Sending) ownArrival() Arrival {
+	a := Arrival{Written: s.Ended, Closed: s.Ended}
+	if !s.GaveUp && (s.Sent == nil || s.Answered != nil) { // it had its answers
+		a.By, a.EndBy = &s.Ended, &s.Ended
+	}
+	if s.Sent != nil {
+		a.By, a.Written = s.Answered, *s.Sent
+	}
+	return a
 }
 
 // LostArrival bounds the arrival of an attempt whose worker was lost: the write gate let nothing

@@ -12,12 +12,12 @@ func ms(n int) *time.Duration {
 
 // until is the formula that the ledger's SQL applies to an Arrival.
 func until(a Arrival, anchor Anchor, slack time.Duration) time.Duration {
-	last := a.Written
+	last, by := a.Written, a.By
 	if anchor == AnchorFinish {
-		last = a.Closed
+		last, by = a.Closed, a.EndBy
 	}
-	if a.By != nil {
-		return min(*a.By, last+slack)
+	if by != nil {
+		return min(*by, last+slack)
 	}
 	return last + slack
 }
@@ -32,7 +32,24 @@ func TestUntil(t *testing.T) {
 		{"answered soon: its answer", Sending{Sent: ms(3), Answered: ms(23), Ended: 25 * time.Millisecond}.Arrival(), *ms(23), *ms(23)},
 		{"answered late: sent + slack", Sending{Sent: ms(3), Answered: ms(900), Ended: *ms(901)}.Arrival(), *ms(103), *ms(103)},
 		{"no answer: sent + slack, or the reset + slack", Sending{Sent: ms(3), Ended: *ms(5000)}.Arrival(), *ms(103), *ms(5100)},
-		{"own handler: its end", Sending{Ended: *ms(700)}.Arrival(), *ms(700), *ms(700)},
+		{"own handler: its end", Sending{Own: true, Ended: *ms(700)}.Arrival(), *ms(700), *ms(700)},
+		{"own handler that gave up: its end + slack", Sending{Own: true, GaveUp: true, Ended: *ms(700)}.Arrival(), *ms(800), *ms(800)},
+		{
+			"own handler, answered through its client: the answer, or its end",
+			Sending{Own: true, Sent: ms(3), Answered: ms(23), Ended: *ms(700)}.Arrival(), *ms(23), *ms(700),
+		},
+		{
+			"own handler, answered late through its client: sent + slack, or its end",
+			Sending{Own: true, Sent: ms(3), Answered: ms(300), Ended: *ms(700)}.Arrival(), *ms(103), *ms(700),
+		},
+		{
+			"own handler, answered through its client, that gave up: the answer, or its end + slack",
+			Sending{Own: true, GaveUp: true, Sent: ms(3), Answered: ms(23), Ended: *ms(700)}.Arrival(), *ms(23), *ms(800),
+		},
+		{
+			"own handler that waited for no answer: sent + slack, or its end + slack",
+			Sending{Own: true, Sent: ms(3), Ended: *ms(50)}.Arrival(), *ms(103), *ms(150),
+		},
 		{"lost: the gate's last moment + slack, or the deadline + slack", LostArrival(*ms(250), *ms(31000)), *ms(350), *ms(31100)},
 		{"lost with no gate: the deadline + slack", LostArrival(*ms(60000), *ms(31000)), *ms(31100), *ms(31100)},
 	}

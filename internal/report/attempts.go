@@ -17,6 +17,7 @@ type Attempt struct {
 	ArrivedBy  *time.Time      `json:"arrived_by" db:"arrived_by"`
 	FinishedAt *time.Time      `json:"finished_at" db:"finished_at"`
 	Cost       int64           `json:"cost" db:"cost"`
+	Settled    *int64          `json:"settled" db:"settled"` // what the handler said that it cost
 	Worker     *string         `json:"worker" db:"worker"`
 	Error      *string         `json:"error" db:"error"`
 	Charged    json.RawMessage `json:"charged" db:"charged"`
@@ -36,10 +37,10 @@ func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error
 }
 
 const attemptsSQL = `
-SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, worker, error, charged
+SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, settled, worker, error, charged
 FROM call_attempts WHERE call_id = $1 AND attempt > 0
 UNION ALL
-SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, worker, NULL, '[]'
+SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, NULL, worker, NULL, '[]'
 FROM call_open WHERE call_id = $1
 ORDER BY attempt`
 

@@ -138,7 +138,7 @@ func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
 // What ended last is looked at for cost and time.
 var demandSQL = `
 WITH` + lines.WaitingSQL("true") + `, recent AS (
-    SELECT queue, cost, extract(epoch FROM finished_at - started_at) AS seconds
+    SELECT queue, coalesce(settled, cost) AS cost, extract(epoch FROM finished_at - started_at) AS seconds
     FROM call_attempts
     WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'

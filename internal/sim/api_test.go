@@ -93,14 +93,18 @@ func (a *api) started(id attemptID, c *callRecord, at time.Time, again bool) {
 	}
 }
 
-// arrive takes a request in, and fails the world where it should not have come.
-func (a *api) arrive(id attemptID) *request {
+// arrive takes a request in, and fails the world where it should not have come. settled is what it takes of
+// limits by cost; nil: its cost.
+func (a *api) arrive(id attemptID, settled *int64) *request {
 	r := a.requests[id]
 	if r == nil {
 		a.w.fail("nothing is sent before its start", id.call, "", "attempt %s arrived", id)
 	}
 	r.arrived++
 	r.at = a.w.now
+	if settled != nil {
+		r.cost = *settled
+	}
 	a.w.note(id.call, "", "attempt %d arrives at the API", id.attempt)
 	if r.arrived > 1 {
 		a.w.fail("an attempt sends one request", id.call, "", "attempt %s arrived %d times", id, r.arrived)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 )
@@ -25,7 +26,8 @@ type attempt struct {
 	written bool
 	sent    time.Duration // the write returned
 	heard   *time.Duration
-	over    bool // the handler has ended
+	settled *int64 // what the API said that it took, less than the cost; nil: it did not say
+	over    bool   // the handler has ended
 	request *request
 	of      *callRecord   // whose data it has
 	slack   time.Duration // that its request keeps to
@@ -98,7 +100,7 @@ func (a *attempt) prepare() {
 	if a.k.hazard() {
 		return
 	}
-	if a.Task != "http" {
+	if a.Task != "http" && !a.gated() {
 		a.handle()
 		return
 	}
@@ -111,6 +113,10 @@ func (a *attempt) prepare() {
 	}
 	a.do(wait, a.write)
 }
+
+// gated says whether the request goes through the gate: where a limit is anchored at the start a handler of one's
+// own has promised that.
+func (a *attempt) gated() bool { return a.Task == "http" || a.answer.SendWithin != nil }
 
 // dawdles says whether something takes as long as it may.
 func (w *world) dawdles() bool { return w.pace == late || w.pace == mixed && w.chance(0.3) }
@@ -160,7 +166,8 @@ func (a *attempt) sendNow() {
 // arrive is the API's part: it works for a while, then answers, or does not.
 func (a *attempt) arrive(slack time.Duration) {
 	w := a.k.w
-	r := w.api.arrive(a.id())
+	settled := a.drawSettled()
+	r := w.api.arrive(a.id(), settled)
 	a.request = r
 	if a.cut {
 		w.api.leave(r)
@@ -181,8 +188,20 @@ func (a *attempt) arrive(slack time.Duration) {
 			w.api.answered[r.callAttempt] = true
 			w.note(a.CallID, "", "attempt %d is answered 2xx", a.Attempt)
 		}
-		a.do(w.between(100*time.Microsecond, 2*time.Millisecond), func() { a.hear(answer) })
+		a.do(w.between(100*time.Microsecond, 2*time.Millisecond), func() {
+			a.settled = settled
+			a.hear(answer)
+		})
 	})
+}
+
+// drawSettled draws what a call takes of limits by cost, where its handler will say so. Nil: what it said.
+func (a *attempt) drawSettled() *int64 {
+	w := a.k.w
+	if a.Task == "http" || !slices.ContainsFunc(w.set.rules.Limits, func(l dispatcher.LimitRule) bool { return l.CountCost }) || !w.chance(0.5) {
+		return nil
+	}
+	return new(w.rng.Int64N(a.Cost + 1))
 }
 
 // reset drops the connection: the API notices within slack.
@@ -205,6 +224,14 @@ func (a *attempt) hear(answer ending) {
 	if answer == laterEnding && a.Task == "http" {
 		a.k.shutLimits(a)
 	}
+	if w := a.k.w; a.Task != "http" && a.gated() && w.chance(0.5) { // it has more to do
+		a.do(w.between(0, max(0, a.m0+a.Timeout-w.now)), func() {
+			if !a.over {
+				a.end(answer, a.arrival(), "")
+			}
+		})
+		return
+	}
 	a.end(answer, a.arrival(), "")
 }
 
@@ -226,8 +253,8 @@ func (a *attempt) hearCancel() {
 // arrival is what the worker has measured.
 func (a *attempt) arrival() *limit.Arrival {
 	ended := a.k.w.now - a.m0
-	s := limit.Sending{Ended: ended}
-	if a.Task == "http" {
+	s := limit.Sending{Ended: ended, Own: a.Task != "http"}
+	if a.gated() {
 		sent := a.sent - a.m0
 		s.Sent, s.Answered = &sent, a.heard
 	}

@@ -70,7 +70,7 @@ func (w *world) insert(n int) {
 	for range n {
 		queue := w.set.rules.Queues[w.rng.IntN(len(w.set.rules.Queues))]
 		task := "http"
-		if w.set.mayOwn() && w.chance(0.4) {
+		if w.set.own && w.chance(0.4) {
 			task = "own"
 		}
 		cost := int64(1)

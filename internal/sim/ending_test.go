@@ -34,8 +34,8 @@ func (w *world) answer() ending {
 func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 	a.over = true
 	c := a.closing(callqueue.OutcomeDone, why)
-	c.Arrival = arrival
-	if a.Task == "http" && arrival != nil {
+	c.Arrival, c.Settled = arrival, a.settled
+	if a.gated() && arrival != nil {
 		one := int16(1)
 		c.Requests = &one
 	}
@@ -67,7 +67,10 @@ func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 // behind that is still on its way.
 func (a *attempt) gaveUp(arrival *limit.Arrival) *limit.Arrival {
 	if arrival != nil && a.Task != "http" {
-		arrival.By = nil
+		arrival.EndBy = nil
+		if !a.gated() {
+			arrival.By = nil
+		}
 	}
 	return arrival
 }

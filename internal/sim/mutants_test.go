@@ -40,7 +40,7 @@ func mutants() []struct {
 	}{
 		{"charged as if it arrived at its start", []string{over}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
 			if c.Arrival != nil {
-				c.Arrival = &limit.Arrival{By: new(time.Duration)}
+				c.Arrival = &limit.Arrival{By: new(time.Duration), EndBy: new(time.Duration)}
 			}
 		}}},
 		{"charged nothing when it failed", []string{over}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
@@ -109,6 +109,11 @@ func mutants() []struct {
 				CREATE TRIGGER one BEFORE INSERT ON call_open FOR EACH ROW WHEN (NEW.limits <> '{}') EXECUTE FUNCTION sim.one()`,
 			undo: `DROP TRIGGER one ON call_open; DROP FUNCTION sim.one()`,
 		}},
+		{"what was settled is charged nothing", []string{over}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			if c.Settled != nil {
+				c.Settled = new(int64)
+			}
+		}}},
 		{"what runs at once is not counted", []string{over}, mutant{
 			sql: `CREATE FUNCTION sim.alone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.costs[array_position(NEW.limits, 'atonce')] := 0; RETURN NEW; END $$;

@@ -234,14 +234,3 @@ func (s *setting) slack(limits []string) time.Duration {
 	}
 	return least
 }
-
-// mayOwn says whether there are handlers of one's own: a limit that is anchored at the start wants
-// the write gate.
-func (s *setting) mayOwn() bool {
-	for _, l := range s.rules.Limits {
-		if l.Anchor == limit.AnchorStart {
-			return false
-		}
-	}
-	return s.own
-}

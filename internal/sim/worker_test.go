@@ -41,7 +41,7 @@ type worker struct {
 func (w *world) startWorkers() {
 	for i := range w.set.workers {
 		k := &worker{w: w, n: i, tasks: []string{"http"}, slots: w.set.slots}
-		if w.set.mayOwn() && i%2 == 0 {
+		if w.set.own && i%2 == 0 {
 			k.tasks = []string{"http", "own"}
 		}
 		k.pool = tasks.Pool(k.tasks, nil)

@@ -1,0 +1,146 @@
+package ledger_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// openOf opens an attempt of this cost under api, which counts cost, and rpm, which does not. Of each 10 a
+// window are allowed.
+func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
+	t.Helper()
+	id := open(t, pool)
+	exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
+		WHERE name = 'api'`)
+	exec(t, pool, `INSERT INTO call_limits SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
+		published_at, published_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
+	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+		SELECT name, 1, now() - interval '1 hour', 10, '10 min', count_cost, 'test' FROM call_limits ON CONFLICT DO NOTHING`)
+	exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
+	exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
+	return id
+}
+
+// settle ends an attempt that has started; nil: nothing was settled.
+func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change func(*ledger.Closing)) {
+	t.Helper()
+	took := time.Millisecond
+	c := ledger.Closing{
+		CallID: id, Attempt: 1, Token: id, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone,
+		Arrival: &limit.Arrival{By: &took, Written: took, EndBy: &took}, Settled: settled,
+	}
+	if change != nil {
+		change(&c)
+	}
+	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 {
+		t.Fatalf("Close = %v, %v", closed, err)
+	}
+}
+
+// What is settled is charged to limits that count cost, and noted; the others count a call as before.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name            string
+		cost            int64
+		settled         *int64
+		change          func(*ledger.Closing)
+		api, rpm, noted int64 // -1: none
+	}{
+		{"nothing", 5, nil, nil, 5, 1, -1},
+		{"less", 5, new(int64(2)), nil, 2, 1, 2},
+		{"0: no unit, though it was sent", 5, new(int64(0)), nil, 0, 1, 0},
+		{"more", 5, new(int64(7)), nil, 7, 1, 7},
+		{"more than 1", 1, new(int64(3)), nil, 3, 1, 3},
+		{"by one that failed", 5, new(int64(2)), func(c *ledger.Closing) {
+			c.Outcome, c.Status, c.Failed = callqueue.OutcomePermanent, callqueue.StatusFailed, true
+		}, 2, 1, 2},
+		{"by one that was not sent", 5, new(int64(2)), func(c *ledger.Closing) {
+			c.Outcome, c.Status, c.Arrival = callqueue.OutcomeNotSent, callqueue.StatusNew, nil
+		}, -1, -1, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			id := openOf(t, pool, c.cost)
+			start(t, pool, request(id, id))
+			settle(t, pool, id, c.settled, c.change)
+			for name, units := range map[string]int64{"api": c.api, "rpm": c.rpm} {
+				want(t, pool, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
+					FROM call_attempts`, name, units)
+				want(t, pool, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
+			}
+			want(t, pool, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
+			for _, v := range verify(t, pool).Findings {
+				t.Errorf("found %+v", v)
+			}
+		})
+	}
+}
+
+// Verify counts what was settled from the end on, and the claimed cost until then, as claims do. What was
+// settled above that is no rule broken, but is said.
+func TestVerifySettled(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	first, second := openOf(t, pool, 6), openOf(t, pool, 4)
+	start(t, pool, request(first, first))
+	start(t, pool, request(second, second))
+	settle(t, pool, first, new(int64(1)), nil)
+	third := openOf(t, pool, 5) // the first took 1, the second may take 4
+	start(t, pool, request(third, third))
+	report := verify(t, pool)
+	if use := report.Limits[0]; len(report.Findings) > 0 || use.Most != 10 || use.Above != 0 || use.MostSettled != 10 {
+		t.Errorf("%+v, and found %+v", use, report.Findings)
+	}
+	settle(t, pool, second, new(int64(9)), nil)
+	report = verify(t, pool)
+	if use := report.Limits[0]; len(report.Findings) > 0 || use.Most != 10 || use.Above != 5 || use.MostSettled != 15 {
+		t.Errorf("%+v, and found %+v", use, report.Findings)
+	}
+	fourth := openOf(t, pool, 2) // which no claim may open: the third may still take 5, and 10 are used
+	start(t, pool, request(fourth, fourth))
+	exec(t, pool, `UPDATE call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
+	report = verify(t, pool)
+	if use := report.Limits[0]; len(report.Findings) != 1 || report.Findings[0].CallID != fourth || use.Most != 12 {
+		t.Errorf("%+v, and found %+v; want call %d over the rate", use, report.Findings, fourth)
+	}
+}
+
+// A settlement that was forged afterwards is found.
+func TestVerifyFindsForgedSettlements(t *testing.T) {
+	t.Parallel()
+	const settled, usage = "a settled attempt was charged what was settled", "the usage of a limit is what its attempts were charged"
+	for _, c := range []struct {
+		name, forgery string
+		rules         []string
+	}{
+		{"none", `SELECT`, nil},
+		{"settled lower afterwards", `UPDATE call_attempts SET settled = 1`, []string{settled}},
+		{"charged otherwise", `UPDATE call_attempts SET charged = jsonb_set(charged, '{0,cost}', '9')`, []string{settled, usage}},
+		{"settled lower, and charged so", `UPDATE call_attempts SET settled = 2, charged = jsonb_set(charged, '{0,cost}', '2')`, []string{usage}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			id := openOf(t, pool, 6)
+			start(t, pool, request(id, id))
+			settle(t, pool, id, new(int64(4)), nil)
+			exec(t, pool, c.forgery)
+			var found []string
+			for _, v := range verify(t, pool).Findings {
+				found = append(found, v.Rule)
+			}
+			if !slices.Equal(found, c.rules) {
+				t.Errorf("broken rules %q, want %q", found, c.rules)
+			}
+		})
+	}
+}

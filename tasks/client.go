@@ -1,0 +1,248 @@
+package tasks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// client is the transport of an attempt's Call.Client: the http task's, with its gate, for a handler of one's own.
+// It promises what the gate does, for all requests of the attempt together: at most one is written, none
+// past sendBy or once end has returned, and what end says of it is so.
+type client struct {
+	http    *httpTask
+	call    *Call
+	ctx     context.Context // the handler's
+	grant   grant
+	timeout time.Duration
+
+	mu     sync.Mutex
+	using  *exchange // the request under way, until its answer is read or given up; nil: none
+	over   bool      // the attempt has ended
+	proven bool      // an answer under way proves that its request had arrived
+	seen   seen
+}
+
+// seen is what became of the requests of an attempt's client, as the gate saw it.
+type seen struct {
+	used    bool // there was one
+	late    bool // the gate refused one: it came after send_within
+	sending      // of the one that was written, if any
+}
+
+var (
+	errSecondRequest = errors.New("the attempt has sent its one request: no second one goes through its call's Client")
+	errAtOnce        = errors.New("another request of the attempt is under way, and only one goes through its call's Client")
+	errHandlerEnded  = errors.New("the attempt's handler has ended: nothing goes through its call's Client any more")
+)
+
+// newClient gives the call a Client for the attempt that was started so.
+func newClient(ctx context.Context, h *httpTask, call *Call, g grant, timeout time.Duration) *client {
+	c := &client{http: h, call: call, ctx: ctx, grant: g, timeout: timeout}
+	call.Client = &http.Client{
+		Transport:     c,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return c
+}
+
+// RoundTrip makes the attempt's request, or refuses to.
+func (c *client) RoundTrip(r *http.Request) (*http.Response, error) {
+	request, err := c.prepare(r)
+	if err != nil {
+		closeBody(r)
+		return nil, Permanent(err)
+	}
+	for range spentMost {
+		answer, err := c.try(request)
+		if !errors.Is(err, errSpent) || !rewind(request, r) {
+			return answer, err
+		}
+	}
+	return c.try(request)
+}
+
+// spentMost is how many connections may turn out to be closed, before anything was written, until that is
+// an error.
+const spentMost = 3
+
+// rewind makes a request ready to be tried again, if it can be.
+func rewind(request, r *http.Request) bool {
+	if r.Body == nil || r.Body == http.NoBody {
+		return true
+	}
+	if r.GetBody == nil {
+		return false
+	}
+	body, err := r.GetBody()
+	request.Body = body
+	return err == nil
+}
+
+func (c *client) try(request *http.Request) (*http.Response, error) {
+	e, err := c.begin(request.Context())
+	if err != nil {
+		closeBody(request)
+		return nil, err
+	}
+	letGo := context.AfterFunc(c.ctx, func() { e.pass.cancel(context.Cause(c.ctx)) })
+	done := func(whole bool) bool {
+		wrote := c.finish(e, whole)
+		letGo()
+		e.stop()
+		return wrote
+	}
+	answer, err := c.http.send(e, request)
+	if err == nil && e.pass.stray {
+		_ = answer.Body.Close()
+		err = errStrayAnswer
+	}
+	if err != nil {
+		err = e.cause(err)
+		return nil, c.failed(err, done(false))
+	}
+	c.mu.Lock()
+	c.proven = answer.StatusCode != http.StatusRequestTimeout // servers send it to idle connections, too
+	c.mu.Unlock()
+	if answer.Body == http.NoBody {
+		done(true)
+	} else {
+		body := answer.Body
+		answer.Body = &answerBody{ReadCloser: body, drained: func() bool { return c.http.drained(body, e.stop) }, done: done}
+	}
+	return answer, nil
+}
+
+// prepare makes the request that is written of r, which is not changed. Without GetBody net/http has no way to
+// send it again.
+func (c *client) prepare(r *http.Request) (*http.Request, error) {
+	switch {
+	case r.URL == nil:
+		return nil, errors.New("the request has no URL")
+	case r.Method == http.MethodConnect:
+		return nil, errors.New("CONNECT is not possible")
+	}
+	if err := c.http.mayCall(r.URL); err != nil {
+		return nil, err
+	}
+	request := r.Clone(r.Context())
+	request.GetBody = nil
+	if request.Header == nil {
+		request.Header = http.Header{}
+	}
+	for name := range request.Header {
+		if canonical := http.CanonicalHeaderKey(name); frames(canonical) {
+			return nil, fmt.Errorf("header %q: %w", clean(name), errFrames)
+		}
+	}
+	setOwn(request.Header, c.call)
+	head := *request
+	head.Body, head.ContentLength, head.TransferEncoding, head.Trailer = nil, 0, nil, nil
+	return request, tryHeader(&head)
+}
+
+// begin has the request be the one of the attempt, unless there is or was another.
+func (c *client) begin(ctx context.Context) (*exchange, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.over:
+		return nil, errHandlerEnded
+	case c.using != nil:
+		return nil, errAtOnce
+	case c.seen.wrote:
+		return nil, errSecondRequest
+	}
+	c.seen.used = true
+	started := func(context.Context) (grant, error) { return c.grant, nil }
+	c.using = newExchange(ctx, started, c.timeout, c.http.cfg.ConnectTimeout)
+	if left := time.Until(c.grant.sendBy); !c.grant.sendBy.IsZero() && left < c.http.cfg.ConnectTimeout {
+		c.using.timer.Stop()
+		c.using.connectWithin(left, errTooLate)
+	}
+	return c.using, nil
+}
+
+// finish ends a request, whose answer was read to its end or not; wrote says whether anything of it was
+// written. Where the handler's end came first, that has said all there is to say.
+func (c *client) finish(e *exchange, whole bool) (wrote bool) {
+	sent := sending{started: true}
+	sent.wrote, sent.sent, sent.answered = e.pass.end(whole)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.using == e {
+		c.note(sent)
+	}
+	return sent.wrote
+}
+
+func (c *client) note(s sending) {
+	if !c.proven {
+		s.answered = time.Time{}
+	}
+	if s.wrote {
+		c.seen.sending = s
+	}
+	c.using, c.proven = nil, false
+}
+
+// failed is what a handler gets instead of an answer. Where it has promised to send by no other means, what the
+// gate refused says that it was not sent, and so ends a handler that returns it.
+func (c *client) failed(err error, wrote bool) error {
+	if wrote || c.grant.sendBy.IsZero() || !errors.Is(err, errTooLate) && !errors.Is(err, errSpent) {
+		return err
+	}
+	c.mu.Lock()
+	c.seen.late = c.seen.late || errors.Is(err, errTooLate)
+	c.mu.Unlock()
+	return NotSent(err)
+}
+
+// end takes the client back, and with it whatever is under way: when it returns nothing more is written, and a
+// request without its whole answer has had its connection reset.
+func (c *client) end() seen {
+	c.mu.Lock()
+	c.over = true
+	e := c.using
+	c.mu.Unlock()
+	if e != nil {
+		e.pass.cancel(errHandlerEnded)
+		c.finish(e, false)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen
+}
+
+// answerBody is an answer's body: once it is read to its end, or closed, the request is over.
+type answerBody struct {
+	io.ReadCloser
+	drained func() (whole bool)
+	done    func(whole bool) (wrote bool)
+	once    sync.Once
+}
+
+func (b *answerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.once.Do(func() { b.done(errors.Is(err, io.EOF)) })
+	}
+	return n, err
+}
+
+// Close reads a little on first: many do not read to the end what they want no more of, and the connection can be
+// used again.
+func (b *answerBody) Close() error {
+	b.once.Do(func() { b.done(b.drained()) })
+	return b.ReadCloser.Close()
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+}
