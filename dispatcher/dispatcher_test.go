@@ -30,7 +30,9 @@ type system struct {
 
 func newSystem(t *testing.T) *system {
 	t.Helper()
-	pool := pgtest.NewWith(t, ledger.Settings())
+	settings := ledger.Settings()
+	settings["idle_in_transaction_session_timeout"] = "0" // tests hold locks for as long as they need
+	pool := pgtest.NewWith(t, settings)
 	level := slog.LevelWarn
 	if testing.Verbose() {
 		level = slog.LevelDebug
