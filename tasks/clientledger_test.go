@@ -37,7 +37,9 @@ func (b *bench) underTwo() {
 	b.await(`SELECT complete_since IS NOT NULL FROM call_limits`)
 	for _, sql := range []string{
 		`UPDATE call_limits SET anchor = 'start', slack = '1 min', send_within = '1 min'`,
-		`INSERT INTO call_limits SELECT 'ended', version, rate, window_size, per_key, count_cost, 'finish', slack, send_within, queues, published_at,
+		`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_at,
+			published_by, complete_since, epoch)
+			SELECT 'ended', version, rate, window_size, per_key, count_cost, 'finish', slack, send_within, queues, published_at,
 			published_by, complete_since, epoch FROM call_limits`,
 		`UPDATE call_queues SET limits = '{api,ended}'`,
 	} {
@@ -87,7 +89,7 @@ func TestClientBoundsTheArrival(t *testing.T) {
 	const long = `SELECT clock_timestamp() > started_at + interval '300 ms' FROM call_open WHERE call_id = $1`
 	api1, ended := fmt.Sprintf(untilSQL, "api"), fmt.Sprintf(untilSQL, "ended")
 
-	id := b.insertCall(callqueue.Call{Queue: "long", Task: "answered"})
+	id := b.insertCall(callqueue.Call{Task: "answered"})
 	b.await(long, id)
 	answer <- struct{}{}
 	<-begun
@@ -98,12 +100,12 @@ func TestClientBoundsTheArrival(t *testing.T) {
 		AND `+ended+` BETWEEN started_at + interval '900 ms' AND finished_at + interval '40 s' FROM call_attempts WHERE call_id = $1`, id)
 
 	// What was not answered has not arrived for sure, whatever the handler says.
-	id = b.insertCall(callqueue.Call{Queue: "long", Task: "left behind"})
+	id = b.insertCall(callqueue.Call{Task: "left behind"})
 	b.ended(id, callqueue.StatusDone)
 	b.await(`SELECT requests = 1 AND `+api1+` > started_at + interval '1 min' AND `+ended+` > finished_at + interval '20 s'
 		FROM call_attempts WHERE call_id = $1`, id)
 
-	id = b.insertCall(callqueue.Call{Queue: "long", Task: "by other means"})
+	id = b.insertCall(callqueue.Call{Task: "by other means"})
 	<-begun
 	b.await(long, id)
 	finish <- struct{}{}
@@ -179,8 +181,12 @@ func TestClientOfACancelledCall(t *testing.T) {
 		// It listens to no context: the client does.
 		"get": func(_ context.Context, call *tasks.Call) error { return get(context.Background(), call, api.URL) },
 	})
-	id := b.insertCall(callqueue.Call{Queue: "long", Task: "get"})
-	<-arrived
+	id := b.insertCall(callqueue.Call{Task: "get"})
+	select {
+	case <-arrived:
+	case <-time.After(time.Minute):
+		t.Fatal("no request came")
+	}
 	b.cancel(id)
 	select {
 	case <-gone:

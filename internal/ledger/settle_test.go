@@ -19,7 +19,9 @@ func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 	id := open(t, pool)
 	exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	exec(t, pool, `INSERT INTO call_limits SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_at,
+			published_by, complete_since, epoch)
+			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
 		published_at, published_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
 	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
 		SELECT name, 1, now() - interval '1 hour', 10, '10 min', count_cost, 'test' FROM call_limits ON CONFLICT DO NOTHING`)
