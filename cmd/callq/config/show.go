@@ -2,7 +2,9 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,13 +22,15 @@ type Value struct {
 }
 
 // Values are all settings in force, in the order of the keys, without what must stay secret. Of a limit's
-// rate and concurrency there is the one that it has.
+// rate and concurrency there is the one that it has; burst and timezone are of their algorithms.
 func (c *Config) Values() []Value {
 	var all []Value
 	leaves(reflect.ValueOf(*c), "", func(path string, f reflect.StructField, v reflect.Value) {
 		if rest, ok := strings.CutPrefix(path, "limits."); ok {
 			name, key := rest[:strings.LastIndexByte(rest, '.')], f.Tag.Get("key")
-			if atOnce := c.Limits[name].Concurrency > 0; key == "rate" && atOnce || key == "concurrency" && !atOnce {
+			atOnce, algorithm := c.Limits[name].Concurrency > 0, limit.Algorithm(c.Limits[name].Algorithm)
+			if key == "rate" && atOnce || key == "concurrency" && !atOnce ||
+				key == "burst" && algorithm != limit.TokenBucket || key == "timezone" && algorithm != limit.FixedWindow {
 				return
 			}
 		}
@@ -73,7 +77,11 @@ func shown(f reflect.StructField, v reflect.Value) any {
 	case Rates:
 		return append([]string{}, x...)
 	case Overrides:
-		return x
+		var all []string
+		for _, key := range slices.Sorted(maps.Keys(x)) {
+			all = append(all, key+"="+x[key])
+		}
+		return strings.Join(all, ",")
 	}
 	text := v.String()
 	switch check := f.Tag.Get("check"); {

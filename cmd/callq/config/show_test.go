@@ -31,6 +31,9 @@ worker:
 limits:
   a: {rate: 5/s}
   b: {concurrency: 3}
+  c: {rate: 5/s, per: key, overrides: {y: 6/s, x: 7/s}}
+  d: {rate: [5/s, 6/m]}
+  e: {rate: 5/d, algorithm: fixed_window, timezone: Asia/Tokyo}
 retention: {done: 36h}
 queues: {q: {hours: ["mon-fri ${T}", Sat 10:00-14:00]}}
 `, map[string]string{
@@ -51,10 +54,16 @@ queues: {q: {hours: ["mon-fri ${T}", Sat 10:00-14:00]}}
 		"limits.a.slack":       "2s <- CALLQ_LIMITS_A_SLACK ",
 		"limits.a.send_within": "100ms <- default ",
 		"limits.b.concurrency": "3 <- config.yaml:10 ",
-		"retention.done":       "1d12h <- config.yaml:11 ",
+		"limits.a.burst":       "",
+		"limits.a.overrides":   " <- default ",
+		"limits.c.overrides":   "x=7/s,y=6/s <- config.yaml:11 ",
+		"limits.d.rate":        "[5 per 1s, sliding window 6 per 1m, sliding window] <- config.yaml:12 ",
+		"limits.e.rate":        "5 per 1d, fixed window, Asia/Tokyo <- config.yaml:13 ",
+		"limits.e.timezone":    "Asia/Tokyo <- config.yaml:13 ",
+		"retention.done":       "1d12h <- config.yaml:14 ",
 		"retention.failed":     "30d <- default ",
 		"calls.max_data":       "256KiB <- default ",
-		"queues.q.hours":       "Mon-Fri 09:00-18:00, Sat 10:00-14:00 UTC <- config.yaml:12 ${T}",
+		"queues.q.hours":       "Mon-Fri 09:00-18:00, Sat 10:00-14:00 UTC <- config.yaml:15 ${T}",
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %s, want %s", key, got[key], want)
