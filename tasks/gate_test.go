@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http/httptrace"
 	"strings"
 	"syscall"
 	"testing"
@@ -320,5 +321,18 @@ func TestIdleConnectionIsClosedPolitely(t *testing.T) {
 	_ = gate.Close()
 	if _, err := peer.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the peer saw %v, want the end", err)
+	}
+}
+
+// A connection that comes as the time for it ends says that, and not that there had been another.
+func TestConnectionThatComesAsTimeEnds(t *testing.T) {
+	t.Parallel()
+	e := newExchange(t.Context(), granted, time.Hour, time.Hour)
+	e.timer.Stop()
+	e.connectWithin(time.Hour, errTooLate)
+	e.timer.Stop() // as if it had run out, and not yet said so
+	e.gotConn(httptrace.GotConnInfo{Conn: &gatedConn{}})
+	if cause := context.Cause(e.pass.ctx); !errors.Is(cause, errTooLate) {
+		t.Errorf("it ended with %v, want %v", cause, errTooLate)
 	}
 }

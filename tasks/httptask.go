@@ -170,6 +170,7 @@ type exchange struct {
 	start   startFunc
 	timeout time.Duration
 	timer   *time.Timer           // ends the connecting, then the request
+	slow    error                 // why it ends the connecting
 	only    func(netip.Addr) bool // the addresses that the request may go to; nil: where a connection is
 	asked   bool
 	started bool
@@ -185,6 +186,7 @@ func newExchange(ctx context.Context, start startFunc, timeout, connect time.Dur
 // connectWithin ends the attempt, for this reason, if it has no connection by then. Connecting goes on, for the
 // next that wants one.
 func (e *exchange) connectWithin(d time.Duration, reason error) {
+	e.slow = reason
 	e.timer = time.AfterFunc(d, func() { e.pass.cancel(reason) })
 }
 
@@ -192,8 +194,12 @@ func (e *exchange) connectWithin(d time.Duration, reason error) {
 // comes here again if it wants to send the request once more: then the gate stays shut.
 func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 	conn, ok := info.Conn.(*gatedConn)
-	if !ok || e.asked || !e.timer.Stop() || e.pass.ctx.Err() != nil {
+	if !ok || e.asked || e.pass.ctx.Err() != nil {
 		e.pass.cancel(errNoMore) // the first cause stays
+		return
+	}
+	if !e.timer.Stop() { // it is about to say so
+		e.pass.cancel(e.slow)
 		return
 	}
 	if to := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); e.only != nil && !e.only(to) {
