@@ -67,7 +67,7 @@ func judge(err error) (int, string) {
 	if _, ok := errors.AsType[*dispatcher.ConflictError](err); ok {
 		return exitUsage, text
 	}
-	if _, ok := errors.AsType[dispatcher.KindError](err); ok {
+	if errors.As(err, new(dispatcher.KindError)) || errors.As(err, new(dispatcher.SettingError)) {
 		return exitUsage, text
 	}
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "22021" {

@@ -22,8 +22,8 @@ func (p *program) limitsSetCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "set LIMIT RATE", Short: "Put another rate in force until it is reset",
 		Long: "Put another rate in force, over the configuration's, until `limits reset`: 20/s for a rate, 20 for a\n" +
-			"concurrency. When it returns, nothing starts beyond the new rate: what was claimed and has not\n" +
-			"started was recalled.",
+			"concurrency. Its algorithm, burst, time zone and overrides stay. When it returns, nothing starts beyond the\n" +
+			"new rate: what was claimed and has not started was recalled.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			rate, err := parseSetting(args[1])
@@ -51,7 +51,7 @@ func (p *program) limitsResetCommand() *cobra.Command {
 	}
 }
 
-// parseSetting reads a rate, or a whole number for a concurrency.
+// parseSetting reads a rate, or a whole number for a concurrency. What a window of months is of, the limit says.
 func parseSetting(text string) (limit.Rate, error) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		if n < 1 || n > 1_000_000 {
@@ -59,7 +59,14 @@ func parseSetting(text string) (limit.Rate, error) {
 		}
 		return limit.Rate{Units: n}, nil
 	}
-	return limit.ParseRate(text)
+	rate, err := limit.ParseRate(text)
+	if err == nil {
+		return rate, nil
+	}
+	if months, not := limit.Parse(text, limit.FixedWindow, 0, ""); not == nil {
+		return limit.Rate{Units: months.Units, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: months.Period}}, nil
+	}
+	return rate, err
 }
 
 // sayChanges prints what changed, a line each; as JSON a list.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/limit"
 )
 
 func (p *program) verifyCommand() *cobra.Command {
@@ -46,9 +45,9 @@ func (p *program) printReport(r *ledger.Report) error {
 		err := printTable(p.stdout, r.Limits,
 			column[ledger.LimitUse]{"LIMIT", func(l ledger.LimitUse) string { return l.Limit }},
 			column[ledger.LimitUse]{"IN FORCE FROM", func(l ledger.LimitUse) string { return instant(&l.From) }},
-			column[ledger.LimitUse]{"RATE", func(l ledger.LimitUse) string { return limit.Rate{Units: l.Rate, Window: l.Window}.String() }},
+			column[ledger.LimitUse]{"RATE", func(l ledger.LimitUse) string { return l.InForce().String() }},
 			column[ledger.LimitUse]{"STARTS", func(l ledger.LimitUse) string { return strconv.FormatInt(l.Starts, 10) }},
-			column[ledger.LimitUse]{"MOST IN A WINDOW", func(l ledger.LimitUse) string { return fmt.Sprintf("%d of %d", l.Most, l.Rate) }},
+			column[ledger.LimitUse]{"MOST IN A WINDOW", func(l ledger.LimitUse) string { return fmt.Sprintf("%d of %d", l.Most, l.InForce().Most()) }},
 		)
 		if err != nil {
 			return err
@@ -84,7 +83,7 @@ func (p *program) printAbove(limits []ledger.LimitUse) {
 	for _, l := range limits {
 		if l.Above > 0 {
 			fmt.Fprintf(p.stdout, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
-				"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.Rate)
+				"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.InForce().Most())
 			said = true
 		}
 	}

@@ -37,6 +37,11 @@ type LimitUse struct {
 	MostSettled int64 `json:"most_settled"`
 }
 
+// InForce is the rate that held.
+func (l LimitUse) InForce() limit.Rate {
+	return limit.Rate{Units: l.Rate, Window: l.Window, Shape: l.Shape}
+}
+
 // Violation is a row that breaks a rule.
 type Violation struct {
 	Rule    string `json:"rule" db:"rule"`

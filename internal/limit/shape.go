@@ -171,3 +171,12 @@ func (r Rate) AtLeast(other Rate) bool {
 	return r.Units >= other.Units && r.Burst >= other.Burst && r.Comparable(other) &&
 		(r.Window == other.Window || r.Algorithm == TokenBucket)
 }
+
+// Later is the begin of so many windows after the one that begins at t, or about then where they are many.
+func (r Rate) Later(t time.Time, windows float64) time.Time {
+	c, ok := r.calendar()
+	for ; ok && windows >= 1 && windows < 10_000; windows-- {
+		t = c.End(t.Add(-c.apart())).Add(c.apart())
+	}
+	return t.Add(time.Duration(windows * float64(r.Window)))
+}

@@ -124,13 +124,13 @@ func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
 		return 0
 	}
 	windows := math.Ceil(units/float64(l.Units)) - 1
+	if l.Shape.Algorithm == limit.FixedWindow && l.next != nil && now != nil {
+		return l.rate().Later(*l.next, windows).Sub(*now)
+	}
 	span := float64(l.rate().Span())
 	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * span)
 	if l.next != nil && now != nil {
-		first := l.next.Sub(*now)
-		if last = max(last, first); l.Shape.Algorithm == limit.FixedWindow {
-			last = first
-		}
+		last = max(last, l.next.Sub(*now))
 	}
 	return time.Duration(windows*span) + last
 }

@@ -127,7 +127,7 @@ func (l *Limit) reckon(charges map[string][]limit.Charge) {
 	if l.Shape.Algorithm == limit.TokenBucket {
 		l.Occupied = l.Shape.Burst - room
 	}
-	if l.Window > 0 && (l.FreedAt != nil || len(charges) > 0) {
+	if l.Window > 0 && (l.FreedAt != nil || len(charges) > 0 || l.Shape.Algorithm == limit.FixedWindow) {
 		l.next = new(use.NextLook(l.Now, 0))
 	}
 	if l.State == "open" {
