@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -141,19 +140,6 @@ func isRefusal(err error) bool {
 		return strings.HasPrefix(pg.Code, "28") || pg.Code == "3D000"
 	}
 	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
-}
-
-// collect runs a query and gathers its rows; what names it in an error. No row is an empty slice.
-func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	return list, nil
 }
 
 // schemaError says that Postgres answers and cannot be used as it is.

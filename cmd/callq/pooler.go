@@ -95,7 +95,11 @@ func (s servers) checkSettings(ctx context.Context) {
 	wanted := ledger.Settings()
 	delete(wanted, "application_name")
 	type setting struct{ Role, Name, Value string }
-	found, err := collect[setting](ctx, s.pool, "read settings", settingsSQL, slices.Sorted(maps.Keys(wanted)))
+	var found []setting
+	rows, err := s.pool.Query(ctx, settingsSQL, slices.Sorted(maps.Keys(wanted)))
+	if err == nil {
+		found, err = pgx.CollectRows(rows, pgx.RowToStructByName[setting])
+	}
 	if err != nil {
 		s.log.WarnContext(ctx, "Postgres does not tell its settings", "err", err)
 		return

@@ -29,7 +29,7 @@ func TestTidyLosesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if raced && name != "failover" && name != "handlers" && name != "step forward" {
-				t.Skip("takes too long with the race detector")
+				t.Skip("takes too long with the race detector: make model runs it without, and .ci/run runs that")
 			}
 			c := base
 			change(&c)
