@@ -47,11 +47,25 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 			progress(retired)
 		}
 	}
-	if err := inBatches(ctx, pool, "retire calls", retireCallsSQL, &retired.Calls, keep.args(), tell); err != nil {
+	left := ranges{}
+	err := inBatches(ctx, pool, "retire calls", retireCallsSQL, keep.args(), func(removed int64, from []int64) {
+		retired.Calls += removed
+		left.add(from)
+		tell()
+	})
+	if err != nil {
 		return retired, fmt.Errorf("retire calls: %w", err)
 	}
-	if err := inBatches(ctx, pool, "retire attempts", retireAttemptsSQL, &retired.Attempts, pgx.StrictNamedArgs{}, tell); err != nil {
+	err = inBatches(ctx, pool, "retire attempts", retireAttemptsSQL, pgx.StrictNamedArgs{}, func(removed int64, _ []int64) {
+		retired.Attempts += removed
+		tell()
+	})
+	if err != nil {
 		return retired, fmt.Errorf("retire attempts: %w", err)
+	}
+	// Last: by now no snapshot may see any more of what was there.
+	if err := left.sumUpAnew(ctx, pool); err != nil {
+		return retired, fmt.Errorf("sum up anew what call_queue_find_idx says of retired calls: %w", err)
 	}
 	return retired, nil
 }
@@ -64,30 +78,30 @@ func (r Retention) args() pgx.StrictNamedArgs {
 
 // inBatches runs a statement, a transaction each time, on the ids behind a stored place until it has
 // been past all of them once. The place is shared: what one run was cut off from the next goes on
-// with, and several at once share the walk.
-func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, removed *int64, args pgx.StrictNamedArgs, tell func()) error {
+// with, and several at once share the walk. note hears after each how many rows it removed, and from where.
+func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, args pgx.StrictNamedArgs, note func(removed int64, from []int64)) error {
 	args["most"] = retainBatch
 	began, before, passedEnd := int64(-1), int64(0), false
 	for {
 		var at int64
 		var next *int64 // nil: the end
+		var removed int64
+		var from []int64
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if err := tx.QueryRow(ctx, placeSQL, walk).Scan(&at); err != nil {
 				return err
 			}
 			args["after"] = at
-			var n int64
-			if err := tx.QueryRow(ctx, sql, args).Scan(&next, &n); err != nil {
+			if err := tx.QueryRow(ctx, sql, args).Scan(&next, &removed, &from); err != nil {
 				return err
 			}
-			*removed += n
 			_, err := tx.Exec(ctx, moveSQL, walk, next)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		tell()
+		note(removed, from)
 		if began < 0 {
 			began = at
 		}
@@ -128,9 +142,10 @@ WITH seen AS MATERIALIZED (
     ORDER BY s.id
     FOR UPDATE OF q SKIP LOCKED
 ), removed AS (
-    DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING q.id
+    DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id
+    RETURNING (q.ctid::text::point)[0]::bigint / 16 * 16 AS page
 )
-SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
+SELECT (SELECT max(id) FROM seen), count(*), array_agg(DISTINCT page) FROM removed`
 
 // outOfReach is of an attempt a that no window needs: reachSQL, as r, says how far they go back. Twice the
 // longest window leaves room for one that is raised.
@@ -163,4 +178,4 @@ WITH seen AS MATERIALIZED (
     SELECT 'ledger', max(arrived_by) FROM removed HAVING max(arrived_by) IS NOT NULL
     ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
 )
-SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
+SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed), NULL::bigint[]`

@@ -2,6 +2,7 @@ package dispatcher_test
 
 import (
 	"context"
+	"encoding/json"
 	"sync"
 	"testing"
 	"time"
@@ -41,6 +42,56 @@ func TestRetentionFreesNothing(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT sum(used) = 5 FROM call_usage WHERE limit_name = 'second'`)
 	s.verify()
+}
+
+// What retention took away the index of queues, tasks and keys forgets, though others take its room: else it
+// would tell ever less.
+func TestIndexForgetsRetired(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'gone', 'done', now() - interval '1 year' FROM generate_series(1, 20000)`)
+	s.exec(`VACUUM call_queue`) // sums the pages up
+	read := func() (pages, all int64) {
+		t.Helper()
+		tx, err := s.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(t.Context())
+		var text string
+		for _, sql := range []string{`SET LOCAL enable_seqscan = off`, `SET LOCAL enable_bitmapscan = on`} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err = tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) SELECT FROM call_queue WHERE queue = 'gone'`).Scan(&text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var plans []struct {
+			Plan struct {
+				Lossy *int64 `json:"Lossy Heap Blocks"`
+			}
+		}
+		if err := json.Unmarshal([]byte(text), &plans); err != nil || plans[0].Plan.Lossy == nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if err := tx.QueryRow(t.Context(), `SELECT pg_relation_size('call_queue') / 8192`).Scan(&all); err != nil {
+			t.Fatal(err)
+		}
+		return *plans[0].Plan.Lossy, all
+	}
+	if pages, all := read(); pages < all*9/10 {
+		t.Fatalf("the index says that queue gone is in %d pages of %d, want all", pages, all)
+	}
+	if retired := s.retain(); retired.Calls != 20000 {
+		t.Fatalf("%d calls are retired, want 20000", retired.Calls)
+	}
+	s.exec(`VACUUM call_queue`)
+	s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'next', 'done', now() FROM generate_series(1, 20000)`)
+	if pages, all := read(); pages > all/10 {
+		t.Errorf("the index says that queue gone may be in %d pages of %d", pages, all)
+	}
 }
 
 func TestRetain(t *testing.T) {
