@@ -45,8 +45,10 @@ type Summary struct {
 }
 
 // List returns the newest calls that fit the filter (those next above Filter.After, if that is set), at most
-// limit of them, by their ids downwards. Among a million calls it takes less than a tenth of a second, unless
-// what it looks for is rare and looks common (find.go).
+// limit of them, by their ids downwards. Among a million calls that takes less than a tenth of a second; longer
+// only where what the filter names is common and hardly any call has all of it.
+//
+// The role needs SELECT on call_queue, call_open, call_attempts and call_in_line.
 func (c *Client) List(ctx context.Context, f Filter, limit int) ([]Summary, error) {
 	return c.list(ctx, f, limit, usualSizes())
 }
@@ -82,7 +84,8 @@ FROM call_queue c, years
 WHERE c.id = ANY($1::bigint[])
 ORDER BY c.id DESC`
 
-// Count says how many calls fit the filter. Among many it takes a while, unless few fit.
+// Count says how many calls fit the filter. It goes through all calls, unless the filter names a rare status,
+// queue, task or key. The role needs SELECT on call_queue and call_open.
 func (c *Client) Count(ctx context.Context, f Filter) (int64, error) {
 	var n int64
 	err := c.pool.QueryRow(ctx, f.countSQL(), f.args()).Scan(&n)
