@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt docs exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-claims bench-check
+.PHONY: help build demo check test lint vet race fmt docs exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-claims bench-reads bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,6 +67,9 @@ bench: ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -rounds
 
 bench-claims: ## what a claim takes among few and many calls and keys, and under a held snapshot
 	go run -C bench . -claims
+
+bench-reads: ## what status, get, why and lists take among 1,000,000 calls, in six layouts
+	go run -C bench . -reads $(ARGS)
 
 bench-check: $(LINT) ## what bench runs, small: it lints, and every call gets done
 	cd bench && $(LINT) run

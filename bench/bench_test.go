@@ -43,6 +43,99 @@ func TestBench(t *testing.T) {
 	}
 }
 
+// TestReads: every command gives what there is to see in each layout. The run itself fails where a list has
+// more or fewer rows than the table, or `callq verify` finds a row that callq would not leave so.
+func TestReads(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"-reads", "-n", "2000", "-rounds", "1", "-o", "json"}, &out, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	var all []told
+	if err := json.Unmarshal(out.Bytes(), &all); err != nil {
+		t.Fatalf("read the figures: %v", err)
+	}
+	rows := map[string]map[string]int{}
+	for _, f := range all {
+		if rows[f.Layout] == nil {
+			rows[f.Layout] = map[string]int{}
+		}
+		rows[f.Layout][f.Command] = f.Rows
+		if f.Median <= 0 || f.Slowest < f.Median {
+			t.Errorf("%s: %s took %g ms, at most %g", f.Layout, f.Command, f.Median, f.Slowest)
+		}
+	}
+	// Of 2,000 calls 10 are few. Call 100 was cancelled, 101 and 102 failed, and so on; call 1250 is rare.
+	for layout, want := range map[string]map[string]int{
+		"mostly ended": {
+			"status": 1, "queues list": 20, "limits list": 2, "calls get 1": 1, "calls get 2000": 1,
+			"calls list": 50, "calls list --status new": 10, "calls list --status done": 50, "calls list --status error": 0,
+			"calls list --status failed": 40, "calls list --status cancelled": 19,
+			"calls list --task rare": 1, "calls list --task rare --status done": 1, "calls list --task rare --status new": 0,
+			"calls list --task none": 0, "calls list --queue none": 0, "calls list --key none": 0,
+		},
+		"newest of others": {
+			"queues list": 21, "calls list --status new": 10, "calls list --status failed": 40, "calls list --queue old": 50,
+			"calls list --queue old --status new": 0, "calls list --queue old --status failed": 36, "calls list --queue old --status error": 0,
+		},
+		"backlog": {
+			"calls list --status new": 50, "calls list --status done": 8, "calls list --status failed": 2, "calls list --status cancelled": 0,
+			"calls list --task rare --status done": 0, "calls list --task rare --status new": 1,
+		},
+		"stuck": {
+			"calls list --status new": 10, "calls list --queue stuck": 10, "calls list --queue stuck --status new": 10,
+			"calls list --queue stuck --status done": 0, "calls list --queue q7 --status new": 0, "calls list --status cancelled": 20,
+		},
+		"after retention": {
+			"queues list": 40, "calls get 1001": 1, "calls get 3000": 1, "calls list --status new": 20,
+			"calls list --status failed": 40, "calls list --status cancelled": 18, "calls list --task rare --status done": 1,
+		},
+		"a million keys": {
+			"calls list": 50, "calls list --status new": 50, "calls list --status done": 0, "calls list --key k7": 1,
+			"calls list --task rare --status new": 1,
+		},
+	} {
+		for command, n := range want {
+			if got, ok := rows[layout][command]; !ok || got != n {
+				t.Errorf("%s: callq %s gave %d rows (asked: %v), want %d", layout, command, got, ok, n)
+			}
+		}
+	}
+
+	var table bytes.Buffer
+	if err := writeTold(&table, all); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"status", "queues list", "limits list", "limits forecast", "calls get", "calls why", "calls list --task"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, &table)
+		}
+	}
+}
+
+// TestTold: a cell is the slowest command's, and what is above the promise is named.
+func TestTold(t *testing.T) {
+	var table bytes.Buffer
+	if err := writeTold(&table, []told{
+		{Layout: "a", Group: "get", Command: "calls get 1", Rows: 1, Median: 12, Slowest: 130},
+		{Layout: "a", Group: "get", Command: "calls get 2", Rows: 1, Median: 14, Slowest: 15},
+		{Layout: "b", Group: "get", Command: "calls get 1", Rows: 1, Median: 123, Slowest: 234},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+| ms  | a   | b   |
+| --- | --: | --: |
+| get | 14  | 123 |
+
+| above 100 ms | command       | median | slowest | rows |
+| ---          | ---           | --:    | --:     | --:  |
+| b            | ` + "`calls get 1`" + ` | 123    | 234     | 1    |
+`
+	if got := table.String(); got != want[1:] {
+		t.Errorf("the table is\n%s, want%s", got, want)
+	}
+}
+
 func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0.0", 12.34: "12.3", 99.96: "100", 812.4: "812", 999.9: "1,000", 10_043.2: "10,043", 1_234_567: "1,234,567",

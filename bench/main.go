@@ -34,8 +34,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.IntVar(&s.calls, "n", 100_000, "calls to insert in bulk and to drain")
 	flags.IntVar(&s.singles, "singles", 20_000, "calls to insert one by one")
 	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
-	flags.StringVar(&s.only, "only", "", "measure callq or River alone")
+	flags.StringVar(&s.only, "only", "", "measure callq or River alone; with -reads, one layout")
 	claims := flags.Bool("claims", false, "measure claims instead, among few and many calls and keys")
+	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
 	output := flags.String("o", "table", "table, or json: every figure of every round")
 	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
 	if err := flags.Parse(args); err != nil {
@@ -47,10 +48,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if *output != "table" && *output != "json" {
 		return fmt.Errorf("-o is %q; it may be table or json", *output)
 	}
-	if err := s.check(); err != nil {
+	settings := postgresSettings()
+	check := s.check
+	if *reads {
+		s.forReads(flags)
+		check = s.checkReads
+		settings["max_wal_size"] = "512MB" // what is filled in need not lie on the disk twice
+	}
+	if err := check(); err != nil {
 		return err
 	}
-	servers, err := startServers(ctx, stderr)
+	servers, err := startServers(ctx, stderr, settings)
 	if err != nil {
 		return err
 	}
@@ -59,6 +67,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	b := bench{sizes: s, servers: servers, say: stderr}
 	if *claims {
 		return b.claims(ctx, stdout)
+	}
+	if *reads {
+		all, err := b.reads(ctx)
+		if err != nil {
+			return err
+		}
+		if *output == "json" {
+			return writeJSON(stdout, all)
+		}
+		return writeTold(stdout, all)
 	}
 	figures, err := b.all(ctx)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-func writeJSON(w io.Writer, figures []figure) error {
+func writeJSON[T any](w io.Writer, figures []T) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(figures)

@@ -33,7 +33,7 @@ func postgresSettings() map[string]string {
 	}
 }
 
-func startServers(ctx context.Context, say io.Writer) (s *servers, err error) {
+func startServers(ctx context.Context, say io.Writer, settings map[string]string) (s *servers, err error) {
 	log := slog.New(slog.NewTextHandler(say, nil))
 	s = &servers{}
 	defer func() {
@@ -41,7 +41,7 @@ func startServers(ctx context.Context, say io.Writer) (s *servers, err error) {
 			err = errors.Join(err, s.stop())
 		}
 	}()
-	if s.postgres, err = local.StartPostgres(ctx, local.Postgres{Logger: log, Settings: postgresSettings()}); err != nil {
+	if s.postgres, err = local.StartPostgres(ctx, local.Postgres{Logger: log, Settings: settings}); err != nil {
 		return s, err
 	}
 	if s.redis, err = local.StartRedis(ctx, local.Redis{Logger: log, Install: true}); err != nil {
