@@ -170,17 +170,23 @@ func (s *search) windows(ctx context.Context, are string, in span, limit int) ([
 // waiting looks for what waits in the lines and news, which may speak of calls that have ended. What is to be
 // retried is in the ledger too, which tells more where much waits that was never tried.
 func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, error) {
-	inLine := `l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to` + s.filter.lineSQL()
+	those := s.filter.lineSQL()
 	if !slices.Contains(s.filter.Statuses, StatusNew) {
-		some, err := s.query(ctx, "SELECT "+inLine+" LIMIT @limit", in, s.crowd)
+		some, err := s.query(ctx, `
+SELECT coalesce(sum(calls), 0)::bigint FROM (
+    (SELECT calls FROM call_lines l WHERE l.calls > 0`+those+` LIMIT @limit)
+    UNION ALL
+    (SELECT calls FROM call_news l WHERE l.calls > 0`+those+` LIMIT @limit)
+) l`, in, s.crowd)
 		if err != nil {
 			return nil, err
 		}
-		if len(some) == s.crowd {
+		if some[0] >= int64(s.crowd) {
 			return s.ledger(StatusError, "outcome <> 'done'")(ctx, in, limit)
 		}
 	}
-	return s.query(ctx, s.eachOf("SELECT DISTINCT "+inLine, "c.status = ANY(@waiting::text[])"), in, limit)
+	return s.query(ctx, s.eachOf(`SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to`+those,
+		"c.status = ANY(@waiting::text[])"), in, limit)
 }
 
 // open looks for what is handed over.
