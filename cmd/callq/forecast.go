@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -24,16 +23,16 @@ func (p *program) limitsForecastCommand() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				rows, err := report.ReadForecasts(ctx, pool)
+				var names []string // all
+				if len(args) > 0 {
+					names = args
+				}
+				rows, err := report.ReadForecasts(ctx, pool, names)
 				if err != nil {
 					return err
 				}
-				if len(args) > 0 {
-					i := slices.IndexFunc(rows, func(f report.Forecast) bool { return f.Limit == args[0] })
-					if i < 0 {
-						return unknownRule("limit", args[0])
-					}
-					rows = rows[i : i+1]
+				if len(args) > 0 && len(rows) == 0 {
+					return unknownRule("limit", args[0])
 				}
 				return printRows(p, rows, forecastColumns()...)
 			})

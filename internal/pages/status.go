@@ -149,9 +149,9 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 		if body.LimitDetails == nil {
 			return &refusal{status: http.StatusNotFound, text: "There is no limit of this name. It was never published, or has been taken away."}
 		}
-		all, err := report.ReadForecasts(ctx, tx)
-		if i := slices.IndexFunc(all, func(f report.Forecast) bool { return f.Limit == name }); i >= 0 {
-			body.Forecast = all[i]
+		forecasts, err := report.ReadForecasts(ctx, tx, []string{name})
+		if len(forecasts) > 0 {
+			body.Forecast = forecasts[0]
 		}
 		return err
 	})

@@ -19,12 +19,16 @@ func Work(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql stri
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var text string
 	sql, _ = positional(t, sql)
+	values := ""
+	if len(args) > 0 {
+		values = "(" + strings.Join(args, ", ") + ")"
+	}
 	_, err := conn.Exec(t.Context(), "PREPARE worked AS "+sql)
 	if err == nil {
 		_, err = conn.Exec(t.Context(), "BEGIN")
 	}
 	if err == nil {
-		err = conn.QueryRow(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE worked("+strings.Join(args, ", ")+")").Scan(&text)
+		err = conn.QueryRow(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE worked"+values).Scan(&text)
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, sql)

@@ -54,13 +54,13 @@ func (d demand) heldUp(until *time.Time) string {
 	return ""
 }
 
-// ReadForecasts reckons for all limits, in the order of [ReadLimits].
-func ReadForecasts(ctx context.Context, db ledger.DB) ([]Forecast, error) {
-	limits, err := ReadLimits(ctx, db)
+// ReadForecasts reckons for the limits that are named (nil: all), in the order of [ReadLimits].
+func ReadForecasts(ctx context.Context, db ledger.DB, names []string) ([]Forecast, error) {
+	limits, err := readLimitsFor(ctx, db, names, nil)
 	if err != nil {
 		return nil, err
 	}
-	demands, err := collect[demand](ctx, db, "read what waits", demandSQL)
+	demands, err := collect[demand](ctx, db, "read what waits", demandSQL, names)
 	if err != nil {
 		return nil, err
 	}
@@ -135,23 +135,34 @@ func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
 	return time.Duration(windows*span) + last
 }
 
-// What ended last is looked at for cost and time.
+// What ended last is looked at for cost and time. Keys are told apart only where a limit is per key.
 var demandSQL = `
-WITH` + lines.WaitingSQL("true") + `, recent AS (
+WITH` + lines.WaitingSQL("true") + `, limits AS (
+    SELECT name, per_key, queues FROM call_limits WHERE $1::text[] IS NULL OR name = ANY($1)
+), recent AS (
     SELECT queue, coalesce(settled, cost) AS cost, extract(epoch FROM finished_at - started_at) AS seconds
     FROM call_attempts
     WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
-), of_key AS (
-    SELECT l.name, s.key, sum(s.calls) AS calls
-    FROM call_limits l
-    JOIN (SELECT queue, key, sum(calls) AS calls FROM waiting GROUP BY 1, 2) s ON s.queue = ANY(l.queues)
-    GROUP BY l.name, s.key
+), of_queue AS (
+    SELECT queue, sum(calls) AS calls FROM waiting GROUP BY queue HAVING sum(calls) > 0
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
-    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now,
-    ARRAY(SELECT DISTINCT queue FROM waiting s WHERE s.queue = ANY(l.queues) AND s.calls > 0 ORDER BY 1) AS queues
-FROM call_limits l
-LEFT JOIN LATERAL (SELECT sum(calls) AS waiting FROM of_key k WHERE k.name = l.name) w ON true
-LEFT JOIN LATERAL (SELECT key, calls FROM of_key k WHERE k.name = l.name ORDER BY calls DESC, key LIMIT 1) m ON true
+    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now, coalesce(w.queues, '{}') AS queues
+FROM limits l
+LEFT JOIN LATERAL (SELECT sum(calls) AS waiting, array_agg(queue ORDER BY queue) AS queues FROM of_queue q WHERE q.queue = ANY(l.queues)) w ON true
+LEFT JOIN LATERAL (
+    SELECT key, sum(calls) AS calls
+    FROM (
+        SELECT queue, key, calls FROM looked
+        UNION ALL
+        SELECT queue, key, calls FROM call_lines WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
+        UNION ALL
+        SELECT queue, key, calls FROM call_news WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
+    ) k
+    WHERE l.per_key AND k.queue = ANY(l.queues)
+    GROUP BY key
+    ORDER BY 2 DESC, 1
+    LIMIT 1
+) m ON true
 LEFT JOIN LATERAL (SELECT avg(cost) AS cost, avg(seconds) AS seconds FROM recent c WHERE c.queue = ANY(l.queues)) r ON true`
