@@ -141,7 +141,11 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 	var oldest *report.Oldest
 	var open int64
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		if oldest, err = report.ReadOldest(ctx, tx); err != nil {
+		waiting, err := report.ReadWaiting(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if oldest, err = report.ReadOldest(ctx, tx, waiting); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open)

@@ -3,6 +3,7 @@ package report
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -154,7 +155,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {
 			return err
 		}
-		s.Oldest, err = ReadOldest(ctx, tx)
+		s.Oldest, err = ReadOldest(ctx, tx, waiting)
 		return err
 	})
 	if err != nil {
@@ -176,9 +177,24 @@ func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
 	return names, err
 }
 
-// ReadOldest is nil where no call is due.
-func ReadOldest(ctx context.Context, db ledger.DB) (*Oldest, error) {
-	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL)
+// ReadOldest finds it among what [ReadWaiting] gave: in the oldest 100 chunks of calls, else, where nothing waits
+// in those any more, in all. It is nil where no call is due.
+func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting) (*Oldest, error) {
+	var queues []string
+	for _, w := range waiting {
+		if w.Due > 0 {
+			queues = append(queues, w.Queue)
+		}
+	}
+	slices.Sort(queues)
+	queues = slices.Compact(queues)
+	if len(queues) == 0 {
+		return nil, nil
+	}
+	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL, queues, 100)
+	if oldest != nil && oldest.ID == 0 {
+		oldest, err = collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL, queues, nil)
+	}
 	if oldest != nil {
 		inUTC(&oldest.DueAt)
 	}
@@ -226,20 +242,38 @@ LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
-// The chunks are gone through from the oldest on, until one has a call that waits still.
+// The chunks of calls are gone through from the oldest on, until one has a call that is due still; id 0: none of the
+// first so many has one, and there may be more. Of news only those of queues in which calls are due are read, through
+// call_news_at_idx. What stands in a chunk fell due in that order, and what is one row of news fell due at once: so
+// no more than 256 of its calls are compared at a time, however many it has.
 const oldestSQL = `
-SELECT f.id, c.queue, greatest(f.due_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
+SELECT coalesce(f.id, 0) AS id, c.queue, greatest(coalesce(f.due_at, c.at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    SELECT queue, at, ids FROM call_waiting
-    UNION ALL
-    SELECT queue, at, ids FROM call_news WHERE at <= clock_timestamp()
-    ORDER BY at
+    SELECT *, row_number() OVER (ORDER BY at) AS place
+    FROM (
+        SELECT queue, at, ids FROM call_waiting WHERE ctid = ANY (ARRAY(SELECT ctid FROM call_waiting ORDER BY at LIMIT $2))
+        UNION ALL
+        SELECT n.* FROM unnest($1::text[]) AS w (queue)
+        CROSS JOIN LATERAL (
+            SELECT queue, at, ids FROM call_news WHERE queue = w.queue AND at <= clock_timestamp() ORDER BY at LIMIT $2
+        ) n
+        ORDER BY at
+        LIMIT $2
+    ) first
 ) c
-CROSS JOIN LATERAL (
-    SELECT q.id, coalesce(q.run_at, q.created_at) AS due_at
-    FROM call_queue q
-    WHERE q.id = ANY(c.ids) AND q.status IN ('new', 'error')
-    ORDER BY 2, 1
+LEFT JOIN LATERAL (
+    SELECT q.id, q.due_at
+    FROM (SELECT c.ids || '{}'::bigint[] AS ids OFFSET 0) whole
+    CROSS JOIN LATERAL generate_series(1, cardinality(whole.ids), 256) AS s (first)
+    CROSS JOIN LATERAL (
+        SELECT id, coalesce(run_at, created_at) AS due_at
+        FROM call_queue
+        WHERE id = ANY(whole.ids[s.first:s.first + 255]) AND status IN ('new', 'error')
+          AND coalesce(run_at, created_at) <= clock_timestamp()
+        ORDER BY 2, 1
+        LIMIT 1
+    ) q
     LIMIT 1
-) f
+) f ON true
+WHERE f.id IS NOT NULL OR c.place = $2
 LIMIT 1`
