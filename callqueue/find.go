@@ -120,7 +120,7 @@ func (s *search) looks() []look {
 	}
 	for status, look := range map[Status]look{
 		StatusDispatched: s.open,
-		StatusDone:       s.ledger(StatusDone, "outcome = 'done'"),
+		StatusDone:       s.done,
 		StatusFailed:     s.through(failedSQL),
 		StatusCancelled:  s.through(cancelledSQL),
 	} {
@@ -167,8 +167,8 @@ func (s *search) windows(ctx context.Context, are string, in span, limit int) ([
 	return ids, nil
 }
 
-// waiting looks for what waits in the lines and news, which may speak of calls that have ended. What is to be
-// retried is in the ledger too, which tells more where much waits that was never tried.
+// waiting looks for what waits in the lines and news, which may speak of calls that have ended. Where those are
+// many, what is to be retried is looked for among the attempts that were not done.
 func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, error) {
 	those := s.filter.lineSQL()
 	if !slices.Contains(s.filter.Statuses, StatusNew) {
@@ -182,11 +182,12 @@ SELECT coalesce(sum(calls), 0)::bigint FROM (
 			return nil, err
 		}
 		if some[0] >= int64(s.crowd) {
-			return s.ledger(StatusError, "outcome <> 'done'")(ctx, in, limit)
+			const notDone = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
+			return s.query(ctx, s.eachOf(notDone, "c.status = 'error'"), in, limit)
 		}
 	}
-	return s.query(ctx, s.eachOf(`SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to`+those,
-		"c.status = ANY(@waiting::text[])"), in, limit)
+	const inLine = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to`
+	return s.query(ctx, s.eachOf(inLine+those, "c.status = ANY(@waiting::text[])"), in, limit)
 }
 
 // open looks for what is handed over.
@@ -194,31 +195,29 @@ func (s *search) open(ctx context.Context, in span, limit int) ([]int64, error) 
 	return s.query(ctx, s.eachOf(`SELECT call_id AS id FROM call_open WHERE call_id BETWEEN @from AND @to`, "c.status = 'dispatched'"), in, limit)
 }
 
-// ledger looks for calls of a status that have such attempts: all have. (A call that was retried may have been
-// done before.) Of a queue, task or key the ledger may have little: then the index tells more.
-func (s *search) ledger(status Status, ended string) look {
-	is := "c.status = '" + string(status) + "'"
-	attempts := `SELECT DISTINCT call_id AS id FROM call_attempts WHERE ` + ended + ` AND call_id BETWEEN @from AND @to`
-	return func(ctx context.Context, in span, limit int) ([]int64, error) {
-		near, rest := in, span{1, 0}
-		if s.filter.isNarrow() {
-			edge, err := s.query(ctx, fmt.Sprintf(ledgerEdgeSQL, s.order(), s.lately), in, 1)
-			switch {
-			case err != nil:
-				return nil, err
-			case len(edge) > 0 && s.up:
-				near, rest = s.cut(in, edge[0]-in.from+1)
-			case len(edge) > 0:
-				near, rest = s.cut(in, in.to-edge[0]+1)
-			}
+// done looks through the ledger. (A call that was retried may have been done before.) Of a queue, task or key the
+// ledger may have little: then the index tells more.
+func (s *search) done(ctx context.Context, in span, limit int) ([]int64, error) {
+	near, rest := in, span{1, 0}
+	if s.filter.isNarrow() {
+		edge, err := s.query(ctx, fmt.Sprintf(ledgerEdgeSQL, s.order(), s.lately), in, 1)
+		switch {
+		case err != nil:
+			return nil, err
+		case len(edge) > 0 && s.up:
+			near, rest = s.cut(in, edge[0]-in.from+1)
+		case len(edge) > 0:
+			near, rest = s.cut(in, in.to-edge[0]+1)
 		}
-		ids, err := s.query(ctx, s.eachOf(attempts, is), near, limit)
-		if err != nil || len(ids) == limit || rest.empty() {
-			return ids, err
-		}
-		more, err := s.windows(ctx, is, rest, limit-len(ids))
-		return append(ids, more...), err
 	}
+	const attempts = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome = 'done' AND call_id BETWEEN @from AND @to`
+	const is = "c.status = 'done'"
+	ids, err := s.query(ctx, s.eachOf(attempts, is), near, limit)
+	if err != nil || len(ids) == limit || rest.empty() {
+		return ids, err
+	}
+	more, err := s.windows(ctx, is, rest, limit-len(ids))
+	return append(ids, more...), err
 }
 
 // query gives ids, in a span.

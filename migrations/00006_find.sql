@@ -12,6 +12,9 @@ CREATE INDEX call_queue_find_idx ON call_queue USING brin (
     key   text_bloom_ops (n_distinct_per_range = 256)
 ) WITH (pages_per_range = 16);
 
+-- Calls that are to be retried have such an attempt. Most attempts are done: they pay nothing.
+CREATE INDEX call_attempts_not_done_idx ON call_attempts (call_id) WHERE outcome <> 'done';
+
 -- What a range has once held stays in its summary, though the calls are gone and others have taken their room:
 -- in time every range may hold everything. So the ranges that retention took calls from are summed up anew.
 -- Only the index's owner may; the function runs as that.
@@ -33,4 +36,5 @@ END $$;
 
 -- +goose Down
 DROP FUNCTION callq_find_anew(bigint[]);
+DROP INDEX call_attempts_not_done_idx;
 DROP INDEX call_queue_find_idx;
