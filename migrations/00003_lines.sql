@@ -52,6 +52,9 @@ CREATE TABLE call_waiting (
     PRIMARY KEY (queue, key, priority, task, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
+-- The oldest call, for those who watch.
+CREATE INDEX call_waiting_at_idx ON call_waiting (at);
+
 -- Each call that lines or news speak of. It may have ended since, and may be here twice.
 CREATE VIEW call_in_line AS
 SELECT l.queue, l.key, l.priority, l.task, w.at, i.id

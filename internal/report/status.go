@@ -243,15 +243,15 @@ GROUP BY w.id
 ORDER BY live DESC, w.id`
 
 // The chunks of calls are gone through from the oldest on, until one has a call that is due still; id 0: none of the
-// first so many has one, and there may be more. Of news only those of queues in which calls are due are read, through
-// call_news_at_idx. What stands in a chunk fell due in that order, and what is one row of news fell due at once: so
+// first so many has one, and there may be more. News are of queues in which calls are due, for their index is by
+// queue. What stands in a chunk fell due in that order, and what is one row of news fell due at once: so
 // no more than 256 of its calls are compared at a time, however many it has.
 const oldestSQL = `
 SELECT coalesce(f.id, 0) AS id, c.queue, greatest(coalesce(f.due_at, c.at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
     SELECT *, row_number() OVER (ORDER BY at) AS place
     FROM (
-        SELECT queue, at, ids FROM call_waiting WHERE ctid = ANY (ARRAY(SELECT ctid FROM call_waiting ORDER BY at LIMIT $2))
+        (SELECT queue, at, ids FROM call_waiting ORDER BY at LIMIT $2)
         UNION ALL
         SELECT n.* FROM unnest($1::text[]) AS w (queue)
         CROSS JOIN LATERAL (

@@ -52,7 +52,7 @@ func TestReadWaiting(t *testing.T) {
 			insert("a", "many", 6000, "-1 h")
 			insert("a", "many", 2000, "1 h")
 			insert("a", "few", 40, "-1 h")
-			insert("b", "less", 4000, "-1 h")
+			insert("b", "less", 1500, "-1 h")
 			if taken == "some are" {
 				takeIn(t, pool, "a")
 				takeIn(t, pool, "b")
@@ -61,7 +61,7 @@ func TestReadWaiting(t *testing.T) {
 			insert("a", "few", 30, "-1 m")
 			insert("b", "less", 900, "-1 m")
 			insert("b", "gone", 9, "-1 h")
-			insert("c", "some", 4000, "-1 s")
+			insert("c", "some", 1800, "-1 s")
 			insert("c", "moved", 20, "-1 s")
 			if taken == "all are" {
 				for _, queue := range []string{"a", "b", "c"} {
