@@ -12,8 +12,8 @@ import (
 )
 
 // Where the calls of a list are. Neither the status nor when a call ended is in an index, for then no claim,
-// start and finish would be a HOT update; and one over queue and id, or key and id, would make inserts half as
-// fast again. So each status is looked for where its calls are known from: what waits in the lines, what is
+// start and finish would be a HOT update; and with one over queue and id, or key and id, inserts would take half
+// as long again. So each status is looked for where its calls are known from: what waits in the lines, what is
 // handed over among the open attempts, what is done in the ledger, and what failed or was cancelled through
 // indexes of those alone. A queue, a task and a key are told by call_queue_find_idx, which says in which pages
 // they may be, in growing windows of ids from the end on that the list begins with.
