@@ -146,7 +146,7 @@ func (s *search) through(are string) look {
 // Where a window has too many, a smaller one will do.
 func (s *search) windows(ctx context.Context, are string, in span, limit int) ([]int64, error) {
 	var ids []int64
-	most := max(s.crowd, limit)
+	most := max(s.crowd, min(limit, math.MaxInt-1)) // one more is asked for
 	for size := 4 * s.recent; len(ids) < limit && !in.empty(); {
 		near, rest := s.cut(in, size)
 		sql, asked := s.atOnce(are), most+1

@@ -147,6 +147,16 @@ func TestList(t *testing.T) {
 	if none, err := client.List(t.Context(), Filter{Queue: "q1", After: math.MaxInt64}, 5); err != nil || len(none) != 0 {
 		t.Errorf("above all ids: %v, %v", none, err)
 	}
+	every := sizes{recent: 1, lately: 1, crowd: 1}
+	for _, f := range []Filter{{}, {Queue: "none"}, {Statuses: []Status{StatusNew}}, {Key: new("none"), Statuses: []Status{StatusDone}}} {
+		n, err := client.Count(t.Context(), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list, err := client.list(t.Context(), f, math.MaxInt, every); err != nil || int64(len(list)) != n {
+			t.Errorf("%+v, all: %d of %d, %v", f, len(list), n, err)
+		}
+	}
 	running, err := client.List(t.Context(), Filter{IDs: []int64{140}}, 5)
 	if err != nil || len(running) != 1 || !running[0].Running || running[0].Status != StatusDispatched {
 		t.Errorf("one that runs: %+v, %v", running, err)
