@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -19,7 +20,7 @@ import (
 const fillSQL = `
 INSERT INTO call_queue (queue, task, key, status, failed_at, cancelled_at, finished_at)
 SELECT CASE i % 20000 WHEN 7 THEN 'rare' WHEN 8 THEN NULL ELSE 'q' || i % 10 END, CASE i % 4 WHEN 1 THEN NULL WHEN 2 THEN 'mail' ELSE 'http' END,
-    CASE WHEN i % 30000 = 5 THEN 'solo' WHEN i BETWEEN 1000 AND 3000 THEN 'old' WHEN i % 4 = 0 THEN '' WHEN i % 4 = 1 THEN NULL ELSE 'k' || i % 50 END,
+    CASE WHEN i % 30000 = 5 THEN 'solo' WHEN i % 1000 = 598 THEN repeat('long', 75) WHEN i BETWEEN 1000 AND 3000 THEN 'old' WHEN i % 4 = 0 THEN '' WHEN i % 4 = 1 THEN NULL ELSE 'k' || i % 50 END,
     s.status, CASE s.status WHEN 'failed' THEN now() END, CASE s.status WHEN 'cancelled' THEN now() END,
     CASE WHEN s.status IN ('done', 'failed', 'cancelled') THEN now() END
 FROM generate_series(1, $1::integer) AS i
@@ -42,7 +43,10 @@ WHERE c.status IN ('done', 'failed', 'error')`
 const openAllSQL = `
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id % 2 WHEN 0 THEN now() END, callq_epoch(), 'http', 'q', 'http', '', '{}', '{}', '{}'
-FROM call_queue WHERE status = 'dispatched'`
+FROM call_queue WHERE status = 'dispatched' OR id = 10` // cancelled while it ran
+
+// twiceSQL has lines and news speak of calls more than once, as of one that was cancelled and retried.
+const twiceSQL = `INSERT INTO call_news SELECT * FROM call_news`
 
 // Whatever the filter, the list is what comparing each call with it gives, page by page, and so is the
 // count.
@@ -71,7 +75,7 @@ func TestList(t *testing.T) {
 			f.Queue = []string{"q1", "q2", "rare", "default", "none"}[random.IntN(5)]
 		}
 		if some() {
-			f.Key = &[]string{"", "k2", "k3", "solo", "none"}[random.IntN(5)]
+			f.Key = &[]string{"", "k2", "k3", "solo", strings.Repeat("long", 75), "none"}[random.IntN(6)]
 		}
 		if some() {
 			f.Task = []string{"http", "mail", "none"}[random.IntN(3)]
@@ -261,7 +265,7 @@ func filled(t *testing.T, n int) (*Client, *pgxpool.Pool) {
 	if _, err := pool.Exec(t.Context(), fillSQL, n); err != nil {
 		t.Fatal(err)
 	}
-	for _, sql := range []string{openAllSQL, ledgerSQL, `VACUUM ANALYZE call_queue`, `VACUUM ANALYZE call_attempts`} {
+	for _, sql := range []string{openAllSQL, twiceSQL, ledgerSQL, `VACUUM ANALYZE call_queue`, `VACUUM ANALYZE call_attempts`} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
