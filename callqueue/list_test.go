@@ -191,6 +191,7 @@ func TestListReadsLittle(t *testing.T) {
 		"a rare key":      {Key: new("solo")},
 		"no such key":     {Key: new("none")},
 		"only old ones":   {Key: new("old")},
+		"no such task":    {Task: "none"},
 		"without a key":   {Key: new("")},
 		"failed of a key": {Key: new("k2"), Statuses: []Status{StatusFailed}},
 		"above one":       {After: 50_000},
@@ -198,9 +199,8 @@ func TestListReadsLittle(t *testing.T) {
 		"a rare queue's":  {Queue: "rare", After: 50_000},
 		"a key's above":   {Key: new("k2"), After: 50_000},
 	}
-	// What waits is found by the primary key: it is read from its end.
 	for _, s := range []Status{
-		StatusNew, StatusDispatched, StatusDone, StatusFailed, StatusCancelled,
+		StatusNew, StatusDispatched, StatusDone, StatusError, StatusFailed, StatusCancelled,
 	} {
 		filters["status "+string(s)] = Filter{Statuses: []Status{s}}
 	}
@@ -215,6 +215,24 @@ func TestListReadsLittle(t *testing.T) {
 	}
 }
 
+// What is to be retried is not looked for among all that waits, where that is much.
+func TestListOfRetriesReadsLittle(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, sql := range []string{
+		`INSERT INTO call_queue (status) SELECT CASE WHEN i <= 20 THEN 'error' ELSE 'new' END FROM generate_series(1, 40000) i`,
+		`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() FROM generate_series(1, 40000)`,
+		ledgerSQL, `DELETE FROM call_attempts WHERE attempt = 1`, `VACUUM ANALYZE`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if rows, read := explain(t, pool, Filter{Statuses: []Status{StatusError}}); rows != 20 || read > 2000 {
+		t.Errorf("20 calls to be retried among 40,000 that wait: found %d, read %d pages", rows, read)
+	}
+}
+
 // listed is how many calls the lists are of.
 const listed = 50
 
@@ -226,6 +244,9 @@ func explain(t *testing.T, pool *pgxpool.Pool, f Filter) (rows int, pages int64)
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `SET LOCAL enable_bitmapscan = off`); err != nil { // as a pool may have it
+		t.Fatal(err)
+	}
 	explained := &explainedTx{Tx: tx}
 	ids, err := find(t.Context(), explained, f, listed, usualSizes())
 	if err != nil {
