@@ -18,9 +18,9 @@ func (p *program) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
 		Long: "Show queues, limits, budgets, workers and the oldest call on one screen; with --watch again and again, until\n" +
-			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait in a\n" +
-			"queue for one task those that were cancelled or deleted are not counted; where there are more than 5,000\n" +
-			"they are, until claims have passed them.",
+			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait\n" +
+			"those that were cancelled or deleted are not counted in the queues and for the tasks that have fewest, as far\n" +
+			"as these have 5,000 calls together; in the others they are, until claims have passed them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
