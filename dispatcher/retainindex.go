@@ -24,7 +24,8 @@ func (r ranges) add(pages []int64) {
 const rangesMost = 64
 
 // sumUpAnew has the index forget what is gone. It stands back where VACUUM runs, which would be cancelled if
-// it were waited for: a list then reads more than it needs to, until the next time.
+// it were waited for. A range that is left out, as where retention was cut short or an old snapshot still sees what is
+// gone, keeps what it said until calls are removed from it again: a list reads more than it needs to.
 func (r ranges) sumUpAnew(ctx context.Context, pool *pgxpool.Pool) error {
 	for pages := range slices.Chunk(slices.Sorted(maps.Keys(r)), rangesMost) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
