@@ -94,6 +94,26 @@ func TestIndexForgetsRetired(t *testing.T) {
 	}
 }
 
+// Where VACUUM has the table, retention ends without the index, and well.
+func TestRetentionStandsBack(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 10)`)
+	vacuum, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer vacuum.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := vacuum.Exec(t.Context(), `LOCK TABLE call_queue IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if retired, err := dispatcher.Retain(ctx, s.pool, dispatcher.Retention{}, nil); err != nil || retired.Calls != 10 {
+		t.Errorf("Retain = %+v, %v; want 10 calls gone", retired, err)
+	}
+}
+
 func TestRetain(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
