@@ -64,7 +64,7 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 		return retired, fmt.Errorf("retire attempts: %w", err)
 	}
 	// Last, when hardly any snapshot sees what was there: of what one sees nothing is forgotten.
-	if err := left.sumUpAnew(ctx, pool); err != nil {
+	if err := left.sumUpAnew(ctx, pool, vacuumWithin); err != nil {
 		return retired, fmt.Errorf("sum up anew what call_queue_find_idx says of retired calls: %w", err)
 	}
 	return retired, nil

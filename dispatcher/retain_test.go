@@ -3,9 +3,12 @@ package dispatcher_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/dispatcher"
 )
@@ -45,73 +48,79 @@ func TestRetentionFreesNothing(t *testing.T) {
 }
 
 // What retention took away the index of queues, tasks and keys forgets, though others take its room: else it
-// would tell ever less.
+// would tell ever less. A VACUUM that runs is waited for.
 func TestIndexForgetsRetired(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'gone', 'done', now() - interval '1 year' FROM generate_series(1, 20000)`)
-	s.exec(`VACUUM call_queue`) // sums the pages up
-	read := func() (pages, all int64) {
-		t.Helper()
-		tx, err := s.pool.Begin(t.Context())
+	var pages, all int64
+	for range 5 { // Postgres may just then look at the table for its statistics: what it sees is not forgotten
+		s.exec(`TRUNCATE call_queue, call_news`)
+		s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'gone', 'done', now() - interval '1 year' FROM generate_series(1, 20000)`)
+		s.exec(`VACUUM call_queue`) // sums the pages up
+		if pages, all = s.pagesOfGone(); pages < all*9/10 {
+			t.Fatalf("the index says that queue gone is in %d pages of %d, want all", pages, all)
+		}
+		vacuum, err := s.pool.Begin(t.Context())
+		if err == nil {
+			_, err = vacuum.Exec(t.Context(), `LOCK TABLE call_queue IN SHARE UPDATE EXCLUSIVE MODE`)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer tx.Rollback(t.Context())
-		var text string
-		for _, sql := range []string{`SET LOCAL enable_seqscan = off`, `SET LOCAL enable_bitmapscan = on`} {
-			if _, err := tx.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
+		ended := make(chan error, 1)
+		go func() {
+			retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
+			if err == nil && retired.Calls != 20000 {
+				err = fmt.Errorf("%d calls are retired, want 20000", retired.Calls)
 			}
-		}
-		err = tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) SELECT FROM call_queue WHERE queue = 'gone'`).Scan(&text)
-		if err != nil {
+			ended <- err
+		}()
+		s.eventually(`SELECT count(*) > 0 FROM pg_locks WHERE mode = 'ShareUpdateExclusiveLock' AND NOT granted`)
+		if err := vacuum.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		s.exec(`VACUUM call_queue`)
+		s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'next', 'done', now() FROM generate_series(1, 20000)`)
+		if pages, all = s.pagesOfGone(); pages <= all/10 {
+			return
+		}
+	}
+	t.Errorf("the index says that queue gone may be in %d pages of %d", pages, all)
+}
+
+// pagesOfGone asks the index for queue gone: in how many pages of how many it may be.
+func (s *system) pagesOfGone() (pages, all int64) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'on', true)`); err != nil {
+			return err
+		}
+		var text []byte
+		if err := tx.QueryRow(ctx, `EXPLAIN (ANALYZE, FORMAT JSON) SELECT FROM call_queue WHERE queue = 'gone'`).Scan(&text); err != nil {
+			return err
 		}
 		var plans []struct {
 			Plan struct {
 				Lossy *int64 `json:"Lossy Heap Blocks"`
 			}
 		}
-		if err := json.Unmarshal([]byte(text), &plans); err != nil || plans[0].Plan.Lossy == nil {
-			t.Fatalf("%v\n%s", err, text)
+		if err := json.Unmarshal(text, &plans); err != nil {
+			return err
 		}
-		if err := tx.QueryRow(t.Context(), `SELECT pg_relation_size('call_queue') / 8192`).Scan(&all); err != nil {
-			t.Fatal(err)
+		if plans[0].Plan.Lossy == nil {
+			return fmt.Errorf("the index was not asked:\n%s", text)
 		}
-		return *plans[0].Plan.Lossy, all
-	}
-	if pages, all := read(); pages < all*9/10 {
-		t.Fatalf("the index says that queue gone is in %d pages of %d, want all", pages, all)
-	}
-	if retired := s.retain(); retired.Calls != 20000 {
-		t.Fatalf("%d calls are retired, want 20000", retired.Calls)
-	}
-	s.exec(`VACUUM call_queue`)
-	s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'next', 'done', now() FROM generate_series(1, 20000)`)
-	if pages, all := read(); pages > all/10 {
-		t.Errorf("the index says that queue gone may be in %d pages of %d", pages, all)
-	}
-}
-
-// Where VACUUM has the table, retention ends without the index, and well.
-func TestRetentionStandsBack(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 10)`)
-	vacuum, err := s.pool.Begin(t.Context())
+		pages = *plans[0].Plan.Lossy
+		return tx.QueryRow(ctx, `SELECT pg_relation_size('call_queue') / 8192`).Scan(&all)
+	})
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
-	defer vacuum.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := vacuum.Exec(t.Context(), `LOCK TABLE call_queue IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	if retired, err := dispatcher.Retain(ctx, s.pool, dispatcher.Retention{}, nil); err != nil || retired.Calls != 10 {
-		t.Errorf("Retain = %+v, %v; want 10 calls gone", retired, err)
-	}
+	return pages, all
 }
 
 func TestRetain(t *testing.T) {
