@@ -177,8 +177,8 @@ func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
 	return names, err
 }
 
-// ReadOldest finds it among what [ReadWaiting] gave: in the oldest 100 chunks of calls, else, where nothing waits
-// in those any more, in all. It is nil where no call is due.
+// ReadOldest finds it among what [ReadWaiting] gave: in the oldest 30 chunks of calls, else, where nothing is due
+// in those any more, in the first that has any. It is nil where no call is due.
 func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting) (*Oldest, error) {
 	var queues []string
 	for _, w := range waiting {
@@ -191,9 +191,9 @@ func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting) (*Oldest, 
 	if len(queues) == 0 {
 		return nil, nil
 	}
-	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL, queues, 100)
+	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+oldestOfAllSQL, queues, 30)
 	if oldest != nil && oldest.ID == 0 {
-		oldest, err = collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL, queues, nil)
+		oldest, err = collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+"LIMIT 1", queues, nil)
 	}
 	if oldest != nil {
 		inUTC(&oldest.DueAt)
@@ -242,8 +242,8 @@ LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
-// The chunks of calls are gone through from the oldest on, until one has a call that is due still; id 0: none of the
-// first so many has one, and there may be more. News are of queues in which calls are due, for their index is by
+// The chunks of calls are gone through from the oldest on, for the first of each that is due still; id 0: none of
+// the first so many has one, and there may be more. News are of queues in which calls are due, for their index is by
 // queue. What stands in a chunk fell due in that order, and what is one row of news fell due at once: so
 // no more than 256 of its calls are compared at a time, however many it has.
 const oldestSQL = `
@@ -276,4 +276,7 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) f ON true
 WHERE f.id IS NOT NULL OR c.place = $2
-LIMIT 1`
+`
+
+// What is left in a chunk may be younger than another's.
+const oldestOfAllSQL = `ORDER BY f.id IS NULL, f.due_at, f.id LIMIT 1`
