@@ -168,26 +168,30 @@ func (s *search) windows(ctx context.Context, are string, in span, limit int) ([
 }
 
 // waiting looks for what waits in the lines and news, which may speak of calls that have ended. Where those are
-// many, what is to be retried is looked for among the attempts that were not done.
+// many, what is to be retried is looked for among the attempts that were not done; where they are most, what waits
+// is met with soon.
 func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, error) {
-	those := s.filter.lineSQL()
-	if !slices.Contains(s.filter.Statuses, StatusNew) {
-		some, err := s.query(ctx, `
+	const is = "c.status = ANY(@waiting::text[])"
+	those, mostly := s.filter.lineSQL(), 10*s.crowd
+	inLine, err := s.query(ctx, `
 SELECT coalesce(sum(calls), 0)::bigint FROM (
     (SELECT calls FROM call_lines l WHERE l.calls > 0`+those+` LIMIT @limit)
     UNION ALL
     (SELECT calls FROM call_news l WHERE l.calls > 0`+those+` LIMIT @limit)
-) l`, in, s.crowd)
-		if err != nil {
-			return nil, err
-		}
-		if some[0] >= int64(s.crowd) {
-			const notDone = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
-			return s.query(ctx, s.eachOf(notDone, "c.status = 'error'"), in, limit)
-		}
+) l`, in, mostly)
+	if err != nil {
+		return nil, err
 	}
-	const inLine = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to`
-	return s.query(ctx, s.eachOf(inLine+those, "c.status = ANY(@waiting::text[])"), in, limit)
+	var ids string
+	switch new := slices.Contains(s.filter.Statuses, StatusNew); {
+	case new && inLine[0] >= int64(mostly):
+		return s.query(ctx, s.oneByOne(is), in, limit)
+	case !new && inLine[0] >= int64(s.crowd):
+		ids = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
+	default:
+		ids = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to` + those
+	}
+	return s.query(ctx, s.eachOf(ids, is), in, limit)
 }
 
 // open looks for what is handed over.
