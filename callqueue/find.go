@@ -183,10 +183,10 @@ SELECT coalesce(sum(calls), 0)::bigint FROM (
 		return nil, err
 	}
 	var ids string
-	switch new := slices.Contains(s.filter.Statuses, StatusNew); {
-	case new && inLine[0] >= int64(mostly):
+	switch untried := slices.Contains(s.filter.Statuses, StatusNew); {
+	case untried && inLine[0] >= int64(mostly):
 		return s.query(ctx, s.oneByOne(is), in, limit)
-	case !new && inLine[0] >= int64(s.crowd):
+	case !untried && inLine[0] >= int64(s.crowd):
 		ids = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
 	default:
 		ids = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to` + those
