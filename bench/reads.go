@@ -254,7 +254,7 @@ func (l layout) lists() []question {
 	}
 	add("status", []string{"new", "dispatched", "done", "error", "failed", "cancelled"})
 	add("queue", append(slices.Clone(l.queues), "none"), "new", "done", "failed", "error")
-	add("key", append(slices.Clone(l.keys), "none"), "done")
+	add("key", append(slices.Clone(l.keys), "none"), "done", "new")
 	add("task", []string{"rare", "none"}, "done", "new")
 	return list
 }

@@ -37,7 +37,8 @@ type search struct {
 	sizes
 	tx     pgx.Tx
 	filter Filter
-	up     bool // it begins with the lowest
+	up     bool     // it begins with the lowest
+	queues []string // in which some may wait
 }
 
 // find returns the ids that a list is of, at most limit, in the order in which they are looked for.
@@ -172,24 +173,28 @@ func (s *search) windows(ctx context.Context, are string, in span, limit int) ([
 // is met with soon.
 func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, error) {
 	const is = "c.status = ANY(@waiting::text[])"
-	those, mostly := s.filter.lineSQL(), 10*s.crowd
-	inLine, err := s.query(ctx, `
-SELECT coalesce(sum(calls), 0)::bigint FROM (
-    (SELECT calls FROM call_lines l WHERE l.calls > 0`+those+` LIMIT @limit)
-    UNION ALL
-    (SELECT calls FROM call_news l WHERE l.calls > 0`+those+` LIMIT @limit)
-) l`, in, mostly)
+	mostly := 10 * s.crowd
+	args := s.filter.args()
+	args["limit"] = mostly
+	rows, err := s.tx.Query(ctx, s.filter.inLineSQL(), args)
 	if err != nil {
+		return nil, err
+	}
+	var inLine int64
+	if _, err := pgx.ForEachRow(rows, []any{&inLine, &s.queues}, func() error { return nil }); err != nil {
 		return nil, err
 	}
 	var ids string
 	switch untried := slices.Contains(s.filter.Statuses, StatusNew); {
-	case untried && inLine[0] >= int64(mostly):
+	case inLine == 0:
+		return nil, nil
+	case untried && inLine >= int64(mostly):
 		return s.query(ctx, s.oneByOne(is), in, limit)
-	case !untried && inLine[0] >= int64(s.crowd):
+	case !untried && inLine >= int64(s.crowd):
 		ids = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
 	default:
-		ids = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to` + those
+		ids = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to AND l.queue = ANY(@queues::text[])` +
+			s.filter.lineSQL() + s.filter.keySQL()
 	}
 	return s.query(ctx, s.eachOf(ids, is), in, limit)
 }
@@ -227,7 +232,7 @@ func (s *search) done(ctx context.Context, in span, limit int) ([]int64, error) 
 // query gives ids, in a span.
 func (s *search) query(ctx context.Context, sql string, in span, limit int) ([]int64, error) {
 	args := s.filter.args()
-	args["from"], args["to"], args["limit"] = in.from, in.to, limit
+	args["from"], args["to"], args["limit"], args["queues"] = in.from, in.to, limit, s.queues
 	rows, err := s.tx.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err
@@ -351,7 +356,26 @@ func (f Filter) whereSQL() string {
 	return b.String()
 }
 
-// lineSQL is of the lines and news l.
+// inLineSQL says how many calls lines and news have, as far as that is below the limit, and in which queues.
+func (f Filter) inLineSQL() string {
+	lines := `SELECT l.queue, l.calls FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL()
+	if f.Key != nil {
+		lines = `SELECT l.queue, l.calls
+    FROM (SELECT DISTINCT l.queue FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL() + `) t
+    CROSS JOIN LATERAL (
+        SELECT l.queue, l.calls FROM call_lines l WHERE l.queue = t.queue AND l.calls > 0` + f.lineSQL() + f.keySQL() + ` OFFSET 0
+    ) l`
+	}
+	return `
+SELECT coalesce(sum(calls), 0)::bigint, array_agg(DISTINCT queue)
+FROM (
+    ` + lines + `
+    UNION ALL
+    (SELECT l.queue, l.calls FROM call_news l WHERE l.calls > 0` + f.lineSQL() + f.keySQL() + ` LIMIT @limit)
+) l`
+}
+
+// lineSQL and keySQL are of the lines and news l.
 func (f Filter) lineSQL() string {
 	sql := ""
 	if f.Queue != "" {
@@ -360,8 +384,12 @@ func (f Filter) lineSQL() string {
 	if f.Task != "" {
 		sql += " AND l.task = callq_line_name(@task::text, '')"
 	}
-	if f.Key != nil {
-		sql += " AND l.key = callq_line_name(@key::text, '')"
-	}
 	return sql
+}
+
+func (f Filter) keySQL() string {
+	if f.Key == nil {
+		return ""
+	}
+	return " AND l.key = callq_line_name(@key::text, '')"
 }

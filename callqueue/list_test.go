@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -230,6 +232,57 @@ func TestListOfRetriesReadsLittle(t *testing.T) {
 	}
 	if rows, read := explain(t, pool, Filter{Statuses: []Status{StatusError}}); rows != 20 || read > 2000 {
 		t.Errorf("20 calls to be retried among 40,000 that wait: found %d, read %d pages", rows, read)
+	}
+}
+
+// However many lines there are, those of queues that have none of a list are not read for it.
+func TestListOfWaitingReadsLittle(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, sql := range []string{
+		`INSERT INTO call_queue (queue, key, task) VALUES ('few', 'k1', 'rare')`,
+		`INSERT INTO call_queue (queue, key) SELECT 'many', 'k' || i FROM generate_series(1, 60000) i`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, queue := range []string{"few", "many"} {
+		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			for all := false; !all; {
+				taken, err := lines.Intake(t.Context(), tx, queue, time.Time{}, time.Now())
+				if all = taken.All; err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, sql := range []string{
+		`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() FROM generate_series(1, 20000)`, `VACUUM ANALYZE`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waits := []Status{StatusNew}
+	_, recent := explain(t, pool, Filter{Queue: "many", Statuses: []Status{StatusFailed}, After: 60_001})
+	for name, c := range map[string]struct {
+		filter Filter
+		rows   int
+	}{
+		"a rare task":   {Filter{Task: "rare", Statuses: waits}, 1},
+		"no such task":  {Filter{Task: "none", Statuses: waits}, 0},
+		"a rare queue":  {Filter{Queue: "few", Statuses: waits}, 1},
+		"no such queue": {Filter{Queue: "none", Statuses: waits}, 0},
+		"a key":         {Filter{Key: new("k1"), Statuses: waits}, 2},
+		"no such key":   {Filter{Key: new("none"), Statuses: waits}, 0},
+	} {
+		if rows, read := explain(t, pool, c.filter); rows != c.rows || read > recent+100 {
+			t.Errorf("%s: found %d, want %d, and read %d pages, %d of them for the newest ids", name, rows, c.rows, read, recent)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ CREATE INDEX call_news_at_idx ON call_news (queue, at);
 
 -- A line for each queue, key, priority and task in which calls wait: from which place in which of its
 -- chunks on. A key that no limit has room for is parked until wake_at, with its lines from a priority on.
--- Everything in this table and the next is written under the lock of the queue's row.
+-- Everything in this table and the next two is written under the lock of the queue's row.
 CREATE TABLE call_lines (
     queue    text     NOT NULL,
     key      text     NOT NULL,
@@ -38,6 +38,14 @@ CREATE TABLE call_lines (
 CREATE INDEX call_lines_active_idx ON call_lines (queue, task, key, priority) WHERE wake_at IS NULL;
 
 CREATE INDEX call_lines_wake_idx ON call_lines (queue, wake_at) WHERE wake_at IS NOT NULL;
+
+-- How many calls the lines of a queue and task have together, for those who watch.
+CREATE TABLE call_line_totals (
+    queue text   NOT NULL,
+    task  text   NOT NULL,
+    calls bigint NOT NULL,
+    PRIMARY KEY (queue, task)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 -- Chunks of at most 256 calls of a line, in the order in which they fell due. Rewritten only where what comes
 -- back unsent goes in front: the chunk that was begun is cut.
@@ -139,4 +147,4 @@ DROP FUNCTION callq_call_waits_again();
 DROP FUNCTION callq_calls_inserted();
 DROP FUNCTION callq_line_name(text, text);
 DROP VIEW call_in_line;
-DROP TABLE call_waiting, call_lines, call_news;
+DROP TABLE call_waiting, call_line_totals, call_lines, call_news;

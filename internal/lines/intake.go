@@ -174,6 +174,11 @@ WITH due AS MATERIALIZED (
     ) p
     ON CONFLICT (queue, key, priority, task) DO UPDATE
     SET calls = l.calls + excluded.calls, head = excluded.head, taken = excluded.taken, tail = excluded.tail
+), summed AS (
+    INSERT INTO call_line_totals AS t (queue, task, calls)
+    SELECT @queue, task, sum(cardinality(ids)) FROM placed GROUP BY task
+    ON CONFLICT (queue, task) DO UPDATE
+    SET calls = t.calls + excluded.calls
 )
 SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
     min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,

@@ -123,6 +123,12 @@ func (q *queue) sound() {
 			  AND (w.seq > l.head OR w.seq = l.head AND i.place > l.taken))`); n > 0 {
 		q.t.Errorf("%d lines do not count their calls right", n)
 	}
+	if n := q.value(`SELECT count(*)
+			FROM (SELECT queue, task, sum(calls) AS calls FROM call_lines GROUP BY queue, task) l
+			FULL JOIN call_line_totals t USING (queue, task)
+			WHERE coalesce(l.calls, 0) <> coalesce(t.calls, 0)`); n > 0 {
+		q.t.Errorf("%d totals are not those of their lines", n)
+	}
 }
 
 func ids(from, to int64) (list []int64) {

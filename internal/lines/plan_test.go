@@ -13,7 +13,7 @@ import (
 // Each statement reads no more of the tables than it needs: in order and to a limit where it is only to read the first.
 func TestPlans(t *testing.T) {
 	t.Parallel()
-	const key = "call_lines_pkey key"
+	const key, total = "call_lines_pkey key", "call_line_totals_pkey task"
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, nil, map[string]pgtest.Planned{
 		"intake":      {SQL: intakeSQL, Uses: []string{"call_news_at_idx at", key, "call_waiting_pkey seq", "call_queue_pkey id"}, Ordered: "call_news_at_idx"},
 		"wake due":    {SQL: wakeDueSQL, Uses: []string{"call_lines_wake_idx wake_at", key}, Ordered: "call_lines_wake_idx"},
@@ -25,9 +25,9 @@ func TestPlans(t *testing.T) {
 		"read":        {SQL: readSQL, Uses: []string{"call_queue_pkey id"}},
 		"return":      {SQL: returnSQL, Uses: []string{"call_queue_pkey id"}},
 		"park":        {SQL: parkSQL, Uses: []string{key}},
-		"leave":       {SQL: leaveSQL, Uses: []string{key}},
+		"leave":       {SQL: leaveSQL, Uses: []string{key, total}},
 		"discard":     {SQL: discardSQL, Uses: []string{key, "call_waiting_pkey seq"}},
-		"drop":        {SQL: dropSQL, Uses: []string{key}},
+		"drop":        {SQL: dropSQL, Uses: []string{key, total}},
 	})
 }
 

@@ -7,12 +7,12 @@ package lines
 // first, until they are 5,000 together. On the way come asked, what lines and news say, and if that is few, and
 // looked, what the looks at few found, by key too.
 //
-// What lines and news say is summed up in one pass each, which several processes of Postgres share: so said has
-// neither keys nor a clock that is read for each row.
+// What lines say is kept as totals. What news say is summed up in one pass, which several processes of Postgres
+// share: so said has neither keys nor a clock that is read for each row.
 func WaitingSQL(these string) string {
 	return `
 said AS (
-    SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM call_lines GROUP BY queue, task
+    SELECT queue, task, calls, calls AS due FROM call_line_totals
     UNION ALL
     SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp())) FROM call_news GROUP BY queue, task
 ), asked AS MATERIALIZED (

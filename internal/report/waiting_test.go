@@ -131,11 +131,11 @@ func TestWaitingIsReadOnce(t *testing.T) {
 			shared[scan.Table]++
 		}
 	}
-	if shared["call_lines"] != 1 || shared["call_news"] != 1 {
-		t.Errorf("several processes read %v, want lines and news once", shared)
+	if shared["call_news"] != 1 {
+		t.Errorf("several processes read %v, want the news once", shared)
 	}
 	settings = map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
-	if n := pgtest.Work(t, pool, settings, waitingSQL); n > 3*40000 { // read, and grouped
-		t.Errorf("to count 40,000 rows of lines and news, plans handled %d", n)
+	if n := pgtest.Work(t, pool, settings, waitingSQL); n > 3*20000 { // read, and grouped
+		t.Errorf("to count 20,000 lines and as many rows of news, plans handled %d", n)
 	}
 }
