@@ -145,7 +145,7 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 		if err != nil {
 			return err
 		}
-		if oldest, err = report.ReadOldest(ctx, tx, waiting); err != nil {
+		if oldest, err = report.ReadOldest(ctx, tx, waiting, 0); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open)

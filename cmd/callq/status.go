@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,8 @@ func (p *program) statusCommand() *cobra.Command {
 		Long: "Show queues, limits, budgets, workers and the oldest call on one screen; with --watch again and again, until\n" +
 			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait\n" +
 			"those that were cancelled or deleted are not counted in the queues and for the tasks that have fewest, as far\n" +
-			"as these have 5,000 calls together; in the others they are, until claims have passed them.",
+			"as these have 5,000 calls together; in the others they are, until claims have passed them. The oldest call is\n" +
+			"looked for among the 10,000 that stand first.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -93,8 +95,12 @@ func (p *program) printStatus(s *report.Status) error {
 	for _, t := range s.Unhandled {
 		fmt.Fprintln(p.stdout, t)
 	}
-	if s.Oldest != nil {
+	counted := func(q report.Queue) bool { return q.Due > 0 }
+	switch {
+	case s.Oldest != nil:
 		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), report.Ago(s.At, s.Oldest.DueAt))
+	case slices.ContainsFunc(s.Queues, counted):
+		fmt.Fprintln(p.stdout, "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them")
 	}
 	return nil
 }

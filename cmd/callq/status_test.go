@@ -34,6 +34,22 @@ func TestWhatEndedDoesNotWait(t *testing.T) {
 	}
 }
 
+// Where so many ended as they waited that none is found which is due, status says so.
+func TestStatusOfCallsThatEndedInLine(t *testing.T) {
+	t.Parallel()
+	w := published(t)
+	w.exec(`INSERT INTO call_queue (queue) SELECT 'payments' FROM generate_series(1, 10300);
+		UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id < 10300`)
+	const says = "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n"
+	if text := w.do("status"); !strings.Contains(text, says) {
+		t.Errorf("status says\n%s, want %s", text, says)
+	}
+	w.exec(`DELETE FROM call_queue WHERE id < 10300; UPDATE call_queue SET run_at = now() - interval '1 day'`)
+	if text := w.do("status"); !strings.Contains(text, "oldest due call: 10300 in payments, due 24h") {
+		t.Errorf("status says\n%s", text)
+	}
+}
+
 // A worker that handles the task does not help a queue whose label it does not carry.
 func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ type Limit struct {
 	CountCost  bool             `json:"count_cost" db:"count_cost"`
 	Config     *string          `json:"config" db:"-"` // the config's rate, where an operator has set another
 	Queues     []string         `json:"queues" db:"queues"`
-	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most
+	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most (readUsedKeys)
 	Room       int64            `json:"room" db:"-"`
 	State      string           `json:"state" db:"state"`
 	ShutUntil  *time.Time       `json:"shut_until" db:"shut_until"`
@@ -106,7 +106,11 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 	if err != nil {
 		return nil, err
 	}
-	limits, err := collect[Limit](ctx, db, "read limits", limitsSQL, names, key, since.names, since.at)
+	used, err := readUsedKeys(ctx, db, names, key)
+	if err != nil {
+		return nil, err
+	}
+	limits, err := collect[Limit](ctx, db, "read limits", limitsSQL, names, key, since.names, since.at, used.limits, used.keys)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +119,7 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 		return nil, err
 	}
 	wanted, _ := dispatcher.Differences(live)
-	charges, err := readCharges(ctx, db, limits, key)
+	charges, err := readCharges(ctx, db, limits, key, used)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +151,7 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 
 // As the claim counts what is occupied, but without locks. A limit that left the configuration, or
 // that no queue uses, is idle; its row stays for what was claimed under it.
-const limitsSQL = `
+var limitsSQL = `
 WITH marks AS (
     SELECT l.name, l.per_key, l.slack, l.anchor, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
     FROM call_limits l
@@ -169,8 +173,7 @@ WITH marks AS (
     GROUP BY u.name, u.key
 ), used AS (
     SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, min(u.bucket) AS freed_at
-    FROM call_usage u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
-    WHERE $2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END
+    FROM ` + usageSQL("$5", "$6") + ` u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
     GROUP BY u.limit_name, u.key
 ), occupied AS (
     SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost, least(o.freed_at, u.freed_at) AS freed_at

@@ -42,7 +42,7 @@ SELECT name, rate, window_size, shape, clock_timestamp() FROM call_limits WHERE 
 
 // readCharges reads what was given out of the token buckets among the limits, by limit and key; of those per key,
 // of this key, unless it is nil.
-func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string) (map[string]map[string][]limit.Charge, error) {
+func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string, used usedKeys) (map[string]map[string][]limit.Charge, error) {
 	charges := map[string]map[string][]limit.Charge{}
 	var names []string
 	for _, l := range limits {
@@ -54,7 +54,7 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string)
 	if names = slices.Compact(names); len(names) == 0 {
 		return charges, nil
 	}
-	rows, err := db.Query(ctx, chargesSQL, names, key)
+	rows, err := db.Query(ctx, chargesSQL, names, key, used.limits, used.keys)
 	if err != nil {
 		return nil, fmt.Errorf("read charges: %w", err)
 	}
@@ -69,7 +69,7 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string)
 	return charges, nil
 }
 
-const chargesSQL = `
+var chargesSQL = `
 WITH asked AS (
     SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
 )
@@ -86,8 +86,7 @@ CROSS JOIN LATERAL (
 WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END
 UNION ALL
 SELECT u.limit_name, u.key, u.bucket, u.used
-FROM call_usage u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since
-WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END`
+FROM ` + usageSQL("$3", "$4") + ` u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since`
 
 func (l Limit) rate() limit.Rate {
 	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}

@@ -3,6 +3,7 @@ package report
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -23,7 +24,7 @@ type Status struct {
 	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
 	Dispatchers []string `json:"dispatchers"`
-	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is due
+	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is, or none of the first 10,000 in line waits any more
 }
 
 // Queue is a queue that is in force or that calls wait in.
@@ -155,7 +156,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {
 			return err
 		}
-		s.Oldest, err = ReadOldest(ctx, tx, waiting)
+		s.Oldest, err = ReadOldest(ctx, tx, waiting, 10_000)
 		return err
 	})
 	if err != nil {
@@ -178,8 +179,9 @@ func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
 }
 
 // ReadOldest finds it among what [ReadWaiting] gave: in the oldest 30 chunks of calls, else, where nothing is due
-// in those any more, in the first that has any. It is nil where no call is due.
-func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting) (*Oldest, error) {
+// in those any more, in the first that has any. It is nil where no call is due; or where, if most is above 0, none
+// of so many that stand first is: they have ended, and no claim has passed them yet.
+func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting, most int64) (*Oldest, error) {
 	var queues []string
 	for _, w := range waiting {
 		if w.Due > 0 {
@@ -191,14 +193,19 @@ func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting) (*Oldest, 
 	if len(queues) == 0 {
 		return nil, nil
 	}
-	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+oldestOfAllSQL, queues, 30)
+	chunks, calls := &most, most
+	if most == 0 {
+		chunks, calls = nil, math.MaxInt64
+	}
+	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+oldestOfAllSQL, queues, 30, calls)
 	if oldest != nil && oldest.ID == 0 {
-		oldest, err = collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+"LIMIT 1", queues, nil)
+		oldest, err = collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+"LIMIT 1", queues, chunks, calls)
 	}
-	if oldest != nil {
-		inUTC(&oldest.DueAt)
+	if err != nil || oldest == nil || oldest.ID == 0 {
+		return nil, err
 	}
-	return oldest, err
+	inUTC(&oldest.DueAt)
+	return oldest, nil
 }
 
 // Failures are read through an index: what has ended well is not read, however much there is of it.
@@ -245,26 +252,28 @@ ORDER BY live DESC, w.id`
 // The chunks of calls are gone through from the oldest on, for the first of each that is due still; id 0: none of
 // the first so many has one, and there may be more. News are of queues in which calls are due, for their index is by
 // queue. What stands in a chunk fell due in that order, and what is one row of news fell due at once: so
-// no more than 256 of its calls are compared at a time, however many it has.
+// no more than 256 of its calls are compared at a time, however many it has. And no more than $3 are looked at, or
+// 255 more.
 const oldestSQL = `
 SELECT coalesce(f.id, 0) AS id, c.queue, greatest(coalesce(f.due_at, c.at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    SELECT *, row_number() OVER (ORDER BY at) AS place
+    SELECT *, row_number() OVER those AS place, sum(calls) OVER those - calls AS before
     FROM (
-        (SELECT queue, at, ids FROM call_waiting ORDER BY at LIMIT $2)
+        (SELECT queue, at, cardinality(ids) AS calls, ids FROM call_waiting ORDER BY at LIMIT $2)
         UNION ALL
         SELECT n.* FROM unnest($1::text[]) AS w (queue)
         CROSS JOIN LATERAL (
-            SELECT queue, at, ids FROM call_news WHERE queue = w.queue AND at <= clock_timestamp() ORDER BY at LIMIT $2
+            SELECT queue, at, calls, ids FROM call_news WHERE queue = w.queue AND at <= clock_timestamp() ORDER BY at LIMIT $2
         ) n
         ORDER BY at
         LIMIT $2
     ) first
+    WINDOW those AS (ORDER BY at ROWS UNBOUNDED PRECEDING)
 ) c
 LEFT JOIN LATERAL (
     SELECT q.id, q.due_at
     FROM (SELECT c.ids || '{}'::bigint[] AS ids OFFSET 0) whole
-    CROSS JOIN LATERAL generate_series(1, cardinality(whole.ids), 256) AS s (first)
+    CROSS JOIN LATERAL generate_series(1, least(c.calls, $3 - c.before), 256) AS s (first)
     CROSS JOIN LATERAL (
         SELECT id, coalesce(run_at, created_at) AS due_at
         FROM call_queue
