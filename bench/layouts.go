@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -20,7 +21,10 @@ type layout struct {
 	parts []part // oldest first
 	// refill are inserted once retention has removed the older half of the parts; none: nothing is removed.
 	refill       []part
-	queues, keys []string // asked for
+	untaken      bool          // no claim has taken the calls into lines
+	after        string        // what is done then; empty: nothing
+	window       time.Duration // of the limit per key; 0: an hour
+	queues, keys []string      // asked for
 }
 
 // part is a stretch of calls.
@@ -47,8 +51,10 @@ func layouts(n int) []layout {
 		p.queue, p.key = "r", "r"
 		return p
 	}
-	lone := of(1, n, false)
-	lone.keys = n
+	lone := func(p part) part {
+		p.keys = n
+		return p
+	}
 	return []layout{
 		{
 			name:   "mostly ended",
@@ -78,11 +84,32 @@ func layouts(n int) []layout {
 		},
 		{
 			name:   "a million keys",
-			parts:  []part{lone},
+			parts:  []part{lone(of(1, n, false))},
 			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
+			name:   "of a million keys",
+			parts:  []part{lone(of(1, n-few, true)), lone(of(n-few+1, n, false))},
+			window: 2 * span,
+			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
+			name:   "cancelled",
+			parts:  []part{of(1, few, true), lone(of(few+1, n, false))},
+			after:  cancelledSQL,
+			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
+			name:    "not taken in",
+			parts:   []part{of(1, few, true), lone(of(few+1, n, false))},
+			untaken: true,
+			queues:  []string{"q7"}, keys: []string{"k7"},
 		},
 	}
 }
+
+// cancelledSQL cancels all that waits, which stays in line until a claim passes it.
+const cancelledSQL = `UPDATE call_queue SET status = 'cancelled', cancelled_at = now(), finished_at = now() WHERE status = 'new'`
 
 // newest is the number of the last call.
 func (l layout) newest() int {
@@ -176,7 +203,7 @@ GROUP BY 1, 2, 3`
 func (l layout) rules() dispatcher.Rules {
 	rules := dispatcher.Rules{Limits: []dispatcher.LimitRule{
 		{Name: "api", Rate: limit.Rate{Units: 100_000, Window: time.Hour}},
-		{Name: "each", Rate: limit.Rate{Units: 1000, Window: time.Hour}, PerKey: true},
+		{Name: "each", Rate: limit.Rate{Units: 1000, Window: cmp.Or(l.window, time.Hour)}, PerKey: true},
 	}}
 	seen := map[string]bool{}
 	for _, p := range append(l.parts[:len(l.parts):len(l.parts)], l.refill...) {

@@ -173,8 +173,15 @@ func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq pro
 			return err
 		}
 	}
-	if err := settle(ctx, servants, d); err != nil {
-		return err
+	if !l.untaken {
+		if err := settle(ctx, servants, d); err != nil {
+			return err
+		}
+	}
+	for _, sql := range []string{l.after, "VACUUM ANALYZE"} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			return err
+		}
 	}
 	if b.calls > verified {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// usedKeys are keys of limits, a pair each: '' of those that are not per key. nil: all.
+// usedKeys are keys of limits, a pair each: ” of those that are not per key. nil: all.
 type usedKeys struct{ limits, keys []string }
 
 const (
