@@ -110,7 +110,9 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 	if err != nil {
 		return nil, err
 	}
-	limits, err := collect[Limit](ctx, db, "read limits", limitsSQL, names, key, since.names, since.at, used.limits, used.keys)
+	args := []any{names, key, since.names, since.at}
+	sql := limitsSQL(used.sql(&args))
+	limits, err := collect[Limit](ctx, db, "read limits", sql, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +153,8 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 
 // As the claim counts what is occupied, but without locks. A limit that left the configuration, or
 // that no queue uses, is idle; its row stays for what was claimed under it.
-var limitsSQL = `
+func limitsSQL(usage string) string {
+	return `
 WITH marks AS (
     SELECT l.name, l.per_key, l.slack, l.anchor, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
     FROM call_limits l
@@ -173,7 +176,7 @@ WITH marks AS (
     GROUP BY u.name, u.key
 ), used AS (
     SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, min(u.bucket) AS freed_at
-    FROM ` + usageSQL("$5", "$6") + ` u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
+    FROM ` + usage + ` u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
     GROUP BY u.limit_name, u.key
 ), occupied AS (
     SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost, least(o.freed_at, u.freed_at) AS freed_at
@@ -199,3 +202,4 @@ JOIN marks m ON m.name = l.name
 LEFT JOIN occupied o ON o.name = l.name
 LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
 ORDER BY l.name`
+}

@@ -54,7 +54,9 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string,
 	if names = slices.Compact(names); len(names) == 0 {
 		return charges, nil
 	}
-	rows, err := db.Query(ctx, chargesSQL, names, key, used.limits, used.keys)
+	args := []any{names, key}
+	sql := chargesSQL(used.sql(&args))
+	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read charges: %w", err)
 	}
@@ -69,7 +71,8 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string,
 	return charges, nil
 }
 
-var chargesSQL = `
+func chargesSQL(usage string) string {
+	return `
 WITH asked AS (
     SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
 )
@@ -86,7 +89,8 @@ CROSS JOIN LATERAL (
 WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END
 UNION ALL
 SELECT u.limit_name, u.key, u.bucket, u.used
-FROM ` + usageSQL("$3", "$4") + ` u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since`
+FROM ` + usage + ` u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since`
+}
 
 func (l Limit) rate() limit.Rate {
 	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}

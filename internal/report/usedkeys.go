@@ -48,17 +48,17 @@ func readUsedKeys(ctx context.Context, db ledger.DB, names []string, key *string
 	return u, nil
 }
 
-// usageSQL is the usage of these keys.
-func usageSQL(limits, keys string) string {
-	return `(
-    SELECT limit_name, key, bucket, used FROM call_usage WHERE ` + limits + `::text[] IS NULL
-    UNION ALL
+// sql is a table of their usage; the arguments that it names come to args.
+func (u usedKeys) sql(args *[]any) string {
+	if u.limits == nil {
+		return "call_usage"
+	}
+	*args = append(*args, u.limits, u.keys)
+	return fmt.Sprintf(`(
     SELECT u.*
-    FROM unnest(` + limits + `::text[], ` + keys + `::text[]) AS k (name, key)
-    CROSS JOIN LATERAL (
-        SELECT limit_name, key, bucket, used FROM call_usage WHERE limit_name = k.name AND key = k.key OFFSET 0
-    ) u
-)`
+    FROM unnest($%d::text[], $%d::text[]) AS k (name, key)
+    CROSS JOIN LATERAL (SELECT * FROM call_usage WHERE limit_name = k.name AND key = k.key OFFSET 0) u
+)`, len(*args)-1, len(*args))
 }
 
 const usageSizeSQL = `SELECT (SELECT count(*) FROM (SELECT FROM call_usage LIMIT $1) u) AS rows, (pg_relation_size('call_usage') / 8192)::float8 AS pages`
