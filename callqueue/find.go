@@ -195,6 +195,9 @@ func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, erro
 	default:
 		ids = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to AND l.queue = ANY(@queues::text[])` +
 			s.filter.lineSQL() + s.filter.keySQL()
+		if s.filter.Key != nil {
+			ids += " AND (l.keys IS NULL OR " + keyName + " = ANY(l.keys))"
+		}
 	}
 	return s.query(ctx, s.eachOf(ids, is), in, limit)
 }
@@ -359,19 +362,23 @@ func (f Filter) whereSQL() string {
 // inLineSQL says how many calls lines and news have, as far as that is below the limit, and in which queues.
 func (f Filter) inLineSQL() string {
 	lines := `SELECT l.queue, l.calls FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL()
+	news := `SELECT l.queue, l.calls FROM call_news l WHERE l.calls > 0` + f.lineSQL()
 	if f.Key != nil {
 		lines = `SELECT l.queue, l.calls
     FROM (SELECT DISTINCT l.queue FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL() + `) t
     CROSS JOIN LATERAL (
         SELECT l.queue, l.calls FROM call_lines l WHERE l.queue = t.queue AND l.calls > 0` + f.lineSQL() + f.keySQL() + ` OFFSET 0
     ) l`
+		news = `SELECT l.queue, CASE WHEN l.keys IS NULL THEN l.calls ELSE cardinality(array_positions(l.keys, ` + keyName + `)) END
+    FROM call_news l
+    WHERE l.calls > 0 AND CASE WHEN l.keys IS NULL THEN l.key = ` + keyName + ` ELSE ` + keyName + ` = ANY(l.keys) END` + f.lineSQL()
 	}
 	return `
 SELECT coalesce(sum(calls), 0)::bigint, array_agg(DISTINCT queue)
 FROM (
     ` + lines + `
     UNION ALL
-    (SELECT l.queue, l.calls FROM call_news l WHERE l.calls > 0` + f.lineSQL() + f.keySQL() + ` LIMIT @limit)
+    (` + news + ` LIMIT @limit)
 ) l`
 }
 
@@ -391,5 +398,7 @@ func (f Filter) keySQL() string {
 	if f.Key == nil {
 		return ""
 	}
-	return " AND l.key = callq_line_name(@key::text, '')"
+	return " AND l.key = " + keyName
 }
+
+const keyName = "callq_line_name(@key::text, '')"

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// How much one intake does: rows of news, and about how many calls.
+// How much one intake does: about so many lines, which is rows of news, but for those of many keys, and calls.
 const (
 	newsMost  = 2000
 	callsMost = 50_000
@@ -82,22 +82,23 @@ WITH due AS MATERIALIZED (
     WHERE ctid = ANY (ARRAY(
         SELECT ctid
         FROM (
-            SELECT ctid, sum(calls) OVER (ORDER BY at, ctid) - calls AS before
+            SELECT ctid, sum(calls) OVER until - calls AS before, sum(lines) OVER until - lines AS lines_before
             FROM (
-                SELECT ctid, at, calls FROM call_news
+                SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS lines FROM call_news
                 WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
                 ORDER BY at
                 LIMIT @rows
             ) first
+            WINDOW until AS (ORDER BY at, ctid)
         ) counted
-        WHERE before < @calls::bigint))
-    RETURNING at, task, key, priority, calls, ids, again, onward
+        WHERE before < @calls::bigint AND lines_before < @rows))
+    RETURNING at, task, key, priority, calls, ids, keys, again, onward
 ), ranked AS MATERIALIZED (
-    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, false AS front
+    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, false AS front
     FROM due
     WHERE ids IS NOT NULL AND NOT again
     UNION ALL
-    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, coalesce(f.front, false) AS front
+    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, NULL, coalesce(f.front, false) AS front
     FROM due d
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
@@ -120,10 +121,16 @@ WITH due AS MATERIALIZED (
     ) f ON true
     WHERE d.ids IS NOT NULL AND d.again
 ), called AS (
-    SELECT r.key, r.priority, r.task, r.front, r.at, i.id,
-        (row_number() OVER (PARTITION BY r.key, r.priority, r.task, r.front ORDER BY r.at, i.id) - 1) / 256 AS chunk
-    FROM ranked r CROSS JOIN LATERAL unnest(r.ids) AS i (id)
-    WHERE r.calls < 256
+    SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS chunk
+    FROM (
+        SELECT r.key, r.priority, r.task, r.front, r.at, i.id
+        FROM ranked r CROSS JOIN LATERAL unnest(r.ids) AS i (id)
+        WHERE r.keys IS NULL AND r.calls < 256
+        UNION ALL
+        SELECT i.key, r.priority, r.task, false, r.at, i.id
+        FROM ranked r CROSS JOIN LATERAL unnest(r.ids, r.keys) AS i (id, key)
+        WHERE r.keys IS NOT NULL
+    ) each
 ), chunks AS (
     SELECT *, row_number() OVER line - 1 AS chunk, count(*) OVER (PARTITION BY key, priority, task, front) AS of
     FROM (
@@ -133,7 +140,7 @@ WITH due AS MATERIALIZED (
         UNION ALL
         SELECT key, priority, task, front, at, ids[first:first + 255]
         FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
-        WHERE calls >= 256
+        WHERE keys IS NULL AND calls >= 256
     ) c
     WINDOW line AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
 ), placed AS MATERIALIZED (
@@ -181,7 +188,7 @@ WITH due AS MATERIALIZED (
     SET calls = t.calls + excluded.calls
 )
 SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
-    min(key) FILTER (WHERE ids IS NULL AND onward), count(*) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,
+    min(key) FILTER (WHERE ids IS NULL AND onward), coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,
     greatest(max(at), timestamptz '0001-01-01 00:00:00Z')
 FROM due`
 

@@ -69,7 +69,7 @@ func (q *queue) intake() {
 func (q *queue) claim(most int64) (claimed []int64) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
-		walked, err := lines.Walk(ctx, tx, q.name, "", []string{"http"}, 1000)
+		walked, err := lines.Walk(ctx, tx, q.name, "", []string{"http"}, 10_000)
 		if err != nil {
 			return err
 		}

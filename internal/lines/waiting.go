@@ -36,7 +36,15 @@ said AS (
         ) w
         UNION ALL
         SELECT key, task, ids FROM call_news
-        WHERE queue = a.queue AND calls > 0 AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
+        WHERE queue = a.queue AND calls > 0 AND keys IS NULL AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
+        UNION ALL
+        SELECT i.key, n.task, ARRAY[i.id]
+        FROM (
+            SELECT task, ids, keys FROM call_news
+            WHERE queue = a.queue AND keys IS NOT NULL AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
+            OFFSET 0
+        ) n
+        CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key)
     ) c
     CROSS JOIN LATERAL (
         SELECT r.id, coalesce(r.run_at, r.created_at) <= clock_timestamp() AS due

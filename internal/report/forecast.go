@@ -158,7 +158,12 @@ LEFT JOIN LATERAL (
         UNION ALL
         SELECT queue, key, calls FROM call_lines WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
         UNION ALL
-        SELECT queue, key, calls FROM call_news WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
+        SELECT queue, key, calls FROM call_news
+        WHERE calls > 0 AND keys IS NULL AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
+        UNION ALL
+        SELECT queue, k.key, 1
+        FROM call_news CROSS JOIN LATERAL unnest(keys) AS k (key)
+        WHERE keys IS NOT NULL AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
     ) k
     WHERE l.per_key AND k.queue = ANY(l.queues)
     GROUP BY key

@@ -46,11 +46,15 @@ func TestReadWaiting(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			insert := func(queue, task string, n int, at string) {
+				keys := 30
+				if n%1000 == 500 { // then each has one of its own
+					keys = n
+				}
 				exec(t, pool, fmt.Sprintf(`INSERT INTO call_queue (queue, task, key, run_at)
-					SELECT '%s', '%s', 'k' || i %% 30, now() + interval '%s' FROM generate_series(1, %d) i`, queue, task, at, n))
+					SELECT '%s', '%s', 'k' || i %% %d, now() + interval '%s' FROM generate_series(1, %d) i`, queue, task, keys, at, n))
 			}
 			insert("a", "many", 6000, "-1 h")
-			insert("a", "many", 2000, "1 h")
+			insert("a", "many", 2500, "1 h")
 			insert("a", "few", 40, "-1 h")
 			insert("b", "less", 1500, "-1 h")
 			if taken == "some are" {
