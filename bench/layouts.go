@@ -21,7 +21,7 @@ type layout struct {
 	parts []part // oldest first
 	// refill are inserted once retention has removed the older half of the parts; none: nothing is removed.
 	refill       []part
-	untaken      bool          // no claim has taken the calls into lines
+	untaken      bool          // no claim has taken the calls into lines, as they were inserted, 5,000 at a time
 	after        string        // what is done then; empty: nothing
 	window       time.Duration // of the limit per key; 0: an hour
 	queues, keys []string      // asked for
@@ -129,10 +129,14 @@ func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, parts []part, n in
 	if l.refill != nil {
 		older = n / 2
 	}
+	together := 1
+	if l.untaken {
+		together = 5000
+	}
 	for _, p := range parts {
 		args := pgx.StrictNamedArgs{
 			"first": p.first, "last": p.last, "newest": l.newest(), "apart": span / time.Duration(n), "older": older, "gap": gap,
-			"rare": n/10*6 + 50, "ended": p.ended,
+			"rare": n/10*6 + 50, "ended": p.ended, "together": together,
 		}
 		key := fmt.Sprintf("'%s' || b %% %d", p.key, p.keys)
 		if p.keys == n {
@@ -172,7 +176,7 @@ FROM (
         CASE WHEN NOT @ended::bool THEN 'new' WHEN i % 100 = 0 THEN 'cancelled' WHEN i % 100 < 3 THEN 'failed' ELSE 'done' END AS status
     FROM generate_series(@first::bigint, @last::bigint) i
     CROSS JOIN LATERAL (
-        SELECT now() - interval '10 s' - (@newest - i) * @apart::interval
+        SELECT now() - interval '10 s' - (@newest - i) / @together * @together * @apart::interval
             - CASE WHEN i <= @older THEN @gap::interval ELSE '0' END AS made
     ) t
 ) calls

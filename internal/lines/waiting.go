@@ -20,40 +20,33 @@ said AS (
     FROM (SELECT queue, task, sum(calls) AS calls, coalesce(sum(due), 0) AS due FROM said GROUP BY queue, task) t
     WHERE calls > 0 AND ` + these + `
 ), looked AS (
-    SELECT a.queue, c.key, c.task, count(DISTINCT q.id) AS calls, count(DISTINCT q.id) FILTER (WHERE q.due) AS due
-    FROM (SELECT DISTINCT queue FROM asked WHERE few) a
-    CROSS JOIN LATERAL (
-        SELECT l.key, l.task, w.ids[CASE w.seq WHEN l.head THEN l.taken ELSE 0 END + 1:] AS ids
-        FROM (
-            SELECT key, priority, task, head, taken FROM call_lines
-            WHERE queue = a.queue AND calls > 0 AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
-            OFFSET 0
-        ) l
-        CROSS JOIN LATERAL (
-            SELECT seq, ids FROM call_waiting
-            WHERE queue = a.queue AND key = l.key AND priority = l.priority AND task = l.task AND seq >= l.head
-            OFFSET 0
-        ) w
-        UNION ALL
-        SELECT key, task, ids FROM call_news
-        WHERE queue = a.queue AND calls > 0 AND keys IS NULL AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
-        UNION ALL
-        SELECT i.key, n.task, ARRAY[i.id]
-        FROM (
-            SELECT task, ids, keys FROM call_news
-            WHERE queue = a.queue AND keys IS NOT NULL AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
-            OFFSET 0
-        ) n
-        CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key)
-    ) c
-    CROSS JOIN LATERAL (
-        SELECT r.id, coalesce(r.run_at, r.created_at) <= clock_timestamp() AS due
-        FROM unnest(c.ids) AS i (waits)
-        CROSS JOIN LATERAL (SELECT * FROM call_queue WHERE id = i.waits OFFSET 0) r
-        WHERE r.status IN ('new', 'error')
-          AND (callq_line_name(r.queue, 'default'), callq_line_name(r.key, ''), callq_line_name(r.task, 'http')) = (a.queue, c.key, c.task)
+    SELECT queue, key, task, count(*) AS calls, count(*) FILTER (WHERE at <= clock_timestamp()) AS due
+    FROM (
+        SELECT callq_line_name(queue, 'default') AS queue, callq_line_name(key, '') AS key, callq_line_name(task, 'http') AS task,
+            coalesce(run_at, created_at) AS at
+        FROM call_queue
+        WHERE status IN ('new', 'error') AND id = ANY (ARRAY(
+            SELECT unnest(c.ids)
+            FROM (SELECT DISTINCT queue FROM asked WHERE few) a
+            CROSS JOIN LATERAL (
+                SELECT w.ids[CASE w.seq WHEN l.head THEN l.taken ELSE 0 END + 1:] AS ids
+                FROM (
+                    SELECT key, priority, task, head, taken FROM call_lines
+                    WHERE queue = a.queue AND calls > 0 AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
+                    OFFSET 0
+                ) l
+                CROSS JOIN LATERAL (
+                    SELECT seq, ids FROM call_waiting
+                    WHERE queue = a.queue AND key = l.key AND priority = l.priority AND task = l.task AND seq >= l.head
+                    OFFSET 0
+                ) w
+                UNION ALL
+                SELECT ids FROM call_news
+                WHERE queue = a.queue AND calls > 0 AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
+            ) c))
     ) q
-    GROUP BY a.queue, c.key, c.task
+    GROUP BY queue, key, task
+    HAVING (queue, task) IN (SELECT queue, task FROM asked WHERE few)
 ), waiting AS (
     SELECT queue, task, calls, due FROM asked WHERE NOT few
     UNION ALL
