@@ -4,7 +4,7 @@ package lines
 // on t.queue and t.task), in all and due, by queue and task, which may come in several rows. Lines and news say
 // how many, but may speak of calls that have ended. So where a queue has few of a task, each is looked at, by its
 // id: Postgres cannot tell how few, and would join them with all calls. Those of which there are fewest come
-// first, until they are 5,000 together. On the way come asked, what lines and news say, and if that is few, and
+// first, until they are 3,000 together. On the way come asked, what lines and news say, and if that is few, and
 // looked, what the looks at few found, by key too.
 //
 // What lines say is kept as totals. What news say is summed up in one pass, which several processes of Postgres
@@ -16,7 +16,7 @@ said AS (
     UNION ALL
     SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp())) FROM call_news GROUP BY queue, task
 ), asked AS MATERIALIZED (
-    SELECT queue, task, calls, due, sum(calls) OVER (ORDER BY calls, queue, task) <= 5000 AS few
+    SELECT queue, task, calls, due, sum(calls) OVER (ORDER BY calls, queue, task) <= 3000 AS few
     FROM (SELECT queue, task, sum(calls) AS calls, coalesce(sum(due), 0) AS due FROM said GROUP BY queue, task) t
     WHERE calls > 0 AND ` + these + `
 ), looked AS (

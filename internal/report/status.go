@@ -24,7 +24,7 @@ type Status struct {
 	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
 	Dispatchers []string `json:"dispatchers"`
-	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is, or none of the first 10,000 in line waits any more
+	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is, or none of the first 5,000 in line waits any more
 }
 
 // Queue is a queue that is in force or that calls wait in.
@@ -156,7 +156,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {
 			return err
 		}
-		s.Oldest, err = ReadOldest(ctx, tx, waiting, 10_000)
+		s.Oldest, err = ReadOldest(ctx, tx, waiting, 5000)
 		return err
 	})
 	if err != nil {

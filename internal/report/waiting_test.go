@@ -63,9 +63,9 @@ func TestReadWaiting(t *testing.T) {
 			}
 			insert("a", "few", 5, "1 h")
 			insert("a", "few", 30, "-1 m")
-			insert("b", "less", 900, "-1 m")
+			insert("b", "less", 300, "-1 m")
 			insert("b", "gone", 9, "-1 h")
-			insert("c", "some", 1800, "-1 s")
+			insert("c", "some", 900, "-1 s")
 			insert("c", "moved", 20, "-1 s")
 			if taken == "all are" {
 				for _, queue := range []string{"a", "b", "c"} {
