@@ -20,7 +20,8 @@ const (
 // readUsedKeys says which keys' usage is to be read to show limits: that of this key; unless it is nil, of all keys
 // in use. Where those are very many, it is of those that the fullest is likely to be among: of each limit per key
 // some 500 in whose lines calls wait, those that are blocked for longest first; 500 that have calls open; those that
-// Postgres's statistics have as the most common; and 100 that use most of what is drawn from all usage.
+// Postgres's statistics have as the most common; and 100 that use most of what is drawn from all usage. With more
+// than ten such limits they are fewer of each.
 func readUsedKeys(ctx context.Context, db ledger.DB, names []string, key *string) (u usedKeys, err error) {
 	sql, args := keySQL, []any{names, key}
 	if key == nil {
@@ -67,8 +68,11 @@ const keySQL = `SELECT name, CASE WHEN per_key THEN $2 ELSE '' END FROM call_lim
 
 const likelySQL = `
 WITH asked AS (
-    SELECT name, per_key, queues, 500 / greatest(cardinality(queues), 1) + 1 AS of_queue
-    FROM call_limits WHERE $1::text[] IS NULL OR name = ANY($1)
+    SELECT name, per_key, queues, most / greatest(cardinality(queues), 1) + 1 AS of_queue, most / 5 + 1 AS drawn
+    FROM (
+        SELECT *, least(500, 5000 / greatest(count(*) FILTER (WHERE per_key) OVER (), 1)) AS most
+        FROM call_limits WHERE $1::text[] IS NULL OR name = ANY($1)
+    ) l
 ), open AS (
     SELECT limits, keys FROM call_open LIMIT 500
 )
@@ -100,10 +104,10 @@ WHERE c.oid = 'call_usage'::regclass AND a.per_key
 UNION
 SELECT name, key
 FROM (
-    SELECT a.name, u.key, row_number() OVER (PARTITION BY a.name ORDER BY sum(u.used) DESC) AS place
+    SELECT a.name, u.key, a.drawn, row_number() OVER (PARTITION BY a.name ORDER BY sum(u.used) DESC) AS place
     FROM call_usage u TABLESAMPLE SYSTEM ($2)
     JOIN asked a ON a.name = u.limit_name
     WHERE a.per_key
-    GROUP BY a.name, u.key
+    GROUP BY a.name, u.key, a.drawn
 ) drawn
-WHERE place <= 100`
+WHERE place <= drawn.drawn`
