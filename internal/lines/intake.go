@@ -188,7 +188,8 @@ WITH due AS MATERIALIZED (
     SET calls = t.calls + excluded.calls
 )
 SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
-    min(key) FILTER (WHERE ids IS NULL AND onward), coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,
+    min(key) FILTER (WHERE ids IS NULL AND onward),
+    coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,
     greatest(max(at), timestamptz '0001-01-01 00:00:00Z')
 FROM due`
 

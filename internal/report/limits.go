@@ -22,7 +22,7 @@ type Limit struct {
 	CountCost  bool             `json:"count_cost" db:"count_cost"`
 	Config     *string          `json:"config" db:"-"` // the config's rate, where an operator has set another
 	Queues     []string         `json:"queues" db:"queues"`
-	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most (readUsedKeys)
+	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most, as far as it is looked for
 	Room       int64            `json:"room" db:"-"`
 	State      string           `json:"state" db:"state"`
 	ShutUntil  *time.Time       `json:"shut_until" db:"shut_until"`

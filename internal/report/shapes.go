@@ -40,8 +40,8 @@ func calendarSince(ctx context.Context, db ledger.DB) (since counted, err error)
 const shapesSQL = `
 SELECT name, rate, window_size, shape, clock_timestamp() FROM call_limits WHERE shape ->> 'algorithm' = 'fixed_window'`
 
-// readCharges reads what was given out of the token buckets among the limits, by limit and key; of those per key,
-// of this key, unless it is nil.
+// readCharges reads what was given out of the token buckets among the limits, by limit and key: of the keys in use
+// that are to be read, and of what is open, of this key, unless it is nil.
 func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string, used usedKeys) (map[string]map[string][]limit.Charge, error) {
 	charges := map[string]map[string][]limit.Charge{}
 	var names []string
