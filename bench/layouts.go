@@ -21,6 +21,7 @@ type layout struct {
 	parts []part // oldest first
 	// refill are inserted once retention has removed the older half of the parts; none: nothing is removed.
 	refill       []part
+	ahead        time.Duration // calls wait until so long after they were made; 0: they are due
 	untaken      bool          // no claim has taken the calls into lines, as they were inserted, 5,000 at a time
 	after        string        // what is done then; empty: nothing
 	window       time.Duration // of the limit per key; 0: an hour
@@ -100,6 +101,12 @@ func layouts(n int) []layout {
 			queues: []string{"q7"}, keys: []string{"k7"},
 		},
 		{
+			name:   "scheduled",
+			parts:  []part{of(1, few, true), lone(of(few+1, n, false))},
+			ahead:  2 * span,
+			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
 			name:    "not taken in",
 			parts:   []part{of(1, few, true), lone(of(few+1, n, false))},
 			untaken: true,
@@ -136,7 +143,7 @@ func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, parts []part, n in
 	for _, p := range parts {
 		args := pgx.StrictNamedArgs{
 			"first": p.first, "last": p.last, "newest": l.newest(), "apart": span / time.Duration(n), "older": older, "gap": gap,
-			"rare": n/10*6 + 50, "ended": p.ended, "together": together,
+			"rare": n/10*6 + 50, "ended": p.ended, "together": together, "ahead": l.ahead,
 		}
 		key := fmt.Sprintf("'%s' || b %% %d", p.key, p.keys)
 		if p.keys == n {
@@ -164,7 +171,8 @@ func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, parts []part, n in
 const fillSQL = `
 INSERT INTO call_queue (status, attempts, failed_count, created_at, run_at, dispatched_at, finished_at, failed_at, cancelled_at,
     queue, task, key, error_message, call_data)
-SELECT status, (status IN ('done', 'failed'))::int, (status = 'failed')::int, made, made,
+SELECT status, (status IN ('done', 'failed'))::int, (status = 'failed')::int, made,
+    made + CASE status WHEN 'new' THEN @ahead::interval ELSE '0' END,
     CASE WHEN status IN ('done', 'failed') THEN made + interval '1 s' END,
     CASE WHEN status <> 'new' THEN ended END, CASE status WHEN 'failed' THEN ended END, CASE status WHEN 'cancelled' THEN ended END,
     QUEUE, CASE WHEN i = @rare THEN 'rare' WHEN a / 20 % 5 = 0 THEN 'mail' ELSE 'http' END, KEY,

@@ -80,6 +80,8 @@ type Dispatcher struct {
 	hours    openings
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
+	// foldedRest is the same for news that may be folded.
+	foldedRest time.Time
 
 	stopping  atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
 	ticked    atomic.Int64 // when the last tick ended, Unix ns; 0: none yet

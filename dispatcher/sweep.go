@@ -37,6 +37,7 @@ func (d *Dispatcher) sweepers() []sweeper {
 		{"expired calls", d.expire, d.counting(expiredCountSQL)},
 		{"limits to open", d.openLimits, d.counting(shutCountSQL)},
 		{"old usage and workers", d.tidy, nil},
+		{"news of many times", d.fold, nil},
 	}
 }
 

@@ -14,6 +14,7 @@ CREATE TABLE call_news (
     calls    integer     NOT NULL DEFAULT 0,
     ids      bigint[],
     keys     text[],     -- of each of ids; NULL: they are all of key
+    ats      timestamptz[], -- of each of ids, rising, the first being "at"; NULL: they all wait from "at" on
     again    boolean     NOT NULL DEFAULT false, -- they were claimed or moved before: their place may be in front
     onward   boolean     NOT NULL DEFAULT false -- without calls: key and every key after it
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
@@ -73,8 +74,8 @@ JOIN call_waiting w ON w.queue = l.queue AND w.key = l.key AND w.priority = l.pr
 CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
 WHERE l.calls > 0 AND (w.seq > l.head OR i.place > l.taken)
 UNION ALL
-SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, n.at, i.id, n.keys
-FROM call_news n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
+SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, coalesce(i.at, n.at), i.id, n.keys
+FROM call_news n CROSS JOIN LATERAL unnest(n.ids, n.keys, n.ats) AS i (id, key, at);
 
 -- How news and lines call a call's queue, key or task. One beyond 255 bytes, with which no call can be made,
 -- is cut: an index takes in no more than 2,704 bytes, and such a call must keep no other from its line.
@@ -83,10 +84,15 @@ CREATE FUNCTION callq_line_name(name text, unset text) RETURNS text LANGUAGE sql
 $$;
 
 -- The triggers run as the owner: a producer needs no right to these tables. Ids are cut in ranges of
--- 65,536, so that no row of a large COPY is too large to take in; where most calls have a key of their own, which
--- the first 5,000 tell, in ranges of 2,048 with the keys beside them.
+-- 65,536, so that no row of a large COPY is too large to take in. Where that would be a row for each few calls, which the
+-- first 500 tell, news are folded: ranges of 2,048 ids with the keys beside them; or, where it is for the times, 64 calls
+-- in the order of those.
 -- +goose StatementBegin
 CREATE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    counted   bigint; -- of the first 500 calls
+    news      bigint; -- rows for those
+    news_keys bigint; -- rows if their keys are set aside
 BEGIN
     -- One call, as most statements insert: grouping would cost more than all the rest.
     INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
@@ -97,7 +103,24 @@ BEGIN
     IF FOUND THEN
         RETURN NULL;
     END IF;
-    IF (SELECT 2 * count(DISTINCT key) > count(*) FROM (SELECT key FROM inserted LIMIT 5000) AS first) THEN
+    SELECT sum(n), sum(keys), count(*) INTO counted, news, news_keys
+    FROM (
+        SELECT sum(n) AS n, count(*) AS keys
+        FROM (
+            SELECT queue, task, priority, at, key, count(*) AS n
+            FROM (SELECT queue, coalesce(run_at, created_at) AS at, task, key, priority FROM inserted LIMIT 500) AS first
+            GROUP BY queue, task, priority, at, key
+        ) AS each
+        GROUP BY queue, task, priority, at
+    ) AS together;
+    IF 4 * news <= counted THEN
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+        SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+        FROM inserted
+        WHERE status IN ('new', 'error')
+        GROUP BY 1, 2, 3, 4, 5, id >> 16;
+    ELSIF 8 * news_keys <= counted THEN
         INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys)
         SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), '',
             least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), array_agg(callq_line_name(key, ''))
@@ -105,12 +128,18 @@ BEGIN
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
-        SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
-        FROM inserted
-        WHERE status IN ('new', 'error')
-        GROUP BY 1, 2, 3, 4, 5, id >> 16;
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys, ats)
+        SELECT queue, min(at), task, '', priority, count(*), array_agg(id ORDER BY at, id), array_agg(key ORDER BY at, id), array_agg(at ORDER BY at, id)
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY queue, task, priority ORDER BY at, id) - 1 AS place
+            FROM (
+                SELECT callq_line_name(queue, 'default') AS queue, coalesce(run_at, created_at) AS at, callq_line_name(task, 'http') AS task,
+                    callq_line_name(key, '') AS key, least(greatest(coalesce(priority, 5), 0), 9) AS priority, id
+                FROM inserted
+                WHERE status IN ('new', 'error')
+            ) AS named
+        ) AS placed
+        GROUP BY queue, task, priority, place / 64;
     END IF;
     RETURN NULL;
 END $$;

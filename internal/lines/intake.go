@@ -75,7 +75,8 @@ func bound(since time.Time) *time.Time {
 // chunks go behind the line's last, but those of calls that wait again, and were due before the line's
 // first (they were claimed, and not sent), before it: then what has left the first chunk is cut from it.
 // Rows of many calls are cut into chunks as they are, for sorting each call would cost the most of all. A
-// new line is parked as those of its key are that it may not pass.
+// new line is parked as those of its key are that it may not pass. Of a row with times, what is
+// not due stays in the news, and so does what fell due after a row that is left.
 const intakeSQL = `
 WITH due AS MATERIALIZED (
     DELETE FROM call_news
@@ -92,14 +93,36 @@ WITH due AS MATERIALIZED (
             WINDOW until AS (ORDER BY at, ctid)
         ) counted
         WHERE before < @calls::bigint AND lines_before < @rows))
-    RETURNING at, task, key, priority, calls, ids, keys, again, onward
-), ranked AS MATERIALIZED (
-    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, false AS front
+    RETURNING at, task, key, priority, calls, ids, keys, ats, again, onward
+), taken AS MATERIALIZED (
+    SELECT *, CASE WHEN whole THEN @now ELSE last END AS up_to
+    FROM (
+        SELECT count(*) AS news, max(at) AS last,
+            coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
+            min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
+            coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
+        FROM due
+    ) t
+), later AS (
+    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys, ats, again)
+    SELECT @queue, ats[first], task, key, priority, calls - first + 1, ids[first:], keys[first:], ats[first:], again
+    FROM (SELECT *, width_bucket((SELECT up_to FROM taken), ats) + 1 AS first FROM due WHERE ats IS NOT NULL) folded
+    WHERE first <= calls
+), known AS MATERIALIZED (
+    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, again
     FROM due
-    WHERE ids IS NOT NULL AND NOT again
+    WHERE ids IS NOT NULL AND ats IS NULL
     UNION ALL
-    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, NULL, coalesce(f.front, false) AS front
-    FROM due d
+    SELECT i.key, d.priority, d.task, i.at, 1, ARRAY[i.id], NULL, d.again
+    FROM due d CROSS JOIN LATERAL unnest(d.ids, d.keys, d.ats) AS i (id, key, at)
+    WHERE d.ats IS NOT NULL AND i.at <= (SELECT up_to FROM taken)
+), ranked AS MATERIALIZED (
+    SELECT key, priority, task, at, calls, ids, keys, false AS front
+    FROM known
+    WHERE NOT again
+    UNION ALL
+    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids, NULL, coalesce(f.front, false) AS front
+    FROM known d
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
         FROM (
@@ -119,7 +142,7 @@ WITH due AS MATERIALIZED (
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
     ) f ON true
-    WHERE d.ids IS NOT NULL AND d.again
+    WHERE d.again
 ), called AS (
     SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS chunk
     FROM (
@@ -187,11 +210,8 @@ WITH due AS MATERIALIZED (
     ON CONFLICT (queue, task) DO UPDATE
     SET calls = t.calls + excluded.calls
 )
-SELECT count(*), coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}'),
-    min(key) FILTER (WHERE ids IS NULL AND onward),
-    coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint,
-    greatest(max(at), timestamptz '0001-01-01 00:00:00Z')
-FROM due`
+SELECT news, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
+FROM taken`
 
 // wakeDueSQL wakes all lines of the keys whose time has come: one that was parked sooner must not pass
 // one of a smaller priority.

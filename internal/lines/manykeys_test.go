@@ -21,7 +21,7 @@ func TestManyKeysAtOnce(t *testing.T) {
 		"priorities and times":    `INSERT INTO call_queue (queue, key, priority, run_at) SELECT 'q', 'k' || i, i % 12 - 1, now() + i % 3 * interval '1 s' FROM generate_series(1, 5500) i`,
 		"some are done":           `INSERT INTO call_queue (queue, key, status) SELECT 'q', 'k' || i, CASE i % 2 WHEN 0 THEN 'new' ELSE 'done' END FROM generate_series(1, 5500) i`,
 		"ids of their own":        `INSERT INTO call_queue (id, queue, key) OVERRIDING SYSTEM VALUE SELECT 1000000 - i * 7, 'q', 'k' || i FROM generate_series(1, 5500) i`,
-		"after many with one key": `INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN i > 5000 THEN 'k' || i ELSE 'same' END FROM generate_series(1, 5500) i`,
+		"after many with one key": `INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN i > 500 THEN 'k' || i ELSE 'same' END FROM generate_series(1, 5500) i`,
 		"two":                     `INSERT INTO call_queue (queue, key) VALUES ('q', 'a'), ('q', 'b')`,
 		"names too long":          `INSERT INTO call_queue (queue, key) SELECT 'q', repeat('k', 300) || i FROM generate_series(1, 3000) i`,
 	} {

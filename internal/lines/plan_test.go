@@ -14,8 +14,9 @@ import (
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	const key, total = "call_lines_pkey key", "call_line_totals_pkey task"
-	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, nil, map[string]pgtest.Planned{
+	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues"}, map[string]pgtest.Planned{
 		"intake":      {SQL: intakeSQL, Uses: []string{"call_news_at_idx at", key, "call_waiting_pkey seq", "call_queue_pkey id"}, Ordered: "call_news_at_idx"},
+		"fold":        {SQL: foldSQL, Uses: []string{"call_news_at_idx at"}, Ordered: "call_news_at_idx"},
 		"wake due":    {SQL: wakeDueSQL, Uses: []string{"call_lines_wake_idx wake_at", key}, Ordered: "call_lines_wake_idx"},
 		"wake keys":   {SQL: wakeKeysSQL, Uses: []string{key}},
 		"wake onward": {SQL: wakeOnwardSQL, Uses: []string{key}},
@@ -44,7 +45,7 @@ func TestNewCallsAreNotCompared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Filter: ((ids IS NOT NULL) AND again)") {
+	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Filter: again") {
 		t.Errorf("the first call is looked up for each row of news:\n%s", text)
 	}
 }

@@ -8,13 +8,16 @@ package lines
 // looked, what the looks at few found, by key too.
 //
 // What lines say is kept as totals. What news say is summed up in one pass, which several processes of Postgres
-// share: so said has neither keys nor a clock that is read for each row.
+// share: so said has neither keys nor a clock that is read for each row. Of a row with times, what is due comes first.
 func WaitingSQL(these string) string {
 	return `
 said AS (
     SELECT queue, task, calls, calls AS due FROM call_line_totals
     UNION ALL
-    SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp())) FROM call_news GROUP BY queue, task
+    SELECT queue, task, sum(calls),
+        sum(CASE WHEN ats IS NULL THEN calls ELSE width_bucket((SELECT clock_timestamp()), ats) END) FILTER (WHERE at <= (SELECT clock_timestamp()))
+    FROM call_news
+    GROUP BY queue, task
 ), asked AS MATERIALIZED (
     SELECT queue, task, calls, due, sum(calls) OVER (ORDER BY calls, queue, task) <= 3000 AS few
     FROM (SELECT queue, task, sum(calls) AS calls, coalesce(sum(due), 0) AS due FROM said GROUP BY queue, task) t
