@@ -23,7 +23,7 @@ type layout struct {
 	refill       []part
 	ahead        time.Duration // calls wait until so long after they were made; 0: they are due
 	untaken      bool          // no claim has taken the calls into lines, as they were inserted, 5,000 at a time
-	after        string        // what is done then; empty: nothing
+	after        string        // what is done then, and swept; empty: nothing
 	window       time.Duration // of the limit per key; 0: an hour
 	queues, keys []string      // asked for
 }
@@ -115,7 +115,7 @@ func layouts(n int) []layout {
 	}
 }
 
-// cancelledSQL cancels all that waits, which stays in line until a claim passes it.
+// cancelledSQL cancels all that waits.
 const cancelledSQL = `UPDATE call_queue SET status = 'cancelled', cancelled_at = now(), finished_at = now() WHERE status = 'new'`
 
 // newest is the number of the last call.

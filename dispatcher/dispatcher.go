@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,6 +79,7 @@ type Dispatcher struct {
 	reach    reach
 	openFrom openFrom
 	hours    openings
+	prunings map[string]*lines.Place // queue to where a pass through its lines has come (prune.go)
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 	// foldedRest is the same for news that may be folded.
@@ -124,19 +126,20 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Random = rand.Int64N
 	}
 	d := &Dispatcher{
-		cfg:     cfg,
-		log:     cfg.Logger,
-		metrics: newMetrics(cfg.Metrics),
-		hand:    &handover{redis: cfg.Redis, log: cfg.Logger},
-		self:    newPresence(),
-		wake:    make(chan struct{}, 1),
-		armed:   make(chan time.Duration, 1),
-		reload:  make(chan struct{}, 1),
-		blocked: map[string]time.Time{},
-		served:  map[string]int{},
-		turns:   turns{},
-		hours:   openings{},
-		reach:   reach{takenIn: map[string]time.Time{}},
+		cfg:      cfg,
+		log:      cfg.Logger,
+		metrics:  newMetrics(cfg.Metrics),
+		hand:     &handover{redis: cfg.Redis, log: cfg.Logger},
+		self:     newPresence(),
+		wake:     make(chan struct{}, 1),
+		armed:    make(chan time.Duration, 1),
+		reload:   make(chan struct{}, 1),
+		blocked:  map[string]time.Time{},
+		served:   map[string]int{},
+		turns:    turns{},
+		hours:    openings{},
+		prunings: map[string]*lines.Place{},
+		reach:    reach{takenIn: map[string]time.Time{}},
 
 		claimWithin: claimTimeout,
 	}

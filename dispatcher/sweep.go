@@ -28,7 +28,8 @@ type sweeper struct {
 	count func(context.Context) (int64, error) // what run would find, if it were repeated to the end
 }
 
-func (d *Dispatcher) sweepers() []sweeper {
+// sweepers are those of a tick, or, with whole, those that nothing else waits for.
+func (d *Dispatcher) sweepers(whole bool) []sweeper {
 	return []sweeper{
 		{"attempts of an older epoch", d.sweepEpoch, d.counting(overdueCountSQL + epochWhere)},
 		{"lost attempts", d.sweepLost, d.counting(overdueCountSQL + lostWhere)},
@@ -36,6 +37,7 @@ func (d *Dispatcher) sweepers() []sweeper {
 		{"attempts that Redis lost", d.resend, d.countUnsent},
 		{"expired calls", d.expire, d.counting(expiredCountSQL)},
 		{"limits to open", d.openLimits, d.counting(shutCountSQL)},
+		{"ended calls in line", d.pruner(whole), nil},
 		{"old usage and workers", d.tidy, nil},
 		{"news of many times", d.fold, nil},
 	}
@@ -43,7 +45,7 @@ func (d *Dispatcher) sweepers() []sweeper {
 
 func (d *Dispatcher) sweep(ctx context.Context) error {
 	var failures error
-	for _, s := range d.sweepers() {
+	for _, s := range d.sweepers(false) {
 		if d.stopping.Load() {
 			break
 		}

@@ -131,6 +131,9 @@ WITH entries AS MATERIALIZED (
     ) e
 )`
 
+// lineOfSQL is the line of a call c.
+const lineOfSQL = `(callq_line_name(c.queue, 'default'), callq_line_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_line_name(c.task, 'http'))`
+
 // call_data is only unpacked where its stored size could hide one over the limit (pglz packs at most 300
 // times), and only for a while, by the real clock: a claim that took in too much would never end. Not even one
 // may be read in that while, on a busy machine: so a claim reads one more (Read). A call that was moved to
@@ -157,7 +160,7 @@ CROSS JOIN LATERAL (
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND coalesce(c.run_at, c.created_at) <= @now
-      AND (callq_line_name(c.queue, 'default'), callq_line_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_line_name(c.task, 'http'))
+      AND ` + lineOfSQL + `
           = (@queue, e.key, e.priority, e.task)
     FOR UPDATE SKIP LOCKED
 ) q`

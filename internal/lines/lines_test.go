@@ -45,9 +45,16 @@ func (q *queue) value(sql string) (n int64) {
 	return n
 }
 
+// tx is a transaction under the lock of the queue's row, if it has one.
 func (q *queue) tx(run func(ctx context.Context, tx pgx.Tx) error) {
 	q.t.Helper()
-	if err := pgx.BeginFunc(q.t.Context(), q.pool, func(tx pgx.Tx) error { return run(q.t.Context(), tx) }); err != nil {
+	err := pgx.BeginFunc(q.t.Context(), q.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(q.t.Context(), `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`, q.name); err != nil {
+			return err
+		}
+		return run(q.t.Context(), tx)
+	})
+	if err != nil {
 		q.t.Fatal(err)
 	}
 }

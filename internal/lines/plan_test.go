@@ -29,6 +29,9 @@ func TestPlans(t *testing.T) {
 		"leave":       {SQL: leaveSQL, Uses: []string{key, total}},
 		"discard":     {SQL: discardSQL, Uses: []string{key, "call_waiting_pkey seq"}},
 		"drop":        {SQL: dropSQL, Uses: []string{key, total}},
+		"crowded":     {SQL: crowdedSQL, Uses: []string{key, "call_queue_pkey id"}},
+		"prune":       {SQL: pruneSQL, Uses: []string{"call_waiting_pkey ROW", key, "call_queue_pkey id", total}, Ordered: "call_waiting_pkey"},
+		"rest":        {SQL: restSQL, Uses: []string{key, "call_waiting_pkey key"}},
 	})
 }
 
