@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// pruneMost is how many calls in line a step looks at. It holds the queue's row for some 20 ms: claims get in
+// pruneMost is how many calls in line a step looks at. It holds the queue's row for some 20 to 50 ms: claims get in
 // between.
-const pruneMost = 3000
+const pruneMost = 2000
 
 // pruner takes ended calls out of the lines of queues where most have ended, for drainFor at most: looks of this
 // dispatcher wait for it. What it has begun goes on at the next tick, through the whole queue, so that what it

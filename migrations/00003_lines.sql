@@ -50,14 +50,14 @@ CREATE TABLE call_line_totals (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 -- Chunks of at most 256 calls of a line, in the order in which they fell due. Rewritten only where what comes
--- back unsent goes in front: the chunk that was begun is cut.
+-- back unsent goes in front, for the chunk that was begun is cut, and where most calls of the queue's lines ended.
 CREATE TABLE call_waiting (
     queue    text        NOT NULL,
     key      text        NOT NULL,
     priority smallint    NOT NULL,
     task     text        NOT NULL,
     seq      bigint      NOT NULL,
-    at       timestamptz NOT NULL, -- when its first call fell due
+    at       timestamptz NOT NULL, -- when its first call fell due, or one that was before it
     ids      bigint[]    NOT NULL,
     PRIMARY KEY (queue, key, priority, task, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);

@@ -17,8 +17,9 @@ func (p *program) sweepCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "sweep", Short: "Mend what a crash left behind, all of it, now",
 		Long: `Run the dispatchers' sweepers now, until they find nothing more: attempts whose workers were lost, that nobody
-started or that Redis lost, expired calls, limits to open. And mend lines: calls that wait and that no claim
-would find are put where one does. For that all calls are looked through. Nothing is claimed or published.`,
+started or that Redis lost, expired calls, limits to open, lines of which most calls have ended. And mend lines:
+calls that wait and that no claim would find are put where one does. For that all calls are looked through. Nothing
+is claimed or published.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.withPostgres(cmd.Context(), ledger.Settings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {

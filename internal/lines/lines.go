@@ -7,7 +7,7 @@
 //
 // Lines only say where to look: whether a call waits, its own row says. So a call may be in line twice,
 // or long after it was cancelled; one that waits must be in line, or in the news. Everything here but
-// WakeAll needs the lock of the queue's row.
+// WakeAll and Crowded needs the lock of the queue's row.
 package lines
 
 import (

@@ -14,7 +14,7 @@ import (
 const (
 	crowdFrom   = 10_000 // calls in a queue's lines, below which it does not matter how many have ended
 	samplePages = 24     // of call_waiting, about, that are read to see what has ended
-	sampleMost  = 100    // chunks of a queue that are looked at there
+	sampleMost  = 40     // chunks of a queue that are looked at there
 	sampleLeast = 8      // calls of it: of fewer nothing is said
 )
 

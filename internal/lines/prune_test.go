@@ -317,7 +317,7 @@ func TestCrowded(t *testing.T) {
 				UPDATE call_lines SET taken = 3000, tail = head; DELETE FROM call_waiting w USING call_lines l WHERE w.key = l.key AND w.seq > l.head`, nil,
 		},
 		"a queue that waits beside it": {
-			each + `; INSERT INTO call_queue (queue, key) SELECT 'r', 'k' || i FROM generate_series(1, 60000) i`,
+			each + `; INSERT INTO call_queue (queue, key) SELECT 'r', 'k' || i FROM generate_series(1, 12000) i`,
 			`UPDATE call_queue SET status = 'cancelled' WHERE queue = 'q'`, []string{"q"},
 		},
 		"not in force": {`INSERT INTO call_queue (queue) SELECT 'other' FROM generate_series(1, 12000) i`, `UPDATE call_queue SET status = 'cancelled'`, nil},
