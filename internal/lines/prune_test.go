@@ -168,6 +168,13 @@ func TestPrune(t *testing.T) {
 			q.exec(`UPDATE call_queue SET run_at = now() + interval '1 h' WHERE id > 950`)
 			q.intake()
 		},
+		"a chunk without calls behind what a step reads": func(q *queue) {
+			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE i WHEN 1 THEN 'a' ELSE 'b' END FROM generate_series(1, 257) i`)
+			q.intake()
+			q.exec(`INSERT INTO call_waiting SELECT queue, key, priority, task, seq + 1, at, '{}' FROM call_waiting WHERE key = 'b'`)
+			q.exec(`UPDATE call_lines SET tail = tail + 1 WHERE key = 'b'`)
+			q.exec(`DELETE FROM call_queue`)
+		},
 		"another queue beside it": func(q *queue) {
 			q.exec(long)
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'r' FROM generate_series(1, 1000)`)
@@ -237,6 +244,26 @@ func TestPruneBesideOpenTransactions(t *testing.T) {
 	q.intake()
 	if got := q.claim(9); !slices.Equal(got, []int64{2, 4, 5, 6}) && !slices.Equal(got, []int64{4, 5, 6, 2}) {
 		t.Errorf("claimed %v", got)
+	}
+}
+
+// Claims come between the steps of a pass: of a line that ends there nothing is left, nor of what they took.
+func TestPruneBetweenClaims(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 1000)`)
+	q.intake()
+	steps := 0
+	q.prune(257, func() {
+		if steps++; steps == 1 {
+			q.claim(256)
+			q.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id > 256`)
+		}
+		q.sound()
+		q.noneAstray()
+	})
+	if n := q.value(`SELECT (SELECT count(*) FROM call_lines) + (SELECT count(*) FROM call_waiting)`); n > 0 || steps < 2 {
+		t.Errorf("%d lines and chunks are left after %d steps", n, steps)
 	}
 }
 
