@@ -68,7 +68,7 @@ bench: ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -rounds
 bench-claims: ## what a claim takes among few and many calls and keys, and under a held snapshot
 	go run -C bench . -claims
 
-bench-reads: ## what status, get, why and lists take among 1,000,000 calls, in six layouts
+bench-reads: ## what status, get, why and lists take among 1,000,000 calls, however they lie
 	go run -C bench . -reads $(ARGS)
 
 bench-check: $(LINT) ## what bench runs, small: it lints, and every call gets done

@@ -85,6 +85,14 @@ func TestReads(t *testing.T) {
 			"calls list --status new": 10, "calls list --queue stuck": 10, "calls list --queue stuck --status new": 10,
 			"calls list --queue stuck --status done": 0, "calls list --queue q7 --status new": 0, "calls list --status cancelled": 20,
 		},
+		"old waiting": {
+			"calls list --status new": 50, "calls list --status failed": 20, "calls list --status cancelled": 10,
+			"calls list --task rare --status done": 1, "calls list --task rare --status new": 0,
+		},
+		"old of a queue": {
+			"queues list": 21, "calls list --status new": 50, "calls list --queue old --status new": 50,
+			"calls list --queue old --status done": 0, "calls list --task rare --status new": 1,
+		},
 		"after retention": {
 			"queues list": 40, "calls get 1001": 1, "calls get 3000": 1, "calls list --status new": 20,
 			"calls list --status failed": 40, "calls list --status cancelled": 18, "calls list --task rare --status done": 1,

@@ -78,6 +78,16 @@ func layouts(n int) []layout {
 			queues: []string{"q7", "stuck"}, keys: []string{"k7"},
 		},
 		{
+			name:   "old waiting",
+			parts:  []part{of(1, n/2, false), of(n/2+1, n, true)},
+			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
+			name:   "old of a queue",
+			parts:  []part{lone(named(of(1, n/2, false), "old")), of(n/2+1, n, false)},
+			queues: []string{"q7", "old"}, keys: []string{"k7"},
+		},
+		{
 			name:   "after retention",
 			parts:  []part{of(1, n-few, true), of(n-few+1, n, false)},
 			refill: []part{others(of(n+1, n+n/2-few, true)), others(of(n+n/2-few+1, n+n/2, false))},

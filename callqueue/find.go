@@ -13,19 +13,24 @@ import (
 
 // Where the calls of a list are. Neither the status nor when a call ended is in an index, for then no claim,
 // start and finish would be a HOT update; and with one over queue and id, or key and id, inserts would take half
-// as long again. So each status is looked for where its calls are known from: what waits in the lines, what is
-// handed over among the open attempts, what is done in the ledger, and what failed or was cancelled through
-// indexes of those alone. A queue, a task and a key are told by call_queue_find_idx, which says in which pages
-// they may be, in growing windows of ids from the end on that the list begins with.
+// as long again. So each status is looked for where its calls are known from: what waits in the lines (where that is
+// much, in their chunks with the largest ids), what is handed over among the open attempts, what is done in the
+// ledger, and what failed or was cancelled through indexes of those alone. A queue, a task and a key are told by
+// call_queue_find_idx, which says in which pages they may be, in growing windows of ids from the end on that the
+// list begins with.
 
 // sizes of what is looked at.
 type sizes struct {
 	recent int64 // ids from that end that are read first, one by one: most lists are full by then
 	lately int   // rows of the ledger, before the index is asked
-	crowd  int   // calls in line, or in a window, that are too many to look at each
+	crowd  int   // calls in line, or in a window, that are too many to look at each where there is another way
+	most   int   // calls in line that are too many in any case
+	chunks int   // of lines that are looked at first where those have a crowd
 }
 
-func usualSizes() sizes { return sizes{recent: 20_000, lately: 10_000, crowd: 10_000} }
+func usualSizes() sizes {
+	return sizes{recent: 20_000, lately: 10_000, crowd: 10_000, most: 100_000, chunks: 256}
+}
 
 // span is ids, from and to included.
 type span struct{ from, to int64 }
@@ -168,40 +173,6 @@ func (s *search) windows(ctx context.Context, are string, in span, limit int) ([
 	return ids, nil
 }
 
-// waiting looks for what waits in the lines and news, which may speak of calls that have ended. Where those are
-// many, what is to be retried is looked for among the attempts that were not done; where they are most, what waits
-// is met with soon.
-func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, error) {
-	const is = "c.status = ANY(@waiting::text[])"
-	mostly := 10 * s.crowd
-	args := s.filter.args()
-	args["limit"] = mostly
-	rows, err := s.tx.Query(ctx, s.filter.inLineSQL(), args)
-	if err != nil {
-		return nil, err
-	}
-	var inLine int64
-	if _, err := pgx.ForEachRow(rows, []any{&inLine, &s.queues}, func() error { return nil }); err != nil {
-		return nil, err
-	}
-	var ids string
-	switch untried := slices.Contains(s.filter.Statuses, StatusNew); {
-	case inLine == 0:
-		return nil, nil
-	case untried && inLine >= int64(mostly):
-		return s.query(ctx, s.oneByOne(is), in, limit)
-	case !untried && inLine >= int64(s.crowd):
-		ids = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
-	default:
-		ids = `SELECT DISTINCT l.id FROM call_in_line l WHERE l.id BETWEEN @from AND @to AND l.queue = ANY(@queues::text[])` +
-			s.filter.lineSQL() + s.filter.keySQL()
-		if s.filter.Key != nil {
-			ids += " AND (l.keys IS NULL OR " + keyName + " = ANY(l.keys))"
-		}
-	}
-	return s.query(ctx, s.eachOf(ids, is), in, limit)
-}
-
 // open looks for what is handed over.
 func (s *search) open(ctx context.Context, in span, limit int) ([]int64, error) {
 	return s.query(ctx, s.eachOf(`SELECT call_id AS id FROM call_open WHERE call_id BETWEEN @from AND @to`, "c.status = 'dispatched'"), in, limit)
@@ -316,11 +287,6 @@ func (f Filter) args() pgx.NamedArgs {
 	}
 }
 
-// waiting are those of its statuses that wait.
-func (f Filter) waiting() []Status {
-	return slices.DeleteFunc([]Status{StatusNew, StatusError}, func(s Status) bool { return !slices.Contains(f.Statuses, s) })
-}
-
 // isNarrow says that call_queue_find_idx tells where the calls can be.
 func (f Filter) isNarrow() bool { return f.Queue != "" || f.Task != "" || f.Key != nil }
 
@@ -358,47 +324,3 @@ func (f Filter) whereSQL() string {
 	}
 	return b.String()
 }
-
-// inLineSQL says how many calls lines and news have, as far as that is below the limit, and in which queues.
-func (f Filter) inLineSQL() string {
-	lines := `SELECT l.queue, l.calls FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL()
-	news := `SELECT l.queue, l.calls FROM call_news l WHERE l.calls > 0` + f.lineSQL()
-	if f.Key != nil {
-		lines = `SELECT l.queue, l.calls
-    FROM (SELECT DISTINCT l.queue FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL() + `) t
-    CROSS JOIN LATERAL (
-        SELECT l.queue, l.calls FROM call_lines l WHERE l.queue = t.queue AND l.calls > 0` + f.lineSQL() + f.keySQL() + ` OFFSET 0
-    ) l`
-		news = `SELECT l.queue, CASE WHEN l.keys IS NULL THEN l.calls ELSE cardinality(array_positions(l.keys, ` + keyName + `)) END
-    FROM call_news l
-    WHERE l.calls > 0 AND CASE WHEN l.keys IS NULL THEN l.key = ` + keyName + ` ELSE ` + keyName + ` = ANY(l.keys) END` + f.lineSQL()
-	}
-	return `
-SELECT coalesce(sum(calls), 0)::bigint, array_agg(DISTINCT queue)
-FROM (
-    ` + lines + `
-    UNION ALL
-    (` + news + ` LIMIT @limit)
-) l`
-}
-
-// lineSQL and keySQL are of the lines and news l.
-func (f Filter) lineSQL() string {
-	sql := ""
-	if f.Queue != "" {
-		sql += " AND l.queue = callq_line_name(@queue::text, '')"
-	}
-	if f.Task != "" {
-		sql += " AND l.task = callq_line_name(@task::text, '')"
-	}
-	return sql
-}
-
-func (f Filter) keySQL() string {
-	if f.Key == nil {
-		return ""
-	}
-	return " AND l.key = " + keyName
-}
-
-const keyName = "callq_line_name(@key::text, '')"

@@ -48,7 +48,8 @@ type Summary struct {
 // limit of them, by their ids downwards. Among a million calls that takes less than a tenth of a second; longer
 // only where what the filter names is common and hardly any call has all of it.
 //
-// The role needs SELECT on call_queue, call_open, call_attempts, call_line_totals, call_lines, call_news and call_in_line.
+// The role needs SELECT on call_queue, call_open, call_attempts, call_line_totals, call_lines, call_waiting, call_news and
+// call_in_line.
 func (c *Client) List(ctx context.Context, f Filter, limit int) ([]Summary, error) {
 	return c.list(ctx, f, limit, usualSizes())
 }

@@ -1,8 +1,6 @@
 package callqueue
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -51,11 +49,28 @@ FROM call_queue WHERE status = 'dispatched' OR id = 10` // cancelled while it ra
 // twiceSQL has lines and news speak of calls more than once, as of one that was cancelled and retried.
 const twiceSQL = `INSERT INTO call_news SELECT * FROM call_news`
 
+// waitsSQL has calls wait again, of which some are cancelled where they are in line, and some are put before others.
+var waitsSQL = []string{
+	`UPDATE call_queue SET status = 'new', finished_at = NULL, run_at = now() - id % 7 * interval '1 s' WHERE status = 'done' AND id % 3 = 0 AND id BETWEEN 170 AND 500`,
+	`UPDATE call_queue SET status = 'cancelled', cancelled_at = now(), finished_at = now() WHERE status = 'new' AND id % 4 = 0 AND id BETWEEN 300 AND 400`,
+	`UPDATE call_queue SET run_at = run_at - interval '1 h' WHERE status = 'new' AND id % 5 = 0 AND id BETWEEN 200 AND 450`,
+}
+
 // Whatever the filter, the list is what comparing each call with it gives, page by page, and so is the
 // count.
 func TestList(t *testing.T) {
 	t.Parallel()
-	client, _ := filled(t, 600)
+	client, pool := filled(t, 600)
+	for _, sql := range waitsSQL {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 10 { // q3 stays news
+			if i != 3 {
+				takeIn(t, pool, fmt.Sprintf("q%d", i))
+			}
+		}
+	}
 	all, err := client.List(t.Context(), Filter{}, 10_000)
 	if err != nil || len(all) != 600 || all[0].ID != 600 {
 		t.Fatalf("%d calls, %v", len(all), err)
@@ -95,7 +110,7 @@ func TestList(t *testing.T) {
 		limit := 1 + random.IntN(30)
 		size := usualSizes()
 		if random.IntN(4) > 0 { // as among many
-			size = sizes{recent: 1 + random.Int64N(40), lately: 1 + random.IntN(40), crowd: 1 + random.IntN(40)}
+			size = sizes{recent: 1 + random.Int64N(40), lately: 1 + random.IntN(40), crowd: 1 + random.IntN(40), most: 1 + random.IntN(300), chunks: 1 + random.IntN(8)}
 		}
 		var want, got []int64
 		for _, c := range all {
@@ -154,7 +169,7 @@ func TestList(t *testing.T) {
 	if none, err := client.List(t.Context(), Filter{Queue: "q1", After: math.MaxInt64}, 5); err != nil || len(none) != 0 {
 		t.Errorf("above all ids: %v, %v", none, err)
 	}
-	every := sizes{recent: 1, lately: 1, crowd: 1}
+	every := sizes{recent: 1, lately: 1, crowd: 1, most: 100, chunks: 1}
 	for _, f := range []Filter{{}, {Queue: "none"}, {Statuses: []Status{StatusNew}}, {Key: new("none"), Statuses: []Status{StatusDone}}} {
 		n, err := client.Count(t.Context(), f)
 		if err != nil {
@@ -176,109 +191,6 @@ func fits(f Filter, c Summary) bool {
 		(f.IDs == nil || slices.Contains(f.IDs, c.ID)) && (f.Before == 0 || c.ID < f.Before) && c.ID > f.After
 }
 
-// Among many calls that are done, a list reads a small part of them, whatever it is a list of, and whether
-// or not there is any.
-func TestListReadsLittle(t *testing.T) {
-	t.Parallel()
-	client, pool := filled(t, 200_000)
-	var pages int64
-	if err := pool.QueryRow(t.Context(), `SELECT pg_relation_size('call_queue') / 8192`).Scan(&pages); err != nil {
-		t.Fatal(err)
-	}
-	filters := map[string]Filter{
-		"all":             {},
-		"a queue":         {Queue: "q3"},
-		"a rare queue":    {Queue: "rare"},
-		"no such queue":   {Queue: "none"},
-		"a key":           {Key: new("k2")},
-		"a rare key":      {Key: new("solo")},
-		"no such key":     {Key: new("none")},
-		"only old ones":   {Key: new("old")},
-		"no such task":    {Task: "none"},
-		"without a key":   {Key: new("")},
-		"failed of a key": {Key: new("k2"), Statuses: []Status{StatusFailed}},
-		"above one":       {After: 50_000},
-		"a queue's above": {Queue: "q3", After: 50_000},
-		"a rare queue's":  {Queue: "rare", After: 50_000},
-		"a key's above":   {Key: new("k2"), After: 50_000},
-	}
-	for _, s := range []Status{
-		StatusNew, StatusDispatched, StatusDone, StatusError, StatusFailed, StatusCancelled,
-	} {
-		filters["status "+string(s)] = Filter{Statuses: []Status{s}}
-	}
-	for name, f := range filters {
-		rows, read := explain(t, pool, f)
-		if read > pages/3 {
-			t.Errorf("%s: reads %d pages of %d for %d rows", name, read, pages, rows)
-		}
-	}
-	if list, err := client.List(t.Context(), Filter{Key: new("solo")}, listed); err != nil || len(list) != 7 {
-		t.Errorf("a rare key: %d calls, %v", len(list), err)
-	}
-}
-
-// What is to be retried is not looked for among all that waits, where that is much.
-func TestListOfRetriesReadsLittle(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	for _, sql := range []string{
-		`INSERT INTO call_queue (status) SELECT CASE WHEN i <= 20 THEN 'error' ELSE 'new' END FROM generate_series(1, 40000) i`,
-		`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() FROM generate_series(1, 40000)`,
-		ledgerSQL, `DELETE FROM call_attempts WHERE attempt = 1`, `VACUUM ANALYZE`,
-	} {
-		if _, err := pool.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if rows, read := explain(t, pool, Filter{Statuses: []Status{StatusError}}); rows != 20 || read > 2000 {
-		t.Errorf("20 calls to be retried among 40,000 that wait: found %d, read %d pages", rows, read)
-	}
-}
-
-// However many lines and news there are, those that have none of a list are not read for it.
-func TestListOfWaitingReadsLittle(t *testing.T) {
-	t.Parallel()
-	for _, taken := range []bool{true, false} {
-		t.Run(fmt.Sprintf("taken in %v", taken), func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			exec := func(sql string) {
-				t.Helper()
-				if _, err := pool.Exec(t.Context(), sql); err != nil {
-					t.Fatal(err)
-				}
-			}
-			exec(`INSERT INTO call_queue (queue, key, task) VALUES ('few', 'k1', 'rare')`)
-			exec(`INSERT INTO call_queue (queue, key) SELECT 'many', 'k' || i FROM generate_series(1, 60000) i`)
-			if taken {
-				takeIn(t, pool, "few")
-				takeIn(t, pool, "many")
-			}
-			exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() FROM generate_series(1, 20000)`)
-			exec(`VACUUM ANALYZE`)
-
-			waits := []Status{StatusNew}
-			_, recent := explain(t, pool, Filter{Queue: "many", Statuses: []Status{StatusFailed}, After: 60_001})
-			for name, c := range map[string]struct {
-				filter Filter
-				rows   int
-			}{
-				"a rare task":   {Filter{Task: "rare", Statuses: waits}, 1},
-				"no such task":  {Filter{Task: "none", Statuses: waits}, 0},
-				"a rare queue":  {Filter{Queue: "few", Statuses: waits}, 1},
-				"no such queue": {Filter{Queue: "none", Statuses: waits}, 0},
-				"a key":         {Filter{Key: new("k1"), Statuses: waits}, 2},
-				"no such key":   {Filter{Key: new("none"), Statuses: waits}, 0},
-			} {
-				if rows, read := explain(t, pool, c.filter); rows != c.rows || read > recent+200 {
-					t.Errorf("%s: found %d, want %d, and read %d pages, %d of them for the newest ids", name, rows, c.rows, read, recent)
-				}
-			}
-		})
-	}
-}
-
 // takeIn takes a queue's news into its lines.
 func takeIn(t *testing.T, pool *pgxpool.Pool, queue string) {
 	t.Helper()
@@ -292,52 +204,6 @@ func takeIn(t *testing.T, pool *pgxpool.Pool, queue string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// listed is how many calls the lists are of.
-const listed = 50
-
-// explain finds a list, and says how many calls it is of and how many pages were read for that.
-func explain(t *testing.T, pool *pgxpool.Pool, f Filter) (rows int, pages int64) {
-	t.Helper()
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), `SET LOCAL enable_bitmapscan = off`); err != nil { // as a pool may have it
-		t.Fatal(err)
-	}
-	explained := &explainedTx{Tx: tx}
-	ids, err := find(t.Context(), explained, f, listed, usualSizes())
-	if err != nil {
-		t.Fatalf("%+v: %v", f, err)
-	}
-	return len(ids), explained.pages
-}
-
-// explainedTx counts the pages that its queries read.
-type explainedTx struct {
-	pgx.Tx
-	pages int64
-}
-
-func (tx *explainedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	var text []byte
-	if err := tx.QueryRow(ctx, "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+sql, args...).Scan(&text); err != nil {
-		return nil, err
-	}
-	var plans []struct {
-		Plan struct {
-			Hit  int64 `json:"Shared Hit Blocks"`
-			Read int64 `json:"Shared Read Blocks"`
-		}
-	}
-	if err := json.Unmarshal(text, &plans); err != nil {
-		return nil, err
-	}
-	tx.pages += plans[0].Plan.Hit + plans[0].Plan.Read
-	return tx.Tx.Query(ctx, sql, args...)
 }
 
 // filled has n calls, and a Client.

@@ -59,11 +59,15 @@ CREATE TABLE call_waiting (
     seq      bigint      NOT NULL,
     at       timestamptz NOT NULL, -- when its first call fell due, or one that was before it
     ids      bigint[]    NOT NULL,
+    last_id  bigint      NOT NULL, -- the largest of ids; a chunk that was cut may have none as large
     PRIMARY KEY (queue, key, priority, task, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 -- The oldest call, for those who watch.
 CREATE INDEX call_waiting_at_idx ON call_waiting (at);
+
+-- The newest calls, for lists.
+CREATE INDEX call_waiting_last_idx ON call_waiting (queue, task, last_id);
 
 -- Each call that lines or news speak of. It may have ended since, and may be here twice. By keys, news of many can
 -- be passed over as a whole.

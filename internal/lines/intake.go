@@ -157,17 +157,17 @@ WITH due AS MATERIALIZED (
 ), chunks AS (
     SELECT *, row_number() OVER line - 1 AS chunk, count(*) OVER (PARTITION BY key, priority, task, front) AS of
     FROM (
-        SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids
+        SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids, max(id) AS last_id
         FROM called
         GROUP BY key, priority, task, front, chunk
         UNION ALL
-        SELECT key, priority, task, front, at, ids[first:first + 255]
+        SELECT key, priority, task, front, at, ids[first:first + 255], (SELECT max(id) FROM unnest(ids[first:first + 255]) AS i (id))
         FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
         WHERE keys IS NULL AND calls >= 256
     ) c
     WINDOW line AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
 ), placed AS MATERIALIZED (
-    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
+    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, c.last_id, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
         CASE WHEN c.front THEN l.head - c.of + c.chunk ELSE coalesce(l.tail, 0) + 1 + c.chunk END AS seq
     FROM chunks c
     LEFT JOIN LATERAL (
@@ -175,8 +175,8 @@ WITH due AS MATERIALIZED (
         WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
     ) l ON true
 ), filed AS (
-    INSERT INTO call_waiting (queue, key, priority, task, seq, at, ids)
-    SELECT @queue, key, priority, task, seq, at, ids FROM placed
+    INSERT INTO call_waiting (queue, key, priority, task, seq, at, ids, last_id)
+    SELECT @queue, key, priority, task, seq, at, ids, last_id FROM placed
 ), cut AS (
     UPDATE call_waiting w
     SET ids = w.ids[f.taken + 1:]

@@ -130,6 +130,9 @@ func (q *queue) sound() {
 			  AND (w.seq > l.head OR w.seq = l.head AND i.place > l.taken))`); n > 0 {
 		q.t.Errorf("%d lines do not count their calls right", n)
 	}
+	if n := q.value(`SELECT count(*) FROM call_waiting WHERE NOT last_id >= ALL (ids)`); n > 0 {
+		q.t.Errorf("%d chunks have calls above their last_id", n)
+	}
 	if n := q.value(`SELECT count(*)
 			FROM (SELECT queue, task, sum(calls) AS calls FROM call_lines GROUP BY queue, task) l
 			FULL JOIN call_line_totals t USING (queue, task)
