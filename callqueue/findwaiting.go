@@ -52,14 +52,14 @@ func (s *search) newest(ctx context.Context, in span, limit int) (ids []int64, r
 	for chunks := s.chunks; chunks <= s.most && len(ids) < limit && !in.empty(); chunks *= 8 {
 		args := s.filter.args()
 		args["from"], args["queues"], args["limit"] = in.from, s.queues, chunks/len(s.queues)+1
-		var upTo, calls int64
-		if err := s.tx.QueryRow(ctx, s.filter.newestChunksSQL(), args).Scan(&upTo, &calls); err != nil {
+		var low, calls int64
+		if err := s.tx.QueryRow(ctx, s.filter.newestChunksSQL(), args).Scan(&low, &calls); err != nil {
 			return nil, in, err
 		}
 		if calls > int64(s.most) {
 			break
 		}
-		near := span{max(in.from, upTo+1), in.to}
+		near := span{max(in.from, low), in.to}
 		if near.empty() {
 			continue
 		}
@@ -111,14 +111,14 @@ func (f Filter) eachInLineSQL() string {
 }
 
 // newestChunksSQL goes through so many chunks of each queue and task, or line of the key, from the largest id on, and
-// says up to which id others may have calls, and how many calls these have.
+// says from which id on they have all that there is in chunks, and how many calls they have.
 func (f Filter) newestChunksSQL() string {
 	lines, chunks := f.chunksSQL()
 	return `
-SELECT coalesce(max(c.up_to), 0), coalesce(sum(c.calls), 0)::bigint
+SELECT coalesce(max(c.low), 0), coalesce(sum(c.calls), 0)::bigint
 FROM ` + lines + `
 CROSS JOIN LATERAL (
-    SELECT CASE count(*) WHEN @limit::bigint THEN min(last_id) END AS up_to, sum(calls) AS calls
+    SELECT CASE count(*) WHEN @limit::bigint THEN min(last_id) END AS low, sum(calls) AS calls
     FROM (
         SELECT last_id, cardinality(ids) AS calls FROM ` + chunks + `
         ORDER BY last_id DESC
@@ -149,7 +149,7 @@ func (f Filter) inNewestSQL() string {
 // have calls in a span that goes up to the newest.
 func (f Filter) chunksSQL() (lines, chunks string) {
 	lines = `(SELECT queue, task FROM call_line_totals l WHERE calls > 0` + f.lineSQL() + ` OFFSET 0) l`
-	chunks = `call_waiting WHERE queue = l.queue AND task = l.task AND last_id >= @from`
+	chunks = `call_waiting WHERE queue = l.queue AND task = l.task AND last_id >= @from AND last_id > 0` // call_waiting_last_idx
 	if f.Key != nil {
 		lines = `(
         SELECT queue, key, priority, task FROM call_lines l
