@@ -9,7 +9,8 @@ import (
 
 // waiting looks for what waits in the lines and news, which may speak of calls that have ended. Where those are
 // many, what is to be retried is looked for among the attempts that were not done, and else the newest in the chunks
-// that go up to the largest ids. Where news are too many, or the list is upwards, what waits is met with soon.
+// and news that go up to the largest ids. Where rows of news are too many, or the list is upwards, what waits is met
+// with soon.
 func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, error) {
 	args := s.filter.args()
 	args["limit"] = s.most
@@ -17,21 +18,21 @@ func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, erro
 	if err != nil {
 		return nil, err
 	}
-	var lines, news int64
-	if _, err := pgx.ForEachRow(rows, []any{&lines, &news, &s.queues}, func() error { return nil }); err != nil {
+	var inLine, news int64
+	if _, err := pgx.ForEachRow(rows, []any{&inLine, &news, &s.queues}, func() error { return nil }); err != nil {
 		return nil, err
 	}
 	all := s.oneByOne(waits) // with so many, they are met with soon
-	if lines+news < int64(s.most) {
+	if inLine < int64(s.most) {
 		all = s.eachOf(s.filter.eachInLineSQL(), waits)
 	}
 	switch untried := slices.Contains(s.filter.Statuses, StatusNew); {
-	case lines+news == 0:
+	case inLine == 0:
 		return nil, nil
-	case !untried && lines+news >= int64(s.crowd):
+	case !untried && inLine >= int64(s.crowd):
 		const tried = `SELECT DISTINCT call_id AS id FROM call_attempts WHERE outcome <> 'done' AND call_id BETWEEN @from AND @to`
 		return s.query(ctx, s.eachOf(tried, waits), in, limit)
-	case !s.up && lines >= int64(s.crowd) && news < int64(s.most):
+	case !s.up && inLine >= int64(s.crowd) && news < int64(s.most):
 		ids, rest, err := s.newest(ctx, in, limit)
 		if err != nil || len(ids) == limit || rest.empty() {
 			return ids, err
@@ -46,14 +47,15 @@ func (s *search) waiting(ctx context.Context, in span, limit int) ([]int64, erro
 const waits = "c.status = ANY(@waiting::text[])"
 
 // newest looks for what waits from the newest on, in the chunks that go up to the largest ids, so many of each queue
-// and task: above where the first of those break off, no other chunk has a call. What they speak of may have ended: then
-// it looks at more and more of them, until they have too many calls. rest is what it has not come to.
+// and task, and in such news: above where the first of those break off, no other has a call. What they speak of may have
+// ended: then it looks at more and more of them, until they have too many calls. rest is what it has not come to.
 func (s *search) newest(ctx context.Context, in span, limit int) (ids []int64, rest span, err error) {
 	for chunks := s.chunks; chunks <= s.most && len(ids) < limit && !in.empty(); chunks *= 8 {
 		args := s.filter.args()
 		args["from"], args["queues"], args["limit"] = in.from, s.queues, chunks/len(s.queues)+1
+		args["calls"] = 64 * chunks // as many as folded news have
 		var low, calls int64
-		if err := s.tx.QueryRow(ctx, s.filter.newestChunksSQL(), args).Scan(&low, &calls); err != nil {
+		if err := s.tx.QueryRow(ctx, s.filter.newestSQL(), args).Scan(&low, &calls); err != nil {
 			return nil, in, err
 		}
 		if calls > int64(s.most) {
@@ -77,19 +79,20 @@ func (f Filter) waiting() []Status {
 	return slices.DeleteFunc([]Status{StatusNew, StatusError}, func(s Status) bool { return !slices.Contains(f.Statuses, s) })
 }
 
-// inLineSQL says how many calls lines have, and news as far as that is below the limit, and in which queues.
+// inLineSQL says how many calls lines have, and news as far as that is below the limit, how many rows these are, and in
+// which queues.
 func (f Filter) inLineSQL() string {
 	lines := `SELECT l.queue, l.calls, 0 AS news FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL()
-	news := `SELECT l.queue, 0, l.calls FROM call_news l WHERE l.calls > 0` + f.lineSQL()
+	news := `SELECT l.queue, l.calls, 1 FROM call_news l WHERE l.calls > 0` + f.lineSQL()
 	if f.Key != nil {
 		lines = `SELECT l.queue, l.calls, 0 AS news
     FROM (SELECT DISTINCT l.queue FROM call_line_totals l WHERE l.calls > 0` + f.lineSQL() + `) t
     CROSS JOIN LATERAL (
         SELECT l.queue, l.calls FROM call_lines l WHERE l.queue = t.queue AND l.calls > 0` + f.lineSQL() + f.keySQL() + ` OFFSET 0
     ) l`
-		news = `SELECT l.queue, 0, CASE WHEN l.keys IS NULL THEN l.calls ELSE cardinality(array_positions(l.keys, ` + keyName + `)) END
+		news = `SELECT l.queue, CASE WHEN l.keys IS NULL THEN l.calls ELSE cardinality(array_positions(l.keys, ` + keyName + `)) END, 1
     FROM call_news l
-    WHERE l.calls > 0 AND CASE WHEN l.keys IS NULL THEN l.key = ` + keyName + ` ELSE ` + keyName + ` = ANY(l.keys) END` + f.lineSQL()
+    WHERE l.calls > 0` + f.newsSQL()
 	}
 	return `
 SELECT coalesce(sum(calls), 0)::bigint, coalesce(sum(news), 0)::bigint, array_agg(DISTINCT queue)
@@ -110,29 +113,39 @@ func (f Filter) eachInLineSQL() string {
 	return sql
 }
 
-// newestChunksSQL goes through so many chunks of each queue and task, or line of the key, from the largest id on, and
-// says from which id on they have all that there is in chunks, and how many calls they have.
-func (f Filter) newestChunksSQL() string {
+// newestSQL goes through so many chunks of each queue and task, or line of the key, from the largest id on, and through
+// news until they have so many calls; it says from which id on that is all there is, and how many calls it is.
+func (f Filter) newestSQL() string {
 	lines, chunks := f.chunksSQL()
 	return `
 SELECT coalesce(max(c.low), 0), coalesce(sum(c.calls), 0)::bigint
-FROM ` + lines + `
-CROSS JOIN LATERAL (
-    SELECT CASE count(*) WHEN @limit::bigint THEN min(last_id) END AS low, sum(calls) AS calls
+FROM (
+    SELECT c.low, c.calls
+    FROM ` + lines + `
+    CROSS JOIN LATERAL (
+        SELECT CASE count(*) WHEN @limit::bigint THEN min(last_id) END AS low, sum(calls) AS calls
+        FROM (
+            SELECT last_id, cardinality(ids) AS calls FROM ` + chunks + `
+            ORDER BY last_id DESC
+            LIMIT @limit
+        ) w
+    ) c
+    UNION ALL
+    SELECT max(last_id) FILTER (WHERE before >= @calls), sum(calls) FILTER (WHERE before < @calls)
     FROM (
-        SELECT last_id, cardinality(ids) AS calls FROM ` + chunks + `
-        ORDER BY last_id DESC
-        LIMIT @limit
-    ) w
+        SELECT l.last_id, l.calls, sum(l.calls) OVER (ORDER BY l.last_id DESC) - l.calls AS before
+        FROM ` + newsRows + `
+        WHERE l.last_id >= @from AND l.queue = ANY(@queues::text[])` + f.newsSQL() + `
+    ) n
 ) c`
 }
 
 // inNewestSQL gives what chunks and news have in a span that goes up to the newest.
 func (f Filter) inNewestSQL() string {
 	lines, chunks := f.chunksSQL()
-	news := ""
+	ofKey := ""
 	if f.Key != nil {
-		news = " AND coalesce(i.key, l.key) = " + keyName
+		ofKey = " AND coalesce(i.key, l.key) = " + keyName
 	}
 	return `SELECT i.id
     FROM ` + lines + `
@@ -141,8 +154,21 @@ func (f Filter) inNewestSQL() string {
     WHERE i.id BETWEEN @from AND @to
     UNION
     SELECT i.id
-    FROM call_news l CROSS JOIN LATERAL unnest(l.ids, l.keys) AS i (id, key)
-    WHERE i.id BETWEEN @from AND @to AND l.queue = ANY(@queues::text[])` + news + f.lineSQL()
+    FROM ` + newsRows + `
+    CROSS JOIN LATERAL unnest(l.ids, l.keys) AS i (id, key)
+    WHERE l.last_id >= @from AND l.queue = ANY(@queues::text[])` + f.newsSQL() + `
+      AND i.id BETWEEN @from AND @to` + ofKey
+}
+
+// newsRows are the news l that are of calls.
+const newsRows = `(SELECT queue, task, key, calls, ids, keys, coalesce(last_id, ids[1]) AS last_id FROM call_news WHERE calls > 0) l`
+
+// newsSQL is of the news l.
+func (f Filter) newsSQL() string {
+	if f.Key == nil {
+		return f.lineSQL()
+	}
+	return " AND CASE WHEN l.keys IS NULL THEN l.key = " + keyName + " ELSE " + keyName + " = ANY(l.keys) END" + f.lineSQL()
 }
 
 // chunksSQL are the lines l, all of a queue and task together unless they are of a key, and the chunks of one that

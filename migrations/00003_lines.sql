@@ -13,6 +13,7 @@ CREATE TABLE call_news (
     priority smallint,   -- as the row says, within 0..9
     calls    integer     NOT NULL DEFAULT 0,
     ids      bigint[],
+    last_id  bigint,     -- the largest of ids; NULL: there is one
     keys     text[],     -- of each of ids; NULL: they are all of key
     ats      timestamptz[], -- of each of ids, rising, the first being "at"; NULL: they all wait from "at" on
     again    boolean     NOT NULL DEFAULT false, -- they were claimed or moved before: their place may be in front
@@ -118,22 +119,22 @@ BEGIN
         GROUP BY queue, task, priority, at
     ) AS together;
     IF 4 * news <= counted THEN
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id)
         SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id)
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 4, 5, id >> 16;
     ELSIF 8 * news_keys <= counted THEN
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys)
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys)
         SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), '',
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), array_agg(callq_line_name(key, ''))
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id), array_agg(callq_line_name(key, ''))
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys, ats)
-        SELECT queue, min(at), task, '', priority, count(*), array_agg(id ORDER BY at, id), array_agg(key ORDER BY at, id), array_agg(at ORDER BY at, id)
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys, ats)
+        SELECT queue, min(at), task, '', priority, count(*), array_agg(id ORDER BY at, id), max(id), array_agg(key ORDER BY at, id), array_agg(at ORDER BY at, id)
         FROM (
             SELECT *, row_number() OVER (PARTITION BY queue, task, priority ORDER BY at, id) - 1 AS place
             FROM (
@@ -179,9 +180,9 @@ CREATE TRIGGER call_queue_waits_again AFTER UPDATE ON call_queue
     EXECUTE FUNCTION callq_call_waits_again();
 
 -- Calls that wait already.
-INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id)
 SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-    least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+    least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id)
 FROM call_queue
 WHERE status IN ('new', 'error')
 GROUP BY 1, 2, 3, 4, 5, id >> 16;

@@ -53,8 +53,8 @@ WITH crowded AS MATERIALIZED (
         row_number() OVER (PARTITION BY s.queue, s.task, s.priority, s.again ORDER BY s.at, i.id) - 1 AS place
     FROM single s CROSS JOIN LATERAL unnest(s.ids, s.keys) AS i (id, key)
 ), folded AS (
-    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys, ats, again)
-    SELECT queue, min(at), task, '', priority, count(*), array_agg(id ORDER BY at, id), array_agg(key ORDER BY at, id), array_agg(at ORDER BY at, id), again
+    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys, ats, again)
+    SELECT queue, min(at), task, '', priority, count(*), array_agg(id ORDER BY at, id), max(id), array_agg(key ORDER BY at, id), array_agg(at ORDER BY at, id), again
     FROM placed
     GROUP BY queue, task, priority, again, place / 64
 )

@@ -104,8 +104,9 @@ WITH due AS MATERIALIZED (
         FROM due
     ) t
 ), later AS (
-    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys, ats, again)
-    SELECT @queue, ats[first], task, key, priority, calls - first + 1, ids[first:], keys[first:], ats[first:], again
+    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys, ats, again)
+    SELECT @queue, ats[first], task, key, priority, calls - first + 1, ids[first:],
+        (SELECT max(id) FROM unnest(ids[first:]) AS i (id)), keys[first:], ats[first:], again
     FROM (SELECT *, width_bucket((SELECT up_to FROM taken), ats) + 1 AS first FROM due WHERE ats IS NOT NULL) folded
     WHERE first <= calls
 ), known AS MATERIALIZED (

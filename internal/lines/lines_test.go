@@ -133,6 +133,9 @@ func (q *queue) sound() {
 	if n := q.value(`SELECT count(*) FROM call_waiting WHERE NOT last_id >= ALL (ids)`); n > 0 {
 		q.t.Errorf("%d chunks have calls above their last_id", n)
 	}
+	if n := q.value(`SELECT count(*) FROM call_news WHERE calls > 0 AND NOT coalesce(last_id, ids[1]) >= ALL (ids)`); n > 0 {
+		q.t.Errorf("%d rows of news have calls above their last_id", n)
+	}
 	if n := q.value(`SELECT count(*)
 			FROM (SELECT queue, task, sum(calls) AS calls FROM call_lines GROUP BY queue, task) l
 			FULL JOIN call_line_totals t USING (queue, task)

@@ -137,9 +137,9 @@ WHERE t.calls <> excluded.calls`
 
 const newsOfAstraySQL = `
 WITH said AS (
-    INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id)
     SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id)
     FROM call_queue q
     WHERE ($1::text[] IS NULL OR callq_line_name(queue, 'default') = ANY($1)) AND` + inNoLine + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16

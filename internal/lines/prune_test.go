@@ -171,7 +171,7 @@ func TestPrune(t *testing.T) {
 		"a chunk without calls behind what a step reads": func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE i WHEN 1 THEN 'a' ELSE 'b' END FROM generate_series(1, 257) i`)
 			q.intake()
-			q.exec(`INSERT INTO call_waiting SELECT queue, key, priority, task, seq + 1, at, '{}' FROM call_waiting WHERE key = 'b'`)
+			q.exec(`INSERT INTO call_waiting SELECT queue, key, priority, task, seq + 1, at, '{}', 0 FROM call_waiting WHERE key = 'b'`)
 			q.exec(`UPDATE call_lines SET tail = tail + 1 WHERE key = 'b'`)
 			q.exec(`DELETE FROM call_queue`)
 		},
