@@ -67,7 +67,8 @@ CREATE TABLE call_waiting (
 -- The oldest call, for those who watch.
 CREATE INDEX call_waiting_at_idx ON call_waiting (at);
 
--- The newest calls, for lists. It is partial so that no claim's plan, made while there is little, takes it for the primary key.
+-- The newest calls, for lists. It is partial so that no plan of a claim, made while there is little, takes it instead
+-- of the primary key.
 CREATE INDEX call_waiting_last_idx ON call_waiting (queue, task, last_id) WHERE last_id > 0;
 
 -- Each call that lines or news speak of. It may have ended since, and may be here twice. By keys, news of many can
