@@ -112,7 +112,7 @@ func layouts(n int) []layout {
 		},
 		{
 			name:   "scheduled",
-			parts:  []part{of(1, few, true), lone(of(few+1, n, false))},
+			parts:  []part{lone(of(1, n/2, false)), of(n/2+1, n, true)},
 			ahead:  2 * span,
 			queues: []string{"q7"}, keys: []string{"k7"},
 		},

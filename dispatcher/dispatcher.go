@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/lines"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -79,10 +78,10 @@ type Dispatcher struct {
 	reach    reach
 	openFrom openFrom
 	hours    openings
-	prunings map[string]*lines.Place // queue to where a pass through its lines has come (prune.go)
+	prunings prunings
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
-	// foldedRest is the same for news that may be folded.
+	// foldedRest is the same for news that may be folded or pruned.
 	foldedRest time.Time
 
 	stopping  atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
@@ -138,7 +137,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		served:   map[string]int{},
 		turns:    turns{},
 		hours:    openings{},
-		prunings: map[string]*lines.Place{},
+		prunings: newPrunings(),
 		reach:    reach{takenIn: map[string]time.Time{}},
 
 		claimWithin: claimTimeout,

@@ -62,6 +62,26 @@ func TestTicksTakeEndedCallsOutOfLine(t *testing.T) {
 	s.noneAstray()
 }
 
+// Nor are calls scheduled that were cancelled, long before they would be due.
+func TestTicksTakeEndedCallsOutOfTheNews(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 100, time.Hour))
+	s.once(r)
+	s.exec(`INSERT INTO call_queue (key, run_at) SELECT 'k' || i, now() + i * interval '1 min' FROM generate_series(1, 20000) i`)
+	s.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id > 100`)
+	s.want(`SELECT sum(calls) = 20000 FROM call_news`)
+	d := s.dispatcher(r)
+	for ticks := 0; one[int64](s, `SELECT sum(calls) FROM call_news`) > 100; ticks++ {
+		if ticks == 100 {
+			t.Fatal("100 ticks were not enough")
+		}
+		s.tick(d)
+	}
+	s.want(`WITH ` + lines.WaitingSQL("true") + ` SELECT sum(calls) = 100 AND sum(due) = 0 FROM waiting`)
+	s.noneAstray()
+}
+
 // Where most calls wait, lines stay as they are.
 func TestLinesOfWaitingCallsAreLeftAlone(t *testing.T) {
 	t.Parallel()

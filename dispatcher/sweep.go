@@ -37,9 +37,9 @@ func (d *Dispatcher) sweepers(whole bool) []sweeper {
 		{"attempts that Redis lost", d.resend, d.countUnsent},
 		{"expired calls", d.expire, d.counting(expiredCountSQL)},
 		{"limits to open", d.openLimits, d.counting(shutCountSQL)},
+		{"news of many times", d.fold, nil},
 		{"ended calls in line", d.pruner(whole), nil},
 		{"old usage and workers", d.tidy, nil},
-		{"news of many times", d.fold, nil},
 	}
 }
 

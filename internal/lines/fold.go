@@ -32,7 +32,7 @@ WITH crowded AS MATERIALIZED (
     FROM call_queues r
     WHERE EXISTS (
         SELECT FROM call_news
-        WHERE queue = r.name AND at > (SELECT clock_timestamp() + interval '10 seconds') AND ats IS NULL AND calls < 16 AND ids IS NOT NULL
+        WHERE queue = r.name AND ` + laterSQL + ` AND ats IS NULL AND calls < 16
         OFFSET $1
     )
 ), single AS (
@@ -42,7 +42,7 @@ WITH crowded AS MATERIALIZED (
         FROM crowded c
         CROSS JOIN LATERAL (
             SELECT ctid FROM call_news
-            WHERE queue = c.name AND at > (SELECT clock_timestamp() + interval '10 seconds') AND ats IS NULL AND calls < 16 AND ids IS NOT NULL
+            WHERE queue = c.name AND ` + laterSQL + ` AND ats IS NULL AND calls < 16
             ORDER BY at
             LIMIT $2
             FOR UPDATE SKIP LOCKED

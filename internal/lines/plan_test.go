@@ -17,6 +17,8 @@ func TestPlans(t *testing.T) {
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues"}, map[string]pgtest.Planned{
 		"intake":      {SQL: intakeSQL, Uses: []string{"call_news_at_idx at", key, "call_waiting_pkey seq", "call_queue_pkey id"}, Ordered: "call_news_at_idx"},
 		"fold":        {SQL: foldSQL, Uses: []string{"call_news_at_idx at"}, Ordered: "call_news_at_idx"},
+		"large news":  {SQL: largeNewsSQL, Uses: []string{"call_news_at_idx at"}},
+		"prune news":  {SQL: pruneNewsSQL, Uses: []string{"call_news_at_idx at", "call_queue_pkey id"}},
 		"wake due":    {SQL: wakeDueSQL, Uses: []string{"call_lines_wake_idx wake_at", key}, Ordered: "call_lines_wake_idx"},
 		"wake keys":   {SQL: wakeKeysSQL, Uses: []string{key}},
 		"wake onward": {SQL: wakeOnwardSQL, Uses: []string{key}},

@@ -9,12 +9,13 @@ import (
 )
 
 // What ended while it waited leaves its line when a claim passes it. Where a queue is paused or blocked, or no
-// worker takes its calls, no claim does: there it is taken out (Crowded, Prune).
+// worker takes its calls, no claim does: there it is taken out (Crowded, Prune). So is what ended while it was
+// scheduled, out of the news (CrowdedNews, PruneNews).
 
 const (
 	crowdFrom   = 10_000 // calls in a queue's lines, below which it does not matter how many have ended
-	samplePages = 24     // of call_waiting, about, that are read to see what has ended
-	sampleMost  = 40     // chunks of a queue that are looked at there
+	samplePages = 24     // of the table, about, that are read to see what has ended
+	sampleMost  = 40     // chunks, or rows of news, of a queue that are looked at there
 	sampleLeast = 8      // calls of it: of fewer nothing is said
 )
 
@@ -26,6 +27,10 @@ type querier interface {
 // Crowded returns the queues that have many calls in line of which most seem to have ended: of a sample, at
 // least half. Where it misses one it may find it the next time. It needs no lock.
 func Crowded(ctx context.Context, db querier) ([]string, error) {
+	return crowded(ctx, db, largeSQL, crowdedSQL)
+}
+
+func crowded(ctx context.Context, db querier, largeSQL, crowdedSQL string) ([]string, error) {
 	var queues []string
 	var pages int64
 	if err := db.QueryRow(ctx, largeSQL, crowdFrom).Scan(&queues, &pages); err != nil {
@@ -39,11 +44,11 @@ func Crowded(ctx context.Context, db querier) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for ended calls in line: %w", err)
 	}
-	crowded, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	ended, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return nil, fmt.Errorf("look for ended calls in line: %w", err)
 	}
-	return crowded, nil
+	return ended, nil
 }
 
 // Only queues that are in force: the others have no row that could be locked.
@@ -68,7 +73,10 @@ WITH sample AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT h.ids, cardinality(h.ids) AS calls OFFSET 0) r
     CROSS JOIN LATERAL generate_series(0, least(r.calls, 4) - 1) AS i
     WHERE s.n <= $3 AND s.seq >= l.head
-)
+)` + mostlyEndedSQL
+
+// mostlyEndedSQL gives the queues of which half of some entries at least have ended.
+const mostlyEndedSQL = `
 SELECT e.queue
 FROM entries e
 LEFT JOIN LATERAL (
