@@ -23,13 +23,14 @@ import (
 type sizes struct {
 	recent int64 // ids from that end that are read first, one by one: most lists are full by then
 	lately int   // rows of the ledger, before the index is asked
-	crowd  int   // calls in line, or in a window, that are too many to look at each where there is another way
+	window int   // calls in a window that are too many to sort
+	crowd  int   // calls in line that are too many to look at each where there is another way
 	most   int   // calls in line that are too many in any case
 	chunks int   // of lines that are looked at first where those have a crowd
 }
 
 func usualSizes() sizes {
-	return sizes{recent: 20_000, lately: 10_000, crowd: 10_000, most: 100_000, chunks: 256}
+	return sizes{recent: 20_000, lately: 10_000, window: 2_000, crowd: 10_000, most: 100_000, chunks: 256}
 }
 
 // span is ids, from and to included.
@@ -152,14 +153,14 @@ func (s *search) through(are string) look {
 // Where a window has too many, a smaller one will do.
 func (s *search) windows(ctx context.Context, are string, in span, limit int) ([]int64, error) {
 	var ids []int64
-	most := max(s.crowd, min(limit, math.MaxInt-1)) // one more is asked for
+	most := max(s.window, min(limit, math.MaxInt-1)) // one more is asked for
 	for size := 4 * s.recent; len(ids) < limit && !in.empty(); {
 		near, rest := s.cut(in, size)
-		sql, asked := s.atOnce(are), most+1
+		ask, asked := s.atOnce, most+1
 		if size <= s.recent {
-			sql, asked = s.oneByOne(are), limit-len(ids)
+			ask, asked = s.slowly, limit-len(ids)
 		}
-		some, err := s.query(ctx, sql, near, asked)
+		some, err := ask(ctx, are, near, asked)
 		if err != nil {
 			return nil, err
 		}
@@ -251,18 +252,34 @@ ORDER BY c.id ` + s.order() + `
 LIMIT @limit`
 }
 
-// atOnce gives any that fit.
-func (s *search) atOnce(are string) string {
-	return `
+// slowly reads along the primary key.
+func (s *search) slowly(ctx context.Context, are string, in span, limit int) ([]int64, error) {
+	return s.query(ctx, s.oneByOne(are), in, limit)
+}
+
+// atOnce gives any that fit. Where many of all calls fit, Postgres takes it that many of the span do, and that it meets
+// with them soon along the primary key: there may be none.
+func (s *search) atOnce(ctx context.Context, are string, in span, limit int) ([]int64, error) {
+	if _, err := s.tx.Exec(ctx, otherScansSQL, "off"); err != nil {
+		return nil, err
+	}
+	ids, err := s.query(ctx, `
 SELECT c.id
 FROM (
     SELECT c.id FROM call_queue c
-    WHERE ` + are + s.filter.whereSQL() + `
+    WHERE `+are+s.filter.whereSQL()+`
       AND c.id BETWEEN @from AND @to
     OFFSET 0
 ) c
-LIMIT @limit`
+LIMIT @limit`, in, limit)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.tx.Exec(ctx, otherScansSQL, "on")
+	return ids, err
 }
+
+const otherScansSQL = `SELECT set_config('enable_indexscan', $1, true), set_config('enable_seqscan', $1, true)`
 
 // eachOf reads the calls of these ids by their primary key, until there are enough. Postgres, which cannot tell
 // how many there are, might join them with all calls.
