@@ -23,14 +23,13 @@ import (
 type sizes struct {
 	recent int64 // ids from that end that are read first, one by one: most lists are full by then
 	lately int   // rows of the ledger, before the index is asked
-	window int   // calls in a window that are too many to sort
 	crowd  int   // calls in line that are too many to look at each where there is another way
 	most   int   // calls in line that are too many in any case
 	chunks int   // of lines that are looked at first where those have a crowd
 }
 
 func usualSizes() sizes {
-	return sizes{recent: 20_000, lately: 10_000, window: 2_000, crowd: 10_000, most: 100_000, chunks: 256}
+	return sizes{recent: 20_000, lately: 10_000, crowd: 10_000, most: 100_000, chunks: 256}
 }
 
 // span is ids, from and to included.
@@ -149,27 +148,30 @@ func (s *search) through(are string) look {
 	}
 }
 
-// windows asks for all calls of a window at once, for only so Postgres uses the index, and sorts them here.
-// Where a window has too many, a smaller one will do.
+// windows asks for all calls of a window at once, for only so Postgres uses the index, and sorts them here. Windows
+// grow until one has more than are wanted: then the rest of the list is in that, and it is halved.
 func (s *search) windows(ctx context.Context, are string, in span, limit int) ([]int64, error) {
 	var ids []int64
-	most := max(s.window, min(limit, math.MaxInt-1)) // one more is asked for
+	found := false
 	for size := 4 * s.recent; len(ids) < limit && !in.empty(); {
 		near, rest := s.cut(in, size)
-		ask, asked := s.atOnce, most+1
+		want := limit - len(ids)
+		ask, most := s.atOnce, min(want, math.MaxInt-1)+1
 		if size <= s.recent {
-			ask, asked = s.slowly, limit-len(ids)
+			ask, most = s.slowly, want
 		}
-		some, err := ask(ctx, are, near, asked)
+		some, err := ask(ctx, are, near, most)
 		if err != nil {
 			return nil, err
 		}
-		if len(some) > most {
-			size = max(size/4, s.recent)
+		if len(some) > want {
+			found, size = true, max(size/2, s.recent)
 			continue
 		}
-		ids, in = append(ids, s.first(some, limit-len(ids))...), rest
-		size = 2 * min(size, math.MaxInt64/2)
+		ids, in = append(ids, s.first(some, want)...), rest
+		if !found {
+			size = 2 * min(size, math.MaxInt64/2)
+		}
 	}
 	return ids, nil
 }

@@ -110,7 +110,7 @@ func TestList(t *testing.T) {
 		limit := 1 + random.IntN(30)
 		size := usualSizes()
 		if random.IntN(4) > 0 { // as among many
-			size = sizes{recent: 1 + random.Int64N(40), lately: 1 + random.IntN(40), window: 1 + random.IntN(40), crowd: 1 + random.IntN(40), most: 1 + random.IntN(300), chunks: 1 + random.IntN(8)}
+			size = sizes{recent: 1 + random.Int64N(40), lately: 1 + random.IntN(40), crowd: 1 + random.IntN(40), most: 1 + random.IntN(300), chunks: 1 + random.IntN(8)}
 		}
 		var want, got []int64
 		for _, c := range all {
@@ -169,7 +169,7 @@ func TestList(t *testing.T) {
 	if none, err := client.List(t.Context(), Filter{Queue: "q1", After: math.MaxInt64}, 5); err != nil || len(none) != 0 {
 		t.Errorf("above all ids: %v, %v", none, err)
 	}
-	every := sizes{recent: 1, lately: 1, window: 1, crowd: 1, most: 100, chunks: 1}
+	every := sizes{recent: 1, lately: 1, crowd: 1, most: 100, chunks: 1}
 	for _, f := range []Filter{{}, {Queue: "none"}, {Statuses: []Status{StatusNew}}, {Key: new("none"), Statuses: []Status{StatusDone}}} {
 		n, err := client.Count(t.Context(), f)
 		if err != nil {
