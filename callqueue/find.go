@@ -29,7 +29,7 @@ type sizes struct {
 }
 
 func usualSizes() sizes {
-	return sizes{recent: 20_000, lately: 10_000, crowd: 10_000, most: 100_000, chunks: 256}
+	return sizes{recent: 20_000, lately: 2_000, crowd: 10_000, most: 100_000, chunks: 256}
 }
 
 // span is ids, from and to included.
@@ -149,26 +149,25 @@ func (s *search) through(are string) look {
 }
 
 // windows asks for all calls of a window at once, for only so Postgres uses the index, and sorts them here. Windows
-// grow until one has more than are wanted: then the rest of the list is in that, and it is halved.
+// grow until one has many more than are wanted: then the rest of the list is in that, and a part of it will do.
 func (s *search) windows(ctx context.Context, are string, in span, limit int) ([]int64, error) {
 	var ids []int64
 	found := false
+	many := 2 * min(limit, math.MaxInt/4)
 	for size := 4 * s.recent; len(ids) < limit && !in.empty(); {
 		near, rest := s.cut(in, size)
-		want := limit - len(ids)
-		ask, most := s.atOnce, min(want, math.MaxInt-1)+1
-		if size <= s.recent {
-			ask, most = s.slowly, want
+		some, err := s.atOnce(ctx, are, near, many+1)
+		if err == nil && len(some) > many {
+			if found = true; size > s.recent {
+				size = max(size/4, s.recent)
+				continue
+			}
+			some, err = s.query(ctx, s.oneByOne(are), near, limit-len(ids))
 		}
-		some, err := ask(ctx, are, near, most)
 		if err != nil {
 			return nil, err
 		}
-		if len(some) > want {
-			found, size = true, max(size/2, s.recent)
-			continue
-		}
-		ids, in = append(ids, s.first(some, want)...), rest
+		ids, in = append(ids, s.first(some, limit-len(ids))...), rest
 		if !found {
 			size = 2 * min(size, math.MaxInt64/2)
 		}
@@ -252,11 +251,6 @@ FROM (
 WHERE ` + are + s.filter.whereSQL() + `
 ORDER BY c.id ` + s.order() + `
 LIMIT @limit`
-}
-
-// slowly reads along the primary key.
-func (s *search) slowly(ctx context.Context, are string, in span, limit int) ([]int64, error) {
-	return s.query(ctx, s.oneByOne(are), in, limit)
 }
 
 // atOnce gives any that fit. Where many of all calls fit, Postgres takes it that many of the span do, and that it meets
