@@ -14,7 +14,7 @@ type usedKeys struct{ limits, keys []string }
 
 const (
 	usageMost  = 50_000 // rows of call_usage that are all read
-	drawnPages = 300    // of more
+	drawnPages = 100    // of more
 )
 
 // readUsedKeys says which keys' usage is to be read to show limits: that of this key; unless it is nil, of all keys
