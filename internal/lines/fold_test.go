@@ -101,11 +101,7 @@ func TestManyTimes(t *testing.T) {
 			}
 			q.exec(`UPDATE call_queue SET task = 'http' WHERE task = 'mail'`)
 			q.intakeAt(began.Add(2 * time.Hour))
-			var claimed []int64
-			for some := true; some; {
-				now := q.claim(1000)
-				claimed, some = append(claimed, now...), len(now) > 0
-			}
+			claimed := q.claimAll()
 			if q.value(`SELECT count(*) FROM call_lines WHERE queue = 'q'`) == 1 {
 				var back int64
 				if err := q.pool.QueryRow(t.Context(), backSQL, claimed).Scan(&back); err != nil || back > 0 {
