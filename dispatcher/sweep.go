@@ -37,7 +37,7 @@ func (d *Dispatcher) sweepers(whole bool) []sweeper {
 		{"attempts that Redis lost", d.resend, d.countUnsent},
 		{"expired calls", d.expire, d.counting(expiredCountSQL)},
 		{"limits to open", d.openLimits, d.counting(shutCountSQL)},
-		{"news of many times", d.fold, nil},
+		{"news of many times", func(ctx context.Context) (int, error) { return d.fold(ctx, whole) }, nil},
 		{"ended calls in line", d.pruner(whole), nil},
 		{"old usage and workers", d.tidy, nil},
 	}

@@ -11,15 +11,19 @@ import (
 const foldMost = 5000
 
 // Fold makes fewer rows of a million that each wait for a time of their own: of queues with more than crowd rows of
-// news that are due in 10 s or later. What has many rows of news takes long to count. It needs no lock.
-func Fold(ctx context.Context, pool *pgxpool.Pool, crowd int) error {
+// news that are due in 10 s or later. What has many rows of news takes long to count. It needs no lock. Between its
+// statements it asks whether to go on; all says that it came to the end.
+func Fold(ctx context.Context, pool *pgxpool.Pool, crowd int, goOn func() bool) (all bool, err error) {
 	for {
 		var most int64
 		if err := pool.QueryRow(ctx, foldSQL, crowd, max(foldMost, crowd)).Scan(&most); err != nil {
-			return fmt.Errorf("fold the news: %w", err)
+			return false, fmt.Errorf("fold the news: %w", err)
 		}
 		if most < foldMost {
-			return nil
+			return true, nil
+		}
+		if !goOn() {
+			return false, nil
 		}
 	}
 }

@@ -45,6 +45,33 @@ func (q *queue) inLineRight() {
 	}
 }
 
+// fold folds the news to the end.
+func fold(ctx context.Context, q *queue, crowd int) error {
+	_, err := lines.Fold(ctx, q.pool, crowd, func() bool { return true })
+	return err
+}
+
+// A million take many statements: between two of them it may stop, and go on later.
+func TestFoldStops(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queues VALUES ('q', '{}', '', 3, '1 s', '1 min', '30 s', 'retry')`)
+	q.exec(`DO $$ BEGIN FOR i IN 1..5300 LOOP INSERT INTO call_queue (queue, run_at) VALUES ('q', now() + interval '1 hour' + i * interval '1 s'); END LOOP; END $$`)
+	for _, want := range []struct {
+		all    bool
+		single int64
+	}{{false, 300}, {true, 0}} {
+		all, err := lines.Fold(t.Context(), q.pool, 100, func() bool { return false })
+		if err != nil || all != want.all {
+			t.Errorf("to the end: %v, %v, want %v", all, err, want.all)
+		}
+		if n := q.value(`SELECT count(*) FROM call_news WHERE ats IS NULL`); n != want.single {
+			t.Errorf("%d calls have a row each, want %d", n, want.single)
+		}
+	}
+	q.inLineRight()
+}
+
 // Calls that wait each for a time of their own are few rows of news, however they came; each falls due in its time,
 // and they come out in the order in which they did.
 func TestManyTimes(t *testing.T) {
@@ -70,14 +97,14 @@ func TestManyTimes(t *testing.T) {
 			q := newQueue(t)
 			q.exec(`INSERT INTO call_queues SELECT n, '{}', '', 3, '1 s', '1 min', '30 s', 'retry' FROM unnest(ARRAY['q', 'r']) n`)
 			q.exec(insert)
-			if err := lines.Fold(t.Context(), q.pool, 256); err != nil {
+			if err := fold(t.Context(), q, 256); err != nil {
 				t.Fatal(err)
 			}
 			q.inLineRight()
 			if rows := q.value(`SELECT count(*) FROM call_news WHERE queue = 'q'`); rows > 300 {
 				t.Errorf("%d rows of news", rows)
 			}
-			if err := lines.Fold(t.Context(), q.pool, 256); err != nil {
+			if err := fold(t.Context(), q, 256); err != nil {
 				t.Fatal(err)
 			}
 			var began time.Time
@@ -140,7 +167,7 @@ func TestFoldBesideClaims(t *testing.T) {
 		})
 		group.Go(func() error {
 			for range 60 {
-				if err := lines.Fold(ctx, q.pool, 20); err != nil {
+				if err := fold(ctx, q, 20); err != nil {
 					return err
 				}
 			}

@@ -144,7 +144,7 @@ func TestPruneNewsRaces(t *testing.T) {
 			}
 			return nil
 		},
-		func(int) error { return lines.Fold(ctx, q.pool, 20) },
+		func(int) error { return fold(ctx, q, 20) },
 		func(int) error {
 			for next, steps := (*lines.NewsPlace)(nil), 0; steps == 0 || next != nil; steps++ {
 				var err error
