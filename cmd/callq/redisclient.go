@@ -61,6 +61,7 @@ func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, err
 			Addrs: servers, Username: options.Username, Password: options.Password, TLSConfig: options.TLSConfig,
 			DialTimeout: options.DialTimeout, ReadTimeout: options.ReadTimeout, WriteTimeout: options.WriteTimeout,
 			PoolSize: options.PoolSize, MaxRetries: options.MaxRetries, DialerRetries: dials, ContextTimeoutEnabled: true,
+			ClusterStateReloadInterval: 2 * time.Second, // by default a node that has died is asked for a minute
 		}), nil
 	}
 	options.ContextTimeoutEnabled, options.DialerRetries = true, dials
