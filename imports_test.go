@@ -13,6 +13,7 @@ import (
 const module = "github.com/callq/callq/"
 
 const (
+	asynq      = "github.com/hibiken/asynq"
 	cobra      = "github.com/spf13/cobra"
 	cron       = "github.com/robfig/cron/v3"
 	goose      = "github.com/pressly/goose/v3"
@@ -42,16 +43,16 @@ func TestImports(t *testing.T) {
 		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
-			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/ledger", "internal/limit", "internal/relay"},
-			modules: []string{pgx, prometheus, redis, sync},
+			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/ledger", "internal/limit"},
+			modules: []string{asynq, pgx, prometheus, redis, sync},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/relay", "tasks"},
+			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "tasks"},
 			modules: []string{cron, pgx, prometheus, redis, sync},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"dispatcher", "internal/lines", "migrations"},
+			name: "internal/doctor", ours: []string{"dispatcher", "internal/handoff", "internal/lines", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{
@@ -59,7 +60,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx},
 		},
 		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report"}, modules: []string{pgx}},
-		{name: "internal/relay", modules: []string{redis}},
+		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},

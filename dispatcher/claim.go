@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
-	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -115,7 +115,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if len(batch.refused) > 0 {
 		d.log.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(batch.refused))
 	}
-	d.hand.over(tick, batch.parcels()) // however long the claim took
+	d.hand.over(tick, batch.messages()) // however long the claim took
 
 	result := batch.result(c)
 	if d.turns.after(queue, c.head, batch, d.cfg.Now()) { // others may go on
@@ -184,12 +184,12 @@ type batch struct {
 	id       int64
 	epoch    string
 	more     bool          // another claim may find more that can be taken now
-	to       []destination // of each parcel
+	to       []destination // of each message
 	opened   int           // attempts that were to be opened
 	attempts []claimed
 }
 
-// destination is what the attempts of a parcel share: they can be sent again together, to another
+// destination is what the attempts of a message share: they can be sent again together, to another
 // pool if need be.
 type destination struct {
 	pool *pool
@@ -383,16 +383,16 @@ SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_wi
 FROM called
 RETURNING call_id, attempt, parcel_no`
 
-// parcels are what carries the batch to the workers.
-func (b *batch) parcels() []relay.Parcel {
-	list := make([]relay.Parcel, len(b.to))
+// messages are what carries the batch to the workers.
+func (b *batch) messages() []handoff.Message {
+	list := make([]handoff.Message, len(b.to))
 	for i, to := range b.to {
-		list[i] = relay.Parcel{Pool: to.pool.Name, ID: relay.ID(b.epoch, b.id, int32(i), 0), Task: to.task}
+		list[i] = handoff.Message{Pool: to.pool.Name, ID: handoff.ID(b.epoch, b.id, int32(i), 0), Task: to.task}
 	}
 	for _, a := range b.attempts {
 		p := &list[a.ParcelNo]
-		p.Attempts = append(p.Attempts, relay.Ref{CallID: a.CallID, Attempt: a.Attempt})
+		p.Attempts = append(p.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
 	// Of a batch that was read back some may have started, or gone, meanwhile.
-	return slices.DeleteFunc(list, func(p relay.Parcel) bool { return len(p.Attempts) == 0 })
+	return slices.DeleteFunc(list, func(p handoff.Message) bool { return len(p.Attempts) == 0 })
 }

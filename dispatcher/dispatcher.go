@@ -128,7 +128,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg:      cfg,
 		log:      cfg.Logger,
 		metrics:  newMetrics(cfg.Metrics),
-		hand:     &handover{redis: cfg.Redis, log: cfg.Logger},
+		hand:     &handover{pool: cfg.Pool, redis: cfg.Redis, log: cfg.Logger},
 		self:     newPresence(),
 		wake:     make(chan struct{}, 1),
 		armed:    make(chan time.Duration, 1),

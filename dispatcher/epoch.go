@@ -21,6 +21,9 @@ func (d *Dispatcher) noteEpoch(ctx context.Context, epoch string) error {
 	if err := noteEpoch(ctx, d.cfg.Pool); err != nil {
 		return err
 	}
+	if err := d.hand.reopen(ctx); err != nil {
+		return err
+	}
 	d.epoch = epoch
 	return nil
 }

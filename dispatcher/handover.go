@@ -5,36 +5,37 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/callq/callq/internal/relay"
+	"github.com/callq/callq/internal/handoff"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
 
-// handover gives claimed attempts to the relay. What it does not get through stays open in
-// Postgres, for the sweeper to send again; so its errors are only said, and remembered so that
-// nothing more is claimed while Redis is known to be away. Guarded by the dispatcher's turn.
+// handover gives claimed attempts to Asynq. What it does not get through stays open in Postgres, for the
+// sweeper to send again; so its errors are only said, and remembered so that nothing more is claimed while Redis
+// is known to be away. Guarded by the dispatcher's turn.
 type handover struct {
-	redis redis.UniversalClient
-	log   *slog.Logger
-	away  bool
+	pool   *pgxpool.Pool
+	redis  redis.UniversalClient
+	opened *handoff.Broker // nil until it is needed for the first time
+	log    *slog.Logger
+	away   bool
 }
 
 const redisTimeout = 2 * time.Second
 
 // over sends what a claim made. A failure is left to the sweeper.
-func (h *handover) over(ctx context.Context, parcels []relay.Parcel) {
-	if err := h.send(ctx, parcels); err != nil {
+func (h *handover) over(ctx context.Context, messages []handoff.Message) {
+	if err := h.send(ctx, messages); err != nil {
 		h.away = true
 		h.log.WarnContext(ctx, "hand-over waits for Redis", "err", err)
 	}
 }
 
-func (h *handover) send(ctx context.Context, parcels []relay.Parcel) error {
-	if len(parcels) == 0 {
+func (h *handover) send(ctx context.Context, messages []handoff.Message) error {
+	if len(messages) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
-	defer cancel()
-	return relay.Send(ctx, h.redis, parcels...)
+	return h.ask(ctx, func(ctx context.Context, b *handoff.Broker) error { return b.Send(ctx, messages...) })
 }
 
 func (h *handover) down() bool { return h.away }
@@ -51,9 +52,40 @@ func (h *handover) back(ctx context.Context) bool {
 	return true
 }
 
-// waiting says which parcels of a pool still wait in Redis to be taken.
-func (h *handover) waiting(ctx context.Context, pool string) (map[string]bool, error) {
+// pending says which messages of a pool still wait in Redis to be taken.
+func (h *handover) pending(ctx context.Context, pool string) (ids map[string]bool, err error) {
+	err = h.ask(ctx, func(ctx context.Context, b *handoff.Broker) error { ids, err = b.Pending(ctx, pool); return err })
+	return ids, err
+}
+
+// tidy takes away what Asynq keeps of these pools without need, and all that it has of others.
+func (h *handover) tidy(ctx context.Context, pools []string) (n int, err error) {
+	err = h.ask(ctx, func(ctx context.Context, b *handoff.Broker) error { n, err = b.Tidy(ctx, pools); return err })
+	return n, err
+}
+
+// reopen is for a new epoch, which may have lost the database's id in Redis.
+func (h *handover) reopen(ctx context.Context) error {
+	if h.opened == nil {
+		return nil
+	}
+	broker, err := h.opened.Reopen(ctx, h.pool)
+	if err == nil {
+		h.opened = broker
+	}
+	return err
+}
+
+// ask does something with Redis, within redisTimeout.
+func (h *handover) ask(ctx context.Context, do func(context.Context, *handoff.Broker) error) error {
+	if h.opened == nil {
+		broker, err := handoff.Open(ctx, h.redis, h.pool)
+		if err != nil {
+			return err
+		}
+		h.opened = broker
+	}
 	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
 	defer cancel()
-	return relay.Waiting(ctx, h.redis, pool)
+	return do(ctx, h.opened)
 }

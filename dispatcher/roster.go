@@ -23,7 +23,8 @@ type pool struct {
 	Name      string   `db:"pool"`
 	Tasks     []string `db:"tasks"`
 	Labels    []string `db:"labels"`
-	Workers   int      `db:"workers"`   // live
+	Workers   int      `db:"workers"`   // live, and with slots
+	Paused    bool     `db:"paused"`    // those that live have none: their Asynq queue is paused
 	Slots     int      `db:"slots"`     // of the smallest live worker
 	Free      int      `db:"free"`      // slots of live workers that run nothing
 	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
@@ -72,6 +73,7 @@ func newRoster(pools []*pool) *roster {
 	if !slices.ContainsFunc(pools, func(p *pool) bool { return slices.Contains(p.Tasks, tasks.HTTP) }) {
 		pools = append(pools, &pool{Name: tasks.Pool([]string{tasks.HTTP}, nil), Tasks: []string{tasks.HTTP}})
 	}
+	pools = slices.DeleteFunc(pools, func(p *pool) bool { return p.Paused })
 	for _, p := range pools {
 		p.room = max(0, roomWithoutWorkers-unstarted) / len(pools)
 	}
@@ -163,20 +165,23 @@ func (r *roster) poolFor(task, before string) string {
 	return other
 }
 
-// packing is how many attempts one parcel carries when a pool gets m of them: few where
+// packing is how many attempts one message carries when a pool gets m of them: few where
 // calls are few, more where they exceed what the workers can take up at once.
 func (p *pool) packing(m int) int {
-	k := min(max(m/(4*max(p.Workers, 1)), 1), 64)
+	k := min(max(m/(4*max(p.Workers, 1)), 1), 128)
 	return min(k, max(p.Slots/4, 1))
 }
 
-// A worker lives for 6 s after a beat: three beats missed.
+// A worker lives for 6 s after a beat: three beats missed. One without slots takes nothing: its Asynq queue is
+// paused.
 const rosterSQL = `
 WITH workers AS (
-    SELECT pool, tasks, labels, slots, beat_at > clock_timestamp() - interval '6 seconds' AS live
+    SELECT pool, tasks, labels, slots, beat_at > clock_timestamp() - interval '6 seconds' AS beats,
+        beat_at > clock_timestamp() - interval '6 seconds' AND slots > 0 AS live
     FROM call_workers
 ), pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
+        bool_or(beats) AND NOT bool_or(live) AS paused,
         min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
     FROM workers
     GROUP BY pool
@@ -187,7 +192,7 @@ WITH workers AS (
     WHERE batch >= $1
     GROUP BY pool
 )
-SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers, coalesce(p.slots, 0) AS slots,
+SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers, coalesce(p.paused, false) AS paused, coalesce(p.slots, 0) AS slots,
     greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, o.open_from
 FROM pools p
 FULL JOIN open o USING (pool)`

@@ -7,18 +7,18 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 )
 
-// The sweepers find what a crash, a lost parcel or a frozen process left behind. Each is
+// The sweepers find what a crash, a lost message or a frozen process left behind. Each is
 // idempotent and acts by compare-and-set, so any number of dispatchers may run them at once.
 
 const (
 	sweepMost   = 500             // rows of one kind in one pass
-	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the parcel
+	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the message
 )
 
 // sweeper mends one kind of thing, at most so much in one pass.
@@ -190,7 +190,7 @@ func (d *Dispatcher) close(ctx context.Context, rows []overdue, closing func(ove
 	return len(closed), err
 }
 
-// handed is one parcel whose attempts have waited too long for a start.
+// handed is one message whose attempts have waited too long for a start.
 type handed struct {
 	Pool     string  `db:"pool"`
 	Task     string  `db:"task"`
@@ -203,7 +203,7 @@ type handed struct {
 	Attempts []int32 `db:"attempts"`
 }
 
-// resend hands over again what Redis no longer has, under a new id: a parcel of the old one may yet
+// resend hands over again what Redis no longer has, under a new id: a message of the old one may yet
 // turn up. No new attempt: a second delivery of the first is harmless. It is sent to a live
 // pool, where the one it was meant for is gone.
 func (d *Dispatcher) resend(ctx context.Context) (int, error) {
@@ -211,22 +211,22 @@ func (d *Dispatcher) resend(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	var again []relay.Parcel
+	var again []handoff.Message
 	sent := 0
 	for _, u := range late {
-		parcel, err := d.readdress(ctx, u.handed, u.to)
+		message, err := d.readdress(ctx, u.handed, u.to)
 		if err != nil {
 			return 0, err
 		}
-		if len(parcel.Attempts) > 0 { // else another dispatcher was first, or they have started
-			again = append(again, parcel)
-			sent += len(parcel.Attempts)
+		if len(message.Attempts) > 0 { // else another dispatcher was first, or they have started
+			again = append(again, message)
+			sent += len(message.Attempts)
 		}
 	}
 	return sent, d.hand.send(ctx, again)
 }
 
-// unsent is a parcel that must be sent again, and to which pool.
+// unsent is a message that must be sent again, and to which pool.
 type unsent struct {
 	handed
 	to string
@@ -246,16 +246,16 @@ func (d *Dispatcher) unsent(ctx context.Context) ([]unsent, error) {
 		return nil, err
 	}
 	var gone []unsent
-	inRedis := map[string]map[string]bool{} // by pool: the ids of the parcels there
+	inRedis := map[string]map[string]bool{} // by pool: the ids of the messages there
 	for _, h := range late {
 		to := roster.on(h.On).poolFor(h.Task, h.Pool)
 		if to == h.Pool {
 			if inRedis[to] == nil {
-				if inRedis[to], err = d.hand.waiting(ctx, to); err != nil {
+				if inRedis[to], err = d.hand.pending(ctx, to); err != nil {
 					return nil, err
 				}
 			}
-			if inRedis[to][relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
+			if inRedis[to][handoff.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
 				continue
 			}
 		}
@@ -272,17 +272,17 @@ WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp()
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 
-// readdress takes the next resend number, before the parcel is sent: should the sending fail, a
+// readdress takes the next resend number, before the message is sent: should the sending fail, a
 // later sweep does not find the new number in Redis.
-func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (relay.Parcel, error) {
+func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (handoff.Message, error) {
 	rows, err := d.cfg.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
 		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "resend": h.Resend, "pool": pool,
 	})
 	if err != nil {
-		return relay.Parcel{}, err
+		return handoff.Message{}, err
 	}
-	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[relay.Ref])
-	return relay.Parcel{Pool: pool, ID: relay.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Task: h.Task, Attempts: refs}, err
+	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[handoff.Ref])
+	return handoff.Message{Pool: pool, ID: handoff.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Task: h.Task, Attempts: refs}, err
 }
 
 // IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
@@ -344,9 +344,30 @@ func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 	if _, err := d.cfg.Pool.Exec(ctx, tidyUsageSQL, gained); err != nil {
 		return 0, err
 	}
-	_, err := d.cfg.Pool.Exec(ctx, tidyWorkersSQL)
-	return 0, err
+	if _, err := d.cfg.Pool.Exec(ctx, tidyWorkersSQL); err != nil {
+		return 0, err
+	}
+	return d.tidyRedis(ctx)
 }
+
+// tidyRedis removes what Asynq archived, or holds for workers that died, and the queues of pools whose last
+// worker and attempt are gone.
+func (d *Dispatcher) tidyRedis(ctx context.Context) (int, error) {
+	if d.hand.down() {
+		return 0, nil
+	}
+	rows, err := d.cfg.Pool.Query(ctx, poolsSQL)
+	if err != nil {
+		return 0, err
+	}
+	pools, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return 0, err
+	}
+	return d.hand.tidy(ctx, pools)
+}
+
+const poolsSQL = `SELECT pool FROM call_workers UNION SELECT pool FROM call_open`
 
 const tidyUsageSQL = `
 DELETE FROM call_usage u

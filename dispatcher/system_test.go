@@ -11,10 +11,10 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
-	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -162,10 +162,20 @@ func (s *system) work(stop <-chan struct{}) {
 	}
 }
 
-// pending are the ids of the parcels of a pool that wait in Redis.
+// broker is what the dispatchers hand over to.
+func (s *system) broker() *handoff.Broker {
+	s.t.Helper()
+	broker, err := handoff.Open(context.Background(), s.redis, s.pool)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return broker
+}
+
+// pending are the ids of the messages of a pool that wait in Redis.
 func (s *system) pending(pool string) []string {
 	s.t.Helper()
-	ids, err := relay.Waiting(context.Background(), s.redis, pool)
+	ids, err := s.broker().Pending(context.Background(), pool)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -108,7 +108,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.alive(1) // so that each parcel carries one
+			s.alive(1) // so that each message carries one
 			if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
 				t.Fatal(err)
 			}

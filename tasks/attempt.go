@@ -17,7 +17,7 @@ import (
 )
 
 // attempt is one attempt on its way through this worker. It belongs to whoever has it in hand: its
-// parcel's delivery, then the lane that answers its start, then the goroutine that runs it, then
+// message's delivery, then the lane that answers its start, then the goroutine that runs it, then
 // the lane that records its end.
 type attempt struct {
 	ledger.Work
@@ -37,9 +37,9 @@ type attempt struct {
 	gated bool // it had a gate, so that it can be late
 	// client is what a handler of one's own sends through, if it does.
 	client *client
-	// parcel is done with when the start has been answered or will never be asked for: from then on
-	// the parcel is of no use. Nil once it is.
-	parcel *sync.WaitGroup
+	// message is done with when the start has been answered or will never be asked for: from then on
+	// the message is of no use. Nil once it is.
+	message *sync.WaitGroup
 }
 
 func (w *Worker) newAttempt(call int64, number int32) *attempt {
@@ -106,7 +106,7 @@ func (a *attempt) finish(ctx context.Context, closing *ledger.Closing) {
 
 // end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
 func (a *attempt) end(closing *ledger.Closing) {
-	a.settle() // a worker that cannot record holds its slot, not the parcel
+	a.settle() // a worker that cannot record holds its slot, not the message
 	if closing == nil {
 		a.free()
 		return
@@ -341,9 +341,9 @@ func (a *attempt) handBack() {
 }
 
 func (a *attempt) settle() {
-	if a.parcel != nil {
-		a.parcel.Done()
-		a.parcel = nil
+	if a.message != nil {
+		a.message.Done()
+		a.message = nil
 	}
 }
 

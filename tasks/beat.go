@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// beat tells the dispatchers, every beatEvery, that this worker lives and what it can take. It
+// beat tells the dispatchers, every beatEvery, that this worker lives and what it can take: nothing, while its
+// Asynq queue is paused. It
 // begins when the worker is live and stops when it drains, so that nothing more is sent to it.
 func (w *Worker) beat(ctx context.Context) {
 	lost, told := false, false
@@ -44,9 +45,13 @@ func (w *Worker) logReach(ctx context.Context, err error) {
 func (w *Worker) beatOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
+	slots := w.cfg.Concurrency
+	if w.server.Load().Paused() {
+		slots = 0
+	}
 	_, err := w.cfg.Pool.Exec(ctx, beatSQL, pgx.StrictNamedArgs{
 		"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
-		"labels": append([]string{}, w.cfg.Labels...), "slots": w.cfg.Concurrency,
+		"labels": append([]string{}, w.cfg.Labels...), "slots": slots,
 	})
 	return err
 }

@@ -2,72 +2,51 @@ package tasks
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/relay"
 	"github.com/jackc/pgx/v5"
 )
 
-// takeParcels takes parcels from Redis and delivers them, a few at once, until ctx ends; it
-// returns when what it has taken is delivered. Redis is waited for while it is away.
-func (w *Worker) takeParcels(ctx context.Context) {
-	places := make(chan struct{}, min(max(w.cfg.Concurrency/32, 2), 32))
-	var inHand sync.WaitGroup
-	defer inHand.Wait()
-	for away := false; ; {
-		select {
-		case places <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		parcel, ok, err := relay.Take(ctx, w.cfg.Redis, w.pool)
-		if errors.Is(err, relay.ErrUnreadable) {
-			w.log.ErrorContext(ctx, "parcel dropped", "err", err)
-			err = nil
-		}
-		if (err != nil) != away {
-			away = err != nil
-			w.logRedis(ctx, err)
-		}
-		if !ok {
-			<-places
-			if err != nil {
-				pause(ctx, askRedisAgain)
-			}
-			continue
-		}
-		inHand.Go(func() {
-			defer func() { <-places }()
-			w.deliver(parcel)
-		})
-	}
-}
-
-const askRedisAgain = 250 * time.Millisecond
-
-func (w *Worker) logRedis(ctx context.Context, err error) {
-	if err != nil {
+// open learns from Postgres which Asynq queue is the worker's, once Redis answers. It is nil when ctx ends before.
+func (w *Worker) open(ctx context.Context) (broker *handoff.Broker) {
+	await(ctx, func() error { return w.cfg.Redis.Ping(ctx).Err() }, func(err error) {
 		w.log.WarnContext(ctx, "waiting for Redis", "err", err)
-		return
-	}
-	w.log.InfoContext(ctx, "Redis is back")
+	})
+	await(ctx, func() (err error) {
+		broker, err = handoff.Open(ctx, w.cfg.Redis, w.cfg.Pool)
+		return err
+	}, func(err error) {
+		w.log.WarnContext(ctx, "waiting for Postgres", "err", err)
+	})
+	return broker
 }
 
-// deliver runs a parcel's attempts, each in a slot of its own. It returns when each of them has
-// started, or never will: from then on the parcel is of no use, and Redis can add nothing.
-func (w *Worker) deliver(parcel relay.Parcel) {
-	attempts := w.attemptsOf(parcel)
+// await asks each second until there is no error, or ctx ends. The first error is said.
+func await(ctx context.Context, ask func() error, say func(error)) {
+	for said := false; ctx.Err() == nil; said = true {
+		err := ask()
+		if err == nil {
+			return
+		}
+		if !said && ctx.Err() == nil {
+			say(err)
+		}
+		pause(ctx, time.Second)
+	}
+}
+
+// deliver runs a message's attempts, each in a slot of its own. It returns when each of them has
+// started, or never will: from then on the message is of no use, and Redis can add nothing.
+func (w *Worker) deliver(message handoff.Message) {
+	attempts := w.attemptsOf(message)
 	var settled sync.WaitGroup
 	settled.Add(len(attempts))
 	for _, a := range attempts {
-		a.parcel = &settled
+		a.message = &settled
 		w.running.Add(1)
 		if w.takeSlot() {
 			a.begin()
@@ -92,23 +71,23 @@ func (w *Worker) takeSlot() bool {
 	return true
 }
 
-// attemptsOf makes what is to run of a parcel. What a handler of one's own needs comes with the start's
+// attemptsOf makes what is to run of a message. What a handler of one's own needs comes with the start's
 // answer; the http task needs it before, for it asks for the start once it has connected.
-func (w *Worker) attemptsOf(parcel relay.Parcel) []*attempt {
-	if w.handlers[parcel.Task] == nil {
-		return w.load(parcel.Attempts)
+func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
+	if w.handlers[message.Task] == nil {
+		return w.load(message.Attempts)
 	}
-	list := make([]*attempt, len(parcel.Attempts))
-	for i, r := range parcel.Attempts {
+	list := make([]*attempt, len(message.Attempts))
+	for i, r := range message.Attempts {
 		list[i] = w.newAttempt(r.CallID, r.Attempt)
-		list[i].Task, list[i].Frees = parcel.Task, true // unless the answer says otherwise
+		list[i].Task, list[i].Frees = message.Task, true // unless the answer says otherwise
 	}
 	return list
 }
 
 // load reads the attempts that are still open and unstarted; the others are no longer this
 // delivery's to run. While Postgres is away it tries again for as long as they may be started.
-func (w *Worker) load(refs []relay.Ref) []*attempt {
+func (w *Worker) load(refs []handoff.Ref) []*attempt {
 	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
 	defer cancel()
 	for said := false; ; said = true {
@@ -117,7 +96,7 @@ func (w *Worker) load(refs []relay.Ref) []*attempt {
 			return w.loaded(rows)
 		}
 		if !said {
-			w.log.WarnContext(ctx, "parcel waits for Postgres", "attempts", len(refs), "err", err)
+			w.log.WarnContext(ctx, "hand-over waits for Postgres", "attempts", len(refs), "err", err)
 		}
 		select {
 		case <-w.drain:
@@ -141,7 +120,7 @@ type delivered struct {
 	gone, expired bool
 }
 
-func (w *Worker) loadOnce(ctx context.Context, refs []relay.Ref) ([]delivered, error) {
+func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]delivered, error) {
 	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
 	for i, r := range refs {
 		ids[i], attempts[i] = r.CallID, r.Attempt

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/relay"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/tasks"
 )
 
@@ -61,6 +61,6 @@ func TestUniqueKeyUntilTheEnd(t *testing.T) {
 	if _, err := b.pool.Exec(t.Context(), `UPDATE call_queue SET expires_at = now(), unique_key = 'u' WHERE id = $1`, expired); err != nil {
 		t.Fatal(err)
 	}
-	b.send("count", []relay.Ref{{CallID: expired, Attempt: 1}})
+	b.send("count", []handoff.Ref{{CallID: expired, Attempt: 1}})
 	b.await(`SELECT status = 'failed' AND unique_key IS NULL FROM call_queue WHERE id = $1`, expired)
 }

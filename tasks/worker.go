@@ -1,5 +1,5 @@
-// Package tasks runs attempts: it takes parcels of attempts from Redis, starts each in Postgres,
-// runs its handler and records how it ended.
+// Package tasks runs attempts: it takes them from Asynq, starts each in Postgres, runs its handler and
+// records how it ended.
 //
 // It promises that a handler runs at most once per attempt, whatever Redis repeats;
 // that the start is durable before the handler runs (or, for the http task, before a byte of the
@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -56,8 +57,9 @@ type Worker struct {
 	contexts contexts
 	lateness lateness
 	draining atomic.Bool
-	drain    chan struct{} // closed when draining begins
-	returned atomic.Int64  // attempts that draining gave back unstarted
+	server   atomic.Pointer[handoff.Server] // nil until Run has one
+	drain    chan struct{}                  // closed when draining begins
+	returned atomic.Int64                   // attempts that draining gave back unstarted
 	live     atomic.Bool
 	freed    chan struct{} // something came free that dispatchers may wait for
 	unused   atomic.Bool   // units among it that were given back
@@ -169,11 +171,20 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer lanes.Wait()
 	defer stopRecording()
 
-	if err := w.awaitRedis(ctx); err != nil {
-		return nil //nolint:nilerr // ctx ended before anything had begun
+	broker := w.open(ctx)
+	if broker == nil {
+		return nil // ctx ended before anything had begun
 	}
+	w.server.Store(broker.NewServer(handoff.ServerConfig{
+		Pool: w.pool, Concurrency: min(max(w.cfg.Concurrency/32, 2), 32), Deliver: w.deliver, Logger: w.log,
+	}))
 	taken := make(chan struct{}) // closed when nothing more is taken and what was is delivered
-	go func() { w.takeParcels(ctx); close(taken) }()
+	go func() {
+		defer close(taken)
+		if err := w.server.Load().Run(ctx); err != nil {
+			w.log.ErrorContext(ctx, "worker takes nothing", "err", err)
+		}
+	}()
 	w.live.Store(true)
 	w.log.InfoContext(ctx, "worker started", "worker", w.id, "pool", w.pool, "slots", w.cfg.Concurrency, "tasks", w.Tasks())
 
@@ -224,22 +235,6 @@ func waitFor(done <-chan struct{}, most time.Duration) bool {
 		return true
 	case <-timer.C:
 		return false
-	}
-}
-
-func (w *Worker) awaitRedis(ctx context.Context) error {
-	for said := false; ; {
-		err := w.cfg.Redis.Ping(ctx).Err()
-		if err == nil || ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if !said {
-			w.log.WarnContext(ctx, "waiting for Redis", "err", err)
-			said = true
-		}
-		if !pause(ctx, time.Second) {
-			return ctx.Err()
-		}
 	}
 }
 

@@ -15,12 +15,13 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/redistest"
-	"github.com/callq/callq/internal/relay"
 	"github.com/callq/callq/tasks"
+	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -108,12 +109,24 @@ func (b *bench) insertCall(call callqueue.Call) int64 {
 	return id
 }
 
-// send sends a parcel that no dispatcher made.
-func (b *bench) send(task string, refs []relay.Ref) {
+// send sends a message that no dispatcher made.
+func (b *bench) send(task string, refs []handoff.Ref) {
 	b.t.Helper()
-	if err := relay.Send(b.t.Context(), b.redis, relay.Parcel{Pool: b.workerPool(), ID: "by hand", Task: task, Attempts: refs}); err != nil {
+	m := handoff.Message{Pool: b.workerPool(), ID: fmt.Sprintf("by hand %d", sent.Add(1)), Task: task, Attempts: refs}
+	if err := b.broker().Send(b.t.Context(), m); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+var sent atomic.Int64 //nolint:gochecknoglobals // an id for each message
+
+func (b *bench) broker() *handoff.Broker {
+	b.t.Helper()
+	broker, err := handoff.Open(b.t.Context(), b.redis, b.pool)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return broker
 }
 
 func (b *bench) workerPool() string { return tasks.Pool(b.worker.Tasks(), nil) }
@@ -258,7 +271,7 @@ func TestRepeatedDeliveries(t *testing.T) {
 	}})
 	const n = 40
 	for range n {
-		refs := []relay.Ref{{CallID: b.insert("count"), Attempt: 1}}
+		refs := []handoff.Ref{{CallID: b.insert("count"), Attempt: 1}}
 		for range 3 {
 			b.send("count", refs)
 		}
@@ -275,11 +288,12 @@ func TestRepeatedDeliveries(t *testing.T) {
 	}
 }
 
-func TestUnreadableParcel(t *testing.T) {
+func TestUnreadableMessage(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
-	for _, parcel := range []string{"", "{", `{"attempts":7}`, `{"attempts":[["1",1]]}`, `{"attempts":[[999999,1]]}`, `{}`} {
-		if err := b.redis.RPush(t.Context(), relay.Key(b.workerPool()), parcel).Err(); err != nil {
+	client, asynqQueue := asynq.NewClientFromRedisClient(b.redis), asynq.Queue(b.broker().Queue(b.workerPool()))
+	for _, payload := range []string{"", "{", `{"attempts":7}`, `{"attempts":[["1",1]]}`, `{"attempts":[[999999,1]]}`, `{}`} {
+		if _, err := client.Enqueue(asynq.NewTask("callq:ok", []byte(payload)), asynqQueue); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -340,7 +354,7 @@ func TestHandedOverAndNotMade(t *testing.T) {
 				if _, err := b.pool.Exec(t.Context(), c.change, id); err != nil {
 					t.Fatal(err)
 				}
-				b.send(task, []relay.Ref{{CallID: id, Attempt: 1}})
+				b.send(task, []handoff.Ref{{CallID: id, Attempt: 1}})
 				b.await(`SELECT outcome = 'not_sent' AND charged = '[]' AND error = $2 FROM call_attempts WHERE call_id = $1`, id, c.message)
 				b.await(`SELECT coalesce((SELECT status FROM call_queue WHERE id = $1), '') = $2`, id, c.status)
 			})

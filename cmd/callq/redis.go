@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// checkRedis warns of a Redis that may lose parcels or is too old. Nothing is lost for
+// checkRedis warns of a Redis that may lose messages or is too old. Nothing is lost for
 // good by that, for Postgres is the authority: calls only wait longer.
 func (s servers) checkRedis(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)

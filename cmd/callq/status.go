@@ -84,8 +84,8 @@ func (p *program) printStatus(s *report.Status) error {
 		column[report.Worker]{"TASKS", func(w report.Worker) string { return short(strings.Join(w.Tasks, ",")) }},
 		column[report.Worker]{"RUNNING", func(w report.Worker) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
 		column[report.Worker]{"LAST BEAT", func(w report.Worker) string {
-			if !w.Live {
-				return report.Ago(s.At, w.BeatAt) + ": stopped or dead"
+			if state := w.StateText(); state != "" {
+				return report.Ago(s.At, w.BeatAt) + ": " + state
 			}
 			return report.Ago(s.At, w.BeatAt)
 		}},

@@ -21,6 +21,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/redistest"
 )
 
 // authority signs certificates, in files.
@@ -96,17 +97,6 @@ func (a authority) read(path string) []byte {
 	return data
 }
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
-	return port
-}
-
 // answers is a server with one answer to whatever it is told.
 func answers(t *testing.T, words string) (address string) {
 	t.Helper()
@@ -138,7 +128,7 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	cert, key := ca.server()
-	pgPort, redisPort := freePort(t), freePort(t)
+	pgPort, redisPort := redistest.FreePort(t), redistest.FreePort(t)
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{
 		Settings: map[string]string{"port": pgPort, "listen_addresses": "127.0.0.1", "ssl": "on", "fsync": "off"},
 		Files:    map[string][]byte{"server.crt": ca.read(cert), "server.key": ca.read(key)},

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/internal/handoff"
 )
 
 // Level says how bad a finding is.
@@ -111,7 +113,12 @@ func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error)
 	if err != nil && !redis.HasErrorPrefix(err, "ERR") { // one that stands in may not know the sections
 		return nil, fmt.Errorf("ask Redis: %w", err)
 	}
-	return readRedis(info), nil
+	found := readRedis(info)
+	paused, err := handoff.Paused(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	return append(found, asynqQueues(paused)...), nil
 }
 
 // one is a single finding.

@@ -21,6 +21,21 @@ func readRedis(info string) []Finding {
 	return append(found, memory)
 }
 
+// asynqQueues judges the queues that are paused in Asynq, as Asynqmon can.
+func asynqQueues(paused []string) []Finding {
+	if len(paused) == 0 {
+		return []Finding{{Check: "asynq queues", Level: OK}}
+	}
+	var found []Finding
+	for _, queue := range paused {
+		found = append(found, Finding{
+			Check: "asynq queues", Level: Problem, What: "Asynq queue " + queue + " is paused: its workers take nothing",
+			Fix: "resume it in Asynqmon, or redis-cli DEL 'asynq:{" + queue + "}:paused'; to pause calls: callq queues pause",
+		})
+	}
+	return found
+}
+
 func redisVersion(version string) Finding {
 	major, rest, _ := strings.Cut(version, ".")
 	minor, _, _ := strings.Cut(rest, ".")

@@ -184,15 +184,15 @@ func TestBackpressure(t *testing.T) {
 	s.start(2, 0)
 	s.await(time.Minute, `SELECT count(*) > 0 FROM call_open`)
 	open := s.openAndInRedis(4 * time.Second)
-	if open.attempts > 200 || open.parcels > 200 {
-		t.Errorf("without a worker %d attempts were open and Redis held %d parcels, want at most 200", open.attempts, open.parcels)
+	if open.attempts > 200 || open.messages > 200 {
+		t.Errorf("without a worker %d attempts were open and Redis held %d messages, want at most 200", open.attempts, open.messages)
 	}
 	s.spawn("work")
 	s.await(time.Minute, `SELECT count(*) > 0 FROM call_attempts`)
 	s.await(time.Minute, `SELECT count(*) > 200 FROM call_attempts`) // what was claimed before it came
 	open = s.openAndInRedis(4 * time.Second)
-	if open.attempts > 3*slots || open.parcels > 2*slots {
-		t.Errorf("with a worker of %d slots %d attempts were open and Redis held %d parcels", slots, open.attempts, open.parcels)
+	if open.attempts > 3*slots || open.messages > 2*slots {
+		t.Errorf("with a worker of %d slots %d attempts were open and Redis held %d messages", slots, open.attempts, open.messages)
 	}
 	s.await(time.Minute, `SELECT count(*) >= 5000 FROM call_attempts WHERE outcome = 'done'`)
 	if twice := s.api.Duplicates(); len(twice) > 0 {
@@ -200,9 +200,9 @@ func TestBackpressure(t *testing.T) {
 	}
 }
 
-type backlog struct{ attempts, parcels int64 }
+type backlog struct{ attempts, messages int64 }
 
-// openAndInRedis is the most attempts that were open, and parcels that Redis held, at any look.
+// openAndInRedis is the most attempts that were open, and messages that Redis held, at any look.
 func (s *stack) openAndInRedis(during time.Duration) (most backlog) {
 	s.t.Helper()
 	options, err := redis.ParseURL(s.redis.URL())
@@ -212,7 +212,7 @@ func (s *stack) openAndInRedis(during time.Duration) (most backlog) {
 	client := redis.NewClient(options)
 	defer client.Close()
 	for end := time.Now().Add(during); time.Now().Before(end); {
-		var attempts, parcels int64
+		var attempts, messages int64
 		if err := s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM call_open`).Scan(&attempts); err != nil {
 			s.t.Fatal(err)
 		}
@@ -221,9 +221,9 @@ func (s *stack) openAndInRedis(during time.Duration) (most backlog) {
 			s.t.Fatal(err)
 		}
 		for _, key := range keys {
-			parcels += client.LLen(s.t.Context(), key).Val()
+			messages += client.LLen(s.t.Context(), key).Val()
 		}
-		most = backlog{max(most.attempts, attempts), max(most.parcels, parcels)}
+		most = backlog{max(most.attempts, attempts), max(most.messages, messages)}
 	}
 	return most
 }

@@ -17,7 +17,7 @@ func (m *Model) nameCalls(s *State) bool {
 		if !g.used {
 			continue
 		}
-		mark := s.markRow(&s.pg.rows[i], uint64(g.attempt)) + mix(4, uint64(uint8(g.parcels))|uint64(g.writes)<<8|
+		mark := s.markRow(&s.pg.rows[i], uint64(g.attempt)) + mix(4, uint64(uint8(g.messages))|uint64(g.writes)<<8|
 			uint64(g.flight)<<16|uint64(uint8(g.arrival))<<24|uint64(g.version)<<32|flag(g.landed)<<40|flag(g.lost)<<41)
 		if s.split == 1 {
 			mark += 3 * s.markRow(&s.repl.rows[i], 77)

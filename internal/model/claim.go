@@ -273,7 +273,7 @@ func (m *Model) commitMore(s, n *State, i int, taken int8, c int) bool {
 			after.left.ClaimUnknown--
 			for j := range after.seen {
 				if after.seen[j] != s.seen[j] {
-					after.seen[j].parcels = 0
+					after.seen[j].messages = 0
 				}
 			}
 			m.emit(moveCommitUnknown, taken+1, 0, after, "")
@@ -299,7 +299,7 @@ func (m *Model) openAttempt(n *State, c int, now int8) bool {
 	k.attempts++
 	k.status = dispatched
 	n.pg.rows[slot] = row{stage: open, epoch: n.pg.epoch, claimed: now}
-	n.seen[slot] = seen{used: true, call: int8(c), attempt: k.attempts, parcels: 1}
+	n.seen[slot] = seen{used: true, call: int8(c), attempt: k.attempts, messages: 1}
 	return true
 }
 

@@ -25,7 +25,7 @@ func Configurations() []Configuration {
 			c.FineClaim, c.Bucket = true, 2
 			c.Faults = Faults{ClaimUnknown: 1, ClaimAborted: 1}
 		}),
-		with("parcels", "what Redis loses and repeats, workers that die, starts step by step", func(c *Configuration) {
+		with("messages", "what Redis loses and repeats, workers that die, starts step by step", func(c *Configuration) {
 			c.FineStart = true
 			c.Faults = Faults{ParcelLost: 1, ParcelTwice: 1, WorkerDies: 1}
 		}),

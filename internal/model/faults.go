@@ -29,7 +29,7 @@ type Faults struct {
 const faultCount = 16
 
 var faultNames = [faultCount]string{
-	"commit unknown or dispatcher dead after it", "claim aborted or dispatcher dead in it", "parcel lost", "parcel twice", "worker dies", "start's answer lost",
+	"commit unknown or dispatcher dead after it", "claim aborted or dispatcher dead in it", "message lost", "message twice", "worker dies", "start's answer lost",
 	"start asked twice", "finish's answer lost", "taken back unstarted", "clock forward", "clock back",
 	"dispatcher restarts, clock forgotten", "limit changed", "call deleted", "call retried", "failover",
 }

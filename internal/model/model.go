@@ -42,7 +42,7 @@ type Configuration struct {
 	Failures int8 // of one call, then it has failed
 	// Each splits steps that are otherwise taken as one.
 	FineClaim bool // a claim's clock, and its count
-	FineStart bool // a start's lock, and its commit; taking a parcel, and asking for the start
+	FineStart bool // a start's lock, and its commit; taking a message, and asking for the start
 
 	// Most: so many faults in all may happen on one path, in any mixture; 0: each as often as Faults says.
 	Most   int8

@@ -22,7 +22,7 @@ var mutants = []variant{
 	{name: "limit not shut in a new epoch", ignore: []string{Rule6, Rule7}, broken: NotShutInEpoch, within: "failover", change: small, rule: Rule1},
 	{name: "limit shut for a window alone", broken: ShutWithoutSlack, within: "failover", rule: Rule4},
 
-	{name: "start without compare-and-set", ignore: []string{Rule4}, broken: NoCompareAndSet, within: "parcels", rule: Rule2},
+	{name: "start without compare-and-set", ignore: []string{Rule4}, broken: NoCompareAndSet, within: "messages", rule: Rule2},
 	{name: "start does not check the epoch", broken: NoEpochCheck, within: "failover", change: func(c *Configuration) { c.Faults.ParcelTwice = 1 }, rule: Rule2},
 	{name: "new m0 on a repeated start", broken: NewM0, within: "starts", rule: Rule4},
 	{name: "m0 read at the answer", broken: LateM0, within: "starts", rule: Rule4},
@@ -37,8 +37,8 @@ var mutants = []variant{
 	{name: "started attempt refunded as unstarted", broken: RefundStarted, within: "starts", rule: Rule4},
 	{name: "older epoch refunded", broken: RefundEpoch, within: "failover", rule: Rule4},
 	{name: "lost attempt charged at its start", broken: LostAtStart, within: "plain", rule: Rule4},
-	{name: "resend as a new attempt", broken: ResendAnew, within: "parcels", change: func(c *Configuration) { c.Attempts, c.Faults.Retries = 2, 2 }, rule: Rule4},
-	{name: "no resend", broken: NoResend, within: "parcels", rule: Rule3},
+	{name: "resend as a new attempt", broken: ResendAnew, within: "messages", change: func(c *Configuration) { c.Attempts, c.Faults.Retries = 2, 2 }, rule: Rule4},
+	{name: "no resend", broken: NoResend, within: "messages", rule: Rule3},
 	{name: "retention frees usage", broken: RetireFrees, within: "deletion", rule: Rule4},
 	{name: "deletion takes the open row", broken: DeleteCloses, within: "deletion", rule: Rule4},
 	{name: "taken back, call not", broken: TakenBackSilent, within: "starts", rule: Rule3},
@@ -88,7 +88,7 @@ func TestShortestTrace(t *testing.T) {
 	want := []string{
 		"a dispatcher locks the limit, reads the clock and counts what is occupied",
 		"its claim of 1 commits and is handed over",
-		"a worker takes the parcel of call 1 attempt 1",
+		"a worker takes the message of call 1 attempt 1",
 		"call 1 attempt 1 is started",
 		"the request of call 1 attempt 1 is written",
 		"the request of call 1 attempt 1 is written",

@@ -1,23 +1,23 @@
 package model
 
-// carries is Redis (internal/relay): it may lose a parcel, repeat it, and bring it at any later
+// carries is Redis (internal/relay): it may lose a message, repeat it, and bring it at any later
 // time. Whoever takes one reads the attempt's row (tasks/deliver.go loadSQL).
 func (m *Model) carries(s *State) {
 	for i := range s.seen {
 		g := &s.seen[i]
-		if g.parcels == 0 {
+		if g.messages == 0 {
 			continue
 		}
 		if s.left.ParcelLost > 0 {
 			n := *s
 			n.left.ParcelLost--
-			n.seen[i].parcels--
+			n.seen[i].messages--
 			m.emit(moveParcelLost, g.call, g.attempt, n, "")
 		}
-		if s.left.ParcelTwice > 0 && g.parcels < 2 {
+		if s.left.ParcelTwice > 0 && g.messages < 2 {
 			n := *s
 			n.left.ParcelTwice--
-			n.seen[i].parcels++
+			n.seen[i].messages++
 			m.emit(moveParcelTwice, g.call, g.attempt, n, "")
 		}
 		for w := range s.runs {
@@ -32,7 +32,7 @@ func (m *Model) carries(s *State) {
 func (m *Model) deliver(s *State, i, w int) {
 	n := *s
 	g := n.seen[i]
-	n.seen[i].parcels--
+	n.seen[i].messages--
 	row := n.find(g.call, g.attempt)
 	if row < 0 || n.pg.rows[row].stage != open {
 		m.emit(moveParcelDropped, g.call, g.attempt, n, "")

@@ -75,16 +75,16 @@ type limitRow struct {
 
 // seen is what is true of an attempt outside of Postgres.
 type seen struct {
-	used    bool
-	call    int8
-	attempt int8
-	parcels int8 // in Redis
-	writes  int8 // requests that were written
-	flight  int8 // ticks, plus one, within which what was written can still arrive; 0: nothing can
-	landed  bool // it arrived, at ...
-	arrival int8 // ... true time; a window ago is as good as earlier
-	version int8 // of the limit, at the start
-	lost    bool // a failover lost its claim: its row is gone for good
+	used     bool
+	call     int8
+	attempt  int8
+	messages int8 // in Redis
+	writes   int8 // requests that were written
+	flight   int8 // ticks, plus one, within which what was written can still arrive; 0: nothing can
+	landed   bool // it arrived, at ...
+	arrival  int8 // ... true time; a window ago is as good as earlier
+	version  int8 // of the limit, at the start
+	lost     bool // a failover lost its claim: its row is gone for good
 }
 
 type runPhase int8
@@ -102,7 +102,7 @@ const (
 // run is what a worker does with its slot.
 type run struct {
 	phase  runPhase
-	slot   int8 // whose start it was granted, or whose parcel it took
+	slot   int8 // whose start it was granted, or whose message it took
 	token  int8
 	m0     int8 // true time, while it can matter
 	off    int8 // wrote, heard: m_sent - m0; ended: until - started_at

@@ -57,7 +57,7 @@ func (m *Model) sweepRow(s *State, i int) {
 		bad := m.closeRow(&n, i, endUnstarted, 0)
 		m.emit(moveSweepUnstarted, g.call, g.attempt, n, bad)
 	}
-	if (r.stage == open || m.has(ResendAnew)) && current && g.parcels == 0 && !m.has(NoResend) {
+	if (r.stage == open || m.has(ResendAnew)) && current && g.messages == 0 && !m.has(NoResend) {
 		m.resend(s, i)
 	}
 }
@@ -86,7 +86,7 @@ func (m *Model) resend(s *State, i int) {
 		m.emit(moveResend, c, k.attempts, n, "")
 		return
 	}
-	g.parcels = 1
+	g.messages = 1
 	m.emit(moveResend, g.call, g.attempt, n, "")
 }
 

@@ -7,7 +7,7 @@ package model
 //   - A time that lies beyond every comparison to come is as good as any that is earlier.
 //   - Of a call that is done, failed, deleted or out of attempts nothing more comes, and the call
 //     is asked for nothing but that. (heal still sees it wait, once.)
-//   - A parcel of an attempt that has started or ended is dropped by whoever takes it, unless a failover
+//   - A message of an attempt that has started or ended is dropped by whoever takes it, unless a failover
 //     may undo the start.
 //   - What a worker still has to record of an attempt that others have ended changes nothing.
 //   - Until only shrinks (closeRow holds that), so a charge exceeds the rate at its start or never, and
@@ -207,9 +207,9 @@ func (m *Model) forget(s *State, i int, e *edges) {
 	if g.arrival == -m.Window {
 		g.landed, g.arrival = false, 0
 	}
-	late := g.parcels > 0 && m.known(s, i) // else whoever takes it drops it, for the attempt has started or ended
+	late := g.messages > 0 && m.known(s, i) // else whoever takes it drops it, for the attempt has started or ended
 	if !m.whole && r.stage != open && !late {
-		g.parcels = 0
+		g.messages = 0
 		if !busy && r.stage == started && m.Broken == 0 && s.split != 1 {
 			g.writes = 0 // nobody has its token: nothing more is written
 		}
@@ -266,7 +266,7 @@ func (m *Model) endsAnyway(s *State, k *call) bool {
 	return k.status != dispatched || k.fails+1 >= m.Failures || k.attempts >= m.Attempts || s.left.Retries == 0
 }
 
-// known says whether a late parcel of the attempt could still do something: under a broken rule,
+// known says whether a late message of the attempt could still do something: under a broken rule,
 // or because its number was given out again after a failover.
 func (m *Model) known(s *State, i int) bool {
 	if m.Broken != 0 || m.whole || s.seen[i].lost {

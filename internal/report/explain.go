@@ -77,7 +77,9 @@ func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
 const openSQL = `
 SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
     (SELECT count(*) FROM call_workers w
-     WHERE w.pool = o.pool AND w.beat_at > clock_timestamp() - interval '6 seconds') AS takers
+     WHERE w.pool = o.pool AND w.beat_at > clock_timestamp() - interval '6 seconds') AS takers,
+    (SELECT coalesce(sum(w.slots), 0) FROM call_workers w
+     WHERE w.pool = o.pool AND w.beat_at > clock_timestamp() - interval '6 seconds') AS slots
 FROM call_open o
 WHERE call_id = $1`
 

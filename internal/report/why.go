@@ -39,7 +39,8 @@ type openRow struct {
 	Pool      string     `db:"pool"`
 	Worker    *string    `db:"worker"`
 	// Takers is how many workers of its pool live.
-	Takers int `db:"takers"`
+	Takers int   `db:"takers"`
+	Slots  int64 `db:"slots"` // theirs; 0: their Asynq queue is paused
 }
 
 // ruleRow is the call's queue as it is in force.
@@ -113,6 +114,9 @@ func (c circumstances) underWay() []Reason {
 	case o.Takers == 0:
 		text := "it was handed to the workers %s, and none of them lives: run `callq serve` or `callq work`"
 		return []Reason{{"no_worker", fmt.Sprintf(text, o.Pool), nil}}
+	case o.Slots == 0:
+		text := "it was handed to the workers %s, and the Asynq queue of its workers is paused: resume it in Asynqmon"
+		return []Reason{{"workers_paused", fmt.Sprintf(text, o.Pool), nil}}
 	default:
 		text := "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back"
 		return []Reason{{"handed_over", fmt.Sprintf(text, o.Pool, Ago(c.now, o.HandedAt)), &o.StartBy}}
@@ -218,6 +222,8 @@ func (c circumstances) addWorkers(add func(string, *time.Time, string, ...any)) 
 	case w.Fit == 0:
 		add("no_worker", nil, "no live worker that handles task %s carries the label %s, which queue %s asks for",
 			c.call.Task, c.queue.On, c.call.Queue)
+	case w.Slots == 0:
+		add("workers_paused", nil, "the Asynq queue of its workers is paused: resume it in Asynqmon")
 	case w.Running >= w.Slots:
 		add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", w.Running, w.Slots)
 	}

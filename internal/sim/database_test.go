@@ -2,14 +2,19 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -22,6 +27,7 @@ type lane struct {
 	workers     *pgxpool.Pool // another, so that usage is spread over more than one shard
 	redis       *miniredis.Miniredis
 	client      *redis.Client
+	broker      *handoff.Broker
 
 	clock string // what the next statement reads, as timestamptz
 	epoch string
@@ -104,8 +110,38 @@ const setClockSQL = `SELECT set_config('sim.clock', $1, false), set_config('sim.
 func (l *lane) clear(ctx context.Context) error {
 	l.redis.SetError("")
 	l.redis.FlushAll()
-	_, err := l.workers.Exec(ctx, clearSQL)
+	if _, err := l.workers.Exec(ctx, clearSQL); err != nil {
+		return err
+	}
+	// A failover that loses what was committed first would give the database another id.
+	broker, err := handoff.Open(ctx, l.client, l.workers)
+	l.broker = broker
 	return err
+}
+
+// pending are the ids of the messages that wait for a pool, the oldest last.
+func (l *lane) pending(pool string) []string {
+	ids, err := l.redis.List("asynq:{" + l.broker.Queue(pool) + "}:pending")
+	if err != nil { // there is no such list
+		return nil
+	}
+	return ids
+}
+
+// take takes a pool's oldest message.
+func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
+	ids := l.pending(pool)
+	if len(ids) == 0 {
+		return m, false, nil
+	}
+	inspector, queue := asynq.NewInspectorFromRedisClient(l.client), l.broker.Queue(pool)
+	task, err := inspector.GetTaskInfo(queue, ids[len(ids)-1])
+	if err != nil {
+		return m, false, err
+	}
+	m.Task = strings.TrimPrefix(task.Type, "callq:")
+	payload := struct{ Attempts *[]handoff.Ref }{&m.Attempts}
+	return m, true, errors.Join(json.Unmarshal(task.Payload, &payload), inspector.DeleteTask(queue, task.ID))
 }
 
 const clearSQL = `

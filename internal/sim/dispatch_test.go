@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/relay"
 )
 
 // process is a dispatcher's process: the real one, whose turns the world decides.
@@ -157,7 +156,7 @@ func (w *world) wake(heard float64) {
 func (w *world) handedOver() bool {
 	some := false
 	for _, k := range w.workers {
-		if list, err := w.lane.redis.List(relay.Key(k.pool)); err == nil && len(list) > 0 {
+		if len(w.lane.pending(k.pool)) > 0 {
 			k.takeIn(w.between(time.Millisecond, 5*time.Millisecond))
 			some = true
 		}

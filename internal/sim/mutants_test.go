@@ -55,7 +55,7 @@ func mutants() []struct {
 		{"nothing is too late for the gate", []string{over}, mutant{openGate: true}},
 		{"m0 is read anew", []string{over}, mutant{newM0: true}},
 		{"what has started is taken back", []string{over, once, verify}, mutant{turn: takeBack}},
-		{"a repeated parcel is sent again", []string{once}, mutant{secondSend: true}},
+		{"a repeated message is sent again", []string{once}, mutant{secondSend: true}},
 		{"retention frees usage", []string{over, verify}, mutant{retention: func(w *world) {
 			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_usage`)
 			w.must(err)

@@ -29,7 +29,7 @@ type setting struct {
 	workers     int
 	slots       int
 	trouble     float64 // 1: as many faults as usual
-	loss        float64 // of parcels, statements and answers, each
+	loss        float64 // of messages, statements and answers, each
 	apiErrors   float64
 	pulses      map[string]pulse // hours to what they mean
 }

@@ -1,14 +1,13 @@
 package sim
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/relay"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5"
 )
@@ -28,14 +27,14 @@ type worker struct {
 	// stoodStill is when it froze or died: what beat until then looks alive for a while.
 	stoodStill time.Duration
 
-	taking  bool
-	parcels int // taken and not settled
-	busy    int // slots in use
-	waiting []*attempt
-	running []*attempt // that have a slot
-	starts  lane1[*attempt]
-	closes  lane1[*recording]
-	beatAt  time.Duration
+	taking   bool
+	messages int // taken and not settled
+	busy     int // slots in use
+	waiting  []*attempt
+	running  []*attempt // that have a slot
+	starts   lane1[*attempt]
+	closes   lane1[*recording]
+	beatAt   time.Duration
 }
 
 func (w *world) startWorkers() {
@@ -52,7 +51,7 @@ func (w *world) startWorkers() {
 
 func (k *worker) start() {
 	k.life++
-	k.dead, k.taking, k.parcels, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
+	k.dead, k.taking, k.messages, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
 	k.running = nil
 	k.starts, k.closes = lane1[*attempt]{}, lane1[*recording]{}
 	k.id = fmt.Sprintf("w%d.%d", k.n, k.life)
@@ -152,32 +151,31 @@ func (k *worker) takeIn(d time.Duration) {
 	})
 }
 
-// take takes a parcel, if it has a place for one. It may get lost, come late or twice.
+// take takes a message, if it has a place for one. It may get lost, come late or twice.
 func (k *worker) take() {
 	w := k.w
-	if places := min(max(k.slots/32, 2), 32); k.parcels >= places || w.redisDown {
+	if places := min(max(k.slots/32, 2), 32); k.messages >= places || w.redisDown {
 		return
 	}
-	data, err := w.lane.redis.Lpop(relay.Key(k.pool))
-	if err != nil {
+	message, ok, err := w.lane.take(k.pool)
+	w.must(err)
+	if !ok {
 		return
 	}
-	var parcel relay.Parcel
-	w.must(json.Unmarshal([]byte(data), &parcel))
 	k.takeIn(w.between(0, 2*time.Millisecond))
 	if k.hazard() {
 		return
 	}
 	if w.fault(w.set.loss) {
-		w.note(0, "", "parcel of %v is lost", parcel.Attempts)
+		w.note(0, "", "message of %v is lost", message.Attempts)
 		return
 	}
 	if w.fault(w.set.loss) {
 		other, in := pick(w, w.workers...), w.between(0, pick(w, time.Second, time.Minute, w.set.window))
-		w.note(0, "", "parcel of %v will be repeated", parcel.Attempts)
+		w.note(0, "", "message of %v will be repeated", message.Attempts)
 		w.after(in, func() {
 			if !other.dead {
-				other.do(0, func() { other.deliver(parcel) })
+				other.do(0, func() { other.deliver(message) })
 			}
 		})
 	}
@@ -185,8 +183,8 @@ func (k *worker) take() {
 	if w.fault(w.set.loss) {
 		d = w.between(0, pick(w, time.Second, 40*time.Second, w.set.window))
 	}
-	k.parcels++
-	k.do(d, func() { k.deliver(parcel); k.parcels--; k.takeIn(time.Millisecond) })
+	k.messages++
+	k.do(d, func() { k.deliver(message); k.messages--; k.takeIn(time.Millisecond) })
 }
 
 // loaded is what tasks/deliver.go reads of an attempt.
@@ -222,14 +220,14 @@ LEFT JOIN call_queues r ON r.name = o.queue
 WHERE o.started_at IS NULL OR $3
 ORDER BY o.call_id`
 
-// deliver runs what is still open and unstarted of a parcel. What a handler of one's own needs comes with
+// deliver runs what is still open and unstarted of a message. What a handler of one's own needs comes with
 // the start's answer.
-func (k *worker) deliver(parcel relay.Parcel) {
-	if k.loads(parcel.Task) {
-		k.load(parcel.Attempts)
+func (k *worker) deliver(message handoff.Message) {
+	if k.loads(message.Task) {
+		k.load(message.Attempts)
 	} else {
-		for _, r := range parcel.Attempts {
-			k.wait(loaded{CallID: r.CallID, Attempt: r.Attempt, Task: parcel.Task})
+		for _, r := range message.Attempts {
+			k.wait(loaded{CallID: r.CallID, Attempt: r.Attempt, Task: message.Task})
 		}
 	}
 	k.fillSlots()
@@ -237,7 +235,7 @@ func (k *worker) deliver(parcel relay.Parcel) {
 
 func (k *worker) loads(task string) bool { return task == "http" || k.w.mutant.secondSend }
 
-func (k *worker) load(refs []relay.Ref) {
+func (k *worker) load(refs []handoff.Ref) {
 	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
 	for i, r := range refs {
 		ids[i], attempts[i] = r.CallID, r.Attempt

@@ -1,0 +1,127 @@
+package handoff
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// gate is the Redis client of an asynq.Server. Asynq polls for tasks; where it finds none, the gate has it wait
+// in Redis for the next instead, so that an idle worker costs nothing and a task is taken up at once. It waits by
+// moving the last id of the list of pending tasks to where it is, which takes nothing: a wait that is given
+// up, or whose answer is lost, loses no task.
+//
+// The lease that a task is taken with begins when Asynq asks, so the gate keeps the question no longer than
+// askFor; then Asynq asks anew. And it keeps from Asynq the channel on which Asynqmon cancels tasks: what runs is
+// callq's, and its listener panics where its Redis client is closed before it.
+//
+// It knows Asynq's dequeue script by its first key. Where an upgrade changes that, or Redis does not allow the
+// wait, Asynq polls each checkEvery, and a test goes red.
+type gate struct {
+	redis.UniversalClient
+	pending, paused string // keys
+	open            context.Context
+	log             *slog.Logger
+
+	away     bool // Redis does not answer. Used by Asynq's one dequeuing goroutine only
+	polls    bool // Redis does not allow the wait; likewise
+	isPaused atomic.Bool
+	nowhere  *redis.Client // closed
+}
+
+const (
+	askFor     = 3 * time.Second        // a tenth of the lease
+	waitMost   = time.Second            // a stop waits for no longer
+	waitGrace  = 2 * time.Second        // for the wait's answer, where Redis is silent
+	askAgain   = 250 * time.Millisecond // Asynq itself asks a Redis that is away again at once
+	pausedLook = 2 * time.Second
+)
+
+// EvalSha runs Asynq's scripts. That of its dequeue it answers when there is a task, or when the gate is closed.
+func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	if len(keys) == 0 || keys[0] != g.pending {
+		return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
+	}
+	for asked, woken := time.Now(), false; g.open.Err() == nil && time.Since(asked) < askFor; {
+		answer := g.UniversalClient.EvalSha(ctx, sha, keys, args...)
+		err := answer.Err()
+		switch {
+		case redis.HasErrorPrefix(err, "NOSCRIPT"): // Asynq then sends the script
+			return answer
+		case err != nil && !errors.Is(err, redis.Nil):
+			g.answered(ctx, err)
+			pause(g.open, askAgain)
+			return answer
+		}
+		g.answered(ctx, nil)
+		if err == nil || g.polls {
+			return answer
+		}
+		if woken && g.lookPaused() { // else another server was quicker
+			pause(g.open, pausedLook)
+		}
+		woken = g.wait()
+	}
+	return redis.NewCmdResult(nil, redis.Nil)
+}
+
+// Subscribe is how Asynq asks to be told of cancelled tasks.
+func (g *gate) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return g.nowhere.Subscribe(ctx, channels...)
+}
+
+// wait returns when a task is pending, which it says, or when it has waited for long enough.
+func (g *gate) wait() (pending bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.open), waitMost+waitGrace)
+	defer cancel()
+	err := g.BLMove(ctx, g.pending, g.pending, "RIGHT", "RIGHT", waitMost).Err()
+	switch {
+	case redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR unknown command"):
+		g.log.WarnContext(ctx, "Redis refuses BLMOVE; polling instead", "every", checkEvery, "err", err)
+		g.polls = true
+	case err != nil && !errors.Is(err, redis.Nil): // full, or read-only, say
+		pause(g.open, askAgain)
+	}
+	return err == nil
+}
+
+// followPaused keeps Paused right while nothing is pending, too.
+func (g *gate) followPaused() {
+	for g.open.Err() == nil {
+		g.lookPaused()
+		pause(g.open, pausedLook)
+	}
+}
+
+// lookPaused asks whether the Asynq queue is paused, by Asynqmon for example. What waits in it then is
+// taken by nobody.
+func (g *gate) lookPaused() bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.open), waitGrace)
+	defer cancel()
+	n, err := g.Exists(ctx, g.paused).Result()
+	if err == nil && g.isPaused.Swap(n > 0) != (n > 0) {
+		if n > 0 {
+			g.log.WarnContext(ctx, "Asynq queue paused: nothing is taken from it", "queue", g.pending)
+		} else {
+			g.log.InfoContext(ctx, "Asynq queue resumed", "queue", g.pending)
+		}
+	}
+	return g.isPaused.Load()
+}
+
+// answered says when Redis is gone, and when it is back.
+func (g *gate) answered(ctx context.Context, err error) {
+	switch away := err != nil; {
+	case away == g.away:
+	case away:
+		g.away = true
+		g.log.WarnContext(ctx, "waiting for Redis", "err", err)
+	default:
+		g.away = false
+		g.log.InfoContext(ctx, "Redis is back")
+	}
+}

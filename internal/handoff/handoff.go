@@ -1,0 +1,179 @@
+// Package handoff carries attempts from the dispatchers to the workers through Asynq: one Asynq queue a
+// pool, several attempts an Asynq task, ids only.
+//
+// It promises no more than speed. An Asynq task may be lost, repeated, run by hand or taken by a worker
+// that dies: the ledger decides what runs, and the dispatcher's sweeper sends again what nobody started.
+// So Asynq neither retries nor keeps anything here, and what it archives is thrown away.
+package handoff
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+// Message is some attempts of one claim and one task, for one pool: what an Asynq task carries.
+type Message struct {
+	Pool     string
+	ID       string // the Asynq task's
+	Task     string // "": the ledger says
+	Attempts []Ref
+}
+
+// ID is the id of a claim's n-th message, sent for the resend-th time.
+func ID(epoch string, batch int64, n, resend int32) string {
+	return fmt.Sprintf("%s-%d-%d-%d", epoch, batch, n, resend)
+}
+
+// Ref names one attempt of one call. In JSON it is [call, attempt].
+type Ref struct {
+	CallID  int64
+	Attempt int32
+}
+
+// MarshalJSON writes [call, attempt].
+func (r Ref) MarshalJSON() ([]byte, error) {
+	data := strconv.AppendInt([]byte{'['}, r.CallID, 10)
+	data = strconv.AppendInt(append(data, ','), int64(r.Attempt), 10)
+	return append(data, ']'), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Ref) UnmarshalJSON(data []byte) error {
+	inner, opened := bytes.CutPrefix(data, []byte{'['})
+	inner, closed := bytes.CutSuffix(inner, []byte{']'})
+	callID, attempt, two := bytes.Cut(inner, []byte{','})
+	if !opened || !closed || !two {
+		return fmt.Errorf("%q is not [call, attempt]", data)
+	}
+	id, err := strconv.ParseInt(string(callID), 10, 64)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.ParseInt(string(attempt), 10, 32)
+	if err != nil {
+		return err
+	}
+	*r = Ref{CallID: id, Attempt: int32(n)}
+	return nil
+}
+
+// prefix begins the name of each of callq's Asynq queues, and the type of each of its Asynq tasks.
+const prefix = "callq:"
+
+// payload is the JSON of an Asynq task.
+type payload struct {
+	Attempts []Ref `json:"attempts"`
+}
+
+// asynqTask is the message as Asynq carries it. It is never retried, nor kept: the ledger is what knows of
+// attempts. Its timeout, which Asynq wants, is longer than a delivery may wait for slots.
+func (m Message) asynqTask(queue string) (*asynq.Task, error) {
+	data, err := json.Marshal(payload{m.Attempts})
+	if err != nil {
+		return nil, fmt.Errorf("write Asynq task %s: %w", m.ID, err)
+	}
+	return asynq.NewTask(prefix+m.Task, data, asynq.Queue(queue), asynq.TaskID(m.ID),
+		asynq.MaxRetry(0), asynq.Retention(0), asynq.Timeout(24*time.Hour)), nil
+}
+
+// read reads what asynqTask wrote.
+func read(pool string, t *asynq.Task) (Message, error) {
+	var p payload
+	if err := json.Unmarshal(t.Payload(), &p); err != nil {
+		return Message{}, fmt.Errorf("read Asynq task: %w", err)
+	}
+	return Message{Pool: pool, Task: strings.TrimPrefix(t.Type(), prefix), Attempts: p.Attempts}, nil
+}
+
+// Broker is the Redis that a database's attempts go through. It is safe for concurrent use.
+type Broker struct {
+	client redis.UniversalClient
+	id     int64 // of the database, whose queues are its own; several callqs may share a Redis
+}
+
+// DB runs statements.
+type DB interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Open asks Postgres which queues of Redis belong to this database.
+func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, error) {
+	return open(ctx, client, db, rand.Int64N(1<<40))
+}
+
+// Reopen asks again, at a new epoch: where a failover or a restore has lost the id, it is written anew, so that the
+// processes that go on still find each other.
+func (b *Broker) Reopen(ctx context.Context, db DB) (*Broker, error) {
+	return open(ctx, b.client, db, b.id)
+}
+
+func open(ctx context.Context, client redis.UniversalClient, db DB, otherwise int64) (*Broker, error) {
+	b := &Broker{client: client}
+	err := db.QueryRow(ctx, databaseSQL).Scan(&b.id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = db.QueryRow(ctx, drawDatabaseSQL, otherwise).Scan(&b.id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the database's id: %w", err)
+	}
+	return b, nil
+}
+
+const databaseSQL = `SELECT position FROM call_marks WHERE name = 'database'`
+
+// The id is drawn once, by whoever asks first, and stays with the data.
+const drawDatabaseSQL = `
+INSERT INTO call_marks (name, position) VALUES ('database', $1)
+ON CONFLICT (name) DO UPDATE SET position = call_marks.position
+RETURNING position`
+
+// Queue is the name of a pool's Asynq queue.
+func (b *Broker) Queue(pool string) string { return b.prefix() + pool }
+
+func (b *Broker) prefix() string { return prefix + strconv.FormatInt(b.id, 36) + ":" }
+
+// Asynq's names of what it keeps of a queue in Redis; a test goes red where an upgrade changes them.
+func keyOf(queue, part string) string { return "asynq:{" + queue + "}:" + part }
+
+// within runs one of Asynq's calls that take no context, and no longer waits for it when ctx ends.
+func within[T any](ctx context.Context, call func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := call()
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// pause waits d, or less if ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+func isNotFound(err error) bool { return errors.Is(err, asynq.ErrQueueNotFound) }

@@ -1,0 +1,79 @@
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+)
+
+// Send hands messages over, in one round trip. After an error they may be there all the same. A message
+// whose id is there already is not sent a second time.
+func (b *Broker) Send(ctx context.Context, messages ...Message) error {
+	tasks := make([]*asynq.Task, len(messages))
+	for i, m := range messages {
+		var err error
+		if tasks[i], err = m.asynqTask(b.Queue(m.Pool)); err != nil {
+			return err
+		}
+	}
+	collected := &batch{UniversalClient: b.client, pipe: b.client.Pipeline()}
+	if err := enqueue(ctx, collected, tasks); err != nil {
+		return fmt.Errorf("send %d Asynq tasks: %w", len(tasks), err)
+	}
+	answers, err := collected.pipe.Exec(ctx)
+	if slices.ContainsFunc(answers, func(c redis.Cmder) bool { return redis.HasErrorPrefix(c.Err(), "NOSCRIPT") }) {
+		err = enqueue(ctx, b.client, tasks) // to a Redis that is new Asynq sends its script, too
+	}
+	if err != nil {
+		return fmt.Errorf("send %d Asynq tasks: %w", len(tasks), err)
+	}
+	return nil
+}
+
+// enqueue is given a fresh asynq.Client each time: one announces a queue but once, and not again where Redis was
+// emptied.
+func enqueue(ctx context.Context, client redis.UniversalClient, tasks []*asynq.Task) error {
+	sender := asynq.NewClientFromRedisClient(client)
+	for _, t := range tasks {
+		if _, err := sender.EnqueueContext(ctx, t); err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+// batch collects what an asynq.Client sends into one pipeline: one at a time 16 tasks take six times as long.
+type batch struct {
+	redis.UniversalClient
+	pipe redis.Pipeliner
+}
+
+// SAdd announces a queue.
+func (b *batch) SAdd(ctx context.Context, key string, members ...any) *redis.IntCmd {
+	return b.pipe.SAdd(ctx, key, members...)
+}
+
+// EvalSha enqueues a task. What Redis answers, the pipeline learns; here it is taken to be that all is well.
+func (b *batch) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	b.pipe.EvalSha(ctx, sha, keys, args...)
+	return redis.NewCmdResult(int64(1), nil)
+}
+
+// Pending are the ids of the messages that nobody has taken yet. Its cost follows their number, which the
+// dispatchers keep to what the workers can take up soon. (Asynq's Inspector lists them by pages, and passes over
+// some where others are taken meanwhile.)
+func (b *Broker) Pending(ctx context.Context, pool string) (map[string]bool, error) {
+	list, err := b.client.LRange(ctx, keyOf(b.Queue(pool), "pending"), 0, -1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("look up the Asynq tasks of pool %s: %w", pool, err)
+	}
+	ids := make(map[string]bool, len(list))
+	for _, id := range list {
+		ids[id] = true
+	}
+	return ids, nil
+}

@@ -1,0 +1,137 @@
+package handoff
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+)
+
+// Server takes the messages of a pool and delivers them. Make it with NewServer, then Run it, once.
+type Server struct {
+	cfg  ServerConfig
+	gate *gate
+	asyn *asynq.Server
+
+	mu     sync.Mutex
+	shut   bool // what Asynq still delivers is dropped: the dispatchers' sweeper sends it again
+	inHand sync.WaitGroup
+	stop   context.CancelFunc
+}
+
+// ServerConfig says what a Server needs; all of it is required.
+type ServerConfig struct {
+	Pool        string
+	Concurrency int           // messages at once
+	Deliver     func(Message) // returns when the message is of no more use
+	Logger      *slog.Logger
+}
+
+const (
+	checkEvery  = 10 * time.Millisecond // polls where the gate cannot wait
+	shutDownFor = 2 * time.Second       // a Redis that is silent holds Asynq's shutdown up
+)
+
+// NewServer starts nothing.
+func (b *Broker) NewServer(cfg ServerConfig) *Server {
+	queue := b.Queue(cfg.Pool)
+	open, stop := context.WithCancel(context.Background())
+	nowhere := redis.NewClient(&redis.Options{})
+	_ = nowhere.Close() // it has not connected
+	s := &Server{cfg: cfg, stop: stop, gate: &gate{
+		UniversalClient: b.client, open: open, log: cfg.Logger, nowhere: nowhere,
+		pending: keyOf(queue, "pending"), paused: keyOf(queue, "paused"),
+	}}
+	s.asyn = asynq.NewServerFromRedisClient(s.gate, asynq.Config{
+		Concurrency:       cfg.Concurrency,
+		Queues:            map[string]int{queue: 1},
+		TaskCheckInterval: checkEvery,
+		// callq neither schedules nor keeps Asynq tasks.
+		DelayedTaskCheckInterval: time.Minute,
+		JanitorInterval:          time.Hour,
+		ShutdownTimeout:          time.Hour, // after it Asynq would send back what is still being delivered
+		Logger:                   asynqLog{cfg.Logger},
+		LogLevel:                 asynq.WarnLevel,
+	})
+	return s
+}
+
+// Paused says whether the pool's Asynq queue was paused, as far as that is known: it is asked for every 2 s.
+func (s *Server) Paused() bool { return s.gate.isPaused.Load() }
+
+// Run takes messages and delivers them until ctx ends; it returns when those that it has taken are
+// delivered. While Redis is away it waits.
+func (s *Server) Run(ctx context.Context) error {
+	mux := asynq.NewServeMux()
+	mux.HandleFunc(prefix, s.deliver)
+	if err := s.asyn.Start(mux); err != nil {
+		return fmt.Errorf("start Asynq's server: %w", err)
+	}
+	var following sync.WaitGroup
+	following.Go(s.gate.followPaused)
+	<-ctx.Done()
+	s.stop()
+	stopped := make(chan struct{})
+	go func() { s.asyn.Shutdown(); following.Wait(); close(stopped) }()
+	inTime := waitFor(stopped, shutDownFor)
+	s.mu.Lock()
+	s.shut = true
+	s.mu.Unlock()
+	s.inHand.Wait() // Asynq may have given up what is still being delivered
+	if !inTime {
+		waitFor(stopped, shutDownFor)
+	}
+	return nil
+}
+
+// deliver is Asynq's handler. It does not hand Asynq's context on: trouble with Redis must not abort calls. Nor
+// does it fail: Asynq can do nothing for a message.
+func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
+	s.mu.Lock()
+	if s.shut {
+		s.mu.Unlock()
+		return nil
+	}
+	s.inHand.Add(1)
+	s.mu.Unlock()
+	defer s.inHand.Done()
+	defer func() { // Asynq would only archive the task
+		if p := recover(); p != nil {
+			s.cfg.Logger.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	message, err := read(s.cfg.Pool, t)
+	if err != nil {
+		s.cfg.Logger.ErrorContext(ctx, "Asynq task dropped", "err", err)
+		return nil
+	}
+	s.cfg.Deliver(message)
+	return nil
+}
+
+func waitFor(done <-chan struct{}, most time.Duration) bool {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// asynqLog gives Asynq's own log lines to slog: what matters of them the gate says.
+type asynqLog struct{ log *slog.Logger }
+
+func (l asynqLog) Debug(args ...any) { l.log.Debug("Asynq reported", "message", fmt.Sprint(args...)) }
+func (l asynqLog) Info(args ...any)  { l.Debug(args...) }
+func (l asynqLog) Warn(args ...any)  { l.Debug(args...) }
+func (l asynqLog) Error(args ...any) { l.Debug(args...) }
+
+// Fatal is what Asynq calls before it ends the process, which its Server does not.
+func (l asynqLog) Fatal(args ...any) { l.log.Error("Asynq reported", "message", fmt.Sprint(args...)) }

@@ -1,0 +1,76 @@
+package handoff_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/internal/redistest"
+)
+
+// Tidy takes away what Asynq keeps and nobody needs, and nothing else.
+func TestTidy(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	broker, ctx := newBroker(t, client), t.Context()
+	inspector := asynq.NewInspectorFromRedisClient(client)
+	for _, pool := range []string{"live", "gone"} {
+		queue := broker.Queue(pool)
+		key := func(part string) string { return "asynq:{" + queue + "}:" + part }
+		send(t, broker, messages(pool, 5)...)
+		if err := inspector.ArchiveTask(queue, "e-7-0-0"); err != nil {
+			t.Fatal(err)
+		}
+		active := func(id string, lease time.Duration) { // as a worker's that died
+			client.LRem(ctx, key("pending"), 0, id)
+			client.LPush(ctx, key("active"), id)
+			client.HSet(ctx, key("t:"+id), "state", "active")
+			if lease != 0 {
+				client.ZAdd(ctx, key("lease"), redis.Z{Score: float64(time.Now().Add(lease).Unix()), Member: id})
+			}
+		}
+		active("e-7-1-0", -time.Hour)
+		active("e-7-2-0", 0)
+		active("e-7-3-0", 20*time.Second)
+		client.Set(ctx, key("processed"), 7, 0)
+		if err := inspector.PauseQueue(queue); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := asynq.NewClientFromRedisClient(client).Enqueue(asynq.NewTask("x", nil)); err != nil {
+		t.Fatal(err)
+	}
+	other := asynq.NewTask("x", nil) // of somebody else's Asynq
+	if _, err := asynq.NewClientFromRedisClient(client).Enqueue(other, asynq.Queue("callqueue")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds nothing
+		if _, err := broker.Tidy(ctx, []string{"live", "never seen"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := inspector.GetQueueInfo(broker.Queue("live"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Pending != 1 || info.Active != 1 || info.Archived != 0 || !info.Paused {
+		t.Errorf("of the live pool's queue was left: %+v", info)
+	}
+	queues, err := inspector.Queues()
+	slices.Sort(queues)
+	if want := []string{broker.Queue("live"), "callqueue", "default"}; err != nil || !slices.Equal(queues, want) {
+		t.Errorf("queues %v (%v), want %v", queues, err, want)
+	}
+	for _, key := range client.Keys(ctx, "*").Val() {
+		if strings.Contains(key, broker.Queue("gone")) {
+			t.Errorf("left of the pool that is gone: %s", key)
+		}
+	}
+	if n, err := broker.Tidy(ctx, []string{"live"}); n != 0 || err != nil {
+		t.Errorf("a third Tidy found %d (%v)", n, err)
+	}
+}

@@ -1,0 +1,173 @@
+package tasks_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/tasks"
+)
+
+// A whole ServeMux moves in, with its middleware, and finds what it had under Asynq, but for what the docs name.
+func TestAsynqHandlers(t *testing.T) {
+	t.Parallel()
+	var wrapped atomic.Int64
+	mux := asynq.NewServeMux()
+	mux.Use(func(next asynq.Handler) asynq.Handler {
+		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			wrapped.Add(1)
+			return next.ProcessTask(ctx, task)
+		})
+	})
+	mux.HandleFunc("mail:", func(ctx context.Context, task *asynq.Task) error {
+		var to struct{ To string }
+		if err := json.Unmarshal(task.Payload(), &to); err != nil {
+			return err
+		}
+		_, retries := asynq.GetRetryCount(ctx)
+		_, limited := ctx.Deadline()
+		call, ok := tasks.CallFrom(ctx)
+		if !ok {
+			return errors.New("no call in the context")
+		}
+		return call.SetResult(fmt.Sprint(task.Type(), " ", to.To, " ", task.Headers(), " ", retries, limited, task.ResultWriter() == nil))
+	})
+	failures := map[string]error{
+		"skip": fmt.Errorf("no: %w", asynq.SkipRetry), "revoke": asynq.RevokeTask, "fail": errors.New("try again"),
+		"snooze": tasks.Snooze(time.Hour), "panic": nil,
+	}
+	handlers := map[string]tasks.Handler{"mail:welcome": tasks.Asynq(mux), "unknown": tasks.Asynq(mux)}
+	for name, err := range failures {
+		mux.HandleFunc(name, func(context.Context, *asynq.Task) error {
+			if name == "panic" {
+				panic("oh")
+			}
+			return err
+		})
+		handlers[name] = tasks.Asynq(mux)
+	}
+	b := newBench(t, handlers)
+
+	id := b.insertCall(callqueue.Call{Task: "mail:welcome", Key: "acct", Data: map[string]string{"to": "a@example.com"}})
+	b.ended(id, callqueue.StatusDone)
+	want := fmt.Sprintf("mail:welcome a@example.com map[Callq-Attempt:1 Callq-Call-Id:%d Callq-Key:acct Callq-Queue:default] false true true", id)
+	b.await(`SELECT result = to_jsonb($2::text) FROM call_attempts WHERE call_id = $1`, id, want)
+
+	for name, outcome := range map[string]string{"skip": "permanent", "revoke": "permanent", "fail": "error", "snooze": "snoozed", "panic": "error", "unknown": "error"} {
+		b.await(`SELECT outcome = $2 FROM call_attempts WHERE call_id = $1 AND attempt = 1`, b.insert(name), outcome)
+	}
+	if wrapped.Load() == 0 {
+		t.Error("the middleware did not run")
+	}
+}
+
+// 300 calls leave nothing in Redis but a few keys that do not grow in number.
+func TestRedisStaysSmall(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
+	if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_queue (task) SELECT 'ok' FROM generate_series(1, 300)`); err != nil {
+		t.Fatal(err)
+	}
+	b.await(`SELECT count(*) = 300 FROM call_queue WHERE status = 'done'`)
+	b.drain()
+	info, err := asynq.NewInspectorFromRedisClient(b.redis).GetQueueInfo(b.broker().Queue(b.workerPool()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size != 0 || info.Completed != 0 || info.ProcessedTotal == 0 {
+		t.Errorf("the Asynq queue has %+v", info)
+	}
+	// The names of queues and servers, two counters of tasks, and what a budget might have.
+	if keys := b.redis.Keys(t.Context(), "*").Val(); len(keys) > 8 {
+		t.Errorf("%d keys are left: %v", len(keys), keys)
+	}
+}
+
+// What somebody repeats by hand, in Asynqmon or in Redis, runs nothing twice.
+func TestRepeatedByHand(t *testing.T) {
+	t.Parallel()
+	var ran atomic.Int64
+	release := make(chan struct{})
+	b := newBench(t, map[string]tasks.Handler{"count": func(context.Context, *tasks.Call) error {
+		ran.Add(1)
+		<-release
+		return nil
+	}})
+	inspector, queue := asynq.NewInspectorFromRedisClient(b.redis), b.broker().Queue(b.workerPool())
+	key := func(part string) string { return "asynq:{" + queue + "}:" + part }
+	id := b.insert("count")
+	b.await(`SELECT started_at IS NOT NULL FROM call_open WHERE call_id = $1`, id)
+	refs := []handoff.Ref{{CallID: id, Attempt: 1}}
+
+	send := func(name string) {
+		t.Helper()
+		m := handoff.Message{Pool: b.workerPool(), ID: name, Task: "count", Attempts: refs}
+		if err := b.broker().Send(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := func(name string) {
+		t.Helper()
+		b.eventually("task "+name+" is taken", func() bool {
+			_, err := inspector.GetTaskInfo(queue, name)
+			return errors.Is(err, asynq.ErrTaskNotFound)
+		})
+	}
+	// Archived, and run from there.
+	if err := inspector.PauseQueue(queue); err != nil {
+		t.Fatal(err)
+	}
+	send("archived")
+	if err := inspector.ArchiveTask(queue, "archived"); err != nil {
+		t.Fatal(err)
+	}
+	if err := inspector.RunTask(queue, "archived"); err != nil {
+		t.Fatal(err)
+	}
+	if err := inspector.UnpauseQueue(queue); err != nil {
+		t.Fatal(err)
+	}
+	taken("archived")
+	// The same id again, once it is gone, and while the call runs and when it is done.
+	for range 2 {
+		send("again")
+		taken("again")
+	}
+	// An id alone, whose task is gone, and an attempt of another number.
+	if err := b.redis.LPush(t.Context(), key("pending"), "again").Err(); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually("the id is taken", func() bool { return b.redis.LLen(t.Context(), key("pending")).Val() == 0 })
+	refs[0].Attempt = 2
+	send("another attempt")
+	taken("another attempt")
+	close(release)
+	b.ended(id, callqueue.StatusDone)
+	refs[0].Attempt = 1
+	send("late")
+	taken("late")
+	b.drain()
+	if n := ran.Load(); n != 1 {
+		t.Errorf("the handler ran %d times", n)
+	}
+	b.await(`SELECT count(*) = 1 AND bool_and(outcome = 'done') FROM call_attempts WHERE call_id = $1`, id)
+}
+
+func (b *bench) eventually(what string, is func() bool) {
+	b.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); !is(); <-tick.C {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
