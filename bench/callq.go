@@ -13,7 +13,6 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
 )
@@ -55,7 +54,7 @@ func (c *callq) open(ctx context.Context, databaseURL, redisURL string) (err err
 	if _, err := migrations.Up(ctx, c.producers.Config().ConnConfig); err != nil {
 		return err
 	}
-	if c.servants, err = openPool(ctx, databaseURL, ledger.Settings()); err != nil {
+	if c.servants, err = pgxpool.New(ctx, databaseURL); err != nil { // as the README makes it
 		return err
 	}
 	options, err := redis.ParseURL(redisURL)

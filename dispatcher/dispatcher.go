@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -26,7 +27,9 @@ import (
 
 // Config says what a dispatcher needs. Zero values mean the defaults.
 type Config struct {
-	Pool  *pgxpool.Pool         // Postgres; required. Size it for at least 4 connections
+	// Pool says how to reach Postgres; required. Run and Once make connections of their own from its
+	// configuration, at least 4, so that their sessions are set as their statements need it.
+	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient // required
 	// Listen is how the one connection that hears wake-ups is made; nil: as Pool's are. It must
 	// not go through a pooler in transaction mode.
@@ -163,10 +166,25 @@ func (d *Dispatcher) Ready() error {
 // claim in hand is finished and handed over. It waits for Postgres for as long as that is away. The
 // error is a ConflictError where its rules cannot hold beside those of another process.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	if err := d.joinWhenUp(ctx); err != nil {
-		return err
+	return d.connected(ctx, func() error {
+		if err := d.joinWhenUp(ctx); err != nil {
+			return err
+		}
+		return d.present(ctx, func() error { return d.dispatch(ctx) })
+	})
+}
+
+// connected runs a part on connections of its own.
+func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
+	given := d.cfg.Pool
+	own, end, err := ledger.Connect(ctx, given, 4)
+	if err != nil {
+		return fmt.Errorf("connect to Postgres: %w", err)
 	}
-	return d.present(ctx, func() error { return d.dispatch(ctx) })
+	defer end()
+	defer func() { d.cfg.Pool, d.hand.pool = given, given }()
+	d.cfg.Pool, d.hand.pool = own, own
+	return part()
 }
 
 // dispatch is Run once the rules are published.
@@ -198,10 +216,12 @@ func (d *Dispatcher) dispatch(ctx context.Context) error {
 // be claimed. Any number may run at once. Its rules hold beside those of live processes until it
 // returns, and after it where there are none.
 func (d *Dispatcher) Once(ctx context.Context) error {
-	if err := d.join(ctx); err != nil {
-		return err
-	}
-	return d.present(ctx, func() error { return d.tickOnce(ctx) })
+	return d.connected(ctx, func() error {
+		if err := d.join(ctx); err != nil {
+			return err
+		}
+		return d.present(ctx, func() error { return d.tickOnce(ctx) })
+	})
 }
 
 // Turn is one turn of Run's, for whoever keeps the time: a whole tick, or a look between ticks. It

@@ -29,7 +29,9 @@ import (
 
 // Config says what a worker needs. Zero values mean the defaults.
 type Config struct {
-	Pool        *pgxpool.Pool         // Postgres; required. Size it for at least 6 connections
+	// Pool says how to reach Postgres; required. The worker makes connections of its own from its configuration, at
+	// least 8, so that its sessions are set as its statements need it.
+	Pool        *pgxpool.Pool
 	Redis       redis.UniversalClient // required
 	Concurrency int                   // slots: attempts at once; default 100
 	Labels      []string              // what queues can ask for
@@ -77,6 +79,7 @@ const (
 	batchMost   = 1024
 	recordGrace = 5 * time.Second
 	beatEvery   = 2 * time.Second
+	conns       = 8 // lanes, beats, loads, and what handlers draw on
 )
 
 // New checks cfg and makes a Worker. It starts nothing.
@@ -152,6 +155,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	if w.pool != "" {
 		return errors.New("tasks: a Worker runs once")
 	}
+	pool, closePool, err := ledger.Connect(ctx, w.cfg.Pool, conns)
+	if err != nil {
+		return fmt.Errorf("connect to Postgres: %w", err)
+	}
+	defer closePool()
+	w.cfg.Pool, w.budgets.pool = pool, pool
 	w.pool = Pool(w.Tasks(), w.cfg.Labels)
 	// Handlers and their records outlive ctx: draining bounds them.
 	var stopRecording context.CancelFunc

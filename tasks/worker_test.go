@@ -393,3 +393,35 @@ func TestResultIsKept(t *testing.T) {
 		t.Errorf("result = %s (%v)", record.Result, err)
 	}
 }
+
+// A worker and a dispatcher that are given a pool as pgxpool makes it use connections of their own, set as their
+// statements need it: with the pool's own, calls take ten times as long, and starts are as durable as the server is set to.
+func TestOwnConnections(t *testing.T) {
+	t.Parallel()
+	b := &bench{t: t, pool: pgtest.New(t), redis: redistest.New(t)}
+	given, err := pgxpool.New(t.Context(), b.pool.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(given.Close)
+	d, err := dispatcher.New(dispatcher.Config{Pool: given, Redis: b.redis, Rules: dispatcher.Rules{
+		Limits: []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 10, Window: time.Second}}},
+		Queues: []dispatcher.QueueRule{queue("default", time.Minute)},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.worker, err = tasks.New(tasks.Config{Pool: given, Redis: b.redis, Concurrency: 4}); err != nil {
+		t.Fatal(err)
+	}
+	b.worker.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
+	b.run(d.Run)
+	b.run(b.worker.Run)
+	if b.client, err = callqueue.New(b.pool); err != nil {
+		t.Fatal(err)
+	}
+	b.ended(b.insert("ok"), callqueue.StatusDone)
+	if n := given.Stat().AcquireCount(); n > 0 {
+		t.Errorf("%d statements went through the pool that was given", n)
+	}
+}
