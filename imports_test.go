@@ -22,6 +22,7 @@ const (
 	prometheus = "github.com/prometheus/client_golang"
 	redis      = "github.com/redis/go-redis/v9"
 	sync       = "golang.org/x/sync"
+	sys        = "golang.org/x/sys"
 	yaml       = "go.yaml.in/yaml"
 )
 
@@ -44,7 +45,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
 			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/ledger", "internal/limit"},
-			modules: []string{asynq, pgx, prometheus, redis, sync},
+			modules: []string{asynq, pgx, prometheus, redis, sync, sys},
 		},
 		{
 			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "tasks"},

@@ -180,7 +180,7 @@ func (a *attempt) sending(s sending) limit.Sending {
 		ended := time.Since(a.m0)
 		sent = &ended
 	}
-	return limit.Sending{Sent: sent, Answered: since(s.answered), Ended: time.Since(a.m0)}
+	return limit.Sending{Sent: sent, Acked: since(s.acked), Answered: since(s.answered), Ended: time.Since(a.m0)}
 }
 
 // runHandler runs a handler of one's own between a durable start, which was answered so, and its end.

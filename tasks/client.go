@@ -171,7 +171,7 @@ func (c *client) begin(ctx context.Context) (*exchange, error) {
 // written. Where the handler's end came first, that has said all there is to say.
 func (c *client) finish(e *exchange, whole bool) (wrote bool) {
 	sent := sending{started: true}
-	sent.wrote, sent.sent, sent.answered = e.pass.end(whole)
+	sent.wrote, sent.sent, sent.acked, sent.answered = e.pass.end(whole)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.using == e {

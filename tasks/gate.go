@@ -53,6 +53,8 @@ type pass struct {
 	wrote    bool      // a Write has begun
 	writing  bool      // a Write is under way
 	sent     time.Time // the last Write returned; zero: the first has not
+	acked    time.Time // the API's machine was seen to have all of that (acked.go)
+	probe    *time.Timer
 	answered time.Time // the first byte was read after that
 	heard    bool      // a byte was read that can be an answer
 	stray    bool      // the answer is another's
@@ -86,7 +88,10 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p.writing, p.sent = false, now
+	p.writing, p.sent, p.acked = false, now, time.Time{}
+	if c.pass == p && !p.heard && err == nil {
+		c.probeIn(p, firstProbe)
+	}
 	if err != nil && !p.heard {
 		p.cancel(fmt.Errorf("write the request: %w", err))
 	}
@@ -195,21 +200,24 @@ func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
 
 // end takes the leave back. whole says that the answer was read to its end; if it was not, or the
 // request is still being written, the connection is reset. It returns whether anything was
-// written, when the last of it was, and when the answer began if that proves that the request
-// had arrived; zero times where that is not known. Anybody may call it, while the request is made too.
-func (p *pass) end(whole bool) (wrote bool, sent, answered time.Time) {
+// written, when the last of it was, when all of it was acknowledged, and when the answer began if that proves that
+// the request had arrived; zero times where that is not known. Anybody may call it, while the request is made too.
+func (p *pass) end(whole bool) (wrote bool, sent, acked, answered time.Time) {
 	p.mu.Lock()
 	c := p.conn
 	p.ended = true
 	p.mu.Unlock()
 	if c == nil {
-		return false, time.Time{}, time.Time{}
+		return false, time.Time{}, time.Time{}, time.Time{}
 	}
 	c.mu.Lock()
 	mine, cut := c.pass == p, p.writing
 	reset := mine && (!whole || cut)
 	if mine {
 		c.pass = nil
+	}
+	if p.probe != nil {
+		p.probe.Stop()
 	}
 	c.spent = c.spent || reset
 	c.mu.Unlock()
@@ -219,7 +227,7 @@ func (p *pass) end(whole bool) (wrote bool, sent, answered time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if cut {
-		p.sent = time.Now() // it went on until the reset
+		p.sent, p.acked = time.Now(), time.Time{} // it went on until the reset
 	}
-	return p.wrote, p.sent, p.answered
+	return p.wrote, p.sent, p.acked, p.answered
 }

@@ -57,7 +57,7 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 		}},
 		{name: "ended before the write", want: errShut, broken: true, set: func(c *gatedConn, p *pass) error {
 			err := c.admit(p, time.Time{})
-			if wrote, _, _ := p.end(true); wrote {
+			if wrote, _, _, _ := p.end(true); wrote {
 				t.Error("wrote before it was written")
 			}
 			return err
@@ -88,7 +88,7 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 			if !c.broken && !errors.Is(context.Cause(p.ctx), c.want) {
 				t.Errorf("the attempt goes on: %v", context.Cause(p.ctx))
 			}
-			if wrote, sent, answered := p.end(false); wrote || !sent.IsZero() || !answered.IsZero() {
+			if wrote, sent, _, answered := p.end(false); wrote || !sent.IsZero() || !answered.IsZero() {
 				t.Errorf("end = %v %v %v, want nothing written", wrote, sent, answered)
 			}
 			_ = gate.Close()
@@ -119,7 +119,7 @@ func TestGateAdmitsNoPassThatEnded(t *testing.T) {
 	t.Parallel()
 	gate, _ := gatedPair(t)
 	p := newPass(t)
-	if wrote, _, _ := p.end(false); wrote {
+	if wrote, _, _, _ := p.end(false); wrote {
 		t.Error("wrote before it was written")
 	}
 	if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
@@ -157,7 +157,7 @@ func TestSpentConnectionTakesNoRequest(t *testing.T) {
 				if _, err := io.WriteString(gate, bareRequest); err == nil {
 					t.Error("written to a spent connection")
 				}
-				if wrote, _, _ := p.end(false); wrote {
+				if wrote, _, _, _ := p.end(false); wrote {
 					t.Error("wrote")
 				}
 			})
@@ -233,7 +233,7 @@ func TestAnswerBeforeTheWriteEndedProvesNothing(t *testing.T) {
 			close(held.let)
 			_ = receive(t, written)
 		}
-		if wrote, sent, answered := p.end(true); !wrote || sent.IsZero() || answered.IsZero() != early || !p.heard {
+		if wrote, sent, _, answered := p.end(true); !wrote || sent.IsZero() || answered.IsZero() != early || !p.heard {
 			t.Errorf("early %v: end = %v, sent %v, answered %v", early, wrote, sent, answered)
 		}
 	}
@@ -254,7 +254,7 @@ func TestFailingWriteCountsAsWritten(t *testing.T) {
 	if p.ctx.Err() == nil {
 		t.Error("the attempt goes on: net/http would try again")
 	}
-	if wrote, sent, _ := p.end(false); !wrote || sent.IsZero() {
+	if wrote, sent, _, _ := p.end(false); !wrote || sent.IsZero() {
 		t.Errorf("end = %v %v, want written", wrote, sent)
 	}
 }
@@ -277,7 +277,7 @@ func TestEndCutsAWriteUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := time.Now()
-	wrote, sent, _ := p.end(true)
+	wrote, sent, _, _ := p.end(true)
 	if !wrote || sent.Before(before) {
 		t.Errorf("end = %v, sent %s before the reset", wrote, before.Sub(sent))
 	}
@@ -303,14 +303,14 @@ func TestEndLeavesTheNextPassAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if wrote, _, _ := first.end(false); !wrote {
+	if wrote, _, _, _ := first.end(false); !wrote {
 		t.Error("the first was not written")
 	}
 	go func() { _, _ = io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n") }()
 	if _, err := gate.Read(make([]byte, 100)); err != nil {
 		t.Errorf("read the second's answer: %v", err)
 	}
-	if wrote, _, answered := second.end(true); !wrote || answered.IsZero() {
+	if wrote, _, _, answered := second.end(true); !wrote || answered.IsZero() {
 		t.Errorf("end = %v, answered %v", wrote, answered)
 	}
 }

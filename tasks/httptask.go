@@ -78,6 +78,7 @@ type sending struct {
 	started  bool            // the start was granted
 	wrote    bool            // false: nothing was written nor will be, whatever err says
 	sent     time.Time       // the request's last write returned, or its connection was reset under it
+	acked    time.Time       // the API's machine was seen to have all of it
 	answered time.Time       // the answer began, and proves that the request had arrived
 	result   json.RawMessage // the answer without secrets; nil: none, or not to be kept
 	err      error           // nil: done; its text has no secrets
@@ -236,7 +237,7 @@ func (e *exchange) cause(err error) error {
 // end shuts the gate, then says what went through.
 func (e *exchange) end(whole bool) sending {
 	s := sending{started: e.started}
-	s.wrote, s.sent, s.answered = e.pass.end(whole)
+	s.wrote, s.sent, s.acked, s.answered = e.pass.end(whole)
 	return s
 }
 

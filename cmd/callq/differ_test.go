@@ -47,7 +47,7 @@ func TestProcessesDiffer(t *testing.T) {
 	if got := rules(limits()["api"].Wanted); !slices.Equal(got, []string{first, second}) {
 		t.Errorf("of api they want %q", got)
 	}
-	if got := rules(limits()["own"].Wanted); !slices.Equal(got, []string{"1 per 1s, sliding window, slack 100ms, send_within 100ms", "not in its configuration"}) {
+	if got := rules(limits()["own"].Wanted); !slices.Equal(got, []string{"1 per 1s, sliding window, slack 500ms, send_within 100ms", "not in its configuration"}) {
 		t.Errorf("of own they want %q", got)
 	}
 	w.do("limits", "set", "api", "3/1h")

@@ -55,7 +55,7 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"limits set stripe 0", 2, "to let nothing through, pause the limit"},
 		{"limits set stripe 7", 2, "stripe is 20 per 1h, sliding window: set a rate, such as 100/1h"},
 		{"limits set sockets 7/s", 2, "sockets is 5 at once: set a whole number, such as 5"},
-		{"limits set sockets 7", 0, "limit sockets: 7 at once, anchor finish, slack 100ms, send_within 5s (set; config: 5 at once)"},
+		{"limits set sockets 7", 0, "limit sockets: 7 at once, anchor finish, slack 500ms, send_within 5s (set; config: 5 at once)"},
 		{"limits set nothing 7", 4, "no such limit: nothing"},
 		{"limits reset stripe", 0, "limit stripe: 100 per 1h"},
 		{"limits reset stripe", 0, "limit stripe: as it was"},

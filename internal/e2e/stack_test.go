@@ -55,6 +55,7 @@ type stack struct {
 	config   string
 	pool     *pgxpool.Pool
 	client   *callqueue.Client
+	prefix   []string // what processes are started with, as `ip netns exec`
 	logs     struct{ postgres, redis logBuffer }
 }
 
@@ -165,7 +166,8 @@ func (s *stack) spawn(args ...string) *process {
 // launch starts a callq process that the caller ends. It may be called from any goroutine.
 func (s *stack) launch(args ...string) (*process, error) {
 	p := &process{t: s.t, name: strings.Join(args, " "), log: &logBuffer{}, done: make(chan struct{})}
-	p.cmd = exec.Command(callq, append([]string{"--config", s.config}, args...)...) //nolint:noctx // ended by signals
+	line := append(slices.Clone(s.prefix), append([]string{callq, "--config", s.config}, args...)...)
+	p.cmd = exec.Command(line[0], line[1:]...) //nolint:noctx // ended by signals
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {

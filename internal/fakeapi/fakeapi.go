@@ -29,6 +29,8 @@ type Config struct {
 	HangUp func(call string, nth int) bool
 	// Slow says how much longer than Latency the nth request of a call takes.
 	Slow func(call string, nth int) time.Duration
+	// Listener is where it serves; nil: a free port of the loopback interface.
+	Listener net.Listener
 }
 
 // Request is one request as it arrived.
@@ -59,11 +61,14 @@ type API struct {
 	mostAll  int
 }
 
-// Start starts an API on a free port of the loopback interface.
+// Start starts an API.
 func Start(cfg Config) (*API, error) {
-	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("listen for the API: %w", err)
+	listener := cfg.Listener
+	if listener == nil {
+		var err error
+		if listener, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
+			return nil, fmt.Errorf("listen for the API: %w", err)
+		}
 	}
 	a := &API{cfg: cfg, listener: listener, nth: map[string]int{}, running: map[string]int{}, mostRun: map[string]int{}}
 	a.server = &http.Server{

@@ -103,6 +103,7 @@ type closeArgs struct {
 	settled                    []*int64
 	byMicros, writtenMicros    []*int64
 	endByMicros, closedMicros  []*int64
+	ackedMicros                []*int64
 	delayMicros                []*int64
 }
 
@@ -135,13 +136,14 @@ func (a *closeArgs) add(c Closing) {
 	a.writtenMicros = append(a.writtenMicros, micros(&arrival.Written))
 	a.endByMicros = append(a.endByMicros, micros(arrival.EndBy))
 	a.closedMicros = append(a.closedMicros, micros(&arrival.Closed))
+	a.ackedMicros = append(a.ackedMicros, micros(arrival.Acked))
 }
 
 func (a *closeArgs) named() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
 		"ids": a.ids, "attempts": a.attempts, "tokens": a.tokens, "unstarted": a.unstarted,
 		"outcomes": a.outcomes, "errors": a.errors, "results": a.results, "requests": a.requests, "settled": a.settled,
-		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "end_by": a.endByMicros, "closed": a.closedMicros,
+		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "end_by": a.endByMicros, "closed": a.closedMicros, "acked": a.ackedMicros,
 		"statuses": a.statuses, "failed": a.failed, "delay": a.delayMicros,
 	}
 }
@@ -156,7 +158,7 @@ func nonZero[T comparable](v T) *T {
 
 // closeSQL takes the locks of the open rows in id order (asked's, by which each is found), then of their
 // calls, then of its own connection's usage rows. A batch may name an attempt twice; one of the two
-// closes it. until is limit.Arrival's formula; usage buckets are at most W/200 and labelled with their
+// closes it. until is limit.Arrival.Until's formula; usage buckets are at most W/200 and labelled with their
 // end (date_bin rounds down, so one is added; none where the charge is over already). Whenever a
 // request's last byte was written, its first was within send_within, by the gate. Unstarted rows of an
 // older epoch are not closed uncharged: the former server may have started them. A concurrency limit
@@ -172,10 +174,10 @@ WITH asked AS MATERIALIZED (
     SELECT *
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
             @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[], @settled::bigint[],
-            @charged::bool[], @by::bigint[], @written::bigint[], @end_by::bigint[], @closed::bigint[],
+            @charged::bool[], @by::bigint[], @written::bigint[], @end_by::bigint[], @closed::bigint[], @acked::bigint[],
             @statuses::text[], @failed::bool[], @delay::bigint[])
         AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, settled,
-            charged, by_us, written_us, end_by_us, closed_us, status, failed, delay_us)
+            charged, by_us, written_us, end_by_us, closed_us, acked_us, status, failed, delay_us)
     ORDER BY call_id
 ), gone AS (
     DELETE FROM call_open o
@@ -185,14 +187,15 @@ WITH asked AS MATERIALIZED (
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
         o.limits, o.keys, o.costs, o.send_within, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, CASE WHEN c.charged THEN c.settled END AS settled, c.charged, c.status, c.failed,
-        c.by_us, c.written_us, c.end_by_us, c.closed_us, c.delay_us
+        c.by_us, c.written_us, c.end_by_us, c.closed_us, c.acked_us, c.delay_us
 ), bounded AS (
     SELECT *,
         delay_us * interval '1 microsecond' AS delay,
         base + by_us * interval '1 microsecond' AS by,
         base + least(written_us * interval '1 microsecond', CASE WHEN started_at IS NOT NULL THEN send_within END) AS written,
         base + end_by_us * interval '1 microsecond' AS end_by,
-        base + closed_us * interval '1 microsecond' AS closed
+        base + closed_us * interval '1 microsecond' AS closed,
+        base + acked_us * interval '1 microsecond' AS acked
     FROM gone
 ), ended AS MATERIALIZED (
     SELECT b.*, u.until, u.names, u.charged_keys, u.charged_costs, u.buckets, u.charges
@@ -210,7 +213,13 @@ WITH asked AS MATERIALIZED (
                 WHEN l.anchor = 'dispatch' THEN b.claimed_at
                 WHEN l.window_size > '0' THEN
                     CASE coalesce(l.anchor, CASE b.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-                    WHEN 'start' THEN least(b.by, b.written + l.slack) ELSE least(b.end_by, b.closed + l.slack) END
+                    WHEN 'start' THEN
+                        CASE WHEN b.by IS NOT NULL AND b.acked IS NULL THEN b.by
+                        ELSE least(b.by, greatest(b.acked, b.written + l.slack)) END
+                    ELSE
+                        CASE WHEN b.end_by IS NOT NULL AND b.acked IS NULL THEN b.end_by
+                        ELSE least(b.end_by, greatest(b.acked, b.closed + l.slack)) END
+                    END
                 WHEN b.end_by IS NULL THEN greatest(b.now, b.closed + l.slack)
                 ELSE b.now END AS until
             FROM unnest(b.limits, b.keys, b.costs) AS u (name, key, cost)

@@ -145,17 +145,28 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
 }
 
-// until, as the closing writes it, is limit.Arrival's formula for either anchor.
+// until, as the closing writes it, is limit.Arrival.Until's for either anchor.
 func TestCloseUntil(t *testing.T) {
 	t.Parallel()
 	ms := func(n int64) *time.Duration { d := time.Duration(n) * time.Millisecond; return &d }
 	cases := []struct {
 		name          string
 		arrival       limit.Arrival
-		start, finish int64 // ms after the start; slack is 500 ms
+		start, finish int64 // ms after the start; slack is 500 ms. limit.Arrival.Until says the same
 	}{
 		{"answered at once", limit.Arrival{By: ms(20), Written: *ms(5), EndBy: ms(20), Closed: *ms(5)}, 20, 20},
-		{"answered after its slack", limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5)}, 505, 505},
+		{"answered after its slack", limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5)}, 900, 900},
+		{
+			"answered after its slack, acknowledged before",
+			limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5), Acked: ms(50)},
+			505, 505,
+		},
+		{
+			"acknowledged after its slack",
+			limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5), Acked: ms(700)},
+			700, 700,
+		},
+		{"no answer, acknowledged after its slack", limit.Arrival{Written: *ms(5), Closed: *ms(2000), Acked: ms(700)}, 700, 2500},
 		{"no answer", limit.Arrival{Written: *ms(5), Closed: *ms(2000)}, 505, 2500},
 		{"lost", limit.LostArrival(*ms(300), *ms(2000)), 800, 2500},
 	}
@@ -166,6 +177,9 @@ func TestCloseUntil(t *testing.T) {
 				pool := pgtest.New(t)
 				id := open(t, pool)
 				exec(t, pool, `UPDATE call_limits SET anchor = $1`, anchor)
+				if until := c.arrival.Until(limit.Anchor(anchor), 500*time.Millisecond); until != *ms(after) {
+					t.Errorf("anchor %s: limit says %s, want %d ms", anchor, until, after)
+				}
 				startedAt := start(t, pool, request(id, 7))[7].StartedAt
 				if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",

@@ -27,20 +27,45 @@ const (
 // Margin is what a window is widened by for clocks that run apart: W/1000.
 func Margin(window time.Duration) time.Duration { return window / 1000 }
 
-// Arrival bounds, as offsets from the start, the moment at which an attempt's request reached
-// the API: for limits anchored at the start until = started_at + min(By, Written + slack), for those
-// anchored at the finish started_at + min(EndBy, Closed + slack).
+// Arrival bounds, as offsets from the start, the moment at which an attempt's request reached the API: see
+// [Arrival.Until].
 type Arrival struct {
 	By      *time.Duration // proof: what was written through the gate had arrived by then, for it was answered
 	Written time.Duration  // the last moment at which it was, or could have been, written
 	EndBy   *time.Duration // proof: all that may have been sent had arrived by then
 	Closed  time.Duration  // the moment after which nothing more could leave: connection reset, handler's deadline
+	// Acked is when the API's machine was seen to have all that was written: TCP sends nothing of it again. Nil: that
+	// was not seen.
+	Acked *time.Duration
+}
+
+// Until is the latest moment at which the request can have arrived, for a limit with this anchor and slack. An answer
+// is proof. That it arrived within slack of the write is believed before an answer only where it was acknowledged, since
+// TCP sends what was lost again, after 200 ms at the earliest; the acknowledgement itself may be later than that.
+// internal/ledger's closeSQL has the same formula.
+func (a Arrival) Until(anchor Anchor, slack time.Duration) time.Duration {
+	by, last := a.By, a.Written
+	if anchor == AnchorFinish {
+		by, last = a.EndBy, a.Closed
+	}
+	if by != nil && a.Acked == nil {
+		return *by
+	}
+	until := last + slack
+	if a.Acked != nil {
+		until = max(until, *a.Acked)
+	}
+	if by != nil {
+		until = min(until, *by)
+	}
+	return until
 }
 
 // Sending is what a worker measured of an attempt on its monotonic clock, from m0, the reading
 // before it asked for the start. Nil: it did not happen or was not seen.
 type Sending struct {
 	Sent     *time.Duration // the request's last write returned
+	Acked    *time.Duration // the API's machine had all of it
 	Answered *time.Duration // the answer began
 	Ended    time.Duration  // the handler ended, its connection reset if there was no answer
 	Own      bool           // by a handler of one's own, which may have sent by other means too
@@ -54,9 +79,9 @@ func (s Sending) Arrival() Arrival {
 		return s.ownArrival()
 	}
 	if s.Answered != nil {
-		return Arrival{By: s.Answered, Written: *s.Sent, EndBy: s.Answered, Closed: *s.Sent}
+		return Arrival{By: s.Answered, Written: *s.Sent, EndBy: s.Answered, Closed: *s.Sent, Acked: s.Acked}
 	}
-	return Arrival{Written: *s.Sent, Closed: s.Ended}
+	return Arrival{Written: *s.Sent, Closed: s.Ended, Acked: s.Acked}
 }
 
 // ownArrival takes a limit that is anchored at the start as the promise to send through the call's client:
@@ -67,7 +92,7 @@ func (s Sending) ownArrival() Arrival {
 		a.By, a.EndBy = &s.Ended, &s.Ended
 	}
 	if s.Sent != nil {
-		a.By, a.Written = s.Answered, *s.Sent
+		a.By, a.Written, a.Acked = s.Answered, *s.Sent, s.Acked
 	}
 	return a
 }

@@ -10,18 +10,6 @@ func ms(n int) *time.Duration {
 	return &d
 }
 
-// until is the formula that the ledger's SQL applies to an Arrival.
-func until(a Arrival, anchor Anchor, slack time.Duration) time.Duration {
-	last, by := a.Written, a.By
-	if anchor == AnchorFinish {
-		last, by = a.Closed, a.EndBy
-	}
-	if by != nil {
-		return min(*by, last+slack)
-	}
-	return last + slack
-}
-
 func TestUntil(t *testing.T) {
 	const slack = 100 * time.Millisecond
 	cases := []struct {
@@ -30,7 +18,19 @@ func TestUntil(t *testing.T) {
 		start, finish time.Duration
 	}{
 		{"answered soon: its answer", Sending{Sent: ms(3), Answered: ms(23), Ended: 25 * time.Millisecond}.Arrival(), *ms(23), *ms(23)},
-		{"answered late: sent + slack", Sending{Sent: ms(3), Answered: ms(900), Ended: *ms(901)}.Arrival(), *ms(103), *ms(103)},
+		{"answered late: its answer", Sending{Sent: ms(3), Answered: ms(900), Ended: *ms(901)}.Arrival(), *ms(900), *ms(900)},
+		{
+			"answered late, and acknowledged soon: sent + slack",
+			Sending{Sent: ms(3), Acked: ms(50), Answered: ms(900), Ended: *ms(901)}.Arrival(), *ms(103), *ms(103),
+		},
+		{
+			"answered late, and acknowledged after slack: the acknowledgement",
+			Sending{Sent: ms(3), Acked: ms(450), Answered: ms(900), Ended: *ms(901)}.Arrival(), *ms(450), *ms(450),
+		},
+		{
+			"no answer, and acknowledged after slack: the acknowledgement, or the reset + slack",
+			Sending{Sent: ms(3), Acked: ms(450), Ended: *ms(5000)}.Arrival(), *ms(450), *ms(5100),
+		},
 		{"no answer: sent + slack, or the reset + slack", Sending{Sent: ms(3), Ended: *ms(5000)}.Arrival(), *ms(103), *ms(5100)},
 		{"own handler: its end", Sending{Own: true, Ended: *ms(700)}.Arrival(), *ms(700), *ms(700)},
 		{"own handler that gave up: its end + slack", Sending{Own: true, GaveUp: true, Ended: *ms(700)}.Arrival(), *ms(800), *ms(800)},
@@ -39,8 +39,12 @@ func TestUntil(t *testing.T) {
 			Sending{Own: true, Sent: ms(3), Answered: ms(23), Ended: *ms(700)}.Arrival(), *ms(23), *ms(700),
 		},
 		{
-			"own handler, answered late through its client: sent + slack, or its end",
-			Sending{Own: true, Sent: ms(3), Answered: ms(300), Ended: *ms(700)}.Arrival(), *ms(103), *ms(700),
+			"own handler, answered late through its client: the answer, or its end",
+			Sending{Own: true, Sent: ms(3), Answered: ms(300), Ended: *ms(700)}.Arrival(), *ms(300), *ms(700),
+		},
+		{
+			"own handler, answered late through its client, acknowledged soon: sent + slack, or its end",
+			Sending{Own: true, Sent: ms(3), Acked: ms(50), Answered: ms(300), Ended: *ms(700)}.Arrival(), *ms(103), *ms(700),
 		},
 		{
 			"own handler, answered through its client, that gave up: the answer, or its end + slack",
@@ -56,10 +60,10 @@ func TestUntil(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if got := until(c.arrival, AnchorStart, slack); got != c.start {
+			if got := c.arrival.Until(AnchorStart, slack); got != c.start {
 				t.Errorf("anchor start: until = %v, want %v", got, c.start)
 			}
-			if got := until(c.arrival, AnchorFinish, slack); got != c.finish {
+			if got := c.arrival.Until(AnchorFinish, slack); got != c.finish {
 				t.Errorf("anchor finish: until = %v, want %v", got, c.finish)
 			}
 		})

@@ -79,9 +79,9 @@ func (r Rate) String() string {
 }
 
 // DefaultSlack is how long a request may take to arrive after it was written: W/20, at least
-// 100 ms and at most 60 s.
+// 500 ms, for TCP sends a segment that was lost again after 200 ms at the earliest, and at most 60 s.
 func DefaultSlack(window time.Duration) time.Duration {
-	return min(max(window/20, 100*time.Millisecond), time.Minute)
+	return min(max(window/20, 500*time.Millisecond), time.Minute)
 }
 
 // DefaultSendWithin is how long a worker may take from asking for the start to writing the

@@ -80,8 +80,8 @@ func TestParseRateRefuses(t *testing.T) {
 func TestLimitDefaults(t *testing.T) {
 	t.Parallel()
 	cases := []struct{ window, slack, sendWithin time.Duration }{
-		{time.Second, 100 * time.Millisecond, 100 * time.Millisecond},
-		{2 * time.Second, 100 * time.Millisecond, 100 * time.Millisecond},
+		{time.Second, 500 * time.Millisecond, 100 * time.Millisecond},
+		{2 * time.Second, 500 * time.Millisecond, 100 * time.Millisecond},
 		{10 * time.Second, 500 * time.Millisecond, 500 * time.Millisecond},
 		{100 * time.Second, 5 * time.Second, 5 * time.Second},
 		{10 * time.Minute, 30 * time.Second, 5 * time.Second},

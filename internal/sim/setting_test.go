@@ -226,7 +226,7 @@ func (s *setting) slack(limits []string) time.Duration {
 			continue
 		}
 		// Said by docs/design.md, not taken from internal/limit.
-		slack := min(max(spanOf(l)/20, 100*time.Millisecond), time.Minute)
+		slack := min(max(spanOf(l)/20, 500*time.Millisecond), time.Minute)
 		if l.Slack > 0 {
 			slack = l.Slack
 		}

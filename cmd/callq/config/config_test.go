@@ -69,8 +69,8 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		},
 		"0042": {
 			Rate: Rates{"5/s"}, Algorithm: "sliding_window", Anchor: "finish",
-			Slack: 100 * time.Millisecond, SendWithin: 50 * time.Millisecond,
-			Windows: []Window{{Rate: limit.Rate{Units: 5, Window: time.Second}, Slack: 100 * time.Millisecond, SendWithin: 50 * time.Millisecond}},
+			Slack: 500 * time.Millisecond, SendWithin: 50 * time.Millisecond,
+			Windows: []Window{{Rate: limit.Rate{Units: 5, Window: time.Second}, Slack: 500 * time.Millisecond, SendWithin: 50 * time.Millisecond}},
 		},
 		"tokens": {
 			Rate: Rates{"90_000/1m"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "dispatch",
@@ -79,8 +79,8 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		},
 		"sockets": {
 			Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish",
-			Slack: 100 * time.Millisecond, SendWithin: 5 * time.Second,
-			Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 100 * time.Millisecond, SendWithin: 5 * time.Second}},
+			Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second,
+			Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second}},
 		},
 	}
 	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}

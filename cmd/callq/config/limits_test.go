@@ -37,16 +37,16 @@ limits:
 			{"", "7 per 1h, sliding window", nil, limit.DefaultSlack(time.Hour), 5 * time.Second},
 			{"/1d", "8 per 1d, sliding window", nil, time.Minute, 5 * time.Second},
 		},
-		"per-account": {{"", "5 per 1s, sliding window", map[string]int64{"acct_1": 50, "": 1, "odd, 'key'": 6}, 100 * time.Millisecond, 100 * time.Millisecond}},
-		"bursty":      {{"", "10 per 1s, token bucket, burst 90", nil, 100 * time.Millisecond, 100 * time.Millisecond}},
+		"per-account": {{"", "5 per 1s, sliding window", map[string]int64{"acct_1": 50, "": 1, "odd, 'key'": 6}, 500 * time.Millisecond, 100 * time.Millisecond}},
+		"bursty":      {{"", "10 per 1s, token bucket, burst 90", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
 		"nightly":     {{"", "10000 per 1d, fixed window, Asia/Tokyo", nil, time.Minute, 5 * time.Second}},
 		"monthly":     {{"", "5 per 1mo, fixed window, UTC", map[string]int64{"big": 60, "small": 1}, time.Minute, 5 * time.Second}},
-		"cps":         {{"", "1 per 100ms, leaky bucket", nil, 100 * time.Millisecond, 100 * time.Millisecond}},
+		"cps":         {{"", "1 per 100ms, leaky bucket", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
 		"two-speeds": {
-			{"", "10 per 1s, sliding window", nil, 100 * time.Millisecond, 50 * time.Millisecond},
+			{"", "10 per 1s, sliding window", nil, 500 * time.Millisecond, 50 * time.Millisecond},
 			{"/1d", "10000 per 1d, sliding window", nil, time.Minute, 50 * time.Millisecond},
 		},
-		"per-phone": {{"", "1 at once", map[string]int64{"hotline": 9}, 100 * time.Millisecond, 5 * time.Second}},
+		"per-phone": {{"", "1 at once", map[string]int64{"hotline": 9}, 500 * time.Millisecond, 5 * time.Second}},
 	} {
 		var got []window
 		for _, w := range c.Limits[name].Windows {

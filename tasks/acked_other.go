@@ -1,0 +1,10 @@
+//go:build !linux
+
+package tasks
+
+import (
+	"errors"
+	"net"
+)
+
+func unacked(*net.TCPConn) (int, error) { return 0, errors.ErrUnsupported }
