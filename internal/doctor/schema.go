@@ -92,6 +92,7 @@ WITH home AS (
     UNION ALL
     SELECT 'function', '', p.proname || '(' || replace(pg_get_function_identity_arguments(p.oid), h.prefix, '') || ')',
         concat_ws(' ', md5(p.prosrc), CASE WHEN p.prosecdef THEN 'SECURITY DEFINER' END)
+        || CASE WHEN p.prosecdef AND has_function_privilege('public', p.oid, 'EXECUTE') THEN ' (for anybody)' ELSE '' END
     FROM pg_proc p JOIN home h ON p.pronamespace = h.oid
     WHERE p.proname LIKE 'callq\_%' OR p.proname LIKE 'enqueue\_%'
 )
@@ -165,6 +166,12 @@ func compareSchemas(want, have []object) (found []Finding) {
 			found = append(found, Finding{
 				Level: Problem, What: o.String() + " is disabled: calls that are inserted or changed are not found",
 				Fix: fmt.Sprintf("ALTER TABLE %s ENABLE TRIGGER %s; then callq maintain sweep", o.Table, o.Name),
+			})
+		case definition == o.Definition+" (for anybody)":
+			name, _, _ := strings.Cut(o.Name, "(")
+			found = append(found, Finding{
+				Level: Problem, What: "function " + name + " runs as its owner, and anybody may execute it",
+				Fix: fmt.Sprintf("REVOKE ALL ON FUNCTION %s FROM PUBLIC", name),
 			})
 		case definition == o.Definition+" (invalid)":
 			found = append(found, Finding{

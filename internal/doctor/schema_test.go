@@ -46,6 +46,8 @@ func TestColumnsAreRestored(t *testing.T) {
 		`ALTER TABLE call_attempts DROP worker`,
 		`ALTER TABLE call_audit DROP at`,
 		`ALTER TABLE call_audit DROP id CASCADE`,
+		`GRANT EXECUTE ON FUNCTION enqueue_call TO PUBLIC`,
+		`GRANT EXECUTE ON FUNCTION callq_calls_inserted TO PUBLIC`,
 	} {
 		if _, err := pool.Exec(t.Context(), harm); err != nil {
 			t.Fatalf("%s: %v", harm, err)
