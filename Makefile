@@ -7,7 +7,7 @@ LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 SERVERS := go run ./internal/local/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check test lint vet race fmt docs exact exact-short faults limits kill kill-night model sim sim-night latency bench bench-claims bench-reads bench-check
+.PHONY: help build demo check test lint vet race fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-claims bench-reads bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,6 +48,9 @@ exact: ## the same one after the other, three rounds each: prints the share of t
 
 faults: ## servers, dispatchers and workers killed, frozen and flushed under load
 	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce|TestRolling'
+
+loss: ## workers and API on two hosts with a network between them that loses packets: never over. As root
+	$(E2E) -timeout 3m -run 'TestPacketLoss'
 
 limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
 	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'

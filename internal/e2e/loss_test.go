@@ -29,7 +29,7 @@ type wire struct {
 
 // A network that loses packets, or is slow, has no window exceeded: TCP sends again what was lost, so that requests
 // arrive later than they were written.
-func TestExactUnderPacketLoss(t *testing.T) {
+func TestPacketLoss(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("network namespaces need root, as CI is")
 	}
