@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -275,8 +276,15 @@ func (a *attempt) guard(ctx context.Context, handler Handler, call *Call) (err e
 func (a *attempt) asCall() *Call {
 	return &Call{
 		ID: a.callID, Attempt: int(a.number), Queue: a.Queue, Task: a.Task, Key: a.Key, Cost: a.Cost, Data: a.Data,
-		budgets: a.w.budgets,
+		IdempotencyKey: a.idempotencyKey(),
+		budgets:        a.w.budgets,
 	}
+}
+
+// idempotencyKey names the call by its database too, and by when it was inserted: ids are given out again
+// after a TRUNCATE or a restore.
+func (a *attempt) idempotencyKey() string {
+	return fmt.Sprintf("callq-%s-%s-%d", a.w.database, strconv.FormatInt(a.CreatedAt.UnixMicro(), 36), a.callID)
 }
 
 // start asks for the durable start.

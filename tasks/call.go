@@ -20,6 +20,9 @@ type Call struct {
 	Key     string
 	Cost    int64
 	Data    json.RawMessage // call_data
+	// IdempotencyKey is the same for every attempt of the call, and no other call has it, of whatever database or
+	// time. The task http and Client send it as the header Idempotency-Key.
+	IdempotencyKey string
 	// Client makes the one request that an attempt may make through it. It gives a handler of one's own what the
 	// task http has:
 	//

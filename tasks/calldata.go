@@ -126,7 +126,7 @@ func (c *httpCall) build(call *Call, body []byte, contentType string) error {
 
 // setOwn sets what each request carries, unless the caller did.
 func setOwn(header http.Header, call *Call) {
-	setDefault(header, "Idempotency-Key", fmt.Sprintf("callq-%d", call.ID))
+	setDefault(header, "Idempotency-Key", call.IdempotencyKey)
 	setDefault(header, "User-Agent", userAgent)
 	setDefault(header, "Callq-Call-Id", strconv.FormatInt(call.ID, 10))
 	setDefault(header, "Callq-Attempt", strconv.Itoa(call.Attempt))

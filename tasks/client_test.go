@@ -26,7 +26,7 @@ func clientOf(t *testing.T, h *httpTask, sendWithin time.Duration) *client {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	return newClient(ctx, h, &Call{ID: 7, Attempt: 2}, g, bound)
+	return newClient(ctx, h, &Call{ID: 7, Attempt: 2, IdempotencyKey: "callq-7"}, g, bound)
 }
 
 func isNotSent(err error) bool {

@@ -130,7 +130,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]delivered,
 		return nil, fmt.Errorf("load attempts: %w", err)
 	}
 	loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d delivered, err error) {
-		return d, row.Scan(&d.callID, &d.attempt, &d.epoch, &d.Queue, &d.Task, &d.Key, &d.Cost, &d.Data, &d.gone, &d.expired, &d.FailedCount,
+		return d, row.Scan(&d.callID, &d.attempt, &d.epoch, &d.Queue, &d.Task, &d.Key, &d.Cost, &d.Data, &d.CreatedAt, &d.gone, &d.expired, &d.FailedCount,
 			&d.Policy.MaxAttempts, &d.Policy.BackoffMin, &d.Policy.BackoffMax, &d.Timeout, &d.Limits, &d.Keys, &d.Frees)
 	})
 	if err != nil {
@@ -143,6 +143,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]delivered,
 const loadSQL = `
 SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost,
     coalesce(q.call_data, '{}') AS call_data,
+    coalesce(q.created_at, 'epoch') AS created_at,
     q.id IS NULL AS gone,
     coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
     coalesce(q.failed_count, 0) AS failed_count,

@@ -96,7 +96,7 @@ func newTaskOf(t *testing.T, cfg HTTPConfig) *httpTask {
 }
 
 func callOf(data string, args ...any) *Call {
-	return &Call{ID: 7, Attempt: 2, Queue: "default", Task: HTTP, Data: fmt.Appendf(nil, data, args...)}
+	return &Call{ID: 7, Attempt: 2, IdempotencyKey: "callq-7", Queue: "default", Task: HTTP, Data: fmt.Appendf(nil, data, args...)}
 }
 
 func granted(context.Context) (grant, error) { return grant{m0: time.Now()}, nil }

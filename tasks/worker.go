@@ -48,6 +48,7 @@ type Worker struct {
 	cfg      Config
 	id       string
 	pool     string // set by Run, from the handlers
+	database string // its id, set by Run
 	handlers map[string]Handler
 	http     *httpTask
 	log      *slog.Logger
@@ -184,6 +185,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if broker == nil {
 		return nil // ctx ended before anything had begun
 	}
+	w.database = broker.Database()
 	w.server.Store(broker.NewServer(handoff.ServerConfig{
 		Pool: w.pool, Concurrency: min(max(w.cfg.Concurrency/32, 2), 32), Deliver: w.deliver, Logger: w.log,
 	}))

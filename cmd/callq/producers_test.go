@@ -72,11 +72,11 @@ func TestProducersPage(t *testing.T) {
 	w.exec(`CREATE TABLE orders (id bigint, account bigint)`)
 	w.exec(`GRANT SELECT, INSERT ON orders TO ` + logins.Prefix + `_producer`)
 	var mu sync.Mutex
-	arrived := map[string]bool{} // Idempotency-Key
+	arrived := map[string]bool{} // Callq-Call-Id
 	api := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
-		arrived[r.Header.Get("Idempotency-Key")] = true
+		arrived[r.Header.Get("Callq-Call-Id")] = true
 	}))
 	t.Cleanup(api.Close)
 	daemon, viewer := w, w
@@ -143,7 +143,7 @@ func TestProducersPage(t *testing.T) {
 			continue
 		}
 		if call.Task != "http" || call.Cost != 1 || call.FailedCount != 0 || call.MaxAttempts != nil ||
-			call.ExpiresAt != nil || !arrived[fmt.Sprintf("callq-%d", c.ID)] {
+			call.ExpiresAt != nil || !arrived[fmt.Sprint(c.ID)] {
 			t.Errorf("not as the page says: %+v, %s", call.Record, call.Data)
 		}
 		var data bytes.Buffer

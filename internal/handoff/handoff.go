@@ -141,7 +141,10 @@ RETURNING position`
 // Queue is the name of a pool's Asynq queue.
 func (b *Broker) Queue(pool string) string { return b.prefix() + pool }
 
-func (b *Broker) prefix() string { return prefix + strconv.FormatInt(b.id, 36) + ":" }
+func (b *Broker) prefix() string { return prefix + b.Database() + ":" }
+
+// Database is the id of the database, which no other has but a copy of it.
+func (b *Broker) Database() string { return strconv.FormatInt(b.id, 36) }
 
 // Asynq's names of what it keeps of a queue in Redis; a test goes red where an upgrade changes them.
 func keyOf(queue, part string) string { return "asynq:{" + queue + "}:" + part }

@@ -46,6 +46,7 @@ type Work struct {
 	Key         string
 	Cost        int64
 	Data        []byte
+	CreatedAt   time.Time // of the call
 	FailedCount int
 	Policy      Policy
 	Timeout     time.Duration
@@ -99,7 +100,7 @@ func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 	var wanted bool
 	var w Work
 	err := row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &wanted,
-		&w.Queue, &w.Task, &w.Key, &w.Cost, &w.Data, &w.FailedCount,
+		&w.Queue, &w.Task, &w.Key, &w.Cost, &w.Data, &w.CreatedAt, &w.FailedCount,
 		&w.Policy.MaxAttempts, &w.Policy.BackoffMin, &w.Policy.BackoffMax, &w.Timeout, &w.Limits, &w.Keys, &w.Frees)
 	if wanted {
 		a.Work = &w
@@ -123,7 +124,7 @@ const startSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-        CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data, q.failed_count, q.max_attempts
+        CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data, q.created_at, q.failed_count, q.max_attempts
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
         AS a (call_id, attempt, token, epoch, timeout_us)
     LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
@@ -143,10 +144,10 @@ WITH asked AS MATERIALIZED (
       AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp())
     RETURNING o.call_id, o.token, o.started_at, o.deadline, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
-        a.wanted, a.call_data, a.failed_count, a.max_attempts
+        a.wanted, a.call_data, a.created_at, a.failed_count, a.max_attempts
 )
 SELECT s.call_id, s.token, s.started_at, s.send_within, false AS gone, false AS expired, s.wanted,
-    s.queue, s.task, s.key, s.cost, s.call_data, s.failed_count, coalesce(s.max_attempts, r.max_attempts, 3),
+    s.queue, s.task, s.key, s.cost, s.call_data, s.created_at, s.failed_count, coalesce(s.max_attempts, r.max_attempts, 3),
     coalesce(r.backoff_min, '10 seconds'), coalesce(r.backoff_max, '15 minutes'),
     s.deadline - s.started_at - interval '1 second',
     s.limits, s.keys,
@@ -154,6 +155,6 @@ SELECT s.call_id, s.token, s.started_at, s.send_within, false AS gone, false AS 
 FROM started s
 LEFT JOIN LATERAL (SELECT * FROM call_queues WHERE name = s.queue LIMIT 1) r ON true
 UNION ALL
-SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 0, 0, '0', '0', '0', '{}', '{}', false
+SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
 FROM asked a
 WHERE (gone OR expired) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`
