@@ -50,6 +50,7 @@ faults: ## servers, dispatchers and workers killed, frozen and flushed under loa
 	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce|TestRolling'
 
 loss: ## workers and API on two hosts with a network between them that loses packets: never over. As root
+	@command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
 	$(E2E) -timeout 3m -run 'TestPacketLoss'
 
 limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
