@@ -69,12 +69,12 @@ func TestClockSetForward(t *testing.T) {
 	s.start(time.Hour)
 	s.setClock(time.Minute)
 	once()
-	// By the clock 122 s have passed since the start, in truth 62: the unit is occupied for 121.
+	// By the clock 122 s have passed since the start, in truth 62: the unit is occupied for 126.
 	s.setClock(0)
 	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '62 s', started_at = started_at - interval '62 s'`)
 	once()
 	s.want(`SELECT count(*) = 1 FROM call_open`)
-	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '60 s', started_at = started_at - interval '60 s'`)
+	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '65 s', started_at = started_at - interval '65 s'`)
 	once()
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 }
@@ -152,7 +152,7 @@ func TestChargeOfASlowBody(t *testing.T) {
 	if _, err := ledger.Close(t.Context(), s.pool, []ledger.Closing{c}); err != nil {
 		t.Fatal(err)
 	}
-	s.want(`SELECT arrived_by = started_at + interval '3 s' FROM call_attempts`)
+	s.want(`SELECT arrived_by = started_at + interval '8 s' FROM call_attempts`)
 }
 
 // What a former server gave out is not closed as unsent by anything: it may have been started there.

@@ -73,6 +73,6 @@ WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($
 // mayCountForSQL is for how long after a failover a request of the old server may count for limit l. A
 // handler whose claim or start never reached the new server may send until its timeout, unless the
 // limit is anchored at the start.
-const mayCountForSQL = `l.window_size * 1.001 + l.send_within + l.slack
+const mayCountForSQL = `l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack
     + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`

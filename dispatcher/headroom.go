@@ -158,9 +158,8 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // is the key that is asked about (empty where the limit is not per key), $3 is since when it counts, which is
 // what has a later until (limit.Rate.Since); $4 is the batch from which on attempts are open. Buckets are
 // labelled with their end. One without a send_within has no gate, for it was claimed when no limit of its was
-// anchored at the start: it is not bounded by its start either. The unit of an open attempt can come free from
-// its start on where that
-// bounds it; else its until is yet to come, and so is when it comes free.
+// anchored at the start: it is not bounded by its start either. The unit of an open attempt can come free from its start on, or from when it was
+// acknowledged, where that bounds it; else its until is yet to come, and so is when it comes free.
 //
 // Each open attempt is read once, however many keys are asked about (TestOccupiedIsLinear): Settings leave
 // joins only nested loops, but IN within another condition is looked up in a hash.
@@ -178,10 +177,10 @@ WITH asked AS MATERIALIZED (
     JOIN call_limits l ON l.name = a.name
 ), open AS (
     SELECT u.name, u.key, u.cost, l.since,
-        CASE l.anchor WHEN 'dispatch' THEN o.claimed_at ELSE o.started_at + o.send_within + l.slack END AS until,
+        CASE l.anchor WHEN 'dispatch' THEN o.claimed_at ELSE callq_open_until(o.started_at, o.send_within, o.acked_at, l.slack) END AS until,
         CASE WHEN o.epoch = l.epoch THEN
             CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-            WHEN 'start' THEN CASE WHEN o.send_within IS NOT NULL THEN o.started_at END
+            WHEN 'start' THEN CASE WHEN o.send_within IS NOT NULL THEN greatest(o.started_at, o.acked_at) END
             WHEN 'dispatch' THEN o.claimed_at END
         END AS bounded_from
     FROM call_open o

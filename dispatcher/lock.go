@@ -94,7 +94,7 @@ const lockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queue
 const lockLimitsSQL = `
 SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, most_cost, coalesce(anchor, '') AS anchor, slack,
     send_within, epoch, shut_until, complete_since,
-    slack + greatest(send_within, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
+    slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l
 WHERE name = ANY($1)
@@ -133,7 +133,7 @@ func (d *Dispatcher) shutFor(limits []lockedLimit, now time.Time, epoch string) 
 	for _, l := range limits {
 		switch {
 		case l.Epoch != epoch:
-			shut = max(shut, l.Window+l.SendWithin+l.Slack)
+			shut = max(shut, l.Window+l.SendWithin+limit.ResendMost+l.Slack)
 		case l.ShutUntil != nil:
 			shut = max(shut, l.ShutUntil.Sub(now)+d.gained(l, now))
 		}

@@ -25,6 +25,7 @@ type openCase struct {
 	Claimed    int
 	Started    int // 0: not
 	SendWithin int // -1: it has no gate
+	Acked      int // 0: that is not known
 	Cost       int64
 }
 
@@ -53,7 +54,8 @@ func TestOccupied(t *testing.T) {
 	opens := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) openCase {
 		return openCase{
 			rapid.IntRange(0, 15).Draw(t, "limits"), rapid.Bool().Draw(t, "own"), rapid.IntRange(0, 4).Draw(t, "older") == 0,
-			keys.Draw(t, "key"), rapid.IntRange(0, 30).Draw(t, "claimed"), rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(-1, 5).Draw(t, "send within"), rapid.Int64Range(1, 3).Draw(t, "cost"),
+			keys.Draw(t, "key"), rapid.IntRange(0, 30).Draw(t, "claimed"), rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(-1, 5).Draw(t, "send within"),
+			rapid.IntRange(-20, 40).Draw(t, "acknowledged"), rapid.Int64Range(1, 3).Draw(t, "cost"),
 		}
 	}), 0, 12)
 	usage := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) usageCase {
@@ -68,7 +70,7 @@ func TestOccupied(t *testing.T) {
 	}), 0, 12, func(u usageCase) string { return fmt.Sprint(u.Limit, u.Bucket, u.Shard, u.Key) })
 	rapid.Check(t, func(rt *rapid.T) {
 		opens, usage := opens.Draw(rt, "open"), usage.Draw(rt, "usage")
-		since := rapid.SliceOfN(rapid.IntRange(0, 35), 4, 4).Draw(rt, "since")
+		since := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 45), rapid.IntRange(4990, 5050)), 4, 4).Draw(rt, "since")
 		asked := []asking{{0, "", since[0]}, {1, "x", since[1]}, {1, "", since[1]}, {2, "", since[2]}, {3, "y", since[3]}}
 		var all pgx.Batch
 		all.Queue(`TRUNCATE call_open, call_usage, call_limits`)
@@ -87,6 +89,10 @@ func TestOccupied(t *testing.T) {
 			if o.SendWithin >= 0 {
 				sendWithin = new(time.Duration(o.SendWithin) * time.Millisecond)
 			}
+			var acked *time.Time
+			if o.Acked > 0 && o.Started > 0 {
+				acked = new(at(o.Acked))
+			}
 			task, epoch := "http", "now"
 			if o.Own {
 				task = "own"
@@ -98,10 +104,10 @@ func TestOccupied(t *testing.T) {
 			for _, name := range charged {
 				ofKeys = append(ofKeys, map[bool]string{true: o.Key}[perKey[slices.Index(names, name)]])
 			}
-			all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+			all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at)
 				VALUES ($1, 1, 0, 1, 1, $9, now(), now(), $2, $3, $4, 'http', 'default', $5, $10, $6::text[],
-					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]))`,
-				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key)
+					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]), $11)`,
+				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key, acked)
 		}
 		for _, u := range usage {
 			all.Queue(`INSERT INTO call_usage VALUES ($1, $5, $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used, u.Key)
@@ -143,7 +149,12 @@ func TestOccupied(t *testing.T) {
 				case anchors[i] == "dispatch":
 					until, from = o.Claimed, o.Claimed
 				case o.Started > 0 && bounded && o.SendWithin >= 0:
-					until, from = o.Started+o.SendWithin+slacks[i], o.Started
+					until, from = o.Started+o.SendWithin+slacks[i], max(o.Started, o.Acked)
+					if o.Acked > 0 && o.Started > 0 {
+						until = max(until, o.Acked)
+					} else {
+						until += 5000 // TCP may send it again
+					}
 				}
 				if o.Limits>>i&1 == 1 && (!perKey[i] || o.Key == a.key) && until > a.since {
 					sum += o.Cost

@@ -63,18 +63,19 @@ func (d *Dispatcher) sweep(ctx context.Context) error {
 
 // overdue is an open attempt that a sweeper closes.
 type overdue struct {
-	CallID      int64         `db:"call_id"`
-	Attempt     int32         `db:"attempt"`
-	Token       *int64        `db:"token"`
-	Age         time.Duration `db:"age"`          // since the start, or the claim where there was none
-	SendWithin  time.Duration `db:"send_within"`  // how long its gate stayed open
-	Deadline    time.Duration `db:"deadline"`     // from the start
-	StartWithin time.Duration `db:"start_within"` // of the claim
-	FailedCount int           `db:"failed_count"` // of the call
-	MaxAttempts int           `db:"max_attempts"`
-	BackoffMin  time.Duration `db:"backoff_min"`
-	BackoffMax  time.Duration `db:"backoff_max"`
-	OnLost      string        `db:"on_lost"`
+	CallID      int64          `db:"call_id"`
+	Attempt     int32          `db:"attempt"`
+	Token       *int64         `db:"token"`
+	Age         time.Duration  `db:"age"`          // since the start, or the claim where there was none
+	SendWithin  time.Duration  `db:"send_within"`  // how long its gate stayed open
+	Deadline    time.Duration  `db:"deadline"`     // from the start
+	Acked       *time.Duration `db:"acked"`        // from the start; nil: its request was not seen to be acknowledged
+	StartWithin time.Duration  `db:"start_within"` // of the claim
+	FailedCount int            `db:"failed_count"` // of the call
+	MaxAttempts int            `db:"max_attempts"`
+	BackoffMin  time.Duration  `db:"backoff_min"`
+	BackoffMax  time.Duration  `db:"backoff_max"`
+	OnLost      string         `db:"on_lost"`
 }
 
 // overdueSQL completes a WHERE over call_open o; its argument is the batch from which on attempts are open.
@@ -83,6 +84,7 @@ SELECT o.call_id, o.attempt, o.token,
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
     coalesce(o.send_within, '1 day') AS send_within,
     coalesce(o.deadline - o.started_at, '0') AS deadline,
+    o.acked_at - o.started_at AS acked,
     o.start_by - o.claimed_at AS start_within,
     coalesce(q.failed_count, 0) AS failed_count,
     coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
@@ -111,7 +113,7 @@ func (d *Dispatcher) sweepLost(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	return d.close(ctx, rows, func(o overdue) ledger.Closing {
-		arrival := limit.LostArrival(o.SendWithin, o.Deadline)
+		arrival := limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
 		return o.lost("the worker was lost: no outcome by the deadline", arrival, d.cfg.Random)
 	})
 }
@@ -129,7 +131,7 @@ func (d *Dispatcher) sweepEpoch(ctx context.Context) (int, error) {
 	return d.close(ctx, rows, func(o overdue) ledger.Closing {
 		arrival := limit.Arrival{Written: o.Age, Closed: o.Age}
 		if o.Token != nil {
-			arrival = limit.LostArrival(o.SendWithin, o.Deadline)
+			arrival = limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
 		}
 		return o.lost("Postgres failed over or was restored while the attempt was open", arrival, d.cfg.Random)
 	})

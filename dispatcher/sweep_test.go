@@ -67,7 +67,7 @@ func TestLost(t *testing.T) {
 			s.want(`SELECT status = $1 AND failed_count = $2 AND (failed_at IS NOT NULL) = ($1 = 'failed')
 				AND error_message LIKE '%worker was lost%' FROM call_queue WHERE id = 1`, c.status, failed+1)
 			s.want(`SELECT (CASE WHEN status IN ('new', 'error') THEN run_at END > finished_at) IS NOT DISTINCT FROM nullif($1, false) FROM call_queue WHERE id = 1`, c.again)
-			s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' AND arrived_by = started_at + interval '65 s' FROM call_attempts`)
+			s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' AND arrived_by = started_at + interval '70 s' FROM call_attempts`)
 			s.want(`SELECT sum(used) = 1 FROM call_usage`)
 			s.want(`SELECT count(*) = 1 FROM call_open`) // the second unit; the first stays used
 		})
@@ -78,7 +78,7 @@ func TestLost(t *testing.T) {
 func TestLostAnchors(t *testing.T) {
 	t.Parallel()
 	for anchor, until := range map[limit.Anchor]string{
-		limit.AnchorStart:  `started_at + interval '200 ms' + interval '300 ms'`,
+		limit.AnchorStart:  `started_at + interval '200 ms' + interval '5 s' + interval '300 ms'`,
 		limit.AnchorFinish: `started_at + interval '6 s' + interval '300 ms'`,
 	} {
 		parallel(t, string(anchor), func(_ *testing.T, s *system) {
@@ -299,9 +299,9 @@ func TestOlderEpoch(t *testing.T) {
 	s.want(`SELECT count(*) = 0 FROM call_open`) // closed, and nothing claimed
 	s.want(`SELECT count(*) = 3 AND bool_and(outcome = 'lost' AND CASE WHEN started_at IS NULL
 			THEN arrived_by BETWEEN $1::timestamptz + interval '300 ms' AND clock_timestamp() + interval '300 ms'
-			ELSE arrived_by = started_at + interval '500 ms' END) FROM call_attempts`, before)
+			ELSE arrived_by = started_at + interval '5500 ms' END) FROM call_attempts`, before)
 	s.want(`SELECT sum(used) = 3 FROM call_usage`)
-	s.want(`SELECT epoch = callq_epoch() AND shut_until BETWEEN $1::timestamptz + interval '1 h 4100 ms' AND clock_timestamp() + interval '1 h 4100 ms'
+	s.want(`SELECT epoch = callq_epoch() AND shut_until BETWEEN $1::timestamptz + interval '1 h 9100 ms' AND clock_timestamp() + interval '1 h 9100 ms'
 		FROM call_limits`, before)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
@@ -330,7 +330,7 @@ func TestOlderEpochAnchoredAtTheFinish(t *testing.T) {
 // stays shut that much longer, unless it is anchored at the start.
 func TestNewEpochShutsForTheTimeout(t *testing.T) {
 	t.Parallel()
-	for anchor, longer := range map[limit.Anchor]time.Duration{"": 5 * time.Second, limit.AnchorFinish: 5 * time.Second, limit.AnchorStart: 0} {
+	for anchor, longer := range map[limit.Anchor]time.Duration{"": 10 * time.Second, limit.AnchorFinish: 10 * time.Second, limit.AnchorStart: 5 * time.Second} {
 		s := newSystem(t)
 		api := sliding("api", 4, time.Second)
 		api.Anchor = anchor
@@ -349,7 +349,7 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 // been there before; one of a database that has always been the same is not shut at all.
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
-	const shutSQL = `SELECT shut_until - window_size * 1.001 - send_within - slack - interval '5 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
+	const shutSQL = `SELECT shut_until - window_size * 1.001 - send_within - slack - interval '10 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
 	const failover = `UPDATE call_marks SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
 	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
 	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s
@@ -393,7 +393,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.once(rules())
 		s.exec(failover)
 		s.once(rules())
-		s.exec(`UPDATE call_marks SET at = at - interval '7 s'`)
+		s.exec(`UPDATE call_marks SET at = at - interval '12 s'`)
 		s.calls("default", 1)
 		s.once(api)
 		s.want(`SELECT count(*) = 1 FROM call_open`)

@@ -323,7 +323,7 @@ func (a *attempt) started(ctx context.Context, answer ledger.StartAnswer, err er
 		}
 		g := grant{m0: a.m0}
 		if answer.SendWithin != nil {
-			g.sendBy = a.m0.Add(*answer.SendWithin)
+			g.sendBy, g.arrived = a.m0.Add(*answer.SendWithin), a.arrived
 		}
 		return g, nil
 	case answer.Gone:
@@ -335,6 +335,12 @@ func (a *attempt) started(ctx context.Context, answer ledger.StartAnswer, err er
 		a.state = notStarted
 	}
 	return grant{}, errNotStarted
+}
+
+// arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the
+// ledger does not hear of it they stay occupied for the longer.
+func (a *attempt) arrived(acked time.Time) {
+	a.w.acks.Offer(ledger.Ack{CallID: a.callID, Attempt: a.number, Token: a.token, After: acked.Sub(a.m0)})
 }
 
 // sendWithinMost is the longest send_within that is derived from a window.

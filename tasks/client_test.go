@@ -227,28 +227,23 @@ func TestClientConnectsForTheNext(t *testing.T) {
 	}
 }
 
-// awaitWritten waits until the write of the request under way has returned.
-func (c *client) awaitWritten() {
-	for deadline := time.Now().Add(bound); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		e := c.using
-		c.mu.Unlock()
-		if e == nil {
-			continue
-		}
-		e.pass.mu.Lock()
-		conn := e.pass.conn
-		e.pass.mu.Unlock()
-		if conn == nil {
-			continue
-		}
-		conn.mu.Lock()
-		sent := e.pass.sent
-		conn.mu.Unlock()
-		if !sent.IsZero() {
-			return
-		}
+// isWritten says whether the write of the request under way has returned.
+func (c *client) isWritten() bool {
+	c.mu.Lock()
+	e := c.using
+	c.mu.Unlock()
+	if e == nil {
+		return false
 	}
+	e.pass.mu.Lock()
+	conn := e.pass.conn
+	e.pass.mu.Unlock()
+	if conn == nil {
+		return false
+	}
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	return !e.pass.sent.IsZero()
 }
 
 // answerAll answers each request on a connection that fits one read.

@@ -52,7 +52,7 @@ func TestClientEndsWithItsHandler(t *testing.T) {
 		t.Run("reading "+path, func(t *testing.T) {
 			c := clientOf(t, h, bound)
 			r, _ := http.NewRequestWithContext(t.Context(), "GET", server.URL+path, nil)
-			go func() { c.awaitWritten(); written <- struct{}{} }()
+			go func() { eventually(t, "the request is written", c.isWritten); written <- struct{}{} }()
 			answer, err := c.call.Client.Do(r)
 			if err != nil {
 				t.Fatal(err)

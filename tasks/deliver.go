@@ -178,7 +178,7 @@ func (w *Worker) loaded(rows []delivered) []*attempt {
 	return list
 }
 
-// startAll and closeAll are the grouped statements behind the worker's batches.
+// startAll, closeAll and acknowledgeAll are the grouped statements behind the worker's batches.
 func (w *Worker) startAll(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -193,6 +193,12 @@ func (w *Worker) closeAll(ctx context.Context, closings []ledger.Closing) ([]str
 	}
 	w.tellFreed(closings)
 	return make([]struct{}, len(closings)), nil
+}
+
+func (w *Worker) acknowledgeAll(ctx context.Context, acks []ledger.Ack) ([]struct{}, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	return make([]struct{}, len(acks)), ledger.Acknowledge(ctx, w.cfg.Pool, acks)
 }
 
 const statementTimeout = 5 * time.Second

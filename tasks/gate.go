@@ -48,7 +48,8 @@ type pass struct {
 	conn  *gatedConn // set by admit; the rest is guarded by its mu
 	ended bool       // it is admitted no more
 
-	sendBy time.Time // zero: no bound
+	sendBy  time.Time             // zero: no bound
+	arrived func(acked time.Time) // told of a request that was acknowledged, where its answer takes long; must not block. May be nil
 
 	wrote    bool      // a Write has begun
 	writing  bool      // a Write is under way
@@ -89,7 +90,7 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p.writing, p.sent, p.acked = false, now, time.Time{}
-	if c.pass == p && !p.heard && err == nil {
+	if c.pass == p && err == nil {
 		c.probeIn(p, firstProbe)
 	}
 	if err != nil && !p.heard {

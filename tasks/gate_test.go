@@ -22,6 +22,21 @@ func newPass(t *testing.T) *pass {
 	return &pass{ctx: ctx, cancel: cancel}
 }
 
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick, late := time.NewTicker(time.Millisecond), time.After(bound)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Errorf("still not so: %s", what)
+			return
+		}
+	}
+}
+
 // gatedPair is a gated connection and its peer.
 func gatedPair(t *testing.T) (*gatedConn, *net.TCPConn) {
 	t.Helper()

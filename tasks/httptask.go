@@ -68,6 +68,8 @@ func (h *httpTask) close() { h.transport.CloseIdleConnections() }
 type grant struct {
 	m0     time.Time // read before the start was asked for
 	sendBy time.Time // the request must have begun by then; zero: no bound
+	// arrived is told when the request was acknowledged, if its answer takes long; nil: nobody asks.
+	arrived func(acked time.Time)
 }
 
 // startFunc asks for the start. An error means: do not send.
@@ -221,6 +223,7 @@ func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 	e.timer = time.AfterFunc(time.Until(deadline), func() {
 		e.pass.cancel(fmt.Errorf("timed out after %s", e.timeout))
 	})
+	e.pass.arrived = g.arrived
 	if err := conn.admit(e.pass, g.sendBy); err != nil {
 		e.pass.cancel(err)
 	}

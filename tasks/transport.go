@@ -104,5 +104,9 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*net.TCPCon
 		_ = raw.Close()
 		return nil, fmt.Errorf("connect: set SO_LINGER: %w", err)
 	}
+	if err := resendNoLonger(raw); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("connect: set TCP_USER_TIMEOUT: %w", err)
+	}
 	return raw, nil
 }

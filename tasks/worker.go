@@ -69,6 +69,7 @@ type Worker struct {
 
 	starts   *ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
 	closings *ledger.Batch[ledger.Closing, struct{}]
+	acks     *ledger.Batch[ledger.Ack, struct{}]
 	// handling is the context of handlers: cancelled, with the cause cutOff, when the shutdown timeout has passed.
 	// recording is that of the outcomes' statements: it outlives handling by recordGrace.
 	handling, recording context.Context
@@ -124,6 +125,7 @@ func New(cfg Config) (*Worker, error) {
 	w.budgets = newBudgets(cfg, w.metrics)
 	w.starts = ledger.NewBatch(batchMost, nil, w.startAll)
 	w.closings = ledger.NewBatch(batchMost, func(c ledger.Closing) int { return len(c.Result) }, w.closeAll)
+	w.acks = ledger.NewBatch(batchMost, nil, w.acknowledgeAll)
 	return w, nil
 }
 
@@ -174,6 +176,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	var lanes sync.WaitGroup
 	lanes.Go(func() { w.starts.Run(w.recording, startLanes) })
 	lanes.Go(func() { w.closings.Run(w.recording, closeLanes) })
+	lanes.Go(func() { w.acks.Run(w.recording, 1) })
 	lanes.Go(func() { w.beat(w.recording) })
 	lanes.Go(func() { w.wakeDispatchers(w.recording) })
 	lanes.Go(func() { w.hearCancels(w.recording) })

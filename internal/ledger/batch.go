@@ -81,6 +81,14 @@ func (b *Batch[Q, A]) Tell(ctx context.Context, ask Q, done func(A, error)) {
 	}
 }
 
+// Offer asks where there is a place among the requests, and wants no answer.
+func (b *Batch[Q, A]) Offer(ask Q) {
+	select {
+	case b.requests <- request[Q, A]{ask, func(A, error) {}}:
+	default:
+	}
+}
+
 // lane serves what is waiting when it has the turn to look. It passes the turn on at once, unless what
 // it found is a crowd: then the next gathers until that is served, for one large statement costs less than
 // two; but not for long, since this one may be stuck.

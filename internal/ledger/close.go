@@ -185,7 +185,7 @@ WITH asked AS MATERIALIZED (
     WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
-        o.limits, o.keys, o.costs, o.send_within, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
+        o.limits, o.keys, o.costs, o.send_within, o.acked_at, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, CASE WHEN c.charged THEN c.settled END AS settled, c.charged, c.status, c.failed,
         c.by_us, c.written_us, c.end_by_us, c.closed_us, c.acked_us, c.delay_us
 ), bounded AS (
@@ -195,7 +195,7 @@ WITH asked AS MATERIALIZED (
         base + least(written_us * interval '1 microsecond', CASE WHEN started_at IS NOT NULL THEN send_within END) AS written,
         base + end_by_us * interval '1 microsecond' AS end_by,
         base + closed_us * interval '1 microsecond' AS closed,
-        base + acked_us * interval '1 microsecond' AS acked
+        coalesce(acked_at, base + acked_us * interval '1 microsecond') AS acked
     FROM gone
 ), ended AS MATERIALIZED (
     SELECT b.*, u.until, u.names, u.charged_keys, u.charged_costs, u.buckets, u.charges
@@ -214,7 +214,7 @@ WITH asked AS MATERIALIZED (
                 WHEN l.window_size > '0' THEN
                     CASE coalesce(l.anchor, CASE b.task WHEN 'http' THEN 'start' ELSE 'finish' END)
                     WHEN 'start' THEN
-                        CASE WHEN b.by IS NOT NULL AND b.acked IS NULL THEN b.by
+                        CASE WHEN b.acked IS NULL THEN coalesce(b.by, least(b.closed, b.written + interval '5 seconds') + l.slack)
                         ELSE least(b.by, greatest(b.acked, b.written + l.slack)) END
                     ELSE
                         CASE WHEN b.end_by IS NOT NULL AND b.acked IS NULL THEN b.end_by

@@ -167,8 +167,10 @@ func TestCloseUntil(t *testing.T) {
 			700, 700,
 		},
 		{"no answer, acknowledged after its slack", limit.Arrival{Written: *ms(5), Closed: *ms(2000), Acked: ms(700)}, 700, 2500},
-		{"no answer", limit.Arrival{Written: *ms(5), Closed: *ms(2000)}, 505, 2500},
-		{"lost", limit.LostArrival(*ms(300), *ms(2000)), 800, 2500},
+		{"no answer", limit.Arrival{Written: *ms(5), Closed: *ms(2000)}, 2500, 2500},
+		{"no answer for long", limit.Arrival{Written: *ms(5), Closed: *ms(9000)}, 5505, 9500},
+		{"lost", limit.LostArrival(*ms(300), *ms(9000), nil), 5800, 9500},
+		{"lost, acknowledged", limit.LostArrival(*ms(300), *ms(9000), ms(60)), 800, 9500},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

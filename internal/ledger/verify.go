@@ -209,7 +209,8 @@ WITH charges AS (
     SELECT o.call_id, o.attempt, CASE WHEN $2 THEN o.key ELSE '' END, o.started_at, NULL, CASE WHEN $3 THEN o.cost ELSE 1 END,
         CASE WHEN $3 THEN o.cost ELSE 1 END,
         coalesce(CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-            WHEN 'start' THEN o.started_at + o.send_within + l.slack
+            WHEN 'start' THEN greatest(o.started_at + o.send_within + l.slack + CASE WHEN o.acked_at IS NULL THEN interval '5 seconds' ELSE '0' END,
+                o.acked_at)
             WHEN 'dispatch' THEN o.claimed_at END, 'infinity')
     FROM call_open o
     LEFT JOIN call_limits l ON l.name = $1

@@ -213,8 +213,8 @@ func overAt(charges []charge, t, window int) (known, settled int64) {
 	return known, settled
 }
 
-// A call that runs for longer than the window keeps no unit: its request has arrived long ago. Only
-// where a handler may still send does it.
+// A call that runs for longer than the window keeps no unit where its request is known to have arrived long ago. Where
+// that is not known, or a handler may still send, it does.
 func TestVerifyBesideLongCalls(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -223,6 +223,8 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 	}{
 		{"started long ago", ``, 1},
 		{"started just within its window, send_within and slack", `UPDATE call_limits SET slack = '1.8 s'`, 2},
+		{"not acknowledged", `UPDATE call_open SET acked_at = NULL`, 2},
+		{"acknowledged late", `UPDATE call_open SET acked_at = started_at + interval '2.5 s'`, 2},
 		{"anchored at the finish", `UPDATE call_limits SET anchor = 'finish'`, 2},
 		{"a handler of one's own", `UPDATE call_open SET task = 'mine'`, 2},
 		{"of an older epoch: it will be charged by its start", `UPDATE call_limits SET epoch = 'former'`, 1},
@@ -233,6 +235,7 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 			start(t, pool, request(open(t, pool), 7))
 			start(t, pool, request(open(t, pool), 8))
 			exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END`)
+			exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
 			exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
 				VALUES ('api', 1, now() - interval '1 hour', 1, '1 s', 'test')`)
 			if c.setup != "" {

@@ -39,6 +39,10 @@ type Arrival struct {
 	Acked *time.Duration
 }
 
+// ResendMost is for how long after the write TCP sends again what nobody acknowledges: workers tell the kernel so
+// (TCP_USER_TIMEOUT). After that the connection is gone.
+const ResendMost = 5 * time.Second
+
 // Until is the latest moment at which the request can have arrived, for a limit with this anchor and slack. An answer
 // is proof. That it arrived within slack of the write is believed before an answer only where it was acknowledged, since
 // TCP sends what was lost again, after 200 ms at the earliest; the acknowledgement itself may be later than that.
@@ -48,8 +52,11 @@ func (a Arrival) Until(anchor Anchor, slack time.Duration) time.Duration {
 	if anchor == AnchorFinish {
 		by, last = a.EndBy, a.Closed
 	}
-	if by != nil && a.Acked == nil {
-		return *by
+	if a.Acked == nil {
+		if by != nil {
+			return *by
+		}
+		last = min(a.Closed, last+ResendMost)
 	}
 	until := last + slack
 	if a.Acked != nil {
@@ -98,9 +105,10 @@ func (s Sending) ownArrival() Arrival {
 }
 
 // LostArrival bounds the arrival of an attempt whose worker was lost: the write gate let nothing
-// through after sendWithin, and nothing at all after the deadline (both from the start).
-func LostArrival(sendWithin, deadline time.Duration) Arrival {
-	return Arrival{Written: min(sendWithin, deadline), Closed: deadline}
+// through after sendWithin, and nothing at all after the deadline (both from the start). acked is nil where it was not
+// seen that the request was acknowledged.
+func LostArrival(sendWithin, deadline time.Duration, acked *time.Duration) Arrival {
+	return Arrival{Written: min(sendWithin, deadline), Closed: deadline, Acked: acked}
 }
 
 // Use is what is known of a limit at a moment.

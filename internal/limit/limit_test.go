@@ -31,7 +31,9 @@ func TestUntil(t *testing.T) {
 			"no answer, and acknowledged after slack: the acknowledgement, or the reset + slack",
 			Sending{Sent: ms(3), Acked: ms(450), Ended: *ms(5000)}.Arrival(), *ms(450), *ms(5100),
 		},
-		{"no answer: sent + slack, or the reset + slack", Sending{Sent: ms(3), Ended: *ms(5000)}.Arrival(), *ms(103), *ms(5100)},
+		{"no answer, and acknowledged: sent + slack, or the reset + slack", Sending{Sent: ms(3), Acked: ms(50), Ended: *ms(5000)}.Arrival(), *ms(103), *ms(5100)},
+		{"no answer: the reset + slack", Sending{Sent: ms(3), Ended: *ms(2000)}.Arrival(), *ms(2100), *ms(2100)},
+		{"no answer for long: as long as TCP sends again + slack, or the reset + slack", Sending{Sent: ms(3), Ended: *ms(9000)}.Arrival(), *ms(5103), *ms(9100)},
 		{"own handler: its end", Sending{Own: true, Ended: *ms(700)}.Arrival(), *ms(700), *ms(700)},
 		{"own handler that gave up: its end + slack", Sending{Own: true, GaveUp: true, Ended: *ms(700)}.Arrival(), *ms(800), *ms(800)},
 		{
@@ -51,11 +53,12 @@ func TestUntil(t *testing.T) {
 			Sending{Own: true, GaveUp: true, Sent: ms(3), Answered: ms(23), Ended: *ms(700)}.Arrival(), *ms(23), *ms(800),
 		},
 		{
-			"own handler that waited for no answer: sent + slack, or its end + slack",
-			Sending{Own: true, Sent: ms(3), Ended: *ms(50)}.Arrival(), *ms(103), *ms(150),
+			"own handler that waited for no answer: its end + slack",
+			Sending{Own: true, Sent: ms(3), Ended: *ms(50)}.Arrival(), *ms(150), *ms(150),
 		},
-		{"lost: the gate's last moment + slack, or the deadline + slack", LostArrival(*ms(250), *ms(31000)), *ms(350), *ms(31100)},
-		{"lost with no gate: the deadline + slack", LostArrival(*ms(60000), *ms(31000)), *ms(31100), *ms(31100)},
+		{"lost: as long as TCP sends again + slack, or the deadline + slack", LostArrival(*ms(250), *ms(31000), nil), *ms(5350), *ms(31100)},
+		{"lost, acknowledged: the gate's last moment + slack, or the deadline + slack", LostArrival(*ms(250), *ms(31000), ms(60)), *ms(350), *ms(31100)},
+		{"lost with no gate: the deadline + slack", LostArrival(*ms(60000), *ms(31000), nil), *ms(31100), *ms(31100)},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

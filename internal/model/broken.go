@@ -34,6 +34,9 @@ const (
 	// The finish.
 	NoSlack           // without an answer, until is when the request was written
 	UntilExtended     // until follows the last write, past send_within
+	ResendUncharged   // without an answer, what TCP may have sent again is left out
+	ResendUncounted   // and while the attempt is open, too
+	AckedUnseen       // a request counts as acknowledged though it may be on its way
 	EndIsProof        // a handler's end proves that its request has arrived
 	FinishOverwrites  // a finish changes the call whether or not its attempt is open
 	UnsentUnlessHeard // without an answer nothing is charged

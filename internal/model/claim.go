@@ -126,9 +126,9 @@ func (m *Model) shutFor() int8 {
 	case m.has(ShutWithoutSlack):
 		return m.Window
 	case m.Finish:
-		return m.Window + m.SendWithin + m.Slack + m.Deadline
+		return m.Window + m.SendWithin + m.Resend + m.Slack + m.Deadline
 	}
-	return m.Window + m.SendWithin + m.Slack
+	return m.Window + m.SendWithin + m.Resend + m.Slack
 }
 
 // look is limit.Clock.Look: answers come at once here, so that it sees exactly what was gained.
@@ -149,7 +149,7 @@ func (m *Model) gainKept(d *disp, now int8) bool {
 	case m.Finish:
 		return d.gainAt+m.Window+d.gain+m.Deadline+m.Slack > now
 	}
-	return d.gainAt+m.Window+d.gain+m.SendWithin+m.Slack > now
+	return d.gainAt+m.Window+d.gain+m.SendWithin+m.Resend+m.Slack > now
 }
 
 func (m *Model) since(d *disp) int8 {
@@ -239,7 +239,18 @@ func (m *Model) openCounts(p *postgres, i int, since int8) bool {
 	case m.has(CountStarted):
 		return r.stage == started && r.at > since
 	}
-	return !bounded || r.at+m.SendWithin+m.Slack > since
+	return !bounded || r.at+m.openFor(r) > since
+}
+
+// openFor is callq_open_until: the longest from the start of an open attempt to its until.
+func (m *Model) openFor(r *row) int8 {
+	switch {
+	case r.arrived > 0:
+		return r.arrived
+	case m.has(ResendUncounted):
+		return m.SendWithin + m.Slack
+	}
+	return m.SendWithin + m.Resend + m.Slack
 }
 
 // commitClaim opens attempts of waiting calls, as many as there is room for or fewer, whichever they

@@ -25,6 +25,10 @@ func Configurations() []Configuration {
 			c.FineClaim, c.Bucket = true, 2
 			c.Faults = Faults{ClaimUnknown: 1, ClaimAborted: 1}
 		}),
+		with("resends", "requests that are lost on their way and sent again, workers that die", func(c *Configuration) {
+			c.Resend, c.Rates, c.Calls = 1, []int8{1}, 2
+			c.Faults = Faults{WorkerDies: 1}
+		}),
 		with("messages", "what Redis loses and repeats, workers that die, starts step by step", func(c *Configuration) {
 			c.FineStart = true
 			c.Faults = Faults{ParcelLost: 1, ParcelTwice: 1, WorkerDies: 1}

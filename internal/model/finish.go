@@ -9,14 +9,16 @@ func (m *Model) sends(s *State) {
 		switch r.phase {
 		case granted:
 			m.gate(s, w)
-		case wrote, heard:
+		case wrote, heard, told:
 			m.ends(s, w)
+			m.acknowledges(s, w)
 		case ended:
 			m.records(s, w)
 		}
 		if r.phase != idle && s.left.WorkerDies > 0 {
 			n := *s
 			n.left.WorkerDies--
+			m.reset(&n, int(r.slot))
 			n.runs[w] = run{}
 			m.emit(moveWorkerDies, g.call, g.attempt, n, "")
 		}
@@ -61,7 +63,30 @@ func (m *Model) write(n *State, w int) {
 	g := &n.seen[r.slot]
 	r.phase, r.off = wrote, -r.m0
 	g.writes++
-	g.flight = m.Slack + 1
+	g.flight = m.Resend + m.Slack + 1
+}
+
+// reset ends the connection, on which nothing is sent again.
+func (m *Model) reset(n *State, slot int) { n.seen[slot].flight = min(n.seen[slot].flight, m.Slack+1) }
+
+// acknowledges has the worker see that its request has arrived, and tell the ledger (tasks/acked.go).
+func (m *Model) acknowledges(s *State, w int) {
+	r := s.runs[w]
+	g := s.seen[r.slot]
+	seen := r.phase == heard || r.phase == wrote && m.has(AckedUnseen)
+	if m.Resend == 0 || !seen {
+		return
+	}
+	n := *s
+	if r.phase == wrote {
+		n.runs[w].by = -r.m0
+	}
+	n.runs[w].phase = told
+	row := s.find(g.call, g.attempt)
+	if row >= 0 && s.pg.rows[row].stage == started && s.pg.rows[row].token == r.token && !s.rowLocked(row) {
+		n.pg.rows[row].arrived = max(n.runs[w].by, m.SendWithin+m.Slack)
+	}
+	m.emit(moveAcknowledge, g.call, g.attempt, n, "")
 }
 
 func (m *Model) twice(n *State, slot int) string {
@@ -79,6 +104,9 @@ func (m *Model) ends(s *State, w int) {
 	end := func(kind move, e ending, off int8) {
 		n := *s
 		n.runs[w] = run{phase: ended, slot: r.slot, token: r.token, ending: e, off: min(off, m.frozen+m.Slack)}
+		if kind == moveUnanswered {
+			m.reset(&n, int(r.slot))
+		}
 		m.emit(kind, g.call, g.attempt, n, "")
 	}
 	if m.has(SecondRequest) && g.writes < 2 {
@@ -101,14 +129,21 @@ func (m *Model) ends(s *State, w int) {
 	if m.has(NoSlack) {
 		slack = 0
 	}
-	if r.phase == heard {
-		end(moveAnswered, endDone, min(r.by, r.off+m.Slack))
+	if r.phase == heard || r.phase == told {
+		end(moveAnswered, endDone, r.by)
 	}
 	if m.has(UnsentUnlessHeard) {
 		end(moveUnanswered, endUnsent, 0)
 		return
 	}
-	end(moveUnanswered, endError, r.off+slack)
+	switch {
+	case r.phase == told:
+		end(moveUnanswered, endError, max(r.by, r.off+slack))
+	case m.Resend > 0 && !m.has(ResendUncharged):
+		end(moveUnanswered, endError, min(-r.m0, r.off+m.Resend)+slack)
+	default:
+		end(moveUnanswered, endError, r.off+slack)
+	}
 	if m.has(UntilExtended) { // the last write returns when the body is through
 		end(moveUnanswered, endError, -r.m0+slack)
 	}
@@ -154,12 +189,12 @@ func (m *Model) closeRow(n *State, i int, e ending, off int8) string {
 	if r.stage == open {
 		r.at = r.claimed
 	}
-	r.token, r.epoch = 0, 0
+	r.token, r.epoch, r.arrived = 0, 0, 0
 	if e == endUnsent || e == endUnstarted {
 		*r = row{stage: unsent}
 		return m.moveCall(n, g.call, g.attempt, e)
 	}
-	if m.back == 0 && !m.Finish && r.stage == started && off > m.SendWithin+m.Slack {
+	if m.back == 0 && !m.Finish && r.stage == started && off > m.SendWithin+m.Resend+m.Slack {
 		return Rule6 // until only shrinks: verify must not find later what it did not at the start
 	}
 	r.stage, r.until, r.used = charged, r.at+off, true

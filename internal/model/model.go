@@ -31,6 +31,7 @@ type Configuration struct {
 	Window     int8
 	SendWithin int8
 	Slack      int8
+	Resend     int8   // for how long TCP sends again what was lost on its way
 	Deadline   int8   // from the start; the handler's timeout ends a tick before it
 	Bucket     int8   // width of a bucket of usage; 0: so small that its end is until
 	Rates      []int8 // the limit's rate, version by version; Faults.Changes says how many come
@@ -82,7 +83,7 @@ func newModel(c Configuration, whole bool) *Model {
 		m.Calls = callCount
 	}
 	m.frozen = c.Deadline + 1
-	m.longest = c.SendWithin + c.Slack
+	m.longest = c.SendWithin + c.Resend + c.Slack
 	if c.Finish || m.has(UntilExtended) {
 		m.longest = m.frozen + c.Slack
 	}

@@ -152,7 +152,7 @@ func (m *Model) charge(p *postgres, i int) (at, until int8, ok bool) {
 	case r.stage == started && (m.Finish || m.has(VerifyOpenForEver)):
 		return r.at, infinity, true
 	case r.stage == started:
-		return r.at, r.at + m.SendWithin + m.Slack, true
+		return r.at, r.at + m.openFor(r), true
 	case r.stage == charged && m.has(VerifyAtStart):
 		return r.at, r.at, true
 	case r.stage == charged:

@@ -59,6 +59,7 @@ type row struct {
 	stage   stage
 	epoch   int8
 	token   int8 // while it is open
+	arrived int8 // acknowledged while it is open: its until is so long after its start; 0: that is not known
 	claimed int8 // claimed_at; kept only where it can matter
 	at      int8 // started_at, from the start on
 	until   int8 // in the ledger
@@ -96,6 +97,7 @@ const (
 	granted          // the start was answered, the gate is open
 	wrote            // the gate let the request through
 	heard            // and it has arrived, so that there may be an answer
+	told             // which the worker knows, for it was acknowledged
 	ended            // knows how it ended, and records it
 )
 
@@ -105,8 +107,8 @@ type run struct {
 	slot   int8 // whose start it was granted, or whose message it took
 	token  int8
 	m0     int8 // true time, while it can matter
-	off    int8 // wrote, heard: m_sent - m0; ended: until - started_at
-	by     int8 // heard: m_answer - m0, at the earliest
+	off    int8 // wrote, heard, told: m_sent - m0; ended: until - started_at
+	by     int8 // heard, told: m_answer - m0, at the earliest
 	ending ending
 }
 

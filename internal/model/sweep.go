@@ -22,7 +22,10 @@ func (m *Model) sweepRow(s *State, i int) {
 		m.emit(kind, g.call, g.attempt, n, bad)
 	}
 	current := r.epoch == s.pg.epoch
-	lost := min(m.SendWithin, m.Deadline) + m.Slack
+	lost := min(m.SendWithin+m.Resend, m.Deadline) + m.Slack
+	if r.arrived > 0 {
+		lost = r.arrived
+	}
 	if m.Finish {
 		lost = m.Deadline + m.Slack
 	}

@@ -245,7 +245,9 @@ func (m *Model) clipRun(s *State, r *run) {
 	case m.Finish || m.has(NoGate) || m.has(UntilExtended):
 	case r.phase == asked || r.phase == granted:
 		r.m0 = max(r.m0, -m.SendWithin-1)
-	case r.phase == wrote && s.seen[r.slot].flight == 0 || r.phase == heard:
+	case m.Resend > 0 && (r.phase == heard || r.phase == wrote && s.seen[r.slot].flight == 0):
+		r.m0 = max(r.m0, -r.off-m.Resend)
+	case r.phase == wrote && s.seen[r.slot].flight == 0 || r.phase == heard || r.phase == told:
 		r.m0 = 0
 	}
 	if r.phase == ended && r.ending == endError && !m.whole && m.Broken == 0 {

@@ -49,7 +49,7 @@ func (m *Model) tick(n *State) {
 	}
 	for w := range n.runs {
 		r := &n.runs[w]
-		if r.phase == asked || r.phase == granted || r.phase == wrote || r.phase == heard {
+		if r.phase == asked || r.phase == granted || r.phase == wrote || r.phase == heard || r.phase == told {
 			if r.m0--; -r.m0 > m.frozen {
 				*r = run{}
 			}

@@ -46,6 +46,7 @@ const (
 	moveStartAborts
 	moveWrite
 	moveGateShut
+	moveAcknowledge
 	moveAnswered
 	moveUnanswered
 	moveClose
@@ -101,6 +102,7 @@ var texts = [moveCount]struct {
 	moveStartAborts:    {"the start of call %d attempt %d is lost on its way", 0},
 	moveWrite:          {"the request of call %d attempt %d is written", 7},
 	moveGateShut:       {"call %d attempt %d is not sent", 8},
+	moveAcknowledge:    {"the request of call %d attempt %d is acknowledged", 0},
 	moveAnswered:       {"the worker has the answer to call %d attempt %d", 5},
 	moveUnanswered:     {"the worker ends call %d attempt %d without an answer", 6},
 	moveClose:          {"the worker records how call %d attempt %d ended", 3},

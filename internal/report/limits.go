@@ -169,7 +169,7 @@ WITH marks AS (
         SELECT *, coalesce(anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) AS starts
         FROM marks WHERE name = u.name
     ) m
-    WHERE CASE m.starts WHEN 'start' THEN coalesce(o.started_at + o.send_within + m.slack, 'infinity')
+    WHERE CASE m.starts WHEN 'start' THEN coalesce(callq_open_until(o.started_at, o.send_within, o.acked_at, m.slack), 'infinity')
                WHEN 'dispatch' THEN o.claimed_at
                ELSE 'infinity' END > m.since
       AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)

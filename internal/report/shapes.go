@@ -77,7 +77,7 @@ WITH asked AS (
     SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
 )
 SELECT u.name, u.key, CASE a.starts
-        WHEN 'start' THEN coalesce(o.started_at + o.send_within + a.slack, far.away)
+        WHEN 'start' THEN coalesce(callq_open_until(o.started_at, o.send_within, o.acked_at, a.slack), far.away)
         WHEN 'dispatch' THEN o.claimed_at
         ELSE far.away END, u.cost
 FROM call_open o

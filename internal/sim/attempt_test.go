@@ -24,7 +24,8 @@ type attempt struct {
 	sendBy time.Duration      // 0: no bound
 
 	written bool
-	sent    time.Duration // the write returned
+	sent    time.Duration  // the write returned
+	acked   *time.Duration // the kernel was seen to have nothing left to send
 	heard   *time.Duration
 	settled *int64 // what the API said that it took, less than the cost; nil: it did not say
 	over    bool   // the handler has ended
@@ -143,7 +144,8 @@ func (a *attempt) write() {
 	})
 }
 
-// sendNow writes the request: it arrives within slack, or never.
+// sendNow writes the request. It arrives within slack, or, where TCP has to send it again, within slack of that; or
+// never.
 func (a *attempt) sendNow() {
 	w := a.k.w
 	slack := a.slack
@@ -160,7 +162,39 @@ func (a *attempt) sendNow() {
 		w.note(a.CallID, "", "attempt %d never arrives", a.Attempt)
 		return
 	}
-	w.after(travel, func() { a.arrive(slack) })
+	if !w.fault(0.03) && !(w.mutant.resends && w.chance(0.5)) || a.Task != "http" && !a.gated() {
+		w.after(travel, func() { a.arrive(slack) })
+		return
+	}
+	again := w.between(0, limit.ResendMost)
+	w.after(again, func() {
+		w.note(a.CallID, "", "attempt %d is sent again after %s", a.Attempt, again)
+		if a.life == a.k.life && !a.over { // else the connection was reset
+			w.after(travel, func() { a.arrive(slack) })
+		}
+	})
+}
+
+// acknowledge has the worker see, some time after, that the request has arrived, and tell the ledger where the answer
+// takes long: tasks/acked.go.
+func (a *attempt) acknowledge() {
+	w := a.k.w
+	if !a.gated() {
+		return
+	}
+	a.do(w.between(0, pick(w, 50*time.Millisecond, time.Second)), func() {
+		if a.over {
+			return
+		}
+		since := w.now - a.m0
+		a.acked = &since
+		a.do(max(0, a.sent+500*time.Millisecond-w.now), func() {
+			if !a.over && !w.fault(w.set.loss) {
+				w.must(ledger.Acknowledge(w.ctx, w.lane.workers, []ledger.Ack{{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, After: since}}))
+				w.note(a.CallID, "", "attempt %d is acknowledged", a.Attempt)
+			}
+		})
+	})
 }
 
 // arrive is the API's part: it works for a while, then answers, or does not.
@@ -169,6 +203,7 @@ func (a *attempt) arrive(slack time.Duration) {
 	settled := a.drawSettled()
 	r := w.api.arrive(a.id(), settled)
 	a.request = r
+	a.acknowledge()
 	if a.cut {
 		w.api.leave(r)
 	}
@@ -256,7 +291,7 @@ func (a *attempt) arrival() *limit.Arrival {
 	s := limit.Sending{Ended: ended, Own: a.Task != "http"}
 	if a.gated() {
 		sent := a.sent - a.m0
-		s.Sent, s.Answered = &sent, a.heard
+		s.Sent, s.Acked, s.Answered = &sent, a.acked, a.heard
 	}
 	arrival := s.Arrival()
 	return &arrival

@@ -12,6 +12,7 @@ type mutant struct {
 	secondSend bool         // what is delivered twice is sent twice
 	newM0      bool         // m0 is read anew when a start is asked for again
 	openGate   bool         // nothing is too late for the gate
+	resends    bool         // half of the requests are sent again
 	noRecall   bool         // a lower rate or a pause recalls nothing
 	late       bool         // queues close all the time
 	often      func(*world) // happens some times more than it would

@@ -53,6 +53,11 @@ func mutants() []struct {
 			undo: undoLedgerSQL,
 		}},
 		{"nothing is too late for the gate", []string{over}, mutant{openGate: true}},
+		{"what TCP sends again is forgotten", []string{over, verify}, mutant{
+			resends: true,
+			sql:     openUntilSQL("interval '0'"),
+			undo:    openUntilSQL("interval '5 seconds'"),
+		}},
 		{"m0 is read anew", []string{over}, mutant{newM0: true}},
 		{"what has started is taken back", []string{over, once, verify}, mutant{turn: takeBack}},
 		{"a repeated message is sent again", []string{once}, mutant{secondSend: true}},
@@ -167,6 +172,14 @@ func mutants() []struct {
 			w.must(err)
 		}}},
 	}
+}
+
+// openUntilSQL counts open attempts for another while after their requests were written.
+func openUntilSQL(resends string) string {
+	return `CREATE OR REPLACE FUNCTION callq_open_until(started_at timestamptz, send_within interval, acked_at timestamptz, slack interval)
+		RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
+			SELECT CASE WHEN acked_at IS NULL THEN started_at + send_within + ` + resends + ` + slack
+				ELSE greatest(acked_at, started_at + send_within + slack) END $$`
 }
 
 // onLedgerSQL takes the usage away of ledger rows that fit a condition.

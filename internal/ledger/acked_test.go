@@ -1,0 +1,58 @@
+package ledger_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/pgtest"
+)
+
+// That a request was acknowledged is noted of the attempt that has the token, and of no other; what others hold is not
+// waited for.
+func TestAcknowledge(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	ids := []int64{open(t, pool), open(t, pool), open(t, pool), open(t, pool)}
+	start(t, pool, request(ids[0], 7), request(ids[1], 8), request(ids[2], 9))
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM call_open WHERE call_id = $1 FOR UPDATE`, ids[2]); err != nil {
+		t.Fatal(err)
+	}
+	var acks []ledger.Ack
+	for i, id := range ids {
+		acks = append(acks, ledger.Ack{CallID: id, Attempt: 1, Token: []int64{7, 70, 9, 0}[i], After: 30 * time.Millisecond})
+	}
+	if err := ledger.Acknowledge(t.Context(), pool, acks); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want(t, pool, `SELECT array_agg(acked_at - started_at ORDER BY call_id) = ARRAY['30 ms', NULL, NULL, NULL]::interval[] FROM call_open`)
+}
+
+// What was acknowledged while the attempt was open holds at its end, whoever ends it.
+func TestCloseAcknowledged(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := open(t, pool)
+	exec(t, pool, `UPDATE call_limits SET anchor = 'start', slack = '500 ms'`)
+	startedAt := start(t, pool, request(id, 7))[7].StartedAt
+	if err := ledger.Acknowledge(t.Context(), pool, []ledger.Ack{{CallID: id, Attempt: 1, Token: 7, After: 30 * time.Millisecond}}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, pool, `SELECT callq_open_until(started_at, send_within, acked_at, '500 ms') = $1::timestamptz + send_within + interval '500 ms' FROM call_open`, startedAt)
+	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeLost, Status: callqueue.StatusFailed, Failed: true,
+		Arrival: &limit.Arrival{Written: 5 * time.Millisecond, Closed: 9 * time.Second},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, pool, `SELECT arrived_by = $1::timestamptz + interval '505 ms' FROM call_attempts`, startedAt)
+}
