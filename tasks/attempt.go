@@ -93,7 +93,7 @@ func (a *attempt) begin() {
 
 // run takes the attempt to its end.
 func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
-	ctx, end := a.w.contexts.of(a.w.handling, a)
+	ctx, end := a.w.contexts.begin(a.w.handling, a)
 	defer end()
 	a.finish(ctx, handle(ctx))
 }
@@ -204,6 +204,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
 	}
+	a.w.contexts.outlivedFrom(a, a.m0.Add(a.Timeout))
 	call := a.asCall()
 	a.client = newClient(ctx, a.w.http, call, g, a.Timeout)
 	return a.handled(ctx, a.guard(ctx, handler, call))

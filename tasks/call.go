@@ -95,8 +95,8 @@ func (c *Call) Settle(n int64) error {
 // maxSettled keeps the sums of a window within what Postgres adds up.
 const maxSettled = 1e12
 
-// Handler makes the call of one attempt. Its context ends at the call's timeout; the handler must
-// return by then, for what it sends later is not counted (through Call.Client nothing is sent later). It ends earlier, with the cause
-// [ErrCancelled], within about two seconds of the call's being cancelled. A panic counts as an error,
-// and so does runtime.Goexit.
+// Handler makes the call of one attempt. Its context ends at the call's timeout; the handler should return then. Until it
+// does, its attempt stays open, and holds its slot and its units; callq doctor names it. (Call.Client sends nothing by
+// then.) The context ends earlier, with the cause [ErrCancelled], within about two seconds of the call's being cancelled.
+// A panic counts as an error, and so does runtime.Goexit.
 type Handler func(ctx context.Context, call *Call) error

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
@@ -18,29 +19,35 @@ var ErrCancelled = errors.New("the call was cancelled")
 // contexts are those of the attempts under way, so that they can be ended when their calls are
 // cancelled. A call may have two here: one that was given up as lost and still runs.
 type contexts struct {
-	mu  sync.Mutex
-	end map[*attempt]context.CancelCauseFunc
+	mu sync.Mutex
+	of map[*attempt]underWay
 }
 
-// of makes the context of an attempt, which the returned function ends.
-func (c *contexts) of(ctx context.Context, a *attempt) (context.Context, func()) {
+type underWay struct {
+	end context.CancelCauseFunc
+	// outlived is from when on its handler has run for too long, and what is to be done about it is due; zero: never.
+	outlived time.Time
+}
+
+// begin makes the context of an attempt, which the returned function ends.
+func (c *contexts) begin(ctx context.Context, a *attempt) (context.Context, func()) {
 	ctx, end := context.WithCancelCause(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.end[a] = end
+	c.of[a] = underWay{end: end}
 	return ctx, func() {
 		end(nil)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.end, a)
+		delete(c.of, a)
 	}
 }
 
 func (c *contexts) calls() []int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ids := make([]int64, 0, len(c.end))
-	for a := range c.end {
+	ids := make([]int64, 0, len(c.of))
+	for a := range c.of {
 		ids = append(ids, a.callID)
 	}
 	return ids
@@ -53,9 +60,9 @@ func (c *contexts) cancel(calls []int64) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for a, end := range c.end {
+	for a, u := range c.of {
 		if cancelled[a.callID] {
-			end(ErrCancelled)
+			u.end(ErrCancelled)
 		}
 	}
 }

@@ -117,7 +117,7 @@ func New(cfg Config) (*Worker, error) {
 		log:      cfg.Logger,
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),
-		contexts: contexts{end: map[*attempt]context.CancelCauseFunc{}},
+		contexts: contexts{of: map[*attempt]underWay{}},
 		lateness: lateness{queues: map[string]*punctuality{}},
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
@@ -180,6 +180,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	lanes.Go(func() { w.beat(w.recording) })
 	lanes.Go(func() { w.wakeDispatchers(w.recording) })
 	lanes.Go(func() { w.hearCancels(w.recording) })
+	lanes.Go(func() { w.keepOpen(w.recording) })
 	lanes.Go(func() { w.budgets.follow(w.recording) })
 	defer lanes.Wait()
 	defer stopRecording()

@@ -18,8 +18,8 @@ const sweepFix = "callq maintain sweep"
 
 // overdue are open attempts that a sweeper should have closed: dispatchers do so at each tick.
 func overdue(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	var started, unstarted int64
-	if err := pool.QueryRow(ctx, overdueSQL).Scan(&started, &unstarted); err != nil {
+	var started, unstarted, long int64
+	if err := pool.QueryRow(ctx, overdueSQL).Scan(&started, &unstarted, &long); err != nil {
 		return nil, err
 	}
 	var found []Finding
@@ -27,6 +27,11 @@ func overdue(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	if started > 0 {
 		what := fmt.Sprintf("%d attempts are past their deadline and still open: their workers were lost", started)
 		found = append(found, one(Problem, what, fix)...)
+	}
+	if long > 0 {
+		what := fmt.Sprintf("%d handlers run for longer than their queue's timeout, and hold their slots and units: they do not return "+
+			"though their contexts have ended", long)
+		found = append(found, one(Problem, what, "have them return when ctx ends, raise the queue's timeout, or restart their workers: callq calls list --status dispatched")...)
 	}
 	if unstarted > 0 {
 		what := fmt.Sprintf("%d attempts were handed over, not started in time, and still hold their units", unstarted)
@@ -38,8 +43,10 @@ func overdue(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 const overdueSQL = `
 SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timestamp() - interval '10 seconds'),
     count(*) FILTER (WHERE started_at IS NULL AND start_by < clock_timestamp() - interval '10 seconds'
-        AND EXISTS (SELECT FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds'))
-FROM call_open`
+        AND EXISTS (SELECT FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds')),
+    count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp() AND started_at < clock_timestamp() - interval '10 seconds'
+        - (SELECT timeout FROM call_queues q WHERE q.name = o.queue))
+FROM call_open o`
 
 func astray(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	a, err := lines.FindAstray(ctx, pool, lookMost)
