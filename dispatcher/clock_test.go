@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -77,6 +78,34 @@ func TestClockSetForward(t *testing.T) {
 	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '65 s', started_at = started_at - interval '65 s'`)
 	once()
 	s.want(`SELECT count(*) = 2 FROM call_open`)
+}
+
+// What one process saw the clock gain the next knows, as `dispatch --once` is each time. Two that see the same step write it
+// down once.
+func TestClockSetForwardBeforeARestart(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.settable()
+	s.alive(100)
+	r := rules(sliding("api", 1, time.Minute))
+	once := func(d *dispatcher.Dispatcher) {
+		t.Helper()
+		if err := d.OnceUnfrozen(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := s.dispatcher(r), s.another(r)
+	s.calls("default", 2)
+	once(first)
+	once(second)
+	s.start(time.Second)
+	s.exec(`UPDATE call_open SET acked_at = started_at`)
+	s.setClock(70 * time.Second)
+	once(first)
+	once(second)
+	once(s.another(r))
+	s.want(`SELECT count(*) = 1 AND bool_and(attempt = 1) FROM (SELECT attempt FROM call_open UNION ALL SELECT attempt FROM call_attempts) a`)
+	s.want(`SELECT count(*) = 1 AND bool_and(by BETWEEN '69 s' AND '71 s') FROM call_clock_gains`)
 }
 
 // A limit that is shut after a failover stays so for as long, though the clock is set forward.

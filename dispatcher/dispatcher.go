@@ -72,6 +72,7 @@ type Dispatcher struct {
 	// turn is held for a look or a tick: one at a time in a process. It guards what follows.
 	turn     sync.Mutex
 	clock    limit.Clock
+	gains    limit.Gains          // as of the last reading of the clock
 	epoch    string               // the last that was noted
 	rounds   int                  // of looks: with served it turns the order of the queues, so that those that share a limit take turns
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest (monotonic)

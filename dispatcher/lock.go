@@ -110,22 +110,6 @@ const (
 // Under the lock of the room, or of no use (openfrom.go).
 const drawSQL = `SELECT nextval('call_batch_seq')`
 
-// readClock reads Postgres's clock in a statement that waits for no lock, after those that may
-// have.
-func (d *Dispatcher) readClock(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-},
-) (now time.Time, epoch string, err error) {
-	sent := d.cfg.Now()
-	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch); err != nil {
-		return now, "", fmt.Errorf("read the clock: %w", err)
-	}
-	d.clock.Look(now, sent, d.cfg.Now())
-	return now, epoch, nil
-}
-
-const clockSQL = `SELECT clock_timestamp(), callq_epoch()`
-
 // shutFor is how long the limits stay shut, whatever room they have: after a failover, while the
 // new server cannot know all that the old one gave out, and until usage is counted (open.go).
 func (d *Dispatcher) shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
@@ -142,12 +126,6 @@ func (d *Dispatcher) shutFor(limits []lockedLimit, now time.Time, epoch string) 
 		}
 	}
 	return shut
-}
-
-// gained is what the limit's window is widened by: what Postgres's clock gained while anything that
-// still counts was under way.
-func (d *Dispatcher) gained(l lockedLimit, now time.Time) time.Duration {
-	return d.clock.Gained(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
 }
 
 // enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server

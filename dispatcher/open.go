@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -40,7 +39,7 @@ const shutLimitsSQL = `SELECT name FROM call_limits WHERE complete_since IS NULL
 // openLimit replaces the limit's usage by what the ledger says, in one snapshot: an attempt that
 // closes meanwhile is in neither or charges it afterwards.
 func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
-	gained := d.clock.Gained(time.Time{}, 0) // ever: where the clock was set forward, windows reach back further
+	gained := d.gains.All() // ever: where the clock was set forward, windows reach back further
 	open := false
 	err := pgx.BeginTxFunc(ctx, d.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, mayOpenSQL, name, gained).Scan(&open); err != nil || !open {

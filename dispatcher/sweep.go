@@ -336,14 +336,17 @@ SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, 
 FROM late
 WHERE q.id BETWEEN late.id AND late.id AND q.status IN ('new', 'error')`
 
-// tidy removes usage that no window reaches any more, and workers long gone. A longer window is
+// tidy removes usage and gains of the clock that no window reaches any more, and workers long gone. A longer window is
 // counted anew from the ledger.
 func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 	if d.rounds%60 != 0 { // every minute or so is often enough
 		return 0, nil
 	}
-	gained := d.clock.Gained(time.Time{}, 0) // ever: where the clock was set forward, windows reach back further
+	gained := d.gains.All() // ever: where the clock was set forward, windows reach back further
 	if _, err := d.cfg.Pool.Exec(ctx, tidyUsageSQL, gained); err != nil {
+		return 0, err
+	}
+	if _, err := d.cfg.Pool.Exec(ctx, tidyGainsSQL, gained); err != nil {
 		return 0, err
 	}
 	if _, err := d.cfg.Pool.Exec(ctx, tidyWorkersSQL); err != nil {
@@ -375,5 +378,10 @@ const tidyUsageSQL = `
 DELETE FROM call_usage u
 USING call_limits l
 WHERE u.limit_name = ANY (ARRAY[l.name]) AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
+
+// No window of a limit that is there, or is made twice as long, reaches back further.
+const tidyGainsSQL = `
+DELETE FROM call_clock_gains
+WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM call_limits) - interval '1 day' - $1::interval`
 
 const tidyWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`

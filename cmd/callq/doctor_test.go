@@ -138,6 +138,8 @@ func TestDoctor(t *testing.T) {
 		"a limit of an older epoch":            {sql(`UPDATE call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
 		"a limit that is shut":                 {sql(`UPDATE call_limits SET shut_until = now() + interval '1 hour'`), "limits", doctor.Problem, "limit api is shut until", "by itself"},
 		"a limit that is not counted":          {sql(`UPDATE call_limits SET complete_since = NULL`), "limits", doctor.Problem, "not yet counted", "dispatcher"},
+		"the clock was set back":               {sql(`INSERT INTO call_usage VALUES ('api', '', now() + interval '3 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
+		"the clock was set forward":            {sql(`INSERT INTO call_clock_gains (at, by) VALUES (now() - interval '1 min', '20 s'), (now() - interval '2 h', '20 s')`), "clock steps", doctor.Note, "set forward by 20s at", "nothing: what was used"},
 		"a limit that was set":                 {func(w *world) { w.do("limits", "set", "api", "5/1h") }, "limits", doctor.Note, "limit api has a rate that an operator set", "callq limits reset api"},
 		"a queue that is paused":               {func(w *world) { w.do("queues", "pause", "default") }, "pauses", doctor.Note, "queue default is paused", "callq queues resume default"},
 		"a customer that is paused":            {func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "pauses", doctor.Note, "1 keys of limit api are paused", "callq limits resume api --key"},

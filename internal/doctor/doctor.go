@@ -65,6 +65,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 			{"tasks", unhandled},
 			{"queues", unknownQueues},
 			{"limits", limits},
+			{"clock steps", clockSteps},
 			{"pauses", pauses},
 			{"overdue attempts", overdue},
 			{"calls in no line", astray},

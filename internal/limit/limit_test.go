@@ -95,7 +95,7 @@ func TestRoomAndNextLook(t *testing.T) {
 	}
 }
 
-func TestClockGained(t *testing.T) {
+func TestGains(t *testing.T) {
 	t.Parallel()
 	type reading struct{ pg, sent, received int } // ms
 	const window = 10 * time.Second
@@ -124,10 +124,14 @@ func TestClockGained(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var clock Clock
+			var gains Gains
 			for _, r := range c.readings {
-				clock.Look(at(r.pg), at(r.sent), at(r.received))
+				if by, _ := clock.Gained(at(r.pg), at(r.sent), at(r.received)); by > 0 {
+					gains = append(gains, Gain{at(r.pg), by})
+				}
+				clock.Saw(at(r.pg), at(r.sent))
 			}
-			if got := clock.Gained(at(c.at), window); got != time.Duration(c.want)*time.Millisecond {
+			if got := gains.Within(at(c.at), window); got != time.Duration(c.want)*time.Millisecond {
 				t.Errorf("gained %v, want %d ms", got, c.want)
 			}
 		})

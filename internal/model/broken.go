@@ -15,6 +15,7 @@ const (
 	NoRecount                          // the clock is not read again after the count
 	GainForgotten                      // a window is not widened when the clock was set forward
 	GainKeptShort                      // ... or only for one window and the gain
+	GainUnwritten                      // ... or only by the process that saw it
 
 	// Limits that change.
 	NoRecall         // a lowered limit leaves unstarted attempts

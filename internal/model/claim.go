@@ -33,18 +33,21 @@ func (m *Model) claims(s *State) {
 	}
 	if s.left.DispatcherDies > 0 {
 		for i := range s.disps {
-			if i > 0 && s.disps[i] == s.disps[0] {
+			if i > 0 && s.disps[i] == s.disps[0] || m.SeenSteps && s.stepUnseen() {
 				break
 			}
 			n := *s
 			n.left.DispatcherDies--
 			n.disps[i] = disp{fresh: true}
+			if m.has(GainUnwritten) {
+				n.pg.gain, n.pg.gainAt = 0, 0
+			}
 			m.emit(moveDispatcherDies, 0, 0, n, "")
 		}
 	}
 }
 
-func (d *disp) rest() { d.phase, d.now, d.room = resting, 0, 0 }
+func (d *disp) rest() { d.phase, d.now, d.room, d.gain, d.gainAt = resting, 0, 0, 0, 0 }
 
 // limitFree says whether nobody holds the limit's lock.
 func (s *State) limitFree() bool {
@@ -82,9 +85,11 @@ func (m *Model) lockLimit(s *State, i int) {
 		return
 	}
 	n := *s
-	m.look(&n.disps[i])
-	if n != *s { // whether or not anything is due
-		m.emit(moveLook, 0, 0, n, "")
+	m.look(&n, i)
+	looked := n
+	looked.disps[i].rest()
+	if looked != *s { // whether or not anything is due
+		m.emit(moveLook, 0, 0, looked, "")
 	}
 	p := &n.pg
 	switch {
@@ -93,6 +98,7 @@ func (m *Model) lockLimit(s *State, i int) {
 	case p.limit.epoch != p.epoch && !m.has(NotShutInEpoch):
 		p.limit.epoch = p.epoch
 		p.limit.shut = m.shutFor()
+		n.disps[i].rest()
 		m.emit(moveEnterEpoch, 0, 0, n, "")
 		return
 	case m.shut(p, &n.disps[i]):
@@ -115,7 +121,7 @@ func (m *Model) lockLimit(s *State, i int) {
 // open any sooner.
 func (m *Model) shut(p *postgres, d *disp) bool {
 	until := p.limit.shut
-	if d.gain > 0 && m.gainKept(d, d.now) && !m.has(ShutForgetsGain) {
+	if m.gainKept(d, d.now) && !m.has(ShutForgetsGain) {
 		until += d.gain
 	}
 	return p.limit.epoch > 0 && until > 0
@@ -131,18 +137,28 @@ func (m *Model) shutFor() int8 {
 	return m.Window + m.SendWithin + m.Resend + m.Slack
 }
 
-// look is limit.Clock.Look: answers come at once here, so that it sees exactly what was gained.
-func (m *Model) look(d *disp) {
+// look is readClock: answers come at once here, so that limit.Clock sees exactly what was gained. What it sees it
+// writes down, unless another did, and it goes by what is written.
+func (m *Model) look(s *State, i int) {
+	d, p := &s.disps[i], &s.pg
 	if d.unlooked > 0 && !d.fresh {
-		d.gain, d.gainAt = d.gain+d.unlooked, 0
+		p.gain, p.gainAt = p.gain+d.unlooked, 0
+		for j := range s.disps {
+			if o := &s.disps[j]; j != i && o.unlooked > 0 {
+				o.unlooked = max(0, o.unlooked-d.unlooked)
+			}
+		}
 	}
-	d.unlooked, d.fresh = 0, false
+	d.gain, d.gainAt, d.unlooked, d.fresh = p.gain, p.gainAt, 0, false
 }
+
+// stepUnseen says whether the clock was set forward and nobody has looked since.
+func (s *State) stepUnseen() bool { return s.disps[0].unlooked > 0 || s.disps[1].unlooked > 0 }
 
 // gainKept says whether a window is still widened at now, limit.Clock.Gained.
 func (m *Model) gainKept(d *disp, now int8) bool {
 	switch {
-	case m.has(GainForgotten):
+	case m.has(GainForgotten) || d.gain == 0:
 		return false
 	case m.has(GainKeptShort):
 		return d.gainAt+m.Window+d.gain > now
@@ -154,7 +170,7 @@ func (m *Model) gainKept(d *disp, now int8) bool {
 
 func (m *Model) since(d *disp) int8 {
 	since := d.now - m.Window
-	if d.gain > 0 && m.gainKept(d, d.now) {
+	if m.gainKept(d, d.now) {
 		since -= d.gain
 	}
 	return since
@@ -188,7 +204,7 @@ func (m *Model) count(n *State, i int) {
 
 func (n *State) afterCount(i int) {
 	d := &n.disps[i]
-	d.phase = counted
+	d.phase, d.gain, d.gainAt = counted, 0, 0
 	if d.room <= 0 {
 		d.rest()
 	}

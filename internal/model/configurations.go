@@ -54,6 +54,10 @@ func Configurations() []Configuration {
 			c.StepBy = 1
 			c.Faults = Faults{ClockForward: 1}
 		}),
+		with("restart", "the clock is set forward, seen, and a dispatcher starts anew", func(c *Configuration) {
+			c.StepBy, c.SeenSteps = 1, true
+			c.Faults = Faults{ClockForward: 1, DispatcherDies: 1}
+		}),
 		with("back", "the clock is set back", func(c *Configuration) {
 			c.FineClaim, c.Window, c.StepBy = true, 2, 3
 			c.Faults = Faults{ClockBack: 1}

@@ -14,14 +14,14 @@ func (d Difference) Configuration() Configuration { return d.variant.configurati
 func Differences() []Difference {
 	again := func(c *Configuration) { c.Faults.ClockForward = 1 }
 	setBack := func(c *Configuration) { c.Faults = Faults{Changes: 1, ClockBack: 1} }
-	restart := func(c *Configuration) { c.Faults.DispatcherDies = 1 }
+	restart := func(c *Configuration) { small(c); c.Faults.DispatcherDies = 1 }
 	return []Difference{
 		{
 			"internal/limit/clock.go Look", "a step back and one forward between two looks of a dispatcher cancel out",
 			variant{name: "back and forward", within: "back", change: again, rule: Rule4},
 		},
 		{
-			"internal/limit/clock.go Look", "a dispatcher that starts anew does not know what was gained",
+			"internal/limit/clock.go Look", "a dispatcher that starts anew does not know of a step that nobody has seen",
 			variant{name: "step forward, then a restart", within: "forward", change: restart, rule: Rule4},
 		},
 		{

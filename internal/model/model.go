@@ -36,6 +36,7 @@ type Configuration struct {
 	Bucket     int8   // width of a bucket of usage; 0: so small that its end is until
 	Rates      []int8 // the limit's rate, version by version; Faults.Changes says how many come
 	Finish     bool   // the limit is anchored at the finish, else at the start
+	SeenSteps  bool   // the clock is set forward only while dispatchers look, and none starts anew before one has looked
 	StepBy     int8   // by how much Postgres's clock is set forward or back
 
 	Calls    int8 // 0: all

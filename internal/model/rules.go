@@ -76,10 +76,12 @@ func (s *State) allAccounted() bool {
 // would not count an attempt whose request is in the window that ends now, or may still be, though
 // the limit is not shut.
 func (m *Model) freedEarly(s *State) bool {
-	disps := s.disps // as they would be, had they looked now
+	var disps [dispCount]disp // as each would be, had it looked now, first of all
 	for i := range disps {
-		disps[i].now = 0
-		m.look(&disps[i])
+		n := *s
+		n.disps[i].now = 0
+		m.look(&n, i)
+		disps[i] = n.disps[i]
 	}
 	for i := range s.seen {
 		g, r := &s.seen[i], &s.pg.rows[i]

@@ -26,6 +26,9 @@ type postgres struct {
 	rows  [slotCount]row
 	limit limitRow
 	epoch int8
+	// What Postgres's clock gained that some dispatcher saw (call_clock_gains), and when the last of it was seen.
+	gain   int8
+	gainAt int8
 }
 
 type status int8
@@ -142,10 +145,9 @@ type disp struct {
 	phase dispPhase
 	now   int8 // the clock as it read it
 	room  int8
-	// What limit.Clock knows and will know: by how much Postgres's clock was set since the last
-	// look, and the gain that it keeps.
+	// What limit.Clock will know: by how much Postgres's clock was set since the last look.
 	unlooked int8
-	gain     int8
+	gain     int8 // as it read it with the clock, while it claims
 	gainAt   int8
 	fresh    bool // it has not looked yet
 }

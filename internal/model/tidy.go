@@ -13,7 +13,8 @@ package model
 //   - Until only shrinks (closeRow holds that), so a charge exceeds the rate at its start or never, and
 //     when those started that have ended is forgotten. Not so with a failover, or with a broken rule.
 //   - A dispatcher that sees the clock set forward at once, rather than later, counts as much until it
-//     forgets, and forgets sooner: whatever the other can do wrong it can, and it may.
+//     forgets, and forgets sooner: whatever the other can do wrong it can, and it may. Not so where one may start
+//     anew, which knows only what was seen.
 //
 // TestTidyLosesNothing compares what is reached with and without. With the last alone that is less,
 // not the same.
@@ -31,7 +32,11 @@ func (m *Model) tidy(s *State) {
 // tidyKeepingNames is tidy, but calls keep their numbers, so that steps can be told by them.
 func (m *Model) tidyKeepingNames(s *State) {
 	for i := range s.disps {
-		m.clipDisp(s, &s.disps[i])
+		m.clipDisp(s, i)
+	}
+	m.clipGain(s, &s.pg)
+	if s.split == 1 {
+		m.clipGain(s, &s.repl)
 	}
 	e := m.edges(s)
 	for i := range s.disps {
@@ -57,11 +62,13 @@ func (m *Model) tidyKeepingNames(s *State) {
 	sortRest(s)
 }
 
-func (m *Model) clipDisp(s *State, d *disp) {
+func (m *Model) clipDisp(s *State, i int) {
+	d := &s.disps[i]
+	d.gainAt = max(d.gainAt, -m.forgotten())
 	if !m.whole && (d.phase == resting || d.phase == counted) {
 		switch {
-		case d.unlooked > 0 && s.left.ClockBack == 0:
-			m.look(d) // the sooner it looks, the sooner it forgets: see tidy
+		case d.unlooked > 0 && s.left.ClockBack == 0 && m.Faults.DispatcherDies == 0:
+			m.look(s, i) // the sooner it looks, the sooner it forgets: see tidy
 		case d.unlooked < 0 && s.left.ClockForward == 0:
 			d.unlooked = 0
 		}
@@ -69,9 +76,19 @@ func (m *Model) clipDisp(s *State, d *disp) {
 			d.fresh = false // there is nothing to come that it would have to have looked for
 		}
 	}
-	d.gainAt = max(d.gainAt, -m.forgotten())
-	if d.gain > 0 && s.left.ClockBack == 0 && !m.gainKept(d, 0) {
+	switch {
+	case d.phase == resting || d.phase == counted: // it reads what is written when it looks
 		d.gain, d.gainAt = 0, 0
+	case s.left.ClockBack == 0 && !m.gainKept(d, d.now):
+		d.gain, d.gainAt = 0, 0
+	}
+}
+
+// clipGain forgets a gain by which no window is widened any more.
+func (m *Model) clipGain(s *State, p *postgres) {
+	p.gainAt = max(p.gainAt, -m.forgotten())
+	if s.left.ClockBack == 0 && !m.gainKept(&disp{gain: p.gain, gainAt: p.gainAt}, 0) {
+		p.gain, p.gainAt = 0, 0
 	}
 }
 
@@ -90,7 +107,7 @@ func (m *Model) edges(s *State) edges {
 	comes := m.StepBy * s.left.ClockBack
 	gain := int8(0)
 	for i := range s.disps {
-		gain = max(gain, s.disps[i].gain+max(0, s.disps[i].unlooked))
+		gain = max(gain, max(s.pg.gain, s.repl.gain, s.disps[i].gain)+max(0, s.disps[i].unlooked))
 	}
 	var e edges
 	e.until = -(m.Window + m.back + comes + gain)

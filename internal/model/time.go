@@ -20,7 +20,7 @@ func (m *Model) passes(s *State) {
 	n := *s
 	m.tick(&n)
 	m.emit(moveTick, 0, 0, n, "")
-	if s.left.ClockForward > 0 {
+	if unseen := m.SeenSteps && (s.disps[0].fresh || s.disps[1].fresh); s.left.ClockForward > 0 && !unseen {
 		n := *s
 		n.left.ClockForward--
 		m.setClock(&n, m.StepBy)
@@ -107,6 +107,9 @@ func (p *postgres) advance(by int8) {
 			}
 		case absent, unsent:
 		}
+	}
+	if p.gain > 0 {
+		p.gainAt -= by
 	}
 	p.limit.shut -= by
 	p.limit.force[0] -= by

@@ -145,7 +145,7 @@ func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
 }
 
 const clearSQL = `
-TRUNCATE call_queue, call_open, call_attempts, call_limits, call_limit_changes, call_queues, call_pauses,
+TRUNCATE call_queue, call_clock_gains, call_open, call_attempts, call_limits, call_limit_changes, call_queues, call_pauses,
     call_publishers, call_audit, call_usage, call_workers, call_marks, call_news, call_lines, call_line_totals, call_waiting RESTART IDENTITY`
 
 // base is when a simulation begins.

@@ -120,6 +120,9 @@ func (p *process) turn(tick bool) (did bool) {
 		}
 		next = time.Second
 	}
+	if tick {
+		p.w.unseen = false
+	}
 	did = p.w.handedOver() || len(p.w.record.lines) > lines
 	if next < 59*time.Second { // else a tick comes sooner
 		p.lookIn(max(next, p.w.lookFloor()))
@@ -183,8 +186,8 @@ func (p *process) restart() {
 		if p.life != life {
 			return
 		}
-		if wait := p.w.shy - p.w.now; wait > 0 {
-			p.w.after(wait+time.Millisecond, again)
+		if p.w.unseen {
+			p.w.after(p.w.set.tick, again)
 			return
 		}
 		p.start()

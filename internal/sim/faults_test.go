@@ -56,7 +56,7 @@ func (k *worker) dieOrFreeze() {
 func (w *world) dispatcherFault() {
 	p := w.dispatchers[w.rng.IntN(len(w.dispatchers))]
 	if w.chance(0.5) {
-		if w.now >= w.shy {
+		if !w.unseen {
 			p.restart()
 		}
 		return
@@ -86,8 +86,8 @@ func (w *world) redisAway() {
 	})
 }
 
-// stepClock sets Postgres's clock. A dispatcher that starts within a window of a step forward cannot
-// know of it: that is outside the promise.
+// stepClock sets Postgres's clock. A dispatcher that starts before any other has seen a step forward cannot know of it:
+// that is outside the promise.
 func (w *world) stepClock() {
 	by := w.between(0, pick(w, 20*time.Millisecond, w.set.window/2, w.set.window/2, 2*w.set.window, min(20*w.set.window, time.Hour)))
 	if w.chance(0.5) {
@@ -97,7 +97,7 @@ func (w *world) stepClock() {
 		if !w.seen() {
 			return
 		}
-		w.shy = max(w.shy, w.now+(w.set.longest+by)*11/10+2*time.Minute)
+		w.unseen = true
 	}
 	if by > 0 && w.chance(0.5) { // what is counted anew must reach back behind the step
 		w.after(w.between(0, w.set.window), func() {

@@ -141,6 +141,12 @@ func mutants() []struct {
 			c.Failed = c.Failed || c.Outcome == callqueue.OutcomeSnoozed
 		}}},
 		{"a step of the clock goes unseen", []string{over}, mutant{clockRuns: 1000, often: (*world).stepClock}},
+		{"what the clock gained is not written", []string{over}, mutant{
+			often: (*world).stepClock,
+			sql: `CREATE FUNCTION sim.unwritten() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+				CREATE TRIGGER unwritten BEFORE INSERT ON call_clock_gains FOR EACH ROW EXECUTE FUNCTION sim.unwritten()`,
+			undo: `DROP TRIGGER unwritten ON call_clock_gains; DROP FUNCTION sim.unwritten()`,
+		}},
 		{"no answer counts as done", []string{answered}, mutant{close: func(_ *world, a *attempt, c *ledger.Closing) {
 			if a.heard == nil && a.written {
 				c.Outcome, c.Status, c.Failed, c.Delay = callqueue.OutcomeDone, callqueue.StatusDone, false, nil

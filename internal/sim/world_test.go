@@ -34,9 +34,9 @@ type world struct {
 	failedOver bool
 
 	healing     bool
-	outage      bool          // the API answers nothing
-	redisDown   bool          // so is Redis
-	shy         time.Duration // until then no dispatcher restarts: a step forward must be seen
+	outage      bool // the API answers nothing
+	redisDown   bool // so is Redis
+	unseen      bool // the clock was set forward, and no dispatcher has had a tick since; until then none restarts
 	pace        pace
 	workers     []*worker
 	dispatchers []*process

@@ -1,0 +1,75 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+)
+
+// Whoever sees that Postgres's clock was set forward writes it down before anything is reckoned from that clock, and
+// each claim goes by what is written: a dispatcher that starts anew has not seen it.
+
+// readClock reads Postgres's clock in a statement that waits for no lock, after those that may
+// have, and what that clock is known to have gained.
+func (d *Dispatcher) readClock(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+},
+) (now time.Time, epoch string, err error) {
+	sent := d.cfg.Now()
+	var at []time.Time
+	var by []time.Duration
+	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch, &at, &by); err != nil {
+		return now, "", fmt.Errorf("read the clock: %w", err)
+	}
+	if gained, least := d.clock.Gained(now, sent, d.cfg.Now()); gained > 0 {
+		if at, by, err = d.noteGain(ctx, now, gained, least); err != nil {
+			return now, "", fmt.Errorf("note what the clock gained: %w", err)
+		}
+	}
+	d.gains = d.gains[:0]
+	for i := range at {
+		d.gains = append(d.gains, limit.Gain{At: at[i], By: by[i]})
+	}
+	d.clock.Saw(now, sent)
+	return now, epoch, nil
+}
+
+const (
+	clockSQL = `SELECT clock_timestamp(), callq_epoch(), g.* FROM (` + gainsSQL + `) g`
+	gainsSQL = `SELECT array_agg(at ORDER BY id), array_agg(by ORDER BY id) FROM call_clock_gains`
+)
+
+// noteGain writes down what was gained since the last look, unless others have, and returns all that is written. It
+// commits at once, whatever becomes of the claim that saw it.
+func (d *Dispatcher) noteGain(ctx context.Context, now time.Time, gained, least time.Duration) (at []time.Time, by []time.Duration, err error) {
+	err = pgx.BeginFunc(ctx, d.cfg.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		noted, err := tx.Exec(ctx, noteGainSQL, d.clock.Last(), now, gained, least)
+		if err != nil {
+			return err
+		}
+		if noted.RowsAffected() > 0 {
+			d.log.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", gained)
+		}
+		return tx.QueryRow(ctx, gainsSQL).Scan(&at, &by)
+	})
+	return at, by, err
+}
+
+// What others saw since this process looked last is the same step.
+const noteGainSQL = `
+INSERT INTO call_clock_gains (at, by)
+SELECT $2, $3::interval - by
+FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1) known
+WHERE $3::interval - by > $4::interval`
+
+// gained is what the limit's window is widened by: what Postgres's clock gained while anything that
+// still counts was under way.
+func (d *Dispatcher) gained(l lockedLimit, now time.Time) time.Duration {
+	return d.gains.Within(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
+}
