@@ -56,6 +56,10 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
+	if d.openFrom.wentBack(epoch, locked.Batch) {
+		_ = tx.Rollback(ctx) // whoever shuts all limits must hold none
+		return claimResult{lookIn: minGap}, d.shutAfterRestore(ctx)
+	}
 	if shut := d.shutFor(locked.Limits, now, epoch); shut > 0 {
 		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, locked.Limits, epoch)
 	}

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
@@ -69,6 +70,27 @@ UPDATE call_limits l
 SET shut_until = greatest(l.shut_until, m.at + ` + mayCountForSQL + `)
 FROM call_marks m
 WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1) AND l.epoch = callq_epoch()`
+
+// shutAfterRestore shuts all limits of a database that was restored in place, under this process: what was given out
+// between the backup and the restore is in no table. (That the data are older than what was committed shows in
+// the claims' numbers, which rise: openFrom.)
+func (d *Dispatcher) shutAfterRestore(ctx context.Context) error {
+	err := pgx.BeginFunc(ctx, d.cfg.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT FROM call_limits ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, shutAfterRestoreSQL)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("shut the limits after a restore: %w", err)
+	}
+	d.log.WarnContext(ctx, "all limits shut: Postgres's data are older than what was committed, as after a restore")
+	d.openFrom, d.reach = openFrom{}, reach{takenIn: map[string]time.Time{}}
+	return nil
+}
+
+const shutAfterRestoreSQL = `UPDATE call_limits l SET shut_until = greatest(l.shut_until, clock_timestamp() + ` + mayCountForSQL + `)`
 
 // mayCountForSQL is for how long after a failover a request of the old server may count for limit l. A
 // handler whose claim or start never reached the new server may send until its timeout, unless the

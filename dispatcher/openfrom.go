@@ -9,6 +9,12 @@ type openFrom struct {
 	epoch string
 	drawn int64 // the last number
 	from  int64
+	kept  int64 // the last number of a claim that was committed: no crash gives out one that is not larger
+}
+
+// wentBack says whether the data are older than what was committed here: they were restored in place.
+func (o *openFrom) wentBack(epoch string, batch int64) bool {
+	return epoch == o.epoch && batch <= o.kept
 }
 
 // draw notes the number of a claim, and returns from where on it must look.
@@ -24,7 +30,7 @@ func (o *openFrom) draw(epoch string, batch int64) int64 {
 // committed: a crash may give the numbers of what was rolled back out once more. (Larger ones than it drew are
 // there where the sequence was set back.)
 func (o *openFrom) found(smallest *int64) {
-	o.from = o.drawn
+	o.from, o.kept = o.drawn, o.drawn
 	if smallest != nil {
 		o.from = min(o.drawn, *smallest)
 	}
