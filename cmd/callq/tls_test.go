@@ -137,23 +137,13 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = postgres.Stop() })
-	server, err := local.StartRedis(t.Context(), local.Redis{Install: true, Settings: map[string]string{
+	_, client := redistest.Start(t, map[string]string{
 		"tls-port": redisPort, "tls-cert-file": cert, "tls-key-file": key, "tls-ca-cert-file": ca.file, "tls-auth-clients": "no",
 		"bind": "127.0.0.1",
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop() })
-	options, err := redis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := redis.NewClient(options)
+	}, redis.Options{})
 	if err := client.ConfigSet(t.Context(), "requirepass", "hunter2").Err(); err != nil {
 		t.Fatal(err)
 	}
-	_ = client.Close()
 	url := func(host, more string) string {
 		return fmt.Sprintf("postgres://postgres:hunter2@%s:%s/postgres?%s", host, pgPort, more)
 	}

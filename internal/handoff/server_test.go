@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/internal/handoff"
-	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/redistest"
 )
 
@@ -146,17 +145,7 @@ func TestStopWithoutRedis(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"silent": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, err := local.StartRedis(t.Context(), local.Redis{Install: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = server.Stop() })
-			options, err := redis.ParseURL(server.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
-			options.ContextTimeoutEnabled, options.ReadTimeout = true, 2*time.Second
-			client := redis.NewClient(options)
+			server, client := redistest.Start(t, nil, redis.Options{ContextTimeoutEnabled: true, ReadTimeout: 2 * time.Second})
 			broker := newBroker(t, client)
 			begun, finish := make(chan struct{}), make(chan struct{})
 			_, stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish })
@@ -252,17 +241,7 @@ func TestRedisIsFull(t *testing.T) {
 // A server outlives its Redis.
 func TestRedisComesBack(t *testing.T) {
 	t.Parallel()
-	server, err := local.StartRedis(t.Context(), local.Redis{Install: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop() })
-	options, err := redis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := redis.NewClient(options)
-	t.Cleanup(func() { _ = client.Close() })
+	server, client := redistest.Start(t, nil, redis.Options{})
 	broker := newBroker(t, client)
 	got := make(chan handoff.Message, 1)
 	serve(t, broker, func(m handoff.Message) { got <- m })

@@ -21,12 +21,20 @@ import (
 // New returns a client of a fresh, real Redis; both go when t ends.
 func New(t testing.TB) *redis.Client {
 	t.Helper()
-	server := start(t, nil)
-	options, err := redis.ParseURL(server.URL())
+	_, client := Start(t, nil, redis.Options{})
+	return client
+}
+
+// Start is New with settings of the server's, and the client's bounds as in options; the server is the test's to stop and kill.
+func Start(t testing.TB, settings map[string]string, options redis.Options) (*local.RedisServer, *redis.Client) {
+	t.Helper()
+	server := start(t, settings)
+	to, err := redis.ParseURL(server.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return client(t, options)
+	options.Network, options.Addr = to.Network, to.Addr
+	return server, client(t, &options)
 }
 
 func start(t testing.TB, settings map[string]string) *local.RedisServer {
