@@ -29,14 +29,14 @@ const (
 	lookLater      = time.Minute // ticks come sooner
 )
 
-// claim is the claim transaction: it locks the queue's limits, counts what is occupied, and gives
+// claimOnce is the claim transaction: it locks the queue's limits, counts what is occupied, and gives
 // out what is left, of that and of the workers' room, to the next calls of the queue. With wait,
-// it waits for locks.
+// it waits for locks. With apart, it finds the calls that spoiled the claim before it (apart.go).
 //
 // The commit is the point after which a crash is harmless: the attempts are open, their units
 // used, and the sweepers hand over what this process no longer does. That holds too where the
 // commit's outcome stays unknown (unknown.go), for the next claim counts under the same locks.
-func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claimResult, error) {
+func (d *Dispatcher) claimOnce(tick context.Context, queue string, wait, apart bool) (claimResult, error) {
 	ctx, cancel := context.WithTimeout(tick, d.claimWithin)
 	defer cancel()
 	tx, err := d.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
@@ -101,6 +101,7 @@ func (d *Dispatcher) claim(tick context.Context, queue string, wait bool) (claim
 	if err != nil {
 		return claimResult{}, err
 	}
+	c.apart = apart
 	batch, err := d.take(ctx, tx, c, epoch, want)
 	if errors.Is(err, errRequeued) {
 		return claimResult{lookIn: minGap}, d.requeued(ctx, tx)
@@ -230,6 +231,9 @@ func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, c *round, epoch string
 	blocked := b.blocked
 	var err error
 	b.served, err = c.serve(open, want, func(call *lines.Call) error { return lines.Read(ctx, tx, d.cfg.MaxData, call) })
+	if err == nil && c.apart {
+		err = d.tryEach(ctx, tx, &b.served)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -272,25 +276,6 @@ func (b *batch) unfinished(keys []string, c *round) bool {
 	}
 	return false
 }
-
-// refuse fails calls that can never be made as they are. They have no attempt and use no unit.
-func (b *batch) refuse(writes *pgx.Batch) {
-	if len(b.refused) == 0 {
-		return
-	}
-	ids, reasons := make([]int64, len(b.refused)), make([]string, len(b.refused))
-	for i, c := range b.refused {
-		ids[i], reasons[i] = c.ID, *c.Refusal
-	}
-	writes.Queue(refuseSQL, ids, reasons)
-}
-
-const refuseSQL = `
-UPDATE call_queue q
-SET status = 'failed', error_message = r.reason, unique_key = NULL,
-    finished_at = clock_timestamp(), failed_at = clock_timestamp()
-FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
-WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`
 
 // open writes the attempts. Each is charged to all limits of its queue.
 func (b *batch) open(writes *pgx.Batch, c *round) {

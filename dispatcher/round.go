@@ -24,6 +24,7 @@ type round struct {
 	// from make room for others: they are parked, or dropped when empty.
 	crowded bool
 	lastKey string
+	apart   bool // a call spoiled this claim before: it is looked for (apart.go)
 }
 
 func (d *Dispatcher) round(ctx context.Context, tx pgx.Tx, q *lockedQueue, seen *survey, r *roster, now time.Time) (*round, error) {
@@ -73,9 +74,18 @@ func (c *round) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, want in
 			asks, of = append(asks, lines.Ask{Line: l.Line, Want: min(most, l.Calls)}), append(of, l)
 		}
 	}
-	calls, passed, err := lines.First(ctx, tx, c.Name, c.head.now, maxData, asks)
+	readFor := lines.ReadFor
+	if c.apart {
+		readFor = -1
+	}
+	calls, passed, err := lines.First(ctx, tx, c.Name, c.head.now, maxData, readFor, asks)
 	if err != nil {
 		return err
+	}
+	if c.apart {
+		if err := readApart(ctx, tx, maxData, calls); err != nil {
+			return err
+		}
 	}
 	for _, call := range calls {
 		of[call.Ask].calls = append(of[call.Ask].calls, call)

@@ -11,6 +11,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,6 +52,31 @@ func Settings() map[string]string {
 func BadData(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "54"))
+}
+
+// Spoiled says whether a statement may have failed for what one of its rows holds: for bad data, for a trigger or a
+// constraint that somebody added, or because what is stored is broken. Without that row it may succeed.
+func Spoiled(err error) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return BadData(err) || ok && slices.Contains([]string{"23", "P0", "XX"}, pg.Code[:2])
+}
+
+// Apart runs a statement on a list, and where one of it may have spoiled that, on its halves, and so on: one that
+// fails alone goes to bad. Any other error ends it. run must leave nothing behind where it fails.
+func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
+	err := run(list)
+	switch half := len(list) / 2; {
+	case !Spoiled(err):
+		return err
+	case half == 0:
+		bad(list[0], err)
+		return nil
+	default:
+		if err := Apart(list[:half], run, bad); err != nil {
+			return err
+		}
+		return Apart(list[half:], run, bad)
+	}
 }
 
 func micros(d *time.Duration) *int64 {

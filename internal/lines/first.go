@@ -36,9 +36,9 @@ type Call struct {
 // First locks the calls that stand first in each line, at most as many as are wanted of it, and returns
 // those that may be claimed, line by line; what another transaction holds is passed over. passed are the
 // entries of the same places that may not: Return says what becomes of them. Calls with more than maxData
-// bytes of call_data are refused; where that takes long to see, the others come unread.
-func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, asks []Ask) (calls []Call, passed []Entry, err error) {
-	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData}))
+// bytes of call_data are refused; once that has taken readFor to see, the others come unread.
+func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask) (calls []Call, passed []Entry, err error) {
+	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
 	if err != nil {
 		return nil, nil, fmt.Errorf("lock the first calls: %w", err)
 	}
@@ -90,12 +90,26 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 	return calls, passed, nil
 }
 
-// Read looks at a call that came unread, however long it takes.
-func Read(ctx context.Context, tx pgx.Tx, maxData int64, c *Call) error {
-	if err := tx.QueryRow(ctx, readSQL, pgx.StrictNamedArgs{"id": c.ID, "most": maxData}).Scan(&c.Refusal); err != nil {
-		return fmt.Errorf("read the call_data of call %d: %w", c.ID, err)
+// ReadFor is how long a claim looks at call_data, by default.
+const ReadFor = 250 * time.Millisecond
+
+// Read looks at calls that came unread, however long it takes.
+func Read(ctx context.Context, tx pgx.Tx, maxData int64, calls ...*Call) error {
+	ids := make([]int64, len(calls))
+	for i, c := range calls {
+		ids[i] = c.ID
 	}
-	c.Unread = false
+	rows, err := tx.Query(ctx, readSQL, pgx.StrictNamedArgs{"ids": ids, "most": maxData})
+	if err != nil {
+		return fmt.Errorf("read call_data: %w", err)
+	}
+	flaws, err := pgx.CollectRows(rows, pgx.RowTo[*string])
+	if err != nil {
+		return fmt.Errorf("read call_data: %w", err)
+	}
+	for i, flaw := range flaws {
+		calls[i].Refusal, calls[i].Unread = flaw, false
+	}
 	return nil
 }
 
@@ -134,10 +148,10 @@ WITH entries AS MATERIALIZED (
 // lineOfSQL is the line of a call c.
 const lineOfSQL = `(callq_line_name(c.queue, 'default'), callq_line_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_line_name(c.task, 'http'))`
 
-// call_data is only unpacked where its stored size could hide one over the limit (pglz packs at most 300
-// times), and only for a while, by the real clock: a claim that took in too much would never end. Not even one
-// may be read in that while, on a busy machine: so a claim reads one more (Read). A call that was moved to
-// another line is in line there too.
+// call_data is read only where it could be over the limit: a number takes 10 bytes at least, and at most
+// 131,072 digits; pglz packs all of it. And it is read only for a while, by the real clock: a claim that took in too
+// much would never end. Not even one may be read in that while, on a busy machine: so a claim reads one more
+// (Read). A call that was moved to another line is in line there too.
 const firstSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
@@ -146,11 +160,12 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     WHEN q.priority NOT BETWEEN 0 AND 9 THEN 'priority ' || q.priority || ' is not within 0 to 9'
     WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
     WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
+    WHEN q.attempts = 2147483647 THEN 'attempts ' || q.attempts || ' is the most there can be'
     WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
     WHEN octet_length(q.task) > 255 THEN 'task is longer than 255 bytes'
     WHEN octet_length(q.queue) > 255 THEN 'queue is longer than 255 bytes'
-    WHEN pg_column_size(q.call_data) * 300 > @most::bigint THEN CASE
-        WHEN pg_catalog.clock_timestamp() > pg_catalog.statement_timestamp() + interval '250 milliseconds' THEN ''
+    WHEN pg_column_size(q.call_data) * 13107::bigint > @most::bigint THEN CASE
+        WHEN pg_catalog.clock_timestamp() > pg_catalog.statement_timestamp() + @read_for::interval THEN ''
         ELSE ` + tooLongSQL + `
         END
     END AS refusal
@@ -165,11 +180,29 @@ CROSS JOIN LATERAL (
     FOR UPDATE SKIP LOCKED
 ) q`
 
-const tooLongSQL = `CASE WHEN octet_length(q.call_data::text) > @most::bigint
+// tooLongSQL measures the text of call_data, which is what a worker loads and an API is sent. Where few bytes could
+// be much text, or much is packed, Postgres would take seconds to make it, or not be able to: there the
+// size unpacked, which is at most 4 times the text, and the digits of large numbers come first.
+const tooLongSQL = `CASE
+        WHEN (pg_column_size(q.call_data) > 4096 OR pg_column_compression(q.call_data) IS NOT NULL)
+            AND (pg_column_size(q.call_data #> '{}') > 5 * @most::bigint + 100 OR ` + digitsSQL + ` > @most::bigint)
+            THEN 'call_data has more than ' || @most::bigint || ' bytes, which is the limit'
+        WHEN octet_length(q.call_data::text) > @most::bigint
             THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
         END`
 
-const readSQL = `SELECT ` + tooLongSQL + ` FROM call_queue q WHERE q.id = @id`
+// digitsSQL is a bound from below of what numbers print as, by a tenth at most, and costs what it takes to
+// pass over them.
+const digitsSQL = `(SELECT coalesce(sum(scale(n::numeric) + CASE
+                WHEN abs(n::numeric) < 1e100 THEN 0 WHEN abs(n::numeric) < 1e1000 THEN 100
+                WHEN abs(n::numeric) < 1e10000 THEN 1000 WHEN abs(n::numeric) < 1e100000 THEN 10000 ELSE 100000 END), 0)
+            FROM jsonb_path_query(q.call_data, 'strict $.** ? (@.type() == "number")') AS n)`
+
+const readSQL = `
+SELECT ` + tooLongSQL + `
+FROM unnest(@ids::bigint[]) WITH ORDINALITY AS a (id, n)
+CROSS JOIN LATERAL (SELECT call_data FROM call_queue c WHERE c.id = a.id OFFSET 0) q
+ORDER BY a.n`
 
 // Return puts calls that still wait, and could not be locked or are not due after all, back into the news.
 func Return(b *pgx.Batch, ids []int64) {

@@ -84,7 +84,7 @@ func (q *queue) claim(most int64) (claimed []int64) {
 		for i, l := range walked {
 			asks[i] = lines.Ask{Line: l, Want: min(most, l.Calls)}
 		}
-		calls, passed, err := lines.First(ctx, tx, q.name, time.Now().Add(time.Hour), 1000, asks)
+		calls, passed, err := lines.First(ctx, tx, q.name, time.Now().Add(time.Hour), 1000, lines.ReadFor, asks)
 		if err != nil {
 			return err
 		}
