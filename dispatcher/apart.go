@@ -41,7 +41,7 @@ func refusing(calls []candidate) (sql string, args []any) {
 
 const refuseSQL = `
 UPDATE call_queue q
-SET status = 'failed', error_message = r.reason, unique_key = NULL,
+SET status = 'failed', error_message = r.reason, unique_key = NULL, queue = ` + cutQueueSQL + `,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
 WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`

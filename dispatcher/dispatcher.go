@@ -83,6 +83,9 @@ type Dispatcher struct {
 	openFrom openFrom
 	hours    openings
 	prunings prunings
+	aside    aside
+	// busyUntil is until when sweeps wait for no row: somebody held some (monotonic).
+	busyUntil time.Time
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 	// foldedRest is the same for news that may be folded or pruned.
@@ -142,6 +145,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		turns:    turns{},
 		hours:    openings{},
 		prunings: newPrunings(),
+		aside:    aside{},
 		reach:    reach{takenIn: map[string]time.Time{}},
 
 		claimWithin: claimTimeout,

@@ -78,7 +78,8 @@ type overdue struct {
 	OnLost      string         `db:"on_lost"`
 }
 
-// overdueSQL completes a WHERE over call_open o; its argument is the batch from which on attempts are open.
+// overdueSQL completes a WHERE over call_open o; its arguments are the batch from which on attempts are open, and
+// the calls to leave alone.
 const overdueSQL = `
 SELECT o.call_id, o.attempt, o.token,
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
@@ -91,14 +92,14 @@ SELECT o.call_id, o.attempt, o.token,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min,
     coalesce(r.backoff_max, '15 minutes') AS backoff_max,
     coalesce(r.on_lost, 'retry') AS on_lost
-FROM (SELECT * FROM call_open WHERE batch >= $1 OFFSET 0) o
+FROM (SELECT * FROM call_open WHERE batch >= $1 AND call_id <> ALL($2::bigint[]) OFFSET 0) o
 LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
 LEFT JOIN call_queues r ON r.name = o.queue
 WHERE `
 
 func (d *Dispatcher) overdue(ctx context.Context, where string) ([]overdue, error) {
 	sql := overdueSQL + where + fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", sweepMost)
-	rows, err := d.cfg.Pool.Query(ctx, sql, d.openFrom.in(d.epoch))
+	rows, err := d.cfg.Pool.Query(ctx, sql, d.openFrom.in(d.epoch), d.aside.now(d.cfg.Now()))
 	if err != nil {
 		return nil, err
 	}
@@ -180,18 +181,6 @@ func (d *Dispatcher) sweepUnstarted(ctx context.Context) (int, error) {
 const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
     AND EXISTS (SELECT 1 FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds')`
 
-func (d *Dispatcher) close(ctx context.Context, rows []overdue, closing func(overdue) ledger.Closing) (int, error) {
-	if len(rows) == 0 {
-		return 0, nil
-	}
-	closings := make([]ledger.Closing, len(rows))
-	for i, o := range rows {
-		closings[i] = closing(o)
-	}
-	closed, err := ledger.Close(ctx, d.cfg.Pool, closings)
-	return len(closed), err
-}
-
 // handed is one message whose attempts have waited too long for a start.
 type handed struct {
 	Pool     string  `db:"pool"`
@@ -217,6 +206,9 @@ func (d *Dispatcher) resend(ctx context.Context) (int, error) {
 	sent := 0
 	for _, u := range late {
 		message, err := d.readdress(ctx, u.handed, u.to)
+		if ledger.Busy(err) {
+			continue // the next sweep comes back to it
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -290,7 +282,9 @@ func (d *Dispatcher) readdress(ctx context.Context, h handed, pool string) (hand
 // IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
 const readdressSQL = `
 WITH locked AS MATERIALIZED (
-    SELECT call_id FROM call_open WHERE call_id = ANY(@ids) ORDER BY call_id FOR UPDATE
+    SELECT call_id FROM call_open
+    WHERE call_id = ANY(@ids) AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
+    ORDER BY call_id FOR UPDATE
 )
 UPDATE call_open o
 SET resend = o.resend + 1, handed_at = clock_timestamp(), pool = @pool
@@ -298,43 +292,6 @@ FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt
   AND o.batch IS NOT DISTINCT FROM @batch AND o.resend = @resend AND o.started_at IS NULL
 RETURNING o.call_id, o.attempt`
-
-// expire fails calls whose time has passed before they were claimed.
-func (d *Dispatcher) expire(ctx context.Context) (int, error) {
-	began := d.cfg.Now()
-	whole := !began.Before(d.expiredRest)
-	var since *time.Duration
-	if !whole {
-		since = new(expireBehind)
-	}
-	tag, err := d.cfg.Pool.Exec(ctx, expireSQL, since, sweepMost)
-	if now := d.cfg.Now(); whole && err == nil && tag.RowsAffected() < sweepMost {
-		d.expiredRest = now.Add(expireRest * now.Sub(began))
-	}
-	return int(tag.RowsAffected()), err
-}
-
-// Calls that ended before they expired stay in the index until they are retired. So a sweep mostly goes
-// back a little only; the whole index is gone through at most one part in expireRest of the time.
-const (
-	expireBehind = 5 * time.Minute
-	expireRest   = 1000
-)
-
-const expireSQL = `
-WITH late AS MATERIALIZED (
-    SELECT id FROM call_queue
-    WHERE expires_at <= (SELECT clock_timestamp()) AND expires_at >= coalesce((SELECT clock_timestamp() - $1::interval), '-infinity')
-      AND status IN ('new', 'error')
-    ORDER BY expires_at
-    LIMIT $2
-    FOR UPDATE SKIP LOCKED
-)
-UPDATE call_queue q
-SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL,
-    finished_at = clock_timestamp(), failed_at = clock_timestamp()
-FROM late
-WHERE q.id BETWEEN late.id AND late.id AND q.status IN ('new', 'error')`
 
 // tidy removes usage and gains of the clock that no window reaches any more, and workers long gone. A longer window is
 // counted anew from the ledger.

@@ -152,7 +152,7 @@ func TestResend(t *testing.T) {
 	s.verify()
 }
 
-// Two dispatchers that find the same lost messages send each once.
+// Two dispatchers that find the same lost messages send each once, and none while somebody holds its attempts.
 func TestResendRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -168,20 +168,13 @@ func TestResendRace(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT FROM call_open FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	var swept sync.WaitGroup
-	for range 2 {
-		d := s.another(rules())
-		swept.Go(func() {
-			if err := d.OnceUnfrozen(context.Background()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	s.eventually(waitingSQL, 2)
+	both := []*dispatcher.Dispatcher{s.another(rules()), s.another(rules())}
+	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen) // no sweep waits for what somebody holds
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 0`)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	swept.Wait()
+	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 1`)
 	if ids := s.pending("http"); len(ids) != 3 {
 		t.Errorf("messages %v, want 3", ids)

@@ -154,8 +154,8 @@ func (b *Batch[Q, A]) learn(n int, took time.Duration) {
 	}
 }
 
-// serve answers a batch. Where the data of one request spoils the statement, each is sent alone,
-// so that only that one fails.
+// serve answers a batch. Where the data of one request spoils the statement, its halves are sent, and so
+// on, so that only that one fails.
 func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	asks := make([]Q, len(batch))
 	for i, r := range batch {
@@ -164,10 +164,9 @@ func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	began := time.Now()
 	answers, err := b.run(ctx, asks)
 	b.learn(len(batch), time.Since(began))
-	if BadData(err) && len(batch) > 1 {
-		for i := range batch {
-			b.serve(ctx, batch[i:i+1])
-		}
+	if half := len(batch) / 2; Spoiled(err) && half > 0 {
+		b.serve(ctx, batch[:half])
+		b.serve(ctx, batch[half:])
 		return
 	}
 	for i, r := range batch {

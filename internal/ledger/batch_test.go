@@ -148,3 +148,34 @@ func TestBadDataFailsAlone(t *testing.T) {
 		lanes.Wait()
 	}
 }
+
+// It is found in few statements, however many requests are in the batch.
+func TestBadDataIsFoundByHalves(t *testing.T) {
+	t.Parallel()
+	statements := 0
+	b := ledger.NewBatch(1024, nil, func(_ context.Context, asks []int) ([]int, error) {
+		statements++
+		if slices.Contains(asks, 700) {
+			return nil, &pgconn.PgError{Code: "XX001"}
+		}
+		return asks, nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var asked, lanes sync.WaitGroup
+	for ask := range 1024 {
+		asked.Add(1)
+		b.Tell(ctx, ask, func(_ int, err error) {
+			defer asked.Done()
+			if (err != nil) != (ask == 700) {
+				t.Errorf("%d is answered with %v", ask, err)
+			}
+		})
+	}
+	lanes.Go(func() { b.Run(ctx, 1) })
+	asked.Wait()
+	cancel()
+	lanes.Wait()
+	if statements > 21 {
+		t.Errorf("%d statements, want 21 at most", statements)
+	}
+}

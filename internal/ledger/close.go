@@ -48,7 +48,13 @@ type Closing struct {
 // it closed; the others had been closed before or belong to another token, which is an answer,
 // not an error. An error leaves unknown which are closed; closing again is safe.
 func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
+	return closeWaiting(ctx, db, "100ms", closings)
+}
+
+// closeWaiting is Close that waits so long for each lock, "0" being for ever.
+func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
 	a := newCloseArgs(len(closings))
+	a.wait = wait
 	for _, c := range closings {
 		a.add(c)
 	}
@@ -105,6 +111,7 @@ type closeArgs struct {
 	endByMicros, closedMicros  []*int64
 	ackedMicros                []*int64
 	delayMicros                []*int64
+	wait                       string
 }
 
 func newCloseArgs(n int) *closeArgs {
@@ -144,7 +151,7 @@ func (a *closeArgs) named() pgx.StrictNamedArgs {
 		"ids": a.ids, "attempts": a.attempts, "tokens": a.tokens, "unstarted": a.unstarted,
 		"outcomes": a.outcomes, "errors": a.errors, "results": a.results, "requests": a.requests, "settled": a.settled,
 		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "end_by": a.endByMicros, "closed": a.closedMicros, "acked": a.ackedMicros,
-		"statuses": a.statuses, "failed": a.failed, "delay": a.delayMicros,
+		"statuses": a.statuses, "failed": a.failed, "delay": a.delayMicros, "wait": a.wait,
 	}
 }
 
@@ -156,7 +163,7 @@ func nonZero[T comparable](v T) *T {
 	return &v
 }
 
-// closeSQL takes the locks of the open rows in id order (asked's, by which each is found), then of their
+// closeSQL waits no longer than @wait for a row: what else is in the statement waits with it. It takes the locks of the open rows in id order (asked's, by which each is found), then of their
 // calls, then of its own connection's usage rows. A batch may name an attempt twice; one of the two
 // closes it. until is limit.Arrival.Until's formula; usage buckets are at most W/200 and labelled with their
 // end (date_bin rounds down, so one is added; none where the charge is over already). Whenever a
@@ -184,6 +191,7 @@ WITH asked AS MATERIALIZED (
     USING asked c
     WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
+      AND (SELECT set_config('lock_timeout', @wait, true)) = @wait
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
         o.limits, o.keys, o.costs, o.send_within, o.acked_at, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, CASE WHEN c.charged THEN c.settled END AS settled, c.charged, c.status, c.failed,
@@ -230,7 +238,7 @@ WITH asked AS MATERIALIZED (
 ), call AS (
     UPDATE call_queue q
     SET status        = CASE q.status WHEN 'dispatched' THEN e.status ELSE q.status END,
-        failed_count  = q.failed_count + e.failed::int,
+        failed_count  = q.failed_count + (e.failed AND q.failed_count < 2147483647)::int,
         error_message = e.error,
         run_at        = CASE WHEN e.delay IS NULL OR q.status <> 'dispatched' THEN q.run_at ELSE e.now + e.delay END,
         finished_at   = CASE WHEN e.status = 'new' THEN q.finished_at ELSE e.now END,

@@ -64,6 +64,9 @@ func Spoiled(err error) bool {
 // Apart runs a statement on a list, and where one of it may have spoiled that, on its halves, and so on: one that
 // fails alone goes to bad. Any other error ends it. run must leave nothing behind where it fails.
 func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
+	if len(list) == 0 {
+		return nil
+	}
 	err := run(list)
 	switch half := len(list) / 2; {
 	case !Spoiled(err):

@@ -34,7 +34,7 @@ func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error
 	if err != nil || len(closings) == 0 {
 		return 0, wrap("recall unstarted attempts", err)
 	}
-	closed, err := Close(ctx, tx, closings)
+	closed, err := closeWaiting(ctx, tx, "0", closings)
 	return len(closed), wrap("recall unstarted attempts", err)
 }
 
