@@ -119,13 +119,17 @@ func (a *attempt) end(closing *ledger.Closing) {
 		a.noteLate()
 		a.free()
 	}
-	a.w.closings.Tell(a.w.recording, *closing, func(_ struct{}, err error) {
-		if err == nil {
+	a.w.closings.Tell(a.w.recording, *closing, func(busy, err error) {
+		if err == nil && busy == nil {
 			recorded()
 			return
 		}
+		again := a.w.closings.Do
+		if busy != nil {
+			again = a.w.closeApart
+		}
 		go func() {
-			a.w.record(*closing)
+			a.w.recordBy(again, *closing)
 			recorded()
 		}()
 	})

@@ -1,8 +1,11 @@
 package tasks
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -185,14 +188,35 @@ func (w *Worker) startAll(ctx context.Context, requests []ledger.StartRequest) (
 	return ledger.Start(ctx, w.cfg.Pool, w.id, requests)
 }
 
-func (w *Worker) closeAll(ctx context.Context, closings []ledger.Closing) ([]struct{}, error) {
+// What closeAll answers of each closing is whether its row is free.
+func (w *Worker) closeAll(ctx context.Context, closings []ledger.Closing) ([]error, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := ledger.Close(ctx, w.cfg.Pool, closings); err != nil {
+	_, err := ledger.Close(ctx, w.cfg.Pool, closings)
+	if ledger.Busy(err) {
+		return w.closeFree(ctx, closings)
+	}
+	if err != nil {
 		return nil, err
 	}
 	w.tellFreed(closings)
-	return make([]struct{}, len(closings)), nil
+	return make([]error, len(closings)), nil
+}
+
+// closeFree closes those whose rows nobody else holds, and waits for none.
+func (w *Worker) closeFree(ctx context.Context, closings []ledger.Closing) ([]error, error) {
+	_, busy, err := ledger.CloseFree(ctx, w.cfg.Pool, closings)
+	if err != nil {
+		return nil, err
+	}
+	w.tellFreed(closings)
+	answers := make([]error, len(closings))
+	for i, c := range closings {
+		if slices.Contains(busy, c.CallID) {
+			answers[i] = ledger.ErrBusy
+		}
+	}
+	return answers, nil
 }
 
 func (w *Worker) acknowledgeAll(ctx context.Context, acks []ledger.Ack) ([]struct{}, error) {
@@ -204,11 +228,17 @@ func (w *Worker) acknowledgeAll(ctx context.Context, acks []ledger.Ack) ([]struc
 const statementTimeout = 5 * time.Second
 
 // record writes an outcome, and tries until it is written: only then may the slot be used again.
-// Closing twice is harmless, so an unknown result is simply tried again.
-func (w *Worker) record(c ledger.Closing) {
+// Closing twice is harmless, so an unknown result is simply tried again. One whose row errs, or is held by somebody's
+// transaction, is tried apart from the others, which would wait with it.
+func (w *Worker) record(c ledger.Closing) { w.recordBy(w.closings.Do, c) }
+
+func (w *Worker) recordBy(closings func(context.Context, ledger.Closing) (busy, err error), c ledger.Closing) {
 	said := false
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		_, err := w.closings.Do(w.recording, c)
+		busy, err := closings(w.recording, c)
+		if err = cmp.Or(err, busy); errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err) {
+			closings = w.closeApart
+		}
 		switch {
 		case err == nil:
 			return
@@ -225,4 +255,14 @@ func (w *Worker) record(c ledger.Closing) {
 			return
 		}
 	}
+}
+
+func (w *Worker) closeApart(ctx context.Context, c ledger.Closing) (busy, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	answers, err := w.closeFree(ctx, []ledger.Closing{c})
+	if err != nil {
+		return nil, err
+	}
+	return answers[0], nil
 }

@@ -19,11 +19,11 @@ func TestRecordSaysOnceThatItWaits(t *testing.T) {
 		var log bytes.Buffer
 		tries := 0
 		w := &Worker{log: slog.New(slog.NewTextHandler(&log, nil)), recording: ctx}
-		w.closings = ledger.NewBatch(1, nil, func(_ context.Context, closings []ledger.Closing) ([]struct{}, error) {
+		w.closings = ledger.NewBatch(1, nil, func(_ context.Context, closings []ledger.Closing) ([]error, error) {
 			if tries++; tries < 10 {
 				return nil, errors.New("Postgres is away")
 			}
-			return make([]struct{}, len(closings)), nil
+			return make([]error, len(closings)), nil
 		})
 		go w.closings.Run(ctx, 1)
 		w.record(ledger.Closing{CallID: 7, Attempt: 1})

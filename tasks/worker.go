@@ -68,7 +68,7 @@ type Worker struct {
 	unused   atomic.Bool   // units among it that were given back
 
 	starts   *ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
-	closings *ledger.Batch[ledger.Closing, struct{}]
+	closings *ledger.Batch[ledger.Closing, error] // the answer is whether the row was free
 	acks     *ledger.Batch[ledger.Ack, struct{}]
 	// handling is the context of handlers: cancelled, with the cause cutOff, when the shutdown timeout has passed.
 	// recording is that of the outcomes' statements: it outlives handling by recordGrace.

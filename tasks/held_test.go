@@ -1,0 +1,54 @@
+package tasks_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/tasks"
+)
+
+// Somebody's open transaction on the rows of some running calls keeps only their outcomes waiting.
+func TestOutcomesWaitForNoOther(t *testing.T) {
+	t.Parallel()
+	begun, end := make(chan struct{}), make(chan struct{})
+	b := newBench(t, map[string]tasks.Handler{
+		"held":  func(context.Context, *tasks.Call) error { begun <- struct{}{}; <-end; return nil },
+		"quick": func(context.Context, *tasks.Call) error { return nil },
+	})
+	var held []int64
+	for range 3 { // of 4 slots
+		held = append(held, b.insert("held"))
+		<-begun
+	}
+	holder, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), `UPDATE call_queue SET error_message = 'mine' WHERE id = ANY($1)`, held); err != nil {
+		t.Fatal(err)
+	}
+	for range held { // one after the other, so that each is in a statement of its own
+		end <- struct{}{}
+		b.await(`SELECT clock_timestamp() > $1::timestamptz`, time.Now().Add(200*time.Millisecond))
+	}
+	began := time.Now()
+	for range 40 {
+		b.insert("quick")
+	}
+	b.await(`SELECT count(*) = 40 FROM call_attempts WHERE task = 'quick' AND outcome = 'done'`)
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("40 calls took %s", took)
+	}
+	b.await(`SELECT count(*) = 3 FROM call_open`)
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range held {
+		if outcome, _, charges := b.ended(id, callqueue.StatusDone); outcome != "done" || charges != 1 {
+			t.Errorf("call %d ended %s, charged %d", id, outcome, charges)
+		}
+	}
+	b.verify()
+}
