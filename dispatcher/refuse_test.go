@@ -25,6 +25,7 @@ func TestRefuse(t *testing.T) {
 	}
 	r := rules(sliding("api", 100, time.Hour))
 	s.once(r)
+	s.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`) // names too long are from before it
 	for _, c := range cases {
 		s.exec(`INSERT INTO call_queue (unique_key, ` + c.columns + `) VALUES ('` + strings.ReplaceAll(c.name, "'", "") + `', ` + c.values + `)`)
 	}
@@ -52,6 +53,22 @@ func TestRefuse(t *testing.T) {
 		t.Errorf("%d units are used, want %d", got, len(fine))
 	}
 	s.verify()
+}
+
+// A queue's name that no index takes in, of a row from before such were refused, keeps no call from failing, nor the
+// queue that it is cut to from its own.
+func TestRefuseLongQueue(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	cut := strings.Repeat("q", 63)
+	r := rules()
+	r.Queues = append(r.Queues, queue(cut))
+	s.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`)
+	s.exec(`INSERT INTO call_queue (queue) SELECT $1 || string_agg(md5(i::text), '') FROM generate_series(1, 256) AS i`, cut)
+	s.calls(cut, 3)
+	s.once(r)
+	s.want(`SELECT status = 'failed' AND error_message = 'queue is longer than 255 bytes' FROM call_queue WHERE id = 1`)
+	s.want(`SELECT count(*) = 3 FROM call_open`)
 }
 
 // A claim looks at no more call_data than it has time for, else one that took longer than it may would be begun
