@@ -128,13 +128,19 @@ func TestDoctor(t *testing.T) {
 			w.afterwards(`ROLLBACK PREPARED 'it''s'`)
 			later("1 hour")(w)
 		}, "old snapshots", doctor.Problem, "prepared transaction it's", "ROLLBACK PREPARED 'it''s';"},
-		"dead rows":                            {sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
-		"no worker":                            {sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker lives", "callq work"},
-		"no dispatcher":                        {sql(`UPDATE call_publishers SET beat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
-		"dispatchers differ":                   {sql(`INSERT INTO call_publishers SELECT 'b', 'b', jsonb_set(rules, '{Limits}', '[]'), since, beat_at, steady_since FROM call_publishers`), "rules", doctor.Problem, "different rules of limit api", "SIGHUP"},
-		"a task nobody handles":                {sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
-		"a label nobody carries":               {sql(`UPDATE call_queues SET on_label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
-		"a queue that is not in force":         {sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
+		"dead rows":                    {sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
+		"no worker":                    {sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker lives", "callq work"},
+		"no dispatcher":                {sql(`UPDATE call_publishers SET beat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
+		"dispatchers differ":           {sql(`INSERT INTO call_publishers SELECT 'b', 'b', jsonb_set(rules, '{Limits}', '[]'), since, beat_at, steady_since FROM call_publishers`), "rules", doctor.Problem, "different rules of limit api", "SIGHUP"},
+		"a task nobody handles":        {sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
+		"a label nobody carries":       {sql(`UPDATE call_queues SET on_label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
+		"a queue that is not in force": {sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
+		"a running call's row is held": {func(w *world) {
+			w.exec(`INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1);` + open + `now(), now() + interval '1 day' FROM call_queue`)
+			w.hold("BEGIN", "SAVEPOINT s", "UPDATE call_queue SET error_message = 'mine'")
+			later("3 seconds")(w)
+		}, "held rows", doctor.Problem, "it is idle in transaction: UPDATE call_queue", "SELECT pg_terminate_backend("},
+		"a call that cannot be swept":          {sql(`INSERT INTO call_queue (expires_at, error_message) VALUES (now(), 'callq cannot end it: not this one')`), "calls set aside", doctor.Problem, "call 1: callq cannot end it: not this one", "triggers"},
 		"a limit of an older epoch":            {sql(`UPDATE call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
 		"a limit that is shut":                 {sql(`UPDATE call_limits SET shut_until = now() + interval '1 hour'`), "limits", doctor.Problem, "limit api is shut until", "by itself"},
 		"a limit that is not counted":          {sql(`UPDATE call_limits SET complete_since = NULL`), "limits", doctor.Problem, "not yet counted", "dispatcher"},

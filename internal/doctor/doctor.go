@@ -68,6 +68,8 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 			{"clock steps", clockSteps},
 			{"pauses", pauses},
 			{"overdue attempts", overdue},
+			{"held rows", heldRows},
+			{"calls set aside", setAside},
 			{"calls in no line", astray},
 			{"dispatched calls", withoutAttempt},
 			{"dead letters", deadLetters},
