@@ -9,6 +9,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -19,15 +20,17 @@ func (s *system) settable() {
 	s.exec(`CREATE SCHEMA clock`)
 	s.exec(`CREATE TABLE clock.gain (by interval)`)
 	s.exec(`INSERT INTO clock.gain VALUES ('0')`)
+	s.exec(`GRANT USAGE ON SCHEMA clock TO PUBLIC`)
+	s.exec(`GRANT SELECT ON clock.gain TO PUBLIC`)
 	s.clockIs(`pg_catalog.clock_timestamp() + (SELECT by FROM clock.gain)`)
-	config := s.pool.Config().Copy()
+	config := s.owner.Config()
 	config.ConnConfig.RuntimeParams["search_path"] = "clock, public, pg_catalog"
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(pool.Close)
-	s.pool = pool
+	s.owner, s.pool = pool, pgtest.AsDaemon(s.t, pool)
 }
 
 func (s *system) clockIs(expression string) {
@@ -140,6 +143,7 @@ func TestClockSetBackWithinAClaim(t *testing.T) {
 	s.once(r)
 	s.calls("default", 2)
 	s.exec(`CREATE SEQUENCE clock.readings`)
+	s.exec(`GRANT USAGE ON SEQUENCE clock.readings TO PUBLIC`)
 	s.clockIs(`pg_catalog.clock_timestamp() + interval '1 day' - nextval('clock.readings') * interval '1 s'`)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)

@@ -23,7 +23,8 @@ import (
 // system is a database and a Redis of one test, and what runs on them.
 type system struct {
 	t     *testing.T
-	pool  *pgxpool.Pool
+	owner *pgxpool.Pool // the test's, which may do anything
+	pool  *pgxpool.Pool // what runs has this: it may do what callq's daemons may
 	redis *redis.Client
 	log   *slog.Logger
 }
@@ -32,12 +33,12 @@ func newSystem(t *testing.T) *system {
 	t.Helper()
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0" // tests hold locks for as long as they need
-	pool := pgtest.NewWith(t, settings)
+	owner := pgtest.NewWith(t, settings)
 	level := slog.LevelWarn
 	if testing.Verbose() {
 		level = slog.LevelDebug
 	}
-	s := &system{t, pool, redistest.New(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
+	s := &system{t, owner, pgtest.AsDaemon(t, owner), redistest.New(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
 	s.exec(patientSQL)
 	return s
 }
@@ -106,7 +107,7 @@ func (s *system) eventually(sql string, args ...any) {
 	defer tick.Stop()
 	for {
 		var ok bool
-		if err := s.pool.QueryRow(context.Background(), sql, args...).Scan(&ok); err != nil {
+		if err := s.owner.QueryRow(context.Background(), sql, args...).Scan(&ok); err != nil {
 			s.t.Fatal(err)
 		}
 		if ok {

@@ -40,6 +40,7 @@ func TestPromotion(t *testing.T) {
 		if s.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
+		s.owner = s.pool
 		t.Cleanup(s.pool.Close)
 	}
 	connect()

@@ -49,6 +49,7 @@ func TestRetainInShortTransactions(t *testing.T) {
 	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
 		SELECT id, n, 1, now(), now() - interval '1 year', 'not_sent', 'default', 'http', '', '[]' FROM call_queue, generate_series(1, 2) AS n`)
 	s.exec(`CREATE TABLE removals (tx xid8, n bigint)`)
+	s.exec(`GRANT INSERT ON removals TO PUBLIC`)
 	s.exec(`CREATE FUNCTION note_removal() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		INSERT INTO removals SELECT pg_current_xact_id(), count(*) FROM gone; RETURN NULL; END $$`)
 	for _, table := range []string{"call_queue", "call_attempts"} {

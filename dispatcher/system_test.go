@@ -21,7 +21,7 @@ import (
 
 func (s *system) exec(sql string, args ...any) {
 	s.t.Helper()
-	if _, err := s.pool.Exec(context.Background(), sql, args...); err != nil {
+	if _, err := s.owner.Exec(context.Background(), sql, args...); err != nil {
 		s.t.Fatalf("%v\n%s", err, sql)
 	}
 }
@@ -38,7 +38,7 @@ func (s *system) want(sql string, args ...any) {
 func one[T any](s *system, sql string, args ...any) T {
 	s.t.Helper()
 	var v T
-	if err := s.pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
+	if err := s.owner.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
 		s.t.Fatalf("%v\n%s", err, sql)
 	}
 	return v

@@ -26,6 +26,7 @@ func (s *system) deadUsage() {
 func TestVacuumNeeded(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
+	s.pool = s.owner // before Postgres 17 nobody else may
 	s.deadUsage()
 	d := s.dispatcher(rules())
 	for range 2 {

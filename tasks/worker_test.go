@@ -51,7 +51,7 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	if b.client, err = callqueue.New(pool); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Pool, cfg.Redis = pool, b.redis
+	cfg.Pool, cfg.Redis = pgtest.AsDaemon(t, pool), b.redis
 	cfg.Rules = dispatcher.Rules{
 		Limits: []dispatcher.LimitRule{{Name: "api", Rate: rate}},
 		Queues: []dispatcher.QueueRule{queue("default", time.Minute), queue("short", 500*time.Millisecond)},
@@ -62,7 +62,7 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	}
 	b.run(d.Run)
 	if b.worker, err = tasks.New(tasks.Config{
-		Pool: pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: time.Minute, HTTP: tasks.HTTPConfig{AllowPrivate: true},
+		Pool: cfg.Pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: time.Minute, HTTP: tasks.HTTPConfig{AllowPrivate: true},
 		Logger: cfg.Logger, Metrics: cfg.Metrics,
 	}); err != nil {
 		t.Fatal(err)

@@ -59,6 +59,7 @@ func TestPrivileges(t *testing.T) {
 		{`DROP TABLE call_queue`, nil},
 		{`SELECT count(*) FROM call_attempts`, []string{daemon, viewer}},
 		{`DELETE FROM call_attempts`, []string{daemon}},
+		{`UPDATE call_attempts SET attempt = 0`, []string{daemon}},
 		{`UPDATE call_attempts SET outcome = 'done'`, nil},
 		{`UPDATE call_open SET token = 1`, []string{daemon}},
 		{`UPDATE call_limits SET rate = 1`, []string{daemon}},

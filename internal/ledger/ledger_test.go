@@ -125,8 +125,9 @@ func TestClose(t *testing.T) {
 func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, ledger.Settings())
+	daemon := pgtest.AsDaemon(t, pool)
 	closing := func(id int64) ledger.Closing {
-		start(t, pool, request(id, id))
+		start(t, daemon, request(id, id))
 		return ledger.Closing{CallID: id, Attempt: 1, Token: id, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Arrival: &limit.Arrival{}}
 	}
 	for life := range 3 {
@@ -135,7 +136,7 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 		for range 3 {
 			closings = append(closings, closing(open(t, pool)))
 		}
-		closed, err := ledger.Close(t.Context(), pool, closings)
+		closed, err := ledger.Close(t.Context(), daemon, closings)
 		if err != nil || len(closed) != len(closings) {
 			t.Fatalf("Close = %v, %v", closed, err)
 		}

@@ -28,10 +28,12 @@ import (
 const (
 	setUpWithin   = 2 * time.Minute
 	cleanUpWithin = time.Minute
+	rolesPrefix   = "callq_test" // of the roles that all databases of the server share, and the template's tables know
 )
 
 // New returns a pool on a fresh database; both go when t ends. The pool opens up to 32
-// connections, in time zone UTC. pool.Config().ConnString() is the database's URL.
+// connections, in time zone UTC. pool.Config().ConnString() is the database's URL. They are a superuser's, who may do
+// anything: what a process of callq's does, AsDaemon has.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return NewWith(t, map[string]string{"timezone": "UTC"})
@@ -46,6 +48,19 @@ func NewWith(t testing.TB, settings map[string]string) *pgxpool.Pool {
 	}
 	config.MaxConns = 32
 	maps.Copy(config.ConnConfig.RuntimeParams, settings)
+	return open(t, config)
+}
+
+// AsDaemon returns another pool on pool's database, alike but that it may do no more than callq's daemons.
+func AsDaemon(t testing.TB, pool *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	config.ConnConfig.RuntimeParams["role"] = rolesPrefix + "_daemon"
+	return open(t, config)
+}
+
+func open(t testing.TB, config *pgxpool.Config) *pgxpool.Pool {
+	t.Helper()
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatalf("open the test database: %v", err)
@@ -106,7 +121,11 @@ func templateName() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hash := sha256.Sum256([]byte(text))
+	roles, err := migrations.RolesSQL(rolesPrefix)
+	if err != nil {
+		return "", err
+	}
+	hash := sha256.Sum256([]byte(text + roles))
 	return "callq_template_" + hex.EncodeToString(hash[:8]), nil
 }
 
@@ -146,6 +165,9 @@ func makeTemplate(ctx context.Context, conn *pgx.Conn, server, template string) 
 		return err
 	}
 	if _, err := migrations.Up(ctx, config); err != nil {
+		return err
+	}
+	if err := migrations.GrantRoles(ctx, config, rolesPrefix); err != nil {
 		return err
 	}
 	_, err = conn.Exec(ctx, fmt.Sprintf("ALTER DATABASE %s WITH IS_TEMPLATE true ALLOW_CONNECTIONS false", template))

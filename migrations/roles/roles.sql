@@ -66,12 +66,12 @@ GRANT USAGE ON SEQUENCE call_queue_id_seq TO callq_producer;
 -- For a producer that need not be trusted: what the function refuses, it cannot insert.
 GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
 
--- serve, dispatch, work, maintain, and every command but migrate. The ledger and the audit are
--- written once: it cannot change them.
+-- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
+-- that retention deletes from it, and that attempts of a former call whose id is used again get other numbers.
 GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_limits, call_line_totals, call_lines, call_marks, call_news, call_open, call_pauses,
     call_publishers, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_daemon;
 GRANT SELECT ON call_in_line TO callq_daemon;
-GRANT SELECT, INSERT, DELETE ON call_attempts TO callq_daemon; -- retention deletes
+GRANT SELECT, INSERT, DELETE, UPDATE (attempt) ON call_attempts TO callq_daemon;
 GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
 GRANT USAGE ON SEQUENCE call_queue_id_seq, call_batch_seq TO callq_daemon;
 
