@@ -133,20 +133,29 @@ func TestEnqueueCallRefuses(t *testing.T) {
 	}
 }
 
-// Whoever lets callq take more says so once, for the database.
+// What dispatchers take, the function takes. What a session says of itself lifts nothing.
 func TestEnqueueCallMaxData(t *testing.T) {
 	t.Parallel()
 	_, owner := newClient(t)
-	exec(t, owner, `DO $$ BEGIN
-		EXECUTE format('ALTER DATABASE %I SET callq.max_data = 300000', current_database());
-	END $$`)
-	pool := enqueuer(t, owner)
-	if _, err := enqueueCall(t, pool, `call_data => to_jsonb(repeat('x', 299998))`); err != nil {
-		t.Error(err)
+	config := enqueuer(t, owner).Config()
+	config.ConnConfig.RuntimeParams["callq.max_data"] = "600000"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := enqueueCall(t, pool, `call_data => to_jsonb(repeat('x', 299999))`); err == nil {
-		t.Error("a byte more was taken")
+	t.Cleanup(pool.Close)
+	takes := func(bytes int) {
+		t.Helper()
+		if _, err := enqueueCall(t, pool, `call_data => to_jsonb(repeat('x', $1))`, bytes-2); err != nil {
+			t.Error(err)
+		}
+		if _, err := enqueueCall(t, pool, `call_data => to_jsonb(repeat('x', $1))`, bytes-1); err == nil {
+			t.Errorf("%d bytes and one more were taken", bytes)
+		}
 	}
+	takes(262144)
+	exec(t, owner, `INSERT INTO call_marks (name, position) VALUES ('max_data', 300000)`)
+	takes(300000)
 }
 
 func TestEnqueueCallDuplicate(t *testing.T) {

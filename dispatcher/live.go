@@ -193,6 +193,9 @@ func (d *Dispatcher) enter(ctx context.Context, self presence, rules Rules) erro
 		if err := p.wakeDispatchers(ctx); err != nil {
 			return err
 		}
+		if _, err := p.tx.Exec(ctx, noteMaxDataSQL, d.cfg.MaxData); err != nil {
+			return fmt.Errorf("note what call_data may have: %w", err)
+		}
 		// Last, so that what was waited for does not age the first beat.
 		var since time.Time
 		err := p.tx.QueryRow(ctx, joinSQL, pgx.StrictNamedArgs{
@@ -211,6 +214,11 @@ func (d *Dispatcher) enter(ctx context.Context, self presence, rules Rules) erro
 	d.published.Store(true)
 	return nil
 }
+
+// Of the process that came last: enqueue_call reads it.
+const noteMaxDataSQL = `
+INSERT INTO call_marks AS m (name, position) VALUES ('max_data', $1)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
 
 const joinSQL = `
 INSERT INTO call_publishers (id, name, rules, since, beat_at, steady_since)

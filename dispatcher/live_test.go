@@ -356,3 +356,19 @@ func TestPublishersRun(t *testing.T) {
 	}
 	s.eventually(inForce, 10)
 }
+
+// The process that came last says how much call_data enqueue_call takes.
+func TestMaxDataIsNoted(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	for _, most := range []int64{1 << 20, 1 << 10} {
+		d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: hourly(1), Logger: s.log, MaxData: most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Join(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.want(`SELECT position = $1 FROM call_marks WHERE name = 'max_data'`, most)
+	}
+}
