@@ -47,20 +47,24 @@ type publisherRow struct {
 
 // lock lets one publisher at a time through; claims do not take this lock.
 func (p *publication) lock(ctx context.Context) error {
-	if _, err := p.tx.Exec(ctx, publishLockSQL); err != nil {
+	if _, err := p.ask(ctx, true); err != nil {
 		return fmt.Errorf("wait for other publishers: %w", err)
 	}
 	return nil
 }
 
-// Whatever the connection is set to, Postgres ends the transaction of a process that is frozen in it: it
-// holds what claims and other publishers wait for.
-const publishLockSQL = `
-SELECT set_config('idle_in_transaction_session_timeout', '5s', true), pg_advisory_xact_lock(hashtext('callq publish'))`
-
-const tryPublishLockSQL = `
-SELECT pg_try_advisory_xact_lock(hashtext('callq publish'))
-FROM set_config('idle_in_transaction_session_timeout', '5s', true)`
+// ask says whether the publishers' lock is this publication's. Whatever the connection is set to, Postgres ends the
+// transaction of a process that is frozen in it: it holds what claims and other publishers wait for.
+func (p *publication) ask(ctx context.Context, wait bool) (mine bool, err error) {
+	lock := mutex{name: "publish", wait: wait}
+	var batch pgx.Batch
+	batch.Queue(`SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`)
+	lock.ask(&batch)
+	if err := p.tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return false, err
+	}
+	return lock.free(ctx, p.tx)
+}
 
 // admit puts a process's rules beside those of the others that live. The error is a ConflictError
 // where they cannot hold together: then they are not let in.
@@ -93,8 +97,7 @@ func (p *publication) admit(ctx context.Context, self presence, rules Rules) err
 // settle takes out processes that are gone, and says which; the rules of those that live hold then.
 // Where another publishes meanwhile, a later turn does it.
 func (p *publication) settle(ctx context.Context) (gone []string, err error) {
-	free := false
-	if err := p.tx.QueryRow(ctx, tryPublishLockSQL).Scan(&free); err != nil || !free {
+	if mine, err := p.ask(ctx, false); err != nil || !mine {
 		return nil, err
 	}
 	if gone, err = p.removeGone(ctx, goneWhere, publisherLife); err != nil || len(gone) == 0 {

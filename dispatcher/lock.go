@@ -46,12 +46,13 @@ type lockedQueue struct {
 }
 
 // lockQueue locks the queue's rule and the rows of all its limits, in name order, and reads from
-// them what is in force; last it locks the workers' room, which all claims share. It returns nil where
+// them what is in force; last it locks the workers' room, which all claims share, and no claim waits for
+// another while it holds that. It returns nil where
 // the queue is gone, or, without wait, where another holds one of the locks.
 func (d *Dispatcher) lockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*lockedQueue, error) {
-	queueSQL, limitsSQL, roomSQL := lockQueueSQL, lockLimitsSQL, lockRoomSQL
+	queueSQL, limitsSQL := lockQueueSQL, lockLimitsSQL
 	if !wait {
-		queueSQL, limitsSQL, roomSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED", tryRoomSQL
+		queueSQL, limitsSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED"
 	}
 	q := &lockedQueue{Name: queue}
 	var names []string
@@ -65,21 +66,26 @@ func (d *Dispatcher) lockQueue(ctx context.Context, tx pgx.Tx, queue string, wai
 	if err != nil {
 		return nil, fmt.Errorf("lock the queue: %w", err)
 	}
-	var room bool
+	room := mutex{name: "room", wait: wait}
 	var locks pgx.Batch
 	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[lockedLimit])
 		return err
 	})
-	locks.Queue(roomSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&room) })
+	room.ask(&locks)
 	locks.Queue(drawSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
 		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
-	if !room || len(q.Limits) != len(names) {
+	if free, err := room.free(ctx, tx); err != nil {
+		return nil, fmt.Errorf("lock the room: %w", err)
+	} else if !free || len(q.Limits) != len(names) {
 		return nil, nil
 	}
-	return q, nil
+	if !room.former { // another may have drawn while it was waited for
+		err = tx.QueryRow(ctx, drawSQL).Scan(&q.Batch)
+	}
+	return q, err
 }
 
 const claimSettingsSQL = `
@@ -100,12 +106,6 @@ FROM call_limits l
 WHERE name = ANY($1)
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
-
-// Only claims take this lock, and none waits for another while it holds it.
-const (
-	lockRoomSQL = `SELECT true FROM pg_advisory_xact_lock(hashtext('callq room'))`
-	tryRoomSQL  = `SELECT pg_try_advisory_xact_lock(hashtext('callq room'))`
-)
 
 // Under the lock of the room, or of no use (openfrom.go).
 const drawSQL = `SELECT nextval('call_batch_seq')`

@@ -2,8 +2,10 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
@@ -60,20 +62,23 @@ func (d *Dispatcher) vacuumNeeded(ctx context.Context) error {
 	if tables, err := needVacuum(ctx, d.cfg.Pool); err != nil || len(tables) == 0 {
 		return err
 	}
-	conn, err := pgx.ConnectConfig(ctx, d.cfg.Listen.Copy()) // the lock is a session's, which a pooler would share out
-	if err != nil {
-		return fmt.Errorf("connect to vacuum: %w", err)
-	}
-	defer conn.Close(context.WithoutCancel(ctx)) // and the lock with it
-	var mine bool
-	if err := conn.QueryRow(ctx, vacuumLockSQL).Scan(&mine); err != nil || !mine {
+	var until time.Time
+	if err := d.cfg.Pool.QueryRow(ctx, leaseVacuumSQL, vacuumLease).Scan(&until); err != nil {
+		if errors.Is(err, pgx.ErrNoRows) { // another's
+			return nil
+		}
 		return wrapVacuum(err)
 	}
-	tables, err := needVacuum(ctx, conn) // another may have done it meanwhile
+	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
+		defer cancel()
+		_, _ = d.cfg.Pool.Exec(ending, endVacuumSQL, until) // else it ends by itself
+	}()
+	tables, err := needVacuum(ctx, d.cfg.Pool) // another may have done it meanwhile
 	if err != nil {
 		return err
 	}
-	return vacuum(ctx, conn, tables)
+	return vacuum(ctx, d.cfg.Pool, tables)
 }
 
 func needVacuum(ctx context.Context, db ledger.DB) ([]string, error) {
@@ -92,7 +97,18 @@ func wrapVacuum(err error) error {
 	return fmt.Errorf("see what needs a vacuum: %w", err)
 }
 
-const vacuumLockSQL = `SELECT pg_try_advisory_lock(hashtext('callq vacuum'))`
+// vacuumLease is how long a dispatcher that died keeps the others from it; autovacuum comes round meanwhile. Two at once,
+// where a vacuum takes longer or one is of the release before, do no harm: Postgres has one wait for the other.
+const vacuumLease = 10 * time.Minute
+
+// A VACUUM cannot run in a transaction, which a row's lock would last for. An end that lies further ahead is older than
+// the clock's last step back.
+const leaseVacuumSQL = `
+UPDATE call_locks SET until = clock_timestamp() + $1::interval
+WHERE name = 'vacuum' AND (until < clock_timestamp() OR until > clock_timestamp() + $1::interval)
+RETURNING until`
+
+const endVacuumSQL = `UPDATE call_locks SET until = '-infinity' WHERE name = 'vacuum' AND until = $1`
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old
 // snapshot may still see. So is one that this role may not vacuum.

@@ -16,7 +16,17 @@ DO $migration$ BEGIN
 END $migration$;
 -- +goose StatementEnd
 
+-- What one process at a time may do: who holds a row's lock does it (dispatcher/mutex.go), or, until "until", who has
+-- set that. Only daemons may lock or change a row, and nobody but the owner may add or remove one.
+CREATE TABLE call_locks (
+    name  text        PRIMARY KEY,
+    until timestamptz NOT NULL DEFAULT '-infinity'
+);
+
+INSERT INTO call_locks (name) VALUES ('room'), ('publish'), ('vacuum');
+
 -- +goose Down
+DROP TABLE call_locks;
 -- +goose StatementBegin
 DO $migration$ BEGIN
     EXECUTE regexp_replace(pg_get_functiondef('enqueue_call'::regproc), $$coalesce\(\(SELECT m.position .*?\), 262144\)$$,

@@ -63,13 +63,18 @@ func TestPrivileges(t *testing.T) {
 		{`UPDATE call_attempts SET outcome = 'done'`, nil},
 		{`UPDATE call_open SET token = 1`, []string{daemon}},
 		{`UPDATE call_limits SET rate = 1`, []string{daemon}},
+		{`SELECT FROM call_locks WHERE name = 'room' FOR UPDATE`, []string{daemon}},
+		{`SELECT FROM call_locks FOR KEY SHARE`, []string{daemon}},
+		{`INSERT INTO call_locks (name) VALUES ('more')`, nil},
+		{`UPDATE call_locks SET name = name || ' of another'`, nil},
+		{`DELETE FROM call_locks`, nil},
 		{`UPDATE call_limit_changes SET rate = 1`, nil},
 		{`DELETE FROM call_limit_changes`, nil},
 		{`INSERT INTO call_audit (by, what, name, change) VALUES ('me', 'limit', 'a', 'b')`, []string{daemon}},
 		{`UPDATE call_audit SET by = 'them'`, nil},
 		{`DELETE FROM call_audit`, nil},
 		{`SELECT count(*) FROM call_limits, call_limit_changes, call_queues, call_publishers, call_pauses, call_audit,
-			call_usage, call_workers, call_marks, call_open, callq_migrations`, []string{daemon, viewer}},
+			call_usage, call_workers, call_marks, call_locks, call_open, callq_migrations`, []string{daemon, viewer}},
 		{`INSERT INTO callq_migrations (version_id, is_applied) VALUES (9, true)`, nil},
 		{`NOTIFY callq_wake`, []string{producer, enqueuer, daemon, viewer, "other"}},
 	} {
@@ -119,7 +124,7 @@ func TestRolesKnowEverything(t *testing.T) {
 			AND NOT has_table_privilege(r, c.oid, 'SELECT')
 		UNION ALL
 		SELECT c.oid::regclass::text || ': ' || $1 FROM pg_class c
-		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relname <> 'callq_migrations'
+		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relname NOT IN ('callq_migrations', 'call_locks')
 			AND NOT has_table_privilege($1, c.oid, 'INSERT')
 		UNION ALL
 		SELECT f.oid::regprocedure::text || ': ' || $1 FROM pg_proc f

@@ -222,7 +222,7 @@ func TestWorkerFrozen(t *testing.T) {
 
 const inItsClaim = `SELECT count(*) > 0 FROM pg_stat_activity a JOIN pg_locks l USING (pid)
 	WHERE a.wait_event_type = 'Lock' AND a.application_name = 'callq'
-	  AND l.locktype = 'advisory' AND l.granted` // it has the claims' room
+	  AND l.relation = 'call_locks'::regclass AND l.granted` // it has the claims' room
 
 // dispatcherInItsClaim starts a worker and a dispatcher, inserts 30 calls, and returns while the dispatcher is
 // within its claim of them: the table that this writes is locked until release.
