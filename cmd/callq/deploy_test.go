@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/local"
 )
 
 const (
@@ -40,15 +42,20 @@ func TestDeployments(t *testing.T) {
 		return []deployed{readUnit(t, "callq-dispatcher.service"), readUnit(t, name), readUnit(t, name)}
 	}
 	migrate := deployed{name: "migrate", args: []string{"migrate", "up"}, env: map[string]string{"DATABASE_URL": ""}}
+	compose, roles := readCompose(t)
 	for name, services := range map[string][]deployed{
-		"compose": readCompose(t),
+		"compose": compose,
 		"image":   {migrate, readDockerfile(t)},
 		"systemd": append([]deployed{migrate}, unit("callq-worker@.service")...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w, _ := newWorld(t).withRedis()
-			w.empty()
+			if name == "compose" {
+				w = w.onServer(roles)
+			} else {
+				w.empty()
+			}
 			url, _, answer := api(t)
 			answer()
 			daemons := []*running{}
@@ -69,7 +76,53 @@ func TestDeployments(t *testing.T) {
 				send(t, d.cmd, syscall.SIGTERM)
 				d.exits(exitDone)
 			}
+			if name == "compose" {
+				w.plain()
+			}
 		})
+	}
+}
+
+// onServer gives w a Postgres of its own, with an empty database callq in which a superuser has run what Compose says.
+func (w world) onServer(roles string) world {
+	w.t.Helper()
+	server, err := local.StartPostgres(w.t.Context(), local.Postgres{Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = server.Stop() })
+	w.postgres = server.URL("postgres")
+	w.exec(`CREATE DATABASE callq`)
+	w.postgres = server.URL("callq")
+	w.exec(roles)
+	return w
+}
+
+// plain says that nothing of callq's runs as a superuser, and that its login may not change what is not a daemon's.
+func (w world) plain() {
+	w.t.Helper()
+	conn, err := pgx.Connect(w.t.Context(), w.postgres)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close(w.t.Context())
+	var owners, superusers []string
+	if err := conn.QueryRow(w.t.Context(), `SELECT
+		(SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace = 'public'::regnamespace),
+		(SELECT array_agg(rolname::text) FROM pg_roles WHERE rolsuper)`).Scan(&owners, &superusers); err != nil {
+		w.t.Fatal(err)
+	}
+	if !slices.Equal(owners, []string{"callq_owner"}) || !slices.Equal(superusers, []string{"postgres"}) {
+		w.t.Errorf("tables are of %q, and superusers are %q", owners, superusers)
+	}
+	u, err := url.Parse(w.postgres)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	u.User = url.User("callq")
+	w.postgres = u.String()
+	for _, line := range []string{"migrate down --yes", "migrate roles"} {
+		refusedTo(w.t, w, line)
 	}
 }
 
@@ -128,7 +181,7 @@ func (w world) deploy(s deployed) *running {
 	}
 	here := map[string]string{
 		"DATABASE_URL": w.postgres, "REDIS_URL": w.redis, "CALLQ_HTTP_LISTEN": "127.0.0.1:0",
-		"PGHOST": pg.Host, "PGUSER": pg.User, "PGDATABASE": pg.Database, "PGPASSWORD": pg.Password,
+		"PGHOST": pg.Host,
 	}
 	r.env = []string{beCallq + "=1", "CALLQ_CONFIG=../../config.yaml", "CALLQ_HTTP_TASK_PRIVATE_HOSTS=127.0.0.1", fmt.Sprint("PGPORT=", pg.Port)}
 	for name, value := range s.env {

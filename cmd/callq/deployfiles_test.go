@@ -20,7 +20,9 @@ type compose struct {
 	Name     string
 	Services map[string]composeService
 	Volumes  map[string]any
+	Configs  map[string]struct{ Content string }
 	Callq    any `yaml:"x-callq"`
+	Owner    any `yaml:"x-owner"`
 	Daemon   any `yaml:"x-daemon"`
 }
 
@@ -44,10 +46,12 @@ type composeService struct {
 	CapDrop     []string `yaml:"cap_drop"`
 	SecurityOpt []string `yaml:"security_opt"`
 	ShmSize     string   `yaml:"shm_size"`
+	Configs     []struct{ Source, Target string }
 }
 
-// readCompose returns callq's services in the order of their start, each replica by itself.
-func readCompose(t *testing.T) []deployed {
+// readCompose returns callq's services in the order of their start, each replica by itself, and what Postgres runs in an
+// empty volume.
+func readCompose(t *testing.T) (services []deployed, roles string) {
 	t.Helper()
 	var file compose
 	decoder := yaml.NewDecoder(bytes.NewReader(readRepo(t, "docker-compose.yml")))
@@ -55,8 +59,7 @@ func readCompose(t *testing.T) []deployed {
 	if err := decoder.Decode(&file); err != nil {
 		t.Fatal(err)
 	}
-	var services []deployed
-	for _, name := range []string{"migrate", "dispatcher", "worker"} {
+	for _, name := range []string{"migrate", "roles", "dispatcher", "worker"} {
 		s := file.Services[name]
 		d := deployed{name: name, args: s.Command, env: s.Environment, stop: s.StopGracePeriod}
 		for name, value := range s.Environment {
@@ -65,8 +68,8 @@ func readCompose(t *testing.T) []deployed {
 		if !slices.Contains(s.Volumes, "./config.yaml:/etc/callq/config.yaml:ro") {
 			t.Errorf("%s has no config.yaml", name)
 		}
-		if name != "migrate" {
-			if s.Restart != "unless-stopped" || s.DependsOn["migrate"]["condition"] != "service_completed_successfully" {
+		if d.args[0] != "migrate" {
+			if s.Restart != "unless-stopped" || s.DependsOn["roles"]["condition"] != "service_completed_successfully" {
 				t.Errorf("%s: restart %q, depends on %v", name, s.Restart, s.DependsOn)
 			}
 			d.health = ofCallq(t, s.Healthcheck.Test[1:])
@@ -79,8 +82,14 @@ func readCompose(t *testing.T) []deployed {
 	if migrate.DependsOn["postgres"]["condition"] != "service_healthy" || migrate.Restart != "no" {
 		t.Errorf("migrate: %+v", migrate)
 	}
-	if len(file.Services) != 5 || len(services) != 4 {
-		t.Errorf("%d services, of which callq's are %d with replicas; want 5 and 4", len(file.Services), len(services))
+	if once := file.Services["roles"]; once.DependsOn["migrate"]["condition"] != "service_completed_successfully" || once.Restart != "no" {
+		t.Errorf("roles: %+v", once)
+	}
+	if len(file.Services) != 6 || len(services) != 5 {
+		t.Errorf("%d services, of which callq's are %d with replicas; want 6 and 5", len(file.Services), len(services))
+	}
+	if mounted := file.Services["postgres"].Configs; len(mounted) != 1 || mounted[0].Source != "roles" || !strings.HasPrefix(mounted[0].Target, "/docker-entrypoint-initdb.d/") {
+		t.Errorf("postgres: configs %v", mounted)
 	}
 	if redis := file.Services["redis"]; !strings.Contains(strings.Join(redis.Command, " "), "--maxmemory-policy noeviction") {
 		t.Errorf("redis: %v", redis.Command)
@@ -93,22 +102,23 @@ func readCompose(t *testing.T) []deployed {
 			}
 		}
 		for variable, value := range s.Environment {
-			if strings.Contains(variable, "PASSWORD") && !strings.HasPrefix(value, "${POSTGRES_PASSWORD:-callq}") && value != "secret" {
+			if strings.Contains(variable, "PASSWORD") && !strings.HasPrefix(value, "${POSTGRES_PASSWORD:-callq}") && !strings.Contains(value, "secret") {
 				t.Errorf("%s: %s holds a secret", name, variable)
 			}
 		}
 	}
-	return services
+	return services, interpolate(t, file.Configs["roles"].Content)
 }
 
 // interpolate does with a value what Compose does.
 func interpolate(t *testing.T, value string) string {
 	t.Helper()
 	return os.Expand(value, func(name string) string {
-		if !strings.HasPrefix(name, "POSTGRES_PASSWORD:-callq") {
+		of, ok := strings.CutSuffix(name, "_PASSWORD:-callq")
+		if !ok || of != "POSTGRES" && of != "OWNER" {
 			t.Errorf("%s: a variable that nobody sets", value)
 		}
-		return "secret"
+		return "secret of " + of
 	})
 }
 

@@ -27,8 +27,19 @@ func soundWorld(t *testing.T) world {
 	})
 	w := world{t: t, postgres: server.URL("postgres"), config: atAnyPort + "limits: {api: {rate: 100/1h}}\nqueues: {default: {limits: [api]}}\n"}
 	w, _ = w.withRedis()
-	w.do("migrate", "up")
+	w.exec("CREATE ROLE callq_owner; CREATE ROLE former SUPERUSER")
 	return w
+}
+
+// moveOwner is what docs/operating.md says to run where a superuser owns callq's tables.
+func moveOwner(t *testing.T) string {
+	t.Helper()
+	_, rest, _ := strings.Cut(string(readRepo(t, "docs/operating.md")), "```sql owner\n")
+	block, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatal("docs/operating.md has no block sql owner")
+	}
+	return block
 }
 
 func (w world) doctor(args ...string) ([]doctor.Finding, answer) {
@@ -44,10 +55,12 @@ func (w world) doctor(args ...string) ([]doctor.Finding, answer) {
 // the next hour.
 func (w world) fresh(t *testing.T, name string) world {
 	t.Helper()
-	w.exec("CREATE DATABASE " + name)
+	w.exec("CREATE DATABASE " + name + " OWNER callq_owner")
 	w.t = t
 	w.postgres = strings.Replace(w.postgres, "/postgres?", "/"+name+"?", 1)
-	w.do("migrate", "up")
+	owner := w
+	owner.postgres += "&role=callq_owner"
+	owner.do("migrate", "up")
 	w.do("dispatch", "--once")
 	w.exec(`UPDATE call_publishers SET beat_at = now() + interval '1 hour'`)
 	w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
@@ -105,6 +118,8 @@ func TestDoctor(t *testing.T) {
 		"the schema is not there":      {sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "not in this database", "callq migrate up"},
 		"the schema is older":          {func(w *world) { w.do("migrate", "down", "--yes") }, "schema version", doctor.Problem, "this callq needs", "callq migrate up"},
 		"the schema is newer":          {sql(`INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)`), "schema version", doctor.Problem, "version 99", "newer callq"},
+		"a superuser owns a function":  {sql(`ALTER FUNCTION enqueue_call OWNER TO postgres`), "owner", doctor.Note, "belong to a superuser, postgres", "docs/operating.md"},
+		"a superuser no longer does":   {harm: func(w *world) { w.exec(`REASSIGN OWNED BY callq_owner TO former`); w.exec(moveOwner(w.t)) }},
 		"an index is missing":          {sql(`DROP INDEX call_news_at_idx`), "schema", doctor.Problem, "index call_news_at_idx is missing", "CREATE INDEX call_news_at_idx ON call_news USING btree (queue, at);"},
 		"an index is another":          {sql(`DROP INDEX call_news_at_idx; CREATE INDEX call_news_at_idx ON call_news (at)`), "schema", doctor.Problem, "not what the migrations made", "(queue, at);"},
 		"an index is invalid":          {sql(`UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'call_news_at_idx'::regclass`), "schema", doctor.Problem, "call_news_at_idx is invalid", "REINDEX INDEX CONCURRENTLY call_news_at_idx"},

@@ -58,6 +58,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	if usable {
 		checks = append(checks, []check{
 			{"schema", drift},
+			{"owner", superusers},
 			{"bloat", bloat},
 			{"workers", workers},
 			{"dispatchers", dispatchers},
