@@ -206,7 +206,7 @@ func jsonError(err error) error {
 	return fmt.Errorf("not a call: %w", err)
 }
 
-// write inserts what is at hand by COPY; where that meets a duplicate, or Postgres does not say
+// write inserts what is at hand at once; where that meets a duplicate, or Postgres does not say
 // which call it refuses, one by one.
 func (f *filing) write(ctx context.Context) error {
 	calls, lines := f.calls, f.lines

@@ -57,11 +57,10 @@ REVOKE ALL ON FUNCTION callq_epoch, callq_find_anew, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 
 -- A producer inserts, in every way there is, and reads of calls no more than that takes: what RETURNING gives
--- back, the id, to Rails also what is computed as it is inserted, and what a duplicate is looked up by. COPY takes
--- ids from the sequence, and writes them.
-GRANT INSERT (id, queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts),
+-- back, the id, to Rails also what is computed as it is inserted, and what a duplicate is looked up by. It writes no id:
+-- those that come next would be taken for others.
+GRANT INSERT (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts),
     SELECT (id, queue, unique_key, created_at, run_at) ON call_queue TO callq_producer;
-GRANT USAGE ON SEQUENCE call_queue_id_seq TO callq_producer;
 
 -- For a producer that need not be trusted: what the function refuses, it cannot insert.
 GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
@@ -74,7 +73,7 @@ GRANT SELECT ON call_in_line TO callq_daemon;
 GRANT SELECT, UPDATE (until) ON call_locks TO callq_daemon; -- nobody else may lock a row
 GRANT SELECT, INSERT, DELETE, UPDATE (attempt) ON call_attempts TO callq_daemon;
 GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
-GRANT USAGE ON SEQUENCE call_queue_id_seq, call_batch_seq TO callq_daemon;
+GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
 GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_in_line, call_limit_changes, call_limits, call_line_totals, call_lines, call_locks, call_marks,

@@ -1,7 +1,6 @@
 package callqueue
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,11 +30,9 @@ func (e *DuplicateError) Error() string {
 // Unwrap returns [ErrDuplicate].
 func (e *DuplicateError) Unwrap() error { return ErrDuplicate }
 
-// InsertMany writes all calls or none, by COPY, and returns their ids in the order given. One call
+// InsertMany writes all calls or none, and returns their ids in the order given. One call
 // that is refused refuses all, with an [*InvalidCallError]; so does a duplicate unique key, with a
 // [*DuplicateError].
-//
-// Beyond INSERT on call_queue, the role needs USAGE on its sequence, call_queue_id_seq.
 func (c *Client) InsertMany(ctx context.Context, calls []Call) ([]int64, error) {
 	return c.insertMany(ctx, c.pool, calls)
 }
@@ -57,11 +54,14 @@ func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) ([]in
 	// The other call may end before it is looked up, hence again; not for ever, since a snapshot
 	// older than it (REPEATABLE READ) never shows it.
 	for turn := 1; ; turn++ {
-		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return c.copyRows(ctx, tx, rows) })
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return c.insertRows(ctx, tx, rows) })
 		if err == nil {
 			break
 		}
 		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		if ok && pgErr.Code == "40P01" && turn < 10 {
+			continue // another batch has taken the same unique keys in another order: it has them now
+		}
 		if !ok || pgErr.ConstraintName != "call_queue_unique_idx" || turn == 10 {
 			return nil, fmt.Errorf("insert calls: %w", refusal(-1, err))
 		}
@@ -101,57 +101,70 @@ func (c *Client) checkAll(calls []Call) ([]row, error) {
 	return rows, nil
 }
 
-// copyRows writes the rows and sets their ids.
-func (c *Client) copyRows(ctx context.Context, tx pgx.Tx, rows []row) error {
-	var ids []int64
-	var now time.Time
-	if err := tx.QueryRow(ctx, reserveSQL, len(rows)).Scan(&ids, &now); err != nil {
-		return fmt.Errorf("reserve ids: %w", err)
+// chunkRows and chunkBytes bound what one statement of a batch writes: Postgres takes no more than 1 GB at once.
+const (
+	chunkRows  = 10_000
+	chunkBytes = 16 << 20
+)
+
+// insertRows writes the rows and sets their ids.
+func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) error {
+	for rest := rows; len(rest) > 0; {
+		var some columns
+		for len(rest) > 0 && len(some.rows) < chunkRows && some.bytes < chunkBytes {
+			some.add(&rest[0])
+			rest = rest[1:]
+		}
+		if err := some.insert(ctx, tx); err != nil {
+			return err
+		}
 	}
-	order := make([]*row, len(rows))
-	for i := range rows {
-		rows[i].id = ids[i]
-		order[i] = &rows[i]
+	if slices.ContainsFunc(rows, func(r row) bool { return !r.waits() }) && c.waker.now() {
+		_, err := tx.Exec(ctx, wakeSQL)
+		return err
 	}
-	// Two batches that took their unique keys in opposite order would deadlock.
-	slices.SortStableFunc(order, byUniqueKey)
-	_, err := tx.CopyFrom(ctx, pgx.Identifier{"call_queue"}, copyColumns(),
-		pgx.CopyFromSlice(len(order), func(i int) ([]any, error) { return order[i].copyValues(now), nil }))
+	return nil
+}
+
+// columns are rows by column, as insertManySQL unnests them.
+type columns struct {
+	rows                      []*row
+	queues, tasks, keys, data []string
+	costs                     []int64
+	priorities                []int
+	runAts, expiresAts        []*time.Time
+	uniqueKeys                []*string
+	maxAttempts               []*int
+	bytes                     int
+}
+
+func (c *columns) add(r *row) {
+	c.rows, c.bytes = append(c.rows, r), c.bytes+len(r.data)
+	c.queues, c.tasks, c.keys, c.data = append(c.queues, r.queue), append(c.tasks, r.task), append(c.keys, r.key), append(c.data, r.data)
+	c.costs, c.priorities = append(c.costs, r.cost), append(c.priorities, r.priority)
+	c.runAts, c.expiresAts = append(c.runAts, r.runAt), append(c.expiresAts, r.expiresAt)
+	c.uniqueKeys, c.maxAttempts = append(c.uniqueKeys, r.uniqueKey), append(c.maxAttempts, r.maxAttempts)
+}
+
+func (c *columns) insert(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, insertManySQL, c.queues, c.tasks, c.keys, c.data, c.costs, c.priorities, c.runAts, c.expiresAts, c.uniqueKeys, c.maxAttempts)
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(order, func(r *row) bool { return !r.waits() }) && c.waker.now() {
-		_, err = tx.Exec(ctx, wakeSQL)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	for i, id := range ids {
+		c.rows[i].id = id
 	}
 	return err
 }
 
-func byUniqueKey(a, b *row) int {
-	switch {
-	case a.uniqueKey != nil && b.uniqueKey != nil:
-		return cmp.Or(cmp.Compare(*a.uniqueKey, *b.uniqueKey), cmp.Compare(a.queue, b.queue))
-	case a.uniqueKey != nil:
-		return 1
-	case b.uniqueKey != nil:
-		return -1
-	}
-	return 0
-}
-
-func copyColumns() []string {
-	return []string{
-		"id", "queue", "task", "key", "call_data", "cost", "priority",
-		"run_at", "expires_at", "unique_key", "max_attempts",
-	}
-}
-
-func (r *row) copyValues(now time.Time) []any {
-	runAt := cmp.Or(r.runAt, &now)
-	return []any{
-		r.id, r.queue, r.task, r.key, r.data, r.cost, r.priority,
-		runAt, r.expiresAt, r.uniqueKey, r.maxAttempts,
-	}
-}
+// The ids come in the order in which unnest gives the rows.
+const insertManySQL = `
+INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+SELECT queue, task, key, call_data::jsonb, cost, priority, coalesce(run_at, now()), expires_at, unique_key, max_attempts
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::smallint[], $7::timestamptz[], $8::timestamptz[], $9::text[],
+    $10::integer[]) AS c (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+RETURNING id`
 
 // findDuplicate returns the first call of the batch whose unique key an unfinished call has, or nil.
 func findDuplicate(ctx context.Context, db querier, rows []row) (*DuplicateError, error) {
@@ -170,11 +183,6 @@ func findDuplicate(ctx context.Context, db querier, rows []row) (*DuplicateError
 	}
 	return &d, nil
 }
-
-// The ids a COPY is to write, ascending, and the transaction's time, which created_at gets too. The
-// identity is GENERATED ALWAYS, but COPY may write it.
-const reserveSQL = `
-SELECT ARRAY(SELECT nextval(pg_get_serial_sequence('call_queue', 'id')) FROM generate_series(1, $1::integer)), now()`
 
 // Uses call_queue_unique_idx.
 const findDuplicateSQL = `
