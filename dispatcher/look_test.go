@@ -79,7 +79,7 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 			}
 		},
 		"by a worker that sent nothing": func(t *testing.T, s *system) {
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 20, Logger: s.log})
+			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 20, HTTP: &tasks.HTTPConfig{}, Logger: s.log})
 			if err != nil {
 				t.Fatal(err)
 			}

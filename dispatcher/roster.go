@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/callq/callq/internal/ledger"
@@ -134,20 +135,24 @@ func (r *roster) can(task string) bool {
 	return slices.ContainsFunc(r.pools, func(p *pool) bool { return p.room > 0 && slices.Contains(p.Tasks, task) })
 }
 
-// choose picks, among the pools that handle a task, the one with the most room, and takes one
-// place in it; nil: none has any.
+// choose picks one of the pools that handle a task, by lot and each as likely as it has room, and takes one place
+// in it; nil: none has any. By lot, so that a call which one pool gave back comes to the others too.
 func (r *roster) choose(task string) *pool {
-	var best *pool
+	var chosen *pool
+	room := 0
 	for _, p := range r.pools {
-		if p.room > 0 && slices.Contains(p.Tasks, task) && (best == nil || p.room > best.room) {
-			best = p
+		if p.room <= 0 || !slices.Contains(p.Tasks, task) {
+			continue
+		}
+		if room += p.room; room == p.room || rand.N(room) < p.room {
+			chosen = p
 		}
 	}
-	if best != nil {
-		best.room--
-		best.Unstarted++
+	if chosen != nil {
+		chosen.room--
+		chosen.Unstarted++
 	}
-	return best
+	return chosen
 }
 
 // poolFor is where a task's attempts go that were handed to a pool before: there, while it lives

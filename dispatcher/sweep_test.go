@@ -219,7 +219,7 @@ func TestResentRunsOnce(t *testing.T) {
 					}
 				}
 			}
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 8, Logger: s.log})
+			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 8, HTTP: &tasks.HTTPConfig{}, Logger: s.log})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -47,7 +47,7 @@ const privateBlocks = `
 // control is a net.Dialer's ControlContext for addr, as the URL has it: it refuses private addresses.
 func (a *addresses) control(addr string) func(context.Context, string, string, syscall.RawConn) error {
 	host, port, err := net.SplitHostPort(addr)
-	if a.any || err == nil && inSet(a.names, host, port) {
+	if err == nil && a.named(host, port) {
 		return nil
 	}
 	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
@@ -56,11 +56,15 @@ func (a *addresses) control(addr string) func(context.Context, string, string, s
 			return Permanent(fmt.Errorf("%s is no address that may be called: %w", address, err))
 		}
 		if ip := target.Addr(); a.refused(ip) {
-			return Permanent(fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", host, ip))
+			err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", host, ip)
+			return Permanent(&refusedError{err, ip})
 		}
 		return nil
 	}
 }
+
+// named says that a host may have any address.
+func (a *addresses) named(host, port string) bool { return a.any || inSet(a.names, host, port) }
 
 // refused says that an address is private and not allowed.
 func (a *addresses) refused(ip netip.Addr) bool { return a.judge(ip, a.allowed) }

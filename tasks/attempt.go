@@ -1,6 +1,7 @@
 package tasks
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,7 +78,7 @@ func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time
 // only when the start is answered.
 func (a *attempt) begin() {
 	a.begun = time.Now()
-	if a.Task == HTTP {
+	if a.Task == HTTP && a.w.http.Load() != nil {
 		go a.run(a.runHTTP)
 		return
 	}
@@ -144,7 +145,8 @@ func (a *attempt) free() {
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
 func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	a.gated = true
-	s := a.w.http.run(ctx, a.asCall(), a.Timeout, a.start)
+	call := a.asCall()
+	s := a.w.http.Load().run(ctx, call, a.Timeout, a.start)
 	var requests int16
 	if s.wrote {
 		requests = 1
@@ -158,6 +160,9 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	case a.state == callGone || a.state == startUnknown || a.state == notAsked && a.w.handling.Err() != nil:
 		return a.unsent(s.err, 0)
 	case a.state == notAsked: // no connection, or a call that cannot be made
+		if other := a.otherMay(ctx, call, s.err); other != nil {
+			return a.unsent(other, a.Policy.Backoff(int(a.number), rand.Int64N)/10)
+		}
 		return a.ending(s.err, nil, nil)
 	case !s.wrote:
 		a.late = errors.Is(s.err, errTooLate)
@@ -210,7 +215,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	}
 	a.w.contexts.outlivedFrom(a, a.m0.Add(a.Timeout))
 	call := a.asCall()
-	a.client = newClient(ctx, a.w.http, call, g, a.Timeout)
+	a.client = newClient(ctx, cmp.Or(a.w.client, a.w.http.Load()), call, g, a.Timeout)
 	return a.handled(ctx, a.guard(ctx, handler, call))
 }
 

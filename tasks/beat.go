@@ -51,15 +51,15 @@ func (w *Worker) beatOnce(ctx context.Context) error {
 	}
 	_, err := w.cfg.Pool.Exec(ctx, beatSQL, pgx.StrictNamedArgs{
 		"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
-		"labels": append([]string{}, w.cfg.Labels...), "slots": slots,
+		"labels": append([]string{}, w.cfg.Labels...), "slots": slots, "http": w.httpSettings(),
 	})
 	return err
 }
 
 const beatSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
-VALUES (@id, @pool, @tasks, @labels, @slots, clock_timestamp(), clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, slots = excluded.slots`
+INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, beat_at)
+VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
+ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, slots = excluded.slots, http = excluded.http`
 
 // leave says at once that the worker lives no more, so that nothing waits for its beats to be
 // missed. The row stays for a while: it says which pool was last seen.

@@ -34,7 +34,8 @@ type Call struct {
 	//   - when it was written and answered is measured, so that limits with anchor: start count the request
 	//     until it arrived, not until the handler ended;
 	//   - it carries Idempotency-Key, Callq-Call-Id and Callq-Attempt, unless the handler set them;
-	//   - it goes where [HTTPConfig] allows: Hosts, and no private address but those named there.
+	//   - it goes where the worker's Config.Client allows (nil: Config.HTTP): Hosts, and no private address but those
+	//     named there.
 	//
 	// A limit with anchor: start is the handler's promise to send nothing by other means, and at once:
 	// connecting counts. (One that did not connect in time finds the connection when it tries again.)

@@ -70,7 +70,7 @@ func readHeaderValue(value json.RawMessage, s *secrets) (text, name string, err 
 	case ok:
 		own, known := s.byName[ref.name]
 		if !known {
-			return "", "", fmt.Errorf("%q is not one of this worker's http_task.secrets", clean(ref.name))
+			return "", "", refused(fmt.Errorf("%q is not one of this worker's http_task.secrets", clean(ref.name)))
 		}
 		text, name = ref.prefix+own.value, ref.name
 	default:

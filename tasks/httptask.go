@@ -38,26 +38,22 @@ type HTTPConfig struct {
 // httpTask makes the requests of the task http: at most one per attempt, see gatedConn. It is safe
 // for concurrent use.
 type httpTask struct {
+	permissions
 	cfg       HTTPConfig
-	hosts     map[string]bool
-	secrets   *secrets
-	addresses *addresses
 	transport *http.Transport
 	drainFor  time.Duration // of what is not kept of an answer
 }
 
 func newHTTPTask(cfg HTTPConfig) (*httpTask, error) {
-	s, err := newSecrets(cfg.Secrets)
-	if err != nil {
-		return nil, err
-	}
 	cfg.Store = cmp.Or(cfg.Store, "errors")
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
-	a := newAddresses(cfg)
+	p, err := newPermissions(cfg)
+	if err != nil {
+		return nil, err
+	}
 	return &httpTask{
-		cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: a, transport: newTransport(cfg, a),
-		drainFor: 250 * time.Millisecond,
+		permissions: p, cfg: cfg, transport: newTransport(cfg, p.addresses), drainFor: 250 * time.Millisecond,
 	}, nil
 }
 
@@ -103,12 +99,9 @@ func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, s
 }
 
 func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Duration, start startFunc) sending {
-	c, err := readHTTPCall(call, h.secrets)
+	c, err := h.read(call)
 	if err != nil {
-		return sending{err: Permanent(fmt.Errorf("call_data: %w", err))}
-	}
-	if err := h.mayCall(c.request.URL); err != nil {
-		return sending{err: fmt.Errorf("%s: %w", c.shown, err)}
+		return sending{err: err}
 	}
 	if c.timeout > 0 {
 		timeout = min(timeout, c.timeout)
@@ -146,14 +139,6 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 func (h *httpTask) send(e *exchange, r *http.Request) (*http.Response, error) {
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
 	return h.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
-}
-
-// mayCall says whether requests may go to a URL's host; which addresses may, the dialer says.
-func (h *httpTask) mayCall(u *url.URL) error {
-	if len(h.hosts) > 0 && !inSet(h.hosts, u.Hostname(), portOf(u)) {
-		return Permanent(errors.New("the host is not in http_task.hosts"))
-	}
-	return nil
 }
 
 func portOf(u *url.URL) string {
@@ -206,7 +191,7 @@ func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 		return
 	}
 	if to := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); e.only != nil && !e.only(to) {
-		e.pass.cancel(Permanent(errInClear))
+		e.pass.cancel(Permanent(&refusedError{errInClear, to}))
 		return
 	}
 	e.asked = true

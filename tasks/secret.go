@@ -175,8 +175,8 @@ func (s *secrets) may(name string, r *http.Request) (onlyPrivate bool, err error
 	for _, h := range hosts {
 		inClear := inSet(own.clear, h[0], h[1])
 		if !inClear && !inSet(own.hosts, h[0], h[1]) {
-			return false, fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets",
-				name, net.JoinHostPort(h[0], h[1]))
+			return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets",
+				name, net.JoinHostPort(h[0], h[1])))
 		}
 		onlyPrivate = onlyPrivate || r.URL.Scheme != "https" && !inClear
 	}

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,7 +36,11 @@ type Config struct {
 	Redis       redis.UniversalClient // required
 	Concurrency int                   // slots: attempts at once; default 100
 	Labels      []string              // what queues can ask for
-	HTTP        HTTPConfig            // the built-in task
+	// HTTP has the worker take calls of the built-in task http too, and says what that may do. Nil: it takes none.
+	HTTP *HTTPConfig
+	// Client says where the Call.Client of handlers may go, and how. Nil: as HTTP says, or the defaults where that
+	// is nil. Its Store and Secrets are of no use.
+	Client *HTTPConfig
 	// ShutdownTimeout is how long Run waits for running handlers once its context has ended;
 	// default 60 s. After it their contexts are cancelled.
 	ShutdownTimeout time.Duration
@@ -50,7 +55,9 @@ type Worker struct {
 	pool     string // set by Run, from the handlers
 	database string // its id, set by Run
 	handlers map[string]Handler
-	http     *httpTask
+	http     atomic.Pointer[httpTask] // nil: it does not take the task http
+	client   *httpTask                // of handlers' Call.Client; nil: http
+	refusals refusals
 	log      *slog.Logger
 	metrics  *metrics
 	budgets  *budgets
@@ -97,13 +104,8 @@ func New(cfg Config) (*Worker, error) {
 	}
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 100)
 	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, time.Minute)
-	cfg.HTTP.MaxIdlePerHost = cfg.Concurrency
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	task, err := newHTTPTask(cfg.HTTP)
-	if err != nil {
-		return nil, err
 	}
 	host, err := os.Hostname()
 	if err != nil {
@@ -113,7 +115,6 @@ func New(cfg Config) (*Worker, error) {
 		cfg:      cfg,
 		id:       fmt.Sprintf("%s-%d-%x", host, os.Getpid(), rand.Uint32()),
 		handlers: map[string]Handler{},
-		http:     task,
 		log:      cfg.Logger,
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),
@@ -122,11 +123,52 @@ func New(cfg Config) (*Worker, error) {
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
 	}
+	if err := w.makeHTTP(); err != nil {
+		return nil, err
+	}
 	w.budgets = newBudgets(cfg, w.metrics)
 	w.starts = ledger.NewBatch(batchMost, nil, w.startAll)
 	w.closings = ledger.NewBatch(batchMost, func(c ledger.Closing) int { return len(c.Result) }, w.closeAll)
 	w.acks = ledger.NewBatch(batchMost, nil, w.acknowledgeAll)
 	return w, nil
+}
+
+// makeHTTP makes what sends requests: the task http, where the worker takes it, and handlers' clients.
+func (w *Worker) makeHTTP() error {
+	if cfg := w.cfg.HTTP; cfg != nil {
+		task, err := w.newHTTPTask(*cfg)
+		if err != nil {
+			return err
+		}
+		w.http.Store(task)
+		if w.cfg.Client == nil {
+			return nil
+		}
+	}
+	var err error
+	w.client, err = w.newHTTPTask(*cmp.Or(w.cfg.Client, &HTTPConfig{}))
+	return err
+}
+
+func (w *Worker) newHTTPTask(cfg HTTPConfig) (*httpTask, error) {
+	cfg.MaxIdlePerHost = w.cfg.Concurrency
+	return newHTTPTask(cfg)
+}
+
+// Reload gives the task http other settings, which attempts have that begin from now on. Where it fails, or
+// nothing is new, all stays as it was. It is for a worker that was made with Config.HTTP.
+func (w *Worker) Reload(cfg HTTPConfig) error {
+	was := w.http.Load()
+	if was == nil {
+		return errors.New("tasks: the worker does not take the task http: it was made without Config.HTTP")
+	}
+	next, err := w.newHTTPTask(cfg)
+	if err != nil || reflect.DeepEqual(next.cfg, was.cfg) { // its connections can be kept
+		return err
+	}
+	w.http.Store(next)
+	was.close()
+	return nil
 }
 
 // Handle gives the handler of a task. Call it before Run; "http" is built in and cannot be
@@ -140,7 +182,10 @@ func (w *Worker) Handle(task string, handler Handler) {
 
 // Tasks are the names of the tasks it handles, sorted.
 func (w *Worker) Tasks() []string {
-	names := []string{HTTP}
+	var names []string
+	if w.http.Load() != nil {
+		names = append(names, HTTP)
+	}
 	for name := range w.handlers {
 		names = append(names, name)
 	}
@@ -158,6 +203,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	if w.pool != "" {
 		return errors.New("tasks: a Worker runs once")
 	}
+	if len(w.Tasks()) == 0 {
+		return errors.New("tasks: the worker takes nothing: it has no handler and no Config.HTTP")
+	}
 	pool, closePool, err := ledger.Connect(ctx, w.cfg.Pool, conns)
 	if err != nil {
 		return fmt.Errorf("connect to Postgres: %w", err)
@@ -171,7 +219,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.handling, stopHandling = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopHandling(nil)
 	w.recording, stopRecording = context.WithCancel(context.WithoutCancel(ctx))
-	defer w.http.close()
+	defer w.closeHTTP()
 
 	var lanes sync.WaitGroup
 	lanes.Go(func() { w.starts.Run(w.recording, startLanes) })
@@ -206,6 +254,14 @@ func (w *Worker) Run(ctx context.Context) error {
 	<-ctx.Done()
 	w.shutDown(taken, stopHandling)
 	return nil
+}
+
+func (w *Worker) closeHTTP() {
+	for _, task := range []*httpTask{w.http.Load(), w.client} {
+		if task != nil {
+			task.close()
+		}
+	}
 }
 
 // shutDown drains. Each stage is bounded: running handlers by ShutdownTimeout, what they leave to

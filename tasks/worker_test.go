@@ -62,7 +62,7 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	}
 	b.run(d.Run)
 	if b.worker, err = tasks.New(tasks.Config{
-		Pool: cfg.Pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: time.Minute, HTTP: tasks.HTTPConfig{AllowPrivate: true},
+		Pool: cfg.Pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: time.Minute, HTTP: &tasks.HTTPConfig{AllowPrivate: true},
 		Logger: cfg.Logger, Metrics: cfg.Metrics,
 	}); err != nil {
 		t.Fatal(err)

@@ -179,7 +179,7 @@ func (d demo) parts(pool *pgxpool.Pool, redis redis.UniversalClient, log *slog.L
 	}
 	worker, err := tasks.New(tasks.Config{
 		Pool: pool, Redis: redis, Concurrency: 50, Logger: log, ShutdownTimeout: 5 * time.Second,
-		HTTP: tasks.HTTPConfig{AllowPrivate: true},
+		HTTP: &tasks.HTTPConfig{AllowPrivate: true},
 	})
 	if err != nil {
 		return nil, err

@@ -78,13 +78,9 @@ func windows(cfg *config.Config, limits []string) []string {
 
 // workerConfig fails where a secret cannot be read.
 func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
-	values, err := cfg.SecretValues()
+	task, err := httpConfig(cfg)
 	if err != nil {
 		return tasks.Config{}, err
-	}
-	secrets := map[string]tasks.Secret{}
-	for name, value := range values {
-		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
 	}
 	return tasks.Config{
 		Pool:            s.pool,
@@ -92,15 +88,28 @@ func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
 		Concurrency:     cfg.Worker.Concurrency,
 		Labels:          cfg.Worker.Labels,
 		ShutdownTimeout: cfg.Worker.ShutdownTimeout,
-		HTTP: tasks.HTTPConfig{
-			Hosts:        cfg.HTTPTask.Hosts,
-			PrivateHosts: cfg.HTTPTask.PrivateHosts,
-			AllowPrivate: cfg.HTTPTask.AllowPrivate,
-			Store:        cfg.HTTPTask.Store,
-			Secrets:      secrets,
-		},
-		Logger:  s.log,
-		Metrics: s.metrics,
+		HTTP:            &task,
+		Logger:          s.log,
+		Metrics:         s.metrics,
+	}, nil
+}
+
+// httpConfig fails where a secret cannot be read.
+func httpConfig(cfg *config.Config) (tasks.HTTPConfig, error) {
+	values, err := cfg.SecretValues()
+	if err != nil {
+		return tasks.HTTPConfig{}, err
+	}
+	secrets := map[string]tasks.Secret{}
+	for name, value := range values {
+		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
+	}
+	return tasks.HTTPConfig{
+		Hosts:        cfg.HTTPTask.Hosts,
+		PrivateHosts: cfg.HTTPTask.PrivateHosts,
+		AllowPrivate: cfg.HTTPTask.AllowPrivate,
+		Store:        cfg.HTTPTask.Store,
+		Secrets:      secrets,
 	}, nil
 }
 

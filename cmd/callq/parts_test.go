@@ -59,7 +59,7 @@ func TestParts(t *testing.T) {
 	}
 	wantWorker := tasks.Config{
 		Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5,
-		HTTP: tasks.HTTPConfig{
+		HTTP: &tasks.HTTPConfig{
 			Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all",
 			Secrets: map[string]tasks.Secret{"KEY": {Value: "hidden", Hosts: []string{"s"}}},
 		},

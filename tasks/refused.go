@@ -1,0 +1,170 @@
+package tasks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A worker publishes, with its heartbeat, what its task http may do. So one that lacks a secret or a permission
+// for a call knows whether another worker can make it: then the call goes back unsent. Else it fails, with the
+// reason.
+
+// permissions are what a worker's task http may do. They are never changed.
+type permissions struct {
+	hosts     map[string]bool // empty: all
+	secrets   *secrets
+	addresses *addresses
+}
+
+func newPermissions(cfg HTTPConfig) (permissions, error) {
+	s, err := newSecrets(cfg.Secrets)
+	return permissions{hosts: hostSet(cfg.Hosts), secrets: s, addresses: newAddresses(cfg)}, err
+}
+
+// read reads a call that may be made, as far as that is known before there is a connection.
+func (p permissions) read(call *Call) (*httpCall, error) {
+	c, err := readHTTPCall(call, p.secrets)
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("call_data: %w", err))
+	}
+	if err := p.mayCall(c.request.URL); err != nil {
+		return nil, Permanent(fmt.Errorf("%s: %w", c.shown, err))
+	}
+	return c, nil
+}
+
+// mayCall says whether requests may go to a URL's host; which addresses may, the dialer says.
+func (p permissions) mayCall(u *url.URL) error {
+	if len(p.hosts) > 0 && !inSet(p.hosts, u.Hostname(), portOf(u)) {
+		return refused(errors.New("the host is not in http_task.hosts"))
+	}
+	return nil
+}
+
+// may says whether a call may be made, to this address of its host where that is known.
+func (p permissions) may(call *Call, ip netip.Addr) bool {
+	c, err := p.read(call)
+	if err != nil || !ip.IsValid() {
+		return err == nil
+	}
+	u := c.request.URL
+	return (p.addresses.named(u.Hostname(), portOf(u)) || !p.addresses.refused(ip)) && (!c.private || p.addresses.isPrivate(ip))
+}
+
+// refusedError says that this worker may not make a call, and another may be able to.
+type refusedError struct {
+	err error
+	ip  netip.Addr // that the call's host has; not valid: that is not known
+}
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+func refused(err error) error { return &refusedError{err: err} }
+
+// httpSettings are an HTTPConfig as it is published and compared: of a secret the hosts, never the value.
+type httpSettings struct {
+	Hosts        []string            `json:"hosts"`
+	PrivateHosts []string            `json:"private_hosts"`
+	AllowPrivate bool                `json:"allow_private"`
+	Store        string              `json:"store"`
+	Secrets      map[string][]string `json:"secrets"`
+}
+
+// httpSettings are the worker's, as JSON; nil: it does not take the task http.
+func (w *Worker) httpSettings() *string {
+	task := w.http.Load()
+	if task == nil {
+		return nil
+	}
+	cfg := task.cfg
+	s := httpSettings{sorted(cfg.Hosts), sorted(cfg.PrivateHosts), cfg.AllowPrivate, cfg.Store, map[string][]string{}}
+	for name, secret := range cfg.Secrets {
+		s.Secrets[name] = sorted(secret.Hosts)
+	}
+	text, _ := json.Marshal(s) // strings always can
+	return new(string(text))
+}
+
+// sorted is a list in the one form in which it is compared: [] where it is empty.
+func sorted(list []string) []string {
+	list = append([]string{}, list...)
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// may says whether a worker with these settings may make a call.
+func (s httpSettings) may(call *Call, ip netip.Addr) bool {
+	cfg := HTTPConfig{Hosts: s.Hosts, PrivateHosts: s.PrivateHosts, AllowPrivate: s.AllowPrivate, Secrets: map[string]Secret{}}
+	for name, hosts := range s.Secrets {
+		cfg.Secrets[name] = Secret{Value: hiddenText + hiddenText, Hosts: hosts}
+	}
+	p, err := newPermissions(cfg)
+	return err == nil && p.may(call, ip)
+}
+
+// otherMay is why a call goes back unsent that this worker refused: another live one may make it, or whether one
+// may could not be asked. Nil: none may, or it was not refused.
+func (a *attempt) otherMay(ctx context.Context, call *Call, err error) error {
+	refusal, ok := errors.AsType[*refusedError](err)
+	if !ok {
+		return nil
+	}
+	others, askErr := a.w.others(ctx, a.Queue)
+	if askErr == nil && !slices.ContainsFunc(others, func(s *httpSettings) bool { return s == nil || s.may(call, refusal.ip) }) {
+		return nil
+	}
+	if a.w.refusals.first(refusal.Error()) {
+		a.w.log.WarnContext(ctx, "call handed back for another worker", "worker", a.w.id, "call", a.callID, "reason", clean(err.Error()))
+	}
+	return fmt.Errorf("handed back for another worker: %w", err)
+}
+
+// others are what the other live workers that take http calls of a queue may do; nil: one does not say.
+func (w *Worker) others(ctx context.Context, queue string) ([]*httpSettings, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	rows, err := w.cfg.Pool.Query(ctx, othersSQL, w.id, queue)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[*httpSettings])
+}
+
+const othersSQL = `
+SELECT w.http
+FROM call_workers w
+LEFT JOIN call_queues q ON q.name = $2
+WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND w.id <> $1 AND 'http' = ANY(w.tasks)
+  AND coalesce(q.on_label = '' OR q.on_label = ANY(w.labels), true)`
+
+// refusals are the reasons for which calls were handed back, each of which the log has once.
+type refusals struct {
+	mu   sync.Mutex
+	said map[string]bool
+}
+
+// saidMost bounds them: producers choose the hosts that they name.
+const saidMost = 100
+
+// first says that this reason is new.
+func (r *refusals) first(reason string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.said[reason] || len(r.said) >= saidMost {
+		return false
+	}
+	if r.said == nil {
+		r.said = map[string]bool{}
+	}
+	r.said[reason] = true
+	return true
+}
