@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -82,5 +84,38 @@ func TestProcessesDiffer(t *testing.T) {
 	eventually(t, "the first's rules hold again", func() bool { l := limits()["api"]; return l.Units == 10 && len(l.Wanted) == 0 })
 	if out := w.do("status"); strings.Contains(out, "differ") {
 		t.Errorf("nobody differs any more:\n%s", out)
+	}
+}
+
+// Two workers with different http_task: status names the keys, what each has, and no secret's value.
+func TestWorkersDiffer(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	const quiet = "http: {listen: 'off'}\nlog: {level: error}\n"
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte(secretCanary), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	one, other := w, w
+	one.config = quiet + "http_task: {hosts: [api.example.com]}\n"
+	other.config = quiet + "http_task: {secrets: {KEY: {file: " + key + ", hosts: [api.example.com]}}}\n"
+	one.start("work")
+	eventually(t, "the first lives", func() bool { return len(decode[report.Status](t, w.do("status", "-o", "json")).Workers) == 1 })
+	if out := w.do("status"); strings.Contains(out, "differ") {
+		t.Errorf("one worker differs from itself:\n%s", out)
+	}
+	other.start("work")
+	eventually(t, "both live", func() bool { return len(decode[report.Status](t, w.do("status", "-o", "json")).Workers) == 2 })
+	out := w.do("status")
+	for _, words := range []string{
+		"live processes differ on http_task.hosts\n", `: ["api.example.com"]` + "\n", ": []\n",
+		"live processes differ on http_task.secrets\n", `: {"KEY": ["api.example.com"]}` + "\n",
+	} {
+		if !strings.Contains(out, words) {
+			t.Errorf("status lacks %q:\n%s", words, out)
+		}
+	}
+	if strings.Contains(out, "http_task.store") || strings.Contains(out, "canary") {
+		t.Errorf("status names what is the same, or a secret:\n%s", out)
 	}
 }

@@ -147,6 +147,7 @@ func TestDoctor(t *testing.T) {
 		"no worker":                    {sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker lives", "callq work"},
 		"no dispatcher":                {sql(`UPDATE call_publishers SET beat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
 		"dispatchers differ":           {sql(`INSERT INTO call_publishers SELECT 'b', 'b', jsonb_set(rules, '{Limits}', '[]'), since, beat_at, steady_since FROM call_publishers`), "rules", doctor.Problem, "different rules of limit api", "SIGHUP"},
+		"workers differ":               {sql(`UPDATE call_workers SET http = '{"hosts": []}'; INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), beat_at, '{"hosts": ["x"]}' FROM call_workers`), "http settings", doctor.Problem, `on http_task.hosts (a call goes where any of them may send it, and back unsent from one that may not): `, "SIGHUP"},
 		"a task nobody handles":        {sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
 		"a label nobody carries":       {sql(`UPDATE call_queues SET on_label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
 		"a queue that is not in force": {sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -74,6 +75,9 @@ func (p *program) printStatus(s *report.Status) error {
 	p.printDifferences(s.Limits, s.Queues)
 	for _, b := range s.Budgets {
 		p.printDifference("budget "+b.Name, b.Wanted, b.Holds())
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
+		p.printDifference("http_task."+key, s.HTTPTask[key], report.EachOwn)
 	}
 	fmt.Fprintln(p.stdout)
 	if len(s.Workers) == 0 {

@@ -63,6 +63,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 			{"workers", workers},
 			{"dispatchers", dispatchers},
 			{"rules", rulesDiffer},
+			{"http settings", httpDiffers},
 			{"tasks", unhandled},
 			{"queues", unknownQueues},
 			{"limits", limits},

@@ -57,14 +57,10 @@ func judgeRules(limits, queues, budgets map[string][]dispatcher.Want) (found []F
 		wants map[string][]dispatcher.Want
 	}{{"limit", limits}, {"queue", queues}, {"budget", budgets}} {
 		for _, name := range slices.Sorted(maps.Keys(of.wants)) {
-			var said []string
-			for _, w := range of.wants[name] {
-				said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)
-			}
 			found = append(found, Finding{
 				Level: Problem,
 				What: fmt.Sprintf("live processes publish different rules of %s %s (the stricter holds): %s",
-					of.what, name, strings.Join(said, "; ")),
+					of.what, name, wanted(of.wants[name])),
 				Fix: "give them the same file and send each SIGHUP, or restart those with the old one",
 			})
 		}
@@ -74,6 +70,33 @@ func judgeRules(limits, queues, budgets map[string][]dispatcher.Want) (found []F
 			len(found)-shownMost), "callq status shows each")...)
 	}
 	return found
+}
+
+// httpDiffers finds live workers that do not agree on what the task http may do: it is the worker that a call comes
+// to which decides.
+func httpDiffers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	wants, err := dispatcher.HTTPDifferences(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, key := range slices.Sorted(maps.Keys(wants)) {
+		found = append(found, Finding{
+			Level: Problem,
+			What: fmt.Sprintf("live workers differ on http_task.%s (a call goes where any of them may send it, and back unsent from one that may not): %s",
+				key, wanted(wants[key])),
+			Fix: "give them the same http_task, or Config.HTTP, and send each SIGHUP, or restart those with the old one",
+		})
+	}
+	return found, nil
+}
+
+func wanted(wants []dispatcher.Want) string {
+	var said []string
+	for _, w := range wants {
+		said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)
+	}
+	return strings.Join(said, "; ")
 }
 
 type unhandledRow struct {

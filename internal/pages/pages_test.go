@@ -130,6 +130,8 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 		`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, worker, error, charged, result)
 			SELECT id, 1, 1, now(), now(), now(), now(), 'error', $1, 'http', $1, $1, $1, jsonb_build_array(jsonb_build_object('limit', $1::text, 'key', $1::text, 'cost', 1, 'until', now())),
 				jsonb_build_object('body', $1::text) FROM call_queue WHERE status IN ('failed', 'error')`,
+		`INSERT INTO call_workers VALUES ('v' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', jsonb_build_object('hosts', ARRAY[$1])),
+			('u' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', '{"hosts": []}')`,
 		`INSERT INTO call_workers VALUES ('w' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h'), ('gone' || $1, 'p', '{}', '{}', 4, now(), now() - interval '1 h')`,
 		`INSERT INTO call_publishers VALUES ('a', 'host/1' || $1, '{}', now(), now() + interval '1 h', now()),
 			('b', 'host/2' || $1, jsonb_build_object('Queues', jsonb_build_array(jsonb_build_object('Name', 'pay' || $1, 'MaxAttempts', 7, 'OnLost', $1::text))), now(), now() + interval '1 h', now())`,
@@ -204,7 +206,7 @@ func TestEverythingIsReached(t *testing.T) {
 			shown = strings.ReplaceAll(shown, "+", "&#43;") // as templates write it
 			for at, words := range map[string][]string{
 				"/": {
-					"Live processes differ on queue", "No live worker that carries the label", "paused", "stopped or dead", "in no process&#39;s configuration", "host/1",
+					"Live processes differ on queue", "Live processes differ on key http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "in no process&#39;s configuration", "host/1",
 					"9 per 1h", "100 per 1s",
 				},
 				"/calls?status=failed": {"dead letters</a>", `class="status failed"`},

@@ -3,6 +3,7 @@ package pages
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -67,6 +68,9 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	}
 	for _, q := range s.Queues {
 		body.Differs = append(body.Differs, queueDiffers(q)...)
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
+		body.Differs = append(body.Differs, difference{"key", "http_task." + key, "", s.HTTPTask[key], report.EachOwn})
 	}
 	if body.MoreQueues = max(0, len(s.Queues)-mostQueues); body.MoreQueues > 0 {
 		s.Queues = s.Queues[:mostQueues]

@@ -16,12 +16,14 @@ import (
 
 // Status is what one screen shows, read in one snapshot.
 type Status struct {
-	At        time.Time   `json:"at"` // Postgres's clock
-	Queues    []Queue     `json:"queues"`
-	Limits    []Limit     `json:"limits"`
-	Budgets   []Budget    `json:"budgets"`
-	Workers   []Worker    `json:"workers"`
-	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
+	At      time.Time `json:"at"` // Postgres's clock
+	Queues  []Queue   `json:"queues"`
+	Limits  []Limit   `json:"limits"`
+	Budgets []Budget  `json:"budgets"`
+	Workers []Worker  `json:"workers"`
+	// HTTPTask is what live workers have of http_task, by key, where they differ.
+	HTTPTask  map[string][]dispatcher.Want `json:"http_task"`
+	Unhandled []Unhandled                  `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
 	Dispatchers []string `json:"dispatchers"`
 	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is, or none of the first 5,000 in line waits any more
@@ -59,6 +61,9 @@ type Queue struct {
 	Now     time.Time `json:"-" db:"now"` // Postgres's clock
 	opening opening
 }
+
+// EachOwn is what holds of http_task where workers differ.
+const EachOwn = "of a call, what the worker says that it comes to"
 
 // Holds is what is in force, in the words of what processes want.
 func (q Queue) Holds() string {
@@ -156,6 +161,9 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 			return err
 		}
 		if s.Workers, err = collect[Worker](ctx, tx, "read workers", workersSQL); err != nil {
+			return err
+		}
+		if s.HTTPTask, err = dispatcher.HTTPDifferences(ctx, tx); err != nil {
 			return err
 		}
 		if s.Limits, err = ReadLimits(ctx, tx); err != nil {
