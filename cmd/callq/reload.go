@@ -13,33 +13,55 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/tasks"
 )
 
-// reloader answers SIGHUP: it reads the configuration again and gives the dispatcher what a running one
-// can take. What is wrong with it is said, and all stays as it was. A worker alone has nothing to take:
-// it finds in Postgres what dispatchers publish.
+// reloader answers SIGHUP: it reads the configuration again and gives the dispatcher and the worker what running ones
+// can take. What is wrong with it is said, and all stays as it was. Limits and the like a worker finds in Postgres,
+// where dispatchers publish them.
 type reloader struct {
-	read    func() (*config.Config, error)
-	give    func(dispatcher.Settings) error // nil: this daemon has no dispatcher
-	log     *slog.Logger
-	started *config.Config // what the parts were made of
-	last    *config.Config // the last that was good
+	read       func() (*config.Config, error)
+	dispatcher func(dispatcher.Settings) error // nil: this daemon has none
+	worker     func(tasks.HTTPConfig) error    // nil: this daemon has none
+	log        *slog.Logger
+	started    *config.Config // what the parts were made of
+	last       *config.Config // the last that was good
 }
 
-// settings are what of the configuration a reload changes; reloadable says the same of a key.
+// settings are what of the configuration a reload changes in a dispatcher; reloads says the same of a key.
 func settings(cfg *config.Config) dispatcher.Settings {
 	return dispatcher.Settings{
 		Rules: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: dispatcher.Retention(cfg.Retention),
 	}
 }
 
-func reloadable(key string) bool {
+// reloads says whether a part that is there takes a key's new value; restart: only a restart does.
+func (r *reloader) reloads(key string) (takes, restart bool) {
 	section, _, _ := strings.Cut(key, ".")
 	switch section {
 	case "limits", "queues", "budgets", "schedule", "retention":
-		return true
+		return r.dispatcher != nil, false
+	case "http_task":
+		return r.worker != nil, false
 	}
-	return false
+	return false, true
+}
+
+// give gives the parts the configuration. The worker's is first, for it can be refused: a secret that is not there.
+func (r *reloader) give(next *config.Config) error {
+	if r.worker != nil {
+		task, err := httpConfig(next)
+		if err == nil {
+			err = r.worker(task)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if r.dispatcher != nil {
+		return r.dispatcher(settings(next))
+	}
+	return nil
 }
 
 // onHangUp reloads at each SIGHUP until stop is called. One that comes meanwhile is answered after it.
@@ -63,18 +85,18 @@ func (r *reloader) onHangUp(ctx context.Context) (stop func()) {
 
 func (r *reloader) reload(ctx context.Context) {
 	next, err := r.read()
+	if file := r.started.File; err == nil && file != "" && next.File != file { // without it no limit would hold
+		err = fmt.Errorf("%s is not there, and %s would be read", file, cmp.Or(next.File, "none"))
+	}
+	if err == nil {
+		err = r.give(next)
+	}
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		for _, p := range problems.Problems {
 			r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force",
 				"at", p.Place(), "key", p.Path, "err", p.Message, "allowed", p.Allowed)
 		}
 		return
-	}
-	if file := r.started.File; err == nil && file != "" && next.File != file { // without it no limit would hold
-		err = fmt.Errorf("%s is not there, and %s would be read", file, cmp.Or(next.File, "none"))
-	}
-	if err == nil && r.give != nil {
-		err = r.give(settings(next))
 	}
 	if err != nil {
 		r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force", "err", err)
@@ -85,19 +107,16 @@ func (r *reloader) reload(ctx context.Context) {
 	}
 	changed, later := []string{}, []string{}
 	for _, key := range config.Changed(r.last, next) {
-		if reloadable(key) {
+		if takes, _ := r.reloads(key); takes {
 			changed = append(changed, key)
 		}
 	}
 	for _, key := range config.Changed(r.started, next) {
-		if !reloadable(key) {
+		if _, restart := r.reloads(key); restart {
 			later = append(later, key)
 		}
 	}
 	r.last = next
-	if r.give == nil {
-		changed = nil // they are the dispatchers'
-	}
 	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
 	if len(later) > 0 {
 		r.log.WarnContext(ctx, "changed settings need a restart", "keys", later)

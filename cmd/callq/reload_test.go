@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -118,7 +119,7 @@ func TestSIGHUP(t *testing.T) {
 
 	r.reload("http: {listen: 127.0.0.1:1}\nworker: {concurrency: 7}\n" +
 		"limits: {api: {rate: 3/1h}}\nqueues: {pay: {limits: [api]}}\n" + retentionEvery)
-	r.says(`msg="changed settings need a restart" keys="[http.listen http_task.private_hosts worker.concurrency]"`)
+	r.says(`msg="changed settings need a restart" keys="[http.listen worker.concurrency]"`)
 	w.holds("3 per 1h")
 	eventually(t, "retention runs", func() bool { return w.run("calls", "get", id).code == exitNotFound })
 
@@ -198,6 +199,55 @@ func TestSIGHUPWhileWaiting(t *testing.T) {
 	}
 }
 
+// http_task is reloaded as a whole: where requests may go, and secrets, whose files are read anew. One that cannot
+// be read changes nothing.
+func TestSIGHUPForHTTPTask(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	url, received := leaky(t)
+	key := filepath.Join(t.TempDir(), "key")
+	with := func(task string) string { return "http: {listen: 127.0.0.1:0}\nhttp_task: {" + task + "}\n" }
+	w.config = with("private_hosts: [127.0.0.2]")
+	r := w.reloading("serve")
+	awaitReady(t, addressIn(t, r.log))
+	ends := func(words string) {
+		t.Helper()
+		id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(
+			`{"url": %q, "headers": {"Authorization": {"secret": "KEY", "prefix": "Bearer "}}}`, url)))
+		eventually(t, "the call has ended", func() bool { return w.get(id).FinishedAt != nil })
+		if got := w.do("calls", "get", id, "-o", "json"); !strings.Contains(got, words) {
+			t.Errorf("want %s\n%s", words, got)
+		}
+	}
+	ends("is not one of this worker's http_task.secrets")
+
+	allowed := with(fmt.Sprintf("private_hosts: [127.0.0.1], secrets: {KEY: {file: %q, hosts: [127.0.0.1]}}", key))
+	r.reload(allowed)
+	r.says(`http_task.secrets.KEY.file err="cannot be read`)
+	ends("is not one of this worker's http_task.secrets")
+	if err := os.WriteFile(key, []byte("not yet the key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.reload(allowed)
+	r.says(`changed="[http_task.private_hosts http_task.secrets.KEY.`)
+	ends(`"status": "done"`)
+	if err := os.WriteFile(key, []byte(secretCanary), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.reload(allowed)
+	eventually(t, "a third answer", func() bool { return strings.Count(r.log.String(), "configuration read again") == 2 })
+	ends(`"status": "done"`)
+	if n := received.Load(); n != 1 {
+		t.Errorf("the API had the new secret %d times, want once", n)
+	}
+	r.reload(with("private_hosts: [127.0.0.1], hosts: [api.example.com]"))
+	r.says("http_task.hosts")
+	ends("is not one of this worker's http_task.secrets")
+	if strings.Contains(r.log.String(), "need a restart") {
+		t.Errorf("said to need a restart:\n%s", r.log)
+	}
+}
+
 // A worker alone takes its limits from Postgres; what of its own has changed it says.
 func TestSIGHUPToWork(t *testing.T) {
 	t.Parallel()
@@ -220,7 +270,7 @@ func TestReloadWithoutItsFile(t *testing.T) {
 	given := 0
 	r := reloader{
 		read: func() (*config.Config, error) { return config.Default(), nil }, log: slog.New(slog.NewTextHandler(&said, nil)),
-		give: func(dispatcher.Settings) error { given++; return nil }, started: started, last: started,
+		dispatcher: func(dispatcher.Settings) error { given++; return nil }, started: started, last: started,
 	}
 	r.reload(t.Context())
 	if given > 0 || !strings.Contains(said.String(), "config.yaml is not there") {
@@ -249,9 +299,13 @@ func TestSettings(t *testing.T) {
 	if got.Schedule.Vacuum != "@daily" || got.Retention.Failed != time.Hour {
 		t.Errorf("got %+v", got)
 	}
+	r := reloader{dispatcher: func(dispatcher.Settings) error { return nil }}
 	for _, key := range config.Changed(cfg, config.Default()) {
-		if !reloadable(key) {
+		if takes, restart := r.reloads(key); !takes || restart {
 			t.Errorf("%s does not count as reloaded", key)
 		}
+	}
+	if takes, restart := r.reloads("http_task.hosts"); takes || restart {
+		t.Error("a dispatcher alone has no use for http_task, and needs no restart")
 	}
 }

@@ -28,7 +28,7 @@ func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process, until SIGTERM, which drains.\n" +
-			"SIGHUP reloads limits, queues, budgets, schedule and retention; a bad file changes nothing.\n" +
+			"SIGHUP reloads limits, queues, budgets, schedule, retention and http_task; a bad file changes nothing.\n" +
 			"It never migrates: run `callq migrate up` first.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -179,7 +179,7 @@ func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([
 		if err != nil {
 			return nil, err
 		}
-		reloads.give = d.Reload
+		reloads.dispatcher = d.Reload
 		parts = append(parts, part{"dispatcher", d.Run, d.Ready})
 	}
 	if roles.worker {
@@ -191,6 +191,7 @@ func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([
 		if err != nil {
 			return nil, usagef("%w", err) // what a file or variable holds is no secret
 		}
+		reloads.worker = w.Reload
 		parts = append(parts, part{"worker", w.Run, func() error {
 			if !w.Ready() {
 				return errors.New("does not take attempts")

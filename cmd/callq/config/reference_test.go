@@ -50,7 +50,8 @@ file, and that over the default. An empty variable counts as none; lists are ` +
 them, ` + "`DATABASE_URL`, `REDIS_URL`" + ` and libpq's ` + "`PG*`" + ` hold. ` + "`${VAR}` and `${VAR:-default}`" + ` expand inside values, never
 in the text; ` + "`$${`" + ` stands for ` + "`${`" + `. A key whose name ends in _file names a file that holds the value.
 
-SIGHUP reloads limits, queues, budgets, schedule and retention of ` + "`serve` and `dispatch`" + `; the other sections need a restart.
+SIGHUP reloads limits, queues, budgets, schedule and retention of ` + "`serve` and `dispatch`, and `http_task` of `serve` and `work`" + `;
+the other sections need a restart, and so does a secret whose variable has changed.
 `
 
 func writeReference(t *testing.T) string {
