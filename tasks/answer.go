@@ -117,20 +117,22 @@ func (a answer) json() json.RawMessage {
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
-// again; others, redirects too, are permanent.
+// again, and 403 where it says when (GitHub's limits do); others, redirects too, are permanent.
 func verdict(what string, r *http.Response, now time.Time) error {
 	status := r.StatusCode
 	if status >= 200 && status <= 299 {
 		return nil
 	}
 	err := fmt.Errorf("%s: %s", what, statusText(status))
-	switch {
-	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable:
+	switch status {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusForbidden:
 		if d := retryAfter(r.Header, now); d > 0 {
 			return RetryAfter(d, err)
 		}
-		return err
-	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status >= 500 && status <= 599:
+	}
+	switch {
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests,
+		status >= 500 && status <= 599:
 		return err
 	}
 	return Permanent(err)

@@ -32,8 +32,8 @@ func TestVerdicts(t *testing.T) {
 	for kind, statuses := range map[string][]int{
 		"done":        {200, 201, 202, 204, 206, 299},
 		"retried":     {408, 425, 500, 501, 502, 504, 507, 520, 599},
-		"retry after": {429, 503},
-		"permanent":   {300, 301, 302, 303, 304, 307, 308, 400, 401, 403, 404, 409, 410, 418, 422, 451, 499, 600, 999},
+		"retry after": {403, 429, 503}, // 403 is GitHub's
+		"permanent":   {300, 301, 302, 303, 304, 307, 308, 400, 401, 404, 409, 410, 418, 422, 451, 499, 600, 999},
 	} {
 		for _, status := range statuses {
 			requests.Store(0)
@@ -53,6 +53,15 @@ func TestVerdicts(t *testing.T) {
 				t.Errorf("%d: %q, want %q", status, s.err, want)
 			}
 		}
+	}
+}
+
+// Without Retry-After a 403 is what it says.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	server := serveHTTP(t, false, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
+	if s := newTestTask(t, HTTPConfig{}).run(t.Context(), callOf(`{"url":"%s"}`, server.URL), bound, granted); !isPermanent(s.err) {
+		t.Errorf("got %v, want a permanent error", s.err)
 	}
 }
 
