@@ -21,6 +21,8 @@ type limitRow struct {
 	Anchor        string           `db:"anchor"`
 	Slack         time.Duration    `db:"slack"`
 	SendWithin    time.Duration    `db:"send_within"`
+	Hosts         []string         `db:"hosts"`
+	RetryAfter    time.Duration    `db:"retry_after"`
 	Queues        []string         `db:"queues"`
 	ConfigRate    *int64           `db:"config_rate"` // while an operator has set another
 	ConfigWindow  *time.Duration   `db:"config_window"`
@@ -56,6 +58,7 @@ func (row limitRow) String() string {
 	text := LimitRule{
 		Rate: row.rate(), PerKey: row.PerKey, Overrides: row.Overrides, CountCost: row.CountCost,
 		Anchor: limit.Anchor(row.Anchor), Slack: row.Slack, SendWithin: row.SendWithin,
+		Hosts: row.Hosts, RetryAfter: &row.RetryAfter,
 	}.String()
 	if config := row.config(); config != nil {
 		text += fmt.Sprintf(" (set; config: %s)", config)

@@ -121,7 +121,7 @@ const queueRowsSQL = `
 SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours FROM call_queues ORDER BY name`
 
 const limitRowsSQL = `
-SELECT name, rate, window_size, shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, queues,
+SELECT name, rate, window_size, shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, hosts, retry_after, queues,
     config_rate, config_window, config_shape, most_cost, most_overrides
 FROM call_limits ORDER BY name`
 
@@ -192,7 +192,8 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 		delete(old, l.Name)
 		now := limitRow{
 			Name: l.Name, PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
-			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Queues: p.holds.queuesOf(l.Name),
+			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Hosts: append([]string{}, l.Hosts...),
+			RetryAfter: l.retryAfter(), Queues: p.holds.queuesOf(l.Name),
 			MostCost: p.holds.mostCost[l.Name], MostOverrides: p.holds.mostOverrides[l.Name],
 		}
 		now.setRate(l.Rate)
@@ -226,7 +227,7 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 // change writes a limit that is new or no longer as it was.
 func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) error {
 	if was != nil && was.equal(now) {
-		return p.noteMostCost(ctx, *was, now)
+		return p.noteUnversioned(ctx, *was, now)
 	}
 	if err := p.putLimit(ctx, now, was == nil || was.reachesShort(now)); err != nil {
 		return err
@@ -240,18 +241,25 @@ func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) e
 	return nil
 }
 
-// noteMostCost writes down what a call may cost, where nothing else is new: it is of no version.
-func (p *publication) noteMostCost(ctx context.Context, was, now limitRow) error {
-	if was.MostCost == now.MostCost && maps.Equal(was.MostOverrides, now.MostOverrides) {
+// noteUnversioned writes down what a call may cost and whose Retry-After closes the limit, where nothing else is
+// new: they are of no version, and recall nothing.
+func (p *publication) noteUnversioned(ctx context.Context, was, now limitRow) error {
+	sameShut := slices.Equal(was.Hosts, now.Hosts) && was.RetryAfter == now.RetryAfter
+	if sameShut && was.MostCost == now.MostCost && maps.Equal(was.MostOverrides, now.MostOverrides) {
 		return nil
 	}
-	if _, err := p.tx.Exec(ctx, mostCostSQL, now.Name, now.MostCost, given(now.MostOverrides)); err != nil {
+	_, err := p.tx.Exec(ctx, unversionedSQL, now.Name, now.MostCost, given(now.MostOverrides), now.Hosts, now.RetryAfter)
+	if err != nil {
 		return fmt.Errorf("write limit %q: %w", now.Name, err)
+	}
+	if !sameShut {
+		p.changed("limit", now.Name, now.String())
 	}
 	return nil
 }
 
-const mostCostSQL = `UPDATE call_limits SET most_cost = $2, most_overrides = $3 WHERE name = $1`
+const unversionedSQL = `
+UPDATE call_limits SET most_cost = $2, most_overrides = $3, hosts = $4, retry_after = $5 WHERE name = $1`
 
 // given is m as jsonb takes it: {} where there is none.
 func given(m map[string]int64) map[string]int64 {
@@ -265,7 +273,7 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 	_, err := p.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
 		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.rate().Bucket(),
 		"per_key": l.PerKey, "overrides": given(l.Overrides), "count_cost": l.CountCost,
-		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "queues": l.Queues,
+		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
 		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
 		"most_cost": l.MostCost, "most_overrides": given(l.MostOverrides), "by": p.by, "shut": shut,
 	})
@@ -278,18 +286,18 @@ func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error
 // published_at is read once the row's lock is held: claims under the former rules were before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, queues, config_rate, config_window, config_shape, most_cost, most_overrides,
+    slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape, most_cost, most_overrides,
     published_at, published_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, @overrides::jsonb, @count_cost::boolean, nullif(@anchor, ''),
-    @slack::interval, @send_within::interval, @queues::text[], @config_rate::bigint, @config_window::interval, @config_shape::jsonb,
+    @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[], @config_rate::bigint, @config_window::interval, @config_shape::jsonb,
     @most_cost, @most_overrides::jsonb, clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_changes c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
     bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides, count_cost = excluded.count_cost,
     config_rate = excluded.config_rate, config_window = excluded.config_window, config_shape = excluded.config_shape,
-    anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, queues = excluded.queues,
+    anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues,
     most_cost = excluded.most_cost, most_overrides = excluded.most_overrides,
     published_at = clock_timestamp(), published_by = excluded.published_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END`

@@ -71,6 +71,27 @@ func TestPublishVersions(t *testing.T) {
 	s.want(`SELECT limits = '{api}' FROM call_queues`)
 }
 
+// Whose Retry-After closes a limit, and for how long, is in force at once, and neither a version nor a reason to recall.
+func TestPublishRetryAfter(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 10, time.Minute))
+	s.publish(r)
+	s.want(`SELECT hosts = '{}' AND retry_after = '1 hour' FROM call_limits`)
+	r.Limits[0].Hosts, r.Limits[0].RetryAfter = []string{"b", "a"}, new(time.Duration(0))
+	if changes := s.publish(r); len(changes) != 1 || !strings.Contains(changes[0], "hosts a and b, retry_after off") {
+		t.Errorf("changes %q", changes)
+	}
+	s.want(`SELECT version = 1 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
+	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5, Window: time.Minute}, "test"); err != nil {
+		t.Fatal(err)
+	}
+	s.want(`SELECT version = 2 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
+	if changes := s.publish(r); len(changes) > 0 {
+		t.Errorf("published again: %q", changes)
+	}
+}
+
 // Whatever changes of a limit or queue, the audit shows it.
 func TestPublishSaysWhatChanged(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,19 @@ type LimitRule struct {
 	Anchor     limit.Anchor     // empty: start for the http task, finish for other tasks
 	Slack      time.Duration    // how long a request may travel; 0: derived from the window
 	SendWithin time.Duration    // how long a worker may take to send; 0: derived from the window
+	// Hosts are those whose answers with Retry-After close it: host or host:port; none: anybody's. RetryAfter is
+	// for how long at most, 0: never; nil: 1 h.
+	Hosts      []string       `json:",omitempty"`
+	RetryAfter *time.Duration `json:",omitempty"`
+}
+
+const defaultRetryAfter = time.Hour
+
+func (l LimitRule) retryAfter() time.Duration {
+	if l.RetryAfter == nil {
+		return defaultRetryAfter
+	}
+	return *l.RetryAfter
 }
 
 // QueueRule is a queue: the limits its calls use, and how they are retried.
@@ -59,7 +72,18 @@ func (l LimitRule) String() string {
 	if l.Anchor != "" {
 		text += ", anchor " + string(l.Anchor)
 	}
-	return text + fmt.Sprintf(", slack %s, send_within %s", l.Slack, l.SendWithin)
+	text += fmt.Sprintf(", slack %s, send_within %s", l.Slack, l.SendWithin)
+	if len(l.Hosts) > 0 {
+		text += ", hosts " + strings.Join(l.Hosts, " and ")
+	}
+	switch most := l.retryAfter(); most {
+	case defaultRetryAfter:
+	case 0:
+		text += ", retry_after off"
+	default:
+		text += fmt.Sprintf(", retry_after %s", most)
+	}
+	return text
 }
 
 func (q QueueRule) String() string {
@@ -102,13 +126,18 @@ func (r *Rules) check() error {
 				return fmt.Errorf("limit %q: the override of key %q allows nothing", l.Name, key)
 			}
 		}
+		if l.retryAfter() < 0 {
+			return fmt.Errorf("limit %q: retry_after is below 0", l.Name)
+		}
 		known[l.Name] = true
+		l.Hosts = union(l.Hosts, nil)
 		if l.Slack == 0 {
 			l.Slack = limit.DefaultSlack(l.Rate.Span())
 		}
 		if l.SendWithin == 0 {
 			l.SendWithin = limit.DefaultSendWithin(l.Rate.Span())
 		}
+		l.RetryAfter = new(storable(l.retryAfter()))
 		l.Rate.Window, l.Slack, l.SendWithin = storable(l.Rate.Window), storable(l.Slack), storable(l.SendWithin)
 	}
 	seen := map[string]bool{}

@@ -101,9 +101,11 @@ func union(a, b []string) []string {
 // call costs 1 at least. The longer slack, for until = started_at + send_within + slack must not be
 // too early for whoever says how long a request may travel. But the shorter send_within: it is
 // no guess at what others do, the gate enforces it, and an attempt is counted by the one that it was
-// claimed with; so a shorter one keeps the longer, and what is written sooner arrives sooner.
+// claimed with; so a shorter one keeps the longer, and what is written sooner arrives sooner. Of Retry-After, what
+// closes the limit for longer, and for more hosts.
 func strictest(rules []LimitRule) (l LimitRule, mostCost int64) {
 	l = rules[0]
+	anybody := slices.ContainsFunc(rules, func(r LimitRule) bool { return len(r.Hosts) == 0 })
 	for _, r := range rules {
 		l.Rate = l.Rate.Stricter(r.Rate)
 		l.PerKey = l.PerKey && r.PerKey
@@ -111,6 +113,10 @@ func strictest(rules []LimitRule) (l LimitRule, mostCost int64) {
 		l.Anchor = slices.MaxFunc([]limit.Anchor{l.Anchor, r.Anchor}, laterAnchor)
 		l.Slack = max(l.Slack, r.Slack)
 		l.SendWithin = min(l.SendWithin, r.SendWithin)
+		l.RetryAfter = new(max(l.retryAfter(), r.retryAfter()))
+		if l.Hosts = union(l.Hosts, r.Hosts); anybody {
+			l.Hosts = nil
+		}
 		if r.CountCost {
 			mostCost = max(mostCost, r.Rate.Most())
 		} else {

@@ -16,7 +16,10 @@ import (
 )
 
 func per(units int64, window time.Duration) LimitRule {
-	return LimitRule{Name: "api", Rate: limit.Rate{Units: units, Window: window}, Slack: time.Second, SendWithin: time.Second}
+	return LimitRule{
+		Name: "api", Rate: limit.Rate{Units: units, Window: window}, Slack: time.Second, SendWithin: time.Second,
+		RetryAfter: new(time.Hour),
+	}
 }
 
 func with(l LimitRule, change func(*LimitRule)) LimitRule { change(&l); return l }
@@ -27,6 +30,9 @@ func TestStricterLimit(t *testing.T) {
 	anchored := func(a limit.Anchor) LimitRule { return with(base, func(l *LimitRule) { l.Anchor = a }) }
 	cost := func(l LimitRule) LimitRule { l.CountCost = true; return l }
 	key := func(l LimitRule) LimitRule { l.PerKey = true; return l }
+	from := func(most time.Duration, hosts ...string) LimitRule {
+		return with(base, func(l *LimitRule) { l.Hosts, l.RetryAfter = hosts, &most })
+	}
 	const anyCost = math.MaxInt64
 	cases := []struct {
 		name string
@@ -50,6 +56,10 @@ func TestStricterLimit(t *testing.T) {
 		{"finish and start", anchored("finish"), anchored("start"), anchored("finish"), anyCost},
 		{"none and start", base, anchored("start"), base, anyCost},
 		{"start and dispatch", anchored("start"), anchored("dispatch"), anchored("start"), anyCost},
+		{"hosts and others", from(time.Hour, "a"), from(time.Hour, "b"), from(time.Hour, "a", "b"), anyCost},
+		{"hosts and anybody", from(time.Hour, "a"), base, base, anyCost},
+		{"retry_after", from(0), from(time.Minute), from(time.Minute), anyCost},
+		{"retry_after of an older version", from(0), with(base, func(l *LimitRule) { l.RetryAfter = nil }), base, anyCost},
 		{"none and dispatch", base, anchored("dispatch"), base, anyCost},
 	}
 	for _, c := range cases {

@@ -172,7 +172,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 		return a.unsent(s.err, a.Policy.BackoffMin/10)
 	}
 	arrival := a.sending(s).Arrival()
-	a.shutLimits(s.err)
+	a.shutLimits(s)
 	return a.ending(s.err, &arrival, &requests)
 }
 

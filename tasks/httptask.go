@@ -79,6 +79,7 @@ type sending struct {
 	acked    time.Time       // the API's machine was seen to have all of it
 	answered time.Time       // the answer began, and proves that the request had arrived
 	result   json.RawMessage // the answer without secrets; nil: none, or not to be kept
+	to       *url.URL        // where the answer came from; nil: there is none
 	err      error           // nil: done; its text has no secrets
 }
 
@@ -128,7 +129,7 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 		s.answered = time.Time{}
 	}
 	// The status decides, even where the body was cut off: the API has done what was asked.
-	s.err = verdict(c.shown, r, time.Now())
+	s.to, s.err = c.request.URL, verdict(c.shown, r, time.Now())
 	if h.cfg.Store == "all" || h.cfg.Store == "errors" && s.err != nil {
 		s.result = a.json()
 	}

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/tasks"
@@ -24,6 +26,36 @@ func TestEndsWakeDispatchers(t *testing.T) {
 		b.insert("nothing")
 	}
 	b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
+}
+
+// An answer with Retry-After closes a limit for no longer than its retry_after, and only from its hosts where it
+// names some: or one row that names a stranger's host closes it for a day.
+func TestRetryAfterOfAStranger(t *testing.T) {
+	t.Parallel()
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "86400")
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(api.Close)
+	b := newBench(t, nil)
+	host := strings.TrimPrefix(api.URL, "http://")
+	b.await(`SELECT retry_after = '1 hour' AND hosts = '{}' FROM call_limits WHERE name = 'api'`)
+	for _, c := range []struct{ hosts, most, closed string }{
+		{"{api.example.com}", "1 hour", ""},
+		{"{" + host + "1}", "1 hour", ""},
+		{"{}", "0", ""},
+		{"{}", "1 hour", "1 hour"},
+		{"{127.0.0.1,api.example.com}", "2 minutes", "2 minutes"},
+		{"{" + host + "}", "2 days", "1 day"},
+	} {
+		if _, err := b.pool.Exec(t.Context(), `WITH p AS (DELETE FROM call_pauses) UPDATE call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most); err != nil {
+			t.Fatal(err)
+		}
+		id := b.insertCall(callqueue.Call{Data: map[string]string{"url": api.URL}})
+		b.await(`SELECT status = 'error' AND run_at > now() + interval '23 h' FROM call_queue WHERE id = $1`, id)
+		b.await(`SELECT (SELECT count(*) FROM call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
+			AND NOT EXISTS (SELECT FROM call_pauses WHERE until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`, c.closed)
+	}
 }
 
 // An answer with Retry-After closes the limits of its call for that long.

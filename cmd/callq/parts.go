@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -46,6 +47,7 @@ func rules(cfg *config.Config) dispatcher.Rules {
 			r.Limits = append(r.Limits, dispatcher.LimitRule{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
+				Hosts: l.Hosts, RetryAfter: new(time.Duration(l.RetryAfter)),
 			})
 		}
 	}

@@ -23,7 +23,7 @@ func TestParts(t *testing.T) {
 	}
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
-			Anchor: limit.AnchorFinish, Per: "key", Windows: []config.Window{
+			Anchor: limit.AnchorFinish, Per: "key", Hosts: []string{"h"}, RetryAfter: config.AtMost(time.Minute), Windows: []config.Window{
 				{Rate: limit.Rate{Units: 5, Window: time.Minute}, Overrides: map[string]int64{"k": 7}, Slack: time.Second, SendWithin: 2 * time.Second},
 				{Suffix: "/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, Slack: time.Minute, SendWithin: 3 * time.Second},
 			},
@@ -45,9 +45,11 @@ func TestParts(t *testing.T) {
 			Limits: []dispatcher.LimitRule{{
 				Name: "api", Rate: limit.Rate{Units: 5, Window: time.Minute}, PerKey: true, Overrides: map[string]int64{"k": 7},
 				Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
+				Hosts: []string{"h"}, RetryAfter: new(time.Minute),
 			}, {
 				Name: "api/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, PerKey: true,
 				Anchor: limit.AnchorFinish, Slack: time.Minute, SendWithin: 3 * time.Second,
+				Hosts: []string{"h"}, RetryAfter: new(time.Minute),
 			}},
 			Queues: []dispatcher.QueueRule{{
 				Name: "pay", Limits: []string{"api", "api/1h"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",

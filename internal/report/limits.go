@@ -43,6 +43,8 @@ type Limit struct {
 	Anchor       string         `json:"anchor" db:"anchor"` // empty: start for the http task, finish for others
 	Slack        time.Duration  `json:"slack_ns" db:"slack"`
 	SendWithin   time.Duration  `json:"send_within_ns" db:"send_within"`
+	Hosts        []string       `json:"hosts" db:"hosts"`                // whose Retry-After closes it; none: anybody's
+	RetryAfter   time.Duration  `json:"retry_after_ns" db:"retry_after"` // for how long at most; 0: never
 	// Wanted is what each live process publishes, where they differ: then the stricter holds.
 	Wanted []dispatcher.Want `json:"wanted" db:"-"`
 }
@@ -52,6 +54,7 @@ func (l Limit) Holds() string {
 	text := dispatcher.LimitRule{
 		Rate: l.rate(), PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
 		Anchor: limit.Anchor(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin,
+		Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
 	}.String()
 	if l.Config != nil {
 		text += " (set; config: " + *l.Config + ")"
@@ -185,7 +188,7 @@ WITH marks AS (
 )
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
     l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
-    l.slack, l.send_within, l.queues, l.published_at, l.published_by,
+    l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.published_at, l.published_by,
     coalesce(o.cost, 0)::bigint AS occupied, o.freed_at, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'

@@ -103,6 +103,8 @@ type Limit struct {
 	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish|dispatch"` // empty: start for the http task, finish for others
 	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`               // default limit.DefaultSlack
 	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"`         // default limit.DefaultSendWithin
+	Hosts       []string      `key:"hosts" check:"host"`                     // whose Retry-After closes it; none: any
+	RetryAfter  AtMost        `key:"retry_after" default:"1h" allowed:"1s..1d"`
 
 	Windows []Window // shortest first
 }

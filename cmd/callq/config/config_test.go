@@ -38,8 +38,8 @@ func TestValuesAreRead(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, `
 limits:
-  stripe: {rate: 100 per 1h, slack: 2s}
-  0042: {rate: 5/s, anchor: finish, algorithm: sliding_window, send_within: 50ms}
+  stripe: {rate: 100 per 1h, slack: 2s, hosts: [api.stripe.com, 10.0.0.1], retry_after: 10m}
+  0042: {rate: 5/s, anchor: finish, algorithm: sliding_window, send_within: 50ms, retry_after: off}
   tokens: {rate: 90_000/1m, per: key, count: cost, anchor: dispatch}
   sockets: {concurrency: 50}
 queues:
@@ -65,7 +65,7 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 	wantLimits := map[string]Limit{
 		"stripe": {
 			Rate: Rates{"100 per 1h"}, Algorithm: "sliding_window", Slack: 2 * time.Second, SendWithin: 5 * time.Second,
-			Windows: []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Slack: 2 * time.Second, SendWithin: 5 * time.Second}},
+			Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: AtMost(10 * time.Minute), Windows: []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Slack: 2 * time.Second, SendWithin: 5 * time.Second}},
 		},
 		"0042": {
 			Rate: Rates{"5/s"}, Algorithm: "sliding_window", Anchor: "finish",
@@ -75,12 +75,12 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		"tokens": {
 			Rate: Rates{"90_000/1m"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "dispatch",
 			Slack: 3 * time.Second, SendWithin: 3 * time.Second,
-			Windows: []Window{{Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Slack: 3 * time.Second, SendWithin: 3 * time.Second}},
+			RetryAfter: AtMost(time.Hour), Windows: []Window{{Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Slack: 3 * time.Second, SendWithin: 3 * time.Second}},
 		},
 		"sockets": {
 			Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish",
 			Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second,
-			Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second}},
+			RetryAfter: AtMost(time.Hour), Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second}},
 		},
 	}
 	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}

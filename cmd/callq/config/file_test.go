@@ -59,6 +59,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 	want := Limit{
 		Rate: Rates{"100/1h"}, Algorithm: "sliding_window", Anchor: limit.AnchorStart, Per: "key", Count: "cost",
 		Overrides: Overrides{"acct_1": "500/1h"}, Slack: limit.DefaultSlack(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
+		Hosts: []string{"api.stripe.com"}, RetryAfter: AtMost(time.Hour),
 	}
 	want.Windows = []Window{{
 		Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}, Slack: want.Slack, SendWithin: want.SendWithin,

@@ -94,7 +94,7 @@ func writeRows(b *strings.Builder, f reflect.StructField, path, plain string, ab
 func typeName(t reflect.Type) string {
 	names := map[reflect.Type]string{
 		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
-		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration",
+		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[AtMost](): "duration or off", reflect.TypeFor[Backoff](): "duration..duration",
 		reflect.TypeFor[Hours](): "hours", reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
 	}
 	if name, ok := names[t]; ok {

@@ -67,6 +67,11 @@ func shown(f reflect.StructField, v reflect.Value) any {
 		return append([]string{}, x...)
 	case time.Duration:
 		return formatDuration(x)
+	case AtMost:
+		if x == 0 {
+			return "off"
+		}
+		return formatDuration(time.Duration(x))
 	case Bytes:
 		return formatBytes(x)
 	case Backoff:

@@ -26,6 +26,9 @@ import (
 // Backoff bounds the wait before a retry: it doubles from Min up to Max, with jitter.
 type Backoff struct{ Min, Max time.Duration }
 
+// AtMost is a duration that may be "off": 0.
+type AtMost time.Duration
+
 // Bytes is a size, written 256KiB, 1MiB or 1000.
 type Bytes int64
 
@@ -44,6 +47,11 @@ func setField(v reflect.Value, f reflect.StructField, text string) (err error) {
 		*p, err = parseBool(text)
 	case *time.Duration:
 		*p, err = within(text, allowed, ParseDuration)
+	case *AtMost:
+		*p = 0
+		if text != "off" {
+			*p, err = within(text, allowed, parseAtMost)
+		}
 	case *Bytes:
 		*p, err = within(text, allowed, parseBytes)
 	case *Backoff:
@@ -171,6 +179,11 @@ func parseBool(s string) (bool, error) {
 		return false, errors.New(Quote(s) + " is not allowed")
 	}
 	return s == "true", nil
+}
+
+func parseAtMost(s string) (AtMost, error) {
+	d, err := ParseDuration(s)
+	return AtMost(d), err
 }
 
 // ParseDuration reads Go's durations and those with days and weeks: 90s, 1d12h, 2w. Not negative.
