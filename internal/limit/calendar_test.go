@@ -31,6 +31,11 @@ func TestCalendar(t *testing.T) {
 		{"10s", "", "2026-03-05T12:44:59Z", "2026-03-05T12:44:50Z", "2026-03-05T12:45:00Z"},
 		{"6h", "Europe/Berlin", "2026-03-05T12:00:00Z", "2026-03-05T11:00:00Z", "2026-03-05T17:00:00Z"},
 		{"6h", "Europe/Berlin", "2026-03-29T03:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T04:00:00Z"}, // without 2:00
+		// 2:00 to 3:00 comes twice, and so do windows that begin with it (docs/concepts.md).
+		{"1h", "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z"},
+		{"1h", "Europe/Berlin", "2026-10-25T01:30:00Z", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"},
+		{"2h", "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z"},
+		{"2h", "Europe/Berlin", "2026-10-25T02:30:00Z", "2026-10-25T01:00:00Z", "2026-10-25T03:00:00Z"},
 	} {
 		cal, err := ParseCalendar(c.window, c.zone)
 		if err != nil {
