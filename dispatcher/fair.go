@@ -73,7 +73,7 @@ func (c *round) serve(keys []string, want int, read func(*lines.Call) error) (se
 				continue
 			}
 			line.served++
-			s.chosen, s.pools, s.last = append(s.chosen, line.candidate(call)), append(s.pools, c.roster.choose(line.Task)), key
+			s.chosen, s.pools, s.last = append(s.chosen, line.candidate(call)), append(s.pools, c.roster.choose(line.Task, c.random)), key
 			next = append(next, key)
 		}
 		waiting = next

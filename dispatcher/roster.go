@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 
 	"github.com/callq/callq/internal/ledger"
@@ -137,14 +136,14 @@ func (r *roster) can(task string) bool {
 
 // choose picks one of the pools that handle a task, by lot and each as likely as it has room, and takes one place
 // in it; nil: none has any. By lot, so that a call which one pool gave back comes to the others too.
-func (r *roster) choose(task string) *pool {
+func (r *roster) choose(task string, random func(n int64) int64) *pool {
 	var chosen *pool
 	room := 0
 	for _, p := range r.pools {
 		if p.room <= 0 || !slices.Contains(p.Tasks, task) {
 			continue
 		}
-		if room += p.room; room == p.room || rand.N(room) < p.room {
+		if room += p.room; room == p.room || random(int64(room)) < int64(p.room) {
 			chosen = p
 		}
 	}

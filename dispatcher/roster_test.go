@@ -1,6 +1,9 @@
 package dispatcher
 
-import "testing"
+import (
+	"math/rand/v2"
+	"testing"
+)
 
 // A pool gets twice its free slots of unstarted attempts; one that has plenty gets more only when
 // that has gone down, and is not looked at again at once.
@@ -26,5 +29,28 @@ func TestRoomOfAPool(t *testing.T) {
 		if got := r.full().blockedFor > 0; got != c.rests {
 			t.Errorf("%d unstarted for %d free slots: rests %t, want %t", c.unstarted, c.free, got, c.rests)
 		}
+	}
+}
+
+// A call may come to each pool that handles its task and has room, as often as it has that: one that a pool gave
+// back would come to the same for ever if it were the roomiest.
+func TestPoolsAreChosenByLot(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 1))
+	chosen := map[string]int{}
+	for range 1000 {
+		r := &roster{pools: []*pool{
+			{Name: "roomy", Tasks: []string{"http"}, room: 30},
+			{Name: "other task", Tasks: []string{"mail"}, room: 50},
+			{Name: "small", Tasks: []string{"http", "mail"}, room: 10},
+			{Name: "full", Tasks: []string{"http"}},
+		}}
+		p := r.choose("http", random.Int64N)
+		if chosen[p.Name]++; p.Unstarted != 1 {
+			t.Errorf("%d unstarted attempts of %s, want 1", p.Unstarted, p.Name)
+		}
+	}
+	if chosen["roomy"]+chosen["small"] != 1000 || chosen["small"] < 200 || chosen["small"] > 300 {
+		t.Errorf("chosen: %v, want three to one", chosen)
 	}
 }

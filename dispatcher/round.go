@@ -14,6 +14,7 @@ import (
 type round struct {
 	*lockedQueue
 	roster    *roster
+	random    func(n int64) int64
 	head      *headroom
 	keys      []string // those that are not paused, in turn
 	of        map[string][]*inLine
@@ -32,7 +33,7 @@ func (d *Dispatcher) round(ctx context.Context, tx pgx.Tx, q *lockedQueue, seen 
 	if err != nil {
 		return nil, err
 	}
-	c := &round{lockedQueue: q, roster: r, of: map[string][]*inLine{}, pausedFor: lookLater, crowded: len(walked) == d.cfg.Lines}
+	c := &round{lockedQueue: q, roster: r, random: d.cfg.Random, of: map[string][]*inLine{}, pausedFor: lookLater, crowded: len(walked) == d.cfg.Lines}
 	for _, l := range walked {
 		c.lastKey = l.Key
 		if l.Calls == 0 {
