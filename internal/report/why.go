@@ -144,10 +144,10 @@ func (c circumstances) waits() []Reason {
 		}
 		add("retry", &call.RunAt, "it failed %s and is tried again at %s; the last time: %s",
 			times, Instant(&call.RunAt), Text(call.ErrorMessage))
-	case call.RunAt.After(c.now) && unsent(call):
-		add("unsent", &call.RunAt, "it came back unsent and goes again at %s: %s", Instant(&call.RunAt), Text(call.ErrorMessage))
-	case unsent(call):
-		add("unsent", nil, "it came back: %s", Text(call.ErrorMessage))
+	case call.RunAt.After(c.now) && handedBack(call):
+		add("handed_back", &call.RunAt, "it came back unsent and goes again at %s: %s", Instant(&call.RunAt), Text(call.ErrorMessage))
+	case handedBack(call):
+		add("handed_back", nil, "it came back: %s", Text(call.ErrorMessage))
 	case call.RunAt.After(c.now):
 		add("not_due", &call.RunAt, "it is not due until %s", Instant(&call.RunAt))
 	}
@@ -176,9 +176,9 @@ func (c circumstances) waits() []Reason {
 	return list
 }
 
-// unsent says that the call waits again because its last attempt did not send it.
-func unsent(call *callqueue.Record) bool {
-	return call.Status == callqueue.StatusNew && call.ErrorMessage != nil && strings.HasPrefix(*call.ErrorMessage, "not sent: ")
+// handedBack says that a worker could not make the call, and another may (tasks/refused.go).
+func handedBack(call *callqueue.Record) bool {
+	return call.Status == callqueue.StatusNew && call.ErrorMessage != nil && strings.HasPrefix(*call.ErrorMessage, "not sent: handed back ")
 }
 
 func (p callPause) text() string {

@@ -27,10 +27,12 @@ func TestReasons(t *testing.T) {
 		{"a retry, once", func(c *circumstances) {
 			c.call.RunAt, c.call.Status, c.call.FailedCount, c.call.ErrorMessage = later, callqueue.StatusError, 1, new("busy")
 		}, []string{"retry: failed once and is tried again at 2026-11-21 10:00:00Z; the last time: busy"}},
-		{"unsent", func(c *circumstances) { c.call.RunAt, c.call.ErrorMessage = later, new("not sent: no secret") }, []string{
-			"unsent: came back unsent and goes again at 2026-11-21 10:00:00Z: not sent: no secret",
+		{"unsent", func(c *circumstances) {
+			c.call.RunAt, c.call.ErrorMessage = later, new("not sent: handed back for another worker")
+		}, []string{
+			"handed_back: came back unsent and goes again at 2026-11-21 10:00:00Z: not sent: handed back for another worker",
 		}},
-		{"unsent, and due", func(c *circumstances) { c.call.ErrorMessage = new("not sent: no secret") }, []string{"unsent: came back: not sent: no secret"}},
+		{"unsent, and due", func(c *circumstances) { c.call.ErrorMessage = new("not sent: handed back for another worker") }, []string{"handed_back: came back: not sent: handed back for another worker"}},
 		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
 		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
 		{"a queue that nobody has", func(c *circumstances) { c.queue = nil }, []string{"no_queue: queue pay"}},
