@@ -16,8 +16,7 @@ import (
 func TestMigrate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	steps := decode[[]migrations.Migration](t, w.do("migrate", "status", "-o", "json"))
-	for range steps {
+	for range migrations.Version() {
 		w.do("migrate", "down", "--yes")
 	}
 	if a := w.run("migrate", "down", "--yes"); a.code != 0 || !strings.Contains(a.stderr, "nothing to take back") {
@@ -36,8 +35,8 @@ func TestMigrate(t *testing.T) {
 	for _, n := range applied {
 		sum += n
 	}
-	if sum != len(steps) {
-		t.Errorf("four at once applied %v steps, want %d in all", applied, len(steps))
+	if want := int(migrations.Version()); sum != want {
+		t.Errorf("four at once applied %v steps, want %d in all", applied, want)
 	}
 }
 

@@ -315,7 +315,7 @@ func TestInterruptedCommand(t *testing.T) {
 func TestSchemaIsChecked(t *testing.T) {
 	t.Parallel()
 	newest := migrations.Version()
-	old := fmt.Sprintf(", and this callq needs %d: run `callq migrate up`", newest)
+	old := fmt.Sprintf("version %d, and this callq needs %d: run `callq migrate up`", newest-1, newest)
 	for _, test := range []struct {
 		name, args, words string
 		prepare           func(world)
