@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
@@ -62,24 +61,18 @@ func TestClockSetForward(t *testing.T) {
 	api := sliding("api", 1, time.Second)
 	api.Anchor, api.SendWithin, api.Slack = limit.AnchorStart, time.Minute, time.Minute
 	d := s.dispatcher(rules(api))
-	once := func() {
-		t.Helper()
-		if err := d.OnceUnfrozen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
 	s.calls("default", 2)
-	once()
+	s.turn(d)
 	s.start(time.Hour)
 	s.setClock(time.Minute)
-	once()
+	s.turn(d)
 	// By the clock 122 s have passed since the start, in truth 62: the unit is occupied for 126.
 	s.setClock(0)
 	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '62 s', started_at = started_at - interval '62 s'`)
-	once()
+	s.turn(d)
 	s.want(`SELECT count(*) = 1 FROM call_open`)
 	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '65 s', started_at = started_at - interval '65 s'`)
-	once()
+	s.turn(d)
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 }
 
@@ -91,22 +84,16 @@ func TestClockSetForwardBeforeARestart(t *testing.T) {
 	s.settable()
 	s.alive(100)
 	r := rules(sliding("api", 1, time.Minute))
-	once := func(d *dispatcher.Dispatcher) {
-		t.Helper()
-		if err := d.OnceUnfrozen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
 	first, second := s.dispatcher(r), s.another(r)
 	s.calls("default", 2)
-	once(first)
-	once(second)
+	s.turn(first)
+	s.turn(second)
 	s.start(time.Second)
 	s.exec(`UPDATE call_open SET acked_at = started_at`)
 	s.setClock(70 * time.Second)
-	once(first)
-	once(second)
-	once(s.another(r))
+	s.turn(first)
+	s.turn(second)
+	s.turn(s.another(r))
 	s.want(`SELECT count(*) = 1 AND bool_and(attempt = 1) FROM (SELECT attempt FROM call_open UNION ALL SELECT attempt FROM call_attempts) a`)
 	s.want(`SELECT count(*) = 1 AND bool_and(by BETWEEN '69 s' AND '71 s') FROM call_clock_gains`)
 }

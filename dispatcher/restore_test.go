@@ -3,8 +3,6 @@ package dispatcher_test
 import (
 	"testing"
 	"time"
-
-	"github.com/callq/callq/dispatcher"
 )
 
 // Where the data are set back under a dispatcher, as by a restore in place, all limits are shut for as long as after a
@@ -15,16 +13,10 @@ func TestRestoredInPlace(t *testing.T) {
 	s.alive(100)
 	r := rules(sliding("api", 2, time.Hour))
 	d := s.dispatcher(r)
-	look := func(d *dispatcher.Dispatcher) {
-		t.Helper()
-		if err := d.OnceUnfrozen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	look(d)
+	s.turn(d)
 	backup := one[int64](s, `SELECT nextval('call_batch_seq')`)
 	s.calls("default", 2)
-	look(d)
+	s.turn(d)
 	s.start(time.Hour)
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 
@@ -33,12 +25,12 @@ func TestRestoredInPlace(t *testing.T) {
 	s.exec(`SELECT setval('call_batch_seq', $1)`, backup)
 	s.calls("default", 2)
 	before := one[time.Time](s, `SELECT clock_timestamp()`)
-	look(d)
+	s.turn(d)
 	s.want(`SELECT shut_until > $1::timestamptz + window_size + send_within + slack FROM call_limits`, before)
-	look(d)
-	look(s.another(r))
+	s.turn(d)
+	s.turn(s.another(r))
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 	s.exec(`UPDATE call_limits SET shut_until = clock_timestamp()`) // as if that time had passed
-	look(d)
+	s.turn(d)
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 }

@@ -65,6 +65,14 @@ func (s *system) publish(r dispatcher.Rules) []string {
 	return changes
 }
 
+// turn has a dispatcher do once what is due, however slow this machine is.
+func (s *system) turn(d *dispatcher.Dispatcher) {
+	s.t.Helper()
+	if err := d.OnceUnfrozen(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // another is a process of its own: a dispatcher with its own connections.
 func (s *system) another(r dispatcher.Rules) *dispatcher.Dispatcher {
 	s.t.Helper()

@@ -31,7 +31,7 @@ type wire struct {
 // arrive later than they were written.
 func TestPacketLoss(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("network namespaces need root, as CI is")
+		t.Skip("it makes network namespaces: run make loss as root")
 	}
 	for i, w := range []wire{
 		{"none", 0, 0, time.Millisecond},
