@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -49,24 +50,25 @@ func (d *Dispatcher) noteGain(ctx context.Context, now time.Time, gained, least 
 		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 			return err
 		}
-		noted, err := tx.Exec(ctx, noteGainSQL, d.clock.Last(), now, gained, least)
-		if err != nil {
+		var noted time.Duration
+		switch err := tx.QueryRow(ctx, noteGainSQL, d.clock.Last(), now, gained, least).Scan(&noted); {
+		case err == nil:
+			d.log.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", noted)
+		case !errors.Is(err, pgx.ErrNoRows):
 			return err
-		}
-		if noted.RowsAffected() > 0 {
-			d.log.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", gained)
 		}
 		return tx.QueryRow(ctx, gainsSQL).Scan(&at, &by)
 	})
 	return at, by, err
 }
 
-// What others saw since this process looked last is the same step.
+// What others saw since this process looked last is the same step; measured more loosely here, it is a little more.
 const noteGainSQL = `
 INSERT INTO call_clock_gains (at, by)
 SELECT $2, $3::interval - by
 FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1) known
-WHERE $3::interval - by > $4::interval`
+WHERE $3::interval - by > $4::interval
+RETURNING by`
 
 // gained is what the limit's window is widened by: what Postgres's clock gained while anything that
 // still counts was under way.

@@ -76,8 +76,8 @@ func TestClockSetForward(t *testing.T) {
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 }
 
-// What one process saw the clock gain the next knows, as `dispatch --once` is each time. Two that see the same step write it
-// down once.
+// What one process saw the clock gain the next knows, as `dispatch --once` is each time. Two that see the same step do
+// not add it up.
 func TestClockSetForwardBeforeARestart(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -95,7 +95,8 @@ func TestClockSetForwardBeforeARestart(t *testing.T) {
 	s.turn(second)
 	s.turn(s.another(r))
 	s.want(`SELECT count(*) = 1 AND bool_and(attempt = 1) FROM (SELECT attempt FROM call_open UNION ALL SELECT attempt FROM call_attempts) a`)
-	s.want(`SELECT count(*) = 1 AND bool_and(by BETWEEN '69 s' AND '71 s') FROM call_clock_gains`)
+	// By each one's measure it is some milliseconds more or less.
+	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`)
 }
 
 // A limit that is shut after a failover stays so for as long, though the clock is set forward.
