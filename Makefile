@@ -39,6 +39,8 @@ model: ## every state of a small model of the protocol, against every rule: unde
 
 # What runs the built program from outside takes minutes, each with servers of its own.
 E2E := go test -tags e2e -count=1 ./internal/e2e -v
+# What lays a network needs ip, and root.
+IP := command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
 
 exact-short: ## the exactness scenarios, once each, side by side: never over, exact counts
 	$(E2E) -timeout 3m -run 'TestExact'
@@ -50,17 +52,19 @@ faults: ## servers, dispatchers and workers killed, frozen and flushed under loa
 	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce|TestRolling'
 
 loss: ## workers and API on two hosts with a network between them that loses packets: never over. As root
-	@command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
+	@$(IP)
 	$(E2E) -timeout 3m -run 'TestPacketLoss'
 
 limits: ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
 	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'
 
 # SEED=… replays the kills of a round that failed.
-kill: ## 20 random kills, freezes and flushes under load, then an oracle on what the API saw
-	$(E2E) -timeout 6m -run 'TestKill$$' -kills 20 -seed $(or $(SEED),0)
+kill: ## 28 random faults under load (kills, freezes, locks, lost packets, clock steps, promotions), then an oracle on what the API saw
+	@$(IP)
+	$(E2E) -timeout 8m -run 'TestKill$$' -kills 28 -seed $(or $(SEED),0)
 
 kill-night: ## the same with 500, in five rounds: most of an hour
+	@$(IP)
 	$(E2E) -timeout 2h -run 'TestKill$$' -kills 100 -rounds 5 -seed $(or $(SEED),0)
 
 latency: ## prints the time from an insert to the handler's start, on an idle system

@@ -20,7 +20,7 @@ import (
 // recordSQL notes what is deleted from the tables, for the accounts must cover it, and final states
 // that change. The triggers act in the transaction of what they note.
 const recordSQL = `
-CREATE TABLE test_calls (id bigint, status text, by_test boolean);
+CREATE TABLE test_calls (id bigint, status text, by_test boolean, key text);
 CREATE TABLE test_attempts (call bigint, attempt int, outcome text, charged int);
 CREATE TABLE test_changes (id bigint, was text, became text, at timestamptz DEFAULT clock_timestamp());
 CREATE FUNCTION test_record() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -30,7 +30,7 @@ BEGIN
     ELSIF TG_OP = 'UPDATE' THEN
         INSERT INTO test_changes VALUES (OLD.id, OLD.status, NEW.status);
     ELSE
-        INSERT INTO test_calls VALUES (OLD.id, OLD.status, current_setting('application_name') = '` + deletesByTest + `');
+        INSERT INTO test_calls VALUES (OLD.id, OLD.status, current_setting('application_name') = '` + deletesByTest + `', OLD.key);
     END IF;
     RETURN NULL;
 END $$;
@@ -40,8 +40,8 @@ CREATE TRIGGER test_changed AFTER UPDATE ON call_queue FOR EACH ROW
     WHEN (OLD.status IN ('done', 'failed', 'cancelled') AND NEW.status <> OLD.status) EXECUTE FUNCTION test_record();`
 
 const callsSQL = `
-SELECT id, status, false AS deleted, false AS by_test FROM call_queue
-UNION ALL SELECT id, status, true, by_test FROM test_calls ORDER BY id`
+SELECT id, status, false AS deleted, false AS by_test, key = '` + poisoned + `' AS poison FROM call_queue
+UNION ALL SELECT id, status, true, by_test, key = '` + poisoned + `' FROM test_calls ORDER BY id`
 
 const attemptsSQL = `
 SELECT call_id AS call, attempt, outcome, jsonb_array_length(charged) AS charged FROM call_attempts
@@ -174,7 +174,7 @@ func (r *killRun) keep(a oracle.Account, report []string) {
 		fmt.Fprintf(&requests, "%s %s\n", r.begun.Add(q.At).UTC().Format("15:04:05.000000"), q)
 	}
 	write("requests.txt", requests.String())
-	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage", "call_limits", "call_limit_changes", "call_workers", "test_calls"} {
+	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage", "call_limits", "call_limit_changes", "call_clock_gains", "call_workers", "test_calls"} {
 		rows := read(r.stack, "SELECT to_jsonb(x)::text FROM "+table+" x ORDER BY 1", pgx.RowTo[string])
 		write(table+".jsonl", strings.Join(rows, "\n"))
 	}

@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/internal/e2e/oracle"
 	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/internal/local"
 )
 
 var (
@@ -148,7 +152,7 @@ func TestKill(t *testing.T) {
 func killRound(t *testing.T, seed uint64, kills int) {
 	t.Helper()
 	t.Logf("replay with: -seed %d -kills %d", seed, kills)
-	s := newStack(t, killRules(), killAPI(seed))
+	s := newKillStack(t, seed)
 	s.record()
 	r := &killRun{stack: s, seed: seed, load: &load{s: s, failures: map[string]int{}}, victims: map[string]*victim{}}
 	t.Cleanup(r.end)
@@ -165,6 +169,27 @@ func killRound(t *testing.T, seed uint64, kills int) {
 	drained := r.drain()
 	r.stalls = watch()
 	r.judge(drained)
+}
+
+// newKillStack is a stack whose Postgres can be promoted and has a clock that can be set. Where this user may lay one, a
+// network lies between the workers and the API.
+func newKillStack(t *testing.T, seed uint64) *stack {
+	t.Helper()
+	dir, api := t.TempDir(), killAPI(seed)
+	clock := filepath.Join(dir, "clock")
+	if err := os.WriteFile(clock, []byte("+0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var loses atomic.Bool
+	var inside []string
+	if os.Getuid() == 0 {
+		api.Listener, inside = wire{loss: .05, loses: &loses, delay: time.Millisecond}.lay(t, 0)
+	} else {
+		t.Log("no packets get lost: only root can lay a network")
+	}
+	s := newStackOn(t, local.Postgres{Dir: filepath.Join(dir, "postgres"), Clock: clock}, killRules(), api)
+	s.clock, s.postgresDir, s.loses, s.prefix = clock, filepath.Join(dir, "postgres"), &loses, inside
+	return s
 }
 
 // killRun is one round.
@@ -201,6 +226,14 @@ func (r *killRun) begin() {
 		everything.others = append(everything.others, v)
 	}
 	r.victims[everything.name] = everything
+	for _, name := range []string{"rows", "network"} {
+		r.victims[name] = &victim{s: r.stack, name: name}
+	}
+	clock := &victim{s: r.stack, name: "clock", others: []*victim{r.victims["postgres"]}}
+	for i := range ofEach {
+		clock.others = append(clock.others, r.victims[victimName("dispatcher", i)])
+	}
+	r.victims[clock.name] = clock
 	r.await(time.Minute, `SELECT count(*) = $1 FROM call_workers`, ofEach)
 	r.begun = time.Now()
 }

@@ -3,29 +3,13 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
-	"os/exec"
-	"runtime"
-	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/callq/callq/internal/fakeapi"
 )
-
-// wire is what lies between the workers and the API.
-type wire struct {
-	name  string
-	loss  float64       // of packets, each way
-	rate  int           // bytes a second; 0: no bound. What exceeds it queues, for up to 200 ms
-	delay time.Duration // each way
-}
 
 // A network that loses packets, or is slow, has no window exceeded: TCP sends again what was lost, so that requests
 // arrive later than they were written.
@@ -34,154 +18,26 @@ func TestPacketLoss(t *testing.T) {
 		t.Skip("it makes network namespaces: run make loss as root")
 	}
 	for i, w := range []wire{
-		{"none", 0, 0, time.Millisecond},
-		{"0.5 %", 0.005, 0, time.Millisecond},
-		{"1 %", 0.01, 0, time.Millisecond},
-		{"2 %", 0.02, 0, 5 * time.Millisecond},
-		{"5 %", 0.05, 0, time.Millisecond},
-		{"10 Mbit a second", 0.001, 10_000_000 / 8, 10 * time.Millisecond},
+		{name: "none", delay: time.Millisecond},
+		{name: "0.5 %", loss: 0.005, delay: time.Millisecond},
+		{name: "1 %", loss: 0.01, delay: time.Millisecond},
+		{name: "2 %", loss: 0.02, delay: 5 * time.Millisecond},
+		{name: "5 %", loss: 0.05, delay: time.Millisecond},
+		{name: "10 Mbit a second", loss: 0.001, rate: 10_000_000 / 8, delay: 10 * time.Millisecond},
 	} {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
 			const rate, window, calls = 50, time.Second, 500
 			listener, inside := w.lay(t, i)
-			host, _, _ := net.SplitHostPort(listener.Addr().String())
 			s := newStack(t, fmt.Sprintf("limits: {api: {rate: %d/%s}}\nqueues: {default: {limits: [api], backoff: 200ms..1s, max_attempts: 20}}", rate, window),
 				fakeapi.Config{Limit: rate, Window: window, Latency: apiLatency, Listener: listener})
-			s.allow(host)
-			s.start(2, 0)
 			s.prefix = inside
-			s.start(0, 2)
+			s.start(2, 2)
 			s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
 			s.insert("default", calls)
 			s.awaitDone(2*time.Minute, calls)
 			s.exact(rate, window, 0)
 			t.Logf("used %.1f %%, most in any %s: %d of %d", 100*s.api.Use(rate, window), window, s.api.MaxInWindow(window), rate)
 		})
-	}
-}
-
-// allow lets requests go to a private address.
-func (s *stack) allow(host string) {
-	s.t.Helper()
-	text, err := os.ReadFile(s.config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	changed := strings.Replace(string(text), "private_hosts: [127.0.0.1]", "private_hosts: ["+host+"]", 1)
-	if err := os.WriteFile(s.config, []byte(changed), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// lay makes two hosts, as network namespaces, and the wire between them: the API listens on one, and what is begun
-// with the prefix runs on the other.
-func (w wire) lay(t *testing.T, n int) (net.Listener, []string) {
-	t.Helper()
-	var ends [2]*os.File
-	var listener net.Listener
-	names := [2]string{fmt.Sprintf("callq-%d-%d-workers", os.Getpid(), n), fmt.Sprintf("callq-%d-%d-api", os.Getpid(), n)}
-	for i, name := range names {
-		run(t, "ip", "netns", "add", name)
-		t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() }) //nolint:noctx // the test's context has ended
-		onHost(t, name, func() (err error) {
-			if ends[i], err = openTun(); err != nil {
-				return err
-			}
-			run(t, "ip", "addr", "add", fmt.Sprintf("10.77.%d.%d/24", n, i+1), "dev", "tun0")
-			run(t, "ip", "link", "set", "tun0", "up")
-			if i == 1 {
-				listener, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("10.77.%d.2:0", n))
-			}
-			return err
-		})
-		t.Cleanup(func() { _ = ends[i].Close() })
-	}
-	go w.carry(t.Context(), ends[0], ends[1], uint64(2*n))
-	go w.carry(t.Context(), ends[1], ends[0], uint64(2*n+1))
-	return listener, []string{"ip", "netns", "exec", names[0]}
-}
-
-// carry moves packets from one end to the other until either is closed.
-func (w wire) carry(ctx context.Context, from, to *os.File, seed uint64) {
-	type packet struct {
-		data []byte
-		due  time.Time
-	}
-	line := make(chan packet, 10_000)
-	defer close(line)
-	go func() {
-		for p := range line {
-			select {
-			case <-time.After(time.Until(p.due)):
-			case <-ctx.Done():
-			}
-			_, _ = to.Write(p.data)
-		}
-	}()
-	random := rand.New(rand.NewPCG(seed, 7))
-	var busy time.Time // until then the wire carries what was sent before
-	for {
-		data := make([]byte, 2000)
-		n, err := from.Read(data)
-		if err != nil {
-			return
-		}
-		now := time.Now()
-		if busy.Before(now) {
-			busy = now
-		}
-		if random.Float64() < w.loss || busy.Sub(now) > 200*time.Millisecond {
-			continue
-		}
-		if w.rate > 0 {
-			busy = busy.Add(time.Duration(n) * time.Second / time.Duration(w.rate))
-		}
-		line <- packet{data[:n], busy.Add(w.delay)}
-	}
-}
-
-// onHost runs on a thread that is in a namespace, and ends with it.
-func onHost(t *testing.T, name string, do func() error) {
-	t.Helper()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread goes with the goroutine
-		space, err := os.Open("/run/netns/" + name)
-		if err == nil {
-			defer space.Close()
-			err = unix.Setns(int(space.Fd()), unix.CLONE_NEWNET)
-		}
-		if err == nil {
-			err = do()
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-}
-
-// openTun makes the network device tun0 of the thread's namespace: what is sent there is read here.
-func openTun() (*os.File, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
-	}
-	request, err := unix.NewIfreq("tun0")
-	if err == nil {
-		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("make tun0: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "tun0"), nil
-}
-
-func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
-		t.Errorf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
 	}
 }

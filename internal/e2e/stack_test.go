@@ -8,12 +8,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -55,17 +57,29 @@ type stack struct {
 	config   string
 	pool     *pgxpool.Pool
 	client   *callqueue.Client
-	prefix   []string // what processes are started with, as `ip netns exec`
+	prefix   []string // what workers are started with, as `ip netns exec`
 	logs     struct{ postgres, redis logBuffer }
+
+	// Of a stack that is struck.
+	postgresDir string
+	clock       string        // the file that Postgres's clock goes by
+	clockOff    time.Duration // what stands in it
+	loses       *atomic.Bool  // whether the network to the API loses packets
 }
 
 // newStack brings up the servers and the API, writes a config with these rules (the YAML of
 // limits and queues) and migrates.
 func newStack(t *testing.T, rules string, api fakeapi.Config) *stack {
 	t.Helper()
+	return newStackOn(t, local.Postgres{}, rules, api)
+}
+
+func newStackOn(t *testing.T, postgres local.Postgres, rules string, api fakeapi.Config) *stack {
+	t.Helper()
 	s := &stack{t: t}
+	postgres.Log = &s.logs.postgres
 	var err error
-	if s.postgres, err = local.StartPostgres(t.Context(), local.Postgres{Log: &s.logs.postgres}); err != nil {
+	if s.postgres, err = local.StartPostgres(t.Context(), postgres); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.postgres.Stop() })
@@ -79,8 +93,8 @@ func newStack(t *testing.T, rules string, api fakeapi.Config) *stack {
 	t.Cleanup(func() { s.api.Close() })
 
 	s.config = filepath.Join(t.TempDir(), "config.yaml")
-	text := fmt.Sprintf("postgres: {url: %q}\nredis: {url: %q}\nhttp: {listen: off}\nhttp_task: {private_hosts: [127.0.0.1]}\nworker: {concurrency: 20, shutdown_timeout: 10s}\n%s\n",
-		s.postgres.URL("postgres"), s.redis.URL(), rules)
+	text := fmt.Sprintf("postgres: {url: %q}\nredis: {url: %q}\nhttp: {listen: off}\nhttp_task: {private_hosts: [%s]}\nworker: {concurrency: 20, shutdown_timeout: 10s}\n%s\n",
+		s.postgres.URL("postgres"), s.redis.URL(), s.apiHost(), rules)
 	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +109,15 @@ func newStack(t *testing.T, rules string, api fakeapi.Config) *stack {
 		t.Fatal(err)
 	}
 	return s
+}
+
+func (s *stack) apiHost() string {
+	s.t.Helper()
+	at, err := url.Parse(s.api.URL())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return at.Hostname()
 }
 
 // command runs a callq command to its end.
@@ -166,7 +189,10 @@ func (s *stack) spawn(args ...string) *process {
 // launch starts a callq process that the caller ends. It may be called from any goroutine.
 func (s *stack) launch(args ...string) (*process, error) {
 	p := &process{t: s.t, name: strings.Join(args, " "), log: &logBuffer{}, done: make(chan struct{})}
-	line := append(slices.Clone(s.prefix), append([]string{callq, "--config", s.config}, args...)...)
+	line := append([]string{callq, "--config", s.config}, args...)
+	if args[0] == "work" {
+		line = slices.Concat(s.prefix, line)
+	}
 	p.cmd = exec.Command(line[0], line[1:]...) //nolint:noctx // ended by signals
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

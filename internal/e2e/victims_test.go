@@ -3,25 +3,18 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // fault is one way to strike a victim. strike returns what undoes it.
 type fault struct {
 	name     string
-	victim   string // dispatcher, worker, redis, postgres or everything
+	victim   string // dispatcher, worker, redis, postgres, everything, rows, clock or network
 	times    int    // in a deck of all faults, which is shuffled and dealt
 	min, max time.Duration
 	strike   func(*victim) (undo func() error, err error)
@@ -42,7 +35,15 @@ func faults() []fault {
 		{"SIGSTOP", "redis", 1, 2500 * time.Millisecond, 8 * time.Second, (*victim).freezeRedis},
 		{"SIGQUIT", "postgres", 2, 0, 5 * time.Second, (*victim).quitPostgres},
 		{"SIGKILL of all processes", "postgres", 2, 0, 2 * time.Second, (*victim).killPostgres},
+		{"restart", "postgres", 2, 0, time.Second, (*victim).stopPostgres},
+		{"switchover", "postgres", 2, 0, time.Second, (*victim).switchOver},
 		{"SIGKILL", "everything", 1, 0, 2 * time.Second, (*victim).killAll},
+		{"lock", "rows", 3, 200 * time.Millisecond, 5 * time.Second, (*victim).lockRows},
+		{"poison", "rows", 2, 0, 0, (*victim).insertPoison},
+		{"9 s forward", "clock", 1, 0, 0, stepForward(9 * time.Second)},
+		{"1.5 s forward", "clock", 1, 0, 0, stepForward(1500 * time.Millisecond)},
+		{"1 s back", "clock", 1, 0, 0, step(-time.Second)},
+		{"loss of packets", "network", 3, 2 * time.Second, 6 * time.Second, (*victim).losePackets},
 	}
 }
 
@@ -74,7 +75,7 @@ func plan(seed uint64, n int) []kill {
 			}
 			random.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 		}
-		at += 1300*time.Millisecond + time.Duration(random.Int64N(int64(4800*time.Millisecond)))
+		at += time.Second + time.Duration(random.Int64N(int64(4*time.Second)))
 		k := kill{At: at, Fault: deck[0], Down: deck[0].min}
 		deck = deck[1:]
 		if k.Fault.max > k.Fault.min {
@@ -95,8 +96,8 @@ func victimName(kind string, number int) string {
 	return kind
 }
 
-// victim is a server, or one of the dispatchers or workers: which process that is changes with
-// every kill.
+// victim is what is struck: a server, what lies on or between servers, or one of the dispatchers or workers. Which process
+// that is changes with every kill.
 type victim struct {
 	s    *stack
 	name string
@@ -105,7 +106,7 @@ type victim struct {
 	mu      sync.Mutex // held while it is down: one fault at a time
 	process *process   // of a dispatcher or worker
 	former  []*process // killed ones
-	others  []*victim  // of everything: all the others
+	others  []*victim  // of everything: all processes; of the clock: dispatchers and Postgres
 }
 
 func (v *victim) launch() error {
@@ -170,53 +171,6 @@ func (v *victim) alive() error {
 	}
 }
 
-func (v *victim) killRedis() (func() error, error) {
-	v.s.redis.Kill()
-	return func() error { return v.s.redis.Restart(context.Background()) }, nil
-}
-
-func (v *victim) flushRedis() (func() error, error) {
-	options, err := redis.ParseURL(v.s.redis.URL())
-	if err != nil {
-		return nil, err
-	}
-	client := redis.NewClient(options)
-	defer client.Close()
-	return func() error { return nil }, client.FlushAll(context.Background()).Err()
-}
-
-func (v *victim) freezeRedis() (func() error, error) {
-	pid := v.s.redis.Pid()
-	return func() error { return syscall.Kill(pid, syscall.SIGCONT) }, syscall.Kill(pid, syscall.SIGSTOP)
-}
-
-func (v *victim) quitPostgres() (func() error, error) {
-	v.s.postgres.Kill()
-	return v.restartPostgres, nil
-}
-
-// killPostgres kills the server and its backends, which are process groups of their own: it is
-// stopped first, so that it neither forks nor cleans up meanwhile.
-func (v *victim) killPostgres() (func() error, error) {
-	pid := v.s.postgres.Pid()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		return nil, err
-	}
-	children, err := childrenOf(pid)
-	if err != nil {
-		return nil, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
-	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		return nil, err
-	}
-	for _, child := range children {
-		if err := syscall.Kill(child, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return nil, err
-		}
-	}
-	return v.restartPostgres, nil
-}
-
 // killAll is a power cut, but for what the disk has not been given. The daemons come back before the
 // servers do.
 func (v *victim) killAll() (func() error, error) {
@@ -248,42 +202,4 @@ func (v *victim) killAll() (func() error, error) {
 		}
 		return failures
 	}, nil
-}
-
-// restartPostgres tries again while what was killed still holds the shared memory.
-func (v *victim) restartPostgres() error {
-	deadline := time.Now().Add(time.Minute)
-	for {
-		err := v.s.postgres.Restart(context.Background())
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		<-time.After(100 * time.Millisecond)
-	}
-}
-
-// childrenOf reads which processes a process has forked.
-func childrenOf(pid int) ([]int, error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return nil, err
-	}
-	var children []int
-	for _, path := range stats {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		// pid (name) state ppid …, where the name may hold anything.
-		fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
-		if len(fields) < 2 || string(fields[1]) != strconv.Itoa(pid) {
-			continue
-		}
-		child, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil {
-			return nil, err
-		}
-		children = append(children, child)
-	}
-	return children, nil
 }

@@ -23,6 +23,7 @@ type Postgres struct {
 	Dir      string            // kept by Stop; default: a temporary folder, removed by Stop
 	Settings map[string]string // as in postgresql.conf; max_connections is 200 by default
 	Files    map[string][]byte // put into the data folder, such as server.crt and server.key
+	Clock    string            // a file with the seconds, such as +70.5, that the server's clock is off by; default: none
 	Log      io.Writer         // what the server writes; default: nowhere
 	Logger   *slog.Logger      // says when something is installed; default: slog.Default()
 }
@@ -59,6 +60,13 @@ func newPostgres(ctx context.Context, cfg Postgres) (*PostgresServer, error) {
 	p, err := provide(ctx, postgresWanted(), cfg.Logger)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Clock != "" {
+		env, err := fakeClock(ctx, cfg.Clock, cfg.Logger)
+		if err != nil {
+			return nil, err
+		}
+		p.env = append(p.env, env...)
 	}
 	f, err := openFolder(ctx, cfg.Dir)
 	if err != nil {

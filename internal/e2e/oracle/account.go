@@ -12,6 +12,7 @@ type Call struct {
 	Status  string `db:"status"`
 	Deleted bool   `db:"deleted"`
 	ByTest  bool   `db:"by_test"` // deleted by the test, in whatever status, and not by retention
+	Poison  bool   `db:"poison"`  // it cannot be made
 }
 
 // Attempt is an attempt that has closed, as the ledger has it.
@@ -42,6 +43,7 @@ func (a Account) Findings() []Finding {
 	all = append(all, a.lost()...)
 	all = append(all, a.unended()...)
 	all = append(all, a.endings()...)
+	all = append(all, a.poison()...)
 	return append(all, a.uncharged()...)
 }
 
@@ -115,6 +117,19 @@ func (a Account) endings() []Finding {
 			add(c, "attempt %d is done", attempts[0])
 		case len(attempts) == 1 && len(a.requestsOf(c.ID, attempts[0])) == 0:
 			add(c, "of its done attempt %d no request arrived", attempts[0])
+		}
+	}
+	return findings
+}
+
+// poison finds calls that cannot be made, and yet were.
+func (a Account) poison() []Finding {
+	var findings []Finding
+	for _, c := range a.Calls {
+		if sent := a.requestsOf(c.ID, 0); c.Poison && (c.Status == "done" || len(sent) > 0) {
+			findings = append(findings, Finding{
+				Rule: "a call that cannot be made fails", Detail: fmt.Sprintf("call %d is %s", c.ID, c.Status), Requests: sent,
+			})
 		}
 	}
 	return findings

@@ -278,6 +278,7 @@ func TestFindings(t *testing.T) {
 		{"done without a request", func(a *Account) { a.Requests = a.Requests[1:] }, []string{"a done call has exactly one done attempt: call 1"}},
 		{"sent and taken for unsent", func(a *Account) { a.Attempts[3].Charged = 0 }, []string{"what was sent is charged: call 3 attempt 1 was charged to 0 limits of 1"}},
 		{"charged to one limit of two", func(a *Account) { a.Attempts[5].Charged = 1 }, []string{"what was sent is charged: call 4"}},
+		{"poison that was sent", func(a *Account) { a.Calls[0].Poison = true }, []string{"a call that cannot be made fails: call 1 is done"}},
 		{"sent and not in the ledger", func(a *Account) { a.Attempts = append(a.Attempts[:3], a.Attempts[4:]...) }, []string{"what was sent is charged: call 3"}},
 	}
 	for _, c := range cases {
