@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -28,12 +29,16 @@ func (r Retention) withDefaults() Retention {
 
 // Retired counts what Retain removed.
 type Retired struct {
-	Calls    int64 `json:"calls"`
-	Attempts int64 `json:"attempts"`
+	Calls    int64  `json:"calls"`
+	Attempts int64  `json:"attempts"`
+	Kept     int64  `json:"kept,omitempty"`        // rows that cannot be removed, as those that another table refers to
+	KeptFor  string `json:"kept_reason,omitempty"` // of the last
 }
 
-// retainBatch is how many rows one transaction looks at, so that none is long.
-const retainBatch = 1000
+const (
+	retainBatch = 1000 // rows that one transaction looks at, so that none is long
+	keptMost    = 100  // rows in one run that cannot be removed: each takes ten transactions to find
+)
 
 // Retain removes calls that ended longer ago than they are kept, then the ledger rows that nothing
 // needs any more: their call is gone, and no window reaches back to them. It never frees a unit:
@@ -48,7 +53,15 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 		}
 	}
 	left := ranges{}
-	err := inBatches(ctx, pool, "retire calls", retireCallsSQL, keep.args(), func(removed int64, from []int64) {
+	keeping := func(err error) error {
+		retired.Kept, retired.KeptFor = retired.Kept+1, reason(err)
+		if retired.Kept > keptMost {
+			return fmt.Errorf("stopped after %d rows that cannot be removed: %w", retired.Kept, err)
+		}
+		return nil
+	}
+	calls := walk{"retire calls", retireCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), keeping}
+	err := calls.run(ctx, pool, func(removed int64, from []int64) {
 		retired.Calls += removed
 		left.add(from)
 		tell()
@@ -56,7 +69,10 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 	if err != nil {
 		return retired, fmt.Errorf("retire calls: %w", err)
 	}
-	err = inBatches(ctx, pool, "retire attempts", retireAttemptsSQL, pgx.StrictNamedArgs{}, func(removed int64, _ []int64) {
+	attempts := walk{
+		"retire attempts", retireAttemptsSQL, `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, keeping,
+	}
+	err = attempts.run(ctx, pool, func(removed int64, _ []int64) {
 		retired.Attempts += removed
 		tell()
 	})
@@ -76,11 +92,20 @@ func (r Retention) args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"done": r.Done, "failed": r.Failed, "cancelled": r.Cancelled}
 }
 
-// inBatches runs a statement, a transaction each time, on the ids behind a stored place until it has
+// walk runs a statement, a transaction each time, on the ids behind a stored place until it has
 // been past all of them once. The place is shared: what one run was cut off from the next goes on
-// with, and several at once share the walk. note hears after each how many rows it removed, and from where.
-func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, args pgx.StrictNamedArgs, note func(removed int64, from []int64)) error {
-	args["most"] = retainBatch
+// with, and several at once share the walk.
+type walk struct {
+	name, sql string
+	nextSQL   string // the first id behind another
+	args      pgx.StrictNamedArgs
+	keeping   func(error) error // hears why a row cannot be removed; an error of its own ends the walk
+}
+
+// run tells note after each transaction how many rows it removed, and from where. Where a row spoils the statement, fewer
+// are looked at, in the end that one alone, which is passed over.
+func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int64, from []int64)) error {
+	most := retainBatch
 	began, before, passedEnd := int64(-1), int64(0), false
 	for {
 		var at int64
@@ -88,19 +113,32 @@ func inBatches(ctx context.Context, pool *pgxpool.Pool, walk, sql string, args p
 		var removed int64
 		var from []int64
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if err := tx.QueryRow(ctx, placeSQL, walk).Scan(&at); err != nil {
+			if err := tx.QueryRow(ctx, placeSQL, w.name).Scan(&at); err != nil {
 				return err
 			}
-			args["after"] = at
-			if err := tx.QueryRow(ctx, sql, args).Scan(&next, &removed, &from); err != nil {
+			w.args["after"], w.args["most"] = at, most
+			if err := tx.QueryRow(ctx, w.sql, w.args).Scan(&next, &removed, &from); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, moveSQL, walk, next)
+			_, err := tx.Exec(ctx, moveSQL, w.name, next)
 			return err
 		})
+		if ledger.Spoiled(err) {
+			if most > 1 {
+				most /= 2
+				continue
+			}
+			if err := w.keeping(err); err != nil {
+				return err
+			}
+			if err = pool.QueryRow(ctx, w.nextSQL, at).Scan(&next); err == nil {
+				_, err = pool.Exec(ctx, moveSQL, w.name, next)
+			}
+		}
 		if err != nil {
 			return err
 		}
+		most = min(2*most, retainBatch)
 		note(removed, from)
 		if began < 0 {
 			began = at

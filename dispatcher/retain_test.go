@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -154,6 +155,30 @@ func (s *system) retain() dispatcher.Retired {
 	return retired
 }
 
+// A call that another table refers to stays, and no other for its sake.
+func TestRetentionPassesOver(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 2500)`)
+	s.exec(`CREATE TABLE orders (call bigint REFERENCES call_queue (id))`)
+	s.exec(`INSERT INTO orders VALUES (700), (2500)`)
+	retired := s.retain()
+	if retired.Calls != 2498 || retired.Kept != 2 || !strings.Contains(retired.KeptFor, "foreign key") {
+		t.Errorf("retired %+v, want all but two, for a foreign key", retired)
+	}
+	s.want(`SELECT array_agg(id ORDER BY id) = '{700,2500}' FROM call_queue`)
+	s.exec(`DELETE FROM orders`)
+	if retired := s.retain(); retired.Calls != 2 {
+		t.Errorf("then retired %+v, want the two", retired)
+	}
+	s.exec(`INSERT INTO call_queue (id, status, finished_at) OVERRIDING SYSTEM VALUE SELECT i, 'done', now() - interval '1 year' FROM generate_series(1, 400) AS i`)
+	s.exec(`INSERT INTO orders SELECT id FROM call_queue`)
+	_, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
+	if err == nil || !strings.Contains(err.Error(), "stopped after 101 rows") {
+		t.Errorf("with all of them referred to: %v", err)
+	}
+}
+
 // A ledger row goes when its call is gone and twice the longest window has passed since; the mark
 // then says how far back the ledger is whole.
 func TestRetainLedger(t *testing.T) {
@@ -210,7 +235,7 @@ func TestRetainGoesOn(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 5500)`)
 	s.exec(`INSERT INTO call_marks (name, position) VALUES ('retire calls', 3000)`)
 	s.exec(`CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		IF (SELECT count(*) FROM call_queue) <= 4000 THEN RAISE 'stopped'; END IF; RETURN NULL; END $$`)
+		IF (SELECT count(*) FROM call_queue) <= 4000 THEN RAISE 'stopped' USING ERRCODE = 'query_canceled'; END IF; RETURN NULL; END $$`)
 	s.exec(`CREATE TRIGGER stop AFTER DELETE ON call_queue FOR EACH STATEMENT EXECUTE FUNCTION stop()`)
 	retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
 	if err == nil || retired.Calls != 1000 {

@@ -102,6 +102,9 @@ func (d *Dispatcher) retain(ctx context.Context) {
 	if retired.Calls+retired.Attempts > 0 {
 		d.log.InfoContext(ctx, "retired", "calls", retired.Calls, "attempts", retired.Attempts)
 	}
+	if retired.Kept > 0 {
+		d.log.WarnContext(ctx, "retention keeps rows that cannot be removed", "rows", retired.Kept, "why", retired.KeptFor)
+	}
 }
 
 func (d *Dispatcher) vacuum(ctx context.Context, run func(context.Context) error) {

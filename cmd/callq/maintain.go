@@ -79,6 +79,9 @@ func (p *program) printRetired(verb string, r dispatcher.Retired) error {
 		return p.printJSON(r)
 	}
 	fmt.Fprintf(p.stdout, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
+	if r.Kept > 0 {
+		fmt.Fprintf(p.stdout, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
+	}
 	return nil
 }
 
