@@ -14,8 +14,21 @@ import (
 
 // What is struck here is no process: rows of the tables, Postgres's clock, the network to the API.
 
+// holdOthers waits until the others are up, and keeps them so until release.
+func (v *victim) holdOthers() (release func()) {
+	for _, other := range v.others {
+		other.mu.Lock()
+	}
+	return func() {
+		for _, other := range v.others {
+			other.mu.Unlock()
+		}
+	}
+}
+
 // lockRows holds rows of calls that wait and run, as somebody's open transaction does.
 func (v *victim) lockRows() (func() error, error) {
+	defer v.holdOthers()()
 	ctx := context.Background()
 	conn, err := pgx.Connect(ctx, v.s.postgres.URL("postgres"))
 	if err != nil {
@@ -35,6 +48,7 @@ const poisoned = "poison"
 
 // insertPoison inserts into each queue calls that must fail by themselves and hold no other up.
 func (v *victim) insertPoison() (func() error, error) {
+	defer v.holdOthers()()
 	var queues []string
 	for _, q := range killQueues() {
 		queues = append(queues, q.name)
@@ -59,10 +73,7 @@ UNION ALL SELECT $2[2], $1, jsonb_agg(md5(i::text)), NULL FROM generate_series(1
 // looked before, and none ends until it is written down.
 func stepForward(by time.Duration) func(*victim) (func() error, error) {
 	return func(v *victim) (func() error, error) {
-		for _, other := range v.others {
-			other.mu.Lock()
-			defer other.mu.Unlock()
-		}
+		defer v.holdOthers()()
 		var claims, noted int
 		err := v.s.pool.QueryRow(context.Background(),
 			`SELECT last_value, (SELECT coalesce(max(id), 0) FROM call_clock_gains) FROM call_batch_seq`).Scan(&claims, &noted)

@@ -226,9 +226,8 @@ func (r *killRun) begin() {
 		everything.others = append(everything.others, v)
 	}
 	r.victims[everything.name] = everything
-	for _, name := range []string{"rows", "network"} {
-		r.victims[name] = &victim{s: r.stack, name: name}
-	}
+	r.victims["network"] = &victim{s: r.stack, name: "network"}
+	r.victims["rows"] = &victim{s: r.stack, name: "rows", others: []*victim{r.victims["postgres"]}}
 	clock := &victim{s: r.stack, name: "clock", others: []*victim{r.victims["postgres"]}}
 	for i := range ofEach {
 		clock.others = append(clock.others, r.victims[victimName("dispatcher", i)])

@@ -106,7 +106,7 @@ type victim struct {
 	mu      sync.Mutex // held while it is down: one fault at a time
 	process *process   // of a dispatcher or worker
 	former  []*process // killed ones
-	others  []*victim  // of everything: all processes; of the clock: dispatchers and Postgres
+	others  []*victim  // of everything: all processes; else what must be up when it is struck
 }
 
 func (v *victim) launch() error {
@@ -176,9 +176,7 @@ func (v *victim) alive() error {
 func (v *victim) killAll() (func() error, error) {
 	var undos []func() error
 	var failures error
-	for _, other := range v.others {
-		other.mu.Lock() // waits until it is up
-	}
+	release := v.holdOthers()
 	for _, other := range v.others {
 		strike := (*victim).killProcess
 		switch other.name {
@@ -197,9 +195,7 @@ func (v *victim) killAll() (func() error, error) {
 		for _, undo := range undos {
 			failures = errors.Join(failures, undo())
 		}
-		for _, other := range v.others {
-			other.mu.Unlock()
-		}
+		release()
 		return failures
 	}, nil
 }
