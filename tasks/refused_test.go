@@ -139,6 +139,20 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.await(`SELECT bool_and(http ->> 'allow_private' = 'true') FROM call_workers WHERE id <> 'other' AND beat_at > now() - interval '6 seconds'`)
+
+	// Nor can one make it that the queue's calls do not go to.
+	if _, err := b.pool.Exec(t.Context(), `UPDATE call_queues SET on_label = 'ip-a'`); err != nil {
+		t.Fatal(err)
+	}
+	b.addWorker(tasks.Config{Labels: []string{"ip-a"}, HTTP: &tasks.HTTPConfig{AllowPrivate: true}})
+	for labels, fails := range map[string]bool{"{}": true, "{ip-a}": false} {
+		if _, err := b.pool.Exec(t.Context(), `UPDATE call_workers SET labels = $1::text[] WHERE id = 'other'`, labels); err != nil {
+			t.Fatal(err)
+		}
+		if failsBeside(`{"allow_private": true, "secrets": {"KEY": ["127.0.0.1"]}}`, `{"url": "http://127.0.0.1:1", "headers": {"A": {"secret": "KEY"}}}`) != fails {
+			t.Errorf("beside one with labels %s: fails is not %t", labels, fails)
+		}
+	}
 }
 
 // A worker without Config.HTTP takes no calls of the task http. Its handlers' clients have the defaults, or what
