@@ -25,23 +25,34 @@ func (d *Dispatcher) readClock(ctx context.Context, db interface {
 	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch, &at, &by); err != nil {
 		return now, "", fmt.Errorf("read the clock: %w", err)
 	}
-	if gained, least := d.clock.Gained(now, sent, d.cfg.Now()); gained > 0 {
+	received := d.cfg.Now()
+	switch gained, least := d.clock.Gained(now, sent, received); {
+	case gained > 0:
 		if at, by, err = d.noteGain(ctx, now, gained, least); err != nil {
 			return now, "", fmt.Errorf("note what the clock gained: %w", err)
+		}
+	case gained < 0:
+		d.log.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
+		if _, err := d.cfg.Pool.Exec(ctx, noteLossSQL, now, gained); err != nil {
+			return now, "", fmt.Errorf("note that the clock was set back: %w", err)
 		}
 	}
 	d.gains = d.gains[:0]
 	for i := range at {
 		d.gains = append(d.gains, limit.Gain{At: at[i], By: by[i]})
 	}
-	d.clock.Saw(now, sent)
+	d.clock.Saw(now, sent, received)
 	return now, epoch, nil
 }
 
 const (
 	clockSQL = `SELECT clock_timestamp(), callq_epoch(), g.* FROM (` + gainsSQL + `) g`
-	gainsSQL = `SELECT array_agg(at ORDER BY id), array_agg(by ORDER BY id) FROM call_clock_gains`
+	gainsSQL = `SELECT array_agg(at ORDER BY id), array_agg(by ORDER BY id) FROM call_clock_gains WHERE by > '0'`
 )
+
+// Nothing is reckoned from what the clock lost: units come free later, that is all. But the ledger's times are out of order, which
+// verify must know.
+const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
 
 // noteGain writes down what was gained since the last look, unless others have, and returns all that is written. It
 // commits at once, whatever becomes of the claim that saw it.
@@ -66,7 +77,7 @@ func (d *Dispatcher) noteGain(ctx context.Context, now time.Time, gained, least 
 const noteGainSQL = `
 INSERT INTO call_clock_gains (at, by)
 SELECT $2, $3::interval - by
-FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1) known
+FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1 AND by > '0') known
 WHERE $3::interval - by > $4::interval
 RETURNING by`
 

@@ -120,6 +120,20 @@ func TestClockSetForwardWhileShut(t *testing.T) {
 	s.want(`SELECT shut_until < clock.clock_timestamp() FROM call_limits`) // by the clock it is over
 }
 
+// That the clock was set back is written down: the ledger's times are out of order.
+func TestClockSetBackIsNoted(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.settable()
+	s.alive(100)
+	d := s.dispatcher(rules(sliding("api", 1, time.Minute)))
+	s.calls("default", 2)
+	s.turn(d)
+	s.setClock(-time.Minute)
+	s.turn(d)
+	s.want(`SELECT count(*) = 1 AND bool_and(by BETWEEN '-70 s' AND '-60 s') FROM call_clock_gains`)
+}
+
 // A claim within which the clock is set back gives nothing out: what started since it read the clock
 // may seem to be long over.
 func TestClockSetBackWithinAClaim(t *testing.T) {

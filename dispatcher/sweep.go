@@ -336,9 +336,10 @@ DELETE FROM call_usage u
 USING call_limits l
 WHERE u.limit_name = ANY (ARRAY[l.name]) AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
 
-// No window of a limit that is there, or is made twice as long, reaches back further.
+// No window of a limit that is there, or is made twice as long, reaches back further; what was set back verify asks for.
 const tidyGainsSQL = `
 DELETE FROM call_clock_gains
-WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM call_limits) - interval '1 day' - $1::interval`
+WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM call_limits) - $1::interval
+    - CASE WHEN by > '0' THEN interval '1 day' ELSE interval '1 year' END`
 
 const tidyWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`

@@ -2,8 +2,8 @@
 
 -- +goose Up
 
--- Each time that a dispatcher saw Postgres's clock set forward, and by how much: windows are widened by that while it
--- lies within them. Times are Postgres's clock.
+-- Each time that a dispatcher saw Postgres's clock set, and by how much: forward, when windows are widened by that while
+-- it lies within them; or back (less than 0), by no more than that. Times are Postgres's clock.
 CREATE TABLE call_clock_gains (
     id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL, -- when it was seen

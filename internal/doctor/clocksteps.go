@@ -44,10 +44,10 @@ func clockSteps(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 const gainedSQL = `
 SELECT l.name, g.by, g.at, g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack
-    + (SELECT sum(by) FROM call_clock_gains later WHERE later.id >= g.id) AS until
+    + (SELECT sum(by) FROM call_clock_gains later WHERE later.id >= g.id AND later.by > '0') AS until
 FROM call_clock_gains g CROSS JOIN call_limits l
-WHERE l.window_size > '0' AND g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack
-    + (SELECT sum(by) FROM call_clock_gains later WHERE later.id >= g.id) > clock_timestamp()
+WHERE g.by > '0' AND l.window_size > '0' AND g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack
+    + (SELECT sum(by) FROM call_clock_gains later WHERE later.id >= g.id AND later.by > '0') > clock_timestamp()
 ORDER BY l.name, g.id`
 
 // A request without an answer is charged up to slack ahead, in a bucket that is labelled with its end.

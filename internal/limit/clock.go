@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Clock notices when Postgres's clock was set forward. It belongs to one dispatcher and is not safe for concurrent use.
+// Clock notices when Postgres's clock was set. It belongs to one dispatcher and is not safe for concurrent use.
 type Clock struct {
-	pg   time.Time // the last reading of Postgres's clock
-	sent time.Time // monotonic, before it was asked for
+	pg             time.Time // the last reading of Postgres's clock
+	sent, received time.Time // monotonic, before it was asked for and when it had arrived
 }
 
 // steady is for how long a difference between the clocks may be taken for their running apart.
@@ -16,22 +16,24 @@ const steady = 10 * time.Second
 
 // Gained is how much Postgres's clock gained since the last reading that was seen, by one that was asked for at sent and
 // had arrived at received (both monotonic here); 0: nothing that matters. At most received minus the last one's sent has
-// passed, so more than that on Postgres's clock was gained. least is what is left to Margin: 0.1 % of the time passed; but
-// after a long time without a look, that much may have been gained in one step.
+// passed, so more than that on Postgres's clock was gained; less than 0: it was set back, by no more than that. least is
+// what is left to Margin: 0.1 % of the time passed; but after a long time without a look, that much may have been gained in
+// one step.
 func (c *Clock) Gained(pg, sent, received time.Time) (by, least time.Duration) {
 	if c.pg.IsZero() {
 		return 0, 0
 	}
-	passed := received.Sub(c.sent)
-	least = min(passed, steady) / 1000
-	if by = pg.Sub(c.pg) - passed; by > least {
+	most, fewest := received.Sub(c.sent), sent.Sub(c.received)
+	least = min(most, steady) / 1000
+	by = pg.Sub(c.pg) - most
+	if by > least || pg.Sub(c.pg) < fewest-least {
 		return by, least
 	}
 	return 0, least
 }
 
 // Saw has the next gain count from this reading on.
-func (c *Clock) Saw(pg, sent time.Time) { c.pg, c.sent = pg, sent }
+func (c *Clock) Saw(pg, sent, received time.Time) { c.pg, c.sent, c.received = pg, sent, received }
 
 // Last is the last reading of Postgres's clock; zero: there was none.
 func (c *Clock) Last() time.Time { return c.pg }

@@ -95,6 +95,31 @@ func TestRoomAndNextLook(t *testing.T) {
 	}
 }
 
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(n int) time.Time { return zero.Add(time.Duration(n) * time.Millisecond) }
+	for _, c := range []struct {
+		name               string
+		pg, sent, received int // of the second reading; the first is 0, 0, 10
+		want               int // ms
+	}{
+		{"below the last reading", -500, 1000, 1010, -1510},
+		{"above it", 400, 1000, 1010, -610},
+		{"travel explains the difference", 990, 1000, 1010, 0},
+		{"drift explains it", 989, 1000, 1010, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var clock Clock
+			clock.Saw(at(0), at(0), at(10))
+			if by, _ := clock.Gained(at(c.pg), at(c.sent), at(c.received)); by != time.Duration(c.want)*time.Millisecond {
+				t.Errorf("gained %s, want %d ms", by, c.want)
+			}
+		})
+	}
+}
+
 func TestGains(t *testing.T) {
 	t.Parallel()
 	type reading struct{ pg, sent, received int } // ms
@@ -129,7 +154,7 @@ func TestGains(t *testing.T) {
 				if by, _ := clock.Gained(at(r.pg), at(r.sent), at(r.received)); by > 0 {
 					gains = append(gains, Gain{at(r.pg), by})
 				}
-				clock.Saw(at(r.pg), at(r.sent))
+				clock.Saw(at(r.pg), at(r.sent), at(r.received))
 			}
 			if got := gains.Within(at(c.at), window); got != time.Duration(c.want)*time.Millisecond {
 				t.Errorf("gained %v, want %d ms", got, c.want)
