@@ -53,7 +53,7 @@ func TestImports(t *testing.T) {
 		},
 		{name: "internal/lines", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"dispatcher", "internal/handoff", "internal/lines", "migrations"},
+			name: "internal/doctor", ours: []string{"dispatcher", "internal/handoff", "internal/limit", "internal/lines", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{

@@ -57,11 +57,16 @@ func (d *Dispatcher) claimOnce(tick context.Context, queue string, wait, apart b
 		return claimResult{}, err
 	}
 	if d.openFrom.wentBack(epoch, locked.Batch) {
-		_ = tx.Rollback(ctx) // whoever shuts all limits must hold none
-		return claimResult{lookIn: minGap}, d.shutAfterRestore(ctx)
+		_ = tx.Rollback(ctx) // whoever locks all limits must hold none
+		return claimResult{lookIn: minGap}, d.restored(ctx)
 	}
-	if shut := d.shutFor(locked.Limits, now, epoch); shut > 0 {
-		return claimResult{lookIn: shut, blockedFor: shut}, d.enterEpoch(ctx, tx, locked.Limits, epoch)
+	if former(locked.Limits, epoch) {
+		_ = tx.Rollback(ctx)
+		d.epoch = ""
+		return claimResult{lookIn: minGap, more: true}, d.noteEpoch(ctx, epoch)
+	}
+	if uncounted(locked.Limits) {
+		return claimResult{lookIn: time.Second, blockedFor: time.Second}, nil
 	}
 	hours, err := d.hours.of(locked.Hours)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -35,6 +36,11 @@ func (d *Dispatcher) readClock(ctx context.Context, db interface {
 		d.log.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
 		if _, err := d.cfg.Pool.Exec(ctx, noteLossSQL, now, gained); err != nil {
 			return now, "", fmt.Errorf("note that the clock was set back: %w", err)
+		}
+	}
+	if lost := d.lostGains(now, at); len(lost) > 0 {
+		if at, by, err = d.noteAgain(ctx, lost); err != nil {
+			return now, "", fmt.Errorf("note again what the clock gained: %w", err)
 		}
 	}
 	d.gains = d.gains[:0]
@@ -80,6 +86,35 @@ SELECT $2, $3::interval - by
 FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1 AND by > '0') known
 WHERE $3::interval - by > $4::interval
 RETURNING by`
+
+// lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
+func (d *Dispatcher) lostGains(now time.Time, at []time.Time) (lost limit.Gains) {
+	for _, g := range d.gains {
+		if g.At.After(now.Add(-24*time.Hour)) && !slices.ContainsFunc(at, g.At.Equal) {
+			lost = append(lost, g)
+		}
+	}
+	return lost
+}
+
+// noteAgain writes them down once more, unless another has.
+func (d *Dispatcher) noteAgain(ctx context.Context, lost limit.Gains) (at []time.Time, by []time.Duration, err error) {
+	err = pgx.BeginFunc(ctx, d.cfg.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		for _, g := range lost {
+			if _, err := tx.Exec(ctx, noteAgainSQL, g.At, g.By); err != nil {
+				return err
+			}
+		}
+		return tx.QueryRow(ctx, gainsSQL).Scan(&at, &by)
+	})
+	return at, by, err
+}
+
+const noteAgainSQL = `
+INSERT INTO call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM call_clock_gains WHERE at = $1)`
 
 // gained is what the limit's window is widened by: what Postgres's clock gained while anything that
 // still counts was under way.

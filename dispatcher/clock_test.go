@@ -117,7 +117,7 @@ func TestClockSetForwardWhileShut(t *testing.T) {
 		s.setClock(70 * time.Second)
 	}
 	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.want(`SELECT shut_until < clock.clock_timestamp() FROM call_limits`) // by the clock it is over
+	s.want(`SELECT missing_until < clock.clock_timestamp() FROM call_limits`) // by the clock it is over
 }
 
 // That the clock was set back is written down: the ledger's times are out of order.

@@ -5,23 +5,28 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A limit that was there before a failover learns of it when it is claimed (enterEpoch). One that is
-// published afterwards, or then given a longer window, must stay shut for as long as the others: what
-// the old server gave out last may be unknown to the new one. So it is written down when the
-// database's epoch was entered, by whoever first sees it: late is safe.
+// A server that was promoted, or restored, may lack what the one before it gave out last. That one kept to the limits:
+// with what is known to be charged, it gave out no more than the rate. So what is known to be charged counts for as long
+// as ever, and the rest of the rate counts as used, until nothing that is missing can count any more (limit.Missing).
+// What was open is part of that rest: its units may have been given back, and out again (docs/design.md has the proof).
+//
+// A limit that is published later kept nobody to its rate. It is shut for as long: when the epoch was entered is written
+// down, by whoever first sees it. Late is safe.
 
-// noteEpoch writes down that the database has a new epoch, once for each that this process sees.
+// noteEpoch has the limits enter a new epoch, once for each that this process sees.
 func (d *Dispatcher) noteEpoch(ctx context.Context, epoch string) error {
 	if epoch == d.epoch {
 		return nil
 	}
-	if err := noteEpoch(ctx, d.cfg.Pool); err != nil {
+	entered, err := enterEpoch(ctx, d.cfg.Pool)
+	if err != nil {
 		return err
 	}
+	d.logEntered(ctx, entered)
 	if err := d.hand.reopen(ctx); err != nil {
 		return err
 	}
@@ -29,17 +34,38 @@ func (d *Dispatcher) noteEpoch(ctx context.Context, epoch string) error {
 	return nil
 }
 
-func noteEpoch(ctx context.Context, db ledger.DB) error {
-	rows, err := db.Query(ctx, noteEpochSQL)
-	if err == nil {
-		rows.Close()
-		err = rows.Err()
-	}
-	if err != nil {
-		return fmt.Errorf("note the epoch: %w", err)
-	}
-	return nil
+// entered is a limit of which units may be missing.
+type entered struct {
+	Name         string    `db:"name"`
+	MissingUntil time.Time `db:"missing_until"`
 }
+
+func (d *Dispatcher) logEntered(ctx context.Context, limits []entered) {
+	for _, l := range limits {
+		d.log.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used", "limit", l.Name, "missing_until", l.MissingUntil)
+	}
+}
+
+// enterEpoch has all limits enter the epoch that holds now, before anything is closed or claimed in it. Whoever is second
+// finds nothing to do.
+func enterEpoch(ctx context.Context, pool *pgxpool.Pool) (limits []entered, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockFormerSQL); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
+			return err
+		}
+		limits, err = collect[entered](ctx, tx, enterSQL+` WHERE epoch <> callq_epoch()`+enteredSQL)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("enter the epoch: %w", err)
+	}
+	return limits, nil
+}
+
+const lockFormerSQL = `SELECT FROM call_limits WHERE epoch <> callq_epoch() ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 // One row, of the epoch that holds now. The first of all has no beginning: no other server had been
 // before. Whoever is second finds the first's row.
@@ -52,49 +78,67 @@ SELECT 'epoch ' || callq_epoch(), CASE
     WHEN EXISTS (SELECT FROM former) OR EXISTS (SELECT FROM call_limits WHERE epoch <> callq_epoch()) THEN clock_timestamp() END
 ON CONFLICT (name) DO NOTHING`
 
-// shutAfterFailover shuts limits that are published until nothing that an old server gave out can count
-// for them as they now are.
-func shutAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
-	if err := noteEpoch(ctx, tx); err != nil {
-		return err
+// A limit that is not counted yet has bounded nobody, nor has one of which more than the rate was missing when it
+// entered the epoch before, if that may still count.
+const (
+	enterSQL = `
+UPDATE call_limits l
+SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timestamp() + ` + mayArriveForSQL + `), known_less = 0,
+    known_at = CASE WHEN complete_since IS NOT NULL AND (known_at IS NOT NULL OR missing_until IS NULL
+        OR missing_until < clock_timestamp() - 2 * window_size - interval '1 minute') THEN clock_timestamp() END`
+	enteredSQL = ` RETURNING name, missing_until`
+)
+
+// missAfterFailover shuts limits that are published anew, or in another form, until nothing that an old server gave out
+// can count for them as they now are. The limits' rows are locked: they have just been written.
+func missAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
+	if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
+		return fmt.Errorf("note the epoch: %w", err)
 	}
-	if _, err := tx.Exec(ctx, shutAfterFailoverSQL, names); err != nil {
+	if _, err := tx.Exec(ctx, missAfterFailoverSQL, names); err != nil {
 		return fmt.Errorf("shut limits after a failover: %w", err)
 	}
 	return nil
 }
 
-// The limits' rows are locked: they have just been written.
-const shutAfterFailoverSQL = `
+const missAfterFailoverSQL = `
 UPDATE call_limits l
-SET shut_until = greatest(l.shut_until, m.at + ` + mayCountForSQL + `)
+SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
 FROM call_marks m
-WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1) AND l.epoch = callq_epoch()`
+WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1)`
 
-// shutAfterRestore shuts all limits of a database that was restored in place, under this process: what was given out
+// restored does the same for a database that was restored in place, under this process: what was given out
 // between the backup and the restore is in no table. (That the data are older than what was committed shows in
-// the claims' numbers, which rise: openFrom.)
-func (d *Dispatcher) shutAfterRestore(ctx context.Context) error {
-	err := pgx.BeginFunc(ctx, d.cfg.Pool, func(tx pgx.Tx) error {
+// the claims' numbers, which rise: openFrom.) What is open in it may have ended, or may run: it is closed as of another
+// epoch.
+func (d *Dispatcher) restored(ctx context.Context) error {
+	var limits []entered
+	err := pgx.BeginTxFunc(ctx, d.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 		if _, err := tx.Exec(ctx, `SELECT FROM call_limits ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, shutAfterRestoreSQL)
+		if _, err := tx.Exec(ctx, restoredSQL); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE call_open SET epoch = epoch || ' before a restore'`); err != nil {
+			return err
+		}
+		limits, err = collect[entered](ctx, tx, enterSQL+enteredSQL)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("shut the limits after a restore: %w", err)
+		return fmt.Errorf("enter the epoch after a restore: %w", err)
 	}
-	d.log.WarnContext(ctx, "all limits shut: Postgres's data are older than what was committed, as after a restore")
+	d.log.WarnContext(ctx, "Postgres's data are older than what was committed, as after a restore")
+	d.logEntered(ctx, limits)
 	d.openFrom, d.reach = openFrom{}, reach{takenIn: map[string]time.Time{}}
 	return nil
 }
 
-const shutAfterRestoreSQL = `UPDATE call_limits l SET shut_until = greatest(l.shut_until, clock_timestamp() + ` + mayCountForSQL + `)`
+const restoredSQL = `UPDATE call_marks SET at = clock_timestamp() WHERE name = 'epoch ' || callq_epoch()`
 
-// mayCountForSQL is for how long after a failover a request of the old server may count for limit l. A
-// handler whose claim or start never reached the new server may send until its timeout, unless the
-// limit is anchored at the start.
-const mayCountForSQL = `l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack
+// mayArriveForSQL is for how long after a failover a request of the old server may arrive. A handler whose claim or start
+// never reached the new server may send until its timeout, unless the limit is anchored at the start.
+const mayArriveForSQL = `l.send_within + interval '5 seconds' + l.slack
     + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`

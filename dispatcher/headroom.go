@@ -26,6 +26,7 @@ type occupied struct {
 	Name     string     `db:"name"`
 	Key      string     `db:"key"`
 	Occupied int64      `db:"occupied"`
+	Former   int64      `db:"former"`   // of those, what a failover found open
 	FreedAt  *time.Time `db:"freed_at"` // the earliest until of an occupied unit; nil: none has one yet
 	At       time.Time  `db:"at"`       // Postgres's clock once it was counted
 }
@@ -60,7 +61,7 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 			} else {
 				rate.Units = l.Units
 			}
-			uses[limitKey{l.Name, key}] = limit.Use{Rate: rate}
+			uses[limitKey{l.Name, key}] = limit.Use{Rate: rate, Missing: l.missing(now, gained)}
 		}
 	}
 	if len(names) == 0 {
@@ -83,10 +84,16 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		}
 		use := uses[limitKey{c.Name, c.Key}]
 		use.Occupied = c.Occupied
+		if use.Missing != nil {
+			use.Missing.Former = c.Former
+		}
 		if c.FreedAt != nil {
 			use.Freed = *c.FreedAt
 		}
 		uses[limitKey{c.Name, c.Key}] = use
+	}
+	if err := readKnown(ctx, tx, limits, uses); err != nil {
+		return nil, err
 	}
 	if buckets {
 		if err := readCharges(ctx, tx, limits, names, ofKeys, since, from, now, uses); err != nil {
@@ -132,7 +139,7 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 		}
 		switch {
 		case h.Admission[i].Room[of.key] >= units:
-		case l.Window == 0:
+		case l.Window == 0 && l.missing(h.now, 0) == nil:
 			known = false
 		default:
 			wait = max(wait, minGap, h.next[of].Sub(h.now))
@@ -164,7 +171,7 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 // Each open attempt is read once, however many keys are asked about (TestOccupiedIsLinear): Settings leave
 // joins only nested loops, but IN within another condition is looked up in a hash.
 const occupiedSQL = unitsSQL + `
-SELECT name, key, sum(cost)::bigint AS occupied, min(freed_at) AS freed_at, clock_timestamp() AS at
+SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former, min(freed_at) AS freed_at, clock_timestamp() AS at
 FROM units
 GROUP BY name, key`
 
@@ -176,7 +183,7 @@ WITH asked AS MATERIALIZED (
     FROM (SELECT name, min(since) AS since FROM asked GROUP BY name) a
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT u.name, u.key, u.cost, l.since,
+    SELECT u.name, u.key, u.cost, l.since, o.epoch <> l.epoch AS former,
         CASE l.anchor WHEN 'dispatch' THEN o.claimed_at ELSE callq_open_until(o.started_at, o.send_within, o.acked_at, l.slack) END AS until,
         CASE WHEN o.epoch = l.epoch THEN
             CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
@@ -189,11 +196,11 @@ WITH asked AS MATERIALIZED (
     WHERE o.batch >= $4 AND o.limits && (SELECT array_agg(name) FROM rules)
       AND ((u.name, u.key) IN (SELECT name, key FROM asked)) IS TRUE
 ), units AS (
-    SELECT name, key, 0 AS cost, NULL::timestamptz AS freed_at, NULL::timestamptz AS until FROM asked
+    SELECT name, key, 0 AS cost, false AS former, NULL::timestamptz AS freed_at, NULL::timestamptz AS until FROM asked
     UNION ALL
-    SELECT name, key, cost, bounded_from, CASE WHEN bounded_from IS NULL THEN 'infinity' ELSE until END FROM open
+    SELECT name, key, cost, former, bounded_from, CASE WHEN bounded_from IS NULL THEN 'infinity' ELSE until END FROM open
     WHERE bounded_from IS NULL OR until > since
     UNION ALL
-    SELECT a.name, a.key, u.used, u.bucket, u.bucket
+    SELECT a.name, a.key, u.used, u.shard < 0, u.bucket, u.bucket
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )`

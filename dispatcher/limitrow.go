@@ -103,3 +103,18 @@ func (row limitRow) reachesShort(now limitRow) bool {
 	return now.Window > row.Window || now.PerKey != row.PerKey || now.CountCost != row.CountCost ||
 		slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
 }
+
+// bounded says whether what kept to row, and may be missing, is bounded by now too: but for what row allowed more (less).
+func (row limitRow) bounded(now limitRow) bool {
+	return !row.reachesShort(now) && now.rate().Comparable(row.rate()) &&
+		(now.Shape.Algorithm != limit.TokenBucket || now.rate().AtLeast(row.rate()))
+}
+
+// less is by how much now allows less than row, to the key that loses most.
+func (row limitRow) less(now limitRow) int64 {
+	least := min(0, now.Units-row.Units)
+	for _, key := range slices.Concat(slices.Collect(maps.Keys(row.Overrides)), slices.Collect(maps.Keys(now.Overrides))) {
+		least = min(least, now.unitsOf(key)-row.unitsOf(key))
+	}
+	return -least
+}

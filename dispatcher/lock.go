@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -26,7 +27,9 @@ type lockedLimit struct {
 	SendWithin    time.Duration `db:"send_within"`
 	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
 	Epoch         string        `db:"epoch"`
-	ShutUntil     *time.Time    `db:"shut_until"`
+	MissingUntil  *time.Time    `db:"missing_until"`
+	KnownAt       *time.Time    `db:"known_at"`
+	KnownLess     int64         `db:"known_less"`
 	CompleteSince *time.Time    `db:"complete_since"`
 }
 
@@ -99,7 +102,8 @@ const lockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queue
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
 SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, most_cost, coalesce(anchor, '') AS anchor, slack,
-    send_within, epoch, shut_until, complete_since,
+    send_within, epoch, greatest(missing_until, shut_until - window_size * 1.001) AS missing_until,
+    known_at, known_less, complete_since,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l
@@ -110,45 +114,12 @@ FOR NO KEY UPDATE OF l`
 // Under the lock of the room, or of no use (openfrom.go).
 const drawSQL = `SELECT nextval('call_batch_seq')`
 
-// shutFor is how long the limits stay shut, whatever room they have: after a failover, while the
-// new server cannot know all that the old one gave out, and until usage is counted (open.go).
-func (d *Dispatcher) shutFor(limits []lockedLimit, now time.Time, epoch string) time.Duration {
-	var shut time.Duration
-	for _, l := range limits {
-		switch {
-		case l.Epoch != epoch:
-			shut = max(shut, l.Window+l.SendWithin+limit.ResendMost+l.Slack)
-		case l.ShutUntil != nil:
-			shut = max(shut, l.ShutUntil.Sub(now)+d.gained(l, now))
-		}
-		if l.CompleteSince == nil {
-			shut = max(shut, time.Second)
-		}
-	}
-	return shut
+// uncounted says whether what one of the limits has used is not counted yet (open.go).
+func uncounted(limits []lockedLimit) bool {
+	return slices.ContainsFunc(limits, func(l lockedLimit) bool { return l.CompleteSince == nil })
 }
 
-// enterEpoch notes a new epoch on the limits and shuts them until nothing that the old server
-// gave out can count any more.
-func (d *Dispatcher) enterEpoch(ctx context.Context, tx pgx.Tx, limits []lockedLimit, epoch string) error {
-	for _, l := range limits {
-		if l.Epoch == epoch {
-			continue
-		}
-		var until time.Time
-		if err := tx.QueryRow(ctx, enterEpochSQL, l.Name, epoch).Scan(&until); err != nil {
-			return fmt.Errorf("enter the new epoch: %w", err)
-		}
-		d.log.WarnContext(ctx, "limit shut after a failover or restore", "limit", l.Name, "epoch", epoch, "until", until)
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
+// former says whether one of the limits has not entered the epoch.
+func former(limits []lockedLimit, epoch string) bool {
+	return slices.ContainsFunc(limits, func(l lockedLimit) bool { return l.Epoch != epoch })
 }
-
-const enterEpochSQL = `
-UPDATE call_limits l
-SET epoch = $2, shut_until = clock_timestamp() + ` + mayCountForSQL + `
-WHERE name = $1
-RETURNING shut_until`

@@ -42,7 +42,7 @@ func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
 	gained := d.gains.All() // ever: where the clock was set forward, windows reach back further
 	open := false
 	err := pgx.BeginTxFunc(ctx, d.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, mayOpenSQL, name, gained).Scan(&open); err != nil || !open {
+		if err := tx.QueryRow(ctx, mayOpenSQL, name).Scan(&open); err != nil || !open {
 			return err
 		}
 		if _, err := tx.Exec(ctx, forgetUsageSQL, name); err != nil {
@@ -62,8 +62,7 @@ func (d *Dispatcher) openLimit(ctx context.Context, name string) (bool, error) {
 }
 
 // What is open must be charged to the limit as the limit counts now, or close before: claims would not
-// find it, neither open nor charged. The ledger must reach back a whole window: retention marks up to
-// where it may have been cut.
+// find it, neither open nor charged.
 const mayOpenSQL = `
 SELECT NOT EXISTS (
         SELECT 1 FROM call_open o
@@ -71,9 +70,6 @@ SELECT NOT EXISTS (
             SELECT 1 FROM unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
             WHERE u.name = l.name AND u.key = CASE WHEN l.per_key THEN o.key ELSE '' END
               AND u.cost = CASE WHEN l.count_cost THEN o.cost ELSE 1 END))
-    AND NOT EXISTS (
-        SELECT 1 FROM call_marks m
-        WHERE m.name = 'ledger' AND m.at > clock_timestamp() - l.window_size * 1.001 - $2::interval)
 FROM call_limits l
 WHERE l.name = $1 AND l.complete_since IS NULL
 FOR NO KEY UPDATE`
@@ -99,4 +95,9 @@ LEFT JOIN LATERAL (
 WHERE l.name = $1 AND l.window_size > '0' AND (a.queue = ANY(l.queues) OR c.until IS NOT NULL)
 GROUP BY 1, 2, 3`
 
-const openLimitSQL = `UPDATE call_limits SET complete_since = clock_timestamp() WHERE name = $1`
+// Retention marks up to where it may have cut the ledger: what is missing from it had arrived by then.
+const openLimitSQL = `
+UPDATE call_limits
+SET complete_since = clock_timestamp(), known_at = NULL,
+    missing_until = greatest(missing_until, (SELECT at FROM call_marks WHERE name = 'ledger'))
+WHERE name = $1`

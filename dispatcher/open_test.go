@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
 )
 
 // A limit that is given a longer window and another queue stays shut until all that was open has
@@ -69,18 +70,37 @@ func TestLimitCountsQueuesThatLeft(t *testing.T) {
 	s.verify()
 }
 
-// Where retention may have cut the ledger within the window, the limit stays shut.
-func TestLimitStaysShutBehindTheMark(t *testing.T) {
+// Where retention may have cut the ledger within the window, what is missing counts as used, until it no longer can.
+func TestLimitBehindTheMark(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	r := rules(sliding("api", 20, time.Hour))
 	s.calls("default", 1)
 	s.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', clock_timestamp() - interval '59 min')`)
 	s.once(r)
-	s.want(`SELECT complete_since IS NULL AND (SELECT count(*) = 0 FROM call_open) FROM call_limits`)
-	s.exec(`UPDATE call_marks SET at = clock_timestamp() - interval '61 min'`)
+	s.want(`SELECT complete_since IS NOT NULL AND (SELECT count(*) = 0 FROM call_open) FROM call_limits`)
+	s.exec(`UPDATE call_limits SET missing_until = missing_until - interval '2 min'`)
 	s.once(r)
-	s.want(`SELECT complete_since IS NOT NULL AND (SELECT count(*) = 1 FROM call_open) FROM call_limits`)
+	s.want(`SELECT count(*) = 1 FROM call_open`)
+}
+
+// A fixed window needs only what began with it: what retention removed of the months before is no matter.
+func TestFixedWindowBehindTheMark(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	rate, err := limit.Parse("20/1d", limit.FixedWindow, 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.calls("default", 1)
+	s.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
+	r := rules(dispatcher.LimitRule{Name: "api", Rate: rate})
+	s.once(r)
+	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.exec(`UPDATE call_limits SET missing_until = clock_timestamp()`)
+	s.calls("default", 1)
+	s.once(r)
+	s.want(`SELECT count(*) = 1 FROM call_open`)
 }
 
 // A limit that is taken away and comes back counts what its queue sent in between.

@@ -35,6 +35,9 @@ func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules) ([]string, er
 // waited for its locks.
 func publish(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.Context, *publication) error) ([]string, error) {
 	var changes []string
+	if _, err := enterEpoch(ctx, pool); err != nil {
+		return nil, err
+	}
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
 		if err := run(ctx, &p); err != nil {
@@ -229,7 +232,7 @@ func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) e
 	if was != nil && was.equal(now) {
 		return p.noteUnversioned(ctx, *was, now)
 	}
-	if err := p.putLimit(ctx, now, was == nil || was.reachesShort(now)); err != nil {
+	if err := p.putLimit(ctx, was, now); err != nil {
 		return err
 	}
 	p.put = append(p.put, now.Name)
@@ -269,13 +272,19 @@ func given(m map[string]int64) map[string]int64 {
 	return m
 }
 
-func (p *publication) putLimit(ctx context.Context, l limitRow, shut bool) error {
+// putLimit writes a limit that was another, or none.
+func (p *publication) putLimit(ctx context.Context, was *limitRow, l limitRow) error {
+	shut, bounded, less := true, false, int64(0)
+	if was != nil {
+		shut, bounded, less = was.reachesShort(l), was.bounded(l), was.less(l)
+	}
 	_, err := p.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
 		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.rate().Bucket(),
 		"per_key": l.PerKey, "overrides": given(l.Overrides), "count_cost": l.CountCost,
 		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
 		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
 		"most_cost": l.MostCost, "most_overrides": given(l.MostOverrides), "by": p.by, "shut": shut,
+		"bounded": bounded, "less": less,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -300,7 +309,8 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
     anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues,
     most_cost = excluded.most_cost, most_overrides = excluded.most_overrides,
     published_at = clock_timestamp(), published_by = excluded.published_by,
-    complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END`
+    complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
+    known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`
 
 const dropLimitSQL = `
 UPDATE call_limits
@@ -352,7 +362,7 @@ func (p *publication) record(ctx context.Context) error {
 	if len(p.put)+len(p.dropped) == 0 {
 		return nil
 	}
-	if err := shutAfterFailover(ctx, p.tx, p.put); err != nil {
+	if err := missAfterFailover(ctx, p.tx, p.put); err != nil {
 		return err
 	}
 	if _, err := p.tx.Exec(ctx, recordSQL, p.put, p.dropped); err != nil {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Where the data are set back under a dispatcher, as by a restore in place, all limits are shut for as long as after a
-// failover: what was given out since the backup is in no table. Whoever comes later finds them shut.
+// Where the data are set back under a dispatcher, as by a restore in place, what was left of the limits counts as used, as
+// after a failover: what was given out since the backup is in no table. Whoever comes later finds it so.
 func TestRestoredInPlace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -26,11 +26,11 @@ func TestRestoredInPlace(t *testing.T) {
 	s.calls("default", 2)
 	before := one[time.Time](s, `SELECT clock_timestamp()`)
 	s.turn(d)
-	s.want(`SELECT shut_until > $1::timestamptz + window_size + send_within + slack FROM call_limits`, before)
+	s.want(`SELECT missing_until > $1::timestamptz + send_within + slack FROM call_limits`, before)
 	s.turn(d)
 	s.turn(s.another(r))
 	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.exec(`UPDATE call_limits SET shut_until = clock_timestamp()`) // as if that time had passed
+	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that time had passed
 	s.turn(d)
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 }

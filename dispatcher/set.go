@@ -74,6 +74,9 @@ func ResetLimit(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]str
 
 func changeLimit(ctx context.Context, pool *pgxpool.Pool, name, by string, change func(limitRow) (limitRow, error)) ([]string, error) {
 	var changes []string
+	if _, err := enterEpoch(ctx, pool); err != nil {
+		return nil, err
+	}
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
 		if err := p.lock(ctx); err != nil {

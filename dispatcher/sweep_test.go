@@ -294,11 +294,11 @@ func TestOlderEpoch(t *testing.T) {
 			THEN arrived_by BETWEEN $1::timestamptz + interval '300 ms' AND clock_timestamp() + interval '300 ms'
 			ELSE arrived_by = started_at + interval '5500 ms' END) FROM call_attempts`, before)
 	s.want(`SELECT sum(used) = 3 FROM call_usage`)
-	s.want(`SELECT epoch = callq_epoch() AND shut_until BETWEEN $1::timestamptz + interval '1 h 9100 ms' AND clock_timestamp() + interval '1 h 9100 ms'
+	s.want(`SELECT epoch = callq_epoch() AND missing_until BETWEEN $1::timestamptz + interval '5500 ms' AND clock_timestamp() + interval '5500 ms'
 		FROM call_limits`, before)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.exec(`UPDATE call_limits SET shut_until = clock_timestamp()`)
+	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that could count no more
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_open`) // what may have started there just now still counts
 	s.verify()
@@ -333,7 +333,7 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 		s.calls("default", 1)
 		before := one[time.Time](s, `SELECT clock_timestamp()`)
 		s.once(r)
-		s.want(`SELECT shut_until - window_size * 1.001 - send_within - slack - $2::interval BETWEEN $1 AND clock_timestamp() FROM call_limits`,
+		s.want(`SELECT missing_until - send_within - slack - $2::interval BETWEEN $1 AND clock_timestamp() FROM call_limits`,
 			before, longer)
 	}
 }
@@ -342,7 +342,7 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 // been there before; one of a database that has always been the same is not shut at all.
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
-	const shutSQL = `SELECT shut_until - window_size * 1.001 - send_within - slack - interval '10 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
+	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
 	const failover = `UPDATE call_marks SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
 	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
 	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s
@@ -395,7 +395,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.calls("default", 1)
 		s.once(api)
 		s.want(`SELECT count(*) = 1 FROM call_open`)
-		s.want(`SELECT shut_until IS NULL FROM call_limits`)
+		s.want(`SELECT missing_until IS NULL FROM call_limits`)
 	})
 }
 

@@ -174,6 +174,8 @@ func nonZero[T comparable](v T) *T {
 // limit be added later. A call that was cancelled while the attempt ran stays cancelled, and learns how
 // that ended. A limit that counts cost is charged what was settled: it was claimed by cost where that is
 // not 1, and where it is 1 the limit counts now as it says (open.go does not tell those apart either).
+// After a failover what is charged ends in other buckets than what was charged before, and in shards below 0 where it
+// was open then (dispatcher/epoch.go).
 // Where units of a key came free sooner than could be foreseen, its lines are woken (internal/lines); that
 // the call itself waits again is its trigger's to say.
 const closeSQL = `
@@ -193,7 +195,7 @@ WITH asked AS MATERIALIZED (
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
       AND (SELECT set_config('lock_timeout', @wait, true)) = @wait
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
-        o.limits, o.keys, o.costs, o.send_within, o.acked_at, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
+        o.limits, o.keys, o.costs, o.epoch, o.send_within, o.acked_at, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, CASE WHEN c.charged THEN c.settled END AS settled, c.charged, c.status, c.failed,
         c.by_us, c.written_us, c.end_by_us, c.closed_us, c.acked_us, c.delay_us
 ), bounded AS (
@@ -206,17 +208,20 @@ WITH asked AS MATERIALIZED (
         coalesce(acked_at, base + acked_us * interval '1 microsecond') AS acked
     FROM gone
 ), ended AS MATERIALIZED (
-    SELECT b.*, u.until, u.names, u.charged_keys, u.charged_costs, u.buckets, u.charges
+    SELECT b.*, u.until, u.names, u.charged_keys, u.charged_costs, u.buckets, u.charges,
+        u.former OR b.outcome = 'lost' AND b.epoch <> (SELECT callq_epoch()) AS former
     FROM bounded b
     LEFT JOIN LATERAL (
         SELECT max(until) FILTER (WHERE bounds) AS until,
             array_agg(name) AS names, array_agg(key) AS charged_keys, array_agg(cost) AS charged_costs,
-            array_agg(CASE WHEN width > '0' THEN date_bin(width, until, 'epoch') + width
+            bool_or(former) AS former,
+            array_agg(CASE WHEN width > '0' THEN date_bin(width, greatest(until, CASE WHEN NOT former THEN known_at + width END), 'epoch') + width
                 WHEN until > b.now THEN until END) AS buckets,
             jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charges
         FROM (
             SELECT l.name, u.key, CASE WHEN l.count_cost OR u.cost <> 1 THEN coalesce(b.settled, u.cost) ELSE u.cost END AS cost,
                 coalesce(l.bucket_width, l.window_size / 200) AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
+                l.known_at, b.epoch <> l.epoch AS former,
                 CASE
                 WHEN l.anchor = 'dispatch' THEN b.claimed_at
                 WHEN l.window_size > '0' THEN
@@ -248,12 +253,12 @@ WITH asked AS MATERIALIZED (
     WHERE q.id BETWEEN e.call_id AND e.call_id AND q.attempts = e.attempt AND q.status IN ('dispatched', 'cancelled')
 ), charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
-    SELECT c.name, c.key, c.bucket, pg_backend_pid(), sum(c.cost)
+    SELECT c.name, c.key, c.bucket, CASE WHEN e.former THEN -1 ELSE 1 END * pg_backend_pid(), sum(c.cost)
     FROM ended e
     CROSS JOIN LATERAL unnest(e.names, e.charged_keys, e.charged_costs, e.buckets) AS c (name, key, cost, bucket)
     WHERE e.names IS NOT NULL AND c.bucket IS NOT NULL AND c.cost > 0
-    GROUP BY 1, 2, 3
-    ORDER BY 1, 2, 3
+    GROUP BY 1, 2, 3, 4
+    ORDER BY 1, 2, 3, 4
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
 ), freed AS (
     INSERT INTO call_news (queue, at, key)

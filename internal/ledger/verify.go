@@ -313,11 +313,12 @@ WHERE a.settled IS NOT NULL AND c.cost NOT IN (1, a.settled)
 ORDER BY a.call_id LIMIT $1`
 
 // Over the last window, of limits that have one. Usage may exceed the charges for two windows after
-// a limit was published: it was counted anew, under its former queues, window or form.
+// a limit was published: it was counted anew, under its former queues, window or form; and after a failover, since when
+// buckets may end later.
 const usageSQL = `
 WITH reach AS (
     SELECT name, queues, complete_since, per_key, count_cost, coalesce(bucket_width, window_size / 200) AS width, clock_timestamp() - window_size AS since,
-        published_at > clock_timestamp() - 2 * window_size - interval '1 minute' AS fresh
+        greatest(published_at, known_at) > clock_timestamp() - 2 * window_size - interval '1 minute' AS fresh
     FROM call_limits
     WHERE complete_since IS NOT NULL AND window_size > '0'
 ), charged AS (

@@ -119,28 +119,63 @@ type Use struct {
 	// or all are unstarted, so that none comes free within a window.
 	Freed   time.Time
 	Charges []Charge // of a token bucket
+	Missing *Missing // nil: all that was given out is known
+}
+
+// Missing says that units may have been given out which nobody knows of, as after a failover that lost the last commits.
+// Whoever gave them out kept to the rate: with what was charged by KnownAt they are no more than that.
+type Missing struct {
+	Until   time.Time // they had arrived by then
+	KnownAt time.Time // zero: nothing bounds how many they are
+	KnownBy time.Time // buckets of what was charged by KnownAt end no later, all others do
+	Known   int64     // units that were charged by then, and counted (see Rate.KnownSince)
+	Former  int64     // of those occupied, what was open then: its units may have been given out again
+}
+
+// MissingAt is what may be missing at now of what had arrived by until, if that may still count; else nil. knownAt is nil
+// where nothing bounds it.
+func MissingAt(r Rate, until, knownAt *time.Time, now time.Time, gained time.Duration) *Missing {
+	if until == nil || !r.Since(now, gained).Before(*until) {
+		return nil
+	}
+	m := &Missing{Until: *until}
+	if knownAt != nil {
+		m.KnownAt, m.KnownBy = *knownAt, knownAt.Add(r.Bucket())
+	}
+	return m
 }
 
 // Room is how many units may be given out now; gained is what Postgres's clock gained of late (see Clock).
 func (u Use) Room(now time.Time, gained time.Duration) int64 {
 	if u.Rate.Algorithm == TokenBucket {
-		return max(0, int64(math.Floor(u.Rate.level(now, gained, u.Charges))))
+		return max(0, int64(math.Floor(u.level(now, gained))))
 	}
-	return max(0, u.Rate.Units-u.Occupied)
+	room := u.Rate.Units - u.Occupied
+	if u.Missing != nil {
+		room = min(room, u.Missing.Known-(u.Occupied-u.Missing.Former))
+	}
+	return max(0, room)
 }
 
 // NextLook is the earliest moment at which a unit can come free, unless an attempt turns out not
 // to have been sent; gained is how much the window is widened by (see Clock).
 func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
+	next := u.nextKnown(now, gained)
+	if u.Missing != nil {
+		next = earlier(next, u.Rate.Passed(u.Missing.Until, gained))
+	}
+	return next
+}
+
+func (u Use) nextKnown(now time.Time, gained time.Duration) time.Time {
 	if u.Rate.Algorithm == TokenBucket {
-		return u.Rate.refills(now, gained, u.Charges)
+		return u.refills(now, gained)
 	}
 	if c, ok := u.Rate.calendar(); ok {
 		return c.End(now.Add(-c.apart() - gained)).Add(c.apart() + gained)
 	}
-	wait := u.Rate.Window + Margin(u.Rate.Window) + gained
 	if u.Freed.IsZero() {
-		return now.Add(wait)
+		return u.Rate.Passed(now, gained)
 	}
-	return u.Freed.Add(wait)
+	return u.Rate.Passed(u.Freed, gained)
 }

@@ -152,6 +152,20 @@ func (r Rate) Since(now time.Time, gained time.Duration) time.Time {
 	return now.Add(-r.Window - Margin(r.Window) - gained)
 }
 
+// KnownSince is since when an until counted beyond doubt for who gave units out last, until knownAt.
+func (r Rate) KnownSince(knownAt time.Time) time.Time { return r.Since(knownAt.Add(clocksApart), 0) }
+
+// clocksApart is by how much the clock of a Postgres that failed over may have been ahead of the one that took over.
+const clocksApart = time.Second
+
+// Passed is from when on an until of t no longer counts: Since is not before it.
+func (r Rate) Passed(t time.Time, gained time.Duration) time.Time {
+	if c, ok := r.calendar(); ok {
+		return c.End(t.Add(c.apart())).Add(c.apart() + gained)
+	}
+	return t.Add(r.Window + Margin(r.Window) + gained)
+}
+
 // Comparable is whether of r and other one can be the stricter: both are so many at once, or of one algorithm
 // and, where that cuts a calendar, of the same windows.
 func (r Rate) Comparable(other Rate) bool {

@@ -19,12 +19,26 @@ type Charge struct {
 // is docs/design.md's of the sliding window, with each s in the place of now - W). Before the window it is
 // taken to have been empty. The clocks' running apart, a thousandth, makes the rate less; what Postgres's
 // clock gained within the window was no time in which units came in.
-func (r Rate) level(now time.Time, gained time.Duration, charges []Charge) float64 {
+//
+// Units that are missing are taken to have left it empty when the last of them arrived; what is charged besides them
+// came out of it later, whatever a clock that was set back says.
+func (u Use) level(now time.Time, gained time.Duration) float64 {
+	r, charges, begin := u.Rate, u.Charges, now.Add(-u.Rate.Window)
 	perSecond := r.perSecond()
-	level, at := 0.0, now.Add(-r.Window)
+	if m := u.Missing; m != nil {
+		if m.KnownAt.IsZero() || now.Before(m.Until) {
+			return 0
+		}
+		begin, charges = m.Until, slices.Clone(charges)
+		charges = slices.DeleteFunc(charges, func(c Charge) bool { return !c.Until.After(m.KnownBy) })
+		for i, c := range charges {
+			charges[i].Until = later(c.Until, begin)
+		}
+	}
+	level, at := 0.0, begin
 	slices.SortFunc(charges, func(a, b Charge) int { return a.Until.Compare(b.Until) })
 	for _, c := range charges {
-		if c.Until.Before(now.Add(-r.Window)) {
+		if c.Until.Before(begin) {
 			continue
 		}
 		if until := earlier(c.Until, now); until.After(at) {
@@ -41,6 +55,13 @@ func (r Rate) perSecond() float64 {
 	return float64(r.Units) / r.Span().Seconds() * 1000 / 1001
 }
 
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 func earlier(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a
@@ -50,14 +71,14 @@ func earlier(a, b time.Time) time.Time {
 
 // refills is when the bucket holds a unit at the earliest, if no others are taken: its level only rises then,
 // and what can still arrive may have arrived by now.
-func (r Rate) refills(now time.Time, gained time.Duration, charges []Charge) time.Time {
-	charges = slices.Clone(charges)
-	for i := range charges {
-		charges[i].Until = earlier(charges[i].Until, now)
+func (u Use) refills(now time.Time, gained time.Duration) time.Time {
+	u.Charges = slices.Clone(u.Charges)
+	for i := range u.Charges {
+		u.Charges[i].Until = earlier(u.Charges[i].Until, now)
 	}
-	early, late := now, now.Add(r.Window+gained+time.Second)
+	early, late := now, now.Add(u.Rate.Window+gained+time.Second)
 	for late.Sub(early) > 100*time.Microsecond {
-		if middle := early.Add(late.Sub(early) / 2); r.level(middle, gained, charges) < 1 {
+		if middle := early.Add(late.Sub(early) / 2); u.level(middle, gained) < 1 {
 			early = middle
 		} else {
 			late = middle

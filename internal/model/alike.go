@@ -71,7 +71,7 @@ func (s *State) renameCalls(from [callCount]int8) {
 
 func (s *State) markRow(r *row, salt uint64) uint64 {
 	return mix(2, uint64(r.stage)|uint64(r.epoch)<<8|uint64(uint8(r.claimed))<<16|uint64(uint8(r.at))<<24|
-		uint64(uint8(r.until))<<32|flag(r.used)<<40|uint64(uint8(r.label))<<48|uint64(r.arrived)<<56) + mix(3, salt)
+		uint64(uint8(r.until))<<32|flag(r.used)<<40|flag(r.former)<<41|uint64(uint8(r.label))<<48|uint64(r.arrived)<<56) + mix(3, salt)
 }
 
 func flag(b bool) uint64 {

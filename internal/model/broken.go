@@ -15,14 +15,17 @@ const (
 	NoRecount                          // the clock is not read again after the count
 	GainForgotten                      // a window is not widened when the clock was set forward
 	GainKeptShort                      // ... or only for one window and the gain
+	GainLost                           // ... or until a failover loses what it gained
 	GainUnwritten                      // ... or only by the process that saw it
 
 	// Limits that change.
-	NoRecall         // a lowered limit leaves unstarted attempts
-	RecallSkips      // a recall passes over rows that are locked
-	NotShutInEpoch   // a new epoch does not shut the limit
-	ShutForgetsGain  // a limit that is shut opens the sooner when the clock is set forward
-	ShutWithoutSlack // a new epoch shuts it for one window alone
+	NoRecall           // a lowered limit leaves unstarted attempts
+	RecallSkips        // a recall passes over rows that are locked
+	NoneMissing        // a failover is taken to have lost nothing
+	MissingForgetsGain // what it lost is taken to be over the sooner when the clock is set forward
+	MissingHasArrived  // ... and to have arrived by then
+	SameClock          // ... or what the former server's clock, ahead of this one's, no longer counted to be known
+	OpenIsKnown        // what a failover finds open is taken to be used, and nothing in its place
 	// The start.
 	NoCompareAndSet // a start takes the row whoever has it
 	NoEpochCheck    // a start takes rows of an older epoch

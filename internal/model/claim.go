@@ -79,7 +79,7 @@ func (m *Model) someWait(s *State) bool {
 	return false
 }
 
-// lockLimit is lockQueue, readClock, shutFor and enterEpoch.
+// lockLimit is lockQueue, readClock and enterEpoch.
 func (m *Model) lockLimit(s *State, i int) {
 	if !m.has(NoLock) && !s.limitFree() {
 		return
@@ -95,16 +95,13 @@ func (m *Model) lockLimit(s *State, i int) {
 	switch {
 	case !m.someWait(s):
 		return
-	case p.limit.epoch != p.epoch && !m.has(NotShutInEpoch):
-		p.limit.epoch = p.epoch
-		p.limit.shut = m.shutFor()
+	case p.limit.epoch != p.epoch && !m.has(NoneMissing):
+		m.enterEpoch(p)
 		n.disps[i].rest()
 		m.emit(moveEnterEpoch, 0, 0, n, "")
 		return
-	case m.shut(p, &n.disps[i]):
-		return
 	}
-	if m.without && (m.rate(p.limit.version) <= m.occupied(&n, &n.disps[i]) || n.freeSlot() < 0) {
+	if m.without && (m.room(&n, &n.disps[i]) <= 0 || n.freeSlot() < 0) {
 		return // heal waits instead of counting in vain
 	}
 	n.disps[i].phase = clocked
@@ -117,24 +114,59 @@ func (m *Model) lockLimit(s *State, i int) {
 	}
 }
 
-// shut says whether the limit is shut after a failover. What the clock gained since does not let it
-// open any sooner.
-func (m *Model) shut(p *postgres, d *disp) bool {
-	until := p.limit.shut
-	if m.gainKept(d, d.now) && !m.has(ShutForgetsGain) {
-		until += d.gain
+// enterEpoch is enterSQL: what is charged now is known, what is open is not.
+func (m *Model) enterEpoch(p *postgres) {
+	p.limit.epoch, p.limit.known, p.limit.missing = p.epoch, 0, m.SendWithin+m.Resend+m.Slack
+	switch {
+	case m.has(MissingHasArrived):
+		p.limit.missing = 0
+	case m.Finish:
+		p.limit.missing += m.Deadline
 	}
-	return p.limit.epoch > 0 && until > 0
+	since := -m.Window
+	if m.Faults.ClockBack > 0 && !m.has(SameClock) { // the former server's clock may have been so much ahead
+		since += m.StepBy
+	}
+	for i := range p.rows {
+		r := &p.rows[i]
+		if m.usageCounts(r, since) && !r.former || m.has(OpenIsKnown) && p.isOpen(i) {
+			p.limit.known++
+		}
+	}
 }
 
-func (m *Model) shutFor() int8 {
-	switch {
-	case m.has(ShutWithoutSlack):
-		return m.Window
-	case m.Finish:
-		return m.Window + m.SendWithin + m.Resend + m.Slack + m.Deadline
+// unknown says whether what a failover lost may still count. What the clock gained since does not let it pass any sooner.
+func (m *Model) unknown(p *postgres, d *disp) bool {
+	since := m.since(d)
+	if m.has(MissingForgetsGain) {
+		since = d.now - m.Window
 	}
-	return m.Window + m.SendWithin + m.Resend + m.Slack
+	return p.limit.epoch > 0 && since < p.limit.missing
+}
+
+// room is limit.Use.Room.
+func (m *Model) room(s *State, d *disp) int8 {
+	p := &s.pg
+	occupied := m.occupied(s, d)
+	room := m.rate(p.limit.version) - occupied
+	if m.unknown(p, d) {
+		room = min(room, p.limit.known-(occupied-m.former(s, d)))
+	}
+	return room
+}
+
+// former is what is occupied of what was open when the epoch was entered.
+func (m *Model) former(s *State, d *disp) (n int8) {
+	if m.has(OpenIsKnown) {
+		return 0
+	}
+	for i := range s.pg.rows {
+		r := &s.pg.rows[i]
+		if r.former && m.usageCounts(r, m.since(d)) || r.epoch != s.pg.limit.epoch && m.openCounts(&s.pg, i, m.since(d)) {
+			n++
+		}
+	}
+	return n
 }
 
 // look is readClock: answers come at once here, so that limit.Clock sees exactly what was gained. What it sees it
@@ -198,7 +230,7 @@ func (m *Model) countOccupied(s *State, i int) {
 
 func (m *Model) count(n *State, i int) {
 	d := &n.disps[i]
-	d.room = m.rate(n.pg.limit.version) - m.occupied(n, d)
+	d.room = m.room(n, d)
 	n.afterCount(i)
 }
 

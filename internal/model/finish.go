@@ -189,6 +189,7 @@ func (m *Model) closeRow(n *State, i int, e ending, off int8) string {
 	if r.stage == open {
 		r.at = r.claimed
 	}
+	r.former = r.epoch != n.pg.limit.epoch
 	r.token, r.epoch, r.arrived = 0, 0, 0
 	if e == endUnsent || e == endUnstarted {
 		*r = row{stage: unsent}

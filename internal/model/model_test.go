@@ -21,8 +21,11 @@ var mutants = []variant{
 
 	{name: "lowered without recall", broken: NoRecall, within: "changes", rule: Rule6},
 	{name: "recall skips locked rows", broken: RecallSkips, within: "changes", rule: Rule6},
-	{name: "limit not shut in a new epoch", ignore: []string{Rule6, Rule7}, broken: NotShutInEpoch, within: "failover", change: small, rule: Rule1},
-	{name: "limit shut for a window alone", broken: ShutWithoutSlack, within: "failover", rule: Rule4},
+	{name: "nothing is missing in a new epoch", ignore: []string{Rule6, Rule7}, broken: NoneMissing, within: "failover", change: small, rule: Rule1},
+	{name: "what the clock gained is lost", broken: GainLost, within: "epochs", rule: Rule4},
+	{name: "what is missing has arrived", broken: MissingHasArrived, within: "failover", rule: Rule4},
+	{name: "the former server's clock was not ahead", broken: SameClock, within: "epochs", rule: Rule7},
+	{name: "what is open in a new epoch is known", ignore: []string{Rule6, Rule7}, broken: OpenIsKnown, within: "failover", rule: Rule1},
 
 	{name: "start without compare-and-set", ignore: []string{Rule4}, broken: NoCompareAndSet, within: "messages", rule: Rule2},
 	{name: "start does not check the epoch", broken: NoEpochCheck, within: "failover", change: func(c *Configuration) { c.Faults.ParcelTwice = 1 }, rule: Rule2},
@@ -59,7 +62,7 @@ var mutants = []variant{
 	{name: "step back within a claim", broken: NoRecount, within: "back", change: small, rule: Rule1, ignore: []string{Rule7}},
 	{name: "handler that gave up", broken: EndIsProof, within: "handlers", rule: Rule4},
 	{name: "older epoch, not sent", broken: UnsentOldEpoch, within: "failover", change: func(c *Configuration) { c.Faults.Unstarted = 1 }, rule: Rule4},
-	{name: "shut, and the clock set forward", broken: ShutForgetsGain, within: "shut", rule: Rule4},
+	{name: "missing, and the clock set forward", broken: MissingForgetsGain, within: "shut", rule: Rule4},
 	{name: "gate open past the deadline", broken: GateForgets, within: "plain", change: longGate, rule: Rule4},
 }
 

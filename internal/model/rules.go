@@ -74,7 +74,7 @@ func (s *State) allAccounted() bool {
 
 // freedEarly: an attempt was written and closed without a charge; or a dispatcher that claimed now
 // would not count an attempt whose request is in the window that ends now, or may still be, though
-// the limit is not shut.
+// it is not of what counts as used after a failover.
 func (m *Model) freedEarly(s *State) bool {
 	var disps [dispCount]disp // as each would be, had it looked now, first of all
 	for i := range disps {
@@ -96,7 +96,10 @@ func (m *Model) freedEarly(s *State) bool {
 		}
 		for j := range disps {
 			since := m.since(&disps[j])
-			if !m.usageCounts(r, since) && !m.openCounts(&s.pg, i, since) && !m.shut(&s.pg, &disps[j]) {
+			if m.unknown(&s.pg, &disps[j]) && (g.lost || r.former || s.pg.isOpen(i) && r.epoch != s.pg.epoch) {
+				continue // it is of what counts as used
+			}
+			if !m.usageCounts(r, since) && !m.openCounts(&s.pg, i, since) {
 				return true
 			}
 		}

@@ -68,12 +68,14 @@ type row struct {
 	until   int8 // in the ledger
 	used    bool // its unit is in call_usage ...
 	label   int8 // ... in the bucket that ends then
+	former  bool // it was open when the epoch was entered
 }
 
 type limitRow struct {
 	version int8
 	epoch   int8
-	shut    int8    // shut_until; 0 or less: open
+	missing int8    // missing_until
+	known   int8    // what was charged at known_at, and counted
 	force   [2]int8 // in_force_from of versions 1 and 2
 }
 

@@ -19,6 +19,7 @@ func (m *Model) sweepRow(s *State, i int) {
 	closed := func(kind move, e ending, off int8) {
 		n := *s
 		bad := m.closeRow(&n, i, e, off)
+		n.pg.rows[i].former = r.epoch != n.pg.epoch && n.pg.rows[i].used
 		m.emit(kind, g.call, g.attempt, n, bad)
 	}
 	current := r.epoch == s.pg.epoch

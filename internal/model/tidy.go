@@ -98,7 +98,6 @@ type edges struct {
 	at      int8 // started_at of an open attempt
 	charged int8 // started_at in the ledger
 	until   int8 // a charge that ended by then can matter no more
-	shut    int8
 	force   int8
 }
 
@@ -123,7 +122,6 @@ func (m *Model) edges(s *State) edges {
 	if m.has(CountDispatched) {
 		e.claimed = e.at
 	}
-	e.shut = -(comes + gain)
 	e.force = -(m.back + comes + 1)
 	return e
 }
@@ -192,7 +190,7 @@ func (m *Model) clip(p *postgres, e *edges) {
 			r.claimed = 0
 		}
 		if r.used && r.label <= e.until { // dispatcher/sweep.go tidyUsageSQL
-			r.used, r.label = false, 0
+			r.used, r.label, r.former = false, 0, false
 		}
 	}
 	l := &p.limit
@@ -202,9 +200,14 @@ func (m *Model) clip(p *postgres, e *edges) {
 			l.force[v] = 0
 		}
 	}
-	l.shut = max(l.shut, e.shut)
+	if l.missing = max(l.missing, e.until); l.epoch == 0 || l.missing == e.until {
+		l.known = 0
+		for i := range p.rows {
+			p.rows[i].former = p.rows[i].former && l.epoch == 0 && p.epoch > 0 // it may not have been entered yet
+		}
+	}
 	if l.epoch == 0 {
-		l.shut = 0
+		l.missing = 0
 	}
 }
 

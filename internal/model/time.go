@@ -111,7 +111,7 @@ func (p *postgres) advance(by int8) {
 	if p.gain > 0 {
 		p.gainAt -= by
 	}
-	p.limit.shut -= by
+	p.limit.missing -= by
 	p.limit.force[0] -= by
 	p.limit.force[1] -= by
 }
@@ -132,6 +132,11 @@ func (m *Model) failsOver(s *State) {
 	n := *s
 	n.split, n.pg, n.repl = 2, s.repl, postgres{}
 	n.pg.epoch++
+	for i := range n.disps {
+		if d := &n.disps[i]; !d.fresh && d.unlooked <= 0 && !m.has(GainLost) { // it writes down again what it saw
+			n.pg.gain, n.pg.gainAt = s.pg.gain, s.pg.gainAt
+		}
+	}
 	n.asks = [askCount]ask{}
 	n.publishing = false
 	for i := range n.disps {

@@ -74,7 +74,7 @@ var texts = [moveCount]struct {
 }{
 	moveLock:           {"a dispatcher locks the limit and reads the clock", 14},
 	moveLockCount:      {"a dispatcher locks the limit, reads the clock and counts what is occupied", 14},
-	moveEnterEpoch:     {"a dispatcher finds a new epoch and shuts the limit", 13},
+	moveEnterEpoch:     {"a dispatcher finds a new epoch, in which units may be missing", 13},
 	moveLook:           {"a dispatcher looks at the clock, and claims nothing", 13},
 	moveCountOccupied:  {"it counts what is occupied", 2},
 	moveCountUsage:     {"it counts usage", 2},

@@ -45,7 +45,7 @@ func TestForecast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c.limit.Now = now
-			c.limit.reckon(nil)
+			c.limit.reckon(nil, nil)
 			f := c.limit.forecast(c.d)
 			if c.want < 0 && f.Lasts != nil || c.want >= 0 && (f.Lasts == nil || *f.Lasts != c.want) {
 				t.Errorf("lasts %v, want %v: %+v", f.Lasts, c.want, f)

@@ -30,10 +30,19 @@ type Limit struct {
 	ChangedAt  time.Time        `json:"changed_at" db:"published_at"`
 	ChangedBy  string           `json:"changed_by" db:"published_by"`
 
+	// Missing units count as used, for they may have been given out, and nobody knows: until then. (Where they are all
+	// that it has, it is shut.)
+	Missing      int64      `json:"missing" db:"-"`
+	MissingUntil *time.Time `json:"missing_until" db:"-"`
+
 	// OpensAt is about when the next unit comes free; nil: there is room, or nobody knows.
 	OpensAt *time.Time `json:"opens_at" db:"-"`
 
 	FreedAt      *time.Time     `json:"-" db:"freed_at"` // the earliest until of an occupied unit
+	MayArrive    *time.Time     `json:"-" db:"missing_until"`
+	KnownAt      *time.Time     `json:"-" db:"known_at"`
+	KnownLess    int64          `json:"-" db:"known_less"`
+	Former       int64          `json:"-" db:"former"` // units that are occupied and were open when some went missing
 	ConfigUnits  *int64         `json:"-" db:"config_rate"`
 	ConfigWindow *time.Duration `json:"-" db:"config_window"`
 	ConfigShape  *limit.Shape   `json:"-" db:"config_shape"`
@@ -67,7 +76,11 @@ func (l Limit) Idle() bool { return len(l.Queues) == 0 }
 
 // StateText says whether it is open, until when not, and whether keys are paused.
 func (l Limit) StateText() string {
-	return l.stateUntil(Short(l.State)) + keysPaused(l.PausedKeys)
+	text := l.stateUntil(Short(l.State))
+	if l.State == "open" && l.Missing > 0 {
+		text += ", but for " + l.missingText()
+	}
+	return text + keysPaused(l.PausedKeys)
 }
 
 func (l Limit) stateUntil(state string) string {
@@ -148,8 +161,12 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 			config := limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow, Shape: *l.ConfigShape}.String()
 			l.Config = &config
 		}
-		l.reckon(charges[l.Name])
-		inUTC(&l.ChangedAt, l.ShutUntil, l.OpensAt)
+		missing, err := l.missing(ctx, db)
+		if err != nil {
+			return nil, err
+		}
+		l.reckon(charges[l.Name], missing)
+		inUTC(&l.ChangedAt, l.ShutUntil, l.MissingUntil, l.OpensAt)
 	}
 	return limits, nil
 }
@@ -159,12 +176,12 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 func limitsSQL(usage string) string {
 	return `
 WITH marks AS (
-    SELECT l.name, l.per_key, l.slack, l.anchor, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
+    SELECT l.name, l.per_key, l.slack, l.anchor, l.epoch, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
     FROM call_limits l
     LEFT JOIN unnest($3::text[], $4::timestamptz[]) AS c (name, since) ON c.name = l.name
     WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ), open AS (
-    SELECT u.name, u.key, sum(u.cost) AS cost,
+    SELECT u.name, u.key, sum(u.cost) AS cost, sum(u.cost) FILTER (WHERE o.epoch <> m.epoch) AS former,
         min(CASE m.starts WHEN 'start' THEN o.started_at WHEN 'dispatch' THEN o.claimed_at END) AS freed_at
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
@@ -178,26 +195,27 @@ WITH marks AS (
       AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)
     GROUP BY u.name, u.key
 ), used AS (
-    SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, min(u.bucket) AS freed_at
+    SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, sum(u.used) FILTER (WHERE u.shard < 0) AS former, min(u.bucket) AS freed_at
     FROM ` + usage + ` u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
     GROUP BY u.limit_name, u.key
 ), occupied AS (
-    SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost, least(o.freed_at, u.freed_at) AS freed_at
+    SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost,
+        coalesce(o.former, 0) + coalesce(u.former, 0) AS former, least(o.freed_at, u.freed_at) AS freed_at
     FROM open o FULL JOIN used u USING (name, key)
     ORDER BY name, cost DESC
 )
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
     l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.published_at, l.published_by,
-    coalesce(o.cost, 0)::bigint AS occupied, o.freed_at, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
+    coalesce(o.cost, 0)::bigint AS occupied, coalesce(o.former, 0)::bigint AS former, o.freed_at,
+    greatest(l.missing_until, l.shut_until - l.window_size * 1.001) AS missing_until, l.known_at, l.known_less, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
     WHEN l.epoch <> callq_epoch() THEN 'shut: Postgres failed over or was restored'
-    WHEN l.shut_until > clock_timestamp() THEN 'shut after a failover'
     WHEN l.complete_since IS NULL THEN 'shut: counting its usage'
     ELSE 'open' END AS state,
-    CASE WHEN p.until < 'infinity' THEN p.until WHEN p.name IS NULL AND l.shut_until > clock_timestamp() THEN l.shut_until END AS shut_until,
+    CASE WHEN p.until < 'infinity' THEN p.until END AS shut_until,
     (SELECT count(*) FROM call_pauses k
      WHERE k.what = 'limit' AND k.name = l.name AND k.key <> '' AND k.until > clock_timestamp()) AS paused_keys
 FROM call_limits l

@@ -115,20 +115,23 @@ func (l Limit) InAll() int64 {
 }
 
 // reckon says what there is room for, and when there is more.
-func (l *Limit) reckon(charges map[string][]limit.Charge) {
-	use := limit.Use{Rate: l.rate(), Occupied: l.Occupied}
+func (l *Limit) reckon(charges map[string][]limit.Charge, missing *limit.Missing) {
+	use := limit.Use{Rate: l.rate(), Occupied: l.Occupied, Missing: missing}
 	use.Rate.Units = l.own()
 	if l.FreedAt != nil {
 		use.Freed = *l.FreedAt
 	}
 	room := use.Room(l.Now, 0)
 	for _, of := range charges { // of a token bucket, that of the key which has least
-		if one := (limit.Use{Rate: use.Rate, Charges: of}); one.Room(l.Now, 0) <= room {
+		if one := (limit.Use{Rate: use.Rate, Charges: of, Missing: missing}); one.Room(l.Now, 0) <= room {
 			use, room = one, one.Room(l.Now, 0)
 		}
 	}
 	if l.Shape.Algorithm == limit.TokenBucket {
 		l.Occupied = l.Shape.Burst - room
+	}
+	if missing != nil {
+		l.noteMissing(use, room)
 	}
 	if l.Window > 0 && (l.FreedAt != nil || len(charges) > 0 || l.Shape.Algorithm == limit.FixedWindow) {
 		l.next = new(use.NextLook(l.Now, 0))

@@ -214,10 +214,10 @@ func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
 			add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
 				whose, l.Occupied, l.InAll(), units)
 		case l.OpensAt != nil:
-			add("limit_full", l.OpensAt, full+"; the next comes free at about %s",
-				whose, l.Occupied, l.InAll(), l.Rate, units, Instant(l.OpensAt))
+			add("limit_full", l.OpensAt, full+"; the next comes free at about %s%s",
+				whose, l.Occupied, l.InAll(), l.Rate, units, Instant(l.OpensAt), l.alsoMissing())
 		default:
-			add("limit_full", nil, full, whose, l.Occupied, l.InAll(), l.Rate, units)
+			add("limit_full", nil, full+"%s", whose, l.Occupied, l.InAll(), l.Rate, units, l.alsoMissing())
 		}
 	}
 }

@@ -30,6 +30,7 @@ func (w *world) failOver() {
 		return
 	}
 	w.lane.copyTables(w, w.lane.saveSQL)
+	w.savedAt = w.now
 	w.saved = &saved{map[int64]fate{}, operators{w.set.rules, maps.Clone(w.overrides), maps.Clone(w.pauses)}, w.intBetween(1, 30)}
 	for id, c := range w.calls {
 		w.saved.fates[id] = c.fate
@@ -71,6 +72,7 @@ func (w *world) loseSince(s *saved) {
 
 func (w *world) promote() {
 	w.lane.epoch += "'"
+	w.promotedAt = w.now
 	w.failedOver = true
 	w.note(0, "", "Postgres fails over")
 	w.stir()

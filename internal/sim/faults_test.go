@@ -2,6 +2,7 @@ package sim
 
 import (
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -56,7 +57,7 @@ func (k *worker) dieOrFreeze() {
 func (w *world) dispatcherFault() {
 	p := w.dispatchers[w.rng.IntN(len(w.dispatchers))]
 	if w.chance(0.5) {
-		if !w.unseen {
+		if !w.unseen && !w.stepLost() {
 			p.restart()
 		}
 		return
@@ -87,7 +88,7 @@ func (w *world) redisAway() {
 }
 
 // stepClock sets Postgres's clock. A dispatcher that starts before any other has seen a step forward cannot know of it:
-// that is outside the promise.
+// that is outside the promise. So is a step back among the commits that a failover loses, or before it was seen.
 func (w *world) stepClock() {
 	by := w.between(0, pick(w, 20*time.Millisecond, w.set.window/2, w.set.window/2, 2*w.set.window, min(20*w.set.window, time.Hour)))
 	if w.chance(0.5) {
@@ -98,6 +99,9 @@ func (w *world) stepClock() {
 			return
 		}
 		w.unseen = true
+	}
+	if by < 0 && w.switching() {
+		return
 	}
 	if by > 0 && w.chance(0.5) { // what is counted anew must reach back behind the step
 		w.after(w.between(0, w.set.window), func() {
@@ -124,6 +128,14 @@ func (w *world) seen() bool {
 	}
 	return true
 }
+
+// switching says whether a failover is about to lose what happens, or was, and not every dispatcher has seen that.
+func (w *world) switching() bool {
+	return w.saved != nil || slices.ContainsFunc(w.dispatchers, func(p *process) bool { return p.looked < w.promotedAt })
+}
+
+// stepLost says whether a failover loses a step of the clock that only dispatchers know of that live.
+func (w *world) stepLost() bool { return w.switching() && w.steppedAt >= w.savedAt && w.savedAt > 0 }
 
 func (w *world) apiOutage() {
 	w.note(0, "", "the API answers nothing")

@@ -30,7 +30,9 @@ type world struct {
 
 	stepped    time.Duration // the sum of its steps
 	steppedAt  time.Duration // when it was set last
-	back       bool          // one was back
+	savedAt    time.Duration // the last that a failover did not lose
+	promotedAt time.Duration
+	back       bool // one was back
 	failedOver bool
 
 	healing     bool

@@ -1,0 +1,133 @@
+package dispatcher_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
+)
+
+const month = 31 * 24 * time.Hour
+
+// full has five calls charged to a limit of a month; the units of so many come free in 3 s.
+func (s *system) full(r dispatcher.Rules, free int) {
+	s.t.Helper()
+	s.alive(100)
+	s.calls("default", 5)
+	s.once(r)
+	s.start(time.Hour)
+	s.finish()
+	s.exec(`INSERT INTO call_usage SELECT limit_name, key, clock_timestamp() - interval '31 days' * 1.001 + interval '3 s', 7, $1 FROM call_usage
+		GROUP BY 1, 2`, free)
+	s.exec(`UPDATE call_usage SET used = used - $1 WHERE shard <> 7`, free)
+}
+
+func (s *system) failOver() { s.exec(`UPDATE call_limits SET epoch = 'older'`) }
+
+// A failover stops no limit that is full: what is known to be charged comes free when it would have.
+func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*dispatcher.LimitRule){
+		"in all":  func(*dispatcher.LimitRule) {},
+		"per key": func(l *dispatcher.LimitRule) { l.PerKey = true },
+	} {
+		parallel(t, name, func(_ *testing.T, s *system) {
+			api := sliding("api", 5, month)
+			change(&api)
+			r := rules(api)
+			s.full(r, 2)
+			s.failOver()
+			s.calls("default", 5)
+			s.once(r)
+			s.want(`SELECT count(*) = 0 FROM call_open`)
+			s.run(s.dispatcher(r).Run)
+			s.eventually(`SELECT count(*) = 2 FROM call_open`)
+			s.start(time.Hour)
+			s.finish()
+			s.once(r)
+			s.want(`SELECT count(*) = 0 FROM call_open`) // what was charged since is no room again
+			s.want(`SELECT sum(used) = 7 FROM call_usage`)
+		})
+	}
+}
+
+// The room that was left counts as used once.
+func TestRoomLeftAtAFailoverIsUsedOnce(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 9, month))
+	s.full(r, 2) // 4 are left
+	s.failOver()
+	s.calls("default", 9)
+	s.run(s.dispatcher(r).Run)
+	s.eventually(`SELECT count(*) = 2 FROM call_open`)
+	s.once(r)
+	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.exec(`UPDATE call_limits SET missing_until = missing_until - window_size * 1.001 - interval '1 min'`) // what may be missing counts no more
+	s.eventually(`SELECT count(*) = 6 FROM call_open`)
+}
+
+// What was open is part of the room that was left: its unit may have been given back, and out again, whatever
+// becomes of it here.
+func TestOpenAtAFailoverIsNotCountedTwice(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 7, month))
+	s.full(r, 2)
+	s.calls("default", 2)
+	s.once(r)
+	s.start(time.Hour, 6)
+	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.exec(`UPDATE call_open SET epoch = 'older'`)
+	s.failOver()
+	s.calls("default", 9)
+	s.once(r)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
+	s.run(s.dispatcher(r).Run)
+	s.eventually(`SELECT count(*) = 2 FROM call_open`)
+	s.once(r)
+	s.want(`SELECT count(*) = 2 FROM call_open`)
+}
+
+// A rate that is lowered or raised while units may be missing bounds those that were given out under the former.
+func TestLimitChangesWhileUnitsAreMissing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ units, claims int64 }{"lowered": {8, 1}, "raised": {20, 2}} {
+		parallel(t, name, func(_ *testing.T, s *system) {
+			r := rules(sliding("api", 9, month))
+			s.full(r, 2)
+			s.failOver()
+			s.once(r)
+			r.Limits[0].Rate.Units = c.units
+			s.calls("default", 30)
+			s.publish(r)
+			s.run(s.dispatcher(r).Run)
+			s.eventually(`SELECT count(*) = $1 FROM call_open`, c.claims)
+			s.once(r)
+			s.want(`SELECT count(*) = $1 FROM call_open`, c.claims)
+		})
+	}
+}
+
+// A token bucket is empty when the last of what may be missing has arrived, and fills from then on.
+func TestTokenBucketAfterAFailover(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	rate, err := limit.Parse("1/1h", limit.TokenBucket, 5, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := dispatcher.LimitRule{Name: "api", Rate: rate}
+	r := rules(api)
+	s.once(r)
+	s.failOver()
+	s.calls("default", 9)
+	s.once(r)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.exec(`UPDATE call_limits SET missing_until = missing_until - interval '2 h 5 min', known_at = known_at - interval '2 h 5 min'`)
+	s.once(r)
+	s.want(`SELECT count(*) = 2 FROM call_open`)
+}
