@@ -99,7 +99,27 @@ func TestClockSetForwardBeforeARestart(t *testing.T) {
 	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`)
 }
 
-// A limit that is shut after a failover stays so for as long, though the clock is set forward.
+// What a failover loses of it, who saw it writes down again.
+func TestClockSetForwardBeforeAFailover(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.settable()
+	r := rules(sliding("api", 1, time.Minute))
+	d := s.dispatcher(r)
+	s.turn(d)
+	s.setClock(70 * time.Second)
+	s.turn(d)
+	const written = `SELECT count(*) = 1 AND sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`
+	s.want(written)
+	s.exec(`DELETE FROM call_clock_gains`)
+	s.failOver()
+	s.turn(d)
+	s.want(written)
+	s.turn(d)
+	s.want(written)
+}
+
+// A limit that may lack units after a failover does so for as long, though the clock is set forward.
 func TestClockSetForwardWhileShut(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -1,26 +1,28 @@
 package dispatcher_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 )
 
 const month = 31 * 24 * time.Hour
 
-// full has five calls charged to a limit of a month; the units of so many come free in 3 s.
-func (s *system) full(r dispatcher.Rules, free int) {
+// charged has five calls charged to a limit of a month; the units of two come free in 3 s.
+func (s *system) charged(r dispatcher.Rules) {
 	s.t.Helper()
 	s.alive(100)
 	s.calls("default", 5)
 	s.once(r)
 	s.start(time.Hour)
 	s.finish()
-	s.exec(`INSERT INTO call_usage SELECT limit_name, key, clock_timestamp() - interval '31 days' * 1.001 + interval '3 s', 7, $1 FROM call_usage
-		GROUP BY 1, 2`, free)
-	s.exec(`UPDATE call_usage SET used = used - $1 WHERE shard <> 7`, free)
+	s.exec(`INSERT INTO call_usage SELECT limit_name, key, clock_timestamp() - interval '31 days' * 1.001 + interval '3 s', 7, 2 FROM call_usage
+		GROUP BY 1, 2`)
+	s.exec(`UPDATE call_usage SET used = used - 2 WHERE shard <> 7`)
 }
 
 func (s *system) failOver() { s.exec(`UPDATE call_limits SET epoch = 'older'`) }
@@ -36,7 +38,7 @@ func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
 			api := sliding("api", 5, month)
 			change(&api)
 			r := rules(api)
-			s.full(r, 2)
+			s.charged(r)
 			s.failOver()
 			s.calls("default", 5)
 			s.once(r)
@@ -57,7 +59,7 @@ func TestRoomLeftAtAFailoverIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	r := rules(sliding("api", 9, month))
-	s.full(r, 2) // 4 are left
+	s.charged(r) // 4 are left
 	s.failOver()
 	s.calls("default", 9)
 	s.run(s.dispatcher(r).Run)
@@ -74,7 +76,7 @@ func TestOpenAtAFailoverIsNotCountedTwice(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	r := rules(sliding("api", 7, month))
-	s.full(r, 2)
+	s.charged(r)
 	s.calls("default", 2)
 	s.once(r)
 	s.start(time.Hour, 6)
@@ -97,7 +99,7 @@ func TestLimitChangesWhileUnitsAreMissing(t *testing.T) {
 	for name, c := range map[string]struct{ units, claims int64 }{"lowered": {8, 1}, "raised": {20, 2}} {
 		parallel(t, name, func(_ *testing.T, s *system) {
 			r := rules(sliding("api", 9, month))
-			s.full(r, 2)
+			s.charged(r)
 			s.failOver()
 			s.once(r)
 			r.Limits[0].Rate.Units = c.units
@@ -130,4 +132,35 @@ func TestTokenBucketAfterAFailover(t *testing.T) {
 	s.exec(`UPDATE call_limits SET missing_until = missing_until - interval '2 h 5 min', known_at = known_at - interval '2 h 5 min'`)
 	s.once(r)
 	s.want(`SELECT count(*) = 2 FROM call_open`)
+}
+
+// Who knows that nothing is missing opens the limit: what was left is given out at once.
+func TestOpenLimit(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 9, month))
+	s.charged(r)
+	s.failOver()
+	s.calls("default", 9)
+	changes, err := dispatcher.OpenLimit(t.Context(), s.pool, "api", "a clean switchover", "an operator") // before any claim has seen it
+	if err != nil || len(changes) != 1 {
+		t.Fatal(changes, err)
+	}
+	s.once(r)
+	s.want(`SELECT count(*) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM call_audit WHERE by = 'an operator' AND change LIKE 'opened: a clean switchover (%'`)
+	report, err := ledger.Verify(t.Context(), s.pool)
+	if err != nil || len(report.Opened) != 1 {
+		t.Error(report, err)
+	}
+	if changes, err = dispatcher.OpenLimit(t.Context(), s.pool, "api", "again", "an operator"); err != nil || len(changes) != 0 {
+		t.Error(changes, err)
+	}
+	s.exec(`UPDATE call_limits SET complete_since = NULL`)
+	if _, err = dispatcher.OpenLimit(t.Context(), s.pool, "api", "again", "an operator"); !errors.Is(err, dispatcher.ErrUncounted) {
+		t.Error(err)
+	}
+	if _, err = dispatcher.OpenLimit(t.Context(), s.pool, "other", "again", "an operator"); !errors.Is(err, ledger.ErrUnknown) {
+		t.Error(err)
+	}
 }

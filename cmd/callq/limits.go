@@ -15,7 +15,7 @@ import (
 func (p *program) limitsCommand() *cobra.Command {
 	return group("limits", "Show, set and pause limits",
 		p.limitsListCommand(), p.limitsGetCommand(), p.limitsForecastCommand(), p.limitsSetCommand(), p.limitsResetCommand(),
-		p.pauseCommand("limit"), p.resumeCommand("limit"))
+		p.pauseCommand("limit"), p.resumeCommand("limit"), p.limitsOpenCommand())
 }
 
 func (p *program) limitsListCommand() *cobra.Command {

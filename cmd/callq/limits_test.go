@@ -58,6 +58,9 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"limits set sockets 7", 0, "limit sockets: 7 at once, anchor finish, slack 500ms, send_within 5s (set; config: 5 at once)"},
 		{"limits set nothing 7", 4, "no such limit: nothing"},
 		{"limits reset stripe", 0, "limit stripe: 100 per 1h"},
+		{"limits open stripe", 2, "--reason is missing: say why"},
+		{"limits open nothing --reason clean", 4, "no such limit: nothing"},
+		{"limits open stripe --reason clean", 1, "not counted yet"},
 		{"limits reset stripe", 0, "limit stripe: as it was"},
 		{"limits reset nothing", 4, "no such limit: nothing"},
 		{"limits pause stripe --for 1h --reason incident", 0, "limit stripe: paused, 0 unstarted attempts recalled"},
@@ -115,6 +118,52 @@ func TestOperatorsOfLimits(t *testing.T) {
 	for _, args := range []string{"limits set stripe 1/s", "limits reset stripe", "limits pause stripe", "limits resume stripe", "limits get stripe", "queues list"} {
 		if a := away.run(append(strings.Fields(args), "--timeout", "100ms")...); a.code != 5 {
 			t.Errorf("callq %s without Postgres: exit code %d, want 5\n%s", args, a.code, a.stderr)
+		}
+	}
+}
+
+// What may be missing of a limit counts as used, which all who show it say, until it can count no more or an operator
+// knows better; then verify says on whose word.
+func TestLimitsOpen(t *testing.T) {
+	t.Parallel()
+	w := published(t)
+	w.exec(`UPDATE call_limits SET complete_since = now(), per_key = false`)
+	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = now() WHERE name = 'stripe'`)
+	w.exec(`INSERT INTO call_usage VALUES ('stripe', '', now() - interval '1 min', 1, 96)`)
+	w.exec(`INSERT INTO call_queue (queue, cost) VALUES ('payments', 5)`)
+	const missing = "4 units that may be missing and count as used until "
+	for args, says := range map[string]string{
+		"limits list": "open, but for " + missing, "status": missing,
+		"calls why 1": "limit stripe is full: 96 of 100 units (100 per 1h, sliding window, by cost) are occupied, and it takes 5",
+		"doctor":      "what was left of limit stripe at ",
+	} {
+		if out := w.run(strings.Fields(args)...).stdout; !strings.Contains(strings.Join(strings.Fields(out), " "), says) {
+			t.Errorf("callq %s: want %q\n%s", args, says, out)
+		}
+	}
+	if out := w.do("calls", "why", "1"); !strings.Contains(out, "besides there are "+missing) {
+		t.Errorf("want until when:\n%s", out)
+	}
+	if out := w.do("limits", "open", "stripe", "--reason", "the switch was clean"); !strings.Contains(out, "limit stripe: opened: the switch was clean (") {
+		t.Error(out)
+	}
+	if out := w.do("limits", "open", "stripe", "--reason", "again"); out != "limit stripe: as it was\n" {
+		t.Error(out)
+	}
+	if out := w.do("limits", "get", "stripe"); strings.Contains(out, missing) || !strings.Contains(out, "opened: the switch was clean (") {
+		t.Error(out)
+	}
+	out := w.run("verify").stdout
+	if !strings.Contains(out, "limit stripe: the proof rests on the word of ") || !strings.Contains(out, ": the switch was clean (") {
+		t.Error(out)
+	}
+	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = NULL WHERE name = 'stripe'`)
+	for args, says := range map[string]string{
+		"limits list": "shut: what it has used may be missing until ", "calls why 1": "limit stripe is shut: what it has used may be missing until ",
+		"doctor": "limit stripe is shut until ",
+	} {
+		if out := w.run(strings.Fields(args)...).stdout; !strings.Contains(strings.Join(strings.Fields(out), " "), says) {
+			t.Errorf("callq %s: want %q\n%s", args, says, out)
 		}
 	}
 }

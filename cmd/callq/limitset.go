@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -49,6 +50,29 @@ func (p *program) limitsResetCommand() *cobra.Command {
 			})
 		},
 	}
+}
+
+func (p *program) limitsOpenCommand() *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use: "open LIMIT --reason TEXT", Short: "Say that nothing is missing of what a limit has used",
+		Long: "Open a limit before its time, where you know that nothing was sent which callq does not know of. After a\n" +
+			"failover or a restore, what was left of a limit counts as used, for it may have been given out; where retention\n" +
+			"removed what was sent before a limit was added, it is shut. Both end by themselves: `limits list` says when.\n" +
+			"The reason goes into the audit, and `verify` says that its proof rests on it. A pause stays: `limits resume`.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.TrimSpace(reason) == "" {
+				return usagef("--reason is missing: say why you know that nothing was sent which callq does not know of")
+			}
+			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
+				changes, err := dispatcher.OpenLimit(ctx, pool, args[0], reason, p.user())
+				return p.sayChanges("limit", args[0], changes, err)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why nothing is missing, for the audit and verify")
+	return cmd
 }
 
 // parseSetting reads a rate, or a whole number for a concurrency. What a window of months is of, the limit says.

@@ -55,6 +55,7 @@ func (p *program) printReport(r *ledger.Report) error {
 		fmt.Fprintln(p.stdout)
 		p.printAbove(r.Limits)
 	}
+	p.printOpened(r.Opened)
 	if len(r.Findings) > 0 {
 		err := printTable(p.stdout, r.Findings,
 			column[ledger.Violation]{"RULE THAT DOES NOT HOLD", func(v ledger.Violation) string { return v.Rule }},
@@ -88,6 +89,17 @@ func (p *program) printAbove(limits []ledger.LimitUse) {
 		}
 	}
 	if said {
+		fmt.Fprintln(p.stdout)
+	}
+}
+
+// printOpened says whose word the proof rests on.
+func (p *program) printOpened(openings []ledger.Opening) {
+	for _, o := range openings {
+		fmt.Fprintf(p.stdout, "limit %s: the proof rests on the word of %s, who opened it at %s: %s\n",
+			o.Limit, printable(o.By), instant(&o.At), printable(o.Reason))
+	}
+	if len(openings) > 0 {
 		fmt.Fprintln(p.stdout)
 	}
 }

@@ -16,6 +16,7 @@ type Report struct {
 	Attempts int64       `json:"attempts"` // in the ledger and open
 	Limits   []LimitUse  `json:"limits"`
 	Findings []Violation `json:"findings"` // empty: every rule holds
+	Opened   []Opening   `json:"opened"`   // limits that operators opened, though something may have been missing
 }
 
 // LimitUse is the most that a limit saw in any of its windows, while one version of it was in
@@ -70,6 +71,10 @@ func Verify(ctx context.Context, pool *pgxpool.Pool) (*Report, error) {
 			return fmt.Errorf("count: %w", err)
 		}
 		if err := verifyLimits(ctx, tx, report); err != nil {
+			return err
+		}
+		var err error
+		if report.Opened, err = readOpenings(ctx, tx); err != nil {
 			return err
 		}
 		for _, rule := range rules() {
