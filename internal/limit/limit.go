@@ -160,11 +160,14 @@ func (u Use) Room(now time.Time, gained time.Duration) int64 {
 // NextLook is the earliest moment at which a unit can come free, unless an attempt turns out not
 // to have been sent; gained is how much the window is widened by (see Clock).
 func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
-	next := u.nextKnown(now, gained)
-	if u.Missing != nil {
-		next = earlier(next, u.Rate.Passed(u.Missing.Until, gained))
+	if u.Missing == nil {
+		return u.nextKnown(now, gained)
 	}
-	return next
+	passed := u.Rate.Passed(u.Missing.Until, gained)
+	if u.Rate.Window == 0 { // of which nothing is known
+		return passed
+	}
+	return earlier(passed, u.nextKnown(now, gained))
 }
 
 func (u Use) nextKnown(now time.Time, gained time.Duration) time.Time {

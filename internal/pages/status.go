@@ -112,7 +112,7 @@ func notices(s *report.Status) []notice {
 		}
 	}
 	for _, l := range s.Limits {
-		if !l.Idle() && (l.State != "open" || l.PausedKeys > 0) {
+		if !l.Idle() && (l.State != "open" || l.Missing > 0 || l.PausedKeys > 0) {
 			add(pathTo("limits", "", l.Name), "Limit %s: %s.", l.Name, l.StateText())
 		}
 	}
