@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"syscall"
 )
@@ -47,7 +49,8 @@ const privateBlocks = `
 // control is a net.Dialer's ControlContext for addr, as the URL has it: it refuses private addresses.
 func (a *addresses) control(addr string) func(context.Context, string, string, syscall.RawConn) error {
 	host, port, err := net.SplitHostPort(addr)
-	if err == nil && a.named(host, port) {
+	to := hostPort{host, port}
+	if err == nil && a.named(to) {
 		return nil
 	}
 	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
@@ -55,16 +58,21 @@ func (a *addresses) control(addr string) func(context.Context, string, string, s
 		if err != nil {
 			return Permanent(fmt.Errorf("%s is no address that may be called: %w", address, err))
 		}
-		if ip := target.Addr(); a.refused(ip) {
-			err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", host, ip)
-			return Permanent(&refusedError{err, ip})
-		}
-		return nil
+		return a.refusal(to, target.Addr())
 	}
 }
 
+// refusal is why nothing may go to this address for a host; nil: it may.
+func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
+	if a.named(h) || !a.refused(ip) {
+		return nil
+	}
+	err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip)
+	return Permanent(&refusedError{err, ip})
+}
+
 // named says that a host may have any address.
-func (a *addresses) named(host, port string) bool { return a.any || inSet(a.names, host, port) }
+func (a *addresses) named(h hostPort) bool { return a.any || h.in(a.names) }
 
 // refused says that an address is private and not allowed.
 func (a *addresses) refused(ip netip.Addr) bool { return a.judge(ip, a.allowed) }
@@ -120,9 +128,38 @@ func hostSet(hosts []string) map[string]bool {
 	return set
 }
 
-func inSet(set map[string]bool, host, port string) bool {
-	host = oneForm(host)
-	return set[net.JoinHostPort(host, "")] || set[net.JoinHostPort(host, port)]
+// hostPort is a host that a request names, in any form.
+type hostPort struct{ host, port string }
+
+func (h hostPort) String() string { return net.JoinHostPort(h.host, h.port) }
+
+func (h hostPort) in(set map[string]bool) bool {
+	host := oneForm(h.host)
+	return set[net.JoinHostPort(host, "")] || set[net.JoinHostPort(host, h.port)]
+}
+
+// hostsOf are the hosts that a request names: its URL's, and that of its Host header where it has another one. What
+// shares an address with many names goes by the header, so a list of hosts must have both.
+func hostsOf(r *http.Request) []hostPort {
+	hosts := []hostPort{{r.URL.Hostname(), portOf(r.URL)}}
+	if r.Host == "" || r.Host == r.URL.Host {
+		return hosts
+	}
+	host, port, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host, port = strings.Trim(r.Host, "[]"), portOf(r.URL)
+	}
+	return append(hosts, hostPort{host, port})
+}
+
+func portOf(u *url.URL) string {
+	switch {
+	case u.Port() != "":
+		return u.Port()
+	case u.Scheme == "https":
+		return "443"
+	}
+	return "80"
 }
 
 func oneForm(host string) string {

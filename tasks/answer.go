@@ -15,6 +15,7 @@ import (
 
 const (
 	maxBody       = 64 << 10  // of an answer, kept in result
+	maxZipped     = 256 << 10 // unpacked of an answer, which may be nothing for ever
 	maxDrain      = 256 << 10 // read beyond it, so that the connection can be used again
 	maxRetryAfter = 24 * time.Hour
 )
@@ -29,23 +30,23 @@ type answer struct {
 
 // readAnswer reads an answer, without the secrets that it repeats. whole says that it was read to its
 // end, so that its connection may be used again. giveUp ends the draining of what is not kept.
-func (h *httpTask) readAnswer(r *http.Response, giveUp func()) (a answer, whole bool) {
-	s := h.secrets
+func (h *httpTask) readAnswer(r *http.Response, secrets needles, giveUp func()) (a answer, whole bool) {
 	a = answer{Status: r.StatusCode}
 	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
-		a.Headers = readableHeaders(r.Header, s)
+		a.Headers = readableHeaders(r.Header, secrets)
 		return a, false
 	}
 	var body io.Reader = r.Body
 	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
-		body = &gunzip{source: r.Body}
+		body = &gunzip{source: io.LimitReader(r.Body, maxZipped)}
 		r.Header.Del("Content-Encoding")
 		r.Header.Del("Content-Length")
 	}
-	a.Headers = readableHeaders(r.Header, s)
-	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
+	a.Headers = readableHeaders(r.Header, secrets)
+	// As much more as a secret has that begins in what is kept.
+	data, err := io.ReadAll(io.LimitReader(body, int64(maxBody+max(1, secrets.longest()))))
 	whole = h.drained(r.Body, giveUp)
-	a.Body, a.Truncated = readable(s.redact(string(data)))
+	a.Body, a.Truncated = readable(secrets.redact(string(data), maxBody, err != nil))
 	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
 	return a, whole
 }
@@ -76,12 +77,12 @@ func (g *gunzip) Read(b []byte) (int, error) {
 	return g.from.Read(b)
 }
 
-func readableHeaders(header http.Header, s *secrets) map[string]any {
+func readableHeaders(header http.Header, secrets needles) map[string]any {
 	headers := make(map[string]any, len(header))
 	for name, values := range header {
 		list := make([]string, len(values))
 		for i, value := range values {
-			list[i], _ = readable(s.redact(value))
+			list[i], _ = readable(secrets.redact(value, len(value), false))
 		}
 		if len(list) == 1 {
 			headers[name] = list[0]

@@ -96,7 +96,7 @@ func (c *client) try(request *http.Request) (*http.Response, error) {
 		e.stop()
 		return wrote
 	}
-	answer, err := c.http.send(e, request)
+	answer, err := c.http.send(e, request, false)
 	if err == nil && e.pass.stray {
 		_ = answer.Body.Close()
 		err = errStrayAnswer
@@ -126,7 +126,7 @@ func (c *client) prepare(r *http.Request) (*http.Request, error) {
 	case r.Method == http.MethodConnect:
 		return nil, errors.New("CONNECT is not possible")
 	}
-	if err := c.http.mayCall(r.URL); err != nil {
+	if err := c.http.mayCall(r); err != nil {
 		return nil, err
 	}
 	request := r.Clone(r.Context())

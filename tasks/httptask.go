@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
-	"net/url"
 	"time"
 )
 
@@ -79,7 +78,7 @@ type sending struct {
 	acked    time.Time       // the API's machine was seen to have all of it
 	answered time.Time       // the answer began, and proves that the request had arrived
 	result   json.RawMessage // the answer without secrets; nil: none, or not to be kept
-	to       *url.URL        // where the answer came from; nil: there is none
+	to       []hostPort      // where the answer came from; none: there is none
 	err      error           // nil: done; its text has no secrets
 }
 
@@ -94,31 +93,29 @@ var (
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
 // returns nothing more is written for the attempt, and a connection without an answer is reset.
 func (h *httpTask) run(ctx context.Context, call *Call, timeout time.Duration, start startFunc) sending {
-	s := h.exchange(ctx, call, timeout, start)
-	s.err = h.secrets.redacted(s.err) // an API's words can be among net/http's
-	return s
-}
-
-func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Duration, start startFunc) sending {
 	c, err := h.read(call)
 	if err != nil {
 		return sending{err: err}
 	}
+	secrets := h.secrets.needles(c.request)
+	s := h.exchange(ctx, c, secrets, timeout, start)
+	s.err = secrets.redacted(s.err) // an API's words can be among net/http's
+	return s
+}
+
+func (h *httpTask) exchange(ctx context.Context, c *httpCall, secrets needles, timeout time.Duration, start startFunc) sending {
 	if c.timeout > 0 {
 		timeout = min(timeout, c.timeout)
 	}
 	e := newExchange(ctx, start, timeout, h.cfg.ConnectTimeout)
 	defer e.stop()
-	if c.private {
-		e.only = h.addresses.isPrivate
-	}
-	r, err := h.send(e, c.request)
+	r, err := h.send(e, c.request, c.private)
 	if err != nil {
 		s := e.end(false)
 		s.err = fmt.Errorf("%s: %w", c.shown, e.cause(err))
 		return s
 	}
-	a, whole := h.readAnswer(r, e.stop)
+	a, whole := h.readAnswer(r, secrets, e.stop)
 	s := e.end(whole)
 	_ = r.Body.Close()
 	if e.pass.stray {
@@ -129,27 +126,18 @@ func (h *httpTask) exchange(ctx context.Context, call *Call, timeout time.Durati
 		s.answered = time.Time{}
 	}
 	// The status decides, even where the body was cut off: the API has done what was asked.
-	s.to, s.err = c.request.URL, verdict(c.shown, r, time.Now())
+	s.to, s.err = hostsOf(c.request), verdict(c.shown, r, time.Now())
 	if h.cfg.Store == "all" || h.cfg.Store == "errors" && s.err != nil {
 		s.result = a.json()
 	}
 	return s
 }
 
-// send makes the request, and hands out its answer without the body.
-func (h *httpTask) send(e *exchange, r *http.Request) (*http.Response, error) {
+// send makes the request, and hands out its answer without the body. onlyPrivate: to a private address alone.
+func (h *httpTask) send(e *exchange, r *http.Request, onlyPrivate bool) (*http.Response, error) {
+	e.mayReach = func(ip netip.Addr) error { return h.mayReach(r, ip, onlyPrivate) }
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
 	return h.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
-}
-
-func portOf(u *url.URL) string {
-	switch {
-	case u.Port() != "":
-		return u.Port()
-	case u.Scheme == "https":
-		return "443"
-	}
-	return "80"
 }
 
 // exchange takes one attempt from connecting to its end. It belongs to the goroutine of run, on
@@ -158,11 +146,12 @@ type exchange struct {
 	pass    *pass
 	start   startFunc
 	timeout time.Duration
-	timer   *time.Timer           // ends the connecting, then the request
-	slow    error                 // why it ends the connecting
-	only    func(netip.Addr) bool // the addresses that the request may go to; nil: where a connection is
+	timer   *time.Timer // ends the connecting, then the request
+	slow    error       // why it ends the connecting
 	asked   bool
 	started bool
+	// mayReach says whether the request may go to an address: its connection may be that of one before it.
+	mayReach func(netip.Addr) error
 }
 
 func newExchange(ctx context.Context, start startFunc, timeout, connect time.Duration) *exchange {
@@ -191,8 +180,8 @@ func (e *exchange) gotConn(info httptrace.GotConnInfo) {
 		e.pass.cancel(e.slow)
 		return
 	}
-	if to := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); e.only != nil && !e.only(to) {
-		e.pass.cancel(Permanent(&refusedError{errInClear, to}))
+	if err := e.mayReach(conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()); err != nil {
+		e.pass.cancel(err)
 		return
 	}
 	e.asked = true

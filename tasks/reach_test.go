@@ -269,3 +269,39 @@ func TestProxiesOfTheEnvironmentAreNotUsed(t *testing.T) {
 		t.Errorf("got %+v; %d requests served, %d through the proxy", s, served.Load(), asked.Load())
 	}
 }
+
+// A Host header is held to the lists of hosts as the URL is: behind a CDN or a proxy it decides whom a request reaches.
+func TestHostHeader(t *testing.T) {
+	t.Parallel()
+	var host atomic.Value
+	server := serveHTTP(t, false, func(_ http.ResponseWriter, r *http.Request) { host.Store(r.Host) })
+	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
+	for _, c := range []struct {
+		cfg        HTTPConfig
+		name, want string
+	}{
+		{HTTPConfig{Hosts: []string{"localhost"}, AllowPrivate: true}, "admin.example", "the host of its Host header is not in http_task.hosts"},
+		{HTTPConfig{Hosts: []string{"localhost:" + port, "api.example:1"}, AllowPrivate: true}, "api.example", "Host header"},
+		{HTTPConfig{Hosts: []string{"localhost", "api.example"}, AllowPrivate: true}, "API.example:8080", ""},
+		{HTTPConfig{Hosts: []string{"localhost"}, AllowPrivate: true}, "LOCALHOST", ""},
+		{HTTPConfig{PrivateHosts: []string{"localhost"}}, "admin.example", "admin.example has the private address"},
+		{HTTPConfig{PrivateHosts: []string{"localhost", "api.example"}}, "api.example", ""},
+		{HTTPConfig{PrivateHosts: []string{"127.0.0.0/8", "::1"}}, "admin.example", ""},
+		{HTTPConfig{AllowPrivate: true}, "admin.example", ""},
+	} {
+		h := newTaskOf(t, c.cfg)
+		for _, reused := range []bool{false, true} {
+			host.Store("")
+			s := h.run(t.Context(), callOf(`{"url":"http://localhost:%s","headers":{"Host":%q}}`, port, c.name), bound, granted)
+			if c.want == "" && (s.err != nil || host.Load() != c.name) {
+				t.Errorf("%s of %+v: %+v, and %q arrived", c.name, c.cfg, s, host.Load())
+			}
+			if c.want != "" && (!isPermanent(s.err) || !strings.Contains(s.err.Error(), c.want) || s.started || host.Load() != "") {
+				t.Errorf("%s of %+v: %+v, want %s; %q arrived", c.name, c.cfg, s, c.want, host.Load())
+			}
+			if !reused { // so that there is a connection to be used again
+				h.run(t.Context(), callOf(`{"url":"http://localhost:%s"}`, port), bound, granted)
+			}
+		}
+	}
+}

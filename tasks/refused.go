@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"sync"
 
@@ -35,16 +35,38 @@ func (p permissions) read(call *Call) (*httpCall, error) {
 	if err != nil {
 		return nil, Permanent(fmt.Errorf("call_data: %w", err))
 	}
-	if err := p.mayCall(c.request.URL); err != nil {
+	if err := p.mayCall(c.request); err != nil {
 		return nil, Permanent(fmt.Errorf("%s: %w", c.shown, err))
 	}
 	return c, nil
 }
 
-// mayCall says whether requests may go to a URL's host; which addresses may, the dialer says.
-func (p permissions) mayCall(u *url.URL) error {
-	if len(p.hosts) > 0 && !inSet(p.hosts, u.Hostname(), portOf(u)) {
-		return refused(errors.New("the host is not in http_task.hosts"))
+// mayCall says whether a request may go to the hosts that it names; which addresses may, the dialer says.
+func (p permissions) mayCall(r *http.Request) error {
+	if len(p.hosts) == 0 {
+		return nil
+	}
+	for i, h := range hostsOf(r) {
+		switch {
+		case h.in(p.hosts):
+		case i == 0:
+			return refused(errors.New("the host is not in http_task.hosts"))
+		default:
+			return refused(errors.New("the host of its Host header is not in http_task.hosts"))
+		}
+	}
+	return nil
+}
+
+// mayReach says whether a request may go to this address; onlyPrivate: to a private one alone.
+func (p permissions) mayReach(r *http.Request, ip netip.Addr, onlyPrivate bool) error {
+	for _, h := range hostsOf(r) {
+		if err := p.addresses.refusal(h, ip); err != nil {
+			return err
+		}
+	}
+	if onlyPrivate && !p.addresses.isPrivate(ip) {
+		return Permanent(&refusedError{errInClear, ip})
 	}
 	return nil
 }
@@ -52,11 +74,7 @@ func (p permissions) mayCall(u *url.URL) error {
 // may says whether a call may be made, to this address of its host where that is known.
 func (p permissions) may(call *Call, ip netip.Addr) bool {
 	c, err := p.read(call)
-	if err != nil || !ip.IsValid() {
-		return err == nil
-	}
-	u := c.request.URL
-	return (p.addresses.named(u.Hostname(), portOf(u)) || !p.addresses.refused(ip)) && (!c.private || p.addresses.isPrivate(ip))
+	return err == nil && (!ip.IsValid() || p.mayReach(c.request, ip, c.private) == nil)
 }
 
 // refusedError says that this worker may not make a call, and another may be able to.

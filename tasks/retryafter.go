@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -52,8 +52,9 @@ type closable struct {
 }
 
 // within is for how long an answer of to closes the limit that says d; 0: not at all.
-func (c closable) within(to *url.URL, d time.Duration) time.Duration {
-	if len(c.Hosts) > 0 && !inSet(hostSet(c.Hosts), to.Hostname(), portOf(to)) {
+func (c closable) within(to []hostPort, d time.Duration) time.Duration {
+	hosts := hostSet(c.Hosts)
+	if len(hosts) > 0 && slices.ContainsFunc(to, func(h hostPort) bool { return !h.in(hosts) }) {
 		return 0
 	}
 	return min(d, c.Most)

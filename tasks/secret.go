@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"html"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -35,15 +34,14 @@ const (
 
 // secrets are all that this worker knows. They are never changed.
 type secrets struct {
-	byName  map[string]secret
-	needles []string // the values, as they are and as answers escape them
-	hide    *strings.Replacer
+	byName map[string]secret
 }
 
 type secret struct {
-	value string
-	hosts map[string]bool // over https
-	clear map[string]bool // over http too
+	value     string
+	hosts     map[string]bool // over https
+	clear     map[string]bool // over http too
+	spellings []string
 }
 
 func newSecrets(configured map[string]Secret) (*secrets, error) {
@@ -67,16 +65,8 @@ func newSecrets(configured map[string]Secret) (*secrets, error) {
 		case len(c.Hosts) == 0:
 			return nil, fmt.Errorf("tasks: the secret %s has no hosts that may be sent it", name)
 		}
-		s.byName[name] = secret{c.Value, hostSet(over), hostSet(clear)}
-		s.needles = append(s.needles, spellings(c.Value)...)
+		s.byName[name] = secret{c.Value, hostSet(over), hostSet(clear), spellings(c.Value)}
 	}
-	// At one place the longest first, so that no tail of one is left.
-	slices.SortFunc(s.needles, func(a, b string) int { return len(b) - len(a) })
-	var pairs []string
-	for _, needle := range s.needles {
-		pairs = append(pairs, needle, hiddenText)
-	}
-	s.hide = strings.NewReplacer(pairs...)
 	return s, nil
 }
 
@@ -93,34 +83,76 @@ func spellings(value string) []string {
 	return slices.Compact(all)
 }
 
-// redact stars out every secret in a text, and the beginning of one at its end, where it may have been
-// cut off.
-func (s *secrets) redact(text string) string {
-	if len(s.needles) == 0 {
-		return text
+// needles are what is starred out of an answer, and of errors: the secrets that its request may carry, as answers
+// spell them. Whatever else were starred would tell its API, or who wrote the call, what they guess of a secret.
+type needles []string
+
+func (s *secrets) needles(r *http.Request) (n needles) {
+	for name, own := range s.byName {
+		if _, err := s.may(name, r); err == nil {
+			n = append(n, own.spellings...)
+		}
 	}
-	last := 0 // bytes at the end that are a secret, or the beginning of one
-	for _, needle := range s.needles {
-		for n := min(len(needle), len(text)); n >= max(leastSecret, last+1); n-- {
-			if strings.HasSuffix(text, needle[:n]) {
-				last = n
+	return n
+}
+
+// longest is how many bytes the longest of them has.
+func (n needles) longest() (most int) {
+	for _, needle := range n {
+		most = max(most, len(needle))
+	}
+	return most
+}
+
+// redact stars out every secret in the first keep bytes of a text, though it ends behind them; and the beginning
+// of one at the end of a text that broke off there.
+func (n needles) redact(text string, keep int, brokeOff bool) string {
+	var found [][2]int // from, to
+	for _, needle := range n {
+		for from := 0; ; from++ {
+			i := strings.Index(text[from:], needle)
+			if i < 0 {
+				break
+			}
+			from += i
+			found = append(found, [2]int{from, from + len(needle)})
+		}
+		for size := min(len(needle), len(text)); brokeOff && size >= leastSecret; size-- {
+			if strings.HasSuffix(text, needle[:size]) {
+				found = append(found, [2]int{len(text) - size, len(text)})
 				break
 			}
 		}
 	}
-	if last > 0 {
-		return s.hide.Replace(text[:len(text)-last]) + hiddenText
+	keep = min(keep, len(text))
+	if len(found) == 0 {
+		return text[:keep]
 	}
-	return s.hide.Replace(text)
+	slices.SortFunc(found, func(a, b [2]int) int { return a[0] - b[0] })
+	var short strings.Builder
+	at := 0
+	for _, f := range found {
+		if f[0] >= keep {
+			break
+		}
+		if f[0] >= at { // else it overlaps what is starred already
+			short.WriteString(text[at:f[0]] + hiddenText)
+		}
+		at = max(at, f[1])
+	}
+	if at < keep {
+		short.WriteString(text[at:keep])
+	}
+	return short.String()
 }
 
 // redacted is err with no secret in its text.
-func (s *secrets) redacted(err error) error {
-	if err == nil {
-		return nil
+func (n needles) redacted(err error) error {
+	if err == nil || len(n) == 0 {
+		return err
 	}
 	text := err.Error()
-	if short := s.redact(text); short != text {
+	if short := n.redact(text, len(text), false); short != text {
 		return &redactedError{short, err}
 	}
 	return err
@@ -163,20 +195,10 @@ func readSecretRef(value json.RawMessage) (ref secretRef, ok bool, err error) {
 // onlyPrivate: to a private address only, for nothing encrypts it.
 func (s *secrets) may(name string, r *http.Request) (onlyPrivate bool, err error) {
 	own := s.byName[name]
-	hosts := [][2]string{{r.URL.Hostname(), portOf(r.URL)}}
-	// What shares an address with many names goes by the header: it must be the secret's host too.
-	if r.Host != r.URL.Host {
-		host, port, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host, port = strings.Trim(r.Host, "[]"), portOf(r.URL)
-		}
-		hosts = append(hosts, [2]string{host, port})
-	}
-	for _, h := range hosts {
-		inClear := inSet(own.clear, h[0], h[1])
-		if !inClear && !inSet(own.hosts, h[0], h[1]) {
-			return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets",
-				name, net.JoinHostPort(h[0], h[1])))
+	for _, h := range hostsOf(r) {
+		inClear := h.in(own.clear)
+		if !inClear && !h.in(own.hosts) {
+			return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
 		}
 		onlyPrivate = onlyPrivate || r.URL.Scheme != "https" && !inClear
 	}

@@ -67,6 +67,8 @@ func TestRedact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://x", nil)
+	secrets := s.needles(r)
 	inJSON, _ := json.Marshal(canary)
 	var unescaped bytes.Buffer
 	e := json.NewEncoder(&unescaped)
@@ -86,12 +88,68 @@ func TestRedact(t *testing.T) {
 		{"/" + url.PathEscape(canary) + "/b", "/***/b"},
 		{`<b>sk_live_&#34;canary&#34;/é&amp;&lt;door&gt;</b>`, "<b>***</b>"},
 		{"the shorter sk_live alone", "the shorter *** alone"},
-		{"cut off: " + canary[:20], "cut off: ***"},
-		{"cut off: " + canary[:5], "cut off: ***"},
-		{"cut off: " + canary[:3], "cut off: " + canary[:3]},
+		{"a beginning: " + canary[:20], "a beginning: ***" + canary[7:20]}, // sk_live is a secret of its own
+		{"a beginning: twice-twi", "a beginning: twice-twi"},
+		{"twice-twice-twice-", "***"},
+		{"two that overlap: twice-twice-" + canary + canary, "two that overlap: *********"},
 	} {
-		if got := s.redact(c.text); got != c.want {
+		if got := secrets.redact(c.text, len(c.text), false); got != c.want {
 			t.Errorf("redact(%q) = %q, want %q", c.text, got, c.want)
+		}
+	}
+	for _, c := range []struct{ text, want string }{
+		{"broke off: twice-twi", "broke off: ***"},
+		{"broke off: twic", "broke off: ***"},
+		{"broke off: twi", "broke off: twi"},
+		{"twice-twi and more", "twice-twi and more"},
+	} {
+		if got := secrets.redact(c.text, len(c.text), true); got != c.want {
+			t.Errorf("broken off, redact(%q) = %q, want %q", c.text, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		keep int
+		want string
+	}{{0, ""}, {2, "a "}, {3, "a ***"}, {13, "a ***"}, {14, "a ***"}, {16, "a *** t"}, {20, "a *** twice"}} {
+		if got := secrets.redact("a twice-twice- twice-tw", c.keep, false); got != c.want {
+			t.Errorf("of %d bytes: %q, want %q", c.keep, got, c.want)
+		}
+	}
+}
+
+// A host repeats what a call says. What is starred tells nobody what a secret is: of a stranger's answers nothing
+// is, and of those of its hosts only the whole.
+func TestRedactionTellsNothing(t *testing.T) {
+	t.Parallel()
+	server := serveHTTP(t, false, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Echo", r.Header.Get("X-Guess"))
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, r.Header.Get("X-Guess"))
+	})
+	const secret = "sk_live_0123456789"
+	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
+	for _, c := range []struct {
+		name, url, header, guess, want string
+		hosts                          []string
+	}{
+		{name: "a stranger, the beginning", guess: secret[:9], want: secret[:9], hosts: []string{"api.example"}},
+		{name: "a stranger, all of it", guess: secret, want: secret, hosts: []string{"api.example"}},
+		{name: "a stranger, who says that it is the host", header: `"Host":"api.example",`, guess: secret, want: secret, hosts: []string{"api.example"}},
+		{name: "another name at the host's address", header: `"Host":"other.example",`, guess: secret, want: secret, hosts: []string{"127.0.0.1"}},
+		{name: "another port", guess: secret, want: secret, hosts: []string{"127.0.0.1:1"}},
+		{name: "its host, the beginning", guess: secret[:17], want: secret[:17], hosts: []string{"127.0.0.1"}},
+		{name: "its host, all of it", guess: secret, want: hiddenText, hosts: []string{"127.0.0.1"}},
+		{name: "its host and port", guess: secret, want: hiddenText, hosts: []string{"http://127.0.0.1:" + port}},
+	} {
+		h := newTestTask(t, HTTPConfig{Secrets: map[string]Secret{"KEY": {secret, c.hosts}}})
+		path := server.URL + "/" + c.guess
+		s := h.run(t.Context(), callOf(`{"url":%q,"headers":{%s"X-Guess":%q}}`, path, c.header, c.guess), bound, granted)
+		var got answer
+		if err := json.Unmarshal(s.result, &got); err != nil {
+			t.Fatalf("%s: %v of %+v", c.name, err, s)
+		}
+		if got.Body != c.want || got.Headers["X-Echo"] != c.want || !strings.Contains(s.err.Error(), "/"+c.want+":") {
+			t.Errorf("%s: kept %q, %q and %v, want %q", c.name, got.Body, got.Headers["X-Echo"], s.err, c.want)
 		}
 	}
 }
@@ -190,6 +248,9 @@ func TestEchoedSecretIsNotKept(t *testing.T) {
 		}),
 		"where the body is cut": handled(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, strings.Repeat("x", maxBody-20)+r.Header.Get("Authorization")+strings.Repeat("y", maxBody))
+		}),
+		"whose end is where the body is cut": handled(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, strings.Repeat("x", maxBody-len(r.Header.Get("Authorization"))+1)+r.Header.Get("Authorization")+"y")
 		}),
 		"before where the body is cut": handled(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, strings.Repeat(r.Header.Get("Authorization"), 2*maxBody/len(canary)))

@@ -1,6 +1,7 @@
 package tasks_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -40,18 +41,19 @@ func TestRetryAfterOfAStranger(t *testing.T) {
 	b := newBench(t, nil)
 	host := strings.TrimPrefix(api.URL, "http://")
 	b.await(`SELECT retry_after = '1 hour' AND hosts = '{}' FROM call_limits WHERE name = 'api'`)
-	for _, c := range []struct{ hosts, most, closed string }{
-		{"{api.example.com}", "1 hour", ""},
-		{"{" + host + "1}", "1 hour", ""},
-		{"{}", "0", ""},
-		{"{}", "1 hour", "1 hour"},
-		{"{127.0.0.1,api.example.com}", "2 minutes", "2 minutes"},
-		{"{" + host + "}", "2 days", "1 day"},
+	for _, c := range []struct{ hosts, most, closed, header string }{
+		{hosts: "{127.0.0.1}", most: "1 hour", header: "other.example"}, // behind a CDN, say
+		{"{api.example.com}", "1 hour", "", ""},
+		{"{" + host + "1}", "1 hour", "", ""},
+		{"{}", "0", "", ""},
+		{"{}", "1 hour", "1 hour", ""},
+		{"{127.0.0.1,api.example.com}", "2 minutes", "2 minutes", ""},
+		{"{" + host + "}", "2 days", "1 day", ""},
 	} {
 		if _, err := b.pool.Exec(t.Context(), `WITH p AS (DELETE FROM call_pauses) UPDATE call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most); err != nil {
 			t.Fatal(err)
 		}
-		id := b.insertCall(callqueue.Call{Data: map[string]string{"url": api.URL}})
+		id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL, "headers": map[string]string{"Host": cmp.Or(c.header, host)}}})
 		b.await(`SELECT status = 'error' AND run_at > now() + interval '23 h' FROM call_queue WHERE id = $1`, id)
 		b.await(`SELECT (SELECT count(*) FROM call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
 			AND NOT EXISTS (SELECT FROM call_pauses WHERE until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`, c.closed)
