@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -34,7 +33,7 @@ type Call struct {
 	ExpiresAt time.Time
 	// UniqueKey is unique in its queue among calls that have not ended. Default: none.
 	UniqueKey string
-	// MaxAttempts bounds how often the call may fail. Default: what its queue says.
+	// MaxAttempts bounds how often the call may fail, 1000 at most. Default: what its queue says.
 	MaxAttempts int
 }
 
@@ -67,6 +66,7 @@ const (
 	emptyData       = "{}"
 	defaultPriority = 5
 	maxNameBytes    = 255
+	mostAttempts    = 1000 // as of queues
 )
 
 // row is a call as it is written, defaults filled in; zero times are not.
@@ -135,8 +135,8 @@ func (c *Client) check(index int, call Call) (row, error) {
 		return refuse("Cost", "is %d, less than 1", r.cost)
 	case r.priority < 0 || r.priority > 9:
 		return refuse("Priority", "is %d, outside 0 to 9", r.priority)
-	case call.MaxAttempts < 0 || call.MaxAttempts > math.MaxInt32:
-		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, math.MaxInt32)
+	case call.MaxAttempts < 0 || call.MaxAttempts > mostAttempts:
+		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, mostAttempts)
 	case r.runAt != nil && r.expiresAt != nil && r.expiresAt.Before(*r.runAt):
 		return refuse("ExpiresAt", "is before it is due")
 	}

@@ -47,3 +47,31 @@ func TestNamesAreBounded(t *testing.T) {
 		t.Errorf("%d calls are there (%v), want 8: what was refused is not", n, err)
 	}
 }
+
+// A call is not tried for ever: what a row may say of that is bounded, as for its queue.
+func TestMaxAttemptsIsBounded(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, c := range []struct {
+		sql     string
+		refused bool
+	}{
+		{`INSERT INTO call_queue (max_attempts) VALUES (NULL), (1), (1000)`, false},
+		{`INSERT INTO call_queue (max_attempts) VALUES (1), (1001)`, true},
+		{`COPY call_queue (max_attempts) FROM PROGRAM 'echo 2147483647'`, true},
+		{`SELECT enqueue_call('http', '{}', max_attempts => 1001)`, true},
+		{`UPDATE call_queue SET max_attempts = 1001`, true},
+		{`UPDATE call_queue SET max_attempts = 1000`, false},
+		{`DO $$ BEGIN
+			SET LOCAL session_replication_role = replica;
+			UPDATE call_queue SET max_attempts = 5000;
+		END $$`, false},
+		{`UPDATE call_queue SET status = 'failed', max_attempts = 5000`, false}, // what is there already
+	} {
+		_, err := pool.Exec(t.Context(), c.sql)
+		pg, _ := errors.AsType[*pgconn.PgError](err)
+		if refused := pg != nil && pg.Code == "22023" && strings.HasSuffix(pg.Message, ", more than 1000"); refused != c.refused || err != nil && !refused {
+			t.Errorf("%s: %v, want it refused: %v", c.sql, err, c.refused)
+		}
+	}
+}

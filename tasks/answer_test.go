@@ -244,24 +244,23 @@ func TestEndlessGzip(t *testing.T) {
 		"of members":       {"", zipped("")},
 		"of stored blocks": {head, "\x00\x00\x00\xff\xff"},
 	} {
-		sent, over := 0, make(chan error, 1)
+		taken := make(chan int, 1)
 		addr := serveConns(t, func(conn *net.TCPConn) {
 			_, _ = http.ReadRequest(bufio.NewReader(conn))
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"+zipped("hello")+c.begin)
-			var err error
-			for parts := strings.Repeat(c.part, 1000); err == nil; sent += len(parts) {
+			n, parts := 0, strings.Repeat(c.part, 1000)
+			for _, err := io.WriteString(conn, parts); err == nil; n += len(parts) {
 				_, err = io.WriteString(conn, parts)
 			}
-			over <- err
+			taken <- n
 		})
 		s := newTestTask(t, HTTPConfig{Store: "all"}).run(t.Context(), callOf(`{"url":"http://%s"}`, addr), 3*time.Second, granted)
-		receive(t, over)
 		var got answer
 		if err := json.Unmarshal(s.result, &got); err != nil || got.Body != "hello" || !got.Truncated {
 			t.Errorf("%s: kept %+v (%v)", name, got, err)
 		}
-		if most := 32 << 20; sent > most { // with what the kernel holds
-			t.Errorf("%s: %d bytes were taken, want %d at most", name, sent, most)
+		if n, most := receive(t, taken), 32<<20; n > most { // with what the kernel holds
+			t.Errorf("%s: %d bytes were taken, want %d at most", name, n, most)
 		}
 	}
 }

@@ -35,7 +35,7 @@ type Config struct {
 	Pool        *pgxpool.Pool
 	Redis       redis.UniversalClient // required
 	Concurrency int                   // slots: attempts at once; default 100
-	Labels      []string              // what queues can ask for
+	Labels      []string              // what queues can ask for; at most 64, of 255 bytes each
 	// HTTP has the worker take calls of the built-in task http too, and says what that may do. Nil: it takes none.
 	HTTP *HTTPConfig
 	// Client says where the Call.Client of handlers may go, and how. Nil: as HTTP says, or the defaults where that
@@ -102,6 +102,9 @@ func New(cfg Config) (*Worker, error) {
 	if cfg.Concurrency < 0 {
 		return nil, fmt.Errorf("tasks: Config.Concurrency is %d; it must be at least 1", cfg.Concurrency)
 	}
+	if len(cfg.Labels) > mostLabels || slices.ContainsFunc(cfg.Labels, func(l string) bool { return len(l) > 255 }) {
+		return nil, fmt.Errorf("tasks: Config.Labels has %d labels; at most %d of 255 bytes each are allowed", len(cfg.Labels), mostLabels)
+	}
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 100)
 	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, time.Minute)
 	if cfg.Logger == nil {
@@ -132,6 +135,9 @@ func New(cfg Config) (*Worker, error) {
 	w.acks = ledger.NewBatch(batchMost, nil, w.acknowledgeAll)
 	return w, nil
 }
+
+// mostLabels is how many labels a worker may carry: each claim reads those of all workers.
+const mostLabels = 64
 
 // makeHTTP makes what sends requests: the task http, where the worker takes it, and handlers' clients.
 func (w *Worker) makeHTTP() error {

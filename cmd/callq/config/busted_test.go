@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,6 +50,10 @@ func TestBusted(t *testing.T) {
 func TestBustedEnvironment(t *testing.T) {
 	t.Parallel()
 	file := "limits: {a-b: {rate: 1/s}, a_b: {rate: 1/s}, c: {rate: 1/s}}\nqueues: {q: {limits: [c]}}\n"
+	labels := ""
+	for i := range 65 {
+		labels += fmt.Sprintf(",l%d", i)
+	}
 	cases := []struct {
 		name       string
 		env, flags map[string]string
@@ -59,6 +64,12 @@ func TestBustedEnvironment(t *testing.T) {
 			map[string]string{"CALLQ_WORKER_CONCURRENCY": "many"},
 			nil,
 			"CALLQ_WORKER_CONCURRENCY: worker.concurrency: \"many\" is not a whole number\n      = allowed: 1..10000",
+		},
+		{
+			"too many labels",
+			map[string]string{"CALLQ_WORKER_LABELS": labels[1:]},
+			nil,
+			"CALLQ_WORKER_LABELS: worker.labels: has 65 labels\n      = allowed: 64 at most",
 		},
 		{
 			"a limit that is not there",

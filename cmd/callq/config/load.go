@@ -112,6 +112,9 @@ func load(file string, text []byte, env, flags map[string]string) (*Config, erro
 	l.resolveSecrets(root)
 	l.checkMissing()
 	l.checkQueues(c)
+	if n := len(c.Worker.Labels); n > mostLabels {
+		l.fail(l.from["worker.labels"], "worker.labels", fmt.Sprintf("has %d labels", n), fmt.Sprintf("%d at most", mostLabels))
+	}
 	l.checkSecrets(c)
 	l.checkBudgets(c)
 	for name, lim := range c.Limits {
@@ -193,6 +196,9 @@ func (l *loader) resolveSecrets(root reflect.Value) {
 		}
 	})
 }
+
+// mostLabels is how many a worker may carry, as tasks.New and the table have it.
+const mostLabels = 64
 
 // checkQueues checks what no value shows by itself: that the limits of the queues exist.
 func (l *loader) checkQueues(c *Config) {
