@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -28,6 +29,9 @@ func (p *program) queuesCommand() *cobra.Command {
 				}
 				if err := printRows(p, queues, queueColumns()...); err != nil || p.output != "table" {
 					return err
+				}
+				if unnamed := report.UnnamedOf(waiting); unnamed != nil {
+					fmt.Fprintf(p.stdout, "and %s\n", unnamed)
 				}
 				p.printDifferences(nil, queues)
 				return nil

@@ -60,6 +60,9 @@ func (p *program) printStatus(s *report.Status) error {
 	if err := printTable(p.stdout, s.Queues, queueColumns()...); err != nil {
 		return err
 	}
+	if s.Unnamed != nil {
+		fmt.Fprintf(p.stdout, "and %s\n", s.Unnamed)
+	}
 	if len(s.Limits) > 0 {
 		fmt.Fprintln(p.stdout)
 		if err := printTable(p.stdout, s.Limits, limitColumns()[:6]...); err != nil {

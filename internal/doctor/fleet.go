@@ -136,7 +136,7 @@ WITH` + lines.WaitingSQL(lines.WithoutWorker) + `
 SELECT w.task, coalesce(q.on_label, '') AS label, sum(w.calls)::bigint AS waiting
 FROM waiting w
 LEFT JOIN call_queues q ON q.name = w.queue
-WHERE w.calls > 0
+WHERE w.calls > 0 AND w.task IS NOT NULL
 GROUP BY 1, 2
 ORDER BY 3 DESC
 LIMIT 10`
@@ -166,7 +166,7 @@ var unknownQueuesSQL = `
 WITH` + lines.WaitingSQL(`NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)`) + `
 SELECT queue, sum(calls)::bigint AS waiting
 FROM waiting
-WHERE calls > 0
+WHERE calls > 0 AND queue IS NOT NULL
 GROUP BY 1
 ORDER BY 2 DESC
 LIMIT 10`

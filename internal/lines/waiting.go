@@ -7,6 +7,10 @@ package lines
 // first, until they are 3,000 together. On the way come asked, what lines and news say, and if that is few, and
 // looked, what the looks at few found, by key too.
 //
+// Of queues that are not in force, and of tasks that no worker takes, the 100 pairs are named of which most wait: a
+// producer may write any number of them. What is left comes without a name: task is NULL, and queue where it is
+// not in force; pairs says how many a row stands for.
+//
 // What lines say is kept as totals. What news say is summed up in one pass, which several processes of Postgres
 // share: so said has neither keys nor a clock that is read for each row. Of a row with times, what is due comes first.
 func WaitingSQL(these string) string {
@@ -18,10 +22,23 @@ said AS (
         sum(CASE WHEN ats IS NULL THEN calls ELSE width_bucket((SELECT clock_timestamp()), ats) END) FILTER (WHERE at <= (SELECT clock_timestamp()))
     FROM call_news
     GROUP BY queue, task
-), asked AS MATERIALIZED (
-    SELECT queue, task, calls, due, sum(calls) OVER (ORDER BY calls, queue, task) <= 3000 AS few
+), counted AS MATERIALIZED (
+    SELECT t.*, q.name IS NOT NULL AS in_force,
+        q.name IS NOT NULL AND task = ANY (ARRAY(SELECT unnest(tasks) FROM call_workers)) AS served
     FROM (SELECT queue, task, sum(calls) AS calls, coalesce(sum(due), 0) AS due FROM said GROUP BY queue, task) t
+    LEFT JOIN call_queues q ON q.name = t.queue
     WHERE calls > 0 AND ` + these + `
+), named AS MATERIALIZED (
+    SELECT queue, task, calls, due, 1 AS pairs FROM counted WHERE served
+    UNION ALL
+    (SELECT queue, task, calls, due, 1 FROM counted WHERE NOT served ORDER BY calls DESC, queue, task LIMIT 100)
+), asked AS MATERIALIZED (
+    SELECT *, sum(calls) OVER (ORDER BY calls, queue, task) <= 3000 AS few FROM named
+    UNION ALL
+    SELECT CASE WHEN in_force THEN queue END, NULL, sum(calls), sum(due), count(*), false
+    FROM counted
+    WHERE NOT served AND (queue, task) NOT IN (SELECT queue, task FROM named)
+    GROUP BY 1
 ), looked AS (
     SELECT queue, key, task, count(*) AS calls, count(*) FILTER (WHERE at <= clock_timestamp()) AS due
     FROM (
@@ -51,9 +68,9 @@ said AS (
     GROUP BY queue, key, task
     HAVING (queue, task) IN (SELECT queue, task FROM asked WHERE few)
 ), waiting AS (
-    SELECT queue, task, calls, due FROM asked WHERE NOT few
+    SELECT queue, task, calls, due, pairs FROM asked WHERE NOT few
     UNION ALL
-    SELECT queue, task, calls, due FROM looked
+    SELECT queue, task, calls, due, 1 FROM looked
 )`
 }
 

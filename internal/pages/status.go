@@ -101,7 +101,11 @@ func notices(s *report.Status) []notice {
 		add("", "No worker lives: nothing is sent until one runs (callq serve, callq work).")
 	}
 	for _, t := range s.Unhandled {
-		add(callsURL("task", t.Task, "status", waitingStatuses), "N%s.", strings.TrimPrefix(t.String(), "n"))
+		url := callsURL("task", t.Task, "status", waitingStatuses)
+		if t.Unnamed > 0 {
+			url = ""
+		}
+		add(url, "N%s.", strings.TrimPrefix(t.String(), "n"))
 	}
 	for _, q := range s.Queues {
 		switch url := pathTo("queues", "queue", q.Name); {
@@ -182,7 +186,7 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 	}
 	body := queueBody{}
 	err = report.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
-		waiting, err := report.ReadWaiting(ctx, tx)
+		waiting, err := report.ReadWaitingOf(ctx, tx, name)
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 type Status struct {
 	At      time.Time `json:"at"` // Postgres's clock
 	Queues  []Queue   `json:"queues"`
+	Unnamed *Unnamed  `json:"unnamed"` // what waits in queues that are in no configuration beside those; nil: nothing
 	Limits  []Limit   `json:"limits"`
 	Budgets []Budget  `json:"budgets"`
 	Workers []Worker  `json:"workers"`
@@ -88,11 +89,15 @@ func (q Queue) StateText() string {
 	return state + keysPaused(q.PausedKeys)
 }
 
-// ReadQueues reads the queues that are in force or that calls wait in, from what [ReadWaiting] gave.
+// ReadQueues reads the queues that are in force or that calls wait in, from what [ReadWaiting] gave, and those of
+// others in which most calls failed.
 func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, error) {
 	var names []string
 	var calls, due []int64
 	for _, w := range waiting {
+		if w.Unnamed > 0 && w.Queue == "" {
+			continue
+		}
 		names, calls, due = append(names, w.Queue), append(calls, w.Waiting), append(due, w.Due)
 	}
 	queues, err := collect[Queue](ctx, db, "read queues", queuesSQL, names, calls, due)
@@ -156,7 +161,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if err != nil {
 			return err
 		}
-		s.Unhandled = unhandledOf(waiting)
+		s.Unhandled, s.Unnamed = unhandledOf(waiting), UnnamedOf(waiting)
 		if s.Queues, err = ReadQueues(ctx, tx, waiting); err != nil {
 			return err
 		}
@@ -197,13 +202,13 @@ func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
 	return names, err
 }
 
-// ReadOldest finds it among what [ReadWaiting] gave: in the oldest 30 chunks of calls, else, where nothing is due
+// ReadOldest finds it among what [ReadWaiting] named: in the oldest 30 chunks of calls, else, where nothing is due
 // in those any more, in the first that has any. It is nil where no call is due; or where, if most is above 0, none
 // of so many that stand first is: they have ended, and no claim has passed them yet.
 func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting, most int64) (*Oldest, error) {
 	var queues []string
 	for _, w := range waiting {
-		if w.Due > 0 {
+		if w.Due > 0 && (w.Unnamed == 0 || w.Queue != "") {
 			queues = append(queues, w.Queue)
 		}
 	}
@@ -238,8 +243,13 @@ WITH waiting AS (
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
     FROM call_open GROUP BY 1
 ), failed AS (
-    SELECT coalesce(queue, 'default') AS name, count(*) AS failed
-    FROM call_queue WHERE failed_at > now() - interval '24 hours' GROUP BY 1
+    SELECT name, count(*) AS failed, name IN (SELECT name FROM call_queues) AS in_force
+    FROM (SELECT coalesce(queue, 'default') AS name FROM call_queue WHERE failed_at > now() - interval '24 hours') c
+    GROUP BY name
+), failed_named AS (
+    SELECT name, failed FROM failed WHERE in_force
+    UNION ALL
+    (SELECT name, failed FROM failed WHERE NOT in_force ORDER BY failed DESC, name LIMIT 100)
 )
 SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
     coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
@@ -252,7 +262,7 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limit
 FROM call_queues q
 FULL JOIN waiting w USING (name)
 FULL JOIN open o USING (name)
-FULL JOIN failed f USING (name)
+FULL JOIN failed_named f USING (name)
 LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
 LEFT JOIN (
     SELECT name, count(*) AS paused FROM call_pauses

@@ -143,3 +143,51 @@ func TestWaitingIsReadOnce(t *testing.T) {
 		t.Errorf("to count 20,000 lines and as many rows of news, plans handled %d", n)
 	}
 }
+
+// Queues that are in no configuration, and tasks that no worker takes, of which a producer may write any number, are
+// named for the 100 pairs of which most wait; what is left is counted. What is configured is always there.
+func TestManyUnknownQueues(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	exec(t, pool, `INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+		VALUES ('known', '{}', '', 3, '1 s', '1 m', '1 m', 'retry')`)
+	exec(t, pool, `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at) VALUES ('w', 'http', '{http}', '{}', 1, now(), now() + interval '1 h')`)
+	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'unknown-' || i FROM generate_series(1, 5000) i`)
+	exec(t, pool, `INSERT INTO call_queue (queue, task) SELECT 'known', 'task-' || i FROM generate_series(1, 500) i`)
+	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'known' FROM generate_series(1, 3)`)
+	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'most' FROM generate_series(1, 9)`)
+	exec(t, pool, `INSERT INTO call_queue (queue, status, failed_at) SELECT 'failed-' || i, 'failed', now() FROM generate_series(1, 2000) i`)
+	takeIn(t, pool, "known")
+	s, err := ReadStatus(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := map[string]int64{}
+	for _, q := range s.Queues {
+		waiting[q.Name] = q.Waiting
+	}
+	if n := len(waiting); n < 3 || n > 201 || waiting["known"] != 503 || waiting["most"] != 9 {
+		t.Errorf("%d queues: %v", n, waiting)
+	}
+	var unhandled Unnamed
+	for _, u := range s.Unhandled {
+		if u.Unnamed > 0 {
+			unhandled = Unnamed{u.Unnamed, u.Waiting}
+		}
+	}
+	named := int64(len(s.Unhandled) - 1)
+	if s.Unnamed == nil || s.Unnamed.Pairs != 5001+500-100-unhandled.Pairs || s.Unnamed.Waiting != s.Unnamed.Pairs {
+		t.Errorf("unnamed are %+v, and %+v", s.Unnamed, unhandled)
+	}
+	if unhandled.Pairs+named != 500 || unhandled.Waiting != unhandled.Pairs || named > 100 {
+		t.Errorf("no worker is there for %d tasks and %+v more, want 500 together", named, unhandled)
+	}
+	of, err := ReadWaitingOf(t.Context(), pool, "unknown-777")
+	if err != nil || len(of) != 1 || of[0].Waiting != 1 || of[0].Task != "http" {
+		t.Errorf("of one of them: %+v, %v", of, err)
+	}
+	settings := map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
+	if n := pgtest.Work(t, pool, settings, waitingSQL); n > 12*5500 { // read, and grouped; each may be handled a few times
+		t.Errorf("to count 5,500 pairs, plans handled %d rows", n)
+	}
+}
