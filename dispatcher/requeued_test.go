@@ -36,3 +36,57 @@ func TestRequeuedByHand(t *testing.T) {
 		})
 	}
 }
+
+// Where somebody's open transaction holds the attempt of one, the others are claimed all the same, and it is
+// dispatched again once that has ended.
+func TestRequeuedAndHeld(t *testing.T) {
+	t.Parallel()
+	for _, held := range []string{
+		`SELECT FROM call_open WHERE call_id = 1 FOR UPDATE`,
+		`SELECT FROM call_queue WHERE id = 1 FOR UPDATE`,
+	} {
+		parallel(t, held, func(t *testing.T, s *system) {
+			s.alive(50)
+			d := s.dispatcher(rules(sliding("api", 100, time.Hour)))
+			if err := d.OnceUnfrozen(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.calls("default", 3)
+			if err := d.Tick(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.start(time.Hour)
+			s.exec(`UPDATE call_queue SET status = 'new'`)
+			s.calls("default", 5)
+			holder, err := s.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer holder.Rollback(t.Context())
+			if _, err := holder.Exec(t.Context(), held); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			for range 3 {
+				if err := d.Tick(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("three ticks took %s", took)
+			}
+			s.want(`SELECT count(*) = 7 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
+			if err := holder.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.exec(`UPDATE call_queue SET run_at = now() WHERE id = 1`)
+			for range 2 {
+				if err := d.Tick(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
+			s.verify()
+		})
+	}
+}

@@ -317,12 +317,16 @@ func (a *attempt) startRequest() ledger.StartRequest {
 // the gate would refuse the request anyway.
 func (a *attempt) started(ctx context.Context, answer ledger.StartAnswer, err error) (grant, error) {
 	defer a.settle()
-	for err != nil {
-		if time.Since(a.m0) > sendWithinMost || !pause(ctx, 20*time.Millisecond) {
+	ask := a.w.starts.Do
+	for wait := 20 * time.Millisecond; err != nil || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
+		if time.Since(a.m0) > sendWithinMost || !pause(ctx, wait) {
 			a.state = startUnknown
 			return grant{}, errLate
 		}
-		answer, err = a.w.starts.Do(ctx, a.startRequest())
+		if answer.Busy { // nobody else is to wait with it
+			ask = a.w.startApart
+		}
+		answer, err = ask(ctx, a.startRequest())
 	}
 	switch {
 	case answer.StartedAt != nil:

@@ -185,7 +185,22 @@ func (w *Worker) loaded(rows []delivered) []*attempt {
 func (w *Worker) startAll(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	return ledger.Start(ctx, w.cfg.Pool, w.id, requests)
+	answers, err := ledger.Start(ctx, w.cfg.Pool, w.id, requests)
+	if ledger.Busy(err) {
+		return ledger.StartFree(ctx, w.cfg.Pool, w.id, requests)
+	}
+	return answers, err
+}
+
+// startApart starts an attempt whose row somebody held, and waits for nobody.
+func (w *Worker) startApart(ctx context.Context, request ledger.StartRequest) (ledger.StartAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	answers, err := ledger.StartFree(ctx, w.cfg.Pool, w.id, []ledger.StartRequest{request})
+	if err != nil {
+		return ledger.StartAnswer{}, err
+	}
+	return answers[0], nil
 }
 
 // What closeAll answers of each closing is whether its row is free.

@@ -47,6 +47,41 @@ func CloseFree(ctx context.Context, db Transactor, closings []Closing) (closed, 
 	return closed, busy, nil
 }
 
+// StartFree is Start for attempts whose rows nobody else holds. It waits for none: the answers of the others are Busy.
+func StartFree(ctx context.Context, db Transactor, worker string, requests []StartRequest) (answers []StartAnswer, err error) {
+	ids := make([]int64, len(requests))
+	for i, r := range requests {
+		ids[i] = r.CallID
+	}
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		busy, err := queryIDs(ctx, tx, busyOpenSQL, ids)
+		if err != nil {
+			return fmt.Errorf("lock what is free: %w", err)
+		}
+		held := func(r StartRequest) bool { return slices.Contains(busy, r.CallID) }
+		started, err := Start(ctx, tx, worker, slices.DeleteFunc(slices.Clone(requests), held))
+		for _, r := range requests {
+			switch {
+			case err != nil:
+			case held(r):
+				answers = append(answers, StartAnswer{CallID: r.CallID, Token: r.Token, Busy: true})
+			default:
+				answers, started = append(answers, started[0]), started[1:]
+			}
+		}
+		return err
+	})
+	return answers, err
+}
+
+const busyOpenSQL = `
+WITH open AS MATERIALIZED (
+    SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT DISTINCT a.id
+FROM unnest($1::bigint[]) AS a (id)
+WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.id AND a.id)`
+
 // busySQL locks the rows that are free, for the transaction, and returns the others.
 const busySQL = `
 WITH open AS MATERIALIZED (

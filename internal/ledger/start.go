@@ -33,6 +33,8 @@ type StartAnswer struct {
 	SendWithin *time.Duration
 	// Gone: the attempt is open but its call was deleted or cancelled; close it unsent.
 	Gone bool
+	// Busy: somebody else holds the attempt's row; ask again, apart from others.
+	Busy bool
 	// Expired: the attempt is open but its call's time has passed; close it unsent.
 	Expired bool
 	// Work is nil unless it was started and asked for.
@@ -57,7 +59,7 @@ type Work struct {
 
 // Start starts attempts, each by a compare-and-set on its open row, locked in id order; it is
 // durable when it returns. An error leaves unknown what has started: ask again with the same
-// tokens. Answers come in the requests' order.
+// tokens; one that is [Busy] says that nothing has. Answers come in the requests' order.
 func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
 	ids, attempts := make([]int64, len(requests)), make([]int32, len(requests))
 	tokens, timeouts := make([]int64, len(requests)), make([]*int64, len(requests))
@@ -141,6 +143,7 @@ WITH asked AS MATERIALIZED (
       AND o.attempt = a.attempt
       AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
       AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
+      AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
       AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp())
     RETURNING o.call_id, o.token, o.started_at, o.deadline, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,

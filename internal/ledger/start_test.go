@@ -174,6 +174,9 @@ func TestStartOppositeOrders(t *testing.T) {
 			}
 			<-gate
 			answers, err := ledger.Start(context.Background(), pool, "w", requests)
+			for ledger.Busy(err) { // another's commit took long
+				answers, err = ledger.Start(context.Background(), pool, "w", requests)
+			}
 			if err != nil {
 				t.Error(err)
 			}
@@ -192,5 +195,48 @@ func TestStartOppositeOrders(t *testing.T) {
 	}
 	if sum != n {
 		t.Errorf("%d starts of %d attempts: %v", sum, n, starts)
+	}
+}
+
+// An attempt whose row somebody's transaction holds keeps no other from starting, and starts once that has ended.
+func TestStartWaitsForNoOther(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	var requests []ledger.StartRequest
+	for i := range int64(3) {
+		requests = append(requests, request(open(t, pool), i+1))
+	}
+	requests = append(requests, request(999, 4)) // not open
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.Background())
+	if _, err := holder.Exec(t.Context(), `SELECT FROM call_open WHERE call_id = $1 FOR UPDATE`, requests[1].CallID); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := ledger.Start(ctx, pool, "w", requests); !ledger.Busy(err) {
+		t.Errorf("one statement with it: %v, want it to be busy", err)
+	}
+	answers, err := ledger.StartFree(t.Context(), pool, "w", requests)
+	if err != nil || len(answers) != 4 {
+		t.Fatalf("%d answers, %v", len(answers), err)
+	}
+	for i, a := range answers {
+		if a.Token != requests[i].Token || (a.StartedAt != nil) != (i == 0 || i == 2) || a.Busy != (i == 1) {
+			t.Errorf("request %d: %+v", i, a)
+		}
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again := start(t, pool, requests...)
+	for i, a := range answers {
+		b := again[a.Token]
+		if (b.StartedAt == nil) != (i == 3) || a.StartedAt != nil && !b.StartedAt.Equal(*a.StartedAt) {
+			t.Errorf("request %d, once it is free: %+v, was %+v", i, b, a)
+		}
 	}
 }
