@@ -12,8 +12,9 @@ FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/callq /usr/local/bin/callq
 USER 65532:65532
-# All interfaces of the container: publish the port only where it should be reached.
-ENV CALLQ_HTTP_LISTEN=:7460
+# All interfaces of the container: publish the port only where it should be reached. The pages ask for no password, so
+# they are off until you say CALLQ_HTTP_PAGES=true, where nobody else reaches them.
+ENV CALLQ_HTTP_LISTEN=:7460 CALLQ_HTTP_PAGES=false
 EXPOSE 7460
 STOPSIGNAL SIGTERM
 # Whether it lives; an orchestrator that restarts what is unhealthy must not do so because Postgres is away.

@@ -60,7 +60,7 @@ func TestImports(t *testing.T) {
 			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
 			modules: []string{pgx},
 		},
-		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report"}, modules: []string{pgx}},
+		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report", "internal/web"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -152,6 +153,10 @@ func (s deployed) check(t *testing.T, w world) {
 		if !known && !strings.Contains(out.String(), `"source": "`+name+`"`) {
 			t.Errorf("%s: callq does not know the variable %s", s.name, name)
 		}
+	}
+	host, _, _ := net.SplitHostPort(s.env["CALLQ_HTTP_LISTEN"])
+	if _, listens := s.env["CALLQ_HTTP_LISTEN"]; listens && host != "127.0.0.1" && s.env["CALLQ_HTTP_PAGES"] != "false" {
+		t.Errorf("%s: who reaches its port reads the pages", s.name)
 	}
 	cfg, err := config.Load(config.Source{Path: "../../config.yaml"})
 	if err != nil {

@@ -144,8 +144,10 @@ func readDockerfile(t *testing.T) deployed {
 		name: "image", args: ofCallq(t, append(listed("ENTRYPOINT"), listed("CMD")...)), health: ofCallq(t, listed("check")),
 		env: map[string]string{"DATABASE_URL": "", "REDIS_URL": ""},
 	}
-	variable, value, _ := strings.Cut(instructions["ENV"], "=")
-	d.env[variable] = value
+	for pair := range strings.FieldsSeq(instructions["ENV"]) {
+		variable, value, _ := strings.Cut(pair, "=")
+		d.env[variable] = value
+	}
 	if _, port, err := net.SplitHostPort(d.env["CALLQ_HTTP_LISTEN"]); err != nil || port != instructions["EXPOSE"] {
 		t.Errorf("ENV %s, EXPOSE %s: %v", instructions["ENV"], instructions["EXPOSE"], err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/pages"
+	"github.com/callq/callq/internal/web"
 )
 
 const (
@@ -29,7 +30,7 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 		return nil, nil, err
 	}
 	handler, err := pages.New(pages.Config{
-		Pool: pool, Timeout: pageWithin, Address: address, Listen: cfg.HTTP.Listen, Logger: log,
+		Pool: pool, Timeout: pageWithin, Known: web.KnownHosts(address, cfg.HTTP.Listen), Logger: log,
 		Explain: func(err error) (away bool, text string) { return isUnreachable(err), oneLine(explained(err).Error()) },
 	})
 	if err != nil {

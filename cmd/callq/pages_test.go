@@ -65,7 +65,7 @@ func TestPagesServed(t *testing.T) {
 	}
 	for path, want := range map[string]int{
 		"/": http.StatusMisdirectedRequest, "/calls/" + id: http.StatusMisdirectedRequest,
-		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/metrics": http.StatusOK,
+		"/livez": http.StatusOK, "/readyz": http.StatusMisdirectedRequest, "/metrics": http.StatusMisdirectedRequest,
 	} {
 		if status, body := askAs(t, "evil.example", address, path); status != want || status != http.StatusOK && strings.Contains(body, "alert") {
 			t.Errorf("%s as evil.example: %d, want %d\n%s", path, status, want, body)

@@ -119,7 +119,9 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 			return err
 		}
 		defer closePages()
-		handler := web.New(web.Config{Checks: checks(ctx, s, parts), Metrics: registry, Pages: shown})
+		handler := web.New(web.Config{
+			Checks: checks(ctx, s, parts), Metrics: registry, Pages: shown, Known: web.KnownHosts(listener.Addr(), cfg.HTTP.Listen),
+		})
 		listening.Go(func() { serveHTTP(serving, listener, handler, log) })
 	}
 	// A part that fails takes the others with it.

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"crypto/rand"
 	"sync"
 	"time"
 
@@ -8,25 +9,27 @@ import (
 )
 
 // embedded is a simulated Redis inside this process. Like the real one here it keeps nothing over
-// a restart.
+// a restart. It listens on loopback, which every user of the machine reaches: so it asks for a password.
 type embedded struct {
-	addr    string // kept over a restart
+	addr    string // kept over a restart, as the password is
+	secret  string
 	server  *miniredis.Miniredis
 	stopped chan struct{} // closed by stop; nil while none runs
 	ticking sync.WaitGroup
 }
 
-func newEmbedded() *embedded { return &embedded{addr: "127.0.0.1:0"} }
+func newEmbedded() *embedded { return &embedded{addr: "127.0.0.1:0", secret: rand.Text()} }
 
 func (e *embedded) start() (url string, err error) {
 	e.server = miniredis.NewMiniRedis()
+	e.server.RequireAuth(e.secret)
 	if err := e.server.StartAddr(e.addr); err != nil {
 		return "", err
 	}
 	e.addr = e.server.Addr()
 	e.stopped = make(chan struct{})
 	e.ticking.Go(e.passTime)
-	return "redis://" + e.addr, nil
+	return "redis://:" + e.secret + "@" + e.addr, nil
 }
 
 // passTime lets keys expire: in the simulation no time passes by itself.

@@ -118,6 +118,17 @@ func TestEmbeddedRedisSurvivesKillAndRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	testRedis(t, s)
+	options, err := redis.ParseURL(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, password := range []string{"", "guessed"} { // others of this machine
+		client := redis.NewClient(&redis.Options{Addr: options.Addr, Password: password})
+		if err := client.Get(t.Context(), "long").Err(); err == nil || errors.Is(err, redis.Nil) {
+			t.Errorf("with the password %q: %v", password, err)
+		}
+		_ = client.Close()
+	}
 	if err := errors.Join(s.Stop(), s.Stop()); err != nil {
 		t.Fatal(err)
 	}

@@ -122,7 +122,7 @@ func (s *RedisServer) start(ctx context.Context) error {
 	}), client.Close())
 }
 
-// URL is what redis.ParseURL takes: unix:///path, or redis://host:port when embedded.
+// URL is what redis.ParseURL takes: unix:///path, or redis://:password@host:port when embedded.
 func (s *RedisServer) URL() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"html/template"
 	"log/slog"
-	"net"
 	"net/http"
 	"strconv"
 	"time"
@@ -25,6 +24,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/web"
 )
 
 // Config says what is shown, and to whom.
@@ -33,9 +33,8 @@ type Config struct {
 	Pool *pgxpool.Pool
 	// Timeout is of one page; default 5 s.
 	Timeout time.Duration
-	// Address is where it listens, and Listen how that is configured.
-	Address net.Addr
-	Listen  string
+	// Known says which Host headers are answered: web.KnownHosts.
+	Known func(host string) bool
 	// Explain says whether an error is that Postgres cannot be reached, and what it says in one line.
 	Explain func(error) (away bool, text string)
 	Logger  *slog.Logger
@@ -89,7 +88,6 @@ func New(cfg Config) (http.Handler, error) {
 
 // guard lets through what only reads, and asks for us.
 func (p *pages) guard(next http.Handler) http.Handler {
-	known := knownHosts(p.Address, p.Listen)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
 			"Content-Security-Policy":      p.policy,
@@ -103,9 +101,8 @@ func (p *pages) guard(next http.Handler) http.Handler {
 			w.Header().Set(name, value)
 		}
 		switch {
-		case !known(r.Host):
-			p.refuse(w, &refusal{status: http.StatusMisdirectedRequest, text: fmt.Sprintf("This callq listens on loopback, and is not known as %q there: "+
-				"ask for localhost or 127.0.0.1. A proxy before it should send that as the Host.", r.Host)})
+		case !p.Known(r.Host):
+			p.refuse(w, &refusal{status: http.StatusMisdirectedRequest, text: web.Unknown(r.Host)})
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
 			p.refuse(w, &refusal{status: http.StatusMethodNotAllowed, text: "The pages only show. What changes something is the command line's."})

@@ -23,6 +23,7 @@ import (
 
 	"github.com/callq/callq/internal/pages"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/web"
 )
 
 const (
@@ -41,7 +42,7 @@ func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
 	t.Helper()
 	s := &site{t: t}
 	handler, err := pages.New(pages.Config{
-		Pool: pool, Timeout: within, Address: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7460}, Listen: "127.0.0.1:7460",
+		Pool: pool, Timeout: within, Known: web.KnownHosts(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7460}, "127.0.0.1:7460"),
 		Explain: func(err error) (bool, string) {
 			_, away := errors.AsType[*pgconn.ConnectError](err)
 			return away, err.Error()

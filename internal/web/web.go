@@ -18,10 +18,11 @@ import (
 
 // Config says what is asked and shown.
 type Config struct {
-	Checks  []Check             // all must pass for /readyz
-	Metrics prometheus.Gatherer // nil: no /metrics
-	Pages   http.Handler        // of every other path; nil: there are none
-	Timeout time.Duration       // of each check; default 2 s
+	Checks  []Check                // all must pass for /readyz
+	Metrics prometheus.Gatherer    // nil: no /metrics
+	Pages   http.Handler           // of every other path; nil: there are none
+	Known   func(host string) bool // which Host headers /readyz and /metrics answer, see [KnownHosts]; nil: all
+	Timeout time.Duration          // of each check; default 2 s
 }
 
 // Check is one reason not to be ready. Run should return when its context ends; what it returns is
@@ -41,14 +42,28 @@ func New(cfg Config) http.Handler {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintln(w, "ok")
 	})
-	mux.HandleFunc("GET /readyz", cfg.readyz)
+	mux.Handle("GET /readyz", cfg.known(http.HandlerFunc(cfg.readyz)))
 	if cfg.Metrics != nil {
-		mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{}))
+		mux.Handle("GET /metrics", cfg.known(promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{})))
 	}
 	if cfg.Pages != nil {
 		mux.Handle("/", cfg.Pages)
 	}
 	return mux
+}
+
+// known lets through what asks for a name that is ours.
+func (cfg Config) known(next http.Handler) http.Handler {
+	if cfg.Known == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !cfg.Known(r.Host) {
+			http.Error(w, Unknown(r.Host), http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // readiness is the answer of /readyz: what each check that failed says.

@@ -14,10 +14,14 @@ import (
 	"github.com/callq/callq/internal/web"
 )
 
-func ask(t *testing.T, cfg web.Config, method, path string) (int, string) {
+func ask(t *testing.T, cfg web.Config, method, path string, change ...func(*http.Request)) (int, string) {
 	t.Helper()
 	answer := httptest.NewRecorder()
-	web.New(cfg).ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+	r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+	for _, c := range change {
+		c(r)
+	}
+	web.New(cfg).ServeHTTP(answer, r)
 	return answer.Code, strings.TrimSpace(answer.Body.String())
 }
 

@@ -1,19 +1,18 @@
-package pages_test
+package web_test
 
 import (
-	"log/slog"
 	"net"
 	"net/http"
 	"testing"
 
-	"github.com/callq/callq/internal/pages"
-	"github.com/callq/callq/internal/pgtest"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/callq/callq/internal/web"
 )
 
 // Who listens on loopback answers to its own names alone.
 func TestHosts(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.New(t)
 	for _, c := range []struct {
 		ip, listen string
 		hosts      map[string]bool
@@ -29,21 +28,19 @@ func TestHosts(t *testing.T) {
 		{"0.0.0.0", ":7460", map[string]bool{"callq.internal": true, "10.0.0.1:7460": true}},
 		{"10.0.0.1", "10.0.0.1:7460", map[string]bool{"callq.internal": true}},
 	} {
-		handler, err := pages.New(pages.Config{
-			Pool: pool, Timeout: plentiful, Address: &net.TCPAddr{IP: net.ParseIP(c.ip), Port: 7460}, Listen: c.listen,
-			Explain: func(error) (bool, string) { return false, "" }, Logger: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			t.Fatal(err)
+		cfg := web.Config{
+			Metrics: prometheus.NewRegistry(), Pages: http.NotFoundHandler(), // which see for themselves
+			Known: web.KnownHosts(&net.TCPAddr{IP: net.ParseIP(c.ip), Port: 7460}, c.listen),
 		}
-		site := &site{t: t, handler: handler}
 		for host, known := range c.hosts {
 			want := http.StatusMisdirectedRequest
 			if known {
 				want = http.StatusOK
 			}
-			if status, text := site.ask(http.MethodGet, "/calls", func(r *http.Request) { r.Host = host }); status != want {
-				t.Errorf("on %s, asked for %q: %d, want %d\n%s", c.ip, host, status, want, text)
+			for path, want := range map[string]int{"/readyz": want, "/metrics": want, "/livez": http.StatusOK} {
+				if status, text := ask(t, cfg, http.MethodGet, path, func(r *http.Request) { r.Host = host }); status != want {
+					t.Errorf("on %s, asked for %s of %q: %d, want %d\n%s", c.ip, path, host, status, want, text)
+				}
 			}
 		}
 	}
