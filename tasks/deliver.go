@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
@@ -261,6 +264,9 @@ func (w *Worker) recordBy(closings func(context.Context, ledger.Closing) (busy, 
 			w.log.WarnContext(w.recording, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
 			c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
 			continue
+		case ledger.BadData(err) && c.Error != inASCII(c.Error):
+			c.Error = inASCII(c.Error) // the database's encoding does not have it
+			continue
 		}
 		if !said {
 			w.log.WarnContext(w.recording, "outcome waits for Postgres", "call", c.CallID, "attempt", c.Attempt, "err", err)
@@ -270,6 +276,19 @@ func (w *Worker) recordBy(closings func(context.Context, ledger.Closing) (busy, 
 			return
 		}
 	}
+}
+
+// inASCII is a text that every database can hold.
+func inASCII(text string) string {
+	var b strings.Builder
+	for _, c := range text {
+		if c < utf8.RuneSelf {
+			b.WriteRune(c)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(c), "'"))
+		}
+	}
+	return b.String()
 }
 
 func (w *Worker) closeApart(ctx context.Context, c ledger.Closing) (busy, err error) {

@@ -73,7 +73,11 @@ func commandSettings() map[string]string {
 // pooledSettings are those that a pooler lets through.
 func pooledSettings() map[string]string {
 	all := ledger.Settings()
-	return map[string]string{"timezone": all["timezone"], "application_name": all["application_name"]}
+	settings := map[string]string{}
+	for _, name := range []string{"timezone", "client_encoding", "application_name"} {
+		settings[name] = all[name]
+	}
+	return settings
 }
 
 // openPool makes a pool and does not connect.

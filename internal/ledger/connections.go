@@ -12,7 +12,7 @@ import (
 // Connect returns a pool of the caller's own, made from another's configuration: its sessions have [Settings],
 // and it has at least so many connections. Without the settings plans are made anew at each call, or for tables as
 // they were when they were empty, and calls take ten times as long. A pool that has all of it is returned as it
-// is. A pooler in transaction mode lets no settings through: there the role has to bring them.
+// is. A pooler in transaction mode lets no settings through but the encoding: there the role has to bring them.
 //
 // end closes what was made.
 func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpool.Pool, end func(), err error) {
@@ -22,7 +22,7 @@ func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpo
 		delete(wanted, "application_name")
 	}
 	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
-		wanted = nil
+		wanted = map[string]string{"client_encoding": wanted["client_encoding"]}
 	}
 	if hasAll(params, wanted) && config.MaxConns >= atLeast {
 		return pool, func() {}, nil

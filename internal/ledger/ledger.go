@@ -34,6 +34,7 @@ type DB interface {
 func Settings() map[string]string {
 	return map[string]string{
 		"timezone":          "UTC",
+		"client_encoding":   "UTF8", // whatever the database's is
 		"plan_cache_mode":   "force_generic_plan",
 		"enable_seqscan":    "off",
 		"enable_bitmapscan": "off",
