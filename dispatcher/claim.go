@@ -303,7 +303,8 @@ func (b *batch) open(writes *pgx.Batch, c *round) {
 			if i%k == 0 {
 				b.to = append(b.to, to)
 			}
-			ids, parcelNos, pools = append(ids, id), append(parcelNos, int32(len(b.to)-1)), append(pools, to.pool.Name)
+			parcel := int32(len(b.to) - 1) //nolint:gosec // a claim has no more calls than workers have room
+			ids, parcelNos, pools = append(ids, id), append(parcelNos, parcel), append(pools, to.pool.Name)
 		}
 	}
 	if len(ids) == 0 {

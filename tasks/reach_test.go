@@ -122,7 +122,7 @@ func outside(t *testing.T, port string, handler http.HandlerFunc) {
 	if err != nil {
 		t.Skipf("this system has one loopback address only: %v", err)
 	}
-	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}} //nolint:gosec // of a test
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
 	server.Start()
 	t.Cleanup(server.Close)
 }

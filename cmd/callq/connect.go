@@ -99,7 +99,7 @@ func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgx
 		return nil, usagef("read postgres.url: %w", err)
 	}
 	setMode(cfg, pc.ConnConfig, settings)
-	pc.MaxConns = int32(conns)
+	pc.MaxConns = int32(conns) //nolint:gosec // at most 1000, and those of the parts
 	return pc, nil
 }
 

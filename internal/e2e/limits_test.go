@@ -88,7 +88,7 @@ func TestLimitsByCost(t *testing.T) {
 queues: {default: {limits: [rpm, tpm]}}`, requests, window, tokens, window), fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
 	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same costs in every run
+	random := rand.New(rand.NewPCG(1, 2)) // the same costs in every run
 	s.insertKeyed(3, 80, func() int { return 20 + random.IntN(481) })
 	s.awaitDone(3*time.Minute, 240)
 	s.exact(requests, window, 240)

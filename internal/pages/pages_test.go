@@ -57,12 +57,9 @@ func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
 }
 
 // ask returns a page, which holds to what all promise.
-func (s *site) ask(method, target string, change ...func(*http.Request)) (int, string) {
+func (s *site) ask(method, target string) (int, string) {
 	s.t.Helper()
 	r := httptest.NewRequestWithContext(s.t.Context(), method, "http://localhost:7460"+target, nil)
-	for _, c := range change {
-		c(r)
-	}
 	answer := httptest.NewRecorder()
 	s.handler.ServeHTTP(answer, r)
 	header, text := answer.Result().Header, answer.Body.String()
