@@ -156,6 +156,12 @@ func TestDoctor(t *testing.T) {
 			w.hold("BEGIN", "SAVEPOINT s", "UPDATE call_queue SET error_message = 'mine'")
 			later("3 seconds")(w)
 		}, "held rows", doctor.Problem, "it is idle in transaction: UPDATE call_queue", "SELECT pg_terminate_backend("},
+		"a running call's row is shared": {func(w *world) {
+			w.exec(`INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1);` + open + `now(), now() + interval '1 day' FROM call_queue`)
+			w.hold("BEGIN", "SELECT FROM call_open FOR SHARE")
+			w.hold("BEGIN", "SELECT FROM call_open FOR SHARE")
+			later("3 seconds")(w)
+		}, "held rows", doctor.Problem, "it is idle in transaction: SELECT FROM call_open FOR SHARE", "SELECT pg_terminate_backend("},
 		"a call that cannot be swept":          {sql(`INSERT INTO call_queue (expires_at, error_message) VALUES (now(), 'callq cannot end it: not this one')`), "calls set aside", doctor.Problem, "call 1: callq cannot end it: not this one", "triggers"},
 		"a limit of an older epoch":            {sql(`UPDATE call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
 		"a limit that is shut":                 {sql(`UPDATE call_limits SET missing_until = now() + interval '1 hour'`), "limits", doctor.Problem, "limit api is shut until", "limits open"},

@@ -43,8 +43,9 @@ func heldRows(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return found, nil
 }
 
-// Who changes or locks a row writes its transaction's id there, as xmax, and holds a lock on that id. What callq does
-// itself takes no second.
+// Who changes or locks a row writes its transaction's id there, as xmax, and holds a lock on that id. Several who share
+// it stand there as a multixact: xmax does not say that it is one, but those that there are lie in a range. What callq
+// does itself takes no second.
 const heldSQL = `
 SELECT kind, name, who, does, age, count(DISTINCT id)::int AS calls, array_to_string((array_agg(DISTINCT id))[:10], ', ') AS ids
 FROM (
@@ -57,9 +58,15 @@ FROM (
         UNION ALL
         SELECT call_id, xmax FROM call_open
     ) r
-    JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = r.holder AND l.mode = 'ExclusiveLock' AND l.granted
+    CROSS JOIN LATERAL (
+        SELECT r.holder AS xid
+        UNION ALL
+        SELECT m.xid FROM pg_get_multixact_members(CASE
+            WHEN mxid_age(r.holder) BETWEEN 1 AND (SELECT max(mxid_age(datminmxid)) FROM pg_database) THEN r.holder END) m
+    ) h
+    JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = h.xid AND l.mode = 'ExclusiveLock' AND l.granted
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-    LEFT JOIN pg_prepared_xacts p ON p.transaction = r.holder
+    LEFT JOIN pg_prepared_xacts p ON p.transaction = h.xid
 ) h
 WHERE age > interval '2 seconds'
 GROUP BY kind, name, who, does, age
