@@ -100,27 +100,6 @@ func mutants() []struct {
 				CREATE TRIGGER opened BEFORE UPDATE ON call_limits FOR EACH ROW WHEN (NEW.missing_until IS NOT NULL) EXECUTE FUNCTION sim.opened()`,
 			undo: `DROP TRIGGER opened ON call_limits; DROP FUNCTION sim.opened()`,
 		}},
-		{"what a failover lost has arrived by then", []string{over}, mutant{
-			often: (*world).failOver,
-			sql: `CREATE FUNCTION sim.arrived() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					NEW.missing_until := least(NEW.missing_until, clock_timestamp()); RETURN NEW; END $$;
-				CREATE TRIGGER arrived BEFORE UPDATE ON call_limits FOR EACH ROW WHEN (NEW.missing_until IS NOT NULL) EXECUTE FUNCTION sim.arrived()`,
-			undo: `DROP TRIGGER arrived ON call_limits; DROP FUNCTION sim.arrived()`,
-		}},
-		{"what is charged after a failover was known before", []string{over}, mutant{
-			often: (*world).failOver,
-			sql: `CREATE FUNCTION sim.known() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					NEW.known_at := clock_timestamp() + interval '1 day'; RETURN NEW; END $$;
-				CREATE TRIGGER known BEFORE UPDATE ON call_limits FOR EACH ROW WHEN (NEW.known_at IS NOT NULL) EXECUTE FUNCTION sim.known()`,
-			undo: `DROP TRIGGER known ON call_limits; DROP FUNCTION sim.known()`,
-		}},
-		{"a limit that is changed after a failover knows as much as before", []string{over}, mutant{
-			often: func(w *world) { w.failOver(); w.republish() },
-			sql: `CREATE FUNCTION sim.knows() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					NEW.known_at := coalesce(NEW.known_at, OLD.known_at, clock_timestamp()); NEW.known_less := 0; RETURN NEW; END $$;
-				CREATE TRIGGER knows BEFORE UPDATE ON call_limits FOR EACH ROW WHEN (NEW.missing_until IS NOT NULL) EXECUTE FUNCTION sim.knows()`,
-			undo: `DROP TRIGGER knows ON call_limits; DROP FUNCTION sim.knows()`,
-		}},
 		{"what counts is not counted anew", []string{over}, mutant{
 			often: (*world).republish,
 			sql: `CREATE FUNCTION sim.whole() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
