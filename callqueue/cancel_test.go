@@ -16,20 +16,24 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 )
 
 const (
 	// claimSQL opens an attempt of a waiting call, as a claim does.
 	claimSQL = `
 WITH call AS (
-    UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = $1 RETURNING *
+    UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1 RETURNING *
 )
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, 0, 1, cost, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
+SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
     queue, task, key, '{api}', '{""}', '{1}'
 FROM call`
-	startedSQL = `UPDATE call_open SET token = 7, started_at = clock_timestamp(), worker = 'w' WHERE call_id = $1`
+	startedSQL = `UPDATE call_open SET token = 7, started_at = clock_timestamp(), deadline = clock_timestamp() + interval '1 h', worker = 'w' WHERE call_id = $1`
 )
+
+// unlimitedSQL has what is open be of no limits: there are none.
+const unlimitedSQL = `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}'`
 
 func TestCancel(t *testing.T) {
 	t.Parallel()
@@ -162,6 +166,7 @@ func TestCancelRaces(t *testing.T) {
 		for _, id := range ids {
 			exec(t, pool, claimSQL, id)
 		}
+		exec(t, pool, unlimitedSQL)
 		var mu sync.Mutex
 		times := map[int64]int{}
 		var all sync.WaitGroup
@@ -228,7 +233,7 @@ func startAndClose(pool *pgxpool.Pool, ids []int64, lane int) error {
 		token := int64(lane + 1)
 		starts = append(starts, ledger.StartRequest{CallID: id, Attempt: 1, Token: token, Timeout: time.Minute})
 		if i%2 == 0 {
-			ends = append(ends, ledger.Closing{CallID: id, Attempt: 1, Token: token, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone})
+			ends = append(ends, ledger.Closing{CallID: id, Attempt: 1, Token: token, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Requests: new(int16(1)), Arrival: &limit.Arrival{}})
 		}
 	}
 	if lane%2 == 1 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 )
 
 // endedSQL makes call 1 done, 2 failed after three attempts, 3 cancelled, 4 cancelled while it runs, 5 new,
@@ -29,13 +30,14 @@ INSERT INTO call_queue (status, attempts, failed_count, key, error_message, fini
     ('error', 1, 1, 'k', 'busy', now(), NULL, NULL, NULL, now() + interval '1 h'),
     ('dispatched', 1, 0, 'k', NULL, NULL, NULL, NULL, NULL, now()),
     ('failed', 0, 0, 'k', 'expired', now(), now(), NULL, now() - interval '1 s', now());
-INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
-SELECT id, a, 1, now(), now(), CASE status WHEN 'done' THEN 'done' ELSE 'error' END, 'default', 'http', 'k', '[]'
+UPDATE call_queue SET dispatched_at = now() WHERE attempts > 0;
+INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+SELECT id, a, 1, 1, now(), now(), now(), now(), CASE status WHEN 'done' THEN 'done' ELSE 'error' END, 'default', 'http', 'k', '[]'
 FROM call_queue, generate_series(1, attempts) AS a
 WHERE id IN (1, 2, 6);
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, worker, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN now() + interval '1 h' END,
-    CASE id WHEN 4 THEN 7 END, callq_epoch(), 'http', 'default', 'http', 'k', '{}', '{}', '{}'
+    CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN 'w' END, callq_epoch(), 'http', 'default', 'http', 'k', '{}', '{}', '{}'
 FROM call_queue
 WHERE id IN (4, 7)`
 
@@ -89,8 +91,9 @@ func TestRetry(t *testing.T) {
 
 	// It counts from then on, from its next attempt's number.
 	exec(t, pool, claimSQL, 2)
+	exec(t, pool, unlimitedSQL)
 	exec(t, pool, startedSQL, 2)
-	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour)}
+	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour), Arrival: &limit.Arrival{}}
 	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
@@ -195,7 +198,7 @@ func TestChangesRace(t *testing.T) {
 			for _, id := range ids {
 				for attempt := range int32(3) {
 					ends = append(ends, ledger.Closing{
-						CallID: id, Attempt: attempt + 1, Unstarted: true, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone,
+						CallID: id, Attempt: attempt + 1, Unstarted: true, Outcome: callqueue.OutcomePermanent, Status: callqueue.StatusFailed, Failed: true,
 					})
 				}
 			}
@@ -221,9 +224,9 @@ const claimSomeSQL = `
 WITH picked AS MATERIALIZED (
     SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status = 'new' FOR UPDATE SKIP LOCKED
 ), call AS (
-    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1 FROM picked p WHERE q.id = p.id RETURNING q.*
+    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
 )
 INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, 0, 1, cost, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
+SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
     queue, task, key, '{}', '{}', '{}'
 FROM call`

@@ -54,7 +54,7 @@ func TestClaimRace(t *testing.T) {
 				}
 				s.verify()
 				s.exec(`TRUNCATE call_open`)
-				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0`)
+				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
 			}
 		})
 	}

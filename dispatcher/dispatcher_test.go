@@ -98,6 +98,23 @@ func (s *system) verify() {
 	}
 }
 
+// verifyLongAgo is verify, where the test has moved starts or claims back in time: so they are in the other rows, too.
+func (s *system) verifyLongAgo() {
+	s.t.Helper()
+	for _, sql := range []string{
+		`DELETE FROM call_audit`,
+		`UPDATE call_limit_changes SET in_force_from = in_force_from - interval '1 day' WHERE version = 1`,
+		`UPDATE call_open SET claimed_at = least(claimed_at, started_at)`,
+		`UPDATE call_attempts SET claimed_at = least(claimed_at, started_at)`,
+		`UPDATE call_queue SET dispatched_at = claimed_at
+			FROM (SELECT call_id, attempt, claimed_at FROM call_attempts UNION ALL SELECT call_id, attempt, claimed_at FROM call_open) a
+			WHERE call_id = id AND attempt = attempts`,
+	} {
+		s.exec(sql)
+	}
+	s.verify()
+}
+
 // eventually waits until a query answers true.
 func (s *system) eventually(sql string, args ...any) {
 	s.t.Helper()

@@ -13,11 +13,11 @@ func TestTicksFoldNews(t *testing.T) {
 	r := rules(sliding("api", 100, time.Hour))
 	s.once(r)
 	s.exec(`INSERT INTO call_queue (status) SELECT 'dispatched' FROM generate_series(1, 5000) i`)
-	s.exec(`UPDATE call_queue SET status = 'error', run_at = now() + interval '1 hour' + id % 7 * 1000 * id * interval '1 ms' WHERE id > 10`)
+	s.exec(`UPDATE call_queue SET status = 'new', run_at = now() + interval '1 hour' + id % 7 * 1000 * id * interval '1 ms' WHERE id > 10`)
 	s.want(`SELECT count(*) = 4990 FROM call_news`)
 	s.once(r)
 	s.want(`SELECT count(*) < 100 AND sum(calls) = 4990 AND bool_and(again) FROM call_news`)
-	s.exec(`UPDATE call_queue SET status = 'error', run_at = now() WHERE id <= 10`)
+	s.exec(`UPDATE call_queue SET status = 'new', run_at = now() WHERE id <= 10`)
 	s.once(r)
 	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3,4,5,6,7,8,9,10}' FROM call_open`)
 

@@ -136,7 +136,7 @@ func TestOrder(t *testing.T) {
 	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3,4,5}' FROM call_open`)
 	for units, want := range map[int64]string{2: "{4,5}", 3: "{3,4,5}"} {
 		s.exec(`TRUNCATE call_open, call_attempts`)
-		s.exec(`UPDATE call_queue SET status = 'new', attempts = 0`)
+		s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
 		r.Limits[0].Rate.Units = units
 		s.once(r)
 		s.want(`SELECT array_agg(call_id ORDER BY call_id) = $1 FROM call_open`, want)

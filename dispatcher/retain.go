@@ -41,7 +41,8 @@ const (
 )
 
 // Retain removes calls that ended longer ago than they are kept, then the ledger rows that nothing
-// needs any more: their call is gone, and no window reaches back to them. It never frees a unit:
+// needs any more: their call is gone, and no window reaches back to them; then the versions of limits that none of
+// those that are left is of. It never frees a unit:
 // what a limit has used does not depend on these rows while a window can reach them. Each batch
 // is a transaction of its own; it may be stopped and run again at any time, by any number. progress, unless
 // it is nil, hears after each batch what was removed so far.
@@ -78,6 +79,9 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 	})
 	if err != nil {
 		return retired, fmt.Errorf("retire attempts: %w", err)
+	}
+	if _, err := pool.Exec(ctx, `SELECT callq_prune_versions()`); err != nil {
+		return retired, fmt.Errorf("remove versions of limits that the ledger no longer needs: %w", err)
 	}
 	// Last, when hardly any snapshot sees what was there: of what one sees nothing is forgotten.
 	if err := left.sumUpAnew(ctx, pool, vacuumWithin); err != nil {

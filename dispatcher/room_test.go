@@ -45,7 +45,7 @@ func TestUnstartedAreBounded(t *testing.T) {
 					t.Errorf("round %d: %d attempts are open, want %d", round, got, c.most)
 				}
 				s.exec(`TRUNCATE call_open`)
-				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0`)
+				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
 			}
 		})
 	}

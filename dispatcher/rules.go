@@ -2,7 +2,6 @@ package dispatcher
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -59,20 +58,9 @@ type QueueRule struct {
 }
 
 func (l LimitRule) String() string {
-	text := l.Rate.String()
-	if l.PerKey {
-		text += ", per key"
-	}
-	for _, key := range slices.Sorted(maps.Keys(l.Overrides)) {
-		text += fmt.Sprintf(", %s %d", key, l.Overrides[key])
-	}
-	if l.CountCost {
-		text += ", by cost"
-	}
-	if l.Anchor != "" {
-		text += ", anchor " + string(l.Anchor)
-	}
-	text += fmt.Sprintf(", slack %s, send_within %s", l.Slack, l.SendWithin)
+	text := l.Rate.Describe(limit.Counting{
+		PerKey: l.PerKey, Overrides: l.Overrides, ByCost: l.CountCost, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+	})
 	if len(l.Hosts) > 0 {
 		text += ", hosts " + strings.Join(l.Hosts, " and ")
 	}

@@ -51,7 +51,7 @@ func TestLostIsNotSettled(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (cost, max_attempts) VALUES (8, 1)`)
 	s.once(rules(tokens))
 	s.start(time.Hour)
-	s.exec(`UPDATE call_open SET deadline = clock_timestamp() - interval '1 ms'`)
+	s.exec(`UPDATE call_open SET deadline = started_at`)
 	s.once(rules(tokens))
 	s.want(`SELECT outcome = 'lost' AND settled IS NULL FROM call_attempts`)
 	s.want(`SELECT sum(used) = 8 FROM call_usage`)

@@ -160,7 +160,7 @@ func (s *system) work(stop <-chan struct{}) {
 			i := slices.IndexFunc(requests, func(r ledger.StartRequest) bool { return r.Token == a.Token })
 			closings = append(closings, ledger.Closing{
 				CallID: a.CallID, Attempt: requests[i].Attempt, Token: a.Token, Outcome: callqueue.OutcomeDone,
-				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took, EndBy: &took},
+				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took, EndBy: &took}, Requests: new(int16(1)),
 			})
 		}
 		if _, err := ledger.Close(ctx, s.pool, closings); err != nil {
@@ -225,7 +225,7 @@ func (s *system) settle(settled *int64, ids ...int64) {
 		s.t.Fatal(err)
 	}
 	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
-		c := ledger.Closing{Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Settled: settled}
+		c := ledger.Closing{Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Settled: settled, Requests: new(int16(1))}
 		var took time.Duration
 		err := row.Scan(&c.CallID, &c.Attempt, &c.Token, &took)
 		c.Arrival = &limit.Arrival{By: &took, Written: took, EndBy: &took}

@@ -84,7 +84,6 @@ func TestSnoozedTooOften(t *testing.T) {
 	}
 	b.await(`SELECT attempts = 513 AND failed_count = 1 AND error_message = $2 FROM call_queue WHERE id = $1`, id, message)
 	b.await(`SELECT count(*) FILTER (WHERE outcome = 'snoozed') = 500 FROM call_attempts WHERE call_id = $1`, id)
-	b.verify()
 }
 
 // A call that was put off 490 times in 502 attempts.

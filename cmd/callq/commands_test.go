@@ -203,12 +203,15 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.exec(`INSERT INTO call_queue (queue, cost) VALUES ('q', 8)`)
-	w.exec(`UPDATE call_queue SET status = 'done', attempts = 1, finished_at = now()`)
+	w.exec(`UPDATE call_queue SET status = 'done', attempts = 1, dispatched_at = now(), finished_at = now()`)
 	w.exec(`INSERT INTO call_attempts (call_id, attempt, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
-		SELECT 1, 1, 8, 12, now(), now(), now(), now(), 'done', 'q', 'mine', '', jsonb_build_array(
-			jsonb_build_object('limit', 'tokens', 'key', '', 'cost', 12, 'until', now()))`)
-	w.exec(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
-		VALUES ('tokens', 1, now() - interval '1 h', 10, '1 h', true, 'test')`)
+		SELECT 1, 1, 8, 12, at, at, at, at, 'done', 'q', 'mine', '', jsonb_build_array(
+			jsonb_build_object('limit', 'tokens', 'key', '', 'cost', 12, 'until', at))
+		FROM (SELECT finished_at FROM call_queue) q (at)`)
+	w.exec(`INSERT INTO call_limits (name, version, rate, window_size, count_cost, slack, send_within, queues, published_at, published_by, epoch)
+		VALUES ('tokens', 1, 10, '1 h', true, '1 s', '1 s', '{q}', now(), 'test', callq_epoch())`)
+	w.exec(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, slack, send_within, queues, published_by)
+		VALUES ('tokens', 1, now() - interval '1 h', 10, '1 h', true, '1 s', '1 s', '{q}', 'test')`)
 	const says = "limit tokens: handlers settled 4 units above what their calls had claimed; with them a window held up to 12 of 10"
 	if out := w.do("verify"); !strings.Contains(out, says) || !strings.Contains(out, "8 of 10") || !strings.Contains(out, "every rule holds") {
 		t.Errorf("verify says\n%s", out)
@@ -278,5 +281,29 @@ func TestRetention(t *testing.T) {
 	}
 	if out := w.do("maintain", "retention", "--failed", "30m"); !strings.Contains(out, "removed 3 calls") {
 		t.Error(out)
+	}
+}
+
+// What it rests on is said beside the verdict, and a time since which is looked may be given.
+func TestVerifySaysWhatItRestsOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_clock_gains (at, by) VALUES (now(), '70 s')`)
+	w.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
+	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened by hand: the API was asked')`)
+	out := w.do("verify")
+	for _, says := range []string{"This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened by hand: the API was asked", "tables' owner"} {
+		if !strings.Contains(out, says) {
+			t.Errorf("%q is not said:\n%s", says, out)
+		}
+	}
+	if r := decode[ledger.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
+		t.Errorf("since 7 days: %+v", r)
+	}
+	if out := w.do("verify", "--since", "2026-11-20T00:00:00Z"); !strings.Contains(out, "2026-11-20 00:00:00Z") {
+		t.Errorf("since a time:\n%s", out)
+	}
+	if a := w.run("verify", "--since", "yesterday"); a.code != 2 || !strings.Contains(a.stderr, "24h") {
+		t.Errorf("exit code %d: %s", a.code, a.stderr)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -13,15 +14,20 @@ import (
 )
 
 func (p *program) verifyCommand() *cobra.Command {
-	return &cobra.Command{
+	var since sinceFlag
+	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove the rules from the ledger",
 		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, no attempt sent two
-requests, no attempt is missing, every counter is what the rows say. It may run beside everything else.
-Exit code 3, and the rows, when a rule does not hold.`,
+requests, each that may have been sent is charged to the limits that its queue had, no attempt is missing,
+every counter, status and version is what the other rows say. It may run beside everything else.
+It says what the proof rests on. Exit code 3, and the rows, when a rule does not hold.`,
+		Example: `  callq verify
+  callq verify --since 24h
+  callq verify --since 2026-11-01T00:00:00Z -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.withPostgres(cmd.Context(), commandSettings(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				report, err := ledger.Verify(ctx, pool)
+				report, err := ledger.VerifySince(ctx, pool, time.Time(since))
 				if err != nil {
 					return err
 				}
@@ -35,6 +41,33 @@ Exit code 3, and the rows, when a rule does not hold.`,
 			})
 		},
 	}
+	cmd.Flags().Var(&since, "since", "look only at what came since then: a time, or so long ago (default: all)")
+	return cmd
+}
+
+// sinceFlag is a moment, given as one or as how long ago it was.
+type sinceFlag time.Time
+
+func (f *sinceFlag) Type() string { return "time" }
+
+func (f *sinceFlag) String() string {
+	if time.Time(*f).IsZero() {
+		return ""
+	}
+	return time.Time(*f).Format(time.RFC3339)
+}
+
+func (f *sinceFlag) Set(text string) error {
+	if d, err := config.ParseDuration(text); err == nil {
+		*f = sinceFlag(time.Now().Add(-d))
+		return nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return fmt.Errorf("write a time such as 2026-11-01T00:00:00Z, or how long ago, such as 24h or 7d")
+	}
+	*f = sinceFlag(t)
+	return nil
 }
 
 func (p *program) printReport(r *ledger.Report) error {
@@ -55,7 +88,6 @@ func (p *program) printReport(r *ledger.Report) error {
 		fmt.Fprintln(p.stdout)
 		p.printAbove(r.Limits)
 	}
-	p.printOpened(r.Opened)
 	if len(r.Findings) > 0 {
 		err := printTable(p.stdout, r.Findings,
 			column[ledger.Violation]{"RULE THAT DOES NOT HOLD", func(v ledger.Violation) string { return v.Rule }},
@@ -69,6 +101,11 @@ func (p *program) printReport(r *ledger.Report) error {
 		}
 		fmt.Fprintln(p.stdout)
 	}
+	fmt.Fprintln(p.stdout, "This rests on:")
+	for _, what := range r.RestsOn {
+		fmt.Fprintln(p.stdout, "- "+printable(what))
+	}
+	fmt.Fprintln(p.stdout)
 	verdict := "every rule holds"
 	if len(r.Findings) > 0 {
 		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
@@ -89,17 +126,6 @@ func (p *program) printAbove(limits []ledger.LimitUse) {
 		}
 	}
 	if said {
-		fmt.Fprintln(p.stdout)
-	}
-}
-
-// printOpened says whose word the proof rests on.
-func (p *program) printOpened(openings []ledger.Opening) {
-	for _, o := range openings {
-		fmt.Fprintf(p.stdout, "limit %s: the proof rests on the word of %s, who opened it at %s: %s\n",
-			o.Limit, printable(o.By), instant(&o.At), printable(o.Reason))
-	}
-	if len(openings) > 0 {
 		fmt.Fprintln(p.stdout)
 	}
 }

@@ -131,7 +131,7 @@ FROM (
 const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '')`
 
 // AuditSQL writes down who changed what, and how.
-const AuditSQL = `INSERT INTO call_audit (by, what, name, change) VALUES ($1, $2, $3, $4)`
+const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
 // lockRule takes the lock that claims take, so that each is before or after.
 func lockRule(ctx context.Context, tx pgx.Tx, what, name string) error {

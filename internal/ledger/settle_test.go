@@ -23,12 +23,18 @@ func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 			published_by, complete_since, epoch)
 			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
 		published_at, published_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
-	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
-		SELECT name, 1, now() - interval '1 hour', 10, '10 min', count_cost, 'test' FROM call_limits ON CONFLICT DO NOTHING`)
+	exec(t, pool, publishedSQL)
 	exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
 	exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
 	return id
 }
+
+// publishedSQL has the limits be as they are since an hour ago.
+const publishedSQL = `
+INSERT INTO call_limit_changes AS c (limit_name, version, in_force_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_by)
+SELECT name, 1, now() - interval '1 hour', rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, 'test' FROM call_limits
+ON CONFLICT (limit_name, version) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, count_cost = excluded.count_cost,
+    anchor = excluded.anchor, slack = excluded.slack`
 
 // settle ends an attempt that has started; nil: nothing was settled.
 func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change func(*ledger.Closing)) {
@@ -36,7 +42,7 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 	took := time.Millisecond
 	c := ledger.Closing{
 		CallID: id, Attempt: 1, Token: id, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone,
-		Arrival: &limit.Arrival{By: &took, Written: took, EndBy: &took}, Settled: settled,
+		Arrival: &limit.Arrival{By: &took, Written: took, EndBy: &took}, Settled: settled, Requests: new(int16(1)),
 	}
 	if change != nil {
 		change(&c)
@@ -65,7 +71,7 @@ func TestSettle(t *testing.T) {
 			c.Outcome, c.Status, c.Failed = callqueue.OutcomePermanent, callqueue.StatusFailed, true
 		}, 2, 1, 2},
 		{"by one that was not sent", 5, new(int64(2)), func(c *ledger.Closing) {
-			c.Outcome, c.Status, c.Arrival = callqueue.OutcomeNotSent, callqueue.StatusNew, nil
+			c.Outcome, c.Status, c.Arrival, c.Requests = callqueue.OutcomeNotSent, callqueue.StatusNew, nil, nil
 		}, -1, -1, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -36,11 +36,12 @@ func history(t *testing.T) *pgxpool.Pool {
 			t.Fatalf("Close = %v, %v", closed, err)
 		}
 	}
-	done := ledger.Closing{Outcome: callqueue.OutcomeDone, Arrival: sent, Status: callqueue.StatusDone}
+	requests, none := new(int16(1)), new(int16(0))
+	done := ledger.Closing{Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests, Status: callqueue.StatusDone}
 	failed := ledger.Closing{Outcome: callqueue.OutcomeError, Arrival: sent, Status: callqueue.StatusError, Failed: true, Delay: &later}
 	lost := ledger.Closing{Outcome: callqueue.OutcomeLost, Arrival: &limit.Arrival{Written: took, Closed: took}, Status: callqueue.StatusFailed, Failed: true}
 	unsent := ledger.Closing{Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew}
-	permanent := ledger.Closing{Outcome: callqueue.OutcomePermanent, Token: 7, Status: callqueue.StatusFailed, Failed: true}
+	permanent := ledger.Closing{Outcome: callqueue.OutcomePermanent, Token: 7, Requests: none, Status: callqueue.StatusFailed, Failed: true}
 
 	end(open(t, pool), 1, done) // call 1
 	retried := open(t, pool)    // call 2
@@ -55,28 +56,27 @@ func history(t *testing.T) *pgxpool.Pool {
 	deleted := open(t, pool)         // call 6, while it ran
 	start(t, pool, request(deleted, 7))
 	exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
-	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent}}); err != nil {
+	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests}}); err != nil {
 		t.Fatal(err)
 	}
 	cancelled := open(t, pool) // call 7, while it runs
 	start(t, pool, request(cancelled, 7))
-	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id = $1`, cancelled)
+	exec(t, pool, `UPDATE call_queue SET status = 'cancelled', cancelled_at = now(), finished_at = now() WHERE id = $1`, cancelled)
 	open(t, pool)                             // call 8, not started
 	start(t, pool, request(open(t, pool), 7)) // call 9, running
 	exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
-	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
-		VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', true, 'test')`)
-	exec(t, pool, `UPDATE call_limits SET published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	exec(t, pool, `UPDATE call_limits SET count_cost = true, published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	exec(t, pool, publishedSQL)
 	return pool
 }
 
 // reopen claims a call again.
 func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	t.Helper()
-	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = $1`, id)
+	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
 	exec(t, pool, `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
-		SELECT id, attempts, 0, 1, 1, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
+		SELECT id, attempts, 0, 1, 1, dispatched_at, clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
 		FROM call_queue WHERE id = $1`, id)
 }
@@ -116,6 +116,7 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		failed  = "failed_count is the number of attempts that failed"
 		status  = "the status of a call fits its attempts"
 		usage   = "the usage of a limit is what its attempts were charged"
+		times   = "a call was dispatched and ended when its last attempt was"
 		retried = "a call was retried after attempts that it had"
 	)
 	cases := []struct {
@@ -126,19 +127,19 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"the last attempt is missing", `DELETE FROM call_attempts WHERE call_id = 4`, []string{gaps}},
 		{"an attempt too many", `UPDATE call_attempts SET attempt = 4 WHERE call_id = 2 AND attempt = 2`, []string{gaps}},
 		{"attempts counts one too many", `UPDATE call_queue SET attempts = 2 WHERE id = 1`, []string{gaps}},
-		{"attempts counts one too few", `UPDATE call_queue SET attempts = 2 WHERE id = 2`, []string{gaps}},
+		{"attempts counts one too few", `UPDATE call_queue SET attempts = 2 WHERE id = 2`, []string{gaps, times}},
 		{"an attempt that is open and ended", `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
 			VALUES (8, 1, 1, now(), now(), 'not_sent', 'default', 'http', '', '[]')`, []string{both}},
 		{"two requests", `UPDATE call_attempts SET requests = 2 WHERE call_id = 1`, []string{request}},
 		{"failed_count too high", `UPDATE call_queue SET failed_count = 1 WHERE id = 4`, []string{failed}},
 		{"failed_count too low", `UPDATE call_queue SET failed_count = 0 WHERE id = 3`, []string{failed}},
 		{"a failure never recorded", `UPDATE call_attempts SET outcome = 'not_sent' WHERE call_id = 5`, []string{failed}},
-		{"done without a done attempt", `UPDATE call_queue SET status = 'done' WHERE id = 4`, []string{status}},
+		{"done without a done attempt", `UPDATE call_queue SET status = 'done' WHERE id = 4`, []string{status, times}},
 		{"a done call that is not", `UPDATE call_queue SET status = 'error' WHERE id = 1`, []string{status}},
 		{"dispatched without an open row", `DELETE FROM call_open WHERE call_id = 8`, []string{gaps, status}},
 		{"dispatched with the row of another attempt", `UPDATE call_open SET attempt = 2 WHERE call_id = 8`, []string{gaps, status}},
 		{"open, and waiting again", `UPDATE call_queue SET status = 'new' WHERE id = 9`, []string{status}},
-		{"more starts than the rate", `UPDATE call_limit_changes SET rate = 6`, []string{windows}},
+		{"more starts than the rate", `WITH now AS (UPDATE call_limits SET rate = 6) UPDATE call_limit_changes SET rate = 6`, []string{windows}},
 		{"an attempt of double cost", `UPDATE call_attempts SET cost = 5, charged = jsonb_set(charged, '{0,cost}', '5') WHERE call_id = 3`, []string{windows, usage}},
 		{"an open attempt of a high cost", `UPDATE call_open SET cost = 5, costs = '{5}' WHERE call_id = 9`, []string{windows}},
 		{"usage too low", `UPDATE call_usage SET used = used - 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
@@ -234,13 +235,14 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 			pool := pgtest.New(t)
 			start(t, pool, request(open(t, pool), 7))
 			start(t, pool, request(open(t, pool), 8))
-			exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END`)
+			exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
+			exec(t, pool, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
 			exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
-			exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, published_by)
-				VALUES ('api', 1, now() - interval '1 hour', 1, '1 s', 'test')`)
+			exec(t, pool, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
 			if c.setup != "" {
 				exec(t, pool, c.setup)
 			}
+			exec(t, pool, publishedSQL)
 			report := verify(t, pool)
 			if report.Limits[0].Most != c.most || (len(report.Findings) > 0) != (c.most > 1) {
 				t.Errorf("most in a window: %d, want %d; found %v", report.Limits[0].Most, c.most, report.Findings)

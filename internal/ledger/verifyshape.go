@@ -1,154 +1,214 @@
 package ledger
 
 import (
-	"context"
-	"fmt"
+	"container/heap"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
-	"github.com/jackc/pgx/v5"
 )
 
-// spent is what an attempt took of a limit.
-type spent struct {
-	CallID  int64      `db:"call_id"`
-	Attempt int32      `db:"attempt"`
-	Key     string     `db:"key"`
-	At      time.Time  `db:"at"`      // its start
-	Cost    int64      `db:"cost"`    // what was claimed, or what was settled if that is less
-	Settled int64      `db:"settled"` // what was settled, or claimed
-	Above   int64      `db:"above"`   // how much more was settled than claimed
-	Until   *time.Time `db:"until"`   // nil: not known yet
+// tally is what counts of a limit, as one form of it counts, while time goes on.
+//
+// An attempt counts with the cost that was claimed until it ends, and then with what was settled. The claim
+// that came last of a window's counted each of the others with that at least, for it came before its own start;
+// where more was settled than claimed, with the claimed cost, for it may have been there first. Of a fixed window and a
+// token bucket what was settled counts from the start on.
+//
+// Of a sliding window all counts until it is a window after its until, of a fixed one until the window of the calendar
+// ends that it is in; and longer by what Postgres's clock gained between. Of a token bucket it is how far from full it
+// was, the most, over each moment s within the window, of what had started by then and has an until of s or later, less
+// what came in since s.
+type tally struct {
+	form      form
+	gains     limit.Gains
+	calendar  *limit.Calendar // of a fixed window
+	never     bool            // of an unknown time zone: as a window that never ends
+	perSecond float64         // of a token bucket
+	zero      time.Time
+	keys      map[string]*level
+	leaving   leavings
 }
 
-// verifyShape adds up the windows of a version that is no sliding window, in time order and per key.
-func (v version) verifyShape(ctx context.Context, tx pgx.Tx, use *LimitUse) ([]Violation, error) {
-	rows, err := tx.Query(ctx, spentSQL, v.Limit, v.PerKey, v.CountCost)
-	if err != nil {
-		return nil, err
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[spent])
-	if err != nil {
-		return nil, err
-	}
-	rate := limit.Rate{Units: v.Rate, Window: v.Window, Shape: v.Shape}
-	byKey := map[string][]spent{}
-	for _, s := range all {
-		byKey[s.Key] = append(byKey[s.Key], s)
-	}
-	var found []Violation
-	for key, list := range byKey {
-		most, own := v.Overrides[key]
-		if !own {
-			most = rate.Most()
-		}
-		settled := slices.Clone(list)
-		for i := range settled {
-			settled[i].Cost = settled[i].Settled
-		}
-		all := takenAt(rate, settled)
-		for i, taken := range takenAt(rate, list) {
-			s := list[i]
-			if s.At.Before(v.From) || v.To != nil && !s.At.Before(*v.To) {
-				continue
-			}
-			if use.Starts++; !own {
-				use.Most, use.MostSettled = max(use.Most, taken), max(use.MostSettled, all[i])
-			}
-			use.Above += s.Above
-			if taken <= most {
-				continue
-			}
-			detail := fmt.Sprintf("started at %s as number %d of %d", s.At.UTC(), taken, most)
-			if key != "" {
-				detail += " for key " + key
-			}
-			found = append(found, Violation{Limit: v.Limit, CallID: s.CallID, Attempt: s.Attempt, Detail: detail})
-		}
-	}
-	slices.SortFunc(found, func(a, b Violation) int { return int(a.CallID - b.CallID) })
-	return found[:min(len(found), violationsMost)], nil
+// level is what counts of one key, as claims could know it, and with all that was settled.
+type level struct {
+	key            string
+	known, settled taken
+	attempts       int // that count
 }
 
-const spentSQL = chargedSQL + `
-SELECT call_id, attempt, key, at, least(cost, settled) AS cost, settled, greatest(settled - cost, 0) AS above, nullif(until, 'infinity') AS until FROM charges ORDER BY at, call_id`
-
-// takenAt is, at the start of each of these, which are in order, how much was taken with it. Of a fixed window:
-// of what had started by then, what has an until within the same window of the calendar, or later. Of a token
-// bucket: how far from full it was, the most, over each moment s within the window, of what had started by then
-// and has an until of s or later, less what came in since s.
-func takenAt(rate limit.Rate, list []spent) []int64 {
-	if rate.Algorithm == limit.TokenBucket {
-		return takenOfBucket(rate, list)
-	}
-	cal, err := limit.ParseCalendar(rate.Period, rate.Timezone)
-	type leaving struct {
-		at   time.Time
-		cost int64
-	}
-	var leave []leaving
-	for _, s := range list {
-		if s.Until == nil || err != nil { // of an unknown time zone: as a window that never ends
-			continue
-		}
-		leave = append(leave, leaving{cal.End(*s.Until), s.Cost})
-	}
-	slices.SortFunc(leave, func(a, b leaving) int { return a.at.Compare(b.at) })
-	taken := make([]int64, len(list))
-	var sum int64
-	for i, s := range list {
-		sum += s.Cost
-		for len(leave) > 0 && !leave[0].at.After(s.At) {
-			sum -= leave[0].cost
-			leave = leave[1:]
-		}
-		taken[i] = sum
-	}
-	return taken
+// taken is a sum. Of a token bucket, units are all that had started; before is what of that was over, and best are
+// moments of the last window, the greatest first: none later is greater than one before.
+type taken struct {
+	units, before int64
+	best          []moment
 }
 
-func takenOfBucket(rate limit.Rate, list []spent) []int64 {
-	if len(list) == 0 {
+type moment struct {
+	at    time.Time
+	value float64 // what had come in by then, less what was over before
+}
+
+// leaving is when an attempt, or a part of what it took, counts no longer.
+type leaving struct {
+	at             time.Time
+	of             *level
+	known, settled int64
+	last           bool // with it the attempt leaves
+}
+
+func newTally(r version, gains limit.Gains) *tally {
+	t := &tally{form: formOf(r), gains: gains, keys: map[string]*level{}}
+	switch r.Shape.Algorithm {
+	case limit.FixedWindow:
+		if c, err := limit.ParseCalendar(r.Shape.Period, r.Shape.Timezone); err == nil {
+			t.calendar = &c
+		} else {
+			t.never = true
+		}
+	case limit.TokenBucket:
+		t.perSecond = float64(r.Rate) / r.inForce().Span().Seconds()
+	}
+	return t
+}
+
+// enter adds what started just now, after advance.
+func (t *tally) enter(s spent) {
+	if t.zero.IsZero() {
+		t.zero = s.At
+	}
+	cost, settled := int64(1), int64(1)
+	if t.form.byCost {
+		cost, settled = s.Cost, s.Settled
+	}
+	least := min(cost, settled)
+	leaves := t.leaves(s)
+	if t.calendar != nil || t.never || t.perSecond > 0 {
+		cost = least
+	} else if leaves != nil && !leaves.After(s.At) {
+		return // it was over at once
+	}
+	of := t.keys[t.keyOf(s)]
+	if of == nil {
+		of = &level{key: t.keyOf(s)}
+		t.keys[of.key] = of
+	}
+	of.known.units += cost
+	of.settled.units += settled
+	of.attempts++
+	if leaves == nil {
+		return
+	}
+	if cost > least && s.Ended != nil && s.Ended.Before(*leaves) {
+		heap.Push(&t.leaving, leaving{at: *s.Ended, of: of, known: cost - least})
+		cost = least
+	}
+	heap.Push(&t.leaving, leaving{*leaves, of, cost, settled, true})
+}
+
+func (t *tally) keyOf(s spent) string {
+	if t.form.perKey {
+		return s.Key
+	}
+	return ""
+}
+
+// leaves is from when on the attempt does not count; nil: that is not known, or never.
+func (t *tally) leaves(s spent) *time.Time {
+	if s.Until == nil || t.never {
 		return nil
 	}
-	perSecond := float64(rate.Units) / rate.Span().Seconds()
-	zero := list[0].At
-	came := func(t time.Time) float64 { return perSecond * t.Sub(zero).Seconds() }
-	over := make([]spent, 0, len(list)) // by until
-	for _, s := range list {
-		if s.Until != nil {
-			over = append(over, s)
+	at := *s.Until
+	switch {
+	case t.perSecond > 0:
+		return &at
+	case t.calendar != nil:
+		at = t.calendar.End(at)
+	default:
+		at = at.Add(t.form.window)
+	}
+	for _, gain := range t.gains {
+		if gain.At.After(*s.Until) && !gain.At.After(at) {
+			at = at.Add(gain.By)
 		}
 	}
-	slices.SortStableFunc(over, func(a, b spent) int { return a.Until.Compare(*b.Until) })
-	type moment struct {
-		at    time.Time
-		value float64 // what had come in by then, less what was over before
+	return &at
+}
+
+// advance has leave what does not count at now.
+func (t *tally) advance(now time.Time) {
+	for len(t.leaving) > 0 && !t.leaving[0].at.After(now) {
+		l := heap.Pop(&t.leaving).(leaving)
+		if l.last {
+			l.of.attempts--
+		}
+		if t.perSecond > 0 {
+			came := t.came(l.at, l.at)
+			l.of.known.over(l.at, came, l.known)
+			l.of.settled.over(l.at, came, l.settled)
+			continue
+		}
+		l.of.known.units -= l.known
+		l.of.settled.units -= l.settled
+		if l.of.attempts == 0 {
+			delete(t.keys, l.of.key)
+		}
 	}
-	var best []moment // of the last window, the greatest first: none later is greater than one before
-	taken := make([]int64, len(list))
-	var started, before int64
-	for i, s := range list {
-		started += s.Cost
-		for len(over) > 0 && !over[0].Until.After(s.At) {
-			m := moment{*over[0].Until, came(*over[0].Until) - float64(before)}
-			for len(best) > 0 && best[len(best)-1].value <= m.value {
-				best = best[:len(best)-1]
-			}
-			best = append(best, m)
-			before += over[0].Cost
-			over = over[1:]
-		}
-		for len(best) > 0 && best[0].at.Before(s.At.Add(-rate.Window)) {
-			best = best[1:]
-		}
-		greatest := came(s.At) - float64(before)
-		if len(best) > 0 {
-			greatest = max(greatest, best[0].value)
-		}
-		taken[i] = int64(math.Ceil(float64(started) - came(s.At) + greatest - 1e-6))
+}
+
+func (b *taken) over(at time.Time, came float64, cost int64) {
+	m := moment{at, came - float64(b.before)}
+	for len(b.best) > 0 && b.best[len(b.best)-1].value <= m.value {
+		b.best = b.best[:len(b.best)-1]
 	}
-	return taken
+	b.best = append(b.best, m)
+	b.before += cost
+}
+
+// taken is how much was taken with s, which has entered with all else that started at its moment.
+func (t *tally) taken(s spent) (known, settled int64, key string) {
+	of := t.keys[t.keyOf(s)]
+	if of == nil {
+		return 0, 0, t.keyOf(s)
+	}
+	if t.perSecond == 0 {
+		return of.known.units, of.settled.units, of.key
+	}
+	came, since := t.came(s.At, s.Claimed), s.At.Add(-t.form.window)
+	return of.known.ofBucket(came, since), of.settled.ofBucket(came, since), of.key
+}
+
+func (b *taken) ofBucket(came float64, since time.Time) int64 {
+	for len(b.best) > 0 && b.best[0].at.Before(since) {
+		b.best = b.best[1:]
+	}
+	greatest := came - float64(b.before)
+	if len(b.best) > 0 {
+		greatest = max(greatest, b.best[0].value)
+	}
+	return int64(math.Ceil(float64(b.units) - came + greatest - 1e-6))
+}
+
+// came is what had come into a token bucket by at: nothing in what Postgres's clock had gained, as far as that was known.
+func (t *tally) came(at, known time.Time) float64 {
+	passed := at.Sub(t.zero)
+	for _, gain := range t.gains {
+		if gain.At.After(t.zero) && !gain.At.After(at) && !gain.At.After(known) {
+			passed -= gain.By
+		}
+	}
+	return t.perSecond * passed.Seconds()
+}
+
+// leavings is a heap of them, the next first.
+type leavings []leaving
+
+func (l leavings) Len() int           { return len(l) }
+func (l leavings) Less(i, j int) bool { return l[i].at.Before(l[j].at) }
+func (l leavings) Swap(i, j int)      { l[i], l[j] = l[j], l[i] }
+func (l *leavings) Push(x any)        { *l = append(*l, x.(leaving)) }
+func (l *leavings) Pop() any {
+	last := (*l)[len(*l)-1]
+	*l = (*l)[:len(*l)-1]
+	return last
 }

@@ -43,11 +43,34 @@ func TestTakenAt(t *testing.T) {
 	}
 }
 
+// takenAt is how much was taken with each of these, which are in order, what started at one moment together.
+func takenAt(rate limit.Rate, list []spent) []int64 {
+	sums := newTally(version{Rate: rate.Units, Window: rate.Window, Shape: rate.Shape, CountCost: true}, nil)
+	var all []int64
+	for i := 0; i < len(list); {
+		j := i
+		for j < len(list) && list[j].At.Equal(list[i].At) {
+			j++
+		}
+		sums.advance(list[i].At)
+		for _, s := range list[i:j] {
+			s.Settled = s.Cost
+			sums.enter(s)
+		}
+		for _, s := range list[i:j] {
+			known, _, _ := sums.taken(s)
+			all = append(all, known)
+		}
+		i = j
+	}
+	return all
+}
+
 func takenBy(rate limit.Rate, list []spent, i int) int64 {
 	now := list[i].At
 	since := func(s time.Time) (sum int64) {
-		for _, c := range list[:i+1] {
-			if c.Until == nil || !c.Until.Before(s) {
+		for _, c := range list {
+			if !c.At.After(now) && (c.Until == nil || !c.Until.Before(s)) {
 				sum += c.Cost
 			}
 		}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,6 +78,33 @@ func (r Rate) String() string {
 		return fmt.Sprintf("%d at once", r.Units)
 	}
 	return fmt.Sprintf("%d per %s, sliding window", r.Units, windowString(r.Window))
+}
+
+// Counting is what of a limit the rate does not say.
+type Counting struct {
+	PerKey            bool
+	Overrides         map[string]int64
+	ByCost            bool
+	Anchor            Anchor
+	Slack, SendWithin time.Duration
+}
+
+// Describe is the rate with how it is counted, as the audit has it: verify holds versions against that.
+func (r Rate) Describe(c Counting) string {
+	text := r.String()
+	if c.PerKey {
+		text += ", per key"
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.Overrides)) {
+		text += fmt.Sprintf(", %s %d", key, c.Overrides[key])
+	}
+	if c.ByCost {
+		text += ", by cost"
+	}
+	if c.Anchor != "" {
+		text += ", anchor " + string(c.Anchor)
+	}
+	return text + fmt.Sprintf(", slack %s, send_within %s", c.Slack, c.SendWithin)
 }
 
 // DefaultSlack is how long a request may take to arrive after it was written: W/20, at least

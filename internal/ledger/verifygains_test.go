@@ -1,0 +1,101 @@
+package ledger_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// startedAt is a ledger of calls that started at these times of 2026-01-01, and were answered at once, under a limit of
+// one a 10 s.
+func startedAt(t *testing.T, shape string, times ...string) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.New(t)
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, slack, send_within, queues, published_at, published_by, epoch)
+		VALUES ('api', 1, 1, '10 s', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq_epoch())`, shape)
+	exec(t, pool, publishedSQL)
+	exec(t, pool, `UPDATE call_limit_changes SET in_force_from = '2025-12-31', shape = $1`, shape)
+	exec(t, pool, `INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+		SELECT i, 1, 1, 1, at, at, at, at, 'done', 'default', 'http', '', jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', at))
+		FROM unnest($1::text[]) WITH ORDINALITY AS a (time, i) CROSS JOIN LATERAL (SELECT ('2026-01-01 ' || time)::timestamptz) t (at)`, times)
+	return pool
+}
+
+// What Postgres's clock gained between two starts did not pass between them.
+func TestVerifyKnowsGains(t *testing.T) {
+	t.Parallel()
+	const sliding, bucket, fixed = `{}`, `{"algorithm": "token_bucket", "period": "10s", "burst": 1}`, `{"algorithm": "fixed_window", "period": "10s"}`
+	for _, c := range []struct {
+		name, shape, first, second, gained string
+		over                               bool
+	}{
+		{"none", sliding, "12:00:01", "12:00:16", "", false},
+		{"between", sliding, "12:00:01", "12:00:16", "12:00:05", true},
+		{"before both", sliding, "12:00:01", "12:00:16", "12:00:00", false},
+		{"between, and once more", sliding, "12:00:01", "12:00:24", "12:00:05 12:00:14", true},
+		{"after the first had left", sliding, "12:00:01", "12:00:16", "12:00:12", false},
+		{"of a token bucket, none", bucket, "12:00:01", "12:00:16", "", false},
+		{"of a token bucket", bucket, "12:00:01", "12:00:16", "12:00:05", true},
+		{"of a fixed window, none", fixed, "12:00:01", "12:00:11", "", false},
+		{"of a fixed window", fixed, "12:00:01", "12:00:11", "12:00:05", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := startedAt(t, c.shape, c.first, c.second)
+			if c.shape == bucket { // for 20 times what fills it
+				exec(t, pool, `UPDATE call_limits SET window_size = '200 s'`)
+				exec(t, pool, publishedSQL)
+			}
+			exec(t, pool, `INSERT INTO call_clock_gains (at, by) SELECT ('2026-01-01 ' || at)::timestamptz, '8 s' FROM string_to_table(nullif($1, ''), ' ') at`, c.gained)
+			report := verify(t, pool)
+			if over := len(report.Findings) > 0; over != c.over || over && !strings.Contains(report.Findings[0].Rule, "window") {
+				t.Errorf("most %d, found %+v", report.Limits[0].Most, report.Findings)
+			}
+			says := "Postgres's clock was not set"
+			if c.gained != "" {
+				says = "gained what dispatchers saw"
+			}
+			if all := fmt.Sprint(report.RestsOn); !strings.Contains(all, says) {
+				t.Errorf("it rests on %s", all)
+			}
+		})
+	}
+}
+
+// Since a time only what came since is looked at, with what counts in its windows.
+func TestVerifySince(t *testing.T) {
+	t.Parallel()
+	pool := startedAt(t, `{}`, "12:00:00", "12:00:05", "13:00:00", "13:00:04", "13:00:30")
+	exec(t, pool, `UPDATE call_attempts SET charged = '[]' WHERE call_id = 1`)
+	for since, want := range map[string]string{
+		"":                     "5 attempts, 4 starts, found 1 4",
+		"2026-01-01T12:00:01Z": "4 attempts, 4 starts, found 4",
+		"2026-01-01T13:00:02Z": "2 attempts, 2 starts, found 4",
+		"2026-01-01T13:00:10Z": "1 attempts, 1 starts, found",
+	} {
+		var at time.Time
+		if since != "" {
+			at, _ = time.Parse(time.RFC3339, since)
+		}
+		report, err := ledger.VerifySince(t.Context(), pool, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		starts := int64(0)
+		for _, l := range report.Limits {
+			starts += l.Starts
+		}
+		got := fmt.Sprintf("%d attempts, %d starts, found", report.Attempts, starts)
+		for _, f := range report.Findings {
+			got += fmt.Sprint(" ", f.CallID)
+		}
+		if got != want {
+			t.Errorf("since %q: %s; want %s", since, got, want)
+		}
+	}
+}
