@@ -17,6 +17,7 @@ type windows struct {
 	now      int     // the version in force; -1: none yet
 	tally    *tally
 	kept     []spent
+	keeps    bool    // a version is to come that counts otherwise
 	keptMost int     // when to look through kept
 	starting []spent // at the same moment
 	use      []LimitUse
@@ -75,7 +76,7 @@ func (w *windows) flush() {
 	for _, s := range w.starting {
 		w.judge(s)
 	}
-	if w.countsAnew() {
+	if w.keeps {
 		w.kept = append(w.kept, w.starting...)
 		w.forget(t)
 	}
@@ -90,6 +91,7 @@ func (w *windows) inForceAt(t time.Time) {
 	}
 	w.now, w.overs = now, 0
 	r := w.versions[now]
+	w.keeps = slices.ContainsFunc(w.versions[now+1:], func(later version) bool { return formOf(later) != formOf(r) })
 	if w.tally != nil && w.tally.form == formOf(r) {
 		return
 	}
@@ -98,14 +100,9 @@ func (w *windows) inForceAt(t time.Time) {
 		w.tally.advance(s.At)
 		w.tally.enter(s)
 	}
-	if !w.countsAnew() {
+	if !w.keeps {
 		w.kept = nil
 	}
-}
-
-// countsAnew says whether a version is to come that counts otherwise than the one in force.
-func (w *windows) countsAnew() bool {
-	return slices.ContainsFunc(w.versions[w.now+1:], func(r version) bool { return formOf(r) != w.tally.form })
 }
 
 // forget drops what counts in no window any more of the versions to come.
