@@ -155,8 +155,10 @@ func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq pro
 	if err := d.Once(ctx); err != nil { // publishes, and opens the limits
 		return err
 	}
-	if _, err := pool.Exec(ctx, fullWorkerSQL); err != nil {
-		return err
+	for _, sql := range []string{fullWorkerSQL, longInForceSQL, `DELETE FROM call_audit`} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			return err
+		}
 	}
 	if err := l.fill(ctx, pool, l.parts, b.calls); err != nil {
 		return err
@@ -219,6 +221,9 @@ func sweep(ctx context.Context, pool *pgxpool.Pool, d *dispatcher.Dispatcher) er
 const fullWorkerSQL = `
 INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
 VALUES ('bench', 'all', '{http,mail,rare}', '{}', 0, now(), now() + interval '1 hour')`
+
+// longInForceSQL has the limits be in force since before the calls of the layouts.
+const longInForceSQL = `UPDATE call_limit_changes SET in_force_from = in_force_from - interval '1 year'`
 
 // verified is the size up to which `callq verify` is to find a layout as callq leaves it. Larger ones are made
 // alike, and it takes long among a million.
