@@ -60,8 +60,8 @@ const violationsMost = 20
 // what each attempt had to be charged to, and was; for each limit and version of it the most in any window; and every
 // counter, status and setting against the rows that it stands for. It reads the ledger a fixed number of times, however
 // many versions there are, and keeps in memory what counts within the longest window. It may run beside everything else.
-// Where Postgres's clock was set back, windows of the time that it showed twice hold what was apart, and what was in
-// force when is not to be told: it finds too much there.
+// Starts at times that Postgres's clock showed twice, for it was set back, are in no order, and so are held to no window. A step
+// back that no dispatcher saw makes it find too much there.
 func Verify(ctx context.Context, pool *pgxpool.Pool) (*Report, error) {
 	return VerifySince(ctx, pool, time.Time{})
 }
@@ -116,6 +116,7 @@ type verifier struct {
 
 	versions map[string]history // of each limit
 	gains    limit.Gains
+	losses   []limit.Gain // when the clock was set back
 	queues   map[string]*queueHistory
 	windows  map[string]*windows
 	usage    map[string]*usage

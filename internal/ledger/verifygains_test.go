@@ -67,6 +67,32 @@ func TestVerifyKnowsGains(t *testing.T) {
 	}
 }
 
+// Of what a clock that was set back showed twice nobody knows the order.
+func TestVerifyKnowsSetBacks(t *testing.T) {
+	t.Parallel()
+	pool := startedAt(t, `{}`, "12:00:05", "12:00:05.5", "12:00:08")
+	exec(t, pool, `UPDATE call_limits SET window_size = '0', anchor = 'finish'`) // one at once
+	exec(t, pool, publishedSQL)
+	exec(t, pool, `UPDATE call_limit_changes SET in_force_from = '2025-12-31'`)
+	exec(t, pool, `UPDATE call_attempts SET finished_at = started_at + interval '1 s', arrived_by = started_at + interval '1 s',
+		charged = jsonb_set(charged, '{0,until}', to_jsonb(started_at + interval '1 s'))`)
+	over := func() int { return len(verify(t, pool).Findings) }
+	if n := over(); n != 1 {
+		t.Errorf("%d findings without a step, want that two ran at once: %+v", n, verify(t, pool).Findings)
+	}
+	exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.8', '-1.3 s')`)
+	if n := over(); n != 0 {
+		t.Errorf("%d findings of what began at times that came twice: %+v", n, verify(t, pool).Findings)
+	}
+	if all := fmt.Sprint(verify(t, pool).RestsOn); !strings.Contains(all, "showed twice") || strings.Contains(all, "was not set") {
+		t.Errorf("it rests on %s", all)
+	}
+	exec(t, pool, `UPDATE call_clock_gains SET at = '2026-01-01 12:00:06'`)
+	if n := over(); n != 1 {
+		t.Errorf("%d findings of what began at others, want 1", n)
+	}
+}
+
 // Since a time only what came since is looked at, with what counts in its windows.
 func TestVerifySince(t *testing.T) {
 	t.Parallel()

@@ -51,17 +51,26 @@ const marksSQL = `
 SELECT (SELECT at FROM call_marks WHERE name = 'ledger'), (SELECT max(at) FROM call_marks WHERE name LIKE 'epoch %')`
 
 func (v *verifier) restsOnClock() {
-	gains := make([]string, 0, len(v.gains))
-	for _, g := range v.gains {
-		if v.since == nil || g.At.After(*v.since) {
-			gains = append(gains, fmt.Sprintf("%s at %s", g.By, stamp(g.At)))
+	gains, losses := v.listSteps(v.gains), v.listSteps(v.losses)
+	if len(gains)+len(losses) == 0 {
+		v.says("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
+	}
+	if len(gains) > 0 {
+		v.says("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more: %s", listed(gains))
+	}
+	if len(losses) > 0 {
+		v.says("what started at times that Postgres's clock showed twice, for it was set back, was held to no window: %s", listed(losses))
+	}
+}
+
+func (v *verifier) listSteps(steps []limit.Gain) []string {
+	var list []string
+	for _, s := range steps {
+		if v.since == nil || s.At.After(*v.since) {
+			list = append(list, fmt.Sprintf("%s at %s", s.By, stamp(s.At)))
 		}
 	}
-	if len(gains) == 0 {
-		v.says("Postgres's clock was not set: no dispatcher saw it gain anything")
-		return
-	}
-	v.says("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more: %s", listed(gains))
+	return list
 }
 
 // OpenedPrefix begins an operator's word, in the audit, that nothing is missing of what a limit has used.

@@ -101,14 +101,27 @@ func (v *verifier) readRules(ctx context.Context) error {
 			}
 		}
 	}
-	rows, err = v.tx.Query(ctx, `SELECT at, by FROM call_clock_gains WHERE by > '0' ORDER BY id`)
+	rows, err = v.tx.Query(ctx, `SELECT at, by FROM call_clock_gains ORDER BY id`)
 	if err != nil {
-		return fmt.Errorf("what the clock gained: %w", err)
+		return fmt.Errorf("how the clock was set: %w", err)
 	}
-	if v.gains, err = pgx.CollectRows(rows, pgx.RowToStructByPos[limit.Gain]); err != nil {
-		return fmt.Errorf("what the clock gained: %w", err)
+	steps, err := pgx.CollectRows(rows, pgx.RowToStructByPos[limit.Gain])
+	if err != nil {
+		return fmt.Errorf("how the clock was set: %w", err)
+	}
+	for _, s := range steps {
+		if s.By > 0 {
+			v.gains = append(v.gains, s)
+		} else {
+			v.losses = append(v.losses, s)
+		}
 	}
 	return v.readUsed(ctx)
+}
+
+// shownTwice says whether a clock that was set back may have shown t twice.
+func (v *verifier) shownTwice(t time.Time) bool {
+	return slices.ContainsFunc(v.losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })
 }
 
 const versionsSQL = `
@@ -232,7 +245,7 @@ WHERE NOT (q.limits @> c.limits AND c.limits @> q.limits)
 ORDER BY q.name`
 
 const gainsAreTimeSQL = `
-SELECT 'at ' || at || ' it gained ' || by AS detail FROM call_clock_gains WHERE by <= '0' OR NOT isfinite(at) ORDER BY id`
+SELECT 'at ' || at || ' it gained ' || by AS detail FROM call_clock_gains WHERE by = '0' OR NOT isfinite(at) ORDER BY id`
 
 // checkAudit wants the audit to say of each version what it is, for as far back as the audit reaches.
 func (v *verifier) checkAudit(ctx context.Context) error {

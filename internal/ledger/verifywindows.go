@@ -119,12 +119,17 @@ func (w *windows) forget(t time.Time) {
 	w.keptMost = 2 * len(w.kept)
 }
 
-// judge holds one start against the version in force.
+// judge holds one start against the version in force. What came before and what after is not to be told of a time that a clock
+// which was set back showed twice.
 func (w *windows) judge(s spent) {
 	if w.v.since != nil && s.At.Before(*w.v.since) {
 		return
 	}
 	r, use := w.versions[w.now], &w.use[w.now]
+	if w.v.shownTwice(s.At) {
+		use.Starts++
+		return
+	}
 	known, settled, key := w.tally.taken(s)
 	most, own := r.Overrides[key]
 	if !own {
