@@ -119,3 +119,29 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 		})
 	}
 }
+
+// A claim passes over a call whose row somebody holds.
+func TestClaimPassesOverHeldCalls(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := rules()
+	s.once(r)
+	s.calls("default", 3)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `SELECT FROM call_queue WHERE id = 1 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	d := s.another(r)
+	s.turn(d)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM call_open`)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.turn(d)
+	s.want(`SELECT count(*) = 3 FROM call_open`)
+}
