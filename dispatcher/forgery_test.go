@@ -144,7 +144,8 @@ var forgeries = []struct{ name, sql string }{
 	{"usage gone", `DELETE FROM call_usage WHERE limit_name = 'api'`},
 	{"usage of another key", `UPDATE call_usage SET key = 'z' WHERE limit_name = 'each' AND key = 'a'`},
 	// What Postgres's clock gained.
-	{"a gain of the clock that no time is", `INSERT INTO call_clock_gains (at, by) VALUES (clock_timestamp(), '-1 h')`},
+	{"a gain of the clock that no time is", `INSERT INTO call_clock_gains (at, by) VALUES ('infinity', '1 h')`},
+	{"a gain of the clock that is none", `INSERT INTO call_clock_gains (at, by) VALUES (clock_timestamp(), '0')`},
 }
 
 // Every forgery is found in a history that the real program made, and nothing in the history as it is.

@@ -290,9 +290,9 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`INSERT INTO call_clock_gains (at, by) VALUES (now(), '70 s')`)
 	w.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
-	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened by hand: the API was asked')`)
+	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
 	out := w.do("verify")
-	for _, says := range []string{"This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened by hand: the API was asked", "tables' owner"} {
+	for _, says := range []string{"This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("%q is not said:\n%s", says, out)
 		}
