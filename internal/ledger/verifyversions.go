@@ -101,7 +101,7 @@ func (v *verifier) readRules(ctx context.Context) error {
 			}
 		}
 	}
-	rows, err = v.tx.Query(ctx, `SELECT at, by FROM call_clock_gains ORDER BY id`)
+	rows, err = v.tx.Query(ctx, `SELECT at, by FROM call_clock_gains WHERE isfinite(at) ORDER BY id`)
 	if err != nil {
 		return fmt.Errorf("how the clock was set: %w", err)
 	}
