@@ -61,8 +61,8 @@ func TestPgBouncer(t *testing.T) {
 		})
 	}
 	for line := range strings.Lines(log.String()) {
-		if strings.Contains(line, "could not serialize access") {
-			continue // of two that open a limit at once one asks again
+		if strings.Contains(line, "could not serialize access") || strings.Contains(line, "due to lock timeout") {
+			continue // of two that open a limit at once one asks again, and who has waited 100 ms for a row goes on without it
 		}
 		if strings.Contains(line, "ERROR:") || strings.Contains(line, "WARNING:") {
 			t.Errorf("Postgres says: %s", line)
