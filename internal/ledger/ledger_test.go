@@ -68,7 +68,7 @@ func request(id, token int64) ledger.StartRequest {
 // The same of closes: of each attempt one takes effect.
 func TestCloseOppositeOrders(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.New(t)
+	pool := pgtest.NewWith(t, map[string]string{"deadlock_timeout": "10ms"}) // before a lock times out
 	const n = 300
 	ids := make([]int64, n)
 	for i := range ids {
