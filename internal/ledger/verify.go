@@ -155,8 +155,13 @@ const countSQL = `SELECT count(*), clock_timestamp() FROM call_queue q WHERE ` +
 
 // checkRules has SQL find the rows that break the rules of calls.
 func (v *verifier) checkRules(ctx context.Context) error {
-	for _, rule := range rules() {
-		rows, err := v.tx.Query(ctx, rule.sql, v.since, violationsMost)
+	return v.check(ctx, rules(), v.since, violationsMost)
+}
+
+// check notes the rows that the rules' statements find.
+func (v *verifier) check(ctx context.Context, rules []rule, args ...any) error {
+	for _, rule := range rules {
+		rows, err := v.tx.Query(ctx, rule.sql, args...)
 		if err != nil {
 			return fmt.Errorf("%q: %w", rule.name, err)
 		}

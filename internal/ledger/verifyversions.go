@@ -189,23 +189,13 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 // checkVersions holds the versions against each other, against the limits as they are, and against the audit, which
 // says what each was when it was published.
 func (v *verifier) checkVersions(ctx context.Context) error {
-	for _, rule := range []rule{
+	if err := v.check(ctx, []rule{
 		{"the versions of a limit have no gap", versionGapsSQL},
 		{"a limit is as its last version", lastVersionSQL},
 		{"a queue has the limits that count it", queueLimitsSQL},
 		{"what the clock gained is time", gainsAreTimeSQL},
-	} {
-		rows, err := v.tx.Query(ctx, rule.sql)
-		if err != nil {
-			return fmt.Errorf("%q: %w", rule.name, err)
-		}
-		found, err := pgx.CollectRows(rows, pgx.RowToStructByNameLax[Violation])
-		if err != nil {
-			return fmt.Errorf("%q: %w", rule.name, err)
-		}
-		for _, f := range found {
-			v.found(rule.name, f)
-		}
+	}); err != nil {
+		return err
 	}
 	return v.checkAudit(ctx)
 }
