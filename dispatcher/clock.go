@@ -32,7 +32,7 @@ func (d *Dispatcher) readClock(ctx context.Context, db interface {
 		if at, by, err = d.noteGain(ctx, now, gained, least); err != nil {
 			return now, "", fmt.Errorf("note what the clock gained: %w", err)
 		}
-	case gained < 0:
+	case gained <= -time.Microsecond: // less is none to Postgres
 		d.log.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
 		if _, err := d.cfg.Pool.Exec(ctx, noteLossSQL, now, gained); err != nil {
 			return now, "", fmt.Errorf("note that the clock was set back: %w", err)
