@@ -25,9 +25,9 @@ func (w *world) operate() {
 	limits, queues := w.set.rules.Limits, w.set.rules.Queues
 	l, q := limits[w.rng.IntN(len(limits))], queues[w.rng.IntN(len(queues))]
 	switch what := w.rng.IntN(7); {
-	case what != 3 && what != 4 && w.saved != nil: // a raise that a failover loses is outside the promise
 	case what < 2:
 		w.setLimit(l)
+	case what >= 2 && what != 3 && what != 4 && w.saved != nil: // as in setLimit
 	case what == 2:
 		w.resetLimit(l)
 	case what == 3:
@@ -42,6 +42,9 @@ func (w *world) operate() {
 
 func (w *world) setLimit(l dispatcher.LimitRule) {
 	if !w.used(l.Name) {
+		return
+	}
+	if w.saved != nil { // a raise that a failover loses is outside the promise
 		return
 	}
 	r := l.Rate
