@@ -169,10 +169,11 @@ func (r *roster) poolFor(task, before string) string {
 	return other
 }
 
-// packing is how many attempts one message carries when a pool gets m of them: few where
-// calls are few, more where they exceed what the workers can take up at once.
+// packing is how many attempts one message carries when a pool gets m of them. Each message costs a worker two trips to
+// Redis and a statement, so few calls make a message a worker; many make four, so that the next goes to whoever is free.
 func (p *pool) packing(m int) int {
-	k := min(max(m/(4*max(p.Workers, 1)), 1), 128)
+	w := max(p.Workers, 1)
+	k := max(min((m+w-1)/w, 8), min(m/(4*w), 128))
 	return min(k, max(p.Slots/4, 1))
 }
 

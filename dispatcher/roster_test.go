@@ -32,6 +32,31 @@ func TestRoomOfAPool(t *testing.T) {
 	}
 }
 
+// Few attempts make a message a worker, many four, and none takes more than a quarter of a worker's slots.
+func TestPacking(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		workers, slots, attempts, want int
+	}{
+		{1, 100, 1, 1},
+		{2, 100, 4, 2},
+		{2, 100, 5, 3},
+		{2, 100, 16, 8},
+		{2, 100, 64, 8},
+		{2, 100, 100, 12},
+		{2, 100, 1000, 25},
+		{4, 4000, 4000, 128},
+		{2, 20, 100, 5},
+		{1, 1, 9, 1},
+		{0, 0, 9, 1}, // nobody is alive
+	} {
+		p := &pool{Workers: c.workers, Slots: c.slots}
+		if got := p.packing(c.attempts); got != c.want {
+			t.Errorf("%d workers with %d slots each get %d attempts: %d a message, want %d", c.workers, c.slots, c.attempts, got, c.want)
+		}
+	}
+}
+
 // A call may come to each pool that handles its task and has room, as often as it has that: one that a pool gave
 // back would come to the same for ever if it were the roomiest.
 func TestPoolsAreChosenByLot(t *testing.T) {
