@@ -149,7 +149,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]delivered,
 const loadSQL = `
 SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost,
     coalesce(q.call_data, '{}') AS call_data,
-    coalesce(q.created_at, 'epoch') AS created_at,
+    ` + ledger.CreatedAtSQL + ` AS created_at,
     q.id IS NULL AS gone,
     coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
     coalesce(q.failed_count, 0) AS failed_count,

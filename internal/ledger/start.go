@@ -57,6 +57,9 @@ type Work struct {
 	Frees       bool     // its end frees a unit of a concurrency limit
 }
 
+// CreatedAtSQL is created_at of a call q as Go can read it: not infinite, which one row would spoil its statement with.
+const CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 23:59:59.999999Z')`
+
 // Start starts attempts, each by a compare-and-set on its open row, locked in id order; it is
 // durable when it returns. An error leaves unknown what has started: ask again with the same
 // tokens; one that is [Busy] says that nothing has. Answers come in the requests' order.
@@ -126,7 +129,8 @@ const startSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-        CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data, q.created_at, q.failed_count, q.max_attempts
+        CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data,
+        ` + CreatedAtSQL + ` AS created_at, q.failed_count, q.max_attempts
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
         AS a (call_id, attempt, token, epoch, timeout_us)
     LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
