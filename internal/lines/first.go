@@ -148,8 +148,8 @@ WITH entries AS MATERIALIZED (
 // lineOfSQL is the line of a call c.
 const lineOfSQL = `(callq_line_name(c.queue, 'default'), callq_line_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_line_name(c.task, 'http'))`
 
-// call_data is read only where it could be over the limit: a number takes 10 bytes at least, and at most
-// 131,072 digits; pglz packs all of it. And it is read only for a while, by the real clock: a claim that took in too
+// call_data is read only where it could be over the limit: of a number that takes 10 bytes 131,072 digits may be
+// printed, and what is packed says nothing. And it is read only for a while, by the real clock: a claim that took in too
 // much would never end. Not even one may be read in that while, on a busy machine: so a claim reads one more
 // (Read). A call that was moved to another line is in line there too.
 const firstSQL = entriesSQL + `
@@ -164,7 +164,7 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
     WHEN octet_length(q.task) > 255 THEN 'task is longer than 255 bytes'
     WHEN octet_length(q.queue) > 255 THEN 'queue is longer than 255 bytes'
-    WHEN pg_column_size(q.call_data) * 13107::bigint > @most::bigint THEN CASE
+    WHEN pg_column_size(q.call_data) * 13107::bigint > @most::bigint OR pg_column_compression(q.call_data) IS NOT NULL THEN CASE
         WHEN pg_catalog.clock_timestamp() > pg_catalog.statement_timestamp() + @read_for::interval THEN ''
         ELSE ` + tooLongSQL + `
         END
