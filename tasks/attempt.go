@@ -128,6 +128,9 @@ func (a *attempt) end(closing *ledger.Closing) {
 		if busy != nil {
 			again = a.w.closeApart
 		}
+		if a.state == started {
+			a.w.contexts.outlivedFrom(a, a.m0.Add(a.Timeout))
+		}
 		go func() {
 			a.w.recordBy(again, *closing)
 			recorded()
@@ -137,6 +140,7 @@ func (a *attempt) end(closing *ledger.Closing) {
 
 // free gives the slot back.
 func (a *attempt) free() {
+	a.w.contexts.forget(a)
 	<-a.w.slots
 	a.w.running.Done()
 }

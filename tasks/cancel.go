@@ -27,9 +27,10 @@ type underWay struct {
 	end context.CancelCauseFunc
 	// outlived is from when on its handler has run for too long, and what is to be done about it is due; zero: never.
 	outlived time.Time
+	returned bool // its handler has; what is left is to record how it ended
 }
 
-// begin makes the context of an attempt, which the returned function ends.
+// begin makes the context of an attempt, which the returned function ends. The attempt is under way until forget.
 func (c *contexts) begin(ctx context.Context, a *attempt) (context.Context, func()) {
 	ctx, end := context.WithCancelCause(ctx)
 	c.mu.Lock()
@@ -39,8 +40,17 @@ func (c *contexts) begin(ctx context.Context, a *attempt) (context.Context, func
 		end(nil)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.of, a)
+		if u, ok := c.of[a]; ok {
+			u.returned = true
+			c.of[a] = u
+		}
 	}
+}
+
+func (c *contexts) forget(a *attempt) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.of, a)
 }
 
 func (c *contexts) calls() []int64 {

@@ -52,3 +52,38 @@ func TestOutcomesWaitForNoOther(t *testing.T) {
 	}
 	b.verify()
 }
+
+// An outcome that waits for somebody's transaction is not lost meanwhile: its attempt stays open, however long that takes.
+func TestOutcomeThatWaitsIsNotLost(t *testing.T) {
+	t.Parallel()
+	begun, end := make(chan struct{}), make(chan struct{})
+	b := newBench(t, map[string]tasks.Handler{
+		"held": func(context.Context, *tasks.Call) error { begun <- struct{}{}; <-end; return nil },
+	})
+	var held []int64
+	for range 3 {
+		held = append(held, b.insertCall(callqueue.Call{Queue: "short", Task: "held"}))
+		<-begun
+	}
+	holder, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), `SET idle_in_transaction_session_timeout = 0`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), `UPDATE call_queue SET error_message = 'mine' WHERE id = ANY($1)`, held); err != nil {
+		t.Fatal(err)
+	}
+	close(end)
+	b.await(`SELECT count(*) = 3 AND bool_and(clock_timestamp() > started_at + interval '5 s') FROM call_open`)
+	b.await(`SELECT count(*) = 3 AND bool_and(deadline > clock_timestamp()) FROM call_open`)
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range held {
+		b.ended(id, callqueue.StatusDone)
+	}
+	b.await(`SELECT count(*) = 3 FROM call_attempts`)
+	b.verify()
+}

@@ -9,21 +9,25 @@ import (
 )
 
 // A handler that does not return when its context ends may still send. So its attempt stays open, and its units
-// occupied, for as long as its worker lives, which puts off the deadline by which it would be taken for lost.
+// occupied, for as long as its worker lives, which puts off the deadline by which it would be taken for lost. So does that
+// of an attempt whose outcome waits to be recorded, for somebody's transaction say: the call would be made again.
 
 const (
 	outliveEvery = 500 * time.Millisecond // half of the second between the timeout and the deadline
 	outliveAgain = 10 * time.Second       // of the 30 s that the deadline is put off for
 )
 
-// outlivedFrom sets from when on the attempt, if it is still under way, has outlived its handler's timeout.
-func (c *contexts) outlivedFrom(a *attempt, at time.Time) {
+// outlivedFrom sets from when on the attempt, if it is still under way, has outlived its handler's timeout. It says
+// whether the handler still runs.
+func (c *contexts) outlivedFrom(a *attempt, at time.Time) (running bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if u, ok := c.of[a]; ok {
+	u, ok := c.of[a]
+	if ok {
 		u.outlived = at
 		c.of[a] = u
 	}
+	return ok && !u.returned
 }
 
 func (c *contexts) outlived(now time.Time) (list []*attempt) {
@@ -65,8 +69,8 @@ func (w *Worker) keepOpenOnce(ctx context.Context, list []*attempt) error {
 		if !slices.Contains(kept, a.callID) {
 			continue // somebody has its lock, or it is closed
 		}
-		w.contexts.outlivedFrom(a, time.Now().Add(outliveAgain))
-		if time.Since(a.m0) < a.Timeout+outliveAgain { // once
+		running := w.contexts.outlivedFrom(a, time.Now().Add(outliveAgain))
+		if running && time.Since(a.m0) < a.Timeout+outliveAgain { // once
 			w.log.WarnContext(ctx, "handler outlives its timeout: it does not return though its context has ended",
 				"task", a.Task, "call", a.callID, "attempt", a.number, "timeout", a.Timeout)
 		}
