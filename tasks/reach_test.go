@@ -120,7 +120,7 @@ func outside(t *testing.T, port string, handler http.HandlerFunc) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.2:"+port)
 	if err != nil {
-		t.Skipf("this system has one loopback address only: %v", err)
+		t.Skipf("it needs 127.0.0.2, a second loopback address (macOS: ifconfig lo0 alias 127.0.0.2): %v", err)
 	}
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
 	server.Start()

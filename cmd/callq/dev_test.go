@@ -189,7 +189,7 @@ func TestDev(t *testing.T) {
 func TestDevOfAnOrdinaryUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("TestDev ran it as this user")
+		t.Skip("it needs root, to run callq as the user nobody; TestDev ran it as this user")
 	}
 	nobody, err := user.Lookup("nobody")
 	if err != nil {
