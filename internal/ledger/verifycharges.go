@@ -78,6 +78,8 @@ func (v *verifier) checkCharges(a *attempt, charges []charge) {
 	case a.cannotSent():
 		v.found(chargedRule, a.breaks("", "it was not sent, and is said to have arrived"))
 		return
+	case v.shownTwice(a.Claimed): // which versions were in force is not to be told
+		return
 	}
 	had := v.limitsOf(a.Queue, a.Claimed)
 	names := make([]string, len(charges))
@@ -182,6 +184,8 @@ func (v *verifier) checkOpen(a *attempt) {
 		wrong = fmt.Sprintf("it started at %s, before its claim at %s", stamp(*a.Started), stamp(a.Claimed))
 	case a.Acked != nil && a.Acked.Before(a.At):
 		wrong = fmt.Sprintf("its request was acknowledged at %s, before its start at %s", stamp(*a.Acked), stamp(a.At))
+	case v.shownTwice(a.Claimed): // as in checkCharges
+		return
 	case !slices.Equal(slices.Sorted(slices.Values(a.Limits)), had):
 		wrong = fmt.Sprintf("it takes of %q, and queue %s had %q when it was claimed", a.Limits, a.Queue, had)
 	case len(a.Keys) != len(a.Limits) || len(a.Costs) != len(a.Limits):

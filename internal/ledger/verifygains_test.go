@@ -93,6 +93,24 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 	}
 }
 
+// Nor is it known which limits a queue had then, where they changed.
+func TestVerifyKnowsChangesInASetBack(t *testing.T) {
+	t.Parallel()
+	pool := startedAt(t, `{}`, "12:00:01")
+	exec(t, pool, `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT 2, 1, 0, 1, 1, at, at, at, '500 ms', callq_epoch(), 'http', 'default', 'http', '', '{api}', '{""}', '{1}' FROM (VALUES ('2026-01-01 12:00:01'::timestamptz)) v (at)`)
+	exec(t, pool, `UPDATE call_limits SET version = 2, queues = '{other}'`)
+	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, slack, send_within, queues, published_by)
+		SELECT name, 2, '2026-01-01 11:59:10', rate, window_size, slack, send_within, queues, 'test' FROM call_limits`)
+	if found := verify(t, pool).Findings; len(found) != 2 {
+		t.Errorf("found %+v without a step, want that both have another limit than their queue had", found)
+	}
+	exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 11:59:05', '-1 min')`)
+	if found := verify(t, pool).Findings; len(found) != 0 {
+		t.Errorf("found %+v of what was claimed before the step, or after", found)
+	}
+}
+
 // Since a time only what came since is looked at, with what counts in its windows.
 func TestVerifySince(t *testing.T) {
 	t.Parallel()

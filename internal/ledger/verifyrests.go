@@ -59,7 +59,7 @@ func (v *verifier) restsOnClock() {
 		v.says("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more: %s", listed(gains))
 	}
 	if len(losses) > 0 {
-		v.says("what started at times that Postgres's clock showed twice, for it was set back, was held to no window: %s", listed(losses))
+		v.says("what was claimed or started at times that Postgres's clock showed twice, for it was set back, was held to no window, nor to what its queue had: %s", listed(losses))
 	}
 }
 
