@@ -143,3 +143,15 @@ func TestVerifySince(t *testing.T) {
 		}
 	}
 }
+
+// Since a time to come nothing is looked at, and what is used was charged before.
+func TestVerifySinceATimeToCome(t *testing.T) {
+	t.Parallel()
+	report, err := ledger.VerifySince(t.Context(), history(t), time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Findings) > 0 || report.Attempts != 3 { // those that are open
+		t.Errorf("%d attempts, %+v", report.Attempts, report.Findings)
+	}
+}

@@ -97,7 +97,11 @@ func (v *verifier) reachesBackTo() *time.Time {
 			reach = max(reach, r.Window+r.Window/50+time.Minute) // and a bucket of usage
 		}
 	}
-	to := v.since.Add(-reach - v.gains.All())
+	to := *v.since
+	if v.now.Before(to) {
+		to = v.now
+	}
+	to = to.Add(-reach - v.gains.All())
 	return &to
 }
 
