@@ -57,7 +57,7 @@ func (p *program) limitsOpenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "open LIMIT --reason TEXT", Short: "Say that nothing is missing of what a limit has used",
 		Long: "Open a limit before its time, where you know that nothing was sent which callq does not know of. After a\n" +
-			"failover or a restore, what was left of a limit counts as used, for it may have been given out; where retention\n" +
+			"failover or a restore, what was left of a limit counts as used, for it may have been given out. Where retention\n" +
 			"removed what was sent before a limit was added, it is shut. Both end by themselves: `limits list` says when.\n" +
 			"The reason goes into the audit, and `verify` says that its proof rests on it. A pause stays: `limits resume`.",
 		Args: cobra.ExactArgs(1),

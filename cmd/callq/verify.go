@@ -17,8 +17,8 @@ func (p *program) verifyCommand() *cobra.Command {
 	var since sinceFlag
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove the rules from the ledger",
-		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, no attempt sent two
-requests, each that may have been sent is charged to the limits that its queue had, no attempt is missing,
+		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, and no attempt sent two
+requests or is missing. Each that may have been sent is charged to the limits that its queue had, and
 every counter, status and version is what the other rows say. It may run beside everything else.
 It says what the proof rests on. Exit code 3, and the rows, when a rule does not hold.`,
 		Example: `  callq verify
