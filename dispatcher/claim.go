@@ -161,7 +161,7 @@ func (d *Dispatcher) rest(ctx context.Context, tx pgx.Tx, queue string, taken li
 // took notes what a claim that is committed has seen.
 func (d *Dispatcher) took(queue string, taken lines.Taken, seen *survey) {
 	d.reach.took(queue, taken.UpTo)
-	d.openFrom.found(seen.roster.openFrom)
+	d.openFrom.found(seen.roster.openFrom, d.clock.Last())
 }
 
 // result says when the next claim may do more than this one did.

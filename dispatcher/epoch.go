@@ -110,14 +110,14 @@ WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($
 // restored does the same for a database that was restored in place, under this process: what was given out
 // between the backup and the restore is in no table. (That the data are older than what was committed shows in
 // the claims' numbers, which rise: openFrom.) What is open in it may have ended, or may run: it is closed as of another
-// epoch.
+// epoch. Where another process has done so since this one's last claim, what is open is that one's.
 func (d *Dispatcher) restored(ctx context.Context) error {
 	var limits []entered
 	err := pgx.BeginTxFunc(ctx, d.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 		if _, err := tx.Exec(ctx, `SELECT FROM call_limits ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, restoredSQL); err != nil {
+		if tag, err := tx.Exec(ctx, restoredSQL, d.openFrom.keptAt); err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `UPDATE call_open SET epoch = epoch || ' before a restore'`); err != nil {
@@ -135,7 +135,9 @@ func (d *Dispatcher) restored(ctx context.Context) error {
 	return nil
 }
 
-const restoredSQL = `UPDATE call_marks SET at = clock_timestamp() WHERE name = 'epoch ' || callq_epoch()`
+const restoredSQL = `
+INSERT INTO call_marks AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
 
 // mayArriveForSQL is for how long after a failover a request of the old server may arrive. A handler whose claim or start
 // never reached the new server may send until its timeout, unless the limit is anchored at the start.

@@ -1,5 +1,7 @@
 package dispatcher
 
+import "time"
+
 // openFrom is a bound: no open attempt is of a batch with a smaller number. Claims draw the numbers under
 // the lock that they share, so what is committed after a claim has looked has a larger one than all that
 // it saw: what it found open holds for good. So nothing need go through what has ended since, which an
@@ -10,6 +12,8 @@ type openFrom struct {
 	drawn int64 // the last number
 	from  int64
 	kept  int64 // the last number of a claim that was committed: no crash gives out one that is not larger
+	// keptAt is when that was, by Postgres's clock.
+	keptAt time.Time
 }
 
 // wentBack says whether the data are older than what was committed here: they were restored in place.
@@ -29,8 +33,8 @@ func (o *openFrom) draw(epoch string, batch int64) int64 {
 // found notes the smallest number that the claim which drew last has found open; nil: none. It must be
 // committed: a crash may give the numbers of what was rolled back out once more. (Larger ones than it drew are
 // there where the sequence was set back.)
-func (o *openFrom) found(smallest *int64) {
-	o.from, o.kept = o.drawn, o.drawn
+func (o *openFrom) found(smallest *int64, at time.Time) {
+	o.from, o.kept, o.keptAt = o.drawn, o.drawn, at
 	if smallest != nil {
 		o.from = min(o.drawn, *smallest)
 	}

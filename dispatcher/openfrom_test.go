@@ -1,6 +1,9 @@
 package dispatcher
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // Nothing that is open is of a smaller batch than the bound, and nothing is known of data that were not looked at.
 func TestOpenFrom(t *testing.T) {
@@ -26,7 +29,7 @@ func TestOpenFrom(t *testing.T) {
 		if from := o.draw(step.epoch, step.drawn); from != step.from {
 			t.Errorf("%s: looked from %d on, want %d", step.what, from, step.from)
 		}
-		o.found(step.found)
+		o.found(step.found, time.Time{})
 		if from := o.in(step.epoch); from != step.after {
 			t.Errorf("%s: open from %d on, want %d", step.what, from, step.after)
 		}

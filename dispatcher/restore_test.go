@@ -3,6 +3,8 @@ package dispatcher_test
 import (
 	"testing"
 	"time"
+
+	"github.com/callq/callq/dispatcher"
 )
 
 // Where the data are set back under a dispatcher, as by a restore in place, what was left of the limits counts as used, as
@@ -33,4 +35,35 @@ func TestRestoredInPlace(t *testing.T) {
 	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that time had passed
 	s.turn(d)
 	s.want(`SELECT count(*) = 2 FROM call_open`)
+}
+
+// Who learns of a restore after another has leaves alone what that one gave out since.
+func TestRestoredUnderTwo(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	r := rules(sliding("api", 100, time.Hour))
+	first, second := s.another(r), s.another(r)
+	s.turn(first)
+	backup := one[int64](s, `SELECT nextval('call_batch_seq')`)
+	for range 10 {
+		for _, d := range []*dispatcher.Dispatcher{first, second} {
+			s.calls("default", 1)
+			s.turn(d)
+		}
+	}
+	s.exec(`DELETE FROM call_open`)
+	s.exec(`DELETE FROM call_queue`)
+	s.exec(`SELECT setval('call_batch_seq', $1)`, backup)
+	s.calls("default", 2)
+	s.turn(first)
+	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that time had passed
+	s.turn(first)
+	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.start(time.Hour)
+	s.calls("default", 2)
+	s.turn(second)
+	s.turn(second)
+	s.want(`SELECT count(*) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM call_attempts`)
 }
