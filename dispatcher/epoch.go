@@ -79,11 +79,12 @@ SELECT 'epoch ' || callq_epoch(), CASE
 ON CONFLICT (name) DO NOTHING`
 
 // A limit that is not counted yet has bounded nobody, nor has one of which more than the rate was missing when it
-// entered the epoch before, if that may still count.
+// entered the epoch before, if that may still count. What it was lowered by since then bounds both.
 const (
 	enterSQL = `
 UPDATE call_limits l
-SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timestamp() + ` + mayArriveForSQL + `), known_less = 0,
+SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timestamp() + ` + mayArriveForSQL + `),
+    known_less = CASE WHEN missing_until >= clock_timestamp() - 2 * window_size - interval '1 minute' THEN known_less ELSE 0 END,
     known_at = CASE WHEN complete_since IS NOT NULL AND (known_at IS NOT NULL OR missing_until IS NULL
         OR missing_until < clock_timestamp() - 2 * window_size - interval '1 minute') THEN clock_timestamp() END`
 	enteredSQL = ` RETURNING name, missing_until`
@@ -105,7 +106,8 @@ const missAfterFailoverSQL = `
 UPDATE call_limits l
 SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
 FROM call_marks m
-WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1)`
+WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1)
+  AND (l.missing_until IS NOT NULL OR l.complete_since IS NULL) -- else an operator has opened it`
 
 // restored does the same for a database that was restored in place, under this process: what was given out
 // between the backup and the restore is in no table. (That the data are older than what was committed shows in

@@ -165,3 +165,42 @@ func TestOpenLimit(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What an operator said of a limit holds when its rate changes afterwards, for what may have been missing is the same.
+func TestOpenedLimitStaysOpen(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 9, month))
+	s.charged(r)
+	s.failOver()
+	s.exec(`DELETE FROM call_marks WHERE name LIKE 'epoch %'`) // the new epoch was not seen before
+	s.once(r)
+	if _, err := dispatcher.OpenLimit(t.Context(), s.pool, "api", "a clean switchover", "an operator"); err != nil {
+		t.Fatal(err)
+	}
+	s.calls("default", 30)
+	r.Limits[0].Rate.Units = 8
+	s.publish(r)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 FROM call_open`)
+}
+
+// What a limit was lowered by bounds what may be missing, after another failover too.
+func TestLoweredRateAfterTwoFailovers(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.publish(rules(sliding("api", 20, month)))
+	r := rules(sliding("api", 9, month)) // 5 are known, and 4 may be missing
+	s.charged(r)
+	s.failOver()
+	s.once(r)
+	s.want(`SELECT known_less = 0 FROM call_limits`) // nothing was missing when it was lowered first
+	r.Limits[0].Rate.Units = 7
+	s.publish(r)
+	s.failOver()
+	s.calls("default", 30)
+	s.run(s.dispatcher(r).Run)
+	s.eventually(`SELECT sum(used) FILTER (WHERE bucket > clock_timestamp() - interval '31 days' * 1.001) = 3 FROM call_usage`)
+	s.once(r)
+	s.want(`SELECT count(*) = 0 FROM call_open`)
+}
