@@ -143,6 +143,36 @@ func TestRolesKnowEverything(t *testing.T) {
 	}
 }
 
+// What a role holds beyond what it needs, it holds no more once the roles were made again.
+func TestRolesTakeBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	logins := pgtest.NewLogins(t, w.postgres)
+	conn, err := pgx.Connect(t.Context(), w.postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	role := logins.Prefix + "_enqueuer"
+	if _, err := conn.Exec(t.Context(), `GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role+`; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO `+role); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.GrantRoles(t.Context(), conn.Config(), logins.Prefix); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := conn.Query(t.Context(), `
+		SELECT relname FROM pg_class
+		WHERE relnamespace = 'public'::regnamespace AND CASE relkind
+			WHEN 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE')
+			WHEN 'i' THEN false ELSE has_table_privilege($1, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER') END`, role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || len(left) > 0 {
+		t.Errorf("left to %s: %v, %v", role, left, err)
+	}
+}
+
 // The Go client does as a producer all that it does.
 func TestProducersClient(t *testing.T) {
 	t.Parallel()

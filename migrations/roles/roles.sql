@@ -48,10 +48,10 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON call_attempts, call_audit, call_budgets, call_in_line, call_limit_changes, call_limits, call_line_totals, call_lines, call_locks, call_marks,
+REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_in_line, call_limit_changes, call_limits, call_line_totals, call_lines, call_locks, call_marks,
     call_news, call_open, call_pauses, call_publishers, call_queue, call_queues, call_usage, call_waiting, call_workers, callq_migrations
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_batch_seq
+REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, callq_migrations_id_seq
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON FUNCTION callq_epoch, callq_find_anew, callq_prune_versions, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
