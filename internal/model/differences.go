@@ -17,11 +17,11 @@ func Differences() []Difference {
 	restart := func(c *Configuration) { small(c); c.Faults.DispatcherDies = 1 }
 	return []Difference{
 		{
-			"internal/limit/clock.go Look", "a step back and one forward between two looks of a dispatcher cancel out",
+			"internal/limit/clock.go Gained", "a step back and one forward between two looks of a dispatcher cancel out",
 			variant{name: "back and forward", within: "back", change: again, rule: Rule4},
 		},
 		{
-			"internal/limit/clock.go Look", "a dispatcher that starts anew does not know of a step that nobody has seen",
+			"internal/limit/clock.go Gained", "a dispatcher that starts anew does not know of a step that nobody has seen",
 			variant{name: "step forward, then a restart", within: "forward", change: restart, rule: Rule4},
 		},
 		{

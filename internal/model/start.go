@@ -1,6 +1,6 @@
 package model
 
-// carries is Redis (internal/relay): it may lose a message, repeat it, and bring it at any later
+// carries is Redis (internal/handoff): it may lose a message, repeat it, and bring it at any later
 // time. Whoever takes one reads the attempt's row (tasks/deliver.go loadSQL).
 func (m *Model) carries(s *State) {
 	for i := range s.seen {
