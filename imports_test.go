@@ -49,7 +49,7 @@ func TestImports(t *testing.T) {
 		},
 		{
 			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "tasks"},
-			modules: []string{cron, pgx, prometheus, redis, sync},
+			modules: []string{cron, pgx, prometheus, redis, sync, sys},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
 		{

@@ -43,8 +43,8 @@ type Config struct {
 	Lines     int                   // how many lines of calls a claim looks at; default 256
 	Logger    *slog.Logger          // default: none
 	Metrics   prometheus.Registerer // default: none
-	// Now and Random stand in for the monotonic clock and for chance where what is decided depends
-	// on them, so that a simulation can be replayed. Default time.Now and rand.Int64N.
+	// Now and Random stand in for a clock that nobody sets and for chance where what is decided depends
+	// on them, so that a simulation can be replayed. Default: the time since boot, and rand.Int64N.
 	Now    func() time.Time
 	Random func(n int64) int64
 }
@@ -86,6 +86,9 @@ type Dispatcher struct {
 	aside    aside
 	// busyUntil is until when sweeps wait for no row: somebody held some (monotonic).
 	busyUntil time.Time
+	// lostRest is until when nothing is taken for lost, for Postgres was away: workers record first what ended
+	// meanwhile (monotonic).
+	lostRest time.Time
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
 	// foldedRest is the same for news that may be folded or pruned.
@@ -126,7 +129,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = sinceBoot
 	}
 	if cfg.Random == nil {
 		cfg.Random = rand.Int64N
@@ -254,6 +257,7 @@ func (d *Dispatcher) joinWhenUp(ctx context.Context) error {
 		if _, conflict := errors.AsType[*ConflictError](err); conflict {
 			return err
 		}
+		d.lostRest = d.cfg.Now().Add(lostRest)
 		if !said {
 			d.log.WarnContext(ctx, "waiting for Postgres", "err", err)
 			said = true
@@ -293,6 +297,7 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	// while there is nothing to claim.
 	_, epoch, err := d.readClock(bounded, d.cfg.Pool)
 	if err != nil {
+		d.lostRest = d.cfg.Now().Add(lostRest)
 		return err
 	}
 	if err := d.noteEpoch(bounded, epoch); err != nil {

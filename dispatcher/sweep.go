@@ -19,6 +19,7 @@ import (
 const (
 	sweepMost   = 500             // rows of one kind in one pass
 	resendAfter = 5 * time.Second // since the hand-over, when Redis no longer has the message
+	lostRest    = 6 * time.Second // a worker tries each second to record what ended
 )
 
 // sweeper mends one kind of thing, at most so much in one pass.
@@ -109,6 +110,9 @@ func (d *Dispatcher) overdue(ctx context.Context, where string) ([]overdue, erro
 // sweepLost ends attempts whose worker let the deadline pass: frozen, cut off or dead. Their
 // units stay used.
 func (d *Dispatcher) sweepLost(ctx context.Context) (int, error) {
+	if d.cfg.Now().Before(d.lostRest) {
+		return 0, nil
+	}
 	rows, err := d.overdue(ctx, lostWhere)
 	if err != nil {
 		return 0, err
