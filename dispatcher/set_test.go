@@ -111,6 +111,36 @@ func TestPause(t *testing.T) {
 	}
 }
 
+// Somebody's transaction on a claimed call's row keeps it from being recalled, and not its limit from being paused.
+func TestPauseBesideAHeldRow(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 2, time.Hour))
+	s.calls("default", 3)
+	s.once(r)
+	holder, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.Background())
+	if _, err := holder.Exec(t.Context(), `SELECT FROM call_open WHERE call_id = 2 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	p := ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"}
+	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := ledger.Pause(short, s.pool, p); err == nil {
+		t.Error("the pause is whole while an attempt may start")
+	}
+	s.want(`SELECT count(*) = 1 FROM call_pauses WHERE name = 'api' AND until > clock_timestamp()`)
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := ledger.Pause(t.Context(), s.pool, p); err != nil || n != 2 {
+		t.Errorf("recalled %d, %v; want 2", n, err)
+	}
+}
+
 // What is claimed while a pause waits for the claim's lock is recalled too.
 func TestPauseDuringAClaim(t *testing.T) {
 	t.Parallel()

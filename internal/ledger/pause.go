@@ -28,10 +28,12 @@ type Paused struct {
 // ErrUnknown says that there is no such queue or limit.
 var ErrUnknown = errors.New("there is no such queue or limit")
 
-// Pause keeps anything from being claimed, and recalls what was and has not started: once it
-// returns, nothing starts that was not running. It returns how many attempts were recalled. (What a
-// claim commits while its lock is waited for must be seen, whatever isolation the server gives by default.)
+// Pause keeps anything from being claimed, and then recalls what was and has not started: once it returns, nothing
+// starts that was not running. It returns how many attempts were recalled. After an error nothing more may be claimed all the
+// same: the recall waits for whoever holds an attempt's row. (What a claim commits while its lock is waited for must
+// be seen, whatever isolation the server gives by default.)
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
+	paused := false
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if err := lockRule(ctx, tx, p.What, p.Name); err != nil {
 			return err
@@ -52,13 +54,19 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 				return err
 			}
 		}
+		paused = true
+		return nil
+	})
+	if err == nil && paused {
 		u := Unstarted{Limit: p.Name, Key: p.Key}
 		if p.What == "queue" {
 			u = Unstarted{Queues: []string{p.Name}, Key: p.Key}
 		}
-		recalled, err = Recall(ctx, tx, u, "it was paused: "+p.Reason)
-		return err
-	})
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+			recalled, err = Recall(ctx, tx, u, "it was paused: "+p.Reason)
+			return err
+		})
+	}
 	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
 }
 

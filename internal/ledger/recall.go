@@ -17,8 +17,8 @@ type Unstarted struct {
 }
 
 // Recall closes attempts that nobody has started, unsent: nothing is charged, and their calls wait
-// again. The caller's transaction holds the locks of the queues or limits, so that no claim opens
-// others. It waits for the attempts' own locks: a start may be in doubt, and must be seen to have
+// again. No claim opens others meanwhile: the caller holds the locks of the queues or limits, or has paused
+// them. It waits for the attempts' own locks: a start may be in doubt, and must be seen to have
 // happened or not. It returns how many it recalled.
 func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error) {
 	rows, err := tx.Query(ctx, recallSQL, append([]string{}, u.Queues...), u.Limit, u.Key)
