@@ -240,10 +240,19 @@ func startAndClose(pool *pgxpool.Pool, ids []int64, lane int) error {
 		slices.Reverse(starts)
 		slices.Reverse(ends)
 	}
-	if _, err := ledger.Start(context.Background(), pool, "w", starts); err != nil {
+	err := untilFree(func() error { _, err := ledger.Start(context.Background(), pool, "w", starts); return err })
+	if err != nil {
 		return err
 	}
-	_, err := ledger.Close(context.Background(), pool, ends)
+	return untilFree(func() error { _, err := ledger.Close(context.Background(), pool, ends); return err })
+}
+
+// untilFree tries again while others hold rows for longer than is waited for, as a worker does.
+func untilFree(try func() error) error {
+	err := try()
+	for ledger.Busy(err) {
+		err = try()
+	}
 	return err
 }
 

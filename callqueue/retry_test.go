@@ -202,8 +202,7 @@ func TestChangesRace(t *testing.T) {
 					})
 				}
 			}
-			_, err := ledger.Close(ctx, pool, ends)
-			return err
+			return untilFree(func() error { _, err := ledger.Close(ctx, pool, ends); return err })
 		})
 	}
 	lane(func(ctx context.Context, ids []int64) error { _, err := client.Delete(ctx, ids[0]); return err })

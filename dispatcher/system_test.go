@@ -150,6 +150,9 @@ func (s *system) work(stop <-chan struct{}) {
 		asked := time.Now()
 		requests = requests[:min(len(requests), 4)]
 		answers, err := ledger.Start(ctx, s.pool, "w", requests)
+		if ledger.Busy(err) {
+			continue
+		}
 		if err != nil {
 			s.t.Error(err)
 			return
@@ -163,7 +166,11 @@ func (s *system) work(stop <-chan struct{}) {
 				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took, EndBy: &took}, Requests: new(int16(1)),
 			})
 		}
-		if _, err := ledger.Close(ctx, s.pool, closings); err != nil {
+		_, err = ledger.Close(ctx, s.pool, closings)
+		for ledger.Busy(err) {
+			_, err = ledger.Close(ctx, s.pool, closings)
+		}
+		if err != nil {
 			s.t.Error(err)
 			return
 		}
