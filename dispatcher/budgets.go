@@ -48,33 +48,6 @@ func (r *Rules) checkBudgets() error {
 
 func byName(a, b BudgetRule) int { return strings.Compare(a.Name, b.Name) }
 
-// strictestBudgets are the budgets of rules that are published together, of each the strictest, in name order.
-func strictestBudgets(all []Published) []BudgetRule {
-	budgets := map[string]BudgetRule{}
-	for _, p := range all {
-		for _, b := range p.Rules.Budgets {
-			if other, known := budgets[b.Name]; known {
-				b = strictestBudget(other, b)
-			}
-			budgets[b.Name] = b
-		}
-	}
-	return slices.SortedFunc(maps.Values(budgets), byName)
-}
-
-// strictestBudget is the budget that implies both: what never exceeds a smaller burst and a lower rate exceeds
-// no larger ones. Of the same rate, written in two ways, it is the one of the fewer units.
-func strictestBudget(a, b BudgetRule) BudgetRule {
-	if budget.Slower(b.Rate, a.Rate) || !budget.Slower(a.Rate, b.Rate) && b.Rate.Units < a.Rate.Units {
-		a.Rate = b.Rate
-	}
-	a.Burst = min(a.Burst, b.Burst)
-	if b.OnOutage == "closed" {
-		a.OnOutage = "closed"
-	}
-	return a
-}
-
 type budgetRow struct {
 	Name     string        `db:"name"`
 	Rate     int64         `db:"rate"`
@@ -94,7 +67,7 @@ func (p *publication) publishBudgets(ctx context.Context) error {
 	for _, row := range rows {
 		old[row.Name] = row
 	}
-	for _, b := range p.holds.Budgets {
+	for _, b := range p.rules.Budgets {
 		was, known := old[b.Name]
 		delete(old, b.Name)
 		now := budgetRow{b.Name, b.Rate.Units, b.Rate.Window, b.Burst, b.OnOutage}
@@ -127,15 +100,3 @@ SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.b
     published_at = excluded.published_at, published_by = excluded.published_by`
 
 const dropBudgetSQL = `DELETE FROM call_budgets WHERE name = $1`
-
-// BudgetDifferences are, by name, the budgets of which live processes publish different rules, as Differences
-// has it for limits and queues.
-func BudgetDifferences(live []Published) map[string][]Want {
-	return differing(live, func(r Rules) map[string]string {
-		said := map[string]string{}
-		for _, b := range r.Budgets {
-			said[b.Name] = b.String()
-		}
-		return said
-	})
-}

@@ -1,7 +1,6 @@
 package dispatcher_test
 
 import (
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -57,29 +56,6 @@ func TestPublishBudgets(t *testing.T) {
 		FROM call_audit WHERE what = 'budget'`)
 }
 
-// While live processes publish different budgets the stricter hold, for as long as each lives.
-func TestStricterBudgetsHold(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	first := s.joined(withBudgets(budgetRule("api", 100, time.Second, 5, "open"), budgetRule("own", 1, time.Second, 1, "open")))
-	second := s.joined(withBudgets(budgetRule("api", 60, time.Minute, 20, "closed")))
-	s.budgets("beside the stricter", "api 60/60 5 closed, own 1/1 1 open")
-	live, err := dispatcher.Live(t.Context(), s.pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	differ := dispatcher.BudgetDifferences(live)
-	if len(differ["api"]) != 2 || differ["api"][1].Rule != "60 per 1m, burst 20, on_outage closed" || len(differ["own"]) != 2 || len(differ) != 2 {
-		t.Errorf("they differ in %+v", differ)
-	}
-	second.Leave(t.Context())
-	s.tick(first)
-	s.budgets("without the stricter", "api 100/1 5 open, own 1/1 1 open")
-	first.Leave(t.Context())
-	s.tick(s.another(dispatcher.Rules{}))
-	s.budgets("after the last", "api 100/1 5 open, own 1/1 1 open")
-}
-
 func TestBudgetsThatContradictThemselves(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -92,38 +68,8 @@ func TestBudgetsThatContradictThemselves(t *testing.T) {
 		"366d":        {budgetRule("api", 1, limit.MaxWindow, 2, "open")},
 		`on_outage is "shut"; it may be closed or open`: {budgetRule("api", 1, time.Second, 1, "shut")},
 	} {
-		if _, err := dispatcher.Publish(t.Context(), s.pool, withBudgets(budgets...)); err == nil || !strings.Contains(err.Error(), words) {
+		if _, err := dispatcher.Publish(t.Context(), s.pool, withBudgets(budgets...), "tester"); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v: %v, want %q", budgets, err, words)
-		}
-	}
-}
-
-// Whatever order they come in, what is in force lets through in no time more than each of them.
-func TestStrictestBudgetImpliesEach(t *testing.T) {
-	t.Parallel()
-	for seed := range uint64(500) {
-		rng := rand.New(rand.NewPCG(seed, 0))
-		var all []dispatcher.Published
-		for range 2 + rng.IntN(3) {
-			b := budgetRule("api", 1+rng.Int64N(6), time.Duration(1+rng.Int64N(6))*time.Second, 1+rng.Int64N(6), []string{"open", "closed"}[rng.IntN(2)])
-			all = append(all, dispatcher.Published{Rules: withBudgets(b)})
-		}
-		got := dispatcher.StrictestBudgets(all)
-		slices.Reverse(all)
-		if again := dispatcher.StrictestBudgets(all); len(got) != 1 || !slices.Equal(got, again) {
-			t.Fatalf("seed %d: of %v it is %v, the other way round %v", seed, all, got, again)
-		}
-		holds, anyRate, anyBurst := got[0], false, false
-		for _, p := range all {
-			b := p.Rules.Budgets[0]
-			if holds.Rate.Units*int64(b.Rate.Window) > b.Rate.Units*int64(holds.Rate.Window) || holds.Burst > b.Burst ||
-				holds.OnOutage == "open" && b.OnOutage == "closed" {
-				t.Errorf("seed %d: %v does not imply %v", seed, holds, b)
-			}
-			anyRate, anyBurst = anyRate || holds.Rate == b.Rate, anyBurst || holds.Burst == b.Burst
-		}
-		if !anyRate || !anyBurst {
-			t.Errorf("seed %d: nobody publishes %v", seed, holds)
 		}
 	}
 }

@@ -10,14 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// override is a rate of a key's own.
-type override struct {
-	Units int64
-	Most  int64 // that a call of the key may cost, by what is published
-}
-
-// overridesOf are the rates of their own that some of these keys have. It needs the limits' locks.
-func overridesOf(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []string) (map[limitKey]override, error) {
+// overridesOf are the units of their own that some of these keys have. It needs the limits' locks.
+func overridesOf(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []string) (map[limitKey]int64, error) {
 	var names []string
 	for _, l := range limits {
 		if l.Overrides {
@@ -31,11 +25,11 @@ func overridesOf(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []st
 	if err != nil {
 		return nil, fmt.Errorf("read the overrides: %w", err)
 	}
-	own := map[limitKey]override{}
+	own := map[limitKey]int64{}
 	var of limitKey
-	var o override
-	if _, err := pgx.ForEachRow(rows, []any{&of.limit, &of.key, &o.Units, &o.Most}, func() error {
-		own[of] = o
+	var units int64
+	if _, err := pgx.ForEachRow(rows, []any{&of.limit, &of.key, &units}, func() error {
+		own[of] = units
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read the overrides: %w", err)
@@ -44,7 +38,7 @@ func overridesOf(ctx context.Context, tx pgx.Tx, limits []lockedLimit, keys []st
 }
 
 const overridesSQL = `
-SELECT l.name, o.key, o.value::bigint, greatest(o.value::bigint, (l.most_overrides ->> o.key)::bigint)
+SELECT l.name, o.key, o.value::bigint
 FROM call_limits l CROSS JOIN LATERAL jsonb_each_text(l.overrides) o
 WHERE l.name = ANY($1::text[]) AND o.key = ANY($2::text[])`
 

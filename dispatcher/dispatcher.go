@@ -34,11 +34,12 @@ type Config struct {
 	// Listen is how the one connection that hears wake-ups is made; nil: as Pool's are. It must
 	// not go through a pooler in transaction mode.
 	Listen *pgx.ConnConfig
-	// Rules are published at the start of Run and Once, and are part of what is in force until they end.
-	// Reload replaces these three.
+	// Rules are applied at the start of Run and Once, for every process that shares the database, unless they were
+	// applied before and have been replaced since. Reload replaces these three.
 	Rules     Rules
 	Schedule  Schedule
 	Retention Retention
+	Apply     bool                  // Rules are applied even so
 	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
 	Lines     int                   // how many lines of calls a claim looks at; default 256
 	Logger    *slog.Logger          // default: none
@@ -61,11 +62,8 @@ type Dispatcher struct {
 
 	claimWithin time.Duration // claimTimeout, but for tests of claims that wait for one another
 
-	// joining is held to publish: by the start, by a beat that was missed for too long, or by a reload. It
-	// guards self, which is this process among those that publish.
-	joining  sync.Mutex
-	self     presence
-	settings atomic.Pointer[Settings] // in force. Written by the start and by reloadLoop
+	id, name string                   // among those that live (live.go)
+	settings atomic.Pointer[Settings] // from the file. Written by the start and by reloadLoop
 	next     atomic.Pointer[Settings] // from Reload, not yet taken
 	reload   chan struct{}            // next holds something
 
@@ -139,7 +137,6 @@ func New(cfg Config) (*Dispatcher, error) {
 		log:      cfg.Logger,
 		metrics:  newMetrics(cfg.Metrics),
 		hand:     &handover{pool: cfg.Pool, redis: cfg.Redis, log: cfg.Logger},
-		self:     newPresence(),
 		wake:     make(chan struct{}, 1),
 		armed:    make(chan time.Duration, 1),
 		reload:   make(chan struct{}, 1),
@@ -153,6 +150,8 @@ func New(cfg Config) (*Dispatcher, error) {
 
 		claimWithin: claimTimeout,
 	}
+	d.name = processName()
+	d.id = fmt.Sprintf("%s-%x", d.name, rand.Uint32())
 	d.settings.Store(&settings)
 	d.first = int(cfg.Random(1 << 16))
 	return d, nil
@@ -170,13 +169,12 @@ func (d *Dispatcher) Ready() error {
 	return nil
 }
 
-// Run publishes the rules, then dispatches on its schedule and between ticks until ctx ends; the
-// claim in hand is finished and handed over. It waits for Postgres for as long as that is away. The
-// error is a ConflictError where its rules cannot hold beside those of another process.
+// Run applies the rules, then dispatches on its schedule and between ticks until ctx ends; the
+// claim in hand is finished and handed over. It waits for Postgres for as long as that is away.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	return d.connected(ctx, func() error {
-		if err := d.joinWhenUp(ctx); err != nil {
-			return err
+		if !d.joinWhenUp(ctx) {
+			return nil
 		}
 		return d.present(ctx, func() error { return d.dispatch(ctx) })
 	})
@@ -197,9 +195,6 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 
 // dispatch is Run once the rules are published.
 func (d *Dispatcher) dispatch(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return nil
-	}
 	settings := d.settings.Load()
 	jobs, err := d.schedule(ctx, settings.Schedule)
 	if err != nil {
@@ -220,12 +215,11 @@ func (d *Dispatcher) dispatch(ctx context.Context) error {
 	return nil
 }
 
-// Once publishes the rules and runs one whole tick: sweepers, then claims until nothing more may
-// be claimed. Any number may run at once. Its rules hold beside those of live processes until it
-// returns, and after it where there are none.
+// Once applies the rules, as Run does, and runs one whole tick: sweepers, then claims until nothing more may
+// be claimed. Any number may run at once.
 func (d *Dispatcher) Once(ctx context.Context) error {
 	return d.connected(ctx, func() error {
-		if err := d.join(ctx); err != nil {
+		if err := d.enter(ctx, d.settings.Load().Rules, d.cfg.Apply); err != nil {
 			return err
 		}
 		return d.present(ctx, func() error { return d.tickOnce(ctx) })
@@ -244,18 +238,18 @@ func (d *Dispatcher) Turn(ctx context.Context, tick bool) (time.Duration, error)
 	return <-d.armed, nil
 }
 
-// joinWhenUp publishes the rules, waiting for Postgres and its schema. What is reloaded meanwhile counts.
-func (d *Dispatcher) joinWhenUp(ctx context.Context) error {
+// joinWhenUp applies the rules, waiting for Postgres and its schema; false: ctx ended first. What is reloaded
+// meanwhile counts.
+func (d *Dispatcher) joinWhenUp(ctx context.Context) bool {
+	always := d.cfg.Apply
 	for said := false; ; {
 		if next := d.next.Swap(nil); next != nil {
 			d.settings.Store(next)
+			always = true
 		}
-		err := d.join(ctx)
+		err := d.enter(ctx, d.settings.Load().Rules, always)
 		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		if _, conflict := errors.AsType[*ConflictError](err); conflict {
-			return err
+			return err == nil
 		}
 		d.lostRest = d.cfg.Now().Add(lostRest)
 		if !said {
@@ -263,7 +257,7 @@ func (d *Dispatcher) joinWhenUp(ctx context.Context) error {
 			said = true
 		}
 		if !pause(ctx, time.Second) {
-			return nil
+			return false
 		}
 	}
 }
@@ -303,14 +297,13 @@ func (d *Dispatcher) tickOnce(ctx context.Context) error {
 	if err := d.noteEpoch(bounded, epoch); err != nil {
 		return err
 	}
-	settleErr := d.settle(bounded)
 	sweepErr := d.sweep(bounded)
 	next, lookErr := d.look(bounded, true)
 	if lookErr == nil {
 		d.disarm()
 		d.armed <- next
 	}
-	return errors.Join(settleErr, sweepErr, lookErr)
+	return errors.Join(sweepErr, lookErr)
 }
 
 // lookLoop claims between ticks: when woken, when a unit comes free, when a call falls due. It

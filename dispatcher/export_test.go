@@ -43,36 +43,25 @@ func (d *Dispatcher) OpenFrom() int64 { return d.openFrom.from }
 // VacuumNeeded vacuums what needs it.
 func (d *Dispatcher) VacuumNeeded(ctx context.Context) error { return d.vacuumNeeded(ctx) }
 
-// Join publishes the rules of a process that lives on, until Leave. Beat says that it lives.
+// Join starts a process that lives on, until Leave. Beat says that it lives, and who has another file than what
+// is in force.
 func (d *Dispatcher) Join(ctx context.Context) error {
-	return Unfrozen(func() error { return d.join(ctx) })
+	return Unfrozen(func() error { return d.enter(ctx, d.settings.Load().Rules, d.cfg.Apply) })
 }
-func (d *Dispatcher) Beat(ctx context.Context) error { return d.beatOnce(ctx) }
-func (d *Dispatcher) Leave(ctx context.Context)      { d.leave(ctx) }
+func (d *Dispatcher) Beat(ctx context.Context) ([]string, error) { return d.beatOnce(ctx) }
+func (d *Dispatcher) Leave(ctx context.Context)                  { d.leave(ctx) }
 
-// StrictestBudgets are the budgets that hold of rules that are published together.
-func StrictestBudgets(all []Published) []BudgetRule { return strictestBudgets(all) }
-
-// PublisherID is of its row in call_publishers.
-func (d *Dispatcher) PublisherID() string { return d.self.id }
+// ID is of its row in call_dispatchers.
+func (d *Dispatcher) ID() string { return d.id }
 
 // PublishFrozen publishes, and is frozen before the commit until thaw is closed.
 func PublishFrozen(ctx context.Context, pool *pgxpool.Pool, rules Rules, frozen chan<- struct{}, thaw <-chan struct{}) error {
 	_, err := publish(ctx, pool, "frozen", func(ctx context.Context, p *publication) error {
-		if err := p.admit(ctx, presence{}, rules); err != nil {
+		hash, err := rules.hash()
+		if err != nil {
 			return err
 		}
-		close(frozen)
-		<-thaw
-		return nil
-	})
-	return err
-}
-
-// SettleFrozen takes out what is gone, and is frozen before the commit until thaw is closed.
-func SettleFrozen(ctx context.Context, pool *pgxpool.Pool, frozen chan<- struct{}, thaw <-chan struct{}) error {
-	_, err := publish(ctx, pool, "frozen", func(ctx context.Context, p *publication) error {
-		if _, err := p.settle(ctx); err != nil {
+		if err := p.apply(ctx, rules, hash); err != nil {
 			return err
 		}
 		close(frozen)

@@ -56,8 +56,8 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		buckets = buckets || rate.Algorithm == limit.TokenBucket
 		for _, key := range of {
 			names, ofKeys, since = append(names, l.Name), append(ofKeys, key), append(since, counts)
-			if o, is := own[limitKey{l.Name, key}]; is {
-				rate.Units = o.Units
+			if units, is := own[limitKey{l.Name, key}]; is {
+				rate.Units = units
 			} else {
 				rate.Units = l.Units
 			}
@@ -101,9 +101,8 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 		}
 	}
 	for _, l := range limits {
-		// Neither an operator's lower rate nor one that live processes do not agree on fails a call.
 		q := limit.Quota{
-			PerKey: l.PerKey, CountCost: l.CountCost, Most: max(l.MostCost, l.rate().Most()),
+			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.most(),
 			MostOf: map[string]int64{}, Room: map[string]int64{},
 		}
 		h.Admission = append(h.Admission, q)
@@ -114,8 +113,8 @@ func (d *Dispatcher) headroom(ctx context.Context, tx pgx.Tx, limits []lockedLim
 			if l.Name != of.limit {
 				continue
 			}
-			if o, is := own[of]; is {
-				h.Admission[j].MostOf[of.key] = max(o.Most, uses[of].Rate.Most())
+			if units, is := own[of]; is {
+				h.Admission[j].MostOf[of.key] = units
 			}
 			h.Admission[j].Room[of.key] = uses[of].Room(now, d.gained(l, now))
 			h.next[of] = uses[of].NextLook(now, d.gained(l, now))

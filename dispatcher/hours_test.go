@@ -167,36 +167,18 @@ func TestHoursArePublished(t *testing.T) {
 	if again := s.publish(openIn("Mon-Wed 12:00-13:00", "Wed 12:00-13:00 UTC")); len(again) != 0 {
 		t.Errorf("the same in other words changes %q", again)
 	}
-	if _, err := dispatcher.Publish(t.Context(), s.pool, openIn("09:00-09:00")); err == nil || !strings.Contains(err.Error(), `queue "default": hours: 09:00-09:00 never opens`) {
+	if _, err := dispatcher.Publish(t.Context(), s.pool, openIn("09:00-09:00"), "tester"); err == nil || !strings.Contains(err.Error(), `queue "default": hours: 09:00-09:00 never opens`) {
 		t.Errorf("hours that never open: %v", err)
 	}
 	s.once(rules())
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 
-	// Two processes, of which one has it closed.
-	noon, day := s.another(openIn("12:00-13:00")), s.another(rules())
-	for _, d := range []*dispatcher.Dispatcher{noon, day} {
-		if err := d.Join(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.want(`SELECT hours = '{12:00-13:00 UTC}' FROM call_queues`)
+	day := s.joined(rules())
 	s.due("default", 1)
-	tick := func() {
-		t.Helper()
-		if err := day.Tick(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tick()
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`)
-	noon.Leave(t.Context())
-	tick()
+	s.tick(day)
 	s.want(`SELECT count(*) = 3 FROM call_open`)
-	if err := day.Replace(t.Context(), dispatcher.Settings{Rules: openIn("12:00-13:00")}); err != nil { // as a reload does
-		t.Fatal(err)
-	}
-	tick()
+	s.replace(day, openIn("12:00-13:00")) // as a reload does
+	s.tick(day)
 	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`)
 }
 

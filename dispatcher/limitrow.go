@@ -11,24 +11,22 @@ import (
 
 // limitRow is a limit's row as it stands, or is to.
 type limitRow struct {
-	Name          string           `db:"name"`
-	Units         int64            `db:"rate"`
-	Window        time.Duration    `db:"window_size"`
-	Shape         limit.Shape      `db:"shape"`
-	PerKey        bool             `db:"per_key"`
-	Overrides     map[string]int64 `db:"overrides"`
-	CountCost     bool             `db:"count_cost"`
-	Anchor        string           `db:"anchor"`
-	Slack         time.Duration    `db:"slack"`
-	SendWithin    time.Duration    `db:"send_within"`
-	Hosts         []string         `db:"hosts"`
-	RetryAfter    time.Duration    `db:"retry_after"`
-	Queues        []string         `db:"queues"`
-	ConfigRate    *int64           `db:"config_rate"` // while an operator has set another
-	ConfigWindow  *time.Duration   `db:"config_window"`
-	ConfigShape   *limit.Shape     `db:"config_shape"`
-	MostCost      int64            `db:"most_cost"`
-	MostOverrides map[string]int64 `db:"most_overrides"`
+	Name         string           `db:"name"`
+	Units        int64            `db:"rate"`
+	Window       time.Duration    `db:"window_size"`
+	Shape        limit.Shape      `db:"shape"`
+	PerKey       bool             `db:"per_key"`
+	Overrides    map[string]int64 `db:"overrides"`
+	CountCost    bool             `db:"count_cost"`
+	Anchor       string           `db:"anchor"`
+	Slack        time.Duration    `db:"slack"`
+	SendWithin   time.Duration    `db:"send_within"`
+	Hosts        []string         `db:"hosts"`
+	RetryAfter   time.Duration    `db:"retry_after"`
+	Queues       []string         `db:"queues"`
+	ConfigRate   *int64           `db:"config_rate"` // while an operator has set another
+	ConfigWindow *time.Duration   `db:"config_window"`
+	ConfigShape  *limit.Shape     `db:"config_shape"`
 }
 
 func (row limitRow) rate() limit.Rate {

@@ -2,10 +2,7 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,207 +10,87 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Processes that publish rules are rows of call_publishers. What is in force is what holds of all of
-// them (stricter.go), and whoever changes it takes the publishers' lock. One that comes adds its row
-// in the transaction that brings what is in force up to date; one that is gone, by its word or
-// because its beats were missed, is taken out in that of a live dispatcher's tick. Where nobody
-// lives, what was published last stays in force.
+// A dispatcher that lives is a row of call_dispatchers, with the policy that its own file says: so everybody
+// can see where that is another than the one in force.
 
 const (
-	publisherBeat = 2 * time.Second
-	publisherLife = 3 * publisherBeat // after a beat
-	forgetAfter   = time.Minute       // since the last beat, though nobody was there to miss it
+	beatEvery = 2 * time.Second
+	lifetime  = 3 * beatEvery // after a beat
 )
 
-// presence is a process among those that publish. The zero one is gone at once: it leaves no row.
-type presence struct {
-	id    string
-	name  string
-	since *time.Time // when it came; nil: it is new
+// Live is a dispatcher that lives.
+type Live struct {
+	Name    string `db:"name"`     // host/pid
+	InForce bool   `db:"in_force"` // what its file says
 }
 
-func newPresence() presence {
-	name := processName()
-	return presence{id: fmt.Sprintf("%s-%x", name, rand.Uint32()), name: name}
-}
-
-// publisherRow is a row of call_publishers.
-type publisherRow struct {
-	ID    string    `db:"id"`
-	Name  string    `db:"name"`
-	Since time.Time `db:"since"`
-	Rules Rules     `db:"rules"`
-}
-
-// lock lets one publisher at a time through; claims do not take this lock.
-func (p *publication) lock(ctx context.Context) error {
-	if _, err := p.ask(ctx, true); err != nil {
-		return fmt.Errorf("wait for other publishers: %w", err)
-	}
-	return nil
-}
-
-// ask says whether the publishers' lock is this publication's. Whatever the connection is set to, Postgres ends the
-// transaction of a process that is frozen in it: it holds what claims and other publishers wait for.
-func (p *publication) ask(ctx context.Context, wait bool) (mine bool, err error) {
-	lock := mutex{name: "publish", wait: wait}
-	var batch pgx.Batch
-	batch.Queue(`SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`)
-	lock.ask(&batch)
-	if err := p.tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return false, err
-	}
-	return lock.free(ctx, p.tx)
-}
-
-// admit puts a process's rules beside those of the others that live. The error is a ConflictError
-// where they cannot hold together: then they are not let in.
-func (p *publication) admit(ctx context.Context, self presence, rules Rules) error {
-	if err := p.lock(ctx); err != nil {
-		return err
-	}
-	if _, err := p.removeGone(ctx, goneWhere+forgottenWhere, publisherLife, forgetAfter); err != nil {
-		return err
-	}
-	rows, err := collect[publisherRow](ctx, p.tx, publishersSQL, self.id)
+// ReadLive reads the dispatchers that live.
+func ReadLive(ctx context.Context, db ledger.DB) ([]Live, error) {
+	rows, err := db.Query(ctx, liveSQL, lifetime)
 	if err != nil {
-		return fmt.Errorf("read the publishers: %w", err)
+		return nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
-	all, own := published(rows), Published{By: p.by, Rules: rules}
-	place := len(all)
-	if self.since != nil { // it had been taken for dead: others may be newer
-		own.Since = *self.since
-		if i := slices.IndexFunc(all, func(o Published) bool { return o.Since.After(own.Since) }); i >= 0 {
-			place = i
-		}
-	}
-	holds, err := stricter(slices.Insert(all, place, own))
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Live])
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
-	return p.bring(ctx, holds)
-}
-
-// settle takes out processes that are gone, and says which; the rules of those that live hold then.
-// Where another publishes meanwhile, a later turn does it.
-func (p *publication) settle(ctx context.Context) (gone []string, err error) {
-	if mine, err := p.ask(ctx, false); err != nil || !mine {
-		return nil, err
-	}
-	if gone, err = p.removeGone(ctx, goneWhere, publisherLife); err != nil || len(gone) == 0 {
-		return nil, err
-	}
-	rows, err := collect[publisherRow](ctx, p.tx, publishersSQL, "")
-	if err != nil {
-		return nil, fmt.Errorf("read the publishers: %w", err)
-	}
-	if len(rows) == 0 { // what the last of them said stays
-		return gone, nil
-	}
-	holds, err := stricter(published(rows))
-	if err != nil {
-		return nil, err
-	}
-	if err := p.bring(ctx, holds); err != nil {
-		return nil, err
-	}
-	return gone, p.wakeDispatchers(ctx)
-}
-
-func published(rows []publisherRow) []Published {
-	all := make([]Published, len(rows))
-	for i, row := range rows {
-		all[i] = Published{By: row.Name, Since: row.Since, Rules: row.Rules}
-	}
-	return all
-}
-
-// removeGone takes away the rows of processes that are gone; it says whose.
-func (p *publication) removeGone(ctx context.Context, where string, args ...any) ([]string, error) {
-	gone, err := collect[struct{ Name string }](ctx, p.tx, `DELETE FROM call_publishers p WHERE `+where+` RETURNING name`, args...)
-	if err != nil {
-		return nil, fmt.Errorf("take out publishers that are gone: %w", err)
-	}
-	var names []string
-	for _, g := range gone {
-		names = append(names, g.Name)
-	}
-	return names, nil
-}
-
-// goneWhere: it said so, or it missed beats while another missed none. Without such a witness it was
-// Postgres that was away, or its clock that was set forward, and all seem to be gone: then they are
-// waited for. A beat that lies ahead is older than the clock's last step back, and bears no witness. A
-// beat that is under way when a row is deleted saves the row.
-const goneWhere = `p.beat_at = '-infinity'
-    OR p.beat_at NOT BETWEEN clock_timestamp() - $1::interval AND clock_timestamp() + $1::interval AND EXISTS (
-    SELECT FROM call_publishers w
-    WHERE w.beat_at BETWEEN clock_timestamp() - $1::interval AND clock_timestamp()
-      AND w.steady_since <= clock_timestamp() - $1::interval)`
-
-// forgottenWhere: nobody lives on who would be a witness, for one that comes.
-const forgottenWhere = ` OR p.beat_at <= clock_timestamp() - $2::interval`
-
-const publishersSQL = `SELECT id, name, since, rules FROM call_publishers WHERE id <> $1 ORDER BY since, id`
-
-// Live are the processes whose rules are part of what is in force, the oldest first.
-func Live(ctx context.Context, db ledger.DB) ([]Published, error) {
-	rows, err := db.Query(ctx, liveSQL, publisherLife)
-	if err != nil {
-		return nil, fmt.Errorf("read the publishers: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[publisherRow])
-	if err != nil {
-		return nil, fmt.Errorf("read the publishers: %w", err)
-	}
-	return published(list), nil
+	return list, nil
 }
 
 const liveSQL = `
-SELECT id, name, since, rules FROM call_publishers
+SELECT name, policy IS NOT DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) AS in_force
+FROM call_dispatchers
 WHERE beat_at > clock_timestamp() - $1::interval
-ORDER BY since, id`
+ORDER BY name, id`
 
-// join publishes the dispatcher's rules, and from then on it is one of those that live.
-func (d *Dispatcher) join(ctx context.Context) error {
-	d.joining.Lock()
-	defer d.joining.Unlock()
-	err := d.enter(ctx, d.self, d.settings.Load().Rules)
-	if err != nil {
-		_, conflict := errors.AsType[*ConflictError](err)
-		d.published.Store(d.published.Load() && !conflict)
+// OthersOf are the names of those whose file says something else than what is in force.
+func OthersOf(live []Live) []string {
+	names := []string{}
+	for _, l := range live {
+		if !l.InForce {
+			names = append(names, l.Name)
+		}
 	}
-	return err
+	return names
 }
 
-// enter puts this process with these rules among those that live, in place of the row that it may have
-// there. The caller holds joining.
-func (d *Dispatcher) enter(ctx context.Context, self presence, rules Rules) error {
-	changes, err := publish(ctx, d.cfg.Pool, self.name, func(ctx context.Context, p *publication) error {
-		if err := p.admit(ctx, self, rules); err != nil {
-			return err
+// enter makes this process one of those that live, and applies its rules. Those of a start, unless always, are left
+// where they were applied before and have been replaced since.
+func (d *Dispatcher) enter(ctx context.Context, rules Rules, always bool) error {
+	hash, err := rules.hash()
+	if err != nil {
+		return err
+	}
+	var instead *Policy
+	changes, err := publish(ctx, d.cfg.Pool, d.name, func(ctx context.Context, p *publication) (err error) {
+		if !always {
+			if instead, err = p.replacedBy(ctx, hash); err != nil {
+				return err
+			}
 		}
-		if err := p.wakeDispatchers(ctx); err != nil {
-			return err
+		if instead == nil {
+			if err := p.apply(ctx, rules, hash); err != nil {
+				return err
+			}
+			if _, err := p.tx.Exec(ctx, noteMaxDataSQL, d.cfg.MaxData); err != nil {
+				return fmt.Errorf("note what call_data may have: %w", err)
+			}
 		}
-		if _, err := p.tx.Exec(ctx, noteMaxDataSQL, d.cfg.MaxData); err != nil {
-			return fmt.Errorf("note what call_data may have: %w", err)
+		if _, err = p.tx.Exec(ctx, beatSQL, d.id, d.name, hash); err != nil { // last, so that no wait ages it
+			return fmt.Errorf("note the heartbeat: %w", err)
 		}
-		// Last, so that what was waited for does not age the first beat.
-		var since time.Time
-		err := p.tx.QueryRow(ctx, joinSQL, pgx.StrictNamedArgs{
-			"id": self.id, "name": self.name, "rules": rules, "since": self.since,
-		}).Scan(&since)
-		if err != nil {
-			return fmt.Errorf("enter the publishers: %w", err)
-		}
-		d.self.since = &since
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	d.sayChanges(ctx, changes)
+	for _, change := range changes {
+		d.log.InfoContext(ctx, "rules applied", "change", change)
+	}
+	if instead != nil {
+		d.log.WarnContext(ctx, "rules not applied: a newer configuration has replaced them, and stays in force",
+			"applied_by", instead.By, "applied_at", instead.At, "fix", "start with the newer one; SIGHUP, --apply or `callq config apply` puts this one in force")
+	}
 	d.published.Store(true)
 	return nil
 }
@@ -223,20 +100,7 @@ const noteMaxDataSQL = `
 INSERT INTO call_marks AS m (name, position) VALUES ('max_data', $1)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
 
-const joinSQL = `
-INSERT INTO call_publishers (id, name, rules, since, beat_at, steady_since)
-VALUES (@id, @name, @rules, coalesce(@since, clock_timestamp()), clock_timestamp(), clock_timestamp())
-ON CONFLICT (id) DO UPDATE
-SET rules = excluded.rules, since = excluded.since, beat_at = excluded.beat_at, steady_since = excluded.steady_since
-RETURNING since`
-
-func (d *Dispatcher) sayChanges(ctx context.Context, changes []string) {
-	for _, change := range changes {
-		d.log.InfoContext(ctx, "rules published", "change", change)
-	}
-}
-
-// present keeps the process's row alive while run runs, and says at its end that it is gone.
+// present keeps the process's row alive while run runs, and takes it away at its end.
 func (d *Dispatcher) present(ctx context.Context, run func() error) error {
 	beating, stop := context.WithCancel(ctx)
 	var beat sync.WaitGroup
@@ -248,79 +112,52 @@ func (d *Dispatcher) present(ctx context.Context, run func() error) error {
 	return err
 }
 
+// beat beats until ctx ends, and says when live dispatchers begin and cease to have another file than what is in force.
 func (d *Dispatcher) beat(ctx context.Context) {
-	failed := false
-	for pause(ctx, publisherBeat) {
-		err := d.beatOnce(ctx)
-		if err != nil && !failed && ctx.Err() == nil {
-			d.log.WarnContext(ctx, "publisher's beat missed", "err", err)
+	failed, differed := false, false
+	for pause(ctx, beatEvery) {
+		others, err := d.beatOnce(ctx)
+		if err != nil {
+			if !failed && ctx.Err() == nil {
+				d.log.WarnContext(ctx, "heartbeat missed", "err", err)
+			}
+			failed = true
+			continue
 		}
-		failed = err != nil
+		switch differs := len(others) > 0; {
+		case differs && !differed:
+			d.log.WarnContext(ctx, "dispatchers have another configuration than the one in force", "dispatchers", others)
+		case differed && !differs:
+			d.log.InfoContext(ctx, "all dispatchers have the configuration in force")
+		}
+		failed, differed = false, len(others) > 0
 	}
 }
 
-// beatOnce says that the process lives. One that was taken for dead publishes anew: its rules are no
-// longer part of what is in force.
-func (d *Dispatcher) beatOnce(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, publisherBeat)
+// beatOnce says that the process lives, and which live ones have another file than what is in force.
+func (d *Dispatcher) beatOnce(ctx context.Context) (others []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	tag, err := d.cfg.Pool.Exec(bounded, beatSQL, d.self.id, publisherLife)
-	if err != nil || tag.RowsAffected() > 0 {
-		return err
+	hash, err := d.settings.Load().Rules.hash()
+	if err != nil {
+		return nil, err
 	}
-	d.log.WarnContext(ctx, "publishing anew, for this process was taken for dead")
-	again, cancelAgain := context.WithTimeout(ctx, tickTimeout)
-	defer cancelAgain()
-	return d.join(again)
+	if _, err := d.cfg.Pool.Exec(ctx, beatSQL, d.id, d.name, hash); err != nil {
+		return nil, err
+	}
+	live, err := ReadLive(ctx, d.cfg.Pool)
+	return OthersOf(live), err
 }
 
 const beatSQL = `
-UPDATE call_publishers
-SET beat_at = t.now, steady_since = CASE WHEN beat_at BETWEEN t.now - $2::interval AND t.now THEN steady_since ELSE t.now END
-FROM (SELECT clock_timestamp() AS now OFFSET 0) t
-WHERE id = $1`
+INSERT INTO call_dispatchers (id, name, policy, beat_at) VALUES ($1, $2, $3, clock_timestamp())
+ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, beat_at = excluded.beat_at`
 
-// leave says that the process is gone, so that nobody waits for its beats to be missed. Its rules are
-// taken out by a live dispatcher, and stay where there is none.
+// leave takes the process's row away, so that nobody waits for its beats to be missed.
 func (d *Dispatcher) leave(ctx context.Context) {
-	d.joining.Lock()
-	defer d.joining.Unlock()
-	if d.self.since == nil {
-		return // it never came
-	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), publisherBeat)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), beatEvery)
 	defer cancel()
-	if _, err := d.cfg.Pool.Exec(bounded, leaveSQL, d.self.id); err != nil {
-		d.log.WarnContext(bounded, "publisher's row left to go stale", "err", err)
+	if _, err := d.cfg.Pool.Exec(bounded, `DELETE FROM call_dispatchers WHERE id = $1`, d.id); err != nil {
+		d.log.WarnContext(bounded, "dispatcher's row left to go stale", "err", err)
 	}
 }
-
-const leaveSQL = `UPDATE call_publishers SET beat_at = '-infinity' WHERE id = $1`
-
-// settle brings what is in force up to date when a process that published is gone. It looks first
-// without a lock: that is all there is to do in nearly every tick.
-func (d *Dispatcher) settle(ctx context.Context) error {
-	some := false
-	err := d.cfg.Pool.QueryRow(ctx, anyGoneSQL, publisherLife).Scan(&some)
-	if err != nil {
-		return fmt.Errorf("look for publishers that are gone: %w", err)
-	}
-	if !some {
-		return nil
-	}
-	var gone []string
-	changes, err := publish(ctx, d.cfg.Pool, d.self.name, func(ctx context.Context, p *publication) (err error) {
-		gone, err = p.settle(ctx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if len(gone) > 0 {
-		d.log.InfoContext(ctx, "publishers taken out", "gone", gone)
-	}
-	d.sayChanges(ctx, changes)
-	return nil
-}
-
-const anyGoneSQL = `SELECT EXISTS (SELECT FROM call_publishers p WHERE ` + goneWhere + `)`

@@ -2,15 +2,15 @@ package dispatcher_test
 
 import (
 	"context"
-	"errors"
+	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/limit"
 )
 
-// joined is a process of its own that publishes rules and lives.
+// joined is a process of its own that starts with rules and lives.
 func (s *system) joined(r dispatcher.Rules) *dispatcher.Dispatcher {
 	s.t.Helper()
 	d := s.another(r)
@@ -27,17 +27,6 @@ func (s *system) tick(d *dispatcher.Dispatcher) {
 	}
 }
 
-// silent says that a process's last beat was so long ago, steady that another has missed none since.
-func (s *system) silent(d *dispatcher.Dispatcher, ago string) {
-	s.t.Helper()
-	s.exec(`UPDATE call_publishers SET beat_at = clock_timestamp() - $2::interval WHERE id = $1`, d.PublisherID(), ago)
-}
-
-func (s *system) steady(d *dispatcher.Dispatcher, ago string) {
-	s.t.Helper()
-	s.exec(`UPDATE call_publishers SET steady_since = clock_timestamp() - $2::interval WHERE id = $1`, d.PublisherID(), ago)
-}
-
 // rate fails the test unless limit api is so in force.
 func (s *system) rate(units int64, when string) {
 	s.t.Helper()
@@ -46,269 +35,199 @@ func (s *system) rate(units int64, when string) {
 	}
 }
 
+// others fails the test unless so many live dispatchers have another file than what is in force, as each of these says.
+func (s *system) others(want int, all ...*dispatcher.Dispatcher) {
+	s.t.Helper()
+	for _, d := range all {
+		if others, err := d.Beat(s.t.Context()); err != nil || len(others) != want {
+			s.t.Errorf("another file have %q (%v), want %d", others, err, want)
+		}
+	}
+}
+
 // inForce is all that is in force, its versions and its audit.
 func (s *system) inForce() string {
 	s.t.Helper()
 	return one[string](s, `SELECT (SELECT json_agg(l ORDER BY name) FROM call_limits l)::text || (SELECT json_agg(q ORDER BY name) FROM call_queues q)
-		|| (SELECT json_agg(c ORDER BY limit_name, version) FROM call_limit_changes c) || (SELECT json_agg(a ORDER BY id) FROM call_audit a)`)
+		|| (SELECT json_agg(c ORDER BY limit_name, version) FROM call_limit_changes c) || (SELECT json_agg(a ORDER BY id) FROM call_audit a)
+		|| (SELECT json_agg(p ORDER BY number) FROM call_policies p)`)
 }
 
 func hourly(units int64) dispatcher.Rules { return rules(sliding("api", units, time.Hour)) }
 
-// The stricter holds at once, whoever came first, and what was claimed under the wider is recalled.
-func TestStricterHoldsWhileItLives(t *testing.T) {
-	t.Parallel()
-	parallel(t, "the stricter comes later", func(t *testing.T, s *system) {
-		s.alive(100)
-		s.calls("default", 50)
-		wide := s.joined(hourly(10))
-		s.tick(wide)
-		s.start(time.Hour, 1, 2, 3, 4)
-		strict := s.joined(hourly(6))
-		s.rate(6, "beside the stricter")
-		s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM call_open`)
-		s.tick(wide)
-		s.want(`SELECT count(*) = 6 FROM call_open`)
-		s.rate(6, "after a tick of the wider")
-
-		strict.Leave(t.Context())
-		s.rate(6, "before anybody looked")
-		s.tick(wide)
-		s.rate(10, "without the stricter")
-		s.want(`SELECT count(*) = 10 FROM call_open`) // nothing was recalled for it
-		s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10}' FROM call_limit_changes`)
-		s.want(`SELECT count(*) = 1 FROM call_publishers`)
-		s.verify()
-	})
-	parallel(t, "the wider comes later", func(t *testing.T, s *system) {
-		s.alive(100)
-		s.calls("default", 50)
-		strict := s.joined(hourly(6))
-		s.tick(strict)
-		before := s.inForce()
-		wide := s.joined(hourly(10))
-		s.tick(wide)
-		if after := s.inForce(); after != before {
-			t.Errorf("the wider changed\n%s\nto\n%s", before, after)
-		}
-		s.want(`SELECT count(*) = 6 FROM call_open`)
-		wide.Leave(t.Context())
-		s.tick(strict)
-		if after := s.inForce(); after != before {
-			t.Errorf("the wider's end changed\n%s\nto\n%s", before, after)
-		}
-		s.verify()
-	})
-	parallel(t, "nobody is left", func(t *testing.T, s *system) {
-		wide, strict := s.joined(hourly(10)), s.joined(hourly(6))
-		wide.Leave(t.Context())
-		strict.Leave(t.Context())
-		s.tick(s.another(dispatcher.Rules{}))
-		s.rate(6, "after the last")
-		s.want(`SELECT count(*) = 0 FROM call_publishers`)
-		s.joined(hourly(9))
-		s.rate(9, "after the next")
-	})
-}
-
-// A process that was killed is taken out once another has missed its beats; one that only seemed to
-// be dead publishes anew.
-func TestPublisherKilled(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.still()
-	wide, strict := s.joined(hourly(10)), s.joined(hourly(6))
-	for _, step := range []struct {
-		silent, steady string // for how long
-		rate           int64
-	}{
-		{"5 s", "1 h", 6}, // it may yet beat
-		{"7 s", "5 s", 6}, // nobody knows whether Postgres could be reached
-		{"7 s", "7 s", 10},
-	} {
-		s.silent(strict, step.silent)
-		s.steady(wide, step.steady)
-		s.tick(wide)
-		s.rate(step.rate, "silent for "+step.silent+", missed for "+step.steady)
-	}
-	s.want(`SELECT count(*) = 1 FROM call_publishers`)
-	if err := strict.Beat(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.rate(6, "once it beats")
-	s.want(`SELECT count(*) = 2 FROM call_publishers`)
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6}' FROM call_limit_changes`)
-
-	// All were silent: Postgres was away. Whoever is back first does not take the others for dead.
-	s.silent(wide, "20 s")
-	s.silent(strict, "20 s")
-	s.steady(wide, "1 h")
-	s.steady(strict, "1 h")
-	if err := wide.Beat(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.tick(wide)
-	s.rate(6, "once Postgres is back")
-	s.silent(strict, "61 s")
-	s.steady(wide, "5 s")
-	s.tick(wide)
-	s.rate(6, "though it has been silent for a minute")
-	s.publish(hourly(10))
-	s.rate(10, "when another comes")
-}
-
-// Postgres's clock was set back: what died before that has beats to come, and is a witness for nobody.
-func TestPublisherDiedBeforeTheClockWasSetBack(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.still()
-	wide, strict, dead := s.joined(hourly(10)), s.joined(hourly(6)), s.joined(hourly(8))
-	s.silent(dead, "-1 h")
-	s.steady(dead, "1 h")
-	s.silent(strict, "7 s") // Postgres was away, and this one is not back yet
-	s.steady(wide, "5 s")
-	s.tick(wide)
-	s.rate(6, "beside one that nobody saw miss a beat")
-	s.want(`SELECT count(*) = 3 FROM call_publishers`)
-
-	// Nor does it live for an hour: those that do have beaten since.
-	s.silent(strict, "0 s")
-	s.silent(dead, "-5 s") // a clock that was slewed
-	s.steady(wide, "7 s")
-	s.tick(wide)
-	s.want(`SELECT count(*) = 3 FROM call_publishers`)
-	s.silent(dead, "-1 h")
-	s.tick(wide)
-	s.want(`SELECT count(*) = 2 FROM call_publishers`)
-}
-
-func TestSameRulesChangeNothing(t *testing.T) {
+// Of processes that differ what was applied last holds, at once, and what was claimed under the former is recalled.
+// All of them say that they differ.
+func TestLastAppliedHolds(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
 	s.calls("default", 50)
 	first := s.joined(hourly(10))
 	s.tick(first)
-	before := s.inForce()
-	second := s.joined(hourly(10))
-	s.once(hourly(10))
-	s.tick(second)
+	s.start(time.Hour, 1, 2, 3, 4)
+	s.others(0, first)
+	second := s.joined(hourly(6))
+	s.rate(6, "beside the former")
+	s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM call_open`)
+	s.others(1, first, second)
+	s.tick(first)
+	s.want(`SELECT count(*) = 6 FROM call_open`)
+
+	third := s.joined(hourly(12))
+	s.tick(third)
+	s.want(`SELECT count(*) = 12 FROM call_open`) // nothing was recalled for it
+	s.others(2, first, second, third)
 	first.Leave(t.Context())
+	third.Leave(t.Context())
+	s.others(1, second)
+	s.tick(second)
+	s.rate(12, "though nobody is left who has it")
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,12}' FROM call_limit_changes`)
+	s.verify()
+}
+
+// A process that starts with what has been replaced turns nothing back, and says so, until somebody says otherwise.
+func TestRestartTurnsNothingBack(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	var said log
+	s.log = slog.New(slog.NewTextHandler(&said, nil))
+	s.joined(hourly(10))
+	newer := s.joined(hourly(6))
+	s.tick(newer) // opens the limit
+	before := s.inForce()
+	again := s.joined(hourly(10))
+	s.turn(s.another(hourly(10)))
+	if after := s.inForce(); after != before {
+		t.Errorf("in force was\n%s\nand is\n%s", before, after)
+	}
+	if !said.has("rules not applied: a newer configuration has replaced them") || again.Ready() != nil {
+		t.Errorf("ready: %v; it said\n%s", again.Ready(), &said.text)
+	}
+	s.others(2, newer, again)
+
+	s.apply(hourly(10))
+	s.rate(10, "with --apply")
+	s.others(1, newer, again)
+	s.joined(hourly(6))
+	s.rate(10, "after a restart with what --apply has replaced")
+	s.replace(newer, hourly(6))
+	s.rate(6, "reloaded")
+	s.others(2, newer, again)
+	s.publish(hourly(10))
+	s.rate(10, "with config apply")
+	s.joined(hourly(7))
+	s.rate(7, "with a file never seen")
+	s.want(`SELECT count(*) = 3 FROM call_policies`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6,10,7}' FROM call_limit_changes`)
+}
+
+// apply is the start of a process with --apply.
+func (s *system) apply(r dispatcher.Rules) {
+	s.t.Helper()
+	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: r, Apply: true, Logger: s.log})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := d.Join(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+	d.Leave(s.t.Context())
+}
+
+// Rules that are in force change nothing, whoever starts with them or applies them, and in whatever order they stand.
+func TestSameRulesChangeNothing(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	s.calls("default", 50)
+	r := rules(sliding("api", 10, time.Hour), sliding("day", 100, 24*time.Hour))
+	first := s.joined(r)
+	s.tick(first)
+	before := s.inForce()
+	same := rules(sliding("day", 100, 24*time.Hour), sliding("api", 10, time.Hour))
+	slices.Reverse(same.Queues[0].Limits)
+	second := s.joined(same)
+	s.turn(s.another(same))
+	s.apply(same)
+	s.publish(same)
+	s.replace(first, same)
 	s.tick(second)
 	if after := s.inForce(); after != before {
 		t.Errorf("in force was\n%s\nand is\n%s", before, after)
 	}
+	s.others(0, first, second)
 	s.want(`SELECT count(*) = 10 AND max(attempt) = 1 FROM call_open`)
-	s.want(`SELECT count(*) = 1 FROM call_publishers`)
 }
 
-// What an operator sets stays, and what the live processes say is noted beside it.
-func TestSetLimitBesideLiveProcesses(t *testing.T) {
+// Who changed what, and when, is in the audit; whose policy is in force, beside it.
+func TestPoliciesAreAudited(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	wide, strict := s.joined(hourly(10)), s.joined(hourly(6))
-	reset := func() {
-		t.Helper()
-		if _, err := dispatcher.ResetLimit(t.Context(), s.pool, "api", "tester"); err != nil {
-			t.Fatal(err)
-		}
+	s.joined(hourly(10))
+	s.publish(hourly(6))
+	s.publish(hourly(6))
+	s.want(`SELECT array_agg(what || ' ' || name ORDER BY id) = '{queue default,limit api,limit api}'
+		AND array_agg(by = 'publisher' ORDER BY id) = '{f,f,t}'
+		AND (array_agg(change ORDER BY id))[3] LIKE '6 per 1h, %' AND max(at) < clock_timestamp() FROM call_audit`)
+	inForce, err := dispatcher.InForce(t.Context(), s.pool)
+	if err != nil || inForce == nil || inForce.By != "publisher" || time.Since(inForce.At) > time.Hour {
+		t.Errorf("in force is %+v, %v", inForce, err)
 	}
-	s.set(8, time.Hour)
-	s.want(`SELECT rate = 8 AND config_rate = 6 FROM call_limits`)
-	strict.Leave(t.Context())
-	s.tick(wide)
-	s.want(`SELECT rate = 8 AND config_rate = 10 FROM call_limits`)
-	reset()
-	s.rate(10, "reset")
+}
 
-	s.set(20, time.Hour)
-	if err := strict.Join(t.Context()); err != nil {
+// A dispatcher that was killed lives no more once it has missed its beats, and its row goes. One that only seemed to
+// be dead is there again at its next beat.
+func TestDispatcherKilled(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	killed, other := s.joined(hourly(10)), s.joined(hourly(6))
+	for ago, others := range map[string]int{"5 s": 1, "7 s": 0} {
+		s.exec(`UPDATE call_dispatchers SET beat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
+		s.others(others, other)
+	}
+	for _, ago := range []string{"2 minutes", "-1 h"} { // the clock was set back
+		s.others(1, killed)
+		s.exec(`UPDATE call_dispatchers SET beat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
+		s.tick(s.another(dispatcher.Rules{}))
+		s.want(`SELECT array_agg(id) = ARRAY[$1] FROM call_dispatchers`, other.ID())
+	}
+	s.rate(6, "whoever is dead")
+}
+
+// What an operator sets stays, whoever applies what, and what the configuration says is noted beside it.
+func TestSetLimitStays(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	d := s.joined(hourly(10))
+	s.set(8, time.Hour)
+	s.joined(hourly(6))
+	s.want(`SELECT rate = 8 AND config_rate = 6 FROM call_limits`)
+	s.replace(d, hourly(12))
+	s.joined(hourly(12))
+	s.want(`SELECT rate = 8 AND config_rate = 12 FROM call_limits`)
+	if _, err := dispatcher.ResetLimit(t.Context(), s.pool, "api", "tester"); err != nil {
 		t.Fatal(err)
 	}
-	s.want(`SELECT rate = 20 AND config_rate = 6 FROM call_limits`)
-	reset()
-	s.rate(6, "reset beside the stricter")
-	strict.Leave(t.Context())
-	s.tick(wide)
-	s.want(`SELECT rate = 10 AND config_rate IS NULL FROM call_limits`)
+	s.want(`SELECT rate = 12 AND config_rate IS NULL FROM call_limits`)
 }
 
-// The rules of dispatch --once hold beside others while it runs, and after it where there are none.
-func TestOncePublishes(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.once(hourly(6))
-	s.once(hourly(8))
-	s.rate(8, "after the last")
-	live := s.joined(hourly(10))
-	s.rate(10, "beside nobody")
-	s.once(hourly(6))
-	s.rate(6, "before a tick")
-	s.tick(live)
-	s.rate(10, "once it is gone")
-	s.once(hourly(12))
-	s.tick(live)
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{6,8,10,6,10}' FROM call_limit_changes`)
-}
-
-// A rate and a concurrency of one name: who comes second is refused, and nothing changes.
-func TestPublishersConflict(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	first := s.joined(hourly(10))
-	before := s.inForce()
-	atOnce := rules(dispatcher.LimitRule{Name: "api", Rate: limit.Rate{Units: 3}})
-	second := s.another(atOnce)
-	_, err := dispatcher.Publish(t.Context(), s.pool, atOnce)
-	for what, err := range map[string]error{"Run": second.Run(t.Context()), "Once": second.OnceUnfrozen(t.Context()), "Publish": err} {
-		conflict, ok := errors.AsType[*dispatcher.ConflictError](err)
-		if !ok || conflict.Limit != "api" || conflict.Rate != [2]limit.Rate{{Units: 10, Window: time.Hour}, {Units: 3}} {
-			t.Errorf("%s: %v, want a conflict", what, err)
-		}
-	}
-	if second.Ready() == nil {
-		t.Error("it was refused, and is ready")
-	}
-	if after := s.inForce(); after != before {
-		t.Errorf("the refused changed\n%s\nto\n%s", before, after)
-	}
-	s.want(`SELECT count(*) = 1 FROM call_publishers`)
-	first.Leave(t.Context())
-	if err := second.Join(t.Context()); err != nil || second.Ready() != nil {
-		t.Errorf("after the other's end: %v, %v", err, second.Ready())
-	}
-	s.want(`SELECT rate = 3 AND window_size = '0' FROM call_limits`)
-}
-
-// A queue uses what any process gives it; what one of them alone has stays while that one lives.
-func TestPublishersOfQueues(t *testing.T) {
+// A process has one policy: what left the file goes, and how queues retry is as the newest has it.
+func TestPolicyOfQueues(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	a, b := sliding("a", 10, time.Hour), sliding("b", 10, time.Hour)
-	old := dispatcher.Rules{Limits: []dispatcher.LimitRule{a, b}, Queues: []dispatcher.QueueRule{queue("shared", "a"), queue("old", "b")}}
-	new := dispatcher.Rules{Limits: []dispatcher.LimitRule{a, b}, Queues: []dispatcher.QueueRule{queue("shared", "b"), queue("new")}}
-	new.Queues[0].MaxAttempts = 7
-	first := s.joined(old)
-	second := s.joined(new)
-	const both = `SELECT string_agg(concat(name, limits, max_attempts), ' ' ORDER BY name) = 'new{}3 old{b}3 shared{a,b}7' FROM call_queues`
-	s.want(both)
-	s.want(`SELECT string_agg(concat(name, queues), ' ' ORDER BY name) = 'a{shared} b{old,shared}' FROM call_limits`)
-	// It was frozen, and is not the newest for that.
-	s.silent(first, "7 s")
-	s.steady(second, "7 s")
-	s.tick(second)
+	s.joined(dispatcher.Rules{Limits: []dispatcher.LimitRule{a, b}, Queues: []dispatcher.QueueRule{queue("shared", "a"), queue("old", "b")}})
+	newer := dispatcher.Rules{Limits: []dispatcher.LimitRule{b}, Queues: []dispatcher.QueueRule{queue("shared", "b"), queue("new")}}
+	newer.Queues[0].MaxAttempts = 7
+	s.joined(newer)
 	s.want(`SELECT string_agg(concat(name, limits, max_attempts), ' ' ORDER BY name) = 'new{}3 shared{b}7' FROM call_queues`)
-	if err := first.Beat(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.want(both)
-	second.Leave(t.Context())
-	s.tick(first)
-	s.want(`SELECT string_agg(concat(name, limits, max_attempts), ' ' ORDER BY name) = 'old{b}3 shared{a}3' FROM call_queues`)
+	s.want(`SELECT string_agg(concat(name, queues), ' ' ORDER BY name) = 'a{} b{shared}' FROM call_limits`)
 }
 
-// A call that one of the live processes would let through does not fail for the rule of another.
-func TestDearCallWaitsWhileProcessesDiffer(t *testing.T) {
+// A call that costs more than the limit can ever have fails. One that the configuration lets through waits while an
+// operator has set a lower rate.
+func TestDearCallFails(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
@@ -317,44 +236,52 @@ func TestDearCallWaitsWhileProcessesDiffer(t *testing.T) {
 		r.Limits[0].CountCost = true
 		return r
 	}
-	wide, strict := s.joined(by(10)), s.joined(by(5))
+	d := s.joined(by(10))
+	s.set(5, time.Hour)
 	s.exec(`INSERT INTO call_queue (cost) VALUES (11), (8)`)
-	s.tick(strict)
+	s.tick(d)
 	s.want(`SELECT array_agg(status ORDER BY id) = '{failed,new}' FROM call_queue`)
-	strict.Leave(t.Context())
-	s.tick(wide)
-	s.want(`SELECT array_agg(status ORDER BY id) = '{failed,dispatched}' FROM call_queue`)
+	s.joined(by(7)) // what an operator has set is lower still
+	s.tick(d)
+	s.want(`SELECT array_agg(status ORDER BY id) = '{failed,failed}' FROM call_queue`)
 
-	s.exec(`INSERT INTO call_queue (queue, cost) VALUES ('default', 8)`)
-	if err := strict.Join(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	wide.Leave(t.Context())
-	s.want(`SELECT rate = 5 AND most_cost = 10 FROM call_limits`)
-	s.tick(strict)
-	s.want(`SELECT bool_and(status = 'failed') FROM call_queue`)
-	s.want(`SELECT rate = 5 AND most_cost = 5 FROM call_limits`)
-	s.want(`SELECT max(version) = 4 FROM call_limit_changes`) // what a call may cost is no version
+	s.set(20, time.Hour)
+	s.exec(`INSERT INTO call_queue (cost) VALUES (8)`)
+	s.tick(d)
+	s.want(`SELECT status = 'dispatched' FROM call_queue WHERE id = 3`)
 }
 
-// As processes run: the stricter holds from its start to its end, and no longer than a tick.
-func TestPublishersRun(t *testing.T) {
+// As processes run: what the last applied holds also after its end, and the log says that they differ.
+func TestDispatchersRun(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
+	var said log
+	s.log = slog.New(slog.NewTextHandler(&said, nil))
 	s.run(s.another(hourly(10)).Run)
 	const inForce = `SELECT count(*) = 1 FROM call_limits WHERE rate = $1 AND complete_since IS NOT NULL`
 	s.eventually(inForce, 10)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	strict := s.another(hourly(6))
-	go func() { ended <- strict.Run(ctx) }()
+	newer := s.another(hourly(6))
+	go func() { ended <- newer.Run(ctx) }()
 	s.eventually(inForce, 6)
-	s.eventually(`SELECT count(*) = 2 FROM call_publishers WHERE beat_at > since`) // both beat
+	s.says(&said, "dispatchers have another configuration than the one in force")
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	s.eventually(inForce, 10)
+	s.want(`SELECT count(*) = 1 FROM call_dispatchers`)
+	s.want(inForce, 6)
+}
+
+// says waits until the log does.
+func (s *system) says(said *log, words string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !said.has(words); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("the log does not say %q", words)
+		}
+	}
 }
 
 // The process that came last says how much call_data enqueue_call takes.

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Eight processes come and go at once, with claims in between: none waits for ever, what holds is at any moment
-// the strictest of those that are there, and at the end of those that stay.
+// Eight processes come and go at once, with claims in between: none waits for ever, and what holds is all of what one
+// of them has applied, the last.
 func TestPublishersRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -42,36 +42,28 @@ func TestPublishersRace(t *testing.T) {
 				if err := d.Join(ctx); err != nil {
 					t.Error(err)
 				}
-				s.want(strictestSQL)
 				for range 2 {
 					if err := d.Tick(ctx); err != nil {
 						t.Error(err)
 					}
 				}
-				if round < 4 || i < 4 {
-					d.Leave(ctx)
-				}
+				d.Leave(ctx)
+				s.publish(hourly(int64(20 + 8*round + i)))
 			}
 		})
 	}
 	close(gate)
 	ended.Wait()
-	for _, d := range processes[4:] {
-		if err := d.Tick(ctx); err != nil {
-			t.Error(err)
-		}
+	s.want(`SELECT count(*) = 48 AND count(DISTINCT number) = 48 FROM call_policies`)
+	last := s.another(hourly(5))
+	if err := last.Join(ctx); err != nil {
+		t.Fatal(err)
 	}
-	s.rate(14, "of those that stay")
-	s.want(`SELECT limits = '{api,of4,of5,of6,of7}' FROM call_queues WHERE name = 'default'`)
-	s.want(`SELECT count(*) = 4 FROM call_publishers`)
+	s.others(0, last)
+	s.want(`SELECT string_agg(concat(name, limits), ' ') = 'default{api}' FROM call_queues`)
+	s.rate(5, "of the last")
 	s.verify()
 }
-
-const strictestSQL = `SELECT rate = (
-	SELECT min((l->'Rate'->>'Units')::bigint)
-	FROM call_publishers p CROSS JOIN LATERAL jsonb_array_elements(p.rules->'Limits') AS l
-	WHERE l->>'Name' = 'api')
-FROM call_limits WHERE name = 'api'`
 
 // A process that is frozen while it publishes holds what all others wait for: Postgres ends that.
 func TestPublisherFrozen(t *testing.T) {
@@ -106,27 +98,6 @@ func TestPublisherFrozen(t *testing.T) {
 	s.rate(8, "after it was thawed")
 }
 
-// So is one that takes others out.
-func TestSettleFrozen(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	gone := s.joined(hourly(6))
-	s.joined(hourly(10))
-	gone.Leave(t.Context())
-	pool := s.poolWith("idle_in_transaction_session_timeout", "0")
-	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	go func() { ended <- dispatcher.SettleFrozen(context.Background(), pool, frozen, thaw) }()
-	<-frozen
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	err := s.another(hourly(8)).Join(ctx)
-	close(thaw)
-	if late := <-ended; err != nil || late == nil {
-		t.Errorf("joining = %v; the thawed one = %v, want an error", err, late)
-	}
-	s.rate(8, "without the frozen")
-}
-
 // What another published meanwhile is seen, whatever isolation the server gives by default.
 func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
 	t.Parallel()
@@ -138,7 +109,7 @@ func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
 	go func() { ended <- dispatcher.PublishFrozen(context.Background(), first, hourly(6), frozen, thaw) }()
 	<-frozen
 	go func() {
-		_, err := dispatcher.Publish(context.Background(), second, hourly(8))
+		_, err := dispatcher.Publish(context.Background(), second, hourly(8), "tester")
 		ended <- err
 	}()
 	s.eventually(waitingSQL, 1)

@@ -21,8 +21,9 @@ type lockedLimit struct {
 	PerKey        bool          `db:"per_key"`
 	Overrides     bool          `db:"overrides"` // some keys have another rate
 	CountCost     bool          `db:"count_cost"`
-	MostCost      int64         `db:"most_cost"` // of a call, by what is published; dearer ones can never be made
-	Anchor        limit.Anchor  `db:"anchor"`    // "": as the task has it
+	ConfigRate    *int64        `db:"config_rate"` // while an operator has set another
+	ConfigShape   *limit.Shape  `db:"config_shape"`
+	Anchor        limit.Anchor  `db:"anchor"` // "": as the task has it
 	Slack         time.Duration `db:"slack"`
 	SendWithin    time.Duration `db:"send_within"`
 	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
@@ -35,6 +36,16 @@ type lockedLimit struct {
 
 func (l lockedLimit) rate() limit.Rate {
 	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}
+}
+
+// most is what a call may cost: dearer ones can never be made. While an operator has set another rate than the
+// configuration's, they wait for either.
+func (l lockedLimit) most() int64 {
+	most := l.rate().Most()
+	if l.ConfigRate != nil && l.ConfigShape != nil {
+		most = max(most, limit.Rate{Units: *l.ConfigRate, Shape: *l.ConfigShape}.Most())
+	}
+	return most
 }
 
 // lockedQueue is a queue's row and those of its limits, as read under their locks.
@@ -101,7 +112,7 @@ const lockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queue
 
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
-SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, most_cost, coalesce(anchor, '') AS anchor, slack,
+SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, config_rate, config_shape, coalesce(anchor, '') AS anchor, slack,
     send_within, epoch, greatest(missing_until, shut_until - window_size * 1.001) AS missing_until,
     known_at, known_less, complete_since,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(

@@ -13,7 +13,7 @@ import (
 //
 // Processes of the release before took advisory locks of the same names. While some live, both exclude each other:
 // claims, for the numbers of their batches rise in the order of their commits, and by them each finds what
-// is in use (openfrom.go); publishers, for each counts on the others' rows. So the former lock is taken too, unless no
+// is in use (openfrom.go); publishers, for each goes by what the one before left. So the former lock is taken too, unless no
 // login that may lock the row holds or awaits it: then whoever has it is nobody to wait for.
 
 // mutex is a row of call_locks in a transaction.

@@ -73,12 +73,12 @@ func TestPublisherOfTheReleaseBefore(t *testing.T) {
 	d := s.another(hourly(10))
 	go func() { joined <- d.Join(context.Background()) }()
 	s.eventually(waitingSQL, 1)
-	s.want(`SELECT count(*) = 0 FROM call_publishers`)
+	s.want(`SELECT count(*) = 0 FROM call_dispatchers`)
 	if err := former.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-joined; err != nil {
 		t.Error(err)
 	}
-	s.want(`SELECT count(*) = 1 FROM call_publishers`)
+	s.want(`SELECT count(*) = 1 FROM call_dispatchers`)
 }

@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -16,23 +15,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Publish brings the limits, queues and budgets in Postgres to rules, as a process that is gone at once
-// (live.go), and says, a line each, what changed. While live processes publish others, the stricter
-// hold (stricter.go). Every process reads what is in force from Postgres, under the locks that
-// Publish takes, so no claim mixes old and new. Where a limit changes other than to more units, what
+// Publish makes rules the policy in force: it brings the limits, queues and budgets in Postgres to them, and
+// says, a line each, what changed; by is who, for the audit. Every process reads what is in force from
+// Postgres, under the locks that Publish takes, so no claim mixes old and new. Where a limit changes other than to more units, what
 // was claimed under it and has not started is recalled; where its usage may not reach back far enough,
 // it stays shut until that has been counted (open.go). Publishing the same rules again changes nothing.
-func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules) ([]string, error) {
+func Publish(ctx context.Context, pool *pgxpool.Pool, rules Rules, by string) ([]string, error) {
 	if err := rules.check(); err != nil {
 		return nil, err
 	}
-	return publish(ctx, pool, processName(), func(ctx context.Context, p *publication) error {
-		return p.admit(ctx, presence{}, rules)
+	hash, err := rules.hash()
+	if err != nil {
+		return nil, err
+	}
+	return publish(ctx, pool, by, func(ctx context.Context, p *publication) error {
+		return p.apply(ctx, rules, hash)
 	})
 }
 
-// publish runs one publication, in a transaction of its own, which must see what was committed while it
-// waited for its locks.
+// publish runs one publication under the publishers' lock, in a transaction of its own, which must see what was
+// committed while it waited for its locks.
 func publish(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.Context, *publication) error) ([]string, error) {
 	var changes []string
 	if _, err := enterEpoch(ctx, pool); err != nil {
@@ -40,6 +42,9 @@ func publish(ctx context.Context, pool *pgxpool.Pool, by string, run func(contex
 	}
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		p := publication{tx: tx, by: by}
+		if err := p.lock(ctx); err != nil {
+			return err
+		}
 		if err := run(ctx, &p); err != nil {
 			return err
 		}
@@ -64,13 +69,30 @@ func processName() string {
 type publication struct {
 	tx      pgx.Tx
 	by      string
-	holds   inForce // what is to be in force
+	rules   Rules // what is to be in force
 	changes []string
 	audit   [][3]string // what, name, change
 	put     []string    // limits that were written
 	dropped []string    // limits that were taken away
 	recall  []string    // queues whose unstarted attempts are recalled
 	wake    []string    // queues whose keys may no longer be blocked
+}
+
+// lock lets one publisher at a time through; claims do not take this lock. Whatever the connection is set to,
+// Postgres ends the transaction of a process that is frozen in it: it holds what claims and other publishers wait for.
+func (p *publication) lock(ctx context.Context) error {
+	lock := mutex{name: "publish", wait: true}
+	var batch pgx.Batch
+	batch.Queue(`SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`)
+	lock.ask(&batch)
+	err := p.tx.SendBatch(ctx, &batch).Close()
+	if err == nil {
+		_, err = lock.free(ctx, p.tx)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for other publishers: %w", err)
+	}
+	return nil
 }
 
 // queueRow is a queue's row as it stands.
@@ -86,9 +108,9 @@ type queueRow struct {
 	Hours       []string      `db:"hours"`
 }
 
-// bring brings what is in force to what holds. It needs the publishers' lock.
-func (p *publication) bring(ctx context.Context, holds inForce) error {
-	p.holds = holds
+// bring brings what is in force to rules. It needs the publishers' lock.
+func (p *publication) bring(ctx context.Context, rules Rules) error {
+	p.rules = rules
 	queues, err := collect[queueRow](ctx, p.tx, queueRowsSQL)
 	if err != nil {
 		return fmt.Errorf("read queues: %w", err)
@@ -125,7 +147,7 @@ SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, 
 
 const limitRowsSQL = `
 SELECT name, rate, window_size, shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, hosts, retry_after, queues,
-    config_rate, config_window, config_shape, most_cost, most_overrides
+    config_rate, config_window, config_shape
 FROM call_limits ORDER BY name`
 
 // publishQueues writes the queues in name order, before any limit: the order of the claim.
@@ -134,7 +156,7 @@ func (p *publication) publishQueues(ctx context.Context, rows []queueRow) error 
 	for _, row := range rows {
 		old[row.Name] = row
 	}
-	rules := slices.SortedFunc(slices.Values(p.holds.Queues), func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
+	rules := slices.SortedFunc(slices.Values(p.rules.Queues), func(a, b QueueRule) int { return strings.Compare(a.Name, b.Name) })
 	for _, q := range rules {
 		row, known := old[q.Name]
 		delete(old, q.Name)
@@ -189,15 +211,14 @@ func (p *publication) publishLimits(ctx context.Context, rows []limitRow) error 
 	for _, row := range rows {
 		old[row.Name] = row
 	}
-	rules := slices.SortedFunc(slices.Values(p.holds.Limits), func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
+	rules := slices.SortedFunc(slices.Values(p.rules.Limits), func(a, b LimitRule) int { return strings.Compare(a.Name, b.Name) })
 	for _, l := range rules {
 		was, known := old[l.Name]
 		delete(old, l.Name)
 		now := limitRow{
 			Name: l.Name, PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
 			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Hosts: append([]string{}, l.Hosts...),
-			RetryAfter: l.retryAfter(), Queues: p.holds.queuesOf(l.Name),
-			MostCost: p.holds.mostCost[l.Name], MostOverrides: p.holds.mostOverrides[l.Name],
+			RetryAfter: l.retryAfter(), Queues: p.rules.queuesOf(l.Name),
 		}
 		now.setRate(l.Rate)
 		if !known {
@@ -244,25 +265,20 @@ func (p *publication) change(ctx context.Context, was *limitRow, now limitRow) e
 	return nil
 }
 
-// noteUnversioned writes down what a call may cost and whose Retry-After closes the limit, where nothing else is
-// new: they are of no version, and recall nothing.
+// noteUnversioned writes down whose Retry-After closes the limit, where nothing else is new: that is of no version,
+// and recalls nothing.
 func (p *publication) noteUnversioned(ctx context.Context, was, now limitRow) error {
-	sameShut := slices.Equal(was.Hosts, now.Hosts) && was.RetryAfter == now.RetryAfter
-	if sameShut && was.MostCost == now.MostCost && maps.Equal(was.MostOverrides, now.MostOverrides) {
+	if slices.Equal(was.Hosts, now.Hosts) && was.RetryAfter == now.RetryAfter {
 		return nil
 	}
-	_, err := p.tx.Exec(ctx, unversionedSQL, now.Name, now.MostCost, given(now.MostOverrides), now.Hosts, now.RetryAfter)
-	if err != nil {
+	if _, err := p.tx.Exec(ctx, unversionedSQL, now.Name, now.Hosts, now.RetryAfter); err != nil {
 		return fmt.Errorf("write limit %q: %w", now.Name, err)
 	}
-	if !sameShut {
-		p.changed("limit", now.Name, now.String())
-	}
+	p.changed("limit", now.Name, now.String())
 	return nil
 }
 
-const unversionedSQL = `
-UPDATE call_limits SET most_cost = $2, most_overrides = $3, hosts = $4, retry_after = $5 WHERE name = $1`
+const unversionedSQL = `UPDATE call_limits SET hosts = $2, retry_after = $3 WHERE name = $1`
 
 // given is m as jsonb takes it: {} where there is none.
 func given(m map[string]int64) map[string]int64 {
@@ -283,8 +299,7 @@ func (p *publication) putLimit(ctx context.Context, was *limitRow, l limitRow) e
 		"per_key": l.PerKey, "overrides": given(l.Overrides), "count_cost": l.CountCost,
 		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
 		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
-		"most_cost": l.MostCost, "most_overrides": given(l.MostOverrides), "by": p.by, "shut": shut,
-		"bounded": bounded, "less": less,
+		"by": p.by, "shut": shut, "bounded": bounded, "less": less,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -295,19 +310,18 @@ func (p *publication) putLimit(ctx context.Context, was *limitRow, l limitRow) e
 // published_at is read once the row's lock is held: claims under the former rules were before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape, most_cost, most_overrides,
+    slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape,
     published_at, published_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, @overrides::jsonb, @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[], @config_rate::bigint, @config_window::interval, @config_shape::jsonb,
-    @most_cost, @most_overrides::jsonb, clock_timestamp(), @by, NULL, callq_epoch()
+    clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_changes c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
     bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides, count_cost = excluded.count_cost,
     config_rate = excluded.config_rate, config_window = excluded.config_window, config_shape = excluded.config_shape,
     anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues,
-    most_cost = excluded.most_cost, most_overrides = excluded.most_overrides,
     published_at = clock_timestamp(), published_by = excluded.published_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`

@@ -43,7 +43,7 @@ func TestPublishTwice(t *testing.T) {
 	defer cancel()
 	slices.Reverse(r.Limits)
 	slices.Reverse(r.Queues[0].Limits)
-	if changes, err := dispatcher.Publish(ctx, s.pool, r); err != nil || len(changes) > 0 {
+	if changes, err := dispatcher.Publish(ctx, s.pool, r, "tester"); err != nil || len(changes) > 0 {
 		t.Errorf("published again: %q, %v, want nothing, without a lock", changes, err)
 	}
 	if after := one[string](s, state); after != before {

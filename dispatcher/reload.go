@@ -2,9 +2,7 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"reflect"
 	"time"
 )
 
@@ -25,10 +23,9 @@ func (s *Settings) check() error {
 	return s.Schedule.check()
 }
 
-// Reload has Run go on with s: all of it, from the moment at which its rules are published in place of
-// this process's former ones. Until then the former settings hold, however long Postgres is away; of
-// several the newest counts. An error says that s contradicts itself, and nothing is changed. What
-// cannot hold beside the rules of another process is refused later, in the log.
+// Reload has Run go on with s: all of it, from the moment at which its rules are applied, for every process.
+// Until then the former settings hold, however long Postgres is away; of several the newest counts. An error says
+// that s contradicts itself, and nothing is changed.
 func (d *Dispatcher) Reload(s Settings) error {
 	if err := s.check(); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -64,7 +61,6 @@ func (d *Dispatcher) takeNext(ctx context.Context, jobs *jobs) {
 			return // the loop before has taken it
 		}
 		err := d.replace(ctx, *next)
-		_, conflict := errors.AsType[*ConflictError](err)
 		switch {
 		case err == nil:
 			if err := jobs.follow(next.Schedule); err != nil { // cannot happen: it was checked
@@ -76,9 +72,6 @@ func (d *Dispatcher) takeNext(ctx context.Context, jobs *jobs) {
 			return
 		case ctx.Err() != nil:
 			return
-		case conflict:
-			d.log.ErrorContext(ctx, "new settings refused, the former ones stay in force", "err", err)
-			return
 		case !said:
 			d.log.WarnContext(ctx, "new settings not yet in force: waiting for Postgres", "err", err)
 			said = true
@@ -89,19 +82,12 @@ func (d *Dispatcher) takeNext(ctx context.Context, jobs *jobs) {
 	}
 }
 
-// replace publishes rules in place of this process's own, in one transaction: at no moment do both or
-// neither hold. New ones count as come now, so that how their queues retry holds over older processes'.
-// Whether a commit went through whose answer was lost does not matter: it is done again.
+// replace applies rules in place of what is in force, in one transaction: at no moment do both or neither
+// hold. Whether a commit went through whose answer was lost does not matter: it is done again.
 func (d *Dispatcher) replace(ctx context.Context, next Settings) error {
 	bounded, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
-	d.joining.Lock()
-	defer d.joining.Unlock()
-	self := d.self
-	if !reflect.DeepEqual(next.Rules, d.settings.Load().Rules) {
-		self.since = nil
-	}
-	if err := d.enter(bounded, self, next.Rules); err != nil {
+	if err := d.enter(bounded, next.Rules, true); err != nil {
 		return err
 	}
 	d.settings.Store(&next)

@@ -1,16 +1,12 @@
 package dispatcher_test
 
 import (
-	"context"
-	"errors"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/limit"
 )
 
 func (s *system) replace(d *dispatcher.Dispatcher, r dispatcher.Rules) {
@@ -28,8 +24,8 @@ func (s *system) reload(d *dispatcher.Dispatcher, settings dispatcher.Settings) 
 	}
 }
 
-// A process's new rules take the place of its old ones, which hold no more: a lower limit at once, with
-// what it recalls, a higher one too where nobody else holds it down.
+// A process's new rules take the place of the old ones, which hold no more: a lower limit at once, with
+// what it recalls, a higher one too. What contradicts itself changes nothing.
 func TestReloadReplacesOwnRules(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -47,37 +43,11 @@ func TestReloadReplacesOwnRules(t *testing.T) {
 	s.rate(12, "raised")
 	s.tick(d)
 	s.want(`SELECT count(*) = 12 FROM call_open`)
-	s.want(`SELECT count(*) = 1 FROM call_publishers`)
-	before := s.inForce()
-	s.replace(d, hourly(12))
-	if after := s.inForce(); after != before {
-		t.Errorf("the same again changed\n%s\nto\n%s", before, after)
+	s.want(`SELECT count(*) = 1 FROM call_dispatchers`)
+	if err := d.Reload(dispatcher.Settings{Rules: hourly(0)}); err == nil {
+		t.Error("a rate of nothing was taken")
 	}
-}
-
-// Beside another process the stricter holds, whichever of them reloads; and of what has no stricter, how
-// queues retry, the one that reloaded last decides.
-func TestReloadBesideAnother(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	attempts := func(units int64, most int) dispatcher.Rules {
-		r := hourly(units)
-		r.Queues[0].MaxAttempts = most
-		return r
-	}
-	first, second := s.joined(attempts(10, 3)), s.joined(attempts(6, 4))
-	s.rate(6, "at the start")
-	s.replace(second, attempts(20, 4))
-	s.rate(10, "the stricter was raised")
-	s.replace(first, attempts(8, 5))
-	s.rate(8, "the other was lowered")
-	s.want(`SELECT max_attempts = 5 FROM call_queues`)
-	s.replace(second, attempts(20, 4)) // nothing new: it does not count as come now
-	s.want(`SELECT max_attempts = 5 FROM call_queues`)
-	first.Leave(t.Context())
-	s.tick(second)
-	s.rate(20, "alone")
-	s.want(`SELECT max_attempts = 4 FROM call_queues`)
+	s.rate(12, "after a bad file")
 }
 
 // What left the file is taken away, and its calls wait; what is new is there.
@@ -96,32 +66,6 @@ func TestReloadTakesAway(t *testing.T) {
 	s.calls("new", 2)
 	s.tick(d)
 	s.want(`SELECT string_agg(concat(queue, status), ' ' ORDER BY id) = 'oldnew oldnew oldnew newdispatched newdispatched' FROM call_queue`)
-}
-
-// A rate that becomes a concurrency beside another process's rate is refused: the former rules stay, of
-// which this process goes on to be a publisher.
-func TestReloadRefused(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.joined(hourly(10))
-	d := s.joined(hourly(6))
-	before := s.inForce()
-	err := d.Replace(t.Context(), dispatcher.Settings{Rules: rules(dispatcher.LimitRule{Name: "api", Rate: limit.Rate{Units: 3}})})
-	if _, conflict := errors.AsType[*dispatcher.ConflictError](err); !conflict {
-		t.Errorf("error %v, want a conflict", err)
-	}
-	if err := d.Reload(dispatcher.Settings{Rules: rules(sliding("api", 0, time.Hour))}); err == nil {
-		t.Error("a rate of nothing was taken")
-	}
-	if after := s.inForce(); after != before || d.Ready() != nil {
-		t.Errorf("what was refused changed\n%s\nto\n%s\nready: %v", before, after, d.Ready())
-	}
-	s.silent(d, "1 hour") // and had it been taken for dead, it would publish what it was
-	s.exec(`DELETE FROM call_publishers WHERE id = $1`, d.PublisherID())
-	if err := d.Beat(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.rate(6, "after it was taken for dead")
 }
 
 // A running dispatcher follows what it is given: the limits, and also when retention runs and what it keeps.
@@ -169,7 +113,7 @@ func TestReloadNewestHolds(t *testing.T) {
 			if name != "running" {
 				s.want(`SELECT count(*) = 1 FROM call_limit_changes`) // the first were never in force
 			}
-			s.want(`SELECT rules -> 'Limits' -> 0 -> 'Rate' ->> 'Units' = '77' FROM call_publishers`)
+			s.others(0, d)
 		})
 	}
 }
@@ -190,29 +134,4 @@ func (l *log) has(words string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Contains(l.text.String(), words)
-}
-
-// A refusal is said, and the dispatcher runs on with what it had; the next that can hold is taken.
-func TestReloadRefusedRunning(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	var said log
-	s.log = slog.New(slog.NewTextHandler(&said, nil))
-	s.joined(hourly(10))
-	d := s.another(hourly(6))
-	s.run(d.Run)
-	s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE rate = 6`)
-	s.reload(d, dispatcher.Settings{Rules: rules(dispatcher.LimitRule{Name: "api", Rate: limit.Rate{Units: 3}})})
-	deadline, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for !said.has("new settings refused, the former ones stay in force") {
-		select {
-		case <-deadline.Done():
-			t.Fatal("the refusal is not said")
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	s.rate(6, "after the refusal")
-	s.reload(d, dispatcher.Settings{Rules: hourly(4)})
-	s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE rate = 4`)
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Rules are the limits, queues and budgets of a config, as they are published. Live processes read one
-// another's, as JSON (call_publishers): a field may be added, but keeps its name.
+// Rules are the limits, queues and budgets of a config, as they are published. They are known again by their JSON
+// (policy.go): fields keep their names, and one that is added is left out where it is not given.
 type Rules struct {
-	Limits  []LimitRule
-	Queues  []QueueRule
-	Budgets []BudgetRule
+	Limits  []LimitRule  `json:",omitempty"`
+	Queues  []QueueRule  `json:",omitempty"`
+	Budgets []BudgetRule `json:",omitempty"`
 }
 
 // LimitRule is a limit: at most Rate.Units arrive at the API in any Rate.Window or, where that is
@@ -55,6 +55,11 @@ type QueueRule struct {
 	Timeout     time.Duration // of one attempt
 	OnLost      string        // what becomes of a call whose worker was lost: retry or fail
 	Hours       []string      // that must all be open, as internal/hours reads them; none: always open
+}
+
+// union is what either list has, in order, each once.
+func union(a, b []string) []string {
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(a, b))))
 }
 
 func (l LimitRule) String() string {

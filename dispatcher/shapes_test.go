@@ -217,23 +217,3 @@ func TestSetKeepsTheShape(t *testing.T) {
 		t.Errorf("publishing the same again changed %v", again)
 	}
 }
-
-// While live processes publish different ones, the fewest units hold for each key; of a bucket also the
-// smaller burst. Of two algorithms neither is the stricter.
-func TestStricterShapes(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(1000)
-	a, b := perKey("own", 3, time.Hour), perKey("own", 4, time.Hour)
-	a.Overrides, b.Overrides = map[string]int64{"big": 9, "odd": 8}, map[string]int64{"big": 7}
-	bucketA, bucketB := shaped(t, "bucket", "10/s", limit.TokenBucket, 50, ""), shaped(t, "bucket", "20/s", limit.TokenBucket, 40, "")
-	first, second := s.joined(rules(a, bucketA)), s.joined(rules(b, bucketB))
-	s.tick(first)
-	s.tick(second)
-	s.want(`SELECT rate = 3 AND overrides = '{"big": 7, "odd": 4}' FROM call_limits WHERE name = 'own'`)
-	s.want(`SELECT rate = 10 AND shape ->> 'burst' = '40' FROM call_limits WHERE name = 'bucket'`)
-	_, err := dispatcher.Publish(t.Context(), s.pool, rules(a, shaped(t, "bucket", "10/d", limit.FixedWindow, 0, "")))
-	if !errors.As(err, new(*dispatcher.ConflictError)) {
-		t.Errorf("another algorithm: %v, want a ConflictError", err)
-	}
-}

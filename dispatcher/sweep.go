@@ -297,7 +297,7 @@ WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.
   AND o.batch IS NOT DISTINCT FROM @batch AND o.resend = @resend AND o.started_at IS NULL
 RETURNING o.call_id, o.attempt`
 
-// tidy removes usage and gains of the clock that no window reaches any more, and workers long gone. A longer window is
+// tidy removes usage and gains of the clock that no window reaches any more, and workers and dispatchers long gone. A longer window is
 // counted anew from the ledger.
 func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 	if d.rounds%60 != 0 { // every minute or so is often enough
@@ -311,6 +311,9 @@ func (d *Dispatcher) tidy(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if _, err := d.cfg.Pool.Exec(ctx, tidyWorkersSQL); err != nil {
+		return 0, err
+	}
+	if _, err := d.cfg.Pool.Exec(ctx, tidyDispatchersSQL); err != nil {
 		return 0, err
 	}
 	return d.tidyRedis(ctx)
@@ -347,3 +350,7 @@ WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM 
     - CASE WHEN by > '0' THEN interval '1 day' ELSE interval '1 year' END`
 
 const tidyWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`
+
+// A beat that lies ahead is older than the clock's last step back. One that lives is there again at its next.
+const tidyDispatchersSQL = `
+DELETE FROM call_dispatchers WHERE beat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`

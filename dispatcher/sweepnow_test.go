@@ -47,7 +47,7 @@ func TestSweepAll(t *testing.T) {
 		want[what] = 0
 	}
 	s.sweptIs("was again", want)(s.dispatcher(dispatcher.Rules{}).SweepAll(t.Context()))
-	s.want(`SELECT count(*) = 1 FROM call_publishers`) // once's
+	s.want(`SELECT count(*) = 0 FROM call_dispatchers`)
 }
 
 // books is a fingerprint of what a sweep may change.

@@ -44,12 +44,11 @@ func one[T any](s *system, sql string, args ...any) T {
 	return v
 }
 
-// once runs one whole tick of a dispatcher of its own.
+// once runs one whole tick of a dispatcher of its own, under these rules.
 func (s *system) once(r dispatcher.Rules) {
 	s.t.Helper()
-	if err := s.dispatcher(r).OnceUnfrozen(context.Background()); err != nil {
-		s.t.Fatal(err)
-	}
+	s.publish(r)
+	s.turn(s.dispatcher(r))
 }
 
 // publish publishes rules, and opens nothing.
@@ -57,7 +56,7 @@ func (s *system) publish(r dispatcher.Rules) []string {
 	s.t.Helper()
 	var changes []string
 	if err := dispatcher.Unfrozen(func() (err error) {
-		changes, err = dispatcher.Publish(context.Background(), s.pool, r)
+		changes, err = dispatcher.Publish(context.Background(), s.pool, r, "publisher")
 		return err
 	}); err != nil {
 		s.t.Fatal(err)

@@ -28,10 +28,7 @@ CREATE TABLE call_limits (
     -- What the config says, while an operator's `limits set` is in force instead; else NULL.
     config_rate    bigint,
     config_window  interval,
-    config_shape   jsonb,
-    -- What a call may cost under the widest rule that a live process publishes: dearer ones fail.
-    most_cost      bigint      NOT NULL DEFAULT 0,
-    most_overrides jsonb       NOT NULL DEFAULT '{}' -- the same of keys that have another rate
+    config_shape   jsonb
 ) WITH (fillfactor = 50);
 
 -- Every version of every limit, for the audit and for verify.
@@ -78,16 +75,20 @@ CREATE TABLE call_budgets (
     published_by text        NOT NULL
 );
 
--- Processes that publish rules, each with its own. A row is there while its rules are part of what is
--- in force: both change in one transaction. It beats every 2 s; a process that ends well sets its
--- beat back to -infinity, another is taken for dead after 6 s.
-CREATE TABLE call_publishers (
-    id           text        PRIMARY KEY,
-    name         text        NOT NULL, -- for people: host/pid
-    rules        jsonb       NOT NULL,
-    since        timestamptz NOT NULL, -- from when it published; the newest says how queues retry
-    beat_at      timestamptz NOT NULL,
-    steady_since timestamptz NOT NULL  -- from when on it missed no beats
+-- Every policy (limits, queues and budgets) that was ever applied. The one with the largest number is in force.
+CREATE TABLE call_policies (
+    hash       text        PRIMARY KEY,
+    number     bigint      NOT NULL UNIQUE, -- a policy that is applied again gets the next one
+    applied_at timestamptz NOT NULL,
+    applied_by text        NOT NULL
+);
+
+-- Dispatchers that beat. Live for 6 s after a beat.
+CREATE TABLE call_dispatchers (
+    id      text        PRIMARY KEY,
+    name    text        NOT NULL, -- for people: host/pid
+    policy  text        NOT NULL, -- the hash of what its own file says
+    beat_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
 -- What may not be claimed until then: a queue, a limit, or of either the calls of one key (key ''
@@ -144,4 +145,4 @@ CREATE TABLE call_marks (
 );
 
 -- +goose Down
-DROP TABLE call_audit, call_budgets, call_pauses, call_publishers, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;
+DROP TABLE call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_marks, call_workers, call_usage, call_queues, call_limit_changes, call_limits;

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,14 +10,16 @@ import (
 	"os"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq"
 	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/dispatcher"
 )
 
 func (p *program) configCommand() *cobra.Command {
-	return group("config", "Write, check and show the configuration", p.configInitCommand(), &cobra.Command{
+	return group("config", "Write, check, show and apply the configuration", p.configInitCommand(), &cobra.Command{
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
 		Long: "Check the file, the environment and the flags, and show every mistake with its place and what is\n" +
 			"allowed. Exit code 2 when there is one. It connects to nothing.",
@@ -28,7 +31,7 @@ func (p *program) configCommand() *cobra.Command {
 			"file of a secret, or the default. Passwords are masked. It connects to nothing.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return p.configShow() },
-	})
+	}, p.configApplyCommand())
 }
 
 func (p *program) configInitCommand() *cobra.Command {
@@ -48,6 +51,25 @@ func (p *program) configInitCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite the file, as --yes does")
 	return cmd
+}
+
+func (p *program) configApplyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "apply", Short: "Put the file's limits, queues and budgets in force",
+		Long: "Put the file's limits, queues and budgets in force, in place of what was applied last, also where they were\n" +
+			"in force before and have been replaced: as a step of a deployment, or to go back. When it returns, nothing\n" +
+			"starts beyond the new limits. Running processes need no restart for it. What `limits set` has set stays.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.ask(cmd.Context(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
+				if cfg.File == "" { // without it no limit would hold
+					return usagef("no configuration file: name one with -c or CALLQ_CONFIG")
+				}
+				changes, err := dispatcher.Publish(ctx, pool, rules(cfg), p.user())
+				return p.sayChanges("configuration", cfg.File, changes, err)
+			})
+		},
+	}
 }
 
 func (p *program) configInit(path string, force bool) error {

@@ -98,7 +98,7 @@ func (p *program) dev(ctx context.Context, dir string) (err error) {
 	p.urls["postgres.url"] = &urlFlag{given: true, text: stack.Postgres}
 	p.urls["postgres.direct_url"] = &urlFlag{given: true, text: stack.Postgres}
 	p.urls["redis.url"] = &urlFlag{given: true, text: stack.Redis}
-	return p.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true})
+	return p.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true, apply: true})
 }
 
 func (p *program) sayDev(claim *local.Claim, stack devStack) error {

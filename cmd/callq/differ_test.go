@@ -7,82 +7,72 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/report"
 )
 
-// Two processes with different files: the stricter holds, and every list says who wants what.
+// Two processes with different files: the last applied holds, and the log, status and doctor say who has another. A
+// restart with the former file turns nothing back; --apply does, and so does config apply.
 func TestProcessesDiffer(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
-	const quiet = "http: {listen: 'off'}\nlog: {level: error}\n"
-	wide, strict, other := w, w, w
-	wide.config = quiet + "limits: {api: {rate: 10/1h, slack: 1s}, own: {rate: 1/s}}\nqueues: {pay: {limits: [api]}, mail: {limits: [own]}}\n"
-	strict.config = quiet + "limits: {api: {rate: 6/1h, slack: 2s}}\nqueues: {pay: {limits: [api], max_attempts: 7}}\n"
-	other.config = quiet + "limits: {api: {concurrency: 4}}\nqueues: {pay: {limits: [api]}}\n"
-	limits := func() map[string]report.Limit {
-		rows := map[string]report.Limit{}
-		for _, l := range decode[[]report.Limit](t, w.do("limits", "list", "-o", "json")) {
-			rows[l.Name] = l
+	const quiet = "http: {listen: 'off'}\n"
+	former, newer := w, w
+	former.config = quiet + "limits: {api: {rate: 10/1h}, own: {rate: 1/s}}\nqueues: {pay: {limits: [api]}, mail: {limits: [own]}}\n"
+	newer.config = quiet + "limits: {api: {rate: 6/1h}}\nqueues: {pay: {limits: [api], max_attempts: 7}}\n"
+	status := func() report.Status { return decode[report.Status](t, w.do("status", "-o", "json")) }
+	if s := status(); s.Policy != nil {
+		t.Errorf("in force is %+v before any was applied", s.Policy)
+	}
+	first := former.start("dispatch")
+	w.holds("10 per 1h")
+	if s := status(); len(s.Others) > 0 || len(s.Dispatchers) != 1 || s.Policy == nil || s.Policy.By != s.Dispatchers[0] {
+		t.Errorf("one process: %+v, %q of %q", s.Policy, s.Others, s.Dispatchers)
+	}
+	second := newer.start("dispatch")
+	w.holds("6 per 1h")
+	differs := func(n int) {
+		t.Helper()
+		s := status()
+		if len(s.Others) != n {
+			t.Errorf("another file have %q, want %d", s.Others, n)
 		}
-		return rows
-	}
-
-	wide.start("dispatch")
-	eventually(t, "the first publishes", func() bool { return limits()["api"].Units == 10 })
-	if l := limits()["api"]; len(l.Wanted) > 0 {
-		t.Errorf("one process differs from itself: %+v", l.Wanted)
-	}
-	d := strict.start("dispatch")
-	eventually(t, "the stricter holds", func() bool { return limits()["api"].Units == 6 })
-
-	rules := func(list []dispatcher.Want) (rules []string) {
-		for _, want := range list {
-			if len(want.By) != 1 {
-				t.Errorf("%q is wanted by %q, want one", want.Rule, want.By)
-			}
-			rules = append(rules, want.Rule)
-		}
-		return rules
-	}
-	const first, second = "10 per 1h, sliding window, slack 1s, send_within 5s", "6 per 1h, sliding window, slack 2s, send_within 5s"
-	if got := rules(limits()["api"].Wanted); !slices.Equal(got, []string{first, second}) {
-		t.Errorf("of api they want %q", got)
-	}
-	if got := rules(limits()["own"].Wanted); !slices.Equal(got, []string{"1 per 1s, sliding window, slack 500ms, send_within 100ms", "not in its configuration"}) {
-		t.Errorf("of own they want %q", got)
-	}
-	w.do("limits", "set", "api", "3/1h")
-	for args, says := range map[string][]string{
-		"limits list": {
-			"live processes differ on limit api\n", ": " + first + "\n", ": " + second + "\n",
-			"in force: 3 per 1h, sliding window, slack 2s, send_within 5s (set; config: 6 per 1h, sliding window)", "limit own\n",
-		},
-		"limits get api": {"live processes differ on limit api\n", ": " + first + "\n", ": " + second + "\n"},
-		"queues list": {
-			"live processes differ on queue mail\n", "live processes differ on queue pay\n", "limits [api], max_attempts 3", ": not in its configuration\n",
-			"in force: limits [api], max_attempts 7, backoff 10s..15m0s, timeout 30s, on_lost retry\n",
-		},
-		"status":         {"live processes differ on limit api\n", "live processes differ on limit own\n", "live processes differ on queue pay\n"},
-		"status -o json": {`"rule": "not in its configuration"`, `"rule": "` + first + `"`},
-	} {
-		out := w.do(strings.Fields(args)...)
-		for _, text := range says {
-			if !strings.Contains(out, text) {
-				t.Errorf("callq %s lacks %q:\n%s", args, text, out)
+		out, _ := w.doctor()
+		for _, text := range []string{w.do("status"), out[slices.IndexFunc(out, func(f doctor.Finding) bool { return f.Check == "rules" })].What} {
+			if !strings.Contains(text, "another configuration than the one in force, which "+s.Policy.By+" applied at ") {
+				t.Errorf("that they differ is not said:\n%s", text)
 			}
 		}
 	}
-	w.do("limits", "reset", "api")
+	differs(1)
+	for _, d := range []*daemon{first, second} {
+		eventually(t, "the log says that they differ", func() bool {
+			return strings.Contains(d.stderr.String(), "dispatchers have another configuration than the one in force")
+		})
+	}
 
-	if a := other.run("dispatch"); a.code != exitUsage || !strings.Contains(a.stderr, `limit "api" is 10 per 1h, sliding window to `) {
-		t.Errorf("a concurrency beside a rate: exit code %d, want 2\n%s", a.code, a.stderr)
+	again := former.start("dispatch")
+	eventually(t, "the log says that it is not applied", func() bool {
+		return strings.Contains(again.stderr.String(), "rules not applied: a newer configuration has replaced them")
+	})
+	former.do("dispatch", "--once")
+	w.holds("6 per 1h")
+	differs(2)
+	former.do("dispatch", "--once", "--apply")
+	w.holds("10 per 1h")
+	if out := newer.do("config", "apply"); !strings.Contains(out, "limit api: 6 per 1h") || !strings.Contains(out, "queue mail: taken away") {
+		t.Errorf("config apply says\n%s", out)
 	}
-	if code := d.end(); code != exitDone {
-		t.Errorf("exit code %d\n%s", code, &d.stderr)
+	w.holds("6 per 1h")
+	if out := newer.do("config", "apply"); !strings.HasSuffix(out, ": as it was\n") {
+		t.Errorf("config apply again says\n%s", out)
 	}
-	eventually(t, "the first's rules hold again", func() bool { l := limits()["api"]; return l.Units == 10 && len(l.Wanted) == 0 })
-	if out := w.do("status"); strings.Contains(out, "differ") {
+	if s := status(); !strings.Contains(s.Policy.By, "@") {
+		t.Errorf("who applied is %q", s.Policy.By)
+	}
+	first.end()
+	again.end()
+	if out := w.do("status"); strings.Contains(out, "another configuration") {
 		t.Errorf("nobody differs any more:\n%s", out)
 	}
 }

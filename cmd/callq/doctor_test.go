@@ -62,7 +62,7 @@ func (w world) fresh(t *testing.T, name string) world {
 	owner.postgres += "&role=callq_owner"
 	owner.do("migrate", "up")
 	w.do("dispatch", "--once")
-	w.exec(`UPDATE call_publishers SET beat_at = now() + interval '1 hour'`)
+	w.exec(`INSERT INTO call_dispatchers SELECT 'd', 'host/1', hash, now() + interval '1 hour' FROM call_policies`)
 	w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
 		VALUES ('w', 'http', '{http}', '{}', 10, now(), now() + interval '1 hour')`)
 	return w
@@ -145,8 +145,8 @@ func TestDoctor(t *testing.T) {
 		}, "old snapshots", doctor.Problem, "prepared transaction it's", "ROLLBACK PREPARED 'it''s';"},
 		"dead rows":                    {sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
 		"no worker":                    {sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker lives", "callq work"},
-		"no dispatcher":                {sql(`UPDATE call_publishers SET beat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
-		"dispatchers differ":           {sql(`INSERT INTO call_publishers SELECT 'b', 'b', jsonb_set(rules, '{Limits}', '[]'), since, beat_at, steady_since FROM call_publishers`), "rules", doctor.Problem, "different rules of limit api", "SIGHUP"},
+		"no dispatcher":                {sql(`UPDATE call_dispatchers SET beat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
+		"dispatchers differ":           {sql(`INSERT INTO call_dispatchers VALUES ('b', 'host/2', 'other', now() + interval '1 hour')`), "rules", doctor.Problem, "another configuration than the one in force", "callq config apply"},
 		"workers differ":               {sql(`UPDATE call_workers SET http = '{"hosts": []}'; INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), beat_at, '{"hosts": ["x"]}' FROM call_workers`), "http settings", doctor.Problem, `on http_task.hosts (a call goes where any of them may send it, and back unsent from one that may not): `, "SIGHUP"},
 		"a task nobody handles":        {sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
 		"a label nobody carries":       {sql(`UPDATE call_queues SET on_label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},

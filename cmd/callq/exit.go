@@ -64,9 +64,6 @@ func judge(err error) (int, string) {
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		return exitUsage, problems.Error() // with lines and carets
 	}
-	if _, ok := errors.AsType[*dispatcher.ConflictError](err); ok {
-		return exitUsage, text
-	}
 	if errors.As(err, new(dispatcher.KindError)) || errors.As(err, new(dispatcher.SettingError)) {
 		return exitUsage, text
 	}

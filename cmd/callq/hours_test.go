@@ -71,11 +71,6 @@ func TestHoursAreShown(t *testing.T) {
 	w.do("queues", "pause", "shut", "--reason", "incident")
 	says("queues list", "paused: incident, "+until)
 
-	// Another process has other hours, and both hold.
-	w.exec(`INSERT INTO call_publishers VALUES ('d', 'host/1', '{"Queues": [{"Name": "shut", "MaxAttempts": 3, "BackoffMin": 1, "BackoffMax": 1,
-		"Timeout": 1000000000, "OnLost": "retry", "Hours": ["00:00-24:00 UTC"]}]}', now(), now() + interval '1 h', now()), ('e', 'host/2', '{}', now(), now() + interval '1 h', now())`)
-	w.exec(`UPDATE call_queues SET hours = '{00:00-24:00 UTC,` + shut + `}' WHERE name = 'shut'`)
-	says("queues list", "host/1: ", "on_lost retry, hours 00:00-24:00 UTC\n", "hours 00:00-24:00 UTC and "+shut)
 	w.exec(`UPDATE call_queues SET hours = '{09:00-10:00 Mars/Olympus}' WHERE name = 'shut'`)
 	says("queues list", "open in hours whose zone is not known here: 09:00-10:00 Mars/Olympus")
 	w.exec(`UPDATE call_queues SET hours = '{Mon 00:00-24:00 UTC,Tue 00:00-24:00 UTC,Wed 00:00-24:00 UTC}' WHERE name = 'shut'`)

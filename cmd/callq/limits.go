@@ -32,11 +32,7 @@ func (p *program) limitsListCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if err := printRows(p, limits, limitColumns()...); err != nil || p.output != "table" {
-					return err
-				}
-				p.printDifferences(limits, nil)
-				return nil
+				return printRows(p, limits, limitColumns()...)
 			})
 		},
 	}
@@ -65,11 +61,9 @@ func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string
 	if p.output != "table" {
 		return p.printJSON(d)
 	}
-	one := []report.Limit{d.Limit}
-	if err := printTable(p.stdout, one, limitColumns()...); err != nil {
+	if err := printTable(p.stdout, []report.Limit{d.Limit}, limitColumns()...); err != nil {
 		return err
 	}
-	p.printDifferences(one, nil)
 	return p.printPausesAndChanges(d.Pauses, d.Changes)
 }
 

@@ -27,7 +27,7 @@ func published(t *testing.T) world {
 		Queues: []dispatcher.QueueRule{{
 			Name: "payments", Limits: []string{"stripe", "sockets"}, MaxAttempts: 3, BackoffMin: 1, BackoffMax: 1, Timeout: 1, OnLost: "retry",
 		}},
-	})
+	}, "tester")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func TestOwnCommands(t *testing.T) {
 		{"help names all", nothing, "--help", 0, "completion"},
 		{"help names dev", nothing, "--help", 0, "  dev "},
 
-		{"config, no verb", nothing, "config", 2, "needs a verb: init check show"},
+		{"config, no verb", nothing, "config", 2, "needs a verb: init check show apply"},
 		{"config, another verb", nothing, "config print", 2, `"print" is not a verb`},
 		{"config init to stdout", nothing, "config init -", 0, "callq's configuration, with every key at its default"},
 		{"config init, two files", nothing, "config init a b", 2, "takes [FILE|-]: 2 were given"},

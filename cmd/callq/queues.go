@@ -33,7 +33,6 @@ func (p *program) queuesCommand() *cobra.Command {
 				if unnamed := report.UnnamedOf(waiting); unnamed != nil {
 					fmt.Fprintf(p.stdout, "and %s\n", unnamed)
 				}
-				p.printDifferences(nil, queues)
 				return nil
 			})
 		},

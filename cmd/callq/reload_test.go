@@ -170,7 +170,7 @@ func TestSIGHUPWithoutPostgres(t *testing.T) {
 	r.says("is not a rate")
 	r.reload(strings.ReplaceAll(w.config, "100", "4"))
 	eventually(t, "three answers", func() bool { return strings.Count(r.log.String(), "configuration ") == 3 })
-	r.says("publisher's beat missed") // by then it has tried again
+	r.says("heartbeat missed") // by then it has tried again
 	if err := postgres.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func TestPrivileges(t *testing.T) {
 		{`INSERT INTO call_audit (by, what, name, change) VALUES ('me', 'limit', 'a', 'b')`, []string{daemon}},
 		{`UPDATE call_audit SET by = 'them'`, nil},
 		{`DELETE FROM call_audit`, nil},
-		{`SELECT count(*) FROM call_limits, call_limit_changes, call_queues, call_publishers, call_pauses, call_audit,
+		{`SELECT count(*) FROM call_limits, call_limit_changes, call_queues, call_policies, call_dispatchers, call_pauses, call_audit,
 			call_usage, call_workers, call_marks, call_locks, call_open, callq_migrations`, []string{daemon, viewer}},
 		{`INSERT INTO callq_migrations (version_id, is_applied) VALUES (9, true)`, nil},
 		{`NOTIFY callq_wake`, []string{producer, enqueuer, daemon, viewer, "other"}},

@@ -25,16 +25,19 @@ import (
 )
 
 func (p *program) serveCommand() *cobra.Command {
-	return &cobra.Command{
+	apply := false
+	cmd := &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process, until SIGTERM, which drains.\n" +
 			"SIGHUP reloads limits, queues, budgets, schedule, retention and http_task; a bad file changes nothing.\n" +
-			"It never migrates: run `callq migrate up` first.",
+			"It never migrates: run `callq migrate up` first. " + applyText,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true})
+			return p.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true, apply: apply})
 		},
 	}
+	cmd.Flags().BoolVar(&apply, "apply", false, applyUsage)
+	return cmd
 }
 
 func (p *program) workCommand() *cobra.Command {
@@ -51,6 +54,7 @@ func (p *program) workCommand() *cobra.Command {
 type roles struct {
 	dispatcher, worker bool
 	mustListen         bool // a taken address is an error
+	apply              bool // the configuration, even if a newer one has replaced it
 }
 
 // conns is how many connections the parts need at least.
@@ -177,7 +181,9 @@ func closePool(pool *pgxpool.Pool, log *slog.Logger) {
 func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([]part, error) {
 	var parts []part
 	if roles.dispatcher {
-		d, err := dispatcher.New(dispatcherConfig(cfg, s))
+		dc := dispatcherConfig(cfg, s)
+		dc.Apply = roles.apply
+		d, err := dispatcher.New(dc)
 		if err != nil {
 			return nil, err
 		}

@@ -75,9 +75,8 @@ func (p *program) printStatus(s *report.Status) error {
 			return err
 		}
 	}
-	p.printDifferences(s.Limits, s.Queues)
-	for _, b := range s.Budgets {
-		p.printDifference("budget "+b.Name, b.Wanted, b.Holds())
+	if text := s.OthersText(); text != "" {
+		fmt.Fprintln(p.stdout, "\n"+printable(text))
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
 		p.printDifference("http_task."+key, s.HTTPTask[key], report.EachOwn)

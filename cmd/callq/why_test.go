@@ -40,7 +40,7 @@ func TestWhy(t *testing.T) {
 	has("7", "no_worker", "no_dispatcher")
 	has("8", "no_queue", "no_dispatcher")
 	w.exec(`INSERT INTO call_workers VALUES ('w1', 'http', '{http}', '{}', 4, now(), now() + interval '1 h')`)
-	w.exec(`INSERT INTO call_publishers VALUES ('d', 'd', '{}', now(), now() + interval '1 h', now())`)
+	w.exec(`INSERT INTO call_dispatchers VALUES ('d', 'd', '', now() + interval '1 h')`)
 	has("1", "handed_over")
 	has("3", "limit_full")
 	has("7", "no_worker")

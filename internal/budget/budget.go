@@ -66,13 +66,6 @@ func RateString(r limit.Rate) string {
 	return text
 }
 
-// Slower says whether a lets less through than b in the long run.
-func Slower(a, b limit.Rate) bool {
-	hiA, loA := bits.Mul64(uint64(a.Units), uint64(b.Window))
-	hiB, loB := bits.Mul64(uint64(b.Units), uint64(a.Window))
-	return hiA < hiB || hiA == hiB && loA < loB
-}
-
 // Key is the Redis key of a budget; the braces keep it in one slot of a cluster.
 func Key(name string) string { return "callq:budget:{" + name + "}" }
 

@@ -62,7 +62,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 			{"bloat", bloat},
 			{"workers", workers},
 			{"dispatchers", dispatchers},
-			{"rules", rulesDiffer},
+			{"rules", otherPolicy},
 			{"http settings", httpDiffers},
 			{"tasks", unhandled},
 			{"queues", unknownQueues},

@@ -31,7 +31,7 @@ SELECT count(*), coalesce(sum(slots), 0), (SELECT count(*) FROM call_open WHERE 
 FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds'`
 
 func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	live, err := dispatcher.Live(ctx, pool)
+	live, err := dispatcher.ReadLive(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
@@ -42,34 +42,23 @@ func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return one(OK, fmt.Sprintf("%d live", len(live)), ""), nil
 }
 
-func rulesDiffer(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	live, err := dispatcher.Live(ctx, pool)
+// otherPolicy finds live dispatchers whose file is another than what is in force.
+func otherPolicy(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	live, err := dispatcher.ReadLive(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
-	limits, queues := dispatcher.Differences(live)
-	return judgeRules(limits, queues, dispatcher.BudgetDifferences(live)), nil
-}
-
-func judgeRules(limits, queues, budgets map[string][]dispatcher.Want) (found []Finding) {
-	for _, of := range []struct {
-		what  string
-		wants map[string][]dispatcher.Want
-	}{{"limit", limits}, {"queue", queues}, {"budget", budgets}} {
-		for _, name := range slices.Sorted(maps.Keys(of.wants)) {
-			found = append(found, Finding{
-				Level: Problem,
-				What: fmt.Sprintf("live processes publish different rules of %s %s (the stricter holds): %s",
-					of.what, name, wanted(of.wants[name])),
-				Fix: "give them the same file and send each SIGHUP, or restart those with the old one",
-			})
-		}
+	others := dispatcher.OthersOf(live)
+	if len(others) == 0 {
+		return nil, nil
 	}
-	if len(found) > shownMost {
-		found = append(found[:shownMost], one(Problem, fmt.Sprintf("they differ in %d more",
-			len(found)-shownMost), "callq status shows each")...)
+	policy, err := dispatcher.InForce(ctx, pool)
+	if err != nil {
+		return nil, err
 	}
-	return found
+	return one(Problem,
+		fmt.Sprintf("live dispatchers have another configuration than the one in force, which %s: %s", policy.AppliedText(), strings.Join(others, ", ")),
+		"give them the newer file, or put theirs in force: callq config apply, or SIGHUP"), nil
 }
 
 // httpDiffers finds live workers that do not agree on what the task http may do: it is the worker that a call comes

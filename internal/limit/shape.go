@@ -166,18 +166,12 @@ func (r Rate) Passed(t time.Time, gained time.Duration) time.Time {
 	return t.Add(r.Window + Margin(r.Window) + gained)
 }
 
-// Comparable is whether of r and other one can be the stricter: both are so many at once, or of one algorithm
+// Comparable is whether of r and other one may imply the other: both are so many at once, or of one algorithm
 // and, where that cuts a calendar, of the same windows.
 func (r Rate) Comparable(other Rate) bool {
 	return (r.Window == 0) == (other.Window == 0) && r.Algorithm == other.Algorithm &&
 		(r.Algorithm != FixedWindow || r.Period == other.Period && r.Timezone == other.Timezone) &&
 		(r.Algorithm != TokenBucket || r.Period == other.Period)
-}
-
-// Stricter is the rate that implies both, which are comparable.
-func (r Rate) Stricter(other Rate) Rate {
-	r.Units, r.Window, r.Burst = min(r.Units, other.Units), max(r.Window, other.Window), min(r.Burst, other.Burst)
-	return r
 }
 
 // AtLeast is whether r lets through whatever other does, its charges kept for as long.

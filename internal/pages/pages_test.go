@@ -131,8 +131,8 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 		`INSERT INTO call_workers VALUES ('v' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', jsonb_build_object('hosts', ARRAY[$1])),
 			('u' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', '{"hosts": []}')`,
 		`INSERT INTO call_workers VALUES ('w' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h'), ('gone' || $1, 'p', '{}', '{}', 4, now(), now() - interval '1 h')`,
-		`INSERT INTO call_publishers VALUES ('a', 'host/1' || $1, '{}', now(), now() + interval '1 h', now()),
-			('b', 'host/2' || $1, jsonb_build_object('Queues', jsonb_build_array(jsonb_build_object('Name', 'pay' || $1, 'MaxAttempts', 7, 'OnLost', $1::text))), now(), now() + interval '1 h', now())`,
+		`INSERT INTO call_policies VALUES ('in force', 1, now(), 'host/1' || $1)`,
+		`INSERT INTO call_dispatchers VALUES ('a', 'host/1' || $1, 'in force', now() + interval '1 h'), ('b', 'host/2' || $1, 'another', now() + interval '1 h')`,
 		`INSERT INTO call_pauses VALUES ('queue', 'pay' || $1, '', 'infinity', $1, now(), $1), ('queue', 'pay' || $1, 'key' || $1, now() + interval '1 h', $1, now(), $1),
 			('limit', 'api' || $1, '', now() + interval '1 h', $1, now(), $1), ('limit', 'api' || $1, 'key' || $1, 'infinity', $1, now(), $1)`,
 		`INSERT INTO call_budgets VALUES ('search' || $1, 100, '1 s', 7, 'closed', now(), $1)`,
@@ -204,7 +204,7 @@ func TestEverythingIsReached(t *testing.T) {
 			shown = strings.ReplaceAll(shown, "+", "&#43;") // as templates write it
 			for at, words := range map[string][]string{
 				"/": {
-					"Live processes differ on queue", "Live processes differ on key http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "in no process&#39;s configuration", "host/1",
+					"another configuration than the one in force, which host/1", "Live processes differ on http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "not in the configuration in force", "host/1",
 					"9 per 1h", "100 per 1s",
 				},
 				"/calls?status=failed": {"dead letters</a>", `class="status failed"`},

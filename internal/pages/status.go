@@ -27,11 +27,11 @@ type statusBody struct {
 // notice is something that keeps calls from being made.
 type notice struct{ Text, URL string }
 
-// difference is a limit or queue of which live processes publish different rules.
+// difference is a setting in which live workers differ.
 type difference struct {
-	What, Name, URL string
-	Wanted          []dispatcher.Want
-	Holds           string
+	Name   string
+	Wanted []dispatcher.Want
+	Holds  string
 }
 
 // A producer may have put calls into any number of queues.
@@ -63,14 +63,8 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	if more := len(body.Notices) - mostNotices; more > 0 {
 		body.Notices = append(body.Notices[:mostNotices:mostNotices], notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))})
 	}
-	for _, l := range s.Limits {
-		body.Differs = append(body.Differs, limitDiffers(l)...)
-	}
-	for _, q := range s.Queues {
-		body.Differs = append(body.Differs, queueDiffers(q)...)
-	}
 	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		body.Differs = append(body.Differs, difference{"key", "http_task." + key, "", s.HTTPTask[key], report.EachOwn})
+		body.Differs = append(body.Differs, difference{"http_task." + key, s.HTTPTask[key], report.EachOwn})
 	}
 	if body.MoreQueues = max(0, len(s.Queues)-mostQueues); body.MoreQueues > 0 {
 		s.Queues = s.Queues[:mostQueues]
@@ -100,6 +94,9 @@ func notices(s *report.Status) []notice {
 	if !slices.ContainsFunc(s.Workers, func(w report.Worker) bool { return w.Live }) {
 		add("", "No worker lives: nothing is sent until one runs (callq serve, callq work).")
 	}
+	if text := s.OthersText(); text != "" {
+		add("", "%s.", text)
+	}
 	for _, t := range s.Unhandled {
 		url := callsURL("task", t.Task, "status", waitingStatuses)
 		if t.Unnamed > 0 {
@@ -110,7 +107,7 @@ func notices(s *report.Status) []notice {
 	for _, q := range s.Queues {
 		switch url := pathTo("queues", "queue", q.Name); {
 		case !q.Configured && q.Waiting > 0:
-			add(url, "Queue %s is in no process's configuration: its calls wait.", report.Short(q.Name))
+			add(url, "Queue %s is not in the configuration in force: its calls wait.", report.Short(q.Name))
 		case q.Paused != nil || q.PausedKeys > 0:
 			add(url, "Queue %s: %s.", report.Short(q.Name), q.StateText())
 		}
@@ -123,25 +120,10 @@ func notices(s *report.Status) []notice {
 	return list
 }
 
-func limitDiffers(l report.Limit) []difference {
-	if len(l.Wanted) == 0 {
-		return nil
-	}
-	return []difference{{"limit", l.Name, pathTo("limits", "", l.Name), l.Wanted, l.Holds()}}
-}
-
-func queueDiffers(q report.Queue) []difference {
-	if len(q.Wanted) == 0 {
-		return nil
-	}
-	return []difference{{"queue", q.Name, pathTo("queues", "queue", q.Name), q.Wanted, q.Holds()}}
-}
-
 // limitBody is the page of a limit.
 type limitBody struct {
 	*report.LimitDetails
 	Forecast report.Forecast
-	Differs  []difference
 }
 
 func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
@@ -166,7 +148,6 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	body.Differs = limitDiffers(body.Limit)
 	return &page{Template: "limit", Title: "Limit " + report.Short(name), Body: body}, nil
 }
 
@@ -176,7 +157,6 @@ type queueBody struct {
 	Tasks   []report.Waiting // what waits, by task
 	Pauses  []report.Pause
 	Changes []report.Change
-	Differs []difference
 }
 
 func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
@@ -196,7 +176,7 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 		}
 		i := slices.IndexFunc(queues, func(q report.Queue) bool { return q.Name == name })
 		if i < 0 {
-			return &refusal{status: http.StatusNotFound, text: "There is no queue of this name: it is in no process's configuration, and no call waits in it. " +
+			return &refusal{status: http.StatusNotFound, text: "There is no queue of this name: it is not in the configuration in force, and no call waits in it. " +
 				"Calls of it that have ended are in the list of calls."}
 		}
 		body.Queue = queues[i]
@@ -210,7 +190,6 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	body.Differs = queueDiffers(body.Queue)
 	return &page{Template: "queue", Title: "Queue " + report.Short(name), Body: body}, nil
 }
 

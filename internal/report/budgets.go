@@ -22,8 +22,6 @@ type Budget struct {
 	Waiting   time.Duration `json:"waiting_ns" db:"-"` // until the last of the draws that wait has its units
 	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
 	ChangedBy string        `json:"changed_by" db:"published_by"`
-	// Wanted is what each live process publishes, where they differ: then the stricter holds.
-	Wanted []dispatcher.Want `json:"wanted" db:"-"`
 
 	Unknown string `json:"-" db:"-"` // why Free is
 }
@@ -33,7 +31,7 @@ func (b Budget) Rule() budget.Rule {
 	return budget.Rule{Rate: limit.Rate{Units: b.Units, Window: b.Window}, Burst: b.Burst}
 }
 
-// Holds is what is in force, in the words of what processes want.
+// Holds is what is in force, in the words of the audit.
 func (b Budget) Holds() string {
 	return dispatcher.BudgetRule{Rate: b.Rule().Rate, Burst: b.Burst, OnOutage: b.OnOutage}.String()
 }
@@ -41,17 +39,11 @@ func (b Budget) Holds() string {
 // ReadBudgets reads the budgets in force.
 func ReadBudgets(ctx context.Context, db ledger.DB) ([]Budget, error) {
 	budgets, err := collect[Budget](ctx, db, "read budgets", budgetsSQL)
-	if err != nil || len(budgets) == 0 {
-		return budgets, err
-	}
-	live, err := dispatcher.Live(ctx, db)
 	if err != nil {
 		return nil, err
 	}
-	wanted := dispatcher.BudgetDifferences(live)
 	for i := range budgets {
 		b := &budgets[i]
-		b.Wanted = wanted[b.Name]
 		b.Rate = budget.RateString(b.Rule().Rate)
 		inUTC(&b.ChangedAt)
 	}

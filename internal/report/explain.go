@@ -69,7 +69,7 @@ func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
 		return err
 	}
 	c.workers = *workers
-	live, err := dispatcher.Live(ctx, db)
+	live, err := dispatcher.ReadLive(ctx, db)
 	c.dispatchers = len(live)
 	return err
 }

@@ -54,11 +54,9 @@ type Limit struct {
 	SendWithin   time.Duration  `json:"send_within_ns" db:"send_within"`
 	Hosts        []string       `json:"hosts" db:"hosts"`                // whose Retry-After closes it; none: anybody's
 	RetryAfter   time.Duration  `json:"retry_after_ns" db:"retry_after"` // for how long at most; 0: never
-	// Wanted is what each live process publishes, where they differ: then the stricter holds.
-	Wanted []dispatcher.Want `json:"wanted" db:"-"`
 }
 
-// Holds is what is in force, in the words of what processes want.
+// Holds is what is in force, in the words of the audit.
 func (l Limit) Holds() string {
 	text := dispatcher.LimitRule{
 		Rate: l.rate(), PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
@@ -132,11 +130,6 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 	if err != nil {
 		return nil, err
 	}
-	live, err := dispatcher.Live(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	wanted, _ := dispatcher.Differences(live)
 	charges, err := readCharges(ctx, db, limits, key, used)
 	if err != nil {
 		return nil, err
@@ -146,7 +139,6 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 		if key != nil && l.PerKey {
 			l.Key = key
 		}
-		l.Wanted = wanted[l.Name]
 		l.Rate = l.rate().String()
 		if l.PerKey {
 			l.Rate += ", per key"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,9 +26,11 @@ type Status struct {
 	// HTTPTask is what live workers have of http_task, by key, where they differ.
 	HTTPTask  map[string][]dispatcher.Want `json:"http_task"`
 	Unhandled []Unhandled                  `json:"unhandled"` // tasks of waiting calls that no live worker handles
-	// Dispatchers live, and publish: host/pid. One that runs as `dispatch --once` does while it runs.
-	Dispatchers []string `json:"dispatchers"`
-	Oldest      *Oldest  `json:"oldest"` // due call; nil: none is, or none of the first 5,000 in line waits any more
+	// Dispatchers live: host/pid. One that runs as `dispatch --once` does while it runs.
+	Dispatchers []string           `json:"dispatchers"`
+	Others      []string           `json:"other_configuration"` // of those, whose file is another than what is in force
+	Policy      *dispatcher.Policy `json:"policy"`              // in force; nil: none was ever applied
+	Oldest      *Oldest            `json:"oldest"`              // due call; nil: none is, or none of the first 5,000 in line waits any more
 }
 
 // Queue is a queue that is in force or that calls wait in.
@@ -49,15 +52,13 @@ type Queue struct {
 	Hours        []string   `json:"hours" db:"hours"`
 	OutsideHours bool       `json:"outside_hours" db:"-"`
 	HoursUntil   *time.Time `json:"hours_until" db:"-"` // when that changes; nil: it stays so
-	// Wanted is what each live process publishes, where they differ: then the queue has the limits and hours
-	// of all, and the newest says how it retries.
-	Wanted      []dispatcher.Want `json:"wanted" db:"-"`
-	On          string            `json:"on" db:"on_label"`
-	MaxAttempts int               `json:"max_attempts" db:"max_attempts"`
-	BackoffMin  time.Duration     `json:"backoff_min_ns" db:"backoff_min"`
-	BackoffMax  time.Duration     `json:"backoff_max_ns" db:"backoff_max"`
-	Timeout     time.Duration     `json:"timeout_ns" db:"timeout"`
-	OnLost      string            `json:"on_lost" db:"on_lost"`
+
+	On          string        `json:"on" db:"on_label"`
+	MaxAttempts int           `json:"max_attempts" db:"max_attempts"`
+	BackoffMin  time.Duration `json:"backoff_min_ns" db:"backoff_min"`
+	BackoffMax  time.Duration `json:"backoff_max_ns" db:"backoff_max"`
+	Timeout     time.Duration `json:"timeout_ns" db:"timeout"`
+	OnLost      string        `json:"on_lost" db:"on_lost"`
 
 	Now     time.Time `json:"-" db:"now"` // Postgres's clock
 	opening opening
@@ -66,7 +67,7 @@ type Queue struct {
 // EachOwn is what holds of http_task where workers differ.
 const EachOwn = "of a call, what the worker says that it comes to"
 
-// Holds is what is in force, in the words of what processes want.
+// Holds is what is in force, in the words of the audit.
 func (q Queue) Holds() string {
 	return dispatcher.QueueRule{
 		Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts, BackoffMin: q.BackoffMin, BackoffMax: q.BackoffMax,
@@ -104,14 +105,8 @@ func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, 
 	if err != nil {
 		return nil, err
 	}
-	live, err := dispatcher.Live(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	_, wanted := dispatcher.Differences(live)
 	for i := range queues {
 		q := &queues[i]
-		q.Wanted = wanted[q.Name]
 		q.opening = openingAt(q.Hours, q.Now)
 		q.OutsideHours, q.HoursUntil = q.opening.outside, q.opening.at()
 		inUTC(q.PausedUntil)
@@ -177,7 +172,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if s.Budgets, err = ReadBudgets(ctx, tx); err != nil {
 			return err
 		}
-		if s.Dispatchers, err = readDispatchers(ctx, tx); err != nil {
+		if err := s.readDispatchers(ctx, tx); err != nil {
 			return err
 		}
 		s.Oldest, err = ReadOldest(ctx, tx, waiting, 5000)
@@ -193,13 +188,28 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 	return s, nil
 }
 
-func readDispatchers(ctx context.Context, db ledger.DB) ([]string, error) {
-	live, err := dispatcher.Live(ctx, db)
-	names := make([]string, len(live))
-	for i, d := range live {
-		names[i] = d.By
+func (s *Status) readDispatchers(ctx context.Context, db ledger.DB) error {
+	live, err := dispatcher.ReadLive(ctx, db)
+	if err != nil {
+		return err
 	}
-	return names, err
+	s.Dispatchers = make([]string, len(live))
+	for i, d := range live {
+		s.Dispatchers[i] = d.Name
+	}
+	s.Others = dispatcher.OthersOf(live)
+	if s.Policy, err = dispatcher.InForce(ctx, db); s.Policy != nil {
+		inUTC(&s.Policy.At)
+	}
+	return err
+}
+
+// OthersText says which live dispatchers have another file than what is in force; "": none has.
+func (s *Status) OthersText() string {
+	if len(s.Others) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: another configuration than the one in force, which %s", strings.Join(s.Others, ", "), s.Policy.AppliedText())
 }
 
 // ReadOldest finds it among what [ReadWaiting] named: in the oldest 30 chunks of calls, else, where nothing is due

@@ -152,7 +152,7 @@ func (c circumstances) waits() []Reason {
 		add("not_due", &call.RunAt, "it is not due until %s", Instant(&call.RunAt))
 	}
 	if c.queue == nil {
-		add("no_queue", nil, "queue %s is in no process's configuration: add it, and reload (SIGHUP) or restart them", call.Queue)
+		add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", call.Queue)
 	}
 	if c.queue != nil {
 		if o := openingAt(c.queue.Hours, c.now); o.holdsUp() {

@@ -135,7 +135,7 @@ func (w *world) republish() {
 func (w *world) publish(rules dispatcher.Rules) {
 	w.set.rules = rules
 	w.note(0, "", "the rules are %+v", rules)
-	_, err := dispatcher.Publish(w.ctx, w.lane.workers, rules)
+	_, err := dispatcher.Publish(w.ctx, w.lane.workers, rules, "tester")
 	w.must(err)
 	w.api.publish()
 	w.wake(0.5)
