@@ -35,7 +35,8 @@ const (
 //
 // The commit is the point after which a crash is harmless: the attempts are open, their units
 // used, and the sweepers hand over what this process no longer does. That holds too where the
-// commit's outcome stays unknown (unknown.go), for the next claim counts under the same locks.
+// commit's answer is lost: the next claim counts under the same locks, and the sweepers hand over what was
+// committed.
 func (d *Dispatcher) claimOnce(tick context.Context, queue string, wait, apart bool) (claimResult, error) {
 	ctx, cancel := context.WithTimeout(tick, d.claimWithin)
 	defer cancel()
@@ -114,8 +115,8 @@ func (d *Dispatcher) claimOnce(tick context.Context, queue string, wait, apart b
 	if err != nil {
 		return claimResult{}, err
 	}
-	if err := d.commit(ctx, tick, tx, queue, batch); err != nil {
-		return claimResult{}, err
+	if err := tx.Commit(ctx); err != nil {
+		return claimResult{}, fmt.Errorf("commit: %w", err)
 	}
 	d.took(queue, taken, seen)
 	d.metrics.claimed(queue, len(batch.attempts))

@@ -1,0 +1,99 @@
+package dispatcher_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// cutter loses the connection to Postgres at the next commit once it is armed, before Postgres has it or after.
+type cutter struct {
+	armed, after atomic.Bool
+}
+
+func (c *cutter) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	return &cutConn{Conn: conn, cutter: c}, err
+}
+
+type cutConn struct {
+	net.Conn
+	cutter *cutter
+	cut    atomic.Bool
+}
+
+func (c *cutConn) Write(b []byte) (int, error) {
+	if !bytes.Equal(b, []byte("Q\x00\x00\x00\x0bcommit\x00")) || !c.cutter.armed.CompareAndSwap(true, false) {
+		return c.Conn.Write(b)
+	}
+	c.cut.Store(true)
+	if c.cutter.after.Load() {
+		if _, err := c.Conn.Write(b); err != nil {
+			return 0, err
+		}
+		if _, err := c.Conn.Read(make([]byte, 1<<10)); err != nil { // now it is committed
+			return 0, err
+		}
+	}
+	return len(b), c.Conn.Close()
+}
+
+func (c *cutConn) Read(b []byte) (int, error) {
+	if c.cut.Load() {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return c.Conn.Read(b)
+}
+
+// What a commit whose answer was lost has opened counts, and the sweeper hands it over; what it has not is claimed anew.
+func TestCommitWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	for name, committed := range map[string]bool{"it was committed": true, "it was not": false} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			cut := &cutter{}
+			cut.after.Store(committed)
+			config := s.pool.Config().Copy()
+			config.ConnConfig.DialFunc = cut.dial
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(pool.Close)
+			d, err := dispatcher.New(dispatcher.Config{
+				Pool: pool, Redis: s.redis, Rules: rules(sliding("api", 2, time.Hour)), Logger: s.log,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.alive(1) // so that each message carries one
+			if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.tick(d) // so that the next commits nothing but a claim
+			s.calls("default", 3)
+			cut.armed.Store(true)
+			if err := d.Tick(t.Context()); err == nil || cut.armed.Load() {
+				t.Fatalf("the tick ended with %v", err)
+			}
+			want := map[bool]int{true: 2, false: 0}[committed]
+			s.want(`SELECT count(*) = $1 FROM call_open`, want)
+			if got := s.pending("http"); len(got) != 0 {
+				t.Errorf("handed over: %v", got)
+			}
+			s.exec(`UPDATE call_open SET handed_at = handed_at - interval '6 s'`)
+			s.tick(d)
+			if got := s.pending("http"); len(got) != 2 {
+				t.Errorf("after another tick: %v, want 2", got)
+			}
+			s.want(`SELECT count(*) = 2 AND bool_and(attempt = 1) FROM call_open`)
+			s.verify()
+		})
+	}
+}
