@@ -35,7 +35,6 @@ type attempt struct {
 	m0    time.Time // monotonic, read before the start was asked for
 	state startState
 	late  bool // the gate refused its request: it came after send_within
-	gated bool // it had a gate, so that it can be late
 	// client is what a handler of one's own sends through, if it does.
 	client *client
 	// message is done with when the start has been answered or will never be asked for: from then on
@@ -116,7 +115,9 @@ func (a *attempt) end(closing *ledger.Closing) {
 		if a.Queue != "" { // else it ended before anything was known of it
 			a.w.metrics.ended(a.Queue, closing.Outcome, time.Since(a.begun))
 		}
-		a.noteLate()
+		if a.late && len(a.Limits) > 0 {
+			a.w.metrics.tooLate.WithLabelValues(a.Queue).Inc()
+		}
 		a.free()
 	}
 	a.w.closings.Tell(a.w.recording, *closing, func(busy, err error) {
@@ -147,7 +148,6 @@ func (a *attempt) free() {
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
 func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
-	a.gated = true
 	call := a.asCall()
 	s := a.w.http.Load().run(ctx, call, a.Timeout, a.start)
 	var requests int16
@@ -251,7 +251,7 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 func (a *attempt) seen() (requests *int16, s limit.Sending) {
 	seen := a.client.end()
 	if seen.used {
-		requests, a.late, a.gated = new(int16), seen.late && !seen.wrote, !a.client.grant.sendBy.IsZero()
+		requests, a.late = new(int16), seen.late && !seen.wrote
 	}
 	if seen.wrote {
 		*requests = 1

@@ -65,7 +65,6 @@ type Worker struct {
 	slots    chan struct{} // a token per running attempt
 	running  sync.WaitGroup
 	contexts contexts
-	lateness lateness
 	draining atomic.Bool
 	server   atomic.Pointer[handoff.Server] // nil until Run has one
 	drain    chan struct{}                  // closed when draining begins
@@ -122,7 +121,6 @@ func New(cfg Config) (*Worker, error) {
 		metrics:  newMetrics(cfg.Metrics),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		contexts: contexts{of: map[*attempt]underWay{}},
-		lateness: lateness{queues: map[string]*punctuality{}},
 		drain:    make(chan struct{}),
 		freed:    make(chan struct{}, 1),
 	}
