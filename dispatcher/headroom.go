@@ -183,12 +183,10 @@ WITH asked AS MATERIALIZED (
     JOIN call_limits l ON l.name = a.name
 ), open AS (
     SELECT u.name, u.key, u.cost, l.since, o.epoch <> l.epoch AS former,
-        CASE l.anchor WHEN 'dispatch' THEN o.claimed_at ELSE callq_open_until(o.started_at, o.send_within, o.acked_at, l.slack) END AS until,
-        CASE WHEN o.epoch = l.epoch THEN
-            CASE coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END)
-            WHEN 'start' THEN CASE WHEN o.send_within IS NOT NULL THEN greatest(o.started_at, o.acked_at) END
-            WHEN 'dispatch' THEN o.claimed_at END
-        END AS bounded_from
+        callq_open_until(o.started_at, o.send_within, o.acked_at, l.slack) AS until,
+        CASE WHEN o.epoch = l.epoch AND o.send_within IS NOT NULL
+                AND coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
+            THEN greatest(o.started_at, o.acked_at) END AS bounded_from
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     CROSS JOIN LATERAL (SELECT * FROM rules WHERE name = u.name LIMIT 1) l

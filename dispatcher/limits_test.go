@@ -152,27 +152,6 @@ func TestConcurrency(t *testing.T) {
 	s.verifyLongAgo()
 }
 
-// anchor: dispatch counts from the claim, whatever becomes of the attempt.
-func TestAnchorDispatch(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(100)
-	api := sliding("api", 2, time.Hour)
-	api.Anchor = limit.AnchorDispatch
-	s.calls("default", 9)
-	s.once(rules(api))
-	s.want(`SELECT count(*) = 2 FROM call_open`)
-	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '61 min'`)
-	s.once(rules(api))
-	s.want(`SELECT count(*) = 4 FROM call_open`) // nothing has even started
-	s.start(time.Hour)
-	s.finish()
-	s.want(`SELECT bool_and((charged->0->>'until')::timestamptz = claimed_at AND arrived_by >= started_at) FROM call_attempts`)
-	s.once(rules(api))
-	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.verifyLongAgo()
-}
-
 // A limit that changes what it counts, and whose, is counted anew from the ledger.
 func TestLimitChangesItsForm(t *testing.T) {
 	t.Parallel()

@@ -48,7 +48,7 @@ func TestOccupied(t *testing.T) {
 	pool := pgtest.New(t)
 	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
-	names, anchors, slacks := []string{"a", "b", "c", "d"}, []string{"", "start", "finish", "dispatch"}, []int{3, 1, 2, 1}
+	names, anchors, slacks := []string{"a", "b", "c", "d"}, []string{"", "start", "finish", "start"}, []int{3, 1, 2, 1}
 	perKey := []bool{false, true, false, true}
 	keys := rapid.SampledFrom([]string{"", "x", "y"})
 	opens := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) openCase {
@@ -146,8 +146,6 @@ func TestOccupied(t *testing.T) {
 				bounded := anchors[i] == "start" || anchors[i] == "" && !o.Own
 				switch {
 				case o.Older:
-				case anchors[i] == "dispatch":
-					until, from = o.Claimed, o.Claimed
 				case o.Started > 0 && bounded && o.SendWithin >= 0:
 					until, from = o.Started+o.SendWithin+slacks[i], max(o.Started, o.Acked)
 					if o.Acked > 0 && o.Started > 0 {

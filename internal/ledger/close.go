@@ -212,7 +212,7 @@ WITH asked AS MATERIALIZED (
         u.former OR b.outcome = 'lost' AND b.epoch <> (SELECT callq_epoch()) AS former
     FROM bounded b
     LEFT JOIN LATERAL (
-        SELECT max(until) FILTER (WHERE bounds) AS until,
+        SELECT max(until) AS until,
             array_agg(name) AS names, array_agg(key) AS charged_keys, array_agg(cost) AS charged_costs,
             bool_or(former) AS former,
             array_agg(CASE WHEN width > '0' THEN date_bin(width, greatest(until, CASE WHEN NOT former THEN known_at + width END), 'epoch') + width
@@ -220,10 +220,8 @@ WITH asked AS MATERIALIZED (
             jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until)) AS charges
         FROM (
             SELECT l.name, u.key, CASE WHEN l.count_cost OR u.cost <> 1 THEN coalesce(b.settled, u.cost) ELSE u.cost END AS cost,
-                coalesce(l.bucket_width, l.window_size / 200) AS width, l.anchor IS DISTINCT FROM 'dispatch' AS bounds,
-                l.known_at, b.epoch <> l.epoch AS former,
+                coalesce(l.bucket_width, l.window_size / 200) AS width, l.known_at, b.epoch <> l.epoch AS former,
                 CASE
-                WHEN l.anchor = 'dispatch' THEN b.claimed_at
                 WHEN l.window_size > '0' THEN
                     CASE coalesce(l.anchor, CASE b.task WHEN 'http' THEN 'start' ELSE 'finish' END)
                     WHEN 'start' THEN

@@ -91,8 +91,7 @@ func (v *verifier) checkCharges(a *attempt, charges []charge) {
 		v.found(chargedRule, a.breaks("", fmt.Sprintf("it is charged to %q, and queue %s had %q when it was claimed", names, a.Queue, had)))
 		return
 	}
-	var latest *time.Time // of those that bound its arrival
-	bounds := len(charges) > 0
+	var latest *time.Time
 	for i := range charges {
 		c := &charges[i]
 		h := v.versions[c.Limit].during(a.Claimed, a.Finished)
@@ -100,41 +99,21 @@ func (v *verifier) checkCharges(a *attempt, charges []charge) {
 			return
 		}
 		v.checkCost(a, c, h)
-		switch dispatch, other := h.anchors(a); {
-		case c.Until == nil:
+		if c.Until == nil {
 			v.found(untilRule, a.breaks(c.Limit, "nothing says until when it counts"))
 			return
-		case dispatch && other: // which it was at the end is not to be told
-			bounds = false
-		case dispatch:
-			if !c.Until.Equal(a.Claimed) {
-				v.found(untilRule, a.breaks(c.Limit, fmt.Sprintf("it counts until %s, and from its claim at %s", stamp(*c.Until), stamp(a.Claimed))))
-			}
-		default:
-			v.checkUntil(a, c, h)
-			if latest == nil || c.Until.After(*latest) {
-				latest = c.Until
-			}
+		}
+		v.checkUntil(a, c, h)
+		if latest == nil || c.Until.After(*latest) {
+			latest = c.Until
 		}
 	}
 	switch {
 	case latest == nil && !a.own() && a.Arrived.Before(a.At):
 		v.found(untilRule, a.breaks("", fmt.Sprintf("it arrived by %s, before it started at %s", stamp(*a.Arrived), stamp(a.At))))
-	case bounds && latest != nil && !latest.Equal(*a.Arrived):
+	case latest != nil && !latest.Equal(*a.Arrived):
 		v.found(untilRule, a.breaks("", fmt.Sprintf("it counts until %s, and had arrived by %s", stamp(*latest), stamp(*a.Arrived))))
 	}
-}
-
-// anchors says whether one of the versions is anchored at the dispatch, and whether one is not.
-func (h history) anchors(a *attempt) (dispatch, other bool) {
-	for _, r := range h {
-		if r.anchorOf(a) == limit.AnchorDispatch {
-			dispatch = true
-		} else {
-			other = true
-		}
-	}
-	return dispatch, other
 }
 
 // checkCost holds the charge against what a claim took (h[0] was in force), or what was settled, if it counted cost then
@@ -218,22 +197,16 @@ func (v *verifier) openUntil(a *attempt, name string) *time.Time {
 		return nil
 	}
 	r := h[len(h)-1]
-	switch r.anchorOf(a) {
-	case limit.AnchorDispatch:
-		return &a.Claimed
-	case limit.AnchorStart:
-		if a.SendWithin == nil {
-			return nil
-		}
-		until := a.Started.Add(*a.SendWithin + r.Slack)
-		if a.Acked == nil {
-			until = until.Add(limit.ResendMost)
-		} else if a.Acked.After(until) {
-			until = *a.Acked
-		}
-		return &until
+	if r.anchorOf(a) != limit.AnchorStart || a.SendWithin == nil {
+		return nil
 	}
-	return nil
+	until := a.Started.Add(*a.SendWithin + r.Slack)
+	if a.Acked == nil {
+		until = until.Add(limit.ResendMost)
+	} else if a.Acked.After(until) {
+		until = *a.Acked
+	}
+	return &until
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z") }

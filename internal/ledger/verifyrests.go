@@ -104,22 +104,15 @@ ORDER BY id`
 
 // restsOnArrivals says how long after it was sent a request can arrive.
 func (v *verifier) restsOnArrivals() {
-	var slacks, dispatched []string
+	var slacks []string
 	for _, name := range sortedKeys(v.versions) {
 		h := v.versions[name]
-		switch r := h[len(h)-1]; {
-		case r.Taken:
-		case r.Anchor == limit.AnchorDispatch:
-			dispatched = append(dispatched, name)
-		default:
+		if r := h[len(h)-1]; !r.Taken {
 			slacks = append(slacks, fmt.Sprintf("%s %s", r.Slack, name))
 		}
 	}
 	if len(slacks) > 0 {
 		v.says("once TCP sends a request it arrives within slack, or never: %s", listed(slacks))
-	}
-	if len(dispatched) > 0 {
-		v.says("requests arrive when they are claimed (anchor dispatch): %s", listed(dispatched))
 	}
 }
 

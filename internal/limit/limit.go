@@ -19,9 +19,6 @@ const (
 	// AnchorFinish: the request may be written until the handler has ended. Default of other tasks,
 	// and the only one of concurrency limits.
 	AnchorFinish Anchor = "finish"
-	// AnchorDispatch counts from the claim, whenever the request is sent: for comparison only, it
-	// promises nothing.
-	AnchorDispatch Anchor = "dispatch"
 )
 
 // Margin is what a window is widened by for clocks that run apart: W/1000.

@@ -174,7 +174,7 @@ WITH marks AS (
     WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ), open AS (
     SELECT u.name, u.key, sum(u.cost) AS cost, sum(u.cost) FILTER (WHERE o.epoch <> m.epoch) AS former,
-        min(CASE m.starts WHEN 'start' THEN o.started_at WHEN 'dispatch' THEN o.claimed_at END) AS freed_at
+        min(CASE m.starts WHEN 'start' THEN o.started_at END) AS freed_at
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     CROSS JOIN LATERAL (
@@ -182,7 +182,6 @@ WITH marks AS (
         FROM marks WHERE name = u.name
     ) m
     WHERE CASE m.starts WHEN 'start' THEN coalesce(callq_open_until(o.started_at, o.send_within, o.acked_at, m.slack), 'infinity')
-               WHEN 'dispatch' THEN o.claimed_at
                ELSE 'infinity' END > m.since
       AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)
     GROUP BY u.name, u.key

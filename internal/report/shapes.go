@@ -78,7 +78,6 @@ WITH asked AS (
 )
 SELECT u.name, u.key, CASE a.starts
         WHEN 'start' THEN coalesce(callq_open_until(o.started_at, o.send_within, o.acked_at, a.slack), far.away)
-        WHEN 'dispatch' THEN o.claimed_at
         ELSE far.away END, u.cost
 FROM call_open o
 CROSS JOIN (SELECT now() + interval '100 years' AS away) far

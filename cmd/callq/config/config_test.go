@@ -40,7 +40,7 @@ func TestValuesAreRead(t *testing.T) {
 limits:
   stripe: {rate: 100 per 1h, slack: 2s, hosts: [api.stripe.com, 10.0.0.1], retry_after: 10m}
   0042: {rate: 5/s, anchor: finish, algorithm: sliding_window, send_within: 50ms, retry_after: off}
-  tokens: {rate: 90_000/1m, per: key, count: cost, anchor: dispatch}
+  tokens: {rate: 90_000/1m, per: key, count: cost, anchor: finish}
   sockets: {concurrency: 50}
 queues:
   payments: &payments
@@ -73,7 +73,7 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 			Windows: []Window{{Rate: limit.Rate{Units: 5, Window: time.Second}, Slack: 500 * time.Millisecond, SendWithin: 50 * time.Millisecond}},
 		},
 		"tokens": {
-			Rate: Rates{"90_000/1m"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "dispatch",
+			Rate: Rates{"90_000/1m"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish",
 			Slack: 3 * time.Second, SendWithin: 3 * time.Second,
 			RetryAfter: AtMost(time.Hour), Windows: []Window{{Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Slack: 3 * time.Second, SendWithin: 3 * time.Second}},
 		},
