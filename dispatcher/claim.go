@@ -11,7 +11,6 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // claimResult says what a claim did and when the next may do more.
@@ -109,9 +108,6 @@ func (d *Dispatcher) claimOnce(tick context.Context, queue string, wait, apart b
 	}
 	c.apart = apart
 	batch, err := d.take(ctx, tx, c, epoch, want)
-	if errors.Is(err, errRequeued) {
-		return claimResult{lookIn: minGap}, d.requeued(ctx, tx)
-	}
 	if err != nil {
 		return claimResult{}, err
 	}
@@ -253,8 +249,40 @@ func (d *Dispatcher) take(ctx context.Context, tx pgx.Tx, c *round, epoch string
 	if writes.Len() == 0 {
 		return b, nil
 	}
-	return b, b.check(tx.SendBatch(ctx, &writes).Close())
+	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
+		return nil, fmt.Errorf("open attempts: %w", err)
+	}
+	if len(b.attempts) == b.opened {
+		return b, nil
+	}
+	return b, d.leaveOpen(ctx, tx, b)
 }
+
+// leaveOpen has calls that somebody set to wait by hand while an attempt of theirs is open be dispatched again, as they
+// were: what becomes of them that attempt will say. It cannot end before this claim does, which has locked the calls.
+func (d *Dispatcher) leaveOpen(ctx context.Context, tx pgx.Tx, b *batch) error {
+	var ids []int64
+	for _, c := range b.chosen {
+		if !slices.ContainsFunc(b.attempts, func(a claimed) bool { return a.CallID == c.ID }) {
+			ids = append(ids, c.ID)
+		}
+	}
+	left, err := tx.Exec(ctx, leaveOpenSQL, ids)
+	if err != nil {
+		return fmt.Errorf("leave attempts open: %w", err)
+	}
+	if left.RowsAffected() != int64(len(ids)) {
+		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), b.opened)
+	}
+	d.log.WarnContext(ctx, "calls were set to wait though an attempt of theirs is open: they are dispatched again", "calls", ids)
+	return nil
+}
+
+const leaveOpenSQL = `
+UPDATE call_queue q
+SET attempts = o.attempt, dispatched_at = o.claimed_at
+FROM call_open o
+WHERE q.id = ANY ($1::bigint[]) AND o.call_id BETWEEN q.id AND q.id AND q.status = 'dispatched'`
 
 // unfinished says whether another claim right away may find more: a key that has room left has more calls
 // that a pool has room for. Where it has, and a shared limit is exhausted, the batch is stuck.
@@ -333,20 +361,6 @@ func (b *batch) open(writes *pgx.Batch, c *round) {
 	})
 }
 
-// check says whether the writes did what they were to.
-func (b *batch) check(err error) error {
-	if err != nil {
-		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23505" && pg.TableName == "call_open" {
-			return fmt.Errorf("open attempts: %w (%s)", errRequeued, pg.Detail)
-		}
-		return fmt.Errorf("open attempts: %w", err)
-	}
-	if len(b.attempts) != b.opened {
-		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), b.opened)
-	}
-	return nil
-}
-
 // startWithin is how long a claimed attempt may wait for its start. Where its queue's hours end sooner, that
 // is the end: nothing starts after it, whoever lives, and the sweepers take back what was handed over.
 const startWithin = 30 * time.Second
@@ -377,6 +391,7 @@ SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_wi
         THEN ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
+ON CONFLICT (call_id) DO NOTHING
 RETURNING call_id, attempt, parcel_no`
 
 // messages are what carries the batch to the workers.
@@ -389,6 +404,6 @@ func (b *batch) messages() []handoff.Message {
 		p := &list[a.ParcelNo]
 		p.Attempts = append(p.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	// Of a batch that was read back some may have started, or gone, meanwhile.
+	// Of some calls an attempt was open already.
 	return slices.DeleteFunc(list, func(p handoff.Message) bool { return len(p.Attempts) == 0 })
 }
