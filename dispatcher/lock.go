@@ -91,15 +91,10 @@ func (d *Dispatcher) lockQueue(ctx context.Context, tx pgx.Tx, queue string, wai
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
 		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
-	if free, err := room.free(ctx, tx); err != nil {
-		return nil, fmt.Errorf("lock the room: %w", err)
-	} else if !free || len(q.Limits) != len(names) {
+	if !room.mine || len(q.Limits) != len(names) {
 		return nil, nil
 	}
-	if !room.former { // another may have drawn while it was waited for
-		err = tx.QueryRow(ctx, drawSQL).Scan(&q.Batch)
-	}
-	return q, err
+	return q, nil
 }
 
 const claimSettingsSQL = `

@@ -85,11 +85,7 @@ func (p *publication) lock(ctx context.Context) error {
 	var batch pgx.Batch
 	batch.Queue(`SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`)
 	lock.ask(&batch)
-	err := p.tx.SendBatch(ctx, &batch).Close()
-	if err == nil {
-		_, err = lock.free(ctx, p.tx)
-	}
-	if err != nil {
+	if err := p.tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return fmt.Errorf("wait for other publishers: %w", err)
 	}
 	return nil

@@ -33,7 +33,6 @@ func TestPublishTwice(t *testing.T) {
 	defer tx.Rollback(t.Context())
 	for _, sql := range []string{
 		`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'room' FOR UPDATE`,
-		`SELECT pg_advisory_xact_lock(hashtext('callq room'))`,
 	} {
 		if _, err := tx.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
