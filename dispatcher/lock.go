@@ -108,7 +108,7 @@ const lockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queue
 // By bytes, as Publish sorts them, whatever the database's collation.
 const lockLimitsSQL = `
 SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, config_rate, config_shape, coalesce(anchor, '') AS anchor, slack,
-    send_within, epoch, greatest(missing_until, shut_until - window_size * 1.001) AS missing_until,
+    send_within, epoch, missing_until,
     known_at, known_less, complete_since,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way

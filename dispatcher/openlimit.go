@@ -70,4 +70,4 @@ func OpenLimit(ctx context.Context, pool *pgxpool.Pool, name, reason, by string)
 
 const usedBySQL = `SELECT queues FROM call_limits WHERE name = $1 AND cardinality(queues) > 0`
 
-const foundSQL = `UPDATE call_limits SET missing_until = NULL, known_at = NULL, known_less = 0, shut_until = NULL WHERE name = $1`
+const foundSQL = `UPDATE call_limits SET missing_until = NULL, known_at = NULL, known_less = 0 WHERE name = $1`

@@ -22,9 +22,8 @@ CREATE TABLE call_limits (
     published_by   text        NOT NULL,
     -- From when call_usage holds every charge; NULL: not yet, and the limit is shut until then.
     complete_since timestamptz,
-    -- The epoch the limit was last claimed in; a new one shuts it until shut_until.
+    -- The epoch the limit was last claimed in.
     epoch          text        NOT NULL,
-    shut_until     timestamptz,
     -- What the config says, while an operator's `limits set` is in force instead; else NULL.
     config_rate    bigint,
     config_window  interval,

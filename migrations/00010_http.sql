@@ -2,8 +2,7 @@
 
 -- +goose Up
 
--- The settings of a worker's task http, without secrets' values. NULL: it does not take http, or is of an older
--- version.
+-- The settings of a worker's task http, without secrets' values. NULL: it does not take http.
 ALTER TABLE call_workers ADD COLUMN http jsonb;
 
 -- Whose answers with Retry-After close a limit ({}: anybody's), and for how long at most; 0: never.

@@ -9,11 +9,8 @@ ALTER TABLE call_limits
     ADD COLUMN missing_until timestamptz,
     ADD COLUMN known_at      timestamptz,
     ADD COLUMN known_less    bigint NOT NULL DEFAULT 0;
-COMMENT ON COLUMN call_limits.shut_until IS 'Written by dispatchers of the release before, which shut limits for their window.';
 
 -- +goose Down
-UPDATE call_limits SET shut_until = greatest(shut_until, missing_until + window_size * 1.001);
-COMMENT ON COLUMN call_limits.shut_until IS NULL;
 ALTER TABLE call_limits
     DROP COLUMN missing_until,
     DROP COLUMN known_at,

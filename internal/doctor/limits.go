@@ -35,7 +35,7 @@ func limits(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 const limitsSQL = `
 SELECT name, epoch <> callq_epoch() AS new_epoch,
     complete_since IS NULL AS uncounted, config_rate IS NOT NULL AS set,
-    rate, window_size, shape, greatest(missing_until, shut_until - window_size * 1.001) AS missing_until, known_at, clock_timestamp() AS now
+    rate, window_size, shape, missing_until, known_at, clock_timestamp() AS now
 FROM call_limits
 WHERE cardinality(queues) > 0
 ORDER BY name`

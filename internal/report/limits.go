@@ -199,7 +199,7 @@ SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_c
     l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.published_at, l.published_by,
     coalesce(o.cost, 0)::bigint AS occupied, coalesce(o.former, 0)::bigint AS former, o.freed_at,
-    greatest(l.missing_until, l.shut_until - l.window_size * 1.001) AS missing_until, l.known_at, l.known_less, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
+    l.missing_until, l.known_at, l.known_less, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
