@@ -27,9 +27,6 @@ func (d *Dispatcher) noteEpoch(ctx context.Context, epoch string) error {
 		return err
 	}
 	d.logEntered(ctx, entered)
-	if err := d.hand.reopen(ctx); err != nil {
-		return err
-	}
 	d.epoch = epoch
 	return nil
 }

@@ -64,18 +64,6 @@ func (h *handover) tidy(ctx context.Context, pools []string) (n int, err error) 
 	return n, err
 }
 
-// reopen is for a new epoch, which may have lost the database's id in Redis.
-func (h *handover) reopen(ctx context.Context) error {
-	if h.opened == nil {
-		return nil
-	}
-	broker, err := h.opened.Reopen(ctx, h.pool)
-	if err == nil {
-		h.opened = broker
-	}
-	return err
-}
-
 // ask does something with Redis, within redisTimeout.
 func (h *handover) ask(ctx context.Context, do func(context.Context, *handoff.Broker) error) error {
 	if h.opened == nil {

@@ -7,7 +7,6 @@
 package handoff
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,30 +41,14 @@ type Ref struct {
 }
 
 // MarshalJSON writes [call, attempt].
-func (r Ref) MarshalJSON() ([]byte, error) {
-	data := strconv.AppendInt([]byte{'['}, r.CallID, 10)
-	data = strconv.AppendInt(append(data, ','), int64(r.Attempt), 10)
-	return append(data, ']'), nil
-}
+func (r Ref) MarshalJSON() ([]byte, error) { return json.Marshal([2]int64{r.CallID, int64(r.Attempt)}) }
 
 // UnmarshalJSON reads what MarshalJSON writes.
 func (r *Ref) UnmarshalJSON(data []byte) error {
-	inner, opened := bytes.CutPrefix(data, []byte{'['})
-	inner, closed := bytes.CutSuffix(inner, []byte{']'})
-	callID, attempt, two := bytes.Cut(inner, []byte{','})
-	if !opened || !closed || !two {
-		return fmt.Errorf("%q is not [call, attempt]", data)
-	}
-	id, err := strconv.ParseInt(string(callID), 10, 64)
-	if err != nil {
-		return err
-	}
-	n, err := strconv.ParseInt(string(attempt), 10, 32)
-	if err != nil {
-		return err
-	}
-	*r = Ref{CallID: id, Attempt: int32(n)}
-	return nil
+	var of [2]int64
+	err := json.Unmarshal(data, &of)
+	r.CallID, r.Attempt = of[0], int32(of[1])
+	return err
 }
 
 // prefix begins the name of each of callq's Asynq queues, and the type of each of its Asynq tasks.
@@ -109,20 +92,10 @@ type DB interface {
 
 // Open asks Postgres which queues of Redis belong to this database.
 func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, error) {
-	return open(ctx, client, db, rand.Int64N(1<<40))
-}
-
-// Reopen asks again, at a new epoch: where a failover or a restore has lost the id, it is written anew, so that the
-// processes that go on still find each other.
-func (b *Broker) Reopen(ctx context.Context, db DB) (*Broker, error) {
-	return open(ctx, b.client, db, b.id)
-}
-
-func open(ctx context.Context, client redis.UniversalClient, db DB, otherwise int64) (*Broker, error) {
 	b := &Broker{client: client}
 	err := db.QueryRow(ctx, databaseSQL).Scan(&b.id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = db.QueryRow(ctx, drawDatabaseSQL, otherwise).Scan(&b.id)
+		err = db.QueryRow(ctx, drawDatabaseSQL, rand.Int64N(1<<40)).Scan(&b.id)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the database's id: %w", err)

@@ -208,30 +208,6 @@ func TestSendIsOneRoundTrip(t *testing.T) {
 	sendAll()
 }
 
-// The id in Redis is the database's, whoever asks, and whatever a failover has lost.
-func TestReopen(t *testing.T) {
-	t.Parallel()
-	client, pool := redistest.New(t), pgtest.New(t)
-	first, err := handoff.Open(t.Context(), client, pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := pool.Exec(t.Context(), `DELETE FROM call_marks`); err != nil {
-		t.Fatal(err)
-	}
-	again, err := first.Reopen(t.Context(), pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := handoff.Open(t.Context(), client, pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a, b, c := first.Queue("p"), again.Queue("p"), other.Queue("p"); a != b || b != c {
-		t.Errorf("queues %s, %s, %s", a, b, c)
-	}
-}
-
 func TestSendWithoutRedis(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{MaxRetries: -1, Dialer: func(context.Context, string, string) (net.Conn, error) {
