@@ -2,12 +2,9 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"time"
 
-	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -25,7 +22,7 @@ func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("the role %s may not vacuum %s, which autovacuum tends meanwhile: vacuum as their owner, or, "+
 			"from Postgres 17 on, let it grant MAINTAIN (`callq migrate roles`)", role, strings.Join(forbidden, ", "))
 	}
-	return vacuum(ctx, pool, tables)
+	return vacuum(ctx, pool, "VACUUM (ANALYZE) ", tables)
 }
 
 func busyTables() []string {
@@ -46,10 +43,10 @@ const mayVacuumSQL = `(
 
 func vacuum(ctx context.Context, db interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
-}, tables []string,
+}, statement string, tables []string,
 ) error {
 	for _, table := range tables {
-		if _, err := db.Exec(ctx, "VACUUM (ANALYZE) "+pgx.Identifier{table}.Sanitize()); err != nil {
+		if _, err := db.Exec(ctx, statement+pgx.Identifier{table}.Sanitize()); err != nil {
 			return fmt.Errorf("vacuum %s: %w", table, err)
 		}
 	}
@@ -57,58 +54,18 @@ func vacuum(ctx context.Context, db interface {
 }
 
 // vacuumNeeded vacuums those of the tables that need it before autovacuum comes round, which looks
-// once a minute: call_open and call_usage change entirely within seconds. One dispatcher does it.
+// once a minute: call_open and call_usage change entirely within seconds. What another is vacuuming is passed over.
 func (d *Dispatcher) vacuumNeeded(ctx context.Context) error {
-	if tables, err := needVacuum(ctx, d.cfg.Pool); err != nil || len(tables) == 0 {
-		return err
-	}
-	var until time.Time
-	if err := d.cfg.Pool.QueryRow(ctx, leaseVacuumSQL, vacuumLease).Scan(&until); err != nil {
-		if errors.Is(err, pgx.ErrNoRows) { // another's
-			return nil
-		}
-		return wrapVacuum(err)
-	}
-	defer func() {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
-		defer cancel()
-		_, _ = d.cfg.Pool.Exec(ending, endVacuumSQL, until) // else it ends by itself
-	}()
-	tables, err := needVacuum(ctx, d.cfg.Pool) // another may have done it meanwhile
+	rows, err := d.cfg.Pool.Query(ctx, vacuumNeededSQL)
 	if err != nil {
-		return err
-	}
-	return vacuum(ctx, d.cfg.Pool, tables)
-}
-
-func needVacuum(ctx context.Context, db ledger.DB) ([]string, error) {
-	rows, err := db.Query(ctx, vacuumNeededSQL)
-	if err != nil {
-		return nil, wrapVacuum(err)
+		return fmt.Errorf("see what needs a vacuum: %w", err)
 	}
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	return tables, wrapVacuum(err)
-}
-
-func wrapVacuum(err error) error {
-	if err == nil {
-		return nil
+	if err != nil {
+		return fmt.Errorf("see what needs a vacuum: %w", err)
 	}
-	return fmt.Errorf("see what needs a vacuum: %w", err)
+	return vacuum(ctx, d.cfg.Pool, "VACUUM (SKIP_LOCKED, ANALYZE) ", tables)
 }
-
-// vacuumLease is how long a dispatcher that died keeps the others from it; autovacuum comes round meanwhile. Two at once,
-// where a vacuum takes longer or one is of the release before, do no harm: Postgres has one wait for the other.
-const vacuumLease = 10 * time.Minute
-
-// A VACUUM cannot run in a transaction, which a row's lock would last for. An end that lies further ahead is older than
-// the clock's last step back.
-const leaseVacuumSQL = `
-UPDATE call_locks SET until = clock_timestamp() + $1::interval
-WHERE name = 'vacuum' AND (until < clock_timestamp() OR until > clock_timestamp() + $1::interval)
-RETURNING until`
-
-const endVacuumSQL = `UPDATE call_locks SET until = '-infinity' WHERE name = 'vacuum' AND until = $1`
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old
 // snapshot may still see. So is one that this role may not vacuum.

@@ -16,14 +16,14 @@ DO $migration$ BEGIN
 END $migration$;
 -- +goose StatementEnd
 
--- What one process at a time may do: who holds a row's lock does it (dispatcher/mutex.go), or, until "until", who has
--- set that. Only daemons may lock or change a row, and nobody but the owner may add or remove one.
+-- What one process at a time may do: who holds a row's lock does it (dispatcher/mutex.go). Only daemons may lock a row, and
+-- nobody but the owner may add, change or remove one. held is never written: who may update it may lock the row.
 CREATE TABLE call_locks (
-    name  text        PRIMARY KEY,
-    until timestamptz NOT NULL DEFAULT '-infinity'
+    name text    PRIMARY KEY,
+    held boolean
 );
 
-INSERT INTO call_locks (name) VALUES ('room'), ('publish'), ('vacuum');
+INSERT INTO call_locks (name) VALUES ('room'), ('publish');
 
 -- +goose Down
 DROP TABLE call_locks;

@@ -33,6 +33,9 @@ func TestSchemaFingerprints(t *testing.T) {
 
 // Whatever is done to a part of the schema, doctor names the part.
 func TestSchemaDrift(t *testing.T) {
+	if os.Getenv("UPDATE") != "" {
+		t.Skip("the fingerprints are being written")
+	}
 	t.Parallel()
 	for harm, want := range map[string]string{
 		`CREATE INDEX mine ON call_queue (status)`: "",

@@ -70,7 +70,7 @@ GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_
 GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_line_totals, call_lines, call_marks, call_news, call_open, call_pauses,
     call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_daemon;
 GRANT SELECT ON call_in_line TO callq_daemon;
-GRANT SELECT, UPDATE (until) ON call_locks TO callq_daemon; -- nobody else may lock a row
+GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lock a row
 GRANT SELECT, INSERT, DELETE, UPDATE (attempt) ON call_attempts TO callq_daemon;
 GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
 GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
