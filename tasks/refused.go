@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -140,9 +139,6 @@ func (a *attempt) otherMay(ctx context.Context, call *Call, err error) error {
 	if askErr == nil && !slices.ContainsFunc(others, func(s *httpSettings) bool { return s == nil || s.may(call, refusal.ip) }) {
 		return nil
 	}
-	if a.w.refusals.first(refusal.Error()) {
-		a.w.log.WarnContext(ctx, "call handed back for another worker", "worker", a.w.id, "call", a.callID, "reason", clean(err.Error()))
-	}
 	return fmt.Errorf("handed back for another worker: %w", err)
 }
 
@@ -163,26 +159,3 @@ FROM call_workers w
 LEFT JOIN call_queues q ON q.name = $2
 WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND w.id <> $1 AND 'http' = ANY(w.tasks)
   AND coalesce(q.on_label = '' OR q.on_label = ANY(w.labels), true)`
-
-// refusals are the reasons for which calls were handed back, each of which the log has once.
-type refusals struct {
-	mu   sync.Mutex
-	said map[string]bool
-}
-
-// saidMost bounds them: producers choose the hosts that they name.
-const saidMost = 100
-
-// first says that this reason is new.
-func (r *refusals) first(reason string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.said[reason] || len(r.said) >= saidMost {
-		return false
-	}
-	if r.said == nil {
-		r.said = map[string]bool{}
-	}
-	r.said[reason] = true
-	return true
-}

@@ -57,7 +57,6 @@ type Worker struct {
 	handlers map[string]Handler
 	http     atomic.Pointer[httpTask] // nil: it does not take the task http
 	client   *httpTask                // of handlers' Call.Client; nil: http
-	refusals refusals
 	log      *slog.Logger
 	metrics  *metrics
 	budgets  *budgets

@@ -99,11 +99,11 @@ type Limit struct {
 	Concurrency int           `key:"concurrency" allowed:"1..1000000"`
 	Per         string        `key:"per" allowed:"key"` // empty: all calls share it
 	Overrides   Overrides     `key:"overrides" check:"override" allowed:"keys with rates, or of a concurrency with numbers, such as {acct_1: 50/s}"`
-	Count       string        `key:"count" allowed:"cost"`                   // empty: a call takes 1
-	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish"` // empty: start for the http task, finish for others
-	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`               // default limit.DefaultSlack
-	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"`         // default limit.DefaultSendWithin
-	Hosts       []string      `key:"hosts" check:"host"`                     // whose Retry-After closes it; none: any
+	Count       string        `key:"count" allowed:"cost"`           // empty: a call takes 1
+	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish"`  // empty: start for the http task, finish for others
+	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`       // default limit.DefaultSlack
+	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"` // default limit.DefaultSendWithin
+	Hosts       []string      `key:"hosts" check:"host"`             // whose Retry-After closes it; none: any
 	RetryAfter  AtMost        `key:"retry_after" default:"1h" allowed:"1s..1d"`
 
 	Windows []Window // shortest first
