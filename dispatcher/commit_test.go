@@ -42,7 +42,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 			return 0, err
 		}
 	}
-	return len(b), c.Conn.Close()
+	return len(b), c.Close()
 }
 
 func (c *cutConn) Read(b []byte) (int, error) {

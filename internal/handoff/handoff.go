@@ -45,10 +45,7 @@ func (r Ref) MarshalJSON() ([]byte, error) { return json.Marshal([2]int64{r.Call
 
 // UnmarshalJSON reads what MarshalJSON writes.
 func (r *Ref) UnmarshalJSON(data []byte) error {
-	var of [2]int64
-	err := json.Unmarshal(data, &of)
-	r.CallID, r.Attempt = of[0], int32(of[1])
-	return err
+	return json.Unmarshal(data, &[]any{&r.CallID, &r.Attempt})
 }
 
 // prefix begins the name of each of callq's Asynq queues, and the type of each of its Asynq tasks.
