@@ -126,7 +126,7 @@ func layouts(n int) []layout {
 }
 
 // cancelledSQL cancels all that waits.
-const cancelledSQL = `UPDATE call_queue SET status = 'cancelled', cancelled_at = now(), finished_at = now() WHERE status = 'new'`
+const cancelledSQL = `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE status = 'new'`
 
 // newest is the number of the last call.
 func (l layout) newest() int {
@@ -179,12 +179,12 @@ func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, parts []part, n in
 // fillSQL: of those that ended, two of a hundred failed at once and one was cancelled while it waited. One call
 // in five is of the task mail, and one in all is rare. Queues and keys have nothing to do with how a call ended.
 const fillSQL = `
-INSERT INTO call_queue (status, attempts, failed_count, created_at, run_at, dispatched_at, finished_at, failed_at, cancelled_at,
+INSERT INTO call_queue (status, attempts, failed_count, created_at, run_at, dispatched_at, finished_at, failed_at,
     queue, task, key, error_message, call_data)
 SELECT status, (status IN ('done', 'failed'))::int, (status = 'failed')::int, made,
     made + CASE status WHEN 'new' THEN @ahead::interval ELSE '0' END,
     CASE WHEN status IN ('done', 'failed') THEN made + interval '1 s' END,
-    CASE WHEN status <> 'new' THEN ended END, CASE status WHEN 'failed' THEN ended END, CASE status WHEN 'cancelled' THEN ended END,
+    CASE WHEN status <> 'new' THEN ended END, CASE status WHEN 'failed' THEN ended END,
     QUEUE, CASE WHEN i = @rare THEN 'rare' WHEN a / 20 % 5 = 0 THEN 'mail' ELSE 'http' END, KEY,
     CASE status WHEN 'failed' THEN 'POST https://api.example.com: 422 Unprocessable Entity' END,
     jsonb_build_object('url', 'https://api.example.com/v1/messages', 'method', 'POST',

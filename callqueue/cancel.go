@@ -106,7 +106,7 @@ WITH call AS MATERIALIZED (
     WHERE q.id = ANY($1::bigint[])
 ), cancelled AS (
     UPDATE call_queue q
-    SET status = 'cancelled', finished_at = clock_timestamp(), cancelled_at = clock_timestamp(), unique_key = NULL
+    SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL
     FROM call c
     WHERE q.id = c.id AND NOT c.ended AND NOT c.claimed
     RETURNING q.id

@@ -62,7 +62,7 @@ WITH call AS MATERIALIZED (
 ), retried AS (
     UPDATE call_queue q
     SET status = 'new', failed_count = 0, retried_after = q.attempts, run_at = clock_timestamp(), error_message = NULL,
-        finished_at = NULL, failed_at = NULL, cancelled_at = NULL,
+        finished_at = NULL, failed_at = NULL,
         expires_at = CASE WHEN q.expires_at > clock_timestamp() THEN q.expires_at END
     FROM call c
     WHERE q.id = c.id AND NOT c.open AND c.status = ANY($2::text[])

@@ -21,15 +21,15 @@ import (
 // endedSQL makes call 1 done, 2 failed after three attempts, 3 cancelled, 4 cancelled while it runs, 5 new,
 // 6 in error, 7 dispatched, 8 expired.
 const endedSQL = `
-INSERT INTO call_queue (status, attempts, failed_count, key, error_message, finished_at, failed_at, cancelled_at, expires_at, run_at) VALUES
-    ('done', 1, 0, 'k', NULL, now(), NULL, NULL, NULL, now()),
-    ('failed', 3, 3, 'k', 'busy', now(), now(), NULL, now() + interval '1 h', now() + interval '1 h'),
-    ('cancelled', 0, 0, 'k', NULL, now(), NULL, now(), NULL, 'infinity'),
-    ('cancelled', 1, 0, 'k', NULL, now(), NULL, now(), NULL, now()),
-    ('new', 0, 0, 'k', NULL, NULL, NULL, NULL, NULL, now()),
-    ('error', 1, 1, 'k', 'busy', now(), NULL, NULL, NULL, now() + interval '1 h'),
-    ('dispatched', 1, 0, 'k', NULL, NULL, NULL, NULL, NULL, now()),
-    ('failed', 0, 0, 'k', 'expired', now(), now(), NULL, now() - interval '1 s', now());
+INSERT INTO call_queue (status, attempts, failed_count, key, error_message, finished_at, failed_at, expires_at, run_at) VALUES
+    ('done', 1, 0, 'k', NULL, now(), NULL, NULL, now()),
+    ('failed', 3, 3, 'k', 'busy', now(), now(), now() + interval '1 h', now() + interval '1 h'),
+    ('cancelled', 0, 0, 'k', NULL, now(), NULL, NULL, 'infinity'),
+    ('cancelled', 1, 0, 'k', NULL, now(), NULL, NULL, now()),
+    ('new', 0, 0, 'k', NULL, NULL, NULL, NULL, now()),
+    ('error', 1, 1, 'k', 'busy', now(), NULL, NULL, now() + interval '1 h'),
+    ('dispatched', 1, 0, 'k', NULL, NULL, NULL, NULL, now()),
+    ('failed', 0, 0, 'k', 'expired', now(), now(), now() - interval '1 s', now());
 UPDATE call_queue SET dispatched_at = now() WHERE attempts > 0;
 INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 SELECT id, a, 1, 1, now(), now(), now(), now(), CASE status WHEN 'done' THEN 'done' ELSE 'error' END, 'default', 'http', 'k', '[]'
@@ -64,7 +64,7 @@ func TestRetry(t *testing.T) {
 		t.Errorf("got %v, want not found: 99 and -1", err)
 	}
 	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{2,3,5,8}' AND bool_and(failed_count = 0 AND run_at <= clock_timestamp()
-		AND finished_at IS NULL AND failed_at IS NULL AND cancelled_at IS NULL AND error_message IS NULL)
+		AND finished_at IS NULL AND failed_at IS NULL AND error_message IS NULL)
 		FROM call_queue WHERE status = 'new'`)
 	isSo(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
 	isSo(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
@@ -167,7 +167,7 @@ func TestChangesRace(t *testing.T) {
 	_, base := newClient(t)
 	client, pool := another(t, base, func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, ledger.Settings()) })
 	const n = 40
-	exec(t, pool, `INSERT INTO call_queue (status, finished_at, cancelled_at) SELECT 'cancelled', now(), now() FROM generate_series(1, $1::integer)`, n)
+	exec(t, pool, `INSERT INTO call_queue (status, finished_at) SELECT 'cancelled', now() FROM generate_series(1, $1::integer)`, n)
 	ids := make([]int64, n)
 	for i := range ids {
 		ids[i] = int64(i + 1)

@@ -53,7 +53,6 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 			progress(retired)
 		}
 	}
-	left := ranges{}
 	keeping := func(err error) error {
 		retired.Kept, retired.KeptFor = retired.Kept+1, reason(err)
 		if retired.Kept > keptMost {
@@ -62,9 +61,8 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 		return nil
 	}
 	calls := walk{"retire calls", retireCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), keeping}
-	err := calls.run(ctx, pool, func(removed int64, from []int64) {
+	err := calls.run(ctx, pool, func(removed int64) {
 		retired.Calls += removed
-		left.add(from)
 		tell()
 	})
 	if err != nil {
@@ -73,7 +71,7 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 	attempts := walk{
 		"retire attempts", retireAttemptsSQL, `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, keeping,
 	}
-	err = attempts.run(ctx, pool, func(removed int64, _ []int64) {
+	err = attempts.run(ctx, pool, func(removed int64) {
 		retired.Attempts += removed
 		tell()
 	})
@@ -82,10 +80,6 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fu
 	}
 	if _, err := pool.Exec(ctx, `SELECT callq_prune_versions()`); err != nil {
 		return retired, fmt.Errorf("remove versions of limits that the ledger no longer needs: %w", err)
-	}
-	// Last, when hardly any snapshot sees what was there: of what one sees nothing is forgotten.
-	if err := left.sumUpAnew(ctx, pool, vacuumWithin); err != nil {
-		return retired, fmt.Errorf("sum up anew what call_queue_find_idx says of retired calls: %w", err)
 	}
 	return retired, nil
 }
@@ -106,22 +100,21 @@ type walk struct {
 	keeping   func(error) error // hears why a row cannot be removed; an error of its own ends the walk
 }
 
-// run tells note after each transaction how many rows it removed, and from where. Where a row spoils the statement, fewer
-// are looked at, in the end that one alone, which is passed over.
-func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int64, from []int64)) error {
+// run tells note after each transaction how many rows it removed. Where a row spoils the statement, fewer are looked
+// at, in the end that one alone, which is passed over.
+func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int64)) error {
 	most := retainBatch
 	began, before, passedEnd := int64(-1), int64(0), false
 	for {
 		var at int64
 		var next *int64 // nil: the end
 		var removed int64
-		var from []int64
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if err := tx.QueryRow(ctx, placeSQL, w.name).Scan(&at); err != nil {
 				return err
 			}
 			w.args["after"], w.args["most"] = at, most
-			if err := tx.QueryRow(ctx, w.sql, w.args).Scan(&next, &removed, &from); err != nil {
+			if err := tx.QueryRow(ctx, w.sql, w.args).Scan(&next, &removed); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, moveSQL, w.name, next)
@@ -143,7 +136,7 @@ func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int
 			return err
 		}
 		most = min(2*most, retainBatch)
-		note(removed, from)
+		note(removed)
 		if began < 0 {
 			began = at
 		}
@@ -185,9 +178,9 @@ WITH seen AS MATERIALIZED (
     FOR UPDATE OF q SKIP LOCKED
 ), removed AS (
     DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id
-    RETURNING (q.ctid::text::point)[0]::bigint / 16 * 16 AS page
+    RETURNING 1
 )
-SELECT (SELECT max(id) FROM seen), count(*), array_agg(DISTINCT page) FROM removed`
+SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 
 // outOfReach is of an attempt a that no window needs: reachSQL, as r, says how far they go back. Twice the
 // longest window leaves room for one that is raised.
@@ -220,4 +213,4 @@ WITH seen AS MATERIALIZED (
     SELECT 'ledger', max(arrived_by) FROM removed HAVING max(arrived_by) IS NOT NULL
     ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
 )
-SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed), NULL::bigint[]`
+SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`

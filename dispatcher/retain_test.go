@@ -2,14 +2,10 @@ package dispatcher_test
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/dispatcher"
 )
@@ -46,84 +42,6 @@ func TestRetentionFreesNothing(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT sum(used) = 5 FROM call_usage WHERE limit_name = 'second'`)
 	s.verify()
-}
-
-// What retention took away the index of queues, tasks and keys forgets, though others take its room: else it
-// would tell ever less. A VACUUM that runs is waited for.
-func TestIndexForgetsRetired(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	var pages, all int64
-	for range 5 { // Postgres may just then look at the table for its statistics: what that sees is not forgotten
-		s.exec(`TRUNCATE call_queue, call_news`)
-		s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'gone', 'done', now() - interval '1 year' FROM generate_series(1, 20000)`)
-		s.exec(`VACUUM call_queue`) // sums the pages up
-		if pages, all = s.pagesOfGone(); pages < all*9/10 {
-			t.Fatalf("the index says that queue gone is in %d pages of %d, want all", pages, all)
-		}
-		vacuum, err := s.pool.Begin(t.Context())
-		if err == nil {
-			_, err = vacuum.Exec(t.Context(), `LOCK TABLE call_queue IN SHARE UPDATE EXCLUSIVE MODE`)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() {
-			retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
-			if err == nil && retired.Calls != 20000 {
-				err = fmt.Errorf("%d calls are retired, want 20000", retired.Calls)
-			}
-			ended <- err
-		}()
-		s.eventually(`SELECT count(*) > 0 FROM pg_locks WHERE mode = 'ShareUpdateExclusiveLock' AND NOT granted`)
-		removed := one[string](s, `SELECT pg_current_xact_id()::text`)
-		s.eventually(`SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8`, removed) // other tests may see it still
-		if err := vacuum.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
-		s.exec(`VACUUM call_queue`)
-		s.exec(`INSERT INTO call_queue (queue, status, finished_at) SELECT 'next', 'done', now() FROM generate_series(1, 20000)`)
-		if pages, all = s.pagesOfGone(); pages <= all/10 {
-			return
-		}
-	}
-	t.Errorf("the index says that queue gone may be in %d pages of %d", pages, all)
-}
-
-// pagesOfGone asks the index for queue gone: in how many pages of how many it may be.
-func (s *system) pagesOfGone() (pages, all int64) {
-	s.t.Helper()
-	ctx := s.t.Context()
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'on', true)`); err != nil {
-			return err
-		}
-		var text []byte
-		if err := tx.QueryRow(ctx, `EXPLAIN (ANALYZE, FORMAT JSON) SELECT FROM call_queue WHERE queue = 'gone'`).Scan(&text); err != nil {
-			return err
-		}
-		var plans []struct {
-			Plan struct {
-				Lossy *int64 `json:"Lossy Heap Blocks"`
-			}
-		}
-		if err := json.Unmarshal(text, &plans); err != nil {
-			return err
-		}
-		if plans[0].Plan.Lossy == nil {
-			return fmt.Errorf("the index was not asked:\n%s", text)
-		}
-		pages = *plans[0].Plan.Lossy
-		return tx.QueryRow(ctx, `SELECT pg_relation_size('call_queue') / 8192`).Scan(&all)
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return pages, all
 }
 
 func TestRetain(t *testing.T) {

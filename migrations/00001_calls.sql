@@ -39,7 +39,7 @@ CREATE TABLE call_queue (
 -- Calls that may expire before they are claimed.
 CREATE INDEX call_queue_expires_idx ON call_queue (expires_at) WHERE expires_at IS NOT NULL;
 
--- Dead letters, newest last, counted by queue without a look at the calls. failed_at is set only when a call
+-- Dead letters, listed and counted by queue without a look at other calls. failed_at is set only when a call
 -- fails for good.
 CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) INCLUDE (queue) WHERE failed_at IS NOT NULL;
 

@@ -30,7 +30,6 @@ func TestDefinerFunctions(t *testing.T) {
 	want := []string{
 		"callq_call_waits_again search_path=public, pg_temp",
 		"callq_calls_inserted search_path=public, pg_temp",
-		"callq_find_anew search_path=public, pg_temp",
 		"callq_prune_versions search_path=public, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",
 	}

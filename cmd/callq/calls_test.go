@@ -13,16 +13,16 @@ import (
 // callsSQL makes call 1 done, 2 failed, 3 cancelled, 4 cancelled while it runs, 5 to 7 new, 8 handed over, 9 failed
 // with another key.
 const callsSQL = `
-INSERT INTO call_queue (queue, status, attempts, failed_count, key, error_message, finished_at, failed_at, cancelled_at, run_at) VALUES
-    ('pay', 'done', 1, 0, 'k', NULL, now(), NULL, NULL, now()),
-    ('pay', 'failed', 1, 1, 'k', 'busy', now(), now(), NULL, now()),
-    ('pay', 'cancelled', 0, 0, 'k', NULL, now(), NULL, now(), now()),
-    ('pay', 'cancelled', 1, 0, 'k', NULL, now(), NULL, now(), now()),
-    ('pay', 'new', 0, 0, 'k', NULL, NULL, NULL, NULL, now()),
-    ('pay', 'new', 0, 0, '', NULL, NULL, NULL, NULL, 'infinity'),
-    ('mail', 'new', 0, 0, '', NULL, NULL, NULL, NULL, now()),
-    ('pay', 'dispatched', 1, 0, 'k', NULL, NULL, NULL, NULL, now()),
-    ('pay', 'failed', 0, 0, 'l', 'cost is 7', now(), now(), NULL, now());
+INSERT INTO call_queue (queue, status, attempts, failed_count, key, error_message, finished_at, failed_at, run_at) VALUES
+    ('pay', 'done', 1, 0, 'k', NULL, now(), NULL, now()),
+    ('pay', 'failed', 1, 1, 'k', 'busy', now(), now(), now()),
+    ('pay', 'cancelled', 0, 0, 'k', NULL, now(), NULL, now()),
+    ('pay', 'cancelled', 1, 0, 'k', NULL, now(), NULL, now()),
+    ('pay', 'new', 0, 0, 'k', NULL, NULL, NULL, now()),
+    ('pay', 'new', 0, 0, '', NULL, NULL, NULL, 'infinity'),
+    ('mail', 'new', 0, 0, '', NULL, NULL, NULL, now()),
+    ('pay', 'dispatched', 1, 0, 'k', NULL, NULL, NULL, now()),
+    ('pay', 'failed', 0, 0, 'l', 'cost is 7', now(), now(), now());
 UPDATE call_queue SET dispatched_at = now() WHERE attempts > 0;
 INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 SELECT id, 1, 1, 1, now(), now(), now(), now(), CASE id WHEN 1 THEN 'done' ELSE 'error' END, 'pay', 'http', 'k', '[]' FROM call_queue WHERE id IN (1, 2);

@@ -118,9 +118,9 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 				('sockets', 1, 5, '0', false, '1 s', '1 s', '{mail}', now(), 'me', now(), callq_epoch(), NULL, NULL, NULL)`,
 		`INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 			VALUES ('pay' || $1, ARRAY['api' || $1], $1, 3, '1 s', '1 m', '30 s', 'retry'), ('mail', '{sockets}', '', 3, '1 s', '1 m', '30 s', 'retry')`,
-		`INSERT INTO call_queue (queue, task, key, unique_key, error_message, call_data, status, failed_at, cancelled_at, finished_at)
+		`INSERT INTO call_queue (queue, task, key, unique_key, error_message, call_data, status, failed_at, finished_at)
 			SELECT CASE WHEN i % 2 = 0 THEN 'pay' || $1 ELSE 'odd' || $1 END, 'task' || $1, 'key' || $1, CASE WHEN s = 'new' THEN i || $1 END, $1, jsonb_build_object('a' || $1, $1),
-				s, CASE s WHEN 'failed' THEN now() END, CASE s WHEN 'cancelled' THEN now() END, CASE WHEN s IN ('done', 'failed', 'cancelled') THEN now() END
+				s, CASE s WHEN 'failed' THEN now() END, CASE WHEN s IN ('done', 'failed', 'cancelled') THEN now() END
 			FROM generate_series(1, 24) i, LATERAL (SELECT (ARRAY['new', 'dispatched', 'done', 'error', 'failed', 'cancelled'])[1 + i % 6] AS s) x`,
 		`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
 			SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE WHEN id % 4 = 1 THEN now() END, now(), $1, callq_epoch(), $1, $1, 'http', 'key' || $1, ARRAY['api' || $1], ARRAY['key' || $1], '{1}'

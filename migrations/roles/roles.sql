@@ -53,7 +53,7 @@ REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_di
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, callq_migrations_id_seq
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON FUNCTION callq_epoch, callq_find_anew, callq_prune_versions, enqueue_call
+REVOKE ALL ON FUNCTION callq_epoch, callq_prune_versions, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 
 -- A producer inserts, in every way there is, and reads of calls no more than that takes: what RETURNING gives
@@ -81,7 +81,7 @@ GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_
 
 GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq_epoch TO callq_daemon, callq_viewer;
-GRANT EXECUTE ON FUNCTION callq_find_anew, callq_prune_versions TO callq_daemon; -- retention
+GRANT EXECUTE ON FUNCTION callq_prune_versions TO callq_daemon; -- retention
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
