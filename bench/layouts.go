@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -17,15 +16,9 @@ import (
 
 // layout is how calls lie in the table. Each is one that some way to find calls is bad at.
 type layout struct {
-	name  string
-	parts []part // oldest first
-	// refill are inserted once retention has removed the older half of the parts; none: nothing is removed.
-	refill       []part
-	ahead        time.Duration // calls wait until so long after they were made; 0: they are due
-	untaken      bool          // no claim has taken the calls into lines, as they were inserted, 5,000 at a time
-	after        string        // what is done then, and swept; empty: nothing
-	window       time.Duration // of the limit per key; 0: an hour
-	queues, keys []string      // asked for
+	name         string
+	parts        []part   // oldest first
+	queues, keys []string // asked for
 }
 
 // part is a stretch of calls.
@@ -48,10 +41,6 @@ func layouts(n int) []layout {
 		p.queue, p.queues = queue, 0
 		return p
 	}
-	others := func(p part) part {
-		p.queue, p.key = "r", "r"
-		return p
-	}
 	lone := func(p part) part {
 		p.keys = n
 		return p
@@ -61,11 +50,6 @@ func layouts(n int) []layout {
 			name:   "mostly ended",
 			parts:  []part{of(1, n-few, true), of(n-few+1, n, false)},
 			queues: []string{"q7"}, keys: []string{"k7"},
-		},
-		{
-			name:   "newest of others",
-			parts:  []part{named(of(1, n/10*9, true), "old"), of(n/10*9+1, n-few, true), of(n-few+1, n, false)},
-			queues: []string{"q7", "old"}, keys: []string{"k7"},
 		},
 		{
 			name:   "backlog",
@@ -78,82 +62,21 @@ func layouts(n int) []layout {
 			queues: []string{"q7", "stuck"}, keys: []string{"k7"},
 		},
 		{
-			name:   "old waiting",
-			parts:  []part{of(1, n/2, false), of(n/2+1, n, true)},
-			queues: []string{"q7"}, keys: []string{"k7"},
-		},
-		{
-			name:   "old of a queue",
-			parts:  []part{lone(named(of(1, n/2, false), "old")), of(n/2+1, n, false)},
-			queues: []string{"q7", "old"}, keys: []string{"k7"},
-		},
-		{
-			name:   "after retention",
-			parts:  []part{of(1, n-few, true), of(n-few+1, n, false)},
-			refill: []part{others(of(n+1, n+n/2-few, true)), others(of(n+n/2-few+1, n+n/2, false))},
-			queues: []string{"q7", "r7"}, keys: []string{"k7", "r7"},
-		},
-		{
 			name:   "a million keys",
 			parts:  []part{lone(of(1, n, false))},
 			queues: []string{"q7"}, keys: []string{"k7"},
 		},
-		{
-			name:   "of a million keys",
-			parts:  []part{lone(of(1, n-few, true)), lone(of(n-few+1, n, false))},
-			window: 2 * span,
-			queues: []string{"q7"}, keys: []string{"k7"},
-		},
-		{
-			name:   "cancelled",
-			parts:  []part{of(1, few, true), lone(of(few+1, n, false))},
-			after:  cancelledSQL,
-			queues: []string{"q7"}, keys: []string{"k7"},
-		},
-		{
-			name:   "scheduled",
-			parts:  []part{lone(of(1, n/2, false)), of(n/2+1, n, true)},
-			ahead:  2 * span,
-			queues: []string{"q7"}, keys: []string{"k7"},
-		},
-		{
-			name:    "not taken in",
-			parts:   []part{of(1, few, true), lone(of(few+1, n, false))},
-			untaken: true,
-			queues:  []string{"q7"}, keys: []string{"k7"},
-		},
 	}
 }
 
-// cancelledSQL cancels all that waits.
-const cancelledSQL = `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE status = 'new'`
+// The calls of a layout came evenly over span.
+const span = 100_000 * time.Second
 
-// newest is the number of the last call.
-func (l layout) newest() int {
-	parts := append(l.parts[:len(l.parts):len(l.parts)], l.refill...)
-	return parts[len(parts)-1].last
-}
-
-// The calls of a layout came evenly over span, those that retention removes a day before.
-const (
-	span = 100_000 * time.Second
-	gap  = 24 * time.Hour
-)
-
-// fill inserts parts as callq leaves them behind, n being the size of the layout.
-func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, parts []part, n int) error {
-	older := 0
-	if l.refill != nil {
-		older = n / 2
-	}
-	together := 1
-	if l.untaken {
-		together = 5000
-	}
-	for _, p := range parts {
+// fill inserts its parts as callq leaves them behind, n being the size of the layout.
+func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, n int) error {
+	for _, p := range l.parts {
 		args := pgx.StrictNamedArgs{
-			"first": p.first, "last": p.last, "newest": l.newest(), "apart": span / time.Duration(n), "older": older, "gap": gap,
-			"rare": n/10*6 + 50, "ended": p.ended, "together": together, "ahead": l.ahead,
+			"first": p.first, "last": p.last, "newest": n, "apart": span / time.Duration(n), "rare": n/10*6 + 50, "ended": p.ended,
 		}
 		key := fmt.Sprintf("'%s' || b %% %d", p.key, p.keys)
 		if p.keys == n {
@@ -181,8 +104,7 @@ func (l layout) fill(ctx context.Context, pool *pgxpool.Pool, parts []part, n in
 const fillSQL = `
 INSERT INTO call_queue (status, attempts, failed_count, created_at, run_at, dispatched_at, finished_at, failed_at,
     queue, task, key, error_message, call_data)
-SELECT status, (status IN ('done', 'failed'))::int, (status = 'failed')::int, made,
-    made + CASE status WHEN 'new' THEN @ahead::interval ELSE '0' END,
+SELECT status, (status IN ('done', 'failed'))::int, (status = 'failed')::int, made, made,
     CASE WHEN status IN ('done', 'failed') THEN made + interval '1 s' END,
     CASE WHEN status <> 'new' THEN ended END, CASE status WHEN 'failed' THEN ended END,
     QUEUE, CASE WHEN i = @rare THEN 'rare' WHEN a / 20 % 5 = 0 THEN 'mail' ELSE 'http' END, KEY,
@@ -194,8 +116,7 @@ FROM (
         CASE WHEN NOT @ended::bool THEN 'new' WHEN i % 100 = 0 THEN 'cancelled' WHEN i % 100 < 3 THEN 'failed' ELSE 'done' END AS status
     FROM generate_series(@first::bigint, @last::bigint) i
     CROSS JOIN LATERAL (
-        SELECT now() - interval '10 s' - (@newest - i) / @together * @together * @apart::interval
-            - CASE WHEN i <= @older THEN @gap::interval ELSE '0' END AS made
+        SELECT now() - interval '10 s' - (@newest - i) * @apart::interval AS made
     ) t
 ) calls
 ORDER BY i`
@@ -225,10 +146,10 @@ GROUP BY 1, 2, 3`
 func (l layout) rules() dispatcher.Rules {
 	rules := dispatcher.Rules{Limits: []dispatcher.LimitRule{
 		{Name: "api", Rate: limit.Rate{Units: 100_000, Window: time.Hour}},
-		{Name: "each", Rate: limit.Rate{Units: 1000, Window: cmp.Or(l.window, time.Hour)}, PerKey: true},
+		{Name: "each", Rate: limit.Rate{Units: 1000, Window: time.Hour}, PerKey: true},
 	}}
 	seen := map[string]bool{}
-	for _, p := range append(l.parts[:len(l.parts):len(l.parts)], l.refill...) {
+	for _, p := range l.parts {
 		names := []string{p.queue}
 		if p.queues > 0 {
 			names = nil

@@ -80,7 +80,6 @@ type Dispatcher struct {
 	reach    reach
 	openFrom openFrom
 	hours    openings
-	prunings prunings
 	aside    aside
 	// busyUntil is until when sweeps wait for no row: somebody held some (monotonic).
 	busyUntil time.Time
@@ -89,8 +88,6 @@ type Dispatcher struct {
 	lostRest time.Time
 	// expiredRest is until when no sweep need look for all calls that expired (monotonic).
 	expiredRest time.Time
-	// foldedRest is the same for news that may be folded or pruned.
-	foldedRest time.Time
 
 	stopping  atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
 	ticked    atomic.Int64 // when the last tick ended, Unix ns; 0: none yet
@@ -133,20 +130,19 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Random = rand.Int64N
 	}
 	d := &Dispatcher{
-		cfg:      cfg,
-		log:      cfg.Logger,
-		metrics:  newMetrics(cfg.Metrics),
-		hand:     &handover{pool: cfg.Pool, redis: cfg.Redis, log: cfg.Logger},
-		wake:     make(chan struct{}, 1),
-		armed:    make(chan time.Duration, 1),
-		reload:   make(chan struct{}, 1),
-		blocked:  map[string]time.Time{},
-		served:   map[string]int{},
-		turns:    turns{},
-		hours:    openings{},
-		prunings: newPrunings(),
-		aside:    aside{},
-		reach:    reach{takenIn: map[string]time.Time{}},
+		cfg:     cfg,
+		log:     cfg.Logger,
+		metrics: newMetrics(cfg.Metrics),
+		hand:    &handover{pool: cfg.Pool, redis: cfg.Redis, log: cfg.Logger},
+		wake:    make(chan struct{}, 1),
+		armed:   make(chan time.Duration, 1),
+		reload:  make(chan struct{}, 1),
+		blocked: map[string]time.Time{},
+		served:  map[string]int{},
+		turns:   turns{},
+		hours:   openings{},
+		aside:   aside{},
+		reach:   reach{takenIn: map[string]time.Time{}},
 
 		claimWithin: claimTimeout,
 	}

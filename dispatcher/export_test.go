@@ -78,6 +78,3 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 	}
 	return Unfrozen(func() error { return d.replace(ctx, s) })
 }
-
-// Prune takes ended calls out of line, as a tick does.
-func (d *Dispatcher) Prune(ctx context.Context) (int, error) { return d.pruner(false)(ctx) }

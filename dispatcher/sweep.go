@@ -29,8 +29,7 @@ type sweeper struct {
 	count func(context.Context) (int64, error) // what run would find, if it were repeated to the end
 }
 
-// sweepers are those of a tick, or, with whole, those that nothing else waits for.
-func (d *Dispatcher) sweepers(whole bool) []sweeper {
+func (d *Dispatcher) sweepers() []sweeper {
 	return []sweeper{
 		{"attempts of an older epoch", d.sweepEpoch, d.counting(overdueCountSQL + epochWhere)},
 		{"lost attempts", d.sweepLost, d.counting(overdueCountSQL + lostWhere)},
@@ -38,15 +37,13 @@ func (d *Dispatcher) sweepers(whole bool) []sweeper {
 		{"attempts that Redis lost", d.resend, d.countUnsent},
 		{"expired calls", d.expire, d.counting(expiredCountSQL)},
 		{"limits to open", d.openLimits, d.counting(shutCountSQL)},
-		{"news of many times", func(ctx context.Context) (int, error) { return d.fold(ctx, whole) }, nil},
-		{"ended calls in line", d.pruner(whole), nil},
 		{"old usage and workers", d.tidy, nil},
 	}
 }
 
 func (d *Dispatcher) sweep(ctx context.Context) error {
 	var failures error
-	for _, s := range d.sweepers(false) {
+	for _, s := range d.sweepers() {
 		if d.stopping.Load() {
 			break
 		}

@@ -31,7 +31,7 @@ func (d *Dispatcher) SweepAll(ctx context.Context) ([]Swept, error) {
 		return nil, err
 	}
 	var swept []Swept
-	for _, s := range d.sweepers(true) {
+	for _, s := range d.sweepers() {
 		done := Swept{What: s.what}
 		for n := sweepMost; n >= sweepMost; {
 			if n, err = s.run(ctx); err != nil {
@@ -53,7 +53,7 @@ func (d *Dispatcher) FindAll(ctx context.Context) ([]Swept, error) {
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	var found []Swept
-	for _, s := range d.sweepers(true) {
+	for _, s := range d.sweepers() {
 		if s.count == nil {
 			continue
 		}

@@ -13,9 +13,7 @@ CREATE TABLE call_news (
     priority smallint,   -- as the row says, within 0..9
     calls    integer     NOT NULL DEFAULT 0,
     ids      bigint[],
-    last_id  bigint,     -- the largest of ids; NULL: there is one
     keys     text[],     -- of each of ids; NULL: they are all of key
-    ats      timestamptz[], -- of each of ids, rising, the first being "at"; NULL: they all wait from "at" on
     again    boolean     NOT NULL DEFAULT false, -- they were claimed or moved before: their place may be in front
     onward   boolean     NOT NULL DEFAULT false -- without calls: key and every key after it
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
@@ -42,16 +40,8 @@ CREATE INDEX call_lines_active_idx ON call_lines (queue, task, key, priority) WH
 
 CREATE INDEX call_lines_wake_idx ON call_lines (queue, wake_at) WHERE wake_at IS NOT NULL;
 
--- How many calls the lines of a queue and task have together, for those who watch.
-CREATE TABLE call_line_totals (
-    queue text   NOT NULL,
-    task  text   NOT NULL,
-    calls bigint NOT NULL,
-    PRIMARY KEY (queue, task)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
-
 -- Chunks of at most 256 calls of a line, in the order in which they fell due. Rewritten only where what comes
--- back unsent goes in front, for the chunk that was begun is cut, and where most calls of the queue's lines ended.
+-- back unsent goes in front, for the chunk that was begun is cut.
 CREATE TABLE call_waiting (
     queue    text        NOT NULL,
     key      text        NOT NULL,
@@ -60,28 +50,19 @@ CREATE TABLE call_waiting (
     seq      bigint      NOT NULL,
     at       timestamptz NOT NULL, -- when its first call fell due, or one that was before it
     ids      bigint[]    NOT NULL,
-    last_id  bigint      NOT NULL, -- the largest of ids; a chunk that was cut may have none as large
     PRIMARY KEY (queue, key, priority, task, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
--- The oldest call, for those who watch.
-CREATE INDEX call_waiting_at_idx ON call_waiting (at);
-
--- The newest calls, for lists. It is partial so that no plan of a claim, made while there is little, takes it instead
--- of the primary key.
-CREATE INDEX call_waiting_last_idx ON call_waiting (queue, task, last_id) WHERE last_id > 0;
-
--- Each call that lines or news speak of. It may have ended since, and may be here twice. By keys, news of many can
--- be passed over as a whole.
+-- Each call that lines or news speak of. It may have ended since, and may be here twice.
 CREATE VIEW call_in_line AS
-SELECT l.queue, l.key, l.priority, l.task, w.at, i.id, NULL::text[] AS keys
+SELECT l.queue, l.key, l.priority, l.task, w.at, i.id
 FROM call_lines l
 JOIN call_waiting w ON w.queue = l.queue AND w.key = l.key AND w.priority = l.priority AND w.task = l.task AND w.seq >= l.head
 CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
 WHERE l.calls > 0 AND (w.seq > l.head OR i.place > l.taken)
 UNION ALL
-SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, coalesce(i.at, n.at), i.id, n.keys
-FROM call_news n CROSS JOIN LATERAL unnest(n.ids, n.keys, n.ats) AS i (id, key, at);
+SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, n.at, i.id
+FROM call_news n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
 
 -- How news and lines call a call's queue, key or task. One beyond 255 bytes, with which no call can be made,
 -- is cut: an index takes in no more than 2,704 bytes, and such a call must keep no other from its line.
@@ -91,8 +72,7 @@ $$;
 
 -- The triggers run as the owner: a producer needs no right to these tables. Ids are cut in ranges of
 -- 65,536, so that no row of a large COPY is too large to take in. Where that would be a row for each few calls, which the
--- first 500 tell, news are folded: ranges of 2,048 ids with the keys beside them; or, where it is for the times, 64 calls
--- in the order of those.
+-- first 500 tell, and keys are what it is for, news are folded: ranges of 2,048 ids with the keys beside them.
 -- +goose StatementBegin
 CREATE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -119,33 +99,20 @@ BEGIN
         ) AS each
         GROUP BY queue, task, priority, at
     ) AS together;
-    IF 4 * news <= counted THEN
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id)
-        SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id)
-        FROM inserted
-        WHERE status IN ('new', 'error')
-        GROUP BY 1, 2, 3, 4, 5, id >> 16;
-    ELSIF 8 * news_keys <= counted THEN
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys)
+    IF 4 * news > counted AND news_keys < news THEN
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, keys)
         SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), '',
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id), array_agg(callq_line_name(key, ''))
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), array_agg(callq_line_name(key, ''))
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
-        INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys, ats)
-        SELECT queue, min(at), task, '', priority, count(*), array_agg(id ORDER BY at, id), max(id), array_agg(key ORDER BY at, id), array_agg(at ORDER BY at, id)
-        FROM (
-            SELECT *, row_number() OVER (PARTITION BY queue, task, priority ORDER BY at, id) - 1 AS place
-            FROM (
-                SELECT callq_line_name(queue, 'default') AS queue, coalesce(run_at, created_at) AS at, callq_line_name(task, 'http') AS task,
-                    callq_line_name(key, '') AS key, least(greatest(coalesce(priority, 5), 0), 9) AS priority, id
-                FROM inserted
-                WHERE status IN ('new', 'error')
-            ) AS named
-        ) AS placed
-        GROUP BY queue, task, priority, place / 64;
+        INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
+        SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+        FROM inserted
+        WHERE status IN ('new', 'error')
+        GROUP BY 1, 2, 3, 4, 5, id >> 16;
     END IF;
     RETURN NULL;
 END $$;
@@ -181,9 +148,9 @@ CREATE TRIGGER call_queue_waits_again AFTER UPDATE ON call_queue
     EXECUTE FUNCTION callq_call_waits_again();
 
 -- Calls that wait already.
-INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id)
+INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
 SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-    least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id)
+    least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
 FROM call_queue
 WHERE status IN ('new', 'error')
 GROUP BY 1, 2, 3, 4, 5, id >> 16;
@@ -195,4 +162,4 @@ DROP FUNCTION callq_call_waits_again();
 DROP FUNCTION callq_calls_inserted();
 DROP FUNCTION callq_line_name(text, text);
 DROP VIEW call_in_line;
-DROP TABLE call_waiting, call_line_totals, call_lines, call_news;
+DROP TABLE call_waiting, call_lines, call_news;

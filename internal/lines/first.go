@@ -35,7 +35,7 @@ type Call struct {
 
 // First locks the calls that stand first in each line, at most as many as are wanted of it, and returns
 // those that may be claimed, line by line; what another transaction holds is passed over. passed are the
-// entries of the same places that may not: Return says what becomes of them. Calls with more than maxData
+// entries of the same places that may not, and ended ones behind those: Return says what becomes of them. Calls with more than maxData
 // bytes of call_data are refused; once that has taken readFor to see, the others come unread.
 func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask) (calls []Call, passed []Entry, err error) {
 	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
@@ -63,32 +63,63 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 		here[c.Entry], twice[c.ID] = true, true
 		return false
 	})
-	short := make([]Ask, len(asks)) // only of those whose calls did not all come
-	some := false
-	for i, a := range asks {
-		if short[i] = a; found[i] == min(a.Want, a.Calls) {
-			short[i].Want = 0
-			continue
-		}
-		some = true
-	}
-	if !some {
-		return calls, nil, nil
-	}
-	if rows, err = tx.Query(ctx, entriesSQL+" SELECT ask, seq, place, id FROM entries", named(queue, short, pgx.StrictNamedArgs{})); err != nil {
-		return nil, nil, fmt.Errorf("read the first entries: %w", err)
-	}
-	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[Entry])
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the first entries: %w", err)
-	}
-	for _, e := range entries {
-		if !here[e] {
-			passed = append(passed, e)
-		}
-	}
-	return calls, passed, nil
+	passed, err = pass(ctx, tx, queue, asks, found, here)
+	return calls, passed, err
 }
+
+// skipMost is how many calls that have ended a claim passes beside those that it asked for. A limit may let it ask for one
+// at a time: behind a million that were cancelled, the next that waits would be found after hours.
+const skipMost = 4096
+
+// pass returns the entries that were asked for and are not here; and where nothing of a line is, also those behind them
+// that have ended, up to the first that waits.
+func pass(ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool) (passed []Entry, err error) {
+	short, empty := slices.Clone(asks), int64(0) // only those whose calls did not all come
+	for i := range short {
+		switch l := &short[i]; found[i] {
+		case min(l.Want, l.Calls):
+			l.Want = 0
+		case 0:
+			empty++
+		}
+	}
+	for i := range short {
+		if l := &short[i]; l.Want > 0 && found[i] == 0 {
+			l.Want = min(l.Want+skipMost/empty, l.Calls)
+		}
+	}
+	if !slices.ContainsFunc(short, func(a Ask) bool { return a.Want > 0 }) {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, passSQL, named(queue, short, pgx.StrictNamedArgs{}))
+	if err != nil {
+		return nil, fmt.Errorf("read the first entries: %w", err)
+	}
+	type entry struct {
+		Entry
+		Waits bool `db:"waits"`
+	}
+	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[entry])
+	if err != nil {
+		return nil, fmt.Errorf("read the first entries: %w", err)
+	}
+	seen, stopped := make([]int64, len(asks)), make([]bool, len(asks))
+	for _, e := range entries {
+		seen[e.Ask]++
+		if e.Waits && seen[e.Ask] > asks[e.Ask].Want {
+			stopped[e.Ask] = true
+		}
+		if !here[e.Entry] && !stopped[e.Ask] {
+			passed = append(passed, e.Entry)
+		}
+	}
+	return passed, nil
+}
+
+const passSQL = entriesSQL + `
+SELECT e.ask, e.seq, e.place, e.id, q.id IS NOT NULL AS waits
+FROM entries e
+LEFT JOIN LATERAL (SELECT id FROM call_queue WHERE id = e.id AND status IN ('new', 'error') OFFSET 0) q ON true`
 
 // ReadFor is how long a claim looks at call_data, by default.
 const ReadFor = 250 * time.Millisecond

@@ -75,8 +75,7 @@ func bound(since time.Time) *time.Time {
 // chunks go behind the line's last, but those of calls that wait again, and were due before the line's
 // first (they were claimed, and not sent), before it: then what has left the first chunk is cut from it.
 // Rows of many calls are cut into chunks as they are, for sorting each call would cost the most of all. A
-// new line is parked as those of its key are that it may not pass. Of a row with times, what is
-// not due stays in the news, and so does what fell due after a row that is left.
+// new line is parked as those of its key are that it may not pass.
 const intakeSQL = `
 WITH due AS MATERIALIZED (
     DELETE FROM call_news
@@ -93,30 +92,17 @@ WITH due AS MATERIALIZED (
             WINDOW until AS (ORDER BY at, ctid)
         ) counted
         WHERE before < @calls::bigint AND lines_before < @rows))
-    RETURNING at, task, key, priority, calls, ids, keys, ats, again, onward
+    RETURNING at, task, key, priority, calls, ids, keys, again, onward
 ), taken AS MATERIALIZED (
-    SELECT *, CASE WHEN whole THEN @now ELSE last END AS up_to
-    FROM (
-        SELECT count(*) AS news, max(at) AS last,
-            coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
-            min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
-            coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
-        FROM due
-    ) t
-), later AS (
-    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id, keys, ats, again)
-    SELECT @queue, ats[first], task, key, priority, calls - first + 1, ids[first:],
-        (SELECT max(id) FROM unnest(ids[first:]) AS i (id)), keys[first:], ats[first:], again
-    FROM (SELECT *, width_bucket((SELECT up_to FROM taken), ats) + 1 AS first FROM due WHERE ats IS NOT NULL) folded
-    WHERE first <= calls
+    SELECT count(*) AS news, max(at) AS last,
+        coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
+        min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
+        coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
+    FROM due
 ), known AS MATERIALIZED (
     SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, again
     FROM due
-    WHERE ids IS NOT NULL AND ats IS NULL
-    UNION ALL
-    SELECT i.key, d.priority, d.task, i.at, 1, ARRAY[i.id], NULL, d.again
-    FROM due d CROSS JOIN LATERAL unnest(d.ids, d.keys, d.ats) AS i (id, key, at)
-    WHERE d.ats IS NOT NULL AND i.at <= (SELECT up_to FROM taken)
+    WHERE ids IS NOT NULL
 ), ranked AS MATERIALIZED (
     SELECT key, priority, task, at, calls, ids, keys, false AS front
     FROM known
@@ -158,17 +144,17 @@ WITH due AS MATERIALIZED (
 ), chunks AS (
     SELECT *, row_number() OVER line - 1 AS chunk, count(*) OVER (PARTITION BY key, priority, task, front) AS of
     FROM (
-        SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids, max(id) AS last_id
+        SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids
         FROM called
         GROUP BY key, priority, task, front, chunk
         UNION ALL
-        SELECT key, priority, task, front, at, ids[first:first + 255], (SELECT max(id) FROM unnest(ids[first:first + 255]) AS i (id))
+        SELECT key, priority, task, front, at, ids[first:first + 255]
         FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
         WHERE keys IS NULL AND calls >= 256
     ) c
     WINDOW line AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
 ), placed AS MATERIALIZED (
-    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, c.last_id, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
+    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
         CASE WHEN c.front THEN l.head - c.of + c.chunk ELSE coalesce(l.tail, 0) + 1 + c.chunk END AS seq
     FROM chunks c
     LEFT JOIN LATERAL (
@@ -176,8 +162,8 @@ WITH due AS MATERIALIZED (
         WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
     ) l ON true
 ), filed AS (
-    INSERT INTO call_waiting (queue, key, priority, task, seq, at, ids, last_id)
-    SELECT @queue, key, priority, task, seq, at, ids, last_id FROM placed
+    INSERT INTO call_waiting (queue, key, priority, task, seq, at, ids)
+    SELECT @queue, key, priority, task, seq, at, ids FROM placed
 ), cut AS (
     UPDATE call_waiting w
     SET ids = w.ids[f.taken + 1:]
@@ -205,11 +191,6 @@ WITH due AS MATERIALIZED (
     ) p
     ON CONFLICT (queue, key, priority, task) DO UPDATE
     SET calls = l.calls + excluded.calls, head = excluded.head, taken = excluded.taken, tail = excluded.tail
-), summed AS (
-    INSERT INTO call_line_totals AS t (queue, task, calls)
-    SELECT @queue, task, sum(cardinality(ids)) FROM placed GROUP BY task
-    ON CONFLICT (queue, task) DO UPDATE
-    SET calls = t.calls + excluded.calls
 )
 SELECT news, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
 FROM taken`

@@ -7,7 +7,7 @@
 //
 // Lines only say where to look: whether a call waits, its own row says. So a call may be in line twice,
 // or long after it was cancelled; one that waits must be in line, or in the news. Everything here but
-// WakeAll and Crowded needs the lock of the queue's row.
+// WakeAll needs the lock of the queue's row.
 package lines
 
 import (
@@ -135,29 +135,18 @@ func Leave(b *pgx.Batch, queue string, left []Left, drop bool) {
 
 // A line that is empty stands behind its last chunk.
 const leaveSQL = `
-WITH went AS (
-    UPDATE call_lines l
-    SET calls = l.calls - f.gone,
-        head  = CASE WHEN l.calls = f.gone THEN l.tail + 1 ELSE f.head END,
-        taken = CASE WHEN l.calls = f.gone THEN 0 ELSE f.taken END
-    FROM (
-        SELECT c.ctid AS place, a.head, a.taken, a.gone
-        FROM unnest($2::text[], $3::smallint[], $4::text[], $5::bigint[], $6::int[], $7::bigint[]) AS a (key, priority, task, head, taken, gone)
-        CROSS JOIN LATERAL (
-            SELECT ctid FROM call_lines WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
-        ) c
-    ) f
-    WHERE l.ctid = f.place
-    RETURNING l.task, f.gone
-)
-UPDATE call_line_totals t
-SET calls = t.calls - g.gone
+UPDATE call_lines l
+SET calls = l.calls - f.gone,
+    head  = CASE WHEN l.calls = f.gone THEN l.tail + 1 ELSE f.head END,
+    taken = CASE WHEN l.calls = f.gone THEN 0 ELSE f.taken END
 FROM (
-    SELECT c.ctid AS place, s.gone
-    FROM (SELECT task, sum(gone) AS gone FROM went GROUP BY task HAVING sum(gone) > 0) s
-    CROSS JOIN LATERAL (SELECT ctid FROM call_line_totals WHERE queue = $1 AND task = s.task OFFSET 0) c
-) g
-WHERE t.ctid = g.place`
+    SELECT c.ctid AS place, a.head, a.taken, a.gone
+    FROM unnest($2::text[], $3::smallint[], $4::text[], $5::bigint[], $6::int[], $7::bigint[]) AS a (key, priority, task, head, taken, gone)
+    CROSS JOIN LATERAL (
+        SELECT ctid FROM call_lines WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
+    ) c
+) f
+WHERE l.ctid = f.place`
 
 const discardSQL = `
 DELETE FROM call_waiting
@@ -174,17 +163,10 @@ WHERE ctid = ANY (ARRAY(
     ) w))`
 
 const dropSQL = `
-WITH dropped AS (
-    DELETE FROM call_lines
-    WHERE calls = 0 AND ctid = ANY (ARRAY(
-        SELECT c.ctid
-        FROM unnest($2::text[], $3::smallint[], $4::text[]) AS a (key, priority, task)
-        CROSS JOIN LATERAL (
-            SELECT ctid FROM call_lines WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
-        ) c))
-)
-DELETE FROM call_line_totals
+DELETE FROM call_lines
 WHERE calls = 0 AND ctid = ANY (ARRAY(
     SELECT c.ctid
-    FROM (SELECT DISTINCT task FROM unnest($4::text[]) AS t (task)) a
-    CROSS JOIN LATERAL (SELECT ctid FROM call_line_totals WHERE queue = $1 AND task = a.task OFFSET 0) c))`
+    FROM unnest($2::text[], $3::smallint[], $4::text[]) AS a (key, priority, task)
+    CROSS JOIN LATERAL (
+        SELECT ctid FROM call_lines WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
+    ) c))`

@@ -12,7 +12,7 @@ import (
 // trigger that was off.
 type Astray struct {
 	Calls int64 `json:"calls"` // that wait and are in no line and not in the news
-	Lines int64 `json:"lines"` // that do not add up, or whose total does not: their calls may never be reached, or seen
+	Lines int64 `json:"lines"` // that do not add up: their calls may never be reached
 }
 
 type beginner interface {
@@ -43,7 +43,7 @@ func Mend(ctx context.Context, db beginner) (Astray, error) {
 		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, brokenSQL+` SELECT queue FROM broken UNION SELECT queue FROM wrong ORDER BY 1`)
+		rows, err := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken ORDER BY 1`)
 		if err != nil {
 			return err
 		}
@@ -56,9 +56,6 @@ func Mend(ctx context.Context, db beginner) (Astray, error) {
 		}
 		// Read again, under the locks: a claim may have been between its statements.
 		if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&mended.Lines); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, totalAnewSQL, queues); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, newsOfAstraySQL, queues).Scan(&mended.Calls)
@@ -92,7 +89,7 @@ SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', '
 const inNoLine = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_in_line i WHERE i.id = q.id)`
 
 // A line adds up when its chunks lie between its head and its tail and hold what it says; chunks without
-// a line would be in the way of the next one's. A total that is wrong counts where the lines are not.
+// a line would be in the way of the next one's.
 const brokenSQL = `
 WITH broken AS MATERIALIZED (
     SELECT queue, key, priority, task
@@ -100,15 +97,10 @@ WITH broken AS MATERIALIZED (
     GROUP BY queue, key, priority, task
     HAVING bool_or(l.calls IS NULL OR w.seq < l.head OR w.seq > l.tail)
         OR max(l.calls) <> coalesce(sum(cardinality(w.ids) - CASE w.seq WHEN l.head THEN l.taken ELSE 0 END), 0)
-), wrong AS MATERIALIZED (
-    SELECT queue, task
-    FROM (SELECT queue, task, sum(calls) AS calls FROM call_lines GROUP BY queue, task) l
-    FULL JOIN call_line_totals t USING (queue, task)
-    WHERE coalesce(l.calls, 0) <> coalesce(t.calls, 0) AND (queue, task) NOT IN (SELECT queue, task FROM broken)
 )`
 
 const astraySQL = brokenSQL + `
-SELECT (SELECT count(*) FROM call_queue q WHERE` + inNoLine + `), (SELECT count(*) FROM broken) + (SELECT count(*) FROM wrong)`
+SELECT (SELECT count(*) FROM call_queue q WHERE` + inNoLine + `), (SELECT count(*) FROM broken)`
 
 // By bytes, as publishers lock them. A queue that is not in force has no row, and no claims.
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
@@ -120,26 +112,13 @@ const dropBrokenSQL = brokenSQL + `, lines AS (
     DELETE FROM call_waiting w USING broken b
     WHERE b.queue = ANY($1) AND (w.queue, w.key, w.priority, w.task) = (b.queue, b.key, b.priority, b.task)
 )
-SELECT (SELECT count(*) FROM broken WHERE queue = ANY($1)) + (SELECT count(*) FROM wrong WHERE queue = ANY($1))`
-
-const totalAnewSQL = `
-WITH totals AS MATERIALIZED (
-    SELECT queue, task, sum(calls) AS calls FROM call_lines WHERE queue = ANY($1) GROUP BY queue, task
-), gone AS (
-    DELETE FROM call_line_totals t
-    WHERE queue = ANY($1) AND NOT EXISTS (SELECT FROM totals n WHERE (n.queue, n.task) = (t.queue, t.task))
-)
-INSERT INTO call_line_totals AS t (queue, task, calls)
-SELECT queue, task, calls FROM totals
-ON CONFLICT (queue, task) DO UPDATE
-SET calls = excluded.calls
-WHERE t.calls <> excluded.calls`
+SELECT count(*) FROM broken WHERE queue = ANY($1)`
 
 const newsOfAstraySQL = `
 WITH said AS (
-    INSERT INTO call_news (queue, at, task, key, priority, calls, ids, last_id)
+    INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
     SELECT callq_line_name(queue, 'default'), coalesce(run_at, created_at), callq_line_name(task, 'http'), callq_line_name(key, ''),
-        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), max(id)
+        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
     FROM call_queue q
     WHERE ($1::text[] IS NULL OR callq_line_name(queue, 'default') = ANY($1)) AND` + inNoLine + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16

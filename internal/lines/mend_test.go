@@ -21,11 +21,7 @@ func TestMend(t *testing.T) {
 		"a chunk removed":             {`DELETE FROM call_waiting WHERE key = 'a' AND seq = 2`, 256, 1},
 		"a line that counts wrong":    {`UPDATE call_lines SET calls = calls + 7 WHERE key = 'b'`, 0, 1},
 		"a line that stands too far":  {`UPDATE call_lines SET head = head + 1 WHERE key = 'a'`, 256, 1},
-		"a total that is wrong":       {`UPDATE call_line_totals SET calls = calls - 1`, 0, 1},
-		"totals removed":              {`DELETE FROM call_line_totals`, 0, 1},
-		"a total of no line":          {`INSERT INTO call_line_totals (queue, task, calls) VALUES ('none', 'http', 3)`, 0, 1},
-		"only totals left":            {`TRUNCATE call_news, call_lines, call_waiting`, 1000, 1},
-		"all of it removed":           {`TRUNCATE call_news, call_lines, call_line_totals, call_waiting`, 1000, 0},
+		"all of it removed":           {`TRUNCATE call_news, call_lines, call_waiting`, 1000, 0},
 		"inserts without the trigger": {`SET LOCAL session_replication_role = replica; INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`, 5, 0},
 		"moved without the trigger":   {`SET LOCAL session_replication_role = replica; UPDATE call_queue SET priority = 1 WHERE key = 'a'`, 0, 0},
 	} {

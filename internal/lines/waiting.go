@@ -11,16 +11,16 @@ package lines
 // producer may write any number of them. What is left comes without a name: task is NULL, and queue where it is
 // not in force; pairs says how many a row stands for.
 //
-// What lines say is kept as totals. What news say is summed up in one pass, which several processes of Postgres
-// share: so said has neither keys nor a clock that is read for each row. Of a row with times, what is due comes first.
+// What lines and news say is summed up in one pass each, which several processes of Postgres share: so said has
+// neither keys nor a clock that is read for each row.
 func WaitingSQL(these string) string {
 	return `
 said AS (
-    SELECT queue, task, calls, calls AS due FROM call_line_totals
+    SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM call_lines WHERE calls > 0 GROUP BY queue, task
     UNION ALL
-    SELECT queue, task, sum(calls),
-        sum(CASE WHEN ats IS NULL THEN calls ELSE width_bucket((SELECT clock_timestamp()), ats) END) FILTER (WHERE at <= (SELECT clock_timestamp()))
+    SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp()))
     FROM call_news
+    WHERE calls > 0
     GROUP BY queue, task
 ), counted AS MATERIALIZED (
     SELECT t.*, q.name IS NOT NULL AS in_force,
@@ -46,24 +46,9 @@ said AS (
             coalesce(run_at, created_at) AS at
         FROM call_queue
         WHERE status IN ('new', 'error') AND id = ANY (ARRAY(
-            SELECT unnest(c.ids)
-            FROM (SELECT DISTINCT queue FROM asked WHERE few) a
-            CROSS JOIN LATERAL (
-                SELECT w.ids[CASE w.seq WHEN l.head THEN l.taken ELSE 0 END + 1:] AS ids
-                FROM (
-                    SELECT key, priority, task, head, taken FROM call_lines
-                    WHERE queue = a.queue AND calls > 0 AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
-                    OFFSET 0
-                ) l
-                CROSS JOIN LATERAL (
-                    SELECT seq, ids FROM call_waiting
-                    WHERE queue = a.queue AND key = l.key AND priority = l.priority AND task = l.task AND seq >= l.head
-                    OFFSET 0
-                ) w
-                UNION ALL
-                SELECT ids FROM call_news
-                WHERE queue = a.queue AND calls > 0 AND (queue, task) IN (SELECT queue, task FROM asked WHERE few)
-            ) c))
+            SELECT l.id
+            FROM (SELECT queue, array_agg(task) AS tasks FROM asked WHERE few GROUP BY queue) a
+            CROSS JOIN LATERAL (SELECT id FROM call_in_line WHERE queue = a.queue AND task = ANY(a.tasks) OFFSET 0) l))
     ) q
     GROUP BY queue, key, task
     HAVING (queue, task) IN (SELECT queue, task FROM asked WHERE few)

@@ -48,7 +48,7 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_in_line, call_limit_changes, call_limits, call_line_totals, call_lines, call_locks, call_marks,
+REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_in_line, call_limit_changes, call_limits, call_lines, call_locks, call_marks,
     call_news, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers, callq_migrations
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, callq_migrations_id_seq
@@ -67,7 +67,7 @@ GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_
 
 -- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
 -- that retention deletes from it, and that attempts of a former call whose id is used again get other numbers.
-GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_line_totals, call_lines, call_marks, call_news, call_open, call_pauses,
+GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_lines, call_marks, call_news, call_open, call_pauses,
     call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_daemon;
 GRANT SELECT ON call_in_line TO callq_daemon;
 GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lock a row
@@ -76,7 +76,7 @@ GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
 GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
-GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_in_line, call_limit_changes, call_limits, call_line_totals, call_lines, call_locks, call_marks,
+GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_in_line, call_limit_changes, call_limits, call_lines, call_locks, call_marks,
     call_news, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_viewer;
 
 GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;
@@ -87,7 +87,7 @@ GRANT EXECUTE ON FUNCTION callq_prune_versions TO callq_daemon; -- retention
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        EXECUTE 'GRANT MAINTAIN ON call_attempts, call_line_totals, call_lines, call_news, call_open, call_queue, call_usage, call_waiting TO callq_daemon';
+        EXECUTE 'GRANT MAINTAIN ON call_attempts, call_lines, call_news, call_open, call_queue, call_usage, call_waiting TO callq_daemon';
     END IF;
 END
 $$;
