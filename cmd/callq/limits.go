@@ -23,8 +23,7 @@ func (p *program) limitsListCommand() *cobra.Command {
 		Use: "list", Short: "List the limits in force, and what is used of them",
 		Long: "List the limits in force, and what is used of them; where a limit is per key, of the key that uses\n" +
 			"most. Occupied and room are read without the limits' locks: they are approximate, and nothing is\n" +
-			"decided by them. Where there are more than 50,000 rows of usage, that key is looked for among some that\n" +
-			"wait or run and those that use the limit most often.",
+			"decided by them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {

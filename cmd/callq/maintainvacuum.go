@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -14,7 +13,6 @@ import (
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/doctor"
-	"github.com/callq/callq/internal/report"
 )
 
 // vacuuming is how a vacuum is asked for.
@@ -138,25 +136,12 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 	if v.force {
 		return nil
 	}
-	var oldest *report.Oldest
-	var open int64
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		waiting, err := report.ReadWaiting(ctx, tx)
-		if err != nil {
-			return err
-		}
-		if oldest, err = report.ReadOldest(ctx, tx, waiting, 0); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open)
-	})
-	if err != nil {
-		return err
+	var due, open int64
+	if err := pool.QueryRow(ctx, inTheWaySQL).Scan(&due, &open); err != nil {
+		return fmt.Errorf("see what is due or runs: %w", err)
 	}
-	if oldest != nil {
-		return fmt.Errorf("calls are due (the oldest is %d in queue %s), and would wait while tables are locked: "+
-			"try again when none are, or give --force",
-			oldest.ID, printable(short(oldest.Queue)))
+	if due > 0 {
+		return fmt.Errorf("calls are due (%d), and would wait while tables are locked: try again when none are, or give --force", due)
 	}
 	if open > 0 {
 		return fmt.Errorf("calls are handed over or run (%d), and would wait to start or to be recorded while tables are locked: "+
@@ -164,6 +149,10 @@ func (p *program) mayLock(ctx context.Context, pool *pgxpool.Pool, v vacuuming) 
 	}
 	return nil
 }
+
+const inTheWaySQL = `
+SELECT (SELECT count(*) FROM call_queue WHERE status IN ('new', 'error') AND coalesce(run_at, created_at) <= clock_timestamp()),
+    (SELECT count(*) FROM call_open)`
 
 func (p *program) printVacuumed(verb string, tables []doctor.Table, freed int64) error {
 	names := []string{}

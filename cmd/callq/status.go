@@ -23,7 +23,7 @@ func (p *program) statusCommand() *cobra.Command {
 			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait\n" +
 			"those that were cancelled or deleted are not counted in the queues and for the tasks that have fewest, as far\n" +
 			"as these have 3,000 calls together; in the others they are, until claims have passed them. The oldest call is\n" +
-			"looked for among the 5,000 that stand first.",
+			"looked for among those that stand first.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {

@@ -22,7 +22,7 @@ type Limit struct {
 	CountCost  bool             `json:"count_cost" db:"count_cost"`
 	Config     *string          `json:"config" db:"-"` // the config's rate, where an operator has set another
 	Queues     []string         `json:"queues" db:"queues"`
-	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most, as far as it is looked for
+	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most
 	Room       int64            `json:"room" db:"-"`
 	State      string           `json:"state" db:"state"`
 	ShutUntil  *time.Time       `json:"shut_until" db:"shut_until"`
@@ -120,17 +120,11 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 	if err != nil {
 		return nil, err
 	}
-	used, err := readUsedKeys(ctx, db, names, key)
+	limits, err := collect[Limit](ctx, db, "read limits", limitsSQL, names, key, since.names, since.at)
 	if err != nil {
 		return nil, err
 	}
-	args := []any{names, key, since.names, since.at}
-	sql := limitsSQL(used.sql(&args))
-	limits, err := collect[Limit](ctx, db, "read limits", sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	charges, err := readCharges(ctx, db, limits, key, used)
+	charges, err := readCharges(ctx, db, limits, key)
 	if err != nil {
 		return nil, err
 	}
@@ -165,8 +159,7 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 
 // As the claim counts what is occupied, but without locks. A limit that left the configuration, or
 // that no queue uses, is idle; its row stays for what was claimed under it.
-func limitsSQL(usage string) string {
-	return `
+const limitsSQL = `
 WITH marks AS (
     SELECT l.name, l.per_key, l.slack, l.anchor, l.epoch, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
     FROM call_limits l
@@ -187,7 +180,8 @@ WITH marks AS (
     GROUP BY u.name, u.key
 ), used AS (
     SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, sum(u.used) FILTER (WHERE u.shard < 0) AS former, min(u.bucket) AS freed_at
-    FROM ` + usage + ` u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
+    FROM call_usage u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
+    WHERE $2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END
     GROUP BY u.limit_name, u.key
 ), occupied AS (
     SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost,
@@ -214,4 +208,3 @@ JOIN marks m ON m.name = l.name
 LEFT JOIN occupied o ON o.name = l.name
 LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
 ORDER BY l.name`
-}

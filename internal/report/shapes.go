@@ -40,9 +40,9 @@ func calendarSince(ctx context.Context, db ledger.DB) (since counted, err error)
 const shapesSQL = `
 SELECT name, rate, window_size, shape, clock_timestamp() FROM call_limits WHERE shape ->> 'algorithm' = 'fixed_window'`
 
-// readCharges reads what was given out of the token buckets among the limits, by limit and key: of the keys in use
-// that are to be read, and of what is open, of this key, unless it is nil.
-func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string, used usedKeys) (map[string]map[string][]limit.Charge, error) {
+// readCharges reads what was given out of the token buckets among the limits, by limit and key; unless it is nil, of
+// this key.
+func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string) (map[string]map[string][]limit.Charge, error) {
 	charges := map[string]map[string][]limit.Charge{}
 	var names []string
 	for _, l := range limits {
@@ -54,9 +54,7 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string,
 	if names = slices.Compact(names); len(names) == 0 {
 		return charges, nil
 	}
-	args := []any{names, key}
-	sql := chargesSQL(used.sql(&args))
-	rows, err := db.Query(ctx, sql, args...)
+	rows, err := db.Query(ctx, chargesSQL, names, key)
 	if err != nil {
 		return nil, fmt.Errorf("read charges: %w", err)
 	}
@@ -71,8 +69,7 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string,
 	return charges, nil
 }
 
-func chargesSQL(usage string) string {
-	return `
+const chargesSQL = `
 WITH asked AS (
     SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
 )
@@ -88,8 +85,8 @@ CROSS JOIN LATERAL (
 WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END
 UNION ALL
 SELECT u.limit_name, u.key, u.bucket, u.used
-FROM ` + usage + ` u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since`
-}
+FROM call_usage u JOIN asked a ON a.name = u.limit_name AND u.bucket > a.since
+WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END`
 
 func (l Limit) rate() limit.Rate {
 	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}

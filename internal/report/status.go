@@ -3,8 +3,6 @@ package report
 import (
 	"context"
 	"fmt"
-	"math"
-	"slices"
 	"strings"
 	"time"
 
@@ -30,7 +28,7 @@ type Status struct {
 	Dispatchers []string           `json:"dispatchers"`
 	Others      []string           `json:"other_configuration"` // of those, whose file is another than what is in force
 	Policy      *dispatcher.Policy `json:"policy"`              // in force; nil: none was ever applied
-	Oldest      *Oldest            `json:"oldest"`              // due call; nil: none is, or none of the first 5,000 in line waits any more
+	Oldest      *Oldest            `json:"oldest"`              // due call; nil: none is, or none of those that stand first waits any more
 }
 
 // Queue is a queue that is in force or that calls wait in.
@@ -175,7 +173,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if err := s.readDispatchers(ctx, tx); err != nil {
 			return err
 		}
-		s.Oldest, err = ReadOldest(ctx, tx, waiting, 5000)
+		s.Oldest, err = readOldest(ctx, tx)
 		return err
 	})
 	if err != nil {
@@ -212,34 +210,14 @@ func (s *Status) OthersText() string {
 	return fmt.Sprintf("%s: another configuration than the one in force, which %s", strings.Join(s.Others, ", "), s.Policy.AppliedText())
 }
 
-// ReadOldest finds it among what [ReadWaiting] named: in the oldest 30 chunks of calls, else, where nothing is due
-// in those any more, in the first that has any. It is nil where no call is due; or where, if most is above 0, none
-// of so many that stand first is: they have ended, and no claim has passed them yet.
-func ReadOldest(ctx context.Context, db ledger.DB, waiting []Waiting, most int64) (*Oldest, error) {
-	var queues []string
-	for _, w := range waiting {
-		if w.Due > 0 && (w.Unnamed == 0 || w.Queue != "") {
-			queues = append(queues, w.Queue)
-		}
+// readOldest finds it among the calls that stand first: a thousand at most of each of the 30 oldest chunks and rows of
+// news. It is nil where none of those is due any more.
+func readOldest(ctx context.Context, db ledger.DB) (*Oldest, error) {
+	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL)
+	if oldest != nil {
+		inUTC(&oldest.DueAt)
 	}
-	slices.Sort(queues)
-	queues = slices.Compact(queues)
-	if len(queues) == 0 {
-		return nil, nil
-	}
-	chunks, calls := &most, most
-	if most == 0 {
-		chunks, calls = nil, math.MaxInt64
-	}
-	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+oldestOfAllSQL, queues, 30, calls)
-	if oldest != nil && oldest.ID == 0 {
-		oldest, err = collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL+"LIMIT 1", queues, chunks, calls)
-	}
-	if err != nil || oldest == nil || oldest.ID == 0 {
-		return nil, err
-	}
-	inUTC(&oldest.DueAt)
-	return oldest, nil
+	return oldest, err
 }
 
 // Failures are read through an index: what has ended well is not read, however much there is of it.
@@ -288,43 +266,16 @@ LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
-// The chunks of calls are gone through from the oldest on, for the first of each that is due still; id 0: none of
-// the first so many has one, and there may be more. News are of queues in which calls are due, for their index is by
-// queue. What stands in a chunk fell due in that order, and what is one row of news fell due at once: so
-// no more than 256 of its calls are compared at a time, however many it has. And no more than $3 are looked at, or
-// 255 more.
+// What is one row of news fell due at once, and may be many calls.
 const oldestSQL = `
-SELECT coalesce(f.id, 0) AS id, c.queue, greatest(coalesce(f.due_at, c.at), timestamptz '0001-01-01 00:00:00Z') AS due_at
+SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    SELECT *, row_number() OVER those AS place, sum(calls) OVER those - calls AS before
-    FROM (
-        (SELECT queue, at, cardinality(ids) AS calls, ids FROM call_waiting ORDER BY at LIMIT $2)
-        UNION ALL
-        SELECT n.* FROM unnest($1::text[]) AS w (queue)
-        CROSS JOIN LATERAL (
-            SELECT queue, at, calls, ids FROM call_news WHERE queue = w.queue AND at <= clock_timestamp() ORDER BY at LIMIT $2
-        ) n
-        ORDER BY at
-        LIMIT $2
-    ) first
-    WINDOW those AS (ORDER BY at ROWS UNBOUNDED PRECEDING)
-) c
-LEFT JOIN LATERAL (
-    SELECT q.id, q.due_at
-    FROM (SELECT c.ids || '{}'::bigint[] AS ids OFFSET 0) whole
-    CROSS JOIN LATERAL generate_series(1, least(c.calls, $3 - c.before), 256) AS s (first)
-    CROSS JOIN LATERAL (
-        SELECT id, coalesce(run_at, created_at) AS due_at
-        FROM call_queue
-        WHERE id = ANY(whole.ids[s.first:s.first + 255]) AND status IN ('new', 'error')
-          AND coalesce(run_at, created_at) <= clock_timestamp()
-        ORDER BY 2, 1
-        LIMIT 1
-    ) q
-    LIMIT 1
-) f ON true
-WHERE f.id IS NOT NULL OR c.place = $2
-`
-
-// What is left in a chunk may be younger than another's.
-const oldestOfAllSQL = `ORDER BY f.id IS NULL, f.due_at, f.id LIMIT 1`
+    (SELECT queue, at, ids FROM call_waiting ORDER BY at LIMIT 30)
+    UNION ALL
+    (SELECT queue, at, ids FROM call_news WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
+) first
+CROSS JOIN LATERAL unnest(first.ids[:1000]) AS i (id)
+JOIN call_queue q ON q.id = i.id
+WHERE q.status IN ('new', 'error') AND coalesce(q.run_at, q.created_at) <= clock_timestamp()
+ORDER BY due_at, q.id
+LIMIT 1`
