@@ -1,10 +1,13 @@
 package dispatcher_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/lines"
+	"golang.org/x/sync/errgroup"
 )
 
 // A whole sweep mends everything at once, however much there is, and finds nothing afterwards. Looking
@@ -48,6 +51,35 @@ func TestSweepAll(t *testing.T) {
 	}
 	s.sweptIs("was again", want)(s.dispatcher(dispatcher.Rules{}).SweepAll(t.Context()))
 	s.want(`SELECT count(*) = 0 FROM call_dispatchers`)
+}
+
+// Any number may sweep everything at once, beside claims that step over what was cancelled in line.
+func TestSweepAllBesideClaims(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 100, time.Hour))
+	s.once(r)
+	s.exec(`INSERT INTO call_queue (key) SELECT 'k' || i % 3 FROM generate_series(1, 20000) i`)
+	s.exec(`UPDATE call_queue SET status = 'cancelled' WHERE hashint8(id) % 20 <> 0`)
+	s.alive(1000)
+	var all errgroup.Group
+	for range 4 {
+		d := s.another(r)
+		all.Go(func() error { return d.Tick(context.WithoutCancel(t.Context())) })
+		sweeper := s.another(dispatcher.Rules{})
+		all.Go(func() error {
+			_, err := sweeper.SweepAll(context.WithoutCancel(t.Context()))
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	s.once(r)
+	if found, err := lines.FindAstray(t.Context(), s.pool, 0); err != nil || found != (lines.Astray{}) {
+		t.Errorf("found %+v, %v", found, err)
+	}
+	s.want(`SELECT count(*) = 100 FROM call_open`)
 }
 
 // books is a fingerprint of what a sweep may change.
