@@ -54,17 +54,18 @@ func OthersOf(live []Live) []string {
 	return names
 }
 
-// enter makes this process one of those that live, and applies its rules. Those of a start, unless always, are left
-// where they were applied before and have been replaced since.
+// enter makes this process one of those that live, and applies its rules. Those of a start, unless always, it may leave
+// (policy.go).
 func (d *Dispatcher) enter(ctx context.Context, rules Rules, always bool) error {
 	hash, err := rules.hash()
 	if err != nil {
 		return err
 	}
 	var instead *Policy
+	var why string
 	changes, err := publish(ctx, d.cfg.Pool, d.name, func(ctx context.Context, p *publication) (err error) {
 		if !always {
-			if instead, err = p.replacedBy(ctx, hash); err != nil {
+			if instead, why, err = p.instead(ctx, rules, hash); err != nil {
 				return err
 			}
 		}
@@ -88,8 +89,8 @@ func (d *Dispatcher) enter(ctx context.Context, rules Rules, always bool) error 
 		d.log.InfoContext(ctx, "rules applied", "change", change)
 	}
 	if instead != nil {
-		d.log.WarnContext(ctx, "rules not applied: a newer configuration has replaced them, and stays in force",
-			"applied_by", instead.By, "applied_at", instead.At, "fix", "start with the newer one; SIGHUP, --apply or `callq config apply` puts this one in force")
+		d.log.WarnContext(ctx, "rules not applied: others stay in force", "why", why,
+			"applied_by", instead.By, "applied_at", instead.At, "fix", "start with the configuration in force; SIGHUP, --apply or `callq config apply` puts this one in force")
 	}
 	d.published.Store(true)
 	return nil

@@ -101,7 +101,7 @@ func TestRestartTurnsNothingBack(t *testing.T) {
 	if after := s.inForce(); after != before {
 		t.Errorf("in force was\n%s\nand is\n%s", before, after)
 	}
-	if !said.has("rules not applied: a newer configuration has replaced them") || again.Ready() != nil {
+	if !said.has("a newer configuration has replaced them") || again.Ready() != nil {
 		t.Errorf("ready: %v; it said\n%s", again.Ready(), &said.text)
 	}
 	s.others(2, newer, again)
@@ -120,6 +120,23 @@ func TestRestartTurnsNothingBack(t *testing.T) {
 	s.rate(7, "with a file never seen")
 	s.want(`SELECT count(*) = 3 FROM call_policies`)
 	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6,10,7}' FROM call_limit_changes`)
+}
+
+// A start without a limit, as where the file was not found, does not take away those in force.
+func TestStartWithoutLimitsTakesNoneAway(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	var said log
+	s.log = slog.New(slog.NewTextHandler(&said, nil))
+	s.joined(hourly(10))
+	none := hourly(10)
+	none.Limits, none.Queues[0].Limits = nil, nil
+	if d := s.joined(none); d.Ready() != nil || !said.has("would take away those in force") {
+		t.Errorf("ready: %v; it said\n%s", d.Ready(), &said.text)
+	}
+	s.want(`SELECT rate = 10 AND queues = '{default}' FROM call_limits`)
+	s.apply(none)
+	s.want(`SELECT queues = '{}' FROM call_limits`)
 }
 
 // apply is the start of a process with --apply.

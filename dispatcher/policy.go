@@ -62,18 +62,28 @@ func (r Rules) hash() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// replacedBy is the policy in force, where the one with this hash was applied before and has been replaced
-// since; else nil. It needs the publishers' lock.
-func (p *publication) replacedBy(ctx context.Context, hash string) (*Policy, error) {
-	newest, err := readPolicy(ctx, p.tx, `
-SELECT hash, applied_at, applied_by FROM call_policies
-WHERE EXISTS (SELECT FROM call_policies WHERE hash = $1)
-ORDER BY number DESC LIMIT 1`, hash)
-	if err != nil || newest == nil || newest.Hash == hash {
-		return nil, err
+// instead is the policy in force, where a start with rules of this hash leaves it there, and why: they were applied
+// before and have been replaced since, or have no limit where some are in force, as where a file was not found. Else it
+// is nil. It needs the publishers' lock.
+func (p *publication) instead(ctx context.Context, rules Rules, hash string) (newest *Policy, why string, err error) {
+	if newest, err = InForce(ctx, p.tx); err != nil || newest == nil || newest.Hash == hash {
+		return nil, "", err
 	}
-	return newest, nil
+	var known, limits bool
+	if err := p.tx.QueryRow(ctx, insteadSQL, hash).Scan(&known, &limits); err != nil {
+		return nil, "", fmt.Errorf("read the policies: %w", err)
+	}
+	switch {
+	case known:
+		return newest, "a newer configuration has replaced them", nil
+	case limits && len(rules.Limits) == 0:
+		return newest, "they have no limit, and would take away those in force", nil
+	}
+	return nil, "", nil
 }
+
+const insteadSQL = `
+SELECT EXISTS (SELECT FROM call_policies WHERE hash = $1), EXISTS (SELECT FROM call_limits WHERE queues <> '{}')`
 
 // apply makes rules the policy in force. Those that are already change nothing. It needs the publishers' lock.
 func (p *publication) apply(ctx context.Context, rules Rules, hash string) error {

@@ -53,7 +53,7 @@ func TestProcessesDiffer(t *testing.T) {
 
 	again := former.start("dispatch")
 	eventually(t, "the log says that it is not applied", func() bool {
-		return strings.Contains(again.stderr.String(), "rules not applied: a newer configuration has replaced them")
+		return strings.Contains(again.stderr.String(), "a newer configuration has replaced them")
 	})
 	former.do("dispatch", "--once")
 	w.holds("6 per 1h")
