@@ -264,7 +264,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("the screen lacks %q:\n%s", words, screen)
 		}
 	}
-	w.config = ""
+	w.config = "limits: {other: {rate: 5/m}}\n"
 	w.do("dispatch", "--once")
 	if list := w.do("limits", "list"); !strings.Contains(list, "idle: no queue uses it") {
 		t.Errorf("a limit that left the configuration:\n%s", list)
