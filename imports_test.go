@@ -48,19 +48,35 @@ func TestImports(t *testing.T) {
 			modules: []string{asynq, pgx, prometheus, redis, sync, sys},
 		},
 		{
-			name: "dispatcher", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "tasks"},
-			modules: []string{cron, pgx, prometheus, redis, sync, sys},
+			name: "dispatcher", ours: []string{
+				"callqueue", "internal/boottime", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/lines",
+				"internal/maintenance", "internal/policy", "internal/pools", "internal/recovery",
+			},
+			modules: []string{cron, pgx, prometheus, redis},
 		},
+		{
+			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
+			modules: []string{pgx},
+		},
+		{
+			name: "internal/recovery", ours: []string{
+				"callqueue", "internal/handoff", "internal/ledger", "internal/limit", "internal/lines", "internal/policy", "internal/pools",
+			},
+			modules: []string{pgx},
+		},
+		{name: "internal/pools", ours: []string{"internal/ledger", "tasks"}, modules: []string{pgx}},
+		{name: "internal/maintenance", ours: []string{"internal/ledger"}, modules: []string{pgx}},
+		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/lines", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"dispatcher", "internal/handoff", "internal/limit", "internal/lines", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/lines", "internal/policy", "internal/recovery", "internal/report", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/report", ours: []string{"callqueue", "dispatcher", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
+			name: "internal/report", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/policy"},
 			modules: []string{pgx},
 		},
-		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report", "internal/web"}, modules: []string{pgx}},
+		{name: "internal/pages", ours: []string{"callqueue", "internal/report", "internal/web"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
 )
@@ -100,7 +101,7 @@ func (c *callq) vacuum(ctx context.Context) error {
 func (c *callq) start(ctx context.Context, handled func()) (stop func() error, err error) {
 	dispatch, err := dispatcher.New(dispatcher.Config{
 		Pool: c.servants, Redis: c.redis,
-		Rules: dispatcher.Rules{Queues: []dispatcher.QueueRule{{
+		Policy: policy.Policy{Queues: []policy.Queue{{
 			Name: "default", MaxAttempts: 3, BackoffMin: time.Second, BackoffMax: time.Minute,
 			Timeout: 30 * time.Second, OnLost: "retry",
 		}}},

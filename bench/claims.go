@@ -16,6 +16,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/migrations"
 )
 
@@ -90,7 +91,7 @@ func (b *bench) claimIn(ctx context.Context, url string, s scene) (took []time.D
 	}
 	client := redis.NewClient(options)
 	defer client.Close()
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Rules: s.rules()})
+	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Policy: s.rules()})
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func (b *bench) claimIn(ctx context.Context, url string, s scene) (took []time.D
 			return nil, err
 		}
 		begun := time.Now()
-		if _, err := d.Turn(ctx, false); err != nil {
+		if _, err := d.Step(ctx, false); err != nil {
 			return nil, err
 		}
 		took = append(took, time.Since(begun))
@@ -143,16 +144,16 @@ func (b *bench) claimIn(ctx context.Context, url string, s scene) (took []time.D
 	return took, nil
 }
 
-func (s scene) rules() dispatcher.Rules {
-	q := dispatcher.QueueRule{
+func (s scene) rules() policy.Policy {
+	q := policy.Queue{
 		Name: "default", MaxAttempts: 3, BackoffMin: time.Second, BackoffMax: time.Minute, Timeout: time.Minute, OnLost: "retry",
 	}
 	if !s.perKey {
-		return dispatcher.Rules{Queues: []dispatcher.QueueRule{q}}
+		return policy.Policy{Queues: []policy.Queue{q}}
 	}
 	q.Limits = []string{"each"}
-	each := dispatcher.LimitRule{Name: "each", Rate: limit.Rate{Units: 1_000_000, Window: time.Hour}, PerKey: true}
-	return dispatcher.Rules{Limits: []dispatcher.LimitRule{each}, Queues: []dispatcher.QueueRule{q}}
+	each := policy.Limit{Name: "each", Rate: limit.Rate{Units: 1_000_000, Window: time.Hour}, PerKey: true}
+	return policy.Policy{Limits: []policy.Limit{each}, Queues: []policy.Queue{q}}
 }
 
 // A worker with 50 free slots has room for 100.
@@ -175,7 +176,7 @@ SELECT 'each', key, now(), 0, 1000000 FROM (SELECT DISTINCT key FROM call_queue 
 // settle lets looks take in what there is, and put aside what is blocked.
 func settle(ctx context.Context, pool *pgxpool.Pool, d *dispatcher.Dispatcher) error {
 	for begun := time.Now(); time.Since(begun) < 5*time.Minute; {
-		if _, err := d.Turn(ctx, false); err != nil {
+		if _, err := d.Step(ctx, false); err != nil {
 			return err
 		}
 		if _, err := finishOpen(ctx, pool); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // layout is how calls lie in the table. Each is one that some way to find calls is bad at.
@@ -143,8 +143,8 @@ WHERE a.arrived_by > now() - 1.1 * l.window_size
 GROUP BY 1, 2, 3`
 
 // rules are two limits, which all queues of the layout use.
-func (l layout) rules() dispatcher.Rules {
-	rules := dispatcher.Rules{Limits: []dispatcher.LimitRule{
+func (l layout) rules() policy.Policy {
+	rules := policy.Policy{Limits: []policy.Limit{
 		{Name: "api", Rate: limit.Rate{Units: 100_000, Window: time.Hour}},
 		{Name: "each", Rate: limit.Rate{Units: 1000, Window: time.Hour}, PerKey: true},
 	}}
@@ -160,7 +160,7 @@ func (l layout) rules() dispatcher.Rules {
 		for _, name := range names {
 			if !seen[name] {
 				seen[name] = true
-				rules.Queues = append(rules.Queues, dispatcher.QueueRule{
+				rules.Queues = append(rules.Queues, policy.Queue{
 					Name: name, Limits: []string{"api", "each"}, MaxAttempts: 3, BackoffMin: 10 * time.Second,
 					BackoffMax: 15 * time.Minute, Timeout: 30 * time.Second, OnLost: "retry",
 				})

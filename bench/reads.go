@@ -153,7 +153,7 @@ func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq pro
 	}
 	client := redis.NewClient(options)
 	defer client.Close()
-	d, err := dispatcher.New(dispatcher.Config{Pool: servants, Redis: client, Rules: l.rules()})
+	d, err := dispatcher.New(dispatcher.Config{Pool: servants, Redis: client, Policy: l.rules()})
 	if err != nil {
 		return err
 	}

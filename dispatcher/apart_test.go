@@ -50,7 +50,7 @@ func TestOneCallStopsNoOther(t *testing.T) {
 			d := s.another(r)
 			began := time.Now()
 			for range 20 {
-				if err := d.Look(t.Context()); err != nil {
+				if err := d.Poll(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}

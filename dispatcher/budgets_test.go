@@ -6,18 +6,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
-func withBudgets(budgets ...dispatcher.BudgetRule) dispatcher.Rules {
+func withBudgets(budgets ...policy.Budget) policy.Policy {
 	r := hourly(10)
 	r.Budgets = budgets
 	return r
 }
 
-func budgetRule(name string, units int64, window time.Duration, burst int64, onOutage string) dispatcher.BudgetRule {
-	return dispatcher.BudgetRule{Name: name, Rate: limit.Rate{Units: units, Window: window}, Burst: burst, OnOutage: onOutage}
+func budgetRule(name string, units int64, window time.Duration, burst int64, onOutage string) policy.Budget {
+	return policy.Budget{Name: name, Rate: limit.Rate{Units: units, Window: window}, Burst: burst, OnOutage: onOutage}
 }
 
 // budgets fails the test unless just these are in force.
@@ -47,12 +47,12 @@ func TestPublishBudgets(t *testing.T) {
 	}
 	search.OnOutage = "closed"
 	changes := s.publish(withBudgets(search))
-	if want := []string{"budget search: 100 per 1s, burst 20, on_outage closed", "budget mail: taken away"}; !slices.Equal(changes, want) {
+	if want := []string{"budget search: 100 per 1s, burst 20, on_outage closed", "budget mail: removed"}; !slices.Equal(changes, want) {
 		t.Errorf("changes %q, want %q", changes, want)
 	}
 	s.budgets("at last", "search 100/1 20 closed")
 	s.want(`SELECT array_agg(name || ': ' || change ORDER BY id) = '{"mail: 5 per 1m, burst 1, on_outage closed",
-		"search: 100 per 1s, burst 20, on_outage open","search: 100 per 1s, burst 20, on_outage closed","mail: taken away"}'
+		"search: 100 per 1s, burst 20, on_outage open","search: 100 per 1s, burst 20, on_outage closed","mail: removed"}'
 		FROM call_audit WHERE what = 'budget'`)
 }
 
@@ -60,7 +60,7 @@ func TestBudgetsThatContradictThemselves(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	good := budgetRule("api", 1, time.Second, 1, "open")
-	for words, budgets := range map[string][]dispatcher.BudgetRule{
+	for words, budgets := range map[string][]policy.Budget{
 		"given twice": {good, good},
 		"empty":       {budgetRule("", 1, time.Second, 1, "open")},
 		"rate":        {budgetRule("api", 0, time.Second, 1, "open")},
@@ -68,7 +68,7 @@ func TestBudgetsThatContradictThemselves(t *testing.T) {
 		"366d":        {budgetRule("api", 1, limit.MaxWindow, 2, "open")},
 		`on_outage is "shut"; it may be closed or open`: {budgetRule("api", 1, time.Second, 1, "shut")},
 	} {
-		if _, err := dispatcher.Publish(t.Context(), s.pool, withBudgets(budgets...), "tester"); err == nil || !strings.Contains(err.Error(), words) {
+		if _, err := policy.Apply(t.Context(), s.pool, withBudgets(budgets...), "tester"); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v: %v, want %q", budgets, err, words)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 // Sixteen processes that tick at once give out exactly what the limits allow: not a unit more,
@@ -15,24 +15,24 @@ func TestClaimRace(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
 		name  string
-		rules dispatcher.Rules
+		rules policy.Policy
 		calls map[string]int
 		want  map[string]int64 // by limit
 	}{
 		{
 			"two limits on one queue",
-			dispatcher.Rules{
-				Limits: []dispatcher.LimitRule{sliding("wide", 100, time.Hour), sliding("narrow", 60, time.Hour)},
-				Queues: []dispatcher.QueueRule{queue("default", "wide", "narrow")},
+			policy.Policy{
+				Limits: []policy.Limit{sliding("wide", 100, time.Hour), sliding("narrow", 60, time.Hour)},
+				Queues: []policy.Queue{queue("default", "wide", "narrow")},
 			},
 			map[string]int{"default": 150},
 			map[string]int64{"wide": 60, "narrow": 60},
 		},
 		{
 			"two queues that share one limit",
-			dispatcher.Rules{
-				Limits: []dispatcher.LimitRule{sliding("a", 70, time.Hour), sliding("shared", 100, time.Hour), sliding("z", 60, time.Hour)},
-				Queues: []dispatcher.QueueRule{queue("one", "a", "shared"), queue("two", "shared", "z")},
+			policy.Policy{
+				Limits: []policy.Limit{sliding("a", 70, time.Hour), sliding("shared", 100, time.Hour), sliding("z", 60, time.Hour)},
+				Queues: []policy.Queue{queue("one", "a", "shared"), queue("two", "shared", "z")},
 			},
 			map[string]int{"one": 150, "two": 150},
 			map[string]int64{"shared": 100},
@@ -94,11 +94,11 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.another(r).Look(t.Context()); err != nil {
+			if err := s.another(r).Poll(t.Context()); err != nil {
 				t.Error(err)
 			}
 			s.want(`SELECT count(*) = 0 FROM call_open`)
-			d := s.another(dispatcher.Rules{})
+			d := s.another(policy.Policy{})
 			var ticked sync.WaitGroup
 			ticked.Go(func() {
 				if err := d.Tick(context.Background()); err != nil {

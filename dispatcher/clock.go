@@ -4,50 +4,61 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Whoever sees that Postgres's clock was set forward writes it down before anything is reckoned from that clock, and
-// each claim goes by what is written: a dispatcher that starts anew has not seen it.
+// clockWatch compares Postgres's clock with one that nobody sets. Whoever sees that Postgres's clock was set forward writes it
+// down before using that clock, and every claim goes by what is written: a dispatcher that starts anew has not seen the step.
+type clockWatch struct {
+	db    *pgxpool.Pool
+	log   *slog.Logger
+	now   func() time.Time // a clock that nobody sets
+	clock limit.Clock
+	gains limit.Gains // as of the last reading
+	epoch string      // the last that was noted
+}
 
-// readClock reads Postgres's clock in a statement that waits for no lock, after those that may
-// have, and what that clock is known to have gained.
-func (d *Dispatcher) readClock(ctx context.Context, db interface {
+// read reads Postgres's clock in a statement that waits for no lock, after those that may have, and what that clock is known
+// to have gained.
+func (w *clockWatch) read(ctx context.Context, db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 },
 ) (now time.Time, epoch string, err error) {
-	sent := d.cfg.Now()
+	sent := w.now()
 	var at []time.Time
 	var by []time.Duration
 	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch, &at, &by); err != nil {
 		return now, "", fmt.Errorf("read the clock: %w", err)
 	}
-	received := d.cfg.Now()
-	switch gained, least := d.clock.Gained(now, sent, received); {
+	received := w.now()
+	switch gained, least := w.clock.Gained(now, sent, received); {
 	case gained > 0:
-		if at, by, err = d.noteGain(ctx, now, gained, least); err != nil {
+		if at, by, err = w.noteGain(ctx, now, gained, least); err != nil {
 			return now, "", fmt.Errorf("note what the clock gained: %w", err)
 		}
 	case gained <= -time.Microsecond: // less is none to Postgres
-		d.log.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
-		if _, err := d.cfg.Pool.Exec(ctx, noteLossSQL, now, gained); err != nil {
+		w.log.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
+		if _, err := w.db.Exec(ctx, noteLossSQL, now, gained); err != nil {
 			return now, "", fmt.Errorf("note that the clock was set back: %w", err)
 		}
 	}
-	if lost := d.lostGains(now, at); len(lost) > 0 {
-		if at, by, err = d.noteAgain(ctx, lost); err != nil {
+	if lost := w.lostGains(now, at); len(lost) > 0 {
+		if at, by, err = w.noteAgain(ctx, lost); err != nil {
 			return now, "", fmt.Errorf("note again what the clock gained: %w", err)
 		}
 	}
-	d.gains = d.gains[:0]
+	w.gains = w.gains[:0]
 	for i := range at {
-		d.gains = append(d.gains, limit.Gain{At: at[i], By: by[i]})
+		w.gains = append(w.gains, limit.Gain{At: at[i], By: by[i]})
 	}
-	d.clock.Saw(now, sent, received)
+	w.clock.Saw(now, sent, received)
 	return now, epoch, nil
 }
 
@@ -62,15 +73,15 @@ const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
 
 // noteGain writes down what was gained since the last look, unless others have, and returns all that is written. It
 // commits at once, whatever becomes of the claim that saw it.
-func (d *Dispatcher) noteGain(ctx context.Context, now time.Time, gained, least time.Duration) (at []time.Time, by []time.Duration, err error) {
-	err = pgx.BeginFunc(ctx, d.cfg.Pool, func(tx pgx.Tx) error {
+func (w *clockWatch) noteGain(ctx context.Context, now time.Time, gained, least time.Duration) (at []time.Time, by []time.Duration, err error) {
+	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 			return err
 		}
 		var noted time.Duration
-		switch err := tx.QueryRow(ctx, noteGainSQL, d.clock.Last(), now, gained, least).Scan(&noted); {
+		switch err := tx.QueryRow(ctx, noteGainSQL, w.clock.Last(), now, gained, least).Scan(&noted); {
 		case err == nil:
-			d.log.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", noted)
+			w.log.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", noted)
 		case !errors.Is(err, pgx.ErrNoRows):
 			return err
 		}
@@ -88,8 +99,8 @@ WHERE $3::interval - by > $4::interval
 RETURNING by`
 
 // lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
-func (d *Dispatcher) lostGains(now time.Time, at []time.Time) (lost limit.Gains) {
-	for _, g := range d.gains {
+func (w *clockWatch) lostGains(now time.Time, at []time.Time) (lost limit.Gains) {
+	for _, g := range w.gains {
 		if g.At.After(now.Add(-24*time.Hour)) && !slices.ContainsFunc(at, g.At.Equal) {
 			lost = append(lost, g)
 		}
@@ -98,8 +109,8 @@ func (d *Dispatcher) lostGains(now time.Time, at []time.Time) (lost limit.Gains)
 }
 
 // noteAgain writes them down once more, unless another has.
-func (d *Dispatcher) noteAgain(ctx context.Context, lost limit.Gains) (at []time.Time, by []time.Duration, err error) {
-	err = pgx.BeginFunc(ctx, d.cfg.Pool, func(tx pgx.Tx) error {
+func (w *clockWatch) noteAgain(ctx context.Context, lost limit.Gains) (at []time.Time, by []time.Duration, err error) {
+	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 			return err
 		}
@@ -118,6 +129,26 @@ INSERT INTO call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FRO
 
 // gained is what the limit's window is widened by: what Postgres's clock gained while anything that
 // still counts was under way.
-func (d *Dispatcher) gained(l lockedLimit, now time.Time) time.Duration {
-	return d.gains.Within(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
+func (w *clockWatch) gained(l policy.LockedLimit, now time.Time) time.Duration {
+	return w.gains.Within(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
+}
+
+// noteEpoch has the limits enter a new epoch, once for each that this process sees.
+func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
+	if epoch == w.epoch {
+		return nil
+	}
+	entered, err := policy.EnterEpoch(ctx, w.db)
+	if err != nil {
+		return err
+	}
+	w.logEntered(ctx, entered)
+	w.epoch = epoch
+	return nil
+}
+
+func (w *clockWatch) logEntered(ctx context.Context, limits []policy.Entered) {
+	for _, l := range limits {
+		w.log.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used", "limit", l.Name, "missing_until", l.MissingUntil)
+	}
 }

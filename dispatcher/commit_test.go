@@ -67,7 +67,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			}
 			t.Cleanup(pool.Close)
 			d, err := dispatcher.New(dispatcher.Config{
-				Pool: pool, Redis: s.redis, Rules: rules(sliding("api", 2, time.Hour)), Logger: s.log,
+				Pool: pool, Redis: s.redis, Policy: rules(sliding("api", 2, time.Hour)), Logger: s.log,
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -48,9 +49,9 @@ const patientSQL = `
 CREATE FUNCTION patient() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.start_by := NEW.start_by + interval ''1 hour''; RETURN NEW; END';
 CREATE TRIGGER patient BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION patient()`
 
-func rules(limits ...dispatcher.LimitRule) dispatcher.Rules {
-	r := dispatcher.Rules{Limits: limits}
-	q := dispatcher.QueueRule{
+func rules(limits ...policy.Limit) policy.Policy {
+	r := policy.Policy{Limits: limits}
+	q := policy.Queue{
 		Name: "default", MaxAttempts: 3, BackoffMin: 50 * time.Millisecond, BackoffMax: time.Second,
 		Timeout: 5 * time.Second, OnLost: "retry",
 	}
@@ -61,14 +62,14 @@ func rules(limits ...dispatcher.LimitRule) dispatcher.Rules {
 	return r
 }
 
-func sliding(name string, units int64, window time.Duration) dispatcher.LimitRule {
-	return dispatcher.LimitRule{Name: name, Rate: limit.Rate{Units: units, Window: window}}
+func sliding(name string, units int64, window time.Duration) policy.Limit {
+	return policy.Limit{Name: name, Rate: limit.Rate{Units: units, Window: window}}
 }
 
 // run runs a dispatcher until the test ends.
-func (s *system) dispatcher(r dispatcher.Rules) *dispatcher.Dispatcher {
+func (s *system) dispatcher(r policy.Policy) *dispatcher.Dispatcher {
 	s.t.Helper()
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log})
+	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log})
 	if err != nil {
 		s.t.Fatal(err)
 	}

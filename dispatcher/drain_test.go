@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 // A queue whose claims go on for long (here each takes a second) lets the others have their turn; a whole tick
@@ -14,9 +15,9 @@ func TestQueuesTakeTurns(t *testing.T) {
 	s := newSystem(t)
 	s.alive(10_000)
 	r := rules()
-	r.Queues = []dispatcher.QueueRule{queue("long"), queue("short")}
+	r.Queues = []policy.Queue{queue("long"), queue("short")}
 	now := time.Now()
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log, Now: func() time.Time {
+	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Now: func() time.Time {
 		now = now.Add(time.Second)
 		return now
 	}})
@@ -29,7 +30,7 @@ func TestQueuesTakeTurns(t *testing.T) {
 	s.calls("long", 9000)
 	s.calls("short", 10)
 	for range 2 { // the order of the queues turns
-		if err := d.Look(t.Context()); err != nil {
+		if err := d.Poll(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

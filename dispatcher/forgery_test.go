@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5"
 )
@@ -215,12 +215,12 @@ func (s *system) honestHistory() {
 		return rate
 	}
 	api := sliding("api", 100, time.Hour)
-	each := dispatcher.LimitRule{Name: "each", Rate: limit.Rate{Units: 50, Window: time.Hour}, PerKey: true, CountCost: true}
-	day := dispatcher.LimitRule{Name: "day", Rate: shape("1000/1d", limit.FixedWindow, 0)}
-	bucket := dispatcher.LimitRule{Name: "bucket", Rate: shape("100/s", limit.TokenBucket, 100)}
-	r := dispatcher.Rules{
-		Limits: []dispatcher.LimitRule{api, each, day, bucket},
-		Queues: []dispatcher.QueueRule{queue("default", "api"), queue("heavy", "api", "each"), queue("timed", "day", "bucket"), queue("free")},
+	each := policy.Limit{Name: "each", Rate: limit.Rate{Units: 50, Window: time.Hour}, PerKey: true, CountCost: true}
+	day := policy.Limit{Name: "day", Rate: shape("1000/1d", limit.FixedWindow, 0)}
+	bucket := policy.Limit{Name: "bucket", Rate: shape("100/s", limit.TokenBucket, 100)}
+	r := policy.Policy{
+		Limits: []policy.Limit{api, each, day, bucket},
+		Queues: []policy.Queue{queue("default", "api"), queue("heavy", "api", "each"), queue("timed", "day", "bucket"), queue("free")},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/bad" {
@@ -257,7 +257,7 @@ func (s *system) honestHistory() {
 	s.exec(`INSERT INTO call_queue (call_data) SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, 3)`, server.URL)
 	s.exec(`INSERT INTO call_queue (queue, task) VALUES ('timed', 'mine'), ('heavy', 'mine')`)
 	phase(`SELECT count(*) = 19 FROM call_queue WHERE status IN ('done', 'failed')`)
-	if _, err := dispatcher.ResetLimit(context.Background(), s.pool, "api", "test"); err != nil {
+	if _, err := policy.Reset(context.Background(), s.pool, "api", "test"); err != nil {
 		s.t.Fatal(err)
 	}
 	r.Queues[2].Limits = []string{"bucket", "day", "api"}

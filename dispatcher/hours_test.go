@@ -7,10 +7,11 @@ import (
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/policy"
 )
 
 // open has the default queue open in these hours only.
-func openIn(hours ...string) dispatcher.Rules {
+func openIn(hours ...string) policy.Policy {
 	r := rules()
 	r.Queues[0].Hours = hours
 	return r
@@ -124,7 +125,7 @@ func TestHoursBegin(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tick := range []bool{true, false} {
-		if next, err := d.Turn(t.Context(), tick); err != nil || next > 11500*time.Millisecond {
+		if next, err := d.Step(t.Context(), tick); err != nil || next > 11500*time.Millisecond {
 			t.Errorf("look again in %s (%v), want when it opens, 11.5 s after the clock's time", next, err)
 		}
 	}
@@ -133,7 +134,7 @@ func TestHoursBegin(t *testing.T) {
 	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:58 Europe/Berlin' - pg_catalog.clock_timestamp()`)
 	s.exec(`UPDATE call_workers SET beat_at = clock_timestamp() + interval '1 h'`)
 	seldom, err := dispatcher.New(dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
+		Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +168,7 @@ func TestHoursArePublished(t *testing.T) {
 	if again := s.publish(openIn("Mon-Wed 12:00-13:00", "Wed 12:00-13:00 UTC")); len(again) != 0 {
 		t.Errorf("the same in other words changes %q", again)
 	}
-	if _, err := dispatcher.Publish(t.Context(), s.pool, openIn("09:00-09:00"), "tester"); err == nil || !strings.Contains(err.Error(), `queue "default": hours: 09:00-09:00 never opens`) {
+	if _, err := policy.Apply(t.Context(), s.pool, openIn("09:00-09:00"), "tester"); err == nil || !strings.Contains(err.Error(), `queue "default": hours: 09:00-09:00 never opens`) {
 		t.Errorf("hours that never open: %v", err)
 	}
 	s.once(rules())

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // keyed inserts n calls of a key into the default queue.
@@ -22,8 +22,8 @@ func (s *system) open() string {
 		(SELECT key, count(*) AS n FROM call_open GROUP BY key) o`)
 }
 
-func perKey(name string, units int64, window time.Duration) dispatcher.LimitRule {
-	return dispatcher.LimitRule{Name: name, Rate: limit.Rate{Units: units, Window: window}, PerKey: true}
+func perKey(name string, units int64, window time.Duration) policy.Limit {
+	return policy.Limit{Name: name, Rate: limit.Rate{Units: units, Window: window}, PerKey: true}
 }
 
 func TestPerKey(t *testing.T) {

@@ -8,10 +8,10 @@ import (
 
 // metrics are all metrics of a dispatcher.
 type metrics struct {
-	claims *prometheus.CounterVec
-	ticks  *prometheus.CounterVec
-	tick   prometheus.Histogram
-	sweeps *prometheus.CounterVec
+	claims     *prometheus.CounterVec
+	ticks      *prometheus.CounterVec
+	tick       prometheus.Histogram
+	recoveries *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -26,19 +26,19 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "callq_tick_seconds", Help: "How long a tick took.",
 			Buckets: []float64{.001, .005, .02, .1, .5, 1, 5, 30},
 		}),
-		sweeps: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "callq_swept_total", Help: "Rows that sweepers mended, by kind.",
-		}, []string{"what"}),
+		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_recovered_total", Help: "Rows that recovery put right, by kind.",
+		}, []string{"kind"}),
 	}
 	if r != nil {
-		r.MustRegister(m.claims, m.ticks, m.tick, m.sweeps)
+		r.MustRegister(m.claims, m.ticks, m.tick, m.recoveries)
 	}
 	return m
 }
 
 func (m *metrics) claimed(queue string, n int) { m.claims.WithLabelValues(queue).Add(float64(n)) }
 
-func (m *metrics) swept(what string, n int) { m.sweeps.WithLabelValues(what).Add(float64(n)) }
+func (m *metrics) recovered(kind string, n int) { m.recoveries.WithLabelValues(kind).Add(float64(n)) }
 
 func (m *metrics) ticked(took time.Duration, err error) {
 	result := "ok"

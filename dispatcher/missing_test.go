@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 const month = 31 * 24 * time.Hour
 
 // charged has five calls charged to a limit of a month; the units of two come free in 3 s.
-func (s *system) charged(r dispatcher.Rules) {
+func (s *system) charged(r policy.Policy) {
 	s.t.Helper()
 	s.alive(100)
 	s.calls("default", 5)
@@ -31,9 +31,9 @@ func (s *system) failOver() { s.exec(`UPDATE call_limits SET epoch = 'older'`) }
 // A failover stops no limit that is full: what is known to be charged comes free when it would have.
 func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*dispatcher.LimitRule){
-		"in all":  func(*dispatcher.LimitRule) {},
-		"per key": func(l *dispatcher.LimitRule) { l.PerKey = true },
+	for name, change := range map[string]func(*policy.Limit){
+		"in all":  func(*policy.Limit) {},
+		"per key": func(l *policy.Limit) { l.PerKey = true },
 	} {
 		parallel(t, name, func(_ *testing.T, s *system) {
 			api := sliding("api", 5, month)
@@ -123,7 +123,7 @@ func TestTokenBucketAfterAFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := dispatcher.LimitRule{Name: "api", Rate: rate}
+	api := policy.Limit{Name: "api", Rate: rate}
 	r := rules(api)
 	s.once(r)
 	s.failOver()
@@ -143,7 +143,7 @@ func TestOpenLimit(t *testing.T) {
 	s.charged(r)
 	s.failOver()
 	s.calls("default", 9)
-	changes, err := dispatcher.OpenLimit(t.Context(), s.pool, "api", "a clean switchover", "an operator") // before any claim has seen it
+	changes, err := policy.Open(t.Context(), s.pool, "api", "a clean switchover", "an operator") // before any claim has seen it
 	if err != nil || len(changes) != 1 {
 		t.Fatal(changes, err)
 	}
@@ -154,14 +154,14 @@ func TestOpenLimit(t *testing.T) {
 	if err != nil || !strings.Contains(strings.Join(report.RestsOn, "\n"), "a clean switchover") {
 		t.Error(report, err)
 	}
-	if changes, err = dispatcher.OpenLimit(t.Context(), s.pool, "api", "again", "an operator"); err != nil || len(changes) != 0 {
+	if changes, err = policy.Open(t.Context(), s.pool, "api", "again", "an operator"); err != nil || len(changes) != 0 {
 		t.Error(changes, err)
 	}
 	s.exec(`UPDATE call_limits SET complete_since = NULL`)
-	if _, err = dispatcher.OpenLimit(t.Context(), s.pool, "api", "again", "an operator"); !errors.Is(err, dispatcher.ErrUncounted) {
+	if _, err = policy.Open(t.Context(), s.pool, "api", "again", "an operator"); !errors.Is(err, policy.ErrUncounted) {
 		t.Error(err)
 	}
-	if _, err = dispatcher.OpenLimit(t.Context(), s.pool, "other", "again", "an operator"); !errors.Is(err, ledger.ErrUnknown) {
+	if _, err = policy.Open(t.Context(), s.pool, "other", "again", "an operator"); !errors.Is(err, ledger.ErrUnknown) {
 		t.Error(err)
 	}
 }
@@ -175,7 +175,7 @@ func TestOpenedLimitStaysOpen(t *testing.T) {
 	s.failOver()
 	s.exec(`DELETE FROM call_marks WHERE name LIKE 'epoch %'`) // the new epoch was not seen before
 	s.once(r)
-	if _, err := dispatcher.OpenLimit(t.Context(), s.pool, "api", "a clean switchover", "an operator"); err != nil {
+	if _, err := policy.Open(t.Context(), s.pool, "api", "a clean switchover", "an operator"); err != nil {
 		t.Fatal(err)
 	}
 	s.calls("default", 30)

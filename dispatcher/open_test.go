@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // A limit that is given a longer window and another queue stays shut until all that was open has
@@ -94,7 +94,7 @@ func TestFixedWindowBehindTheMark(t *testing.T) {
 	}
 	s.calls("default", 1)
 	s.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
-	r := rules(dispatcher.LimitRule{Name: "api", Rate: rate})
+	r := rules(policy.Limit{Name: "api", Rate: rate})
 	s.once(r)
 	s.want(`SELECT count(*) = 1 FROM call_open`)
 	s.exec(`UPDATE call_limits SET missing_until = clock_timestamp()`)
@@ -134,7 +134,7 @@ func TestQueueLeaves(t *testing.T) {
 	s.alive(100)
 	r := rules(sliding("api", 5, time.Hour))
 	both := r
-	both.Queues = append([]dispatcher.QueueRule{queue("free"), queue("other", "api")}, r.Queues...)
+	both.Queues = append([]policy.Queue{queue("free"), queue("other", "api")}, r.Queues...)
 	s.calls("other", 3)
 	s.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('free', now())`)
 	s.once(both)
@@ -158,16 +158,16 @@ func TestWhatShutsALimit(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
 		name   string
-		change func(api *dispatcher.LimitRule, other *dispatcher.QueueRule)
+		change func(api *policy.Limit, other *policy.Queue)
 		shut   bool
 	}{
-		{"a higher rate", func(api *dispatcher.LimitRule, _ *dispatcher.QueueRule) { api.Rate.Units++ }, false},
-		{"a lower rate", func(api *dispatcher.LimitRule, _ *dispatcher.QueueRule) { api.Rate.Units-- }, false},
-		{"a shorter window", func(api *dispatcher.LimitRule, _ *dispatcher.QueueRule) { api.Rate.Window-- }, false},
-		{"more slack", func(api *dispatcher.LimitRule, _ *dispatcher.QueueRule) { api.Slack = time.Minute }, false},
-		{"a longer window", func(api *dispatcher.LimitRule, _ *dispatcher.QueueRule) { api.Rate.Window += time.Second }, true},
-		{"another queue", func(_ *dispatcher.LimitRule, other *dispatcher.QueueRule) { other.Limits = []string{"api"} }, true},
-		{"another timeout of a queue", func(_ *dispatcher.LimitRule, other *dispatcher.QueueRule) { other.Timeout++ }, false},
+		{"a higher rate", func(api *policy.Limit, _ *policy.Queue) { api.Rate.Units++ }, false},
+		{"a lower rate", func(api *policy.Limit, _ *policy.Queue) { api.Rate.Units-- }, false},
+		{"a shorter window", func(api *policy.Limit, _ *policy.Queue) { api.Rate.Window-- }, false},
+		{"more slack", func(api *policy.Limit, _ *policy.Queue) { api.Slack = time.Minute }, false},
+		{"a longer window", func(api *policy.Limit, _ *policy.Queue) { api.Rate.Window += time.Second }, true},
+		{"another queue", func(_ *policy.Limit, other *policy.Queue) { other.Limits = []string{"api"} }, true},
+		{"another timeout of a queue", func(_ *policy.Limit, other *policy.Queue) { other.Timeout++ }, false},
 	}
 	for _, c := range cases {
 		parallel(t, c.name, func(_ *testing.T, s *system) {

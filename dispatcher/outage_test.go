@@ -15,7 +15,7 @@ func TestNothingIsLostRightAfterAnOutage(t *testing.T) {
 	r := rules(sliding("api", 2, time.Hour))
 	s.calls("default", 1)
 	now := time.Unix(0, 0)
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Rules: r, Logger: s.log, Now: func() time.Time { return now }})
+	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Now: func() time.Time { return now }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func TestNothingIsLostRightAfterAnOutage(t *testing.T) {
 	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 
 	s.exec(`ALTER FUNCTION callq_epoch() RENAME TO away`)
-	if _, err := d.Turn(t.Context(), true); err == nil {
+	if _, err := d.Step(t.Context(), true); err == nil {
 		t.Fatal("a tick went well without Postgres")
 	}
 	s.exec(`ALTER FUNCTION away() RENAME TO callq_epoch`)

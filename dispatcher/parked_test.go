@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // With more keys than a claim looks at, those that are blocked are put aside. Whatever may end that has them
@@ -15,12 +15,12 @@ func TestParkedKeysAreWoken(t *testing.T) {
 	t.Parallel()
 	const keys = 600
 	hourly := rules(perKey("each", 1, time.Hour))
-	one := rules(dispatcher.LimitRule{Name: "each", Rate: limit.Rate{Units: 1}, PerKey: true})
+	one := rules(policy.Limit{Name: "each", Rate: limit.Rate{Units: 1}, PerKey: true})
 	short := rules(perKey("each", 1, 2*time.Second))
 	byCost := rules(perKey("each", 1, time.Hour))
 	byCost.Limits[0].CountCost = true
 	for name, c := range map[string]struct {
-		rules dispatcher.Rules
+		rules policy.Policy
 		free  func(t *testing.T, s *system)
 		want  string // keys whose second call is open then
 	}{
@@ -49,7 +49,7 @@ func TestParkedKeysAreWoken(t *testing.T) {
 			}
 		}, `array_agg(key) = '{k300}'`},
 		"a rate is set": {hourly, func(t *testing.T, s *system) {
-			if _, err := dispatcher.SetLimit(t.Context(), s.pool, "each", limit.Rate{Units: 2, Window: time.Hour}, "test"); err != nil {
+			if _, err := policy.Override(t.Context(), s.pool, "each", limit.Rate{Units: 2, Window: time.Hour}, "test"); err != nil {
 				t.Fatal(err)
 			}
 		}, `count(*) = 600`},
@@ -126,14 +126,14 @@ func TestEmptyLinesGo(t *testing.T) {
 // News of a queue that is paused, or whose workers are away or full, does not pile up.
 func TestNewsIsTakenInThoughNothingIsClaimed(t *testing.T) {
 	t.Parallel()
-	for name, prepare := range map[string]func(t *testing.T, s *system, r *dispatcher.Rules){
-		"paused": func(t *testing.T, s *system, _ *dispatcher.Rules) {
+	for name, prepare := range map[string]func(t *testing.T, s *system, r *policy.Policy){
+		"paused": func(t *testing.T, s *system, _ *policy.Policy) {
 			if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"}); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"no worker carries the label": func(_ *testing.T, s *system, r *dispatcher.Rules) { s.alive(10); r.Queues[0].On = "elsewhere" },
-		"workers are full": func(_ *testing.T, s *system, _ *dispatcher.Rules) {
+		"no worker carries the label": func(_ *testing.T, s *system, r *policy.Policy) { s.alive(10); r.Queues[0].On = "elsewhere" },
+		"workers are full": func(_ *testing.T, s *system, _ *policy.Policy) {
 			s.alive(1)
 			s.calls("default", 10)
 		},

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 func TestPublishTwice(t *testing.T) {
@@ -42,7 +42,7 @@ func TestPublishTwice(t *testing.T) {
 	defer cancel()
 	slices.Reverse(r.Limits)
 	slices.Reverse(r.Queues[0].Limits)
-	if changes, err := dispatcher.Publish(ctx, s.pool, r, "tester"); err != nil || len(changes) > 0 {
+	if changes, err := policy.Apply(ctx, s.pool, r, "tester"); err != nil || len(changes) > 0 {
 		t.Errorf("published again: %q, %v, want nothing, without a lock", changes, err)
 	}
 	if after := one[string](s, state); after != before {
@@ -82,7 +82,7 @@ func TestPublishRetryAfter(t *testing.T) {
 		t.Errorf("changes %q", changes)
 	}
 	s.want(`SELECT version = 1 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
-	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5, Window: time.Minute}, "test"); err != nil {
+	if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 5, Window: time.Minute}, "test"); err != nil {
 		t.Fatal(err)
 	}
 	s.want(`SELECT version = 2 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
@@ -172,13 +172,13 @@ func TestPublishRace(t *testing.T) {
 	s := newSystem(t)
 	s.alive(1000)
 	s.calls("default", 3000)
-	api := func(units int64) dispatcher.Rules { return rules(sliding("api", units, time.Second)) }
+	api := func(units int64) policy.Policy { return rules(sliding("api", units, time.Second)) }
 	s.publish(api(40))
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	stop, ended := make(chan struct{}), sync.WaitGroup{}
 	for range 8 {
-		d := s.another(dispatcher.Rules{})
+		d := s.another(policy.Policy{})
 		ended.Go(func() {
 			for {
 				select {

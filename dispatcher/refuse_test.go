@@ -36,7 +36,7 @@ func TestRefuse(t *testing.T) {
 	for _, sql := range fine {
 		s.exec(sql)
 	}
-	if err := s.another(r).Look(t.Context()); err != nil { // no sweeper is before it
+	if err := s.another(r).Poll(t.Context()); err != nil { // no sweeper is before it
 		t.Fatal(err)
 	}
 	for i, c := range cases {
@@ -92,7 +92,7 @@ func TestLargeDataIsReadInPieces(t *testing.T) {
 		END $$`)
 	for n, want := range []string{"{1}", "{1,3}", "{1,2,3}", "{1,2,3}"} {
 		s.exec(`INSERT INTO call_queue (key) SELECT 'small' FROM generate_series(1, 20)`)
-		if err := d.Look(t.Context()); err != nil {
+		if err := d.Poll(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := one[string](s, `SELECT coalesce(array_agg(call_id ORDER BY call_id), '{}')::text FROM call_open WHERE key LIKE 'slow%'`); got != want {

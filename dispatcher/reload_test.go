@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 )
 
-func (s *system) replace(d *dispatcher.Dispatcher, r dispatcher.Rules) {
+func (s *system) replace(d *dispatcher.Dispatcher, r policy.Policy) {
 	s.t.Helper()
-	if err := d.Replace(s.t.Context(), dispatcher.Settings{Rules: r}); err != nil {
+	if err := d.Replace(s.t.Context(), dispatcher.Settings{Policy: r}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -44,7 +46,7 @@ func TestReloadReplacesOwnRules(t *testing.T) {
 	s.tick(d)
 	s.want(`SELECT count(*) = 12 FROM call_open`)
 	s.want(`SELECT count(*) = 1 FROM call_dispatchers`)
-	if err := d.Reload(dispatcher.Settings{Rules: hourly(0)}); err == nil {
+	if err := d.Reload(dispatcher.Settings{Policy: hourly(0)}); err == nil {
 		t.Error("a rate of nothing was taken")
 	}
 	s.rate(12, "after a bad file")
@@ -56,11 +58,11 @@ func TestReloadTakesAway(t *testing.T) {
 	s := newSystem(t)
 	s.alive(100)
 	a, b := sliding("a", 10, time.Hour), sliding("b", 10, time.Hour)
-	d := s.joined(dispatcher.Rules{Limits: []dispatcher.LimitRule{a, b}, Queues: []dispatcher.QueueRule{queue("old", "a"), queue("kept", "a", "b")}})
+	d := s.joined(policy.Policy{Limits: []policy.Limit{a, b}, Queues: []policy.Queue{queue("old", "a"), queue("kept", "a", "b")}})
 	s.calls("old", 3)
 	s.tick(d)
 	s.want(`SELECT count(*) = 3 FROM call_open`)
-	s.replace(d, dispatcher.Rules{Limits: []dispatcher.LimitRule{b}, Queues: []dispatcher.QueueRule{queue("kept", "b"), queue("new")}})
+	s.replace(d, policy.Policy{Limits: []policy.Limit{b}, Queues: []policy.Queue{queue("kept", "b"), queue("new")}})
 	s.want(`SELECT string_agg(concat(name, limits), ' ' ORDER BY name) = 'kept{b} new{}' FROM call_queues`)
 	s.want(`SELECT string_agg(concat(name, queues), ' ' ORDER BY name) = 'a{} b{kept}' FROM call_limits`)
 	s.calls("new", 2)
@@ -78,16 +80,16 @@ func TestReloadRunning(t *testing.T) {
 	d := s.another(hourly(10))
 	s.run(d.Run)
 	s.eventually(`SELECT count(*) = 10 FROM call_open`)
-	s.reload(d, dispatcher.Settings{Rules: hourly(15)})
+	s.reload(d, dispatcher.Settings{Policy: hourly(15)})
 	s.eventually(`SELECT count(*) = 15 FROM call_open`)
 	s.want(`SELECT count(*) = 1 FROM call_queue WHERE status = 'done'`)
 	s.reload(d, dispatcher.Settings{
-		Rules: hourly(5), Schedule: dispatcher.Schedule{Retention: "@every 1s"}, Retention: dispatcher.Retention{Done: time.Minute},
+		Policy: hourly(5), Schedule: dispatcher.Schedule{Retention: "@every 1s"}, Retention: maintenance.Retention{Done: time.Minute},
 	})
 	s.eventually(`SELECT count(*) = 5 FROM call_open`)
 	s.eventually(`SELECT count(*) = 0 FROM call_queue WHERE status = 'done'`)
 	// It is the former schedule again, and still ticks.
-	s.reload(d, dispatcher.Settings{Rules: hourly(20)})
+	s.reload(d, dispatcher.Settings{Policy: hourly(20)})
 	s.eventually(`SELECT count(*) = 20 FROM call_open`)
 }
 
@@ -102,10 +104,10 @@ func TestReloadNewestHolds(t *testing.T) {
 			}
 			var all sync.WaitGroup
 			for i := range 50 {
-				all.Go(func() { s.reload(d, dispatcher.Settings{Rules: hourly(int64(1 + i))}) })
+				all.Go(func() { s.reload(d, dispatcher.Settings{Policy: hourly(int64(1 + i))}) })
 			}
 			all.Wait()
-			s.reload(d, dispatcher.Settings{Rules: hourly(77)})
+			s.reload(d, dispatcher.Settings{Policy: hourly(77)})
 			if name != "running" {
 				s.run(d.Run)
 			}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
 )
 
 // However often calls are deleted and retention runs while a limit is full, no unit comes free.
@@ -24,7 +24,7 @@ func TestRetentionFreesNothing(t *testing.T) {
 	for range 5 {
 		s.exec(`DELETE FROM call_queue WHERE status = 'done'`)
 		s.exec(`DELETE FROM call_queue WHERE id = 4`) // running
-		retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{Done: 1, Failed: 1, Cancelled: 1}, nil)
+		retired, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{Done: 1, Failed: 1, Cancelled: 1}, nil)
 		if err != nil || retired.Attempts != 0 {
 			t.Fatalf("Retain = %+v, %v; want no ledger row gone", retired, err)
 		}
@@ -64,9 +64,9 @@ func TestRetain(t *testing.T) {
 		LEFT JOIN call_queue q ON q.status = s.status GROUP BY s.status) x`)
 }
 
-func (s *system) retain() dispatcher.Retired {
+func (s *system) retain() maintenance.Purged {
 	s.t.Helper()
-	retired, err := dispatcher.Retain(context.Background(), s.pool, dispatcher.Retention{}, nil)
+	retired, err := maintenance.Purge(context.Background(), s.pool, maintenance.Retention{}, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestRetentionPassesOver(t *testing.T) {
 	}
 	s.exec(`INSERT INTO call_queue (id, status, finished_at) OVERRIDING SYSTEM VALUE SELECT i, 'done', now() - interval '1 year' FROM generate_series(1, 400) AS i`)
 	s.exec(`INSERT INTO orders SELECT id FROM call_queue`)
-	_, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
+	_, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{}, nil)
 	if err == nil || !strings.Contains(err.Error(), "stopped after 101 rows") {
 		t.Errorf("with all of them referred to: %v", err)
 	}
@@ -151,19 +151,19 @@ func TestRetainGoesOn(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 5500)`)
-	s.exec(`INSERT INTO call_marks (name, position) VALUES ('retire calls', 3000)`)
+	s.exec(`INSERT INTO call_marks (name, position) VALUES ('purge calls', 3000)`)
 	s.exec(`CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF (SELECT count(*) FROM call_queue) <= 4000 THEN RAISE 'stopped' USING ERRCODE = 'query_canceled'; END IF; RETURN NULL; END $$`)
 	s.exec(`CREATE TRIGGER stop AFTER DELETE ON call_queue FOR EACH STATEMENT EXECUTE FUNCTION stop()`)
-	retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, nil)
+	retired, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{}, nil)
 	if err == nil || retired.Calls != 1000 {
 		t.Errorf("retired %d calls before it was stopped (%v), want 1000", retired.Calls, err)
 	}
 	s.want(`SELECT count(*) = 4500 AND count(*) FILTER (WHERE id BETWEEN 3001 AND 4000) = 0 FROM call_queue`)
-	s.want(`SELECT position = 4000 FROM call_marks WHERE name = 'retire calls'`)
+	s.want(`SELECT position = 4000 FROM call_marks WHERE name = 'purge calls'`)
 	s.exec(`DROP TRIGGER stop ON call_queue`)
 	if retired := s.retain(); retired.Calls != 4500 {
 		t.Errorf("%d calls are retired, want the other 4500", retired.Calls)
 	}
-	s.want(`SELECT position < 4000 FROM call_marks WHERE name = 'retire calls'`)
+	s.want(`SELECT position < 4000 FROM call_marks WHERE name = 'purge calls'`)
 }

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
 )
 
 // Versions of limits go with the ledger: those stay that an attempt was claimed under, that came later, or that
@@ -33,7 +33,7 @@ func TestRetentionPrunesVersions(t *testing.T) {
 	s.exec(`UPDATE call_queue SET dispatched_at = dispatched_at` + ago + `, finished_at = finished_at` + ago)
 	retain := func(done time.Duration, want string) {
 		t.Helper()
-		if _, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{Done: done}, nil); err != nil {
+		if _, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{Done: done}, nil); err != nil {
 			t.Fatal(err)
 		}
 		s.want(`SELECT string_agg(limit_name || version, ' ' ORDER BY limit_name, version) = $1 FROM call_limit_changes`, want)

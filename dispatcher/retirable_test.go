@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
 )
 
 // What a dry run counts is what retention then removes, and counting removes nothing.
@@ -24,7 +24,7 @@ func TestRetirable(t *testing.T) {
 	rows := one[int64](s, `SELECT (SELECT count(*) FROM call_queue) + (SELECT count(*) FROM call_attempts)`)
 
 	batches := 0
-	found, err := dispatcher.Retirable(t.Context(), s.pool, dispatcher.Retention{}, func(dispatcher.Retired) { batches++ })
+	found, err := maintenance.DryRun(t.Context(), s.pool, maintenance.Retention{}, func(maintenance.Purged) { batches++ })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestRetirable(t *testing.T) {
 	if retired := s.retain(); retired != found || found.Calls == 0 || found.Attempts == 0 {
 		t.Errorf("it counted %+v, and %+v were removed", found, retired)
 	}
-	if found, err = dispatcher.Retirable(t.Context(), s.pool, dispatcher.Retention{}, nil); err != nil || found != (dispatcher.Retired{}) {
+	if found, err = maintenance.DryRun(t.Context(), s.pool, maintenance.Retention{}, nil); err != nil || found != (maintenance.Purged{}) {
 		t.Errorf("nothing is left, and it counts %+v, %v", found, err)
 	}
 }
@@ -57,8 +57,8 @@ func TestRetainInShortTransactions(t *testing.T) {
 			FOR EACH STATEMENT EXECUTE FUNCTION note_removal()`, "%table", table))
 	}
 	told := 0
-	retired, err := dispatcher.Retain(t.Context(), s.pool, dispatcher.Retention{}, func(dispatcher.Retired) { told++ })
-	if err != nil || retired != (dispatcher.Retired{Calls: 4200, Attempts: 8400}) {
+	retired, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{}, func(maintenance.Purged) { told++ })
+	if err != nil || retired != (maintenance.Purged{Calls: 4200, Attempts: 8400}) {
 		t.Fatalf("retired %+v, %v", retired, err)
 	}
 	s.want(`SELECT max(n) <= 1000 AND sum(n) = 12600 FROM (SELECT sum(n) AS n FROM removals GROUP BY tx) t`)

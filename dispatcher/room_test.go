@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 // However many processes claim at once, no more is handed over than the workers can take up soon:
@@ -29,7 +30,7 @@ func TestUnstartedAreBounded(t *testing.T) {
 			s.publish(r)
 			dispatchers := make([]*dispatcher.Dispatcher, 8)
 			for i := range dispatchers {
-				dispatchers[i] = s.another(dispatcher.Rules{})
+				dispatchers[i] = s.another(policy.Policy{})
 				for range i { // so that each begins with another queue
 					if err := dispatchers[i].Tick(t.Context()); err != nil {
 						t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/callq/callq/internal/maintenance"
 	"github.com/robfig/cron/v3"
 )
 
@@ -55,14 +56,16 @@ type scheduled struct {
 // schedule makes the jobs of this dispatcher. cron does not recover panics by itself; Recover stands
 // inside, for a panic that passed through SkipIfStillRunning would leave it locked for good.
 func (d *Dispatcher) schedule(ctx context.Context, s Schedule) (*jobs, error) {
-	log := cronLog{d.log}
+	log := cronLog{d.cfg.Logger}
 	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
 	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
 	for i, run := range []func(){
 		func() { d.tick(ctx) },
-		func() { d.retain(ctx) },
-		func() { d.vacuum(ctx, func(ctx context.Context) error { return Vacuum(ctx, d.cfg.Pool) }) },
-		func() { d.vacuum(ctx, d.vacuumNeeded) },
+		func() { d.purge(ctx) },
+		func() { d.vacuum(ctx, func(ctx context.Context) error { return maintenance.Vacuum(ctx, d.cfg.Pool) }) },
+		func() {
+			d.vacuum(ctx, func(ctx context.Context) error { return maintenance.VacuumNeeded(ctx, d.cfg.Pool) })
+		},
 	} {
 		part := scheduled{spec: s.specs()[i], job: chain.Then(cron.FuncJob(run))}
 		id, err := j.cron.AddJob(part.spec, part.job)
@@ -93,23 +96,23 @@ func (j *jobs) follow(s Schedule) error {
 	return nil
 }
 
-// retain and vacuum are the scheduled forms of Retain and Vacuum.
-func (d *Dispatcher) retain(ctx context.Context) {
-	retired, err := Retain(ctx, d.cfg.Pool, d.settings.Load().Retention, nil)
+// purge and vacuum are the scheduled forms of maintenance.Purge and Vacuum.
+func (d *Dispatcher) purge(ctx context.Context) {
+	purged, err := maintenance.Purge(ctx, d.cfg.Pool, d.settings.current.Load().Retention, nil)
 	if err != nil && ctx.Err() == nil {
-		d.log.WarnContext(ctx, "retention cut short", "err", err)
+		d.cfg.Logger.WarnContext(ctx, "retention cut short", "err", err)
 	}
-	if retired.Calls+retired.Attempts > 0 {
-		d.log.InfoContext(ctx, "retired", "calls", retired.Calls, "attempts", retired.Attempts)
+	if purged.Calls+purged.Attempts > 0 {
+		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts)
 	}
-	if retired.Kept > 0 {
-		d.log.WarnContext(ctx, "retention keeps rows that cannot be removed", "rows", retired.Kept, "why", retired.KeptFor)
+	if purged.Kept > 0 {
+		d.cfg.Logger.WarnContext(ctx, "retention keeps rows that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)
 	}
 }
 
 func (d *Dispatcher) vacuum(ctx context.Context, run func(context.Context) error) {
 	if err := run(ctx); err != nil && ctx.Err() == nil {
-		d.log.WarnContext(ctx, "vacuum cut short", "err", err)
+		d.cfg.Logger.WarnContext(ctx, "vacuum cut short", "err", err)
 	}
 }
 

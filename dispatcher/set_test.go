@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // set is an operator who sets limit api.
 func (s *system) set(units int64, window time.Duration) {
 	s.t.Helper()
-	if _, err := dispatcher.SetLimit(context.Background(), s.pool, "api", limit.Rate{Units: units, Window: window}, "tester"); err != nil {
+	if _, err := policy.Override(context.Background(), s.pool, "api", limit.Rate{Units: units, Window: window}, "tester"); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -39,7 +39,7 @@ func TestSetLimit(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT rate = 6 AND config_rate = 8 FROM call_limits`)
 	s.want(`SELECT count(*) = 6 FROM call_open`)
-	if _, err := dispatcher.ResetLimit(t.Context(), s.pool, "api", "tester"); err != nil {
+	if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
 		t.Fatal(err)
 	}
 	s.once(r)
@@ -50,11 +50,11 @@ func TestSetLimit(t *testing.T) {
 	s.verify()
 
 	for name, rate := range map[string]limit.Rate{"nothing": {Units: 1, Window: time.Second}, "": {}} {
-		if _, err := dispatcher.SetLimit(t.Context(), s.pool, name, rate, "tester"); !errors.Is(err, ledger.ErrUnknown) {
+		if _, err := policy.Override(t.Context(), s.pool, name, rate, "tester"); !errors.Is(err, ledger.ErrUnknown) {
 			t.Errorf("set %q: %v, want ErrUnknown", name, err)
 		}
 	}
-	if _, err := dispatcher.SetLimit(t.Context(), s.pool, "api", limit.Rate{Units: 5}, "tester"); err == nil {
+	if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 5}, "tester"); err == nil {
 		t.Error("a rate was set to a concurrency")
 	}
 	s.set(8, 2*time.Hour) // longer: counted anew

@@ -7,22 +7,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
-func shaped(t *testing.T, name, rate string, algorithm limit.Algorithm, burst int64, zone string) dispatcher.LimitRule {
+func shaped(t *testing.T, name, rate string, algorithm limit.Algorithm, burst int64, zone string) policy.Limit {
 	t.Helper()
 	r, err := limit.Parse(rate, algorithm, burst, zone)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dispatcher.LimitRule{Name: name, Rate: r}
+	return policy.Limit{Name: name, Rate: r}
 }
 
 // opened is how many calls a tick claims, and ends them.
-func (s *system) opened(r dispatcher.Rules) int {
+func (s *system) opened(r policy.Policy) int {
 	s.t.Helper()
 	s.once(r)
 	n := one[int](s, `SELECT count(*) FROM call_open`)
@@ -104,7 +104,7 @@ func TestAlgorithmIsChanged(t *testing.T) {
 		t.Fatalf("%d were claimed", n)
 	}
 	for _, c := range []struct {
-		rule dispatcher.LimitRule
+		rule policy.Limit
 		want int
 	}{
 		{shaped(t, "api", "6/mo", limit.FixedWindow, 0, ""), 2},
@@ -183,7 +183,7 @@ func TestSetKeepsTheShape(t *testing.T) {
 	r := rules(calendar, bucket, own)
 	s.publish(r)
 	set := func(name string, to limit.Rate) error {
-		_, err := dispatcher.SetLimit(context.Background(), s.pool, name, to, "tester")
+		_, err := policy.Override(context.Background(), s.pool, name, to, "tester")
 		return err
 	}
 	for name, to := range map[string]limit.Rate{
@@ -202,12 +202,12 @@ func TestSetKeepsTheShape(t *testing.T) {
 		"calendar": {Units: 5, Window: time.Millisecond}, "bucket": {Units: 5, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1mo"}},
 		"own": {Units: 2, Window: time.Minute},
 	} {
-		if err := set(name, to); !errors.As(err, new(dispatcher.SettingError)) {
+		if err := set(name, to); !errors.As(err, new(policy.RateError)) {
 			t.Errorf("%s set to %+v: %v, want a SettingError", name, to, err)
 		}
 	}
 	for _, name := range []string{"calendar", "bucket", "own"} {
-		if _, err := dispatcher.ResetLimit(t.Context(), s.pool, name, "tester"); err != nil {
+		if _, err := policy.Reset(t.Context(), s.pool, name, "tester"); err != nil {
 			t.Fatal(err)
 		}
 	}

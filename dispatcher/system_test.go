@@ -15,6 +15,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -45,18 +46,18 @@ func one[T any](s *system, sql string, args ...any) T {
 }
 
 // once runs one whole tick of a dispatcher of its own, under these rules.
-func (s *system) once(r dispatcher.Rules) {
+func (s *system) once(r policy.Policy) {
 	s.t.Helper()
 	s.publish(r)
 	s.turn(s.dispatcher(r))
 }
 
 // publish publishes rules, and opens nothing.
-func (s *system) publish(r dispatcher.Rules) []string {
+func (s *system) publish(r policy.Policy) []string {
 	s.t.Helper()
 	var changes []string
 	if err := dispatcher.Unfrozen(func() (err error) {
-		changes, err = dispatcher.Publish(context.Background(), s.pool, r, "publisher")
+		changes, err = policy.Apply(context.Background(), s.pool, r, "publisher")
 		return err
 	}); err != nil {
 		s.t.Fatal(err)
@@ -73,7 +74,7 @@ func (s *system) turn(d *dispatcher.Dispatcher) {
 }
 
 // another is a process of its own: a dispatcher with its own connections.
-func (s *system) another(r dispatcher.Rules) *dispatcher.Dispatcher {
+func (s *system) another(r policy.Policy) *dispatcher.Dispatcher {
 	s.t.Helper()
 	config := s.pool.Config().Copy()
 	config.MaxConns = 3
@@ -82,7 +83,7 @@ func (s *system) another(r dispatcher.Rules) *dispatcher.Dispatcher {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(pool.Close)
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: s.redis, Rules: r, Logger: s.log})
+	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: s.redis, Policy: r, Logger: s.log})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -196,8 +197,8 @@ func (s *system) pending(pool string) []string {
 	return slices.Collect(maps.Keys(ids))
 }
 
-func queue(name string, limits ...string) dispatcher.QueueRule {
-	return dispatcher.QueueRule{
+func queue(name string, limits ...string) policy.Queue {
+	return policy.Queue{
 		Name: name, Limits: limits, MaxAttempts: 3, BackoffMin: 50 * time.Millisecond, BackoffMax: time.Second,
 		Timeout: 5 * time.Second, OnLost: "retry",
 	}
@@ -267,14 +268,14 @@ func atOnce(t *testing.T, dispatchers []*dispatcher.Dispatcher, run func(*dispat
 
 // racers are dispatchers for claimAtOnce. There are no calls yet; every other one is a turn ahead, and so begins
 // with another queue.
-func (s *system) racers(n int, r dispatcher.Rules) []*dispatcher.Dispatcher {
+func (s *system) racers(n int, r policy.Policy) []*dispatcher.Dispatcher {
 	s.t.Helper()
 	s.once(r)
 	dispatchers := make([]*dispatcher.Dispatcher, n)
 	for i := range dispatchers {
 		dispatchers[i] = s.another(r)
 		for range i % 2 {
-			if _, err := dispatchers[i].Turn(context.Background(), false); err != nil {
+			if _, err := dispatchers[i].Step(context.Background(), false); err != nil {
 				s.t.Fatal(err)
 			}
 		}
@@ -295,7 +296,7 @@ func (s *system) claimAtOnce(dispatchers []*dispatcher.Dispatcher) {
 		}
 	}
 	atOnce(s.t, dispatchers, func(d *dispatcher.Dispatcher, ctx context.Context) error {
-		_, err := d.Turn(ctx, true)
+		_, err := d.Step(ctx, true)
 		return err
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -28,9 +28,8 @@ func TestVacuumNeeded(t *testing.T) {
 	s := newSystem(t)
 	s.pool = s.owner // before Postgres 17 nobody else may
 	s.deadUsage()
-	d := s.dispatcher(rules())
 	for range 2 {
-		if err := d.VacuumNeeded(t.Context()); err != nil {
+		if err := maintenance.VacuumNeeded(t.Context(), s.pool); err != nil {
 			t.Fatal(err)
 		}
 		s.eventually(vacuumedSQL, 1)
@@ -56,14 +55,10 @@ func TestVacuumOfARoleThatMayNot(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: s.redis, Rules: rules(), Logger: s.log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.VacuumNeeded(t.Context()); err != nil {
+	if err := maintenance.VacuumNeeded(t.Context(), pool); err != nil {
 		t.Error(err)
 	}
-	err = dispatcher.Vacuum(t.Context(), pool)
+	err = maintenance.Vacuum(t.Context(), pool)
 	if one[int](s, `SELECT current_setting('server_version_num')::integer`) >= 170000 {
 		if err != nil {
 			t.Error(err)

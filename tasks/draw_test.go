@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 )
 
@@ -27,12 +27,12 @@ func TestHandlersDraw(t *testing.T) {
 		"other": func(ctx context.Context, call *tasks.Call) error { return call.Draw(ctx, "other-api", 1) },
 	})
 	b.await(`SELECT count(*) = 1 FROM call_limits`) // the dispatcher's own rules, which have no budgets, are in force
-	r := dispatcher.Rules{
-		Limits:  []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 100, Window: time.Second}}},
-		Queues:  []dispatcher.QueueRule{queue("default", time.Minute)},
-		Budgets: []dispatcher.BudgetRule{{Name: "search-api", Rate: limit.Rate{Units: 1, Window: time.Hour}, Burst: 5, OnOutage: "closed"}},
+	r := policy.Policy{
+		Limits:  []policy.Limit{{Name: "api", Rate: limit.Rate{Units: 100, Window: time.Second}}},
+		Queues:  []policy.Queue{queue("default", time.Minute)},
+		Budgets: []policy.Budget{{Name: "search-api", Rate: limit.Rate{Units: 1, Window: time.Hour}, Burst: 5, OnOutage: "closed"}},
 	}
-	if _, err := dispatcher.Publish(t.Context(), b.pool, r, "tester"); err != nil {
+	if _, err := policy.Apply(t.Context(), b.pool, r, "tester"); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {

@@ -19,6 +19,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
@@ -52,9 +53,9 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 		t.Fatal(err)
 	}
 	cfg.Pool, cfg.Redis = pgtest.AsDaemon(t, pool), b.redis
-	cfg.Rules = dispatcher.Rules{
-		Limits: []dispatcher.LimitRule{{Name: "api", Rate: rate}},
-		Queues: []dispatcher.QueueRule{queue("default", time.Minute), queue("short", 500*time.Millisecond)},
+	cfg.Policy = policy.Policy{
+		Limits: []policy.Limit{{Name: "api", Rate: rate}},
+		Queues: []policy.Queue{queue("default", time.Minute), queue("short", 500*time.Millisecond)},
 	}
 	d, err := dispatcher.New(cfg)
 	if err != nil {
@@ -74,8 +75,8 @@ func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers
 	return b
 }
 
-func queue(name string, timeout time.Duration) dispatcher.QueueRule {
-	return dispatcher.QueueRule{
+func queue(name string, timeout time.Duration) policy.Queue {
+	return policy.Queue{
 		Name: name, Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
 		BackoffMax: 20 * time.Millisecond, Timeout: timeout, OnLost: "retry",
 	}
@@ -404,9 +405,9 @@ func TestOwnConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(given.Close)
-	d, err := dispatcher.New(dispatcher.Config{Pool: given, Redis: b.redis, Rules: dispatcher.Rules{
-		Limits: []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 10, Window: time.Second}}},
-		Queues: []dispatcher.QueueRule{queue("default", time.Minute)},
+	d, err := dispatcher.New(dispatcher.Config{Pool: given, Redis: b.redis, Policy: policy.Policy{
+		Limits: []policy.Limit{{Name: "api", Rate: limit.Rate{Units: 10, Window: time.Second}}},
+		Queues: []policy.Queue{queue("default", time.Minute)},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/callq/callq"
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 func (p *program) configCommand() *cobra.Command {
@@ -65,7 +65,7 @@ func (p *program) configApplyCommand() *cobra.Command {
 				if cfg.File == "" { // without it no limit would hold
 					return usagef("no configuration file: name one with -c or CALLQ_CONFIG")
 				}
-				changes, err := dispatcher.Publish(ctx, pool, rules(cfg), p.user())
+				changes, err := policy.Apply(ctx, pool, rules(cfg), p.user())
 				return p.sayChanges("configuration", cfg.File, changes, err)
 			})
 		},

@@ -23,6 +23,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
 )
@@ -166,9 +167,9 @@ func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, redis redis.Unive
 func (d demo) parts(pool *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger) ([]func(context.Context) error, error) {
 	dispatch, err := dispatcher.New(dispatcher.Config{
 		Pool: pool, Redis: redis, Logger: log,
-		Rules: dispatcher.Rules{
-			Limits: []dispatcher.LimitRule{{Name: "api", Rate: d.rate}},
-			Queues: []dispatcher.QueueRule{{
+		Policy: policy.Policy{
+			Limits: []policy.Limit{{Name: "api", Rate: d.rate}},
+			Queues: []policy.Queue{{
 				Name: "default", Limits: []string{"api"}, MaxAttempts: 3, BackoffMin: time.Second,
 				BackoffMax: 10 * time.Second, Timeout: 10 * time.Second, OnLost: "retry",
 			}},

@@ -53,14 +53,14 @@ func TestProcessesDiffer(t *testing.T) {
 
 	again := former.start("dispatch")
 	eventually(t, "the log says that it is not applied", func() bool {
-		return strings.Contains(again.stderr.String(), "a newer configuration has replaced them")
+		return strings.Contains(again.stderr.String(), "a newer configuration has replaced this one")
 	})
 	former.do("dispatch", "--once")
 	w.holds("6 per 1h")
 	differs(2)
 	former.do("dispatch", "--once", "--apply")
 	w.holds("10 per 1h")
-	if out := newer.do("config", "apply"); !strings.Contains(out, "limit api: 6 per 1h") || !strings.Contains(out, "queue mail: taken away") {
+	if out := newer.do("config", "apply"); !strings.Contains(out, "limit api: 6 per 1h") || !strings.Contains(out, "queue mail: removed") {
 		t.Errorf("config apply says\n%s", out)
 	}
 	w.holds("6 per 1h")

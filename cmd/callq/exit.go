@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 // The exit codes. They are promises.
@@ -64,7 +64,7 @@ func judge(err error) (int, string) {
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		return exitUsage, problems.Error() // with lines and carets
 	}
-	if errors.As(err, new(dispatcher.KindError)) || errors.As(err, new(dispatcher.SettingError)) {
+	if errors.As(err, new(policy.KindError)) || errors.As(err, new(policy.RateError)) {
 		return exitUsage, text
 	}
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "22021" {

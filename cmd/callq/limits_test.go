@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -22,9 +22,9 @@ func published(t *testing.T) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = dispatcher.Publish(t.Context(), pool, dispatcher.Rules{
-		Limits: []dispatcher.LimitRule{{Name: "stripe", Rate: rate, PerKey: true, CountCost: true}, {Name: "sockets", Rate: limit.Rate{Units: 5}}},
-		Queues: []dispatcher.QueueRule{{
+	_, err = policy.Apply(t.Context(), pool, policy.Policy{
+		Limits: []policy.Limit{{Name: "stripe", Rate: rate, PerKey: true, CountCost: true}, {Name: "sockets", Rate: limit.Rate{Units: 5}}},
+		Queues: []policy.Queue{{
 			Name: "payments", Limits: []string{"stripe", "sockets"}, MaxAttempts: 3, BackoffMin: 1, BackoffMax: 1, Timeout: 1, OnLost: "retry",
 		}},
 	}, "tester")

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 func (p *program) limitsSetCommand() *cobra.Command {
@@ -32,7 +32,7 @@ func (p *program) limitsSetCommand() *cobra.Command {
 				return usagef("%w", err)
 			}
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				changes, err := dispatcher.SetLimit(ctx, pool, args[0], rate, p.user())
+				changes, err := policy.Override(ctx, pool, args[0], rate, p.user())
 				return p.sayChanges("limit", args[0], changes, err)
 			})
 		},
@@ -45,7 +45,7 @@ func (p *program) limitsResetCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				changes, err := dispatcher.ResetLimit(ctx, pool, args[0], p.user())
+				changes, err := policy.Reset(ctx, pool, args[0], p.user())
 				return p.sayChanges("limit", args[0], changes, err)
 			})
 		},
@@ -66,7 +66,7 @@ func (p *program) limitsOpenCommand() *cobra.Command {
 				return usagef("--reason is missing: say why you know that nothing was sent which callq does not know of")
 			}
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				changes, err := dispatcher.OpenLimit(ctx, pool, args[0], reason, p.user())
+				changes, err := policy.Open(ctx, pool, args[0], reason, p.user())
 				return p.sayChanges("limit", args[0], changes, err)
 			})
 		},

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/maintenance"
 )
 
 func (p *program) maintainCommand() *cobra.Command {
@@ -49,7 +49,7 @@ func (p *program) retentionCommand() *cobra.Command {
 }
 
 func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool, given map[string]durationFlag, dryRun bool) error {
-	keep := dispatcher.Retention(cfg.Retention)
+	keep := maintenance.Retention(cfg.Retention)
 	for name, value := range given {
 		switch name {
 		case "done":
@@ -61,20 +61,20 @@ func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.
 		}
 	}
 	if dryRun {
-		found, err := dispatcher.Retirable(ctx, pool, keep, p.retiring("found"))
+		found, err := maintenance.DryRun(ctx, pool, keep, p.retiring("found"))
 		if err != nil {
 			return err
 		}
 		return p.printRetired("would remove", found)
 	}
-	retired, err := dispatcher.Retain(ctx, pool, keep, p.retiring("removed"))
+	retired, err := maintenance.Purge(ctx, pool, keep, p.retiring("removed"))
 	if err != nil {
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, retired.Calls, retired.Attempts)
 	}
 	return p.printRetired("removed", retired)
 }
 
-func (p *program) printRetired(verb string, r dispatcher.Retired) error {
+func (p *program) printRetired(verb string, r maintenance.Purged) error {
 	if p.output != "table" {
 		return p.printJSON(r)
 	}
@@ -86,9 +86,9 @@ func (p *program) printRetired(verb string, r dispatcher.Retired) error {
 }
 
 // retiring says on stderr how far retention is, where it takes long.
-func (p *program) retiring(verb string) func(dispatcher.Retired) {
+func (p *program) retiring(verb string) func(maintenance.Purged) {
 	next := time.Now().Add(progressEvery)
-	return func(r dispatcher.Retired) {
+	return func(r maintenance.Purged) {
 		if now := time.Now(); now.After(next) {
 			next = now.Add(progressEvery)
 			fmt.Fprintf(p.stderr, "%s %d calls and %d attempts so far\n", verb, r.Calls, r.Attempts)

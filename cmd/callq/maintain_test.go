@@ -5,7 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/recovery"
 )
 
 // bloat leaves call_attempts mostly unused, as deleting most of it does.
@@ -81,8 +82,8 @@ func TestMaintainStatus(t *testing.T) {
 		t.Error(text)
 	}
 	w.hold("BEGIN ISOLATION LEVEL REPEATABLE READ", "SET LOCAL application_name = 'report'", "SELECT 1")
-	m := decode[maintenance](t, w.do("maintain", "status", "-o", "json"))
-	if m.Retention != (dispatcher.Retired{Calls: 14, Attempts: 14}) || m.Bytes <= 0 || len(m.Tables) < 10 {
+	m := decode[tablesReport](t, w.do("maintain", "status", "-o", "json"))
+	if m.Retention != (maintenance.Purged{Calls: 14, Attempts: 14}) || m.Bytes <= 0 || len(m.Tables) < 10 {
 		t.Errorf("status is %+v", m)
 	}
 	for _, table := range m.Tables {
@@ -96,7 +97,7 @@ func TestMaintainStatus(t *testing.T) {
 	if text := w.do("maintain", "status"); !strings.Contains(text, "retention would remove 14 calls and 14 attempts") || !strings.Contains(text, "to end it: SELECT pg_terminate") {
 		t.Error(text)
 	}
-	if got := decode[dispatcher.Retired](t, w.do("maintain", "retention", "--dry-run", "-o", "json")); got != m.Retention {
+	if got := decode[maintenance.Purged](t, w.do("maintain", "retention", "--dry-run", "-o", "json")); got != m.Retention {
 		t.Errorf("a dry run counts %+v", got)
 	}
 	if text := w.do("maintain", "retention", "--dry-run", "--done", "100d"); !strings.Contains(text, "would remove 0 calls and 0 attempts") {
@@ -117,10 +118,10 @@ func TestSweep(t *testing.T) {
 	if got := w.get("1"); got.Status != "new" {
 		t.Fatalf("without its news, the call is %s", got.Status)
 	}
-	const what = "waiting calls that were in no line"
+	const what = "calls_in_no_line"
 	counts := func(args ...string) int64 {
-		for _, s := range decode[[]dispatcher.Swept](t, w.do(append(args, "-o", "json")...)) {
-			if s.What == what {
+		for _, s := range decode[[]recovery.Recovered](t, w.do(append(args, "-o", "json")...)) {
+			if s.Kind == what {
 				return s.Count
 			}
 		}
@@ -185,7 +186,7 @@ func TestOperatorsCommands(t *testing.T) {
 		{"maintain vacuum, full, nothing to do", up, "maintain vacuum --full", 0, "nothing to do"},
 		{"maintain vacuum, full, Postgres away", away, "maintain vacuum --full --timeout 300ms", 5, unreachable},
 		{"maintain sweep", up, "maintain sweep", 0, "MENDED"},
-		{"maintain sweep, dry, as json", up, "maintain sweep --dry-run -o json", 0, `"what": "expired calls"`},
+		{"maintain sweep, dry, as json", up, "maintain sweep --dry-run -o json", 0, `"what": "expired"`},
 		{"maintain sweep, Postgres away", away, "maintain sweep --timeout 300ms", 5, unreachable},
 		{"maintain sweep, Redis away", noRedisWorld, "maintain sweep --timeout 5s", 5, "Redis cannot be reached"},
 		{"maintain sweep, an argument", up, "maintain sweep all", 2, "all"},

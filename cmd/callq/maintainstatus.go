@@ -10,15 +10,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/maintenance"
 )
 
-// maintenance is what `maintain status` shows.
-type maintenance struct {
+// tablesReport is what `maintain status` shows.
+type tablesReport struct {
 	Tables    []doctor.Table     `json:"tables"`
-	Retention dispatcher.Retired `json:"retention"`       // what it would remove
+	Retention maintenance.Purged `json:"retention"`       // what it would remove
 	Bytes     int64              `json:"retention_bytes"` // about what that takes
 	Snapshot  *doctor.Holder     `json:"longest_snapshot"`
 	End       string             `json:"longest_snapshot_end"` // what ends it
@@ -33,7 +33,7 @@ func (p *program) maintainStatusCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.withPostgres(cmd.Context(), ledger.Settings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-				m, err := p.readMaintenance(ctx, pool, dispatcher.Retention(cfg.Retention))
+				m, err := p.readMaintenance(ctx, pool, maintenance.Retention(cfg.Retention))
 				if err != nil {
 					return err
 				}
@@ -47,9 +47,9 @@ func (p *program) maintainStatusCommand() *cobra.Command {
 }
 
 func (p *program) readMaintenance(
-	ctx context.Context, pool *pgxpool.Pool, keep dispatcher.Retention,
-) (*maintenance, error) {
-	m := &maintenance{}
+	ctx context.Context, pool *pgxpool.Pool, keep maintenance.Retention,
+) (*tablesReport, error) {
+	m := &tablesReport{}
 	holders, err := doctor.Holders(ctx, pool)
 	if err != nil {
 		return nil, fmt.Errorf("read snapshots: %w", err)
@@ -60,7 +60,7 @@ func (p *program) readMaintenance(
 	if m.Tables, err = doctor.Tables(ctx, pool); err != nil {
 		return nil, fmt.Errorf("read tables: %w", err)
 	}
-	if m.Retention, err = dispatcher.Retirable(ctx, pool, keep, p.retiring("retention: found")); err != nil {
+	if m.Retention, err = maintenance.DryRun(ctx, pool, keep, p.retiring("retention: found")); err != nil {
 		return nil, err
 	}
 	for _, t := range m.Tables {
@@ -73,7 +73,7 @@ func (p *program) readMaintenance(
 	return m, nil
 }
 
-func (p *program) printMaintenance(m *maintenance) error {
+func (p *program) printMaintenance(m *tablesReport) error {
 	count := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := printTable(p.stdout, m.Tables,
 		column[doctor.Table]{"TABLE", func(t doctor.Table) string { return t.Name }},

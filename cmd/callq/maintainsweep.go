@@ -10,6 +10,7 @@ import (
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/recovery"
 )
 
 func (p *program) sweepCommand() *cobra.Command {
@@ -47,16 +48,16 @@ func (p *program) sweep(ctx context.Context, cfg *config.Config, pool *pgxpool.P
 	if err != nil {
 		return err
 	}
-	verb, run := "MENDED", d.SweepAll
+	verb, run := "MENDED", d.RecoverAll
 	if dryRun {
-		verb, run = "TO MEND", d.FindAll
+		verb, run = "TO MEND", d.RecoverDryRun
 	}
 	swept, err := run(ctx)
 	if err != nil {
 		return err
 	}
 	return printRows(p, swept,
-		column[dispatcher.Swept]{verb, func(s dispatcher.Swept) string { return s.What }},
-		column[dispatcher.Swept]{"COUNT", func(s dispatcher.Swept) string { return fmt.Sprint(s.Count) }},
+		column[recovery.Recovered]{verb, func(s recovery.Recovered) string { return s.Kind }},
+		column[recovery.Recovered]{"COUNT", func(s recovery.Recovered) string { return fmt.Sprint(s.Count) }},
 	)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/doctor"
+	"github.com/callq/callq/internal/maintenance"
 )
 
 // vacuuming is how a vacuum is asked for.
@@ -56,7 +56,7 @@ func (p *program) vacuum(ctx context.Context, pool *pgxpool.Pool, v vacuuming) e
 		return p.printVacuumed("would vacuum", tables, 0)
 	}
 	begun := time.Now()
-	if err := dispatcher.Vacuum(ctx, pool); err != nil {
+	if err := maintenance.Vacuum(ctx, pool); err != nil {
 		return err
 	}
 	took := time.Since(begun).Round(time.Millisecond)
@@ -68,7 +68,7 @@ func (p *program) vacuum(ctx context.Context, pool *pgxpool.Pool, v vacuuming) e
 }
 
 func (p *program) vacuumFull(ctx context.Context, pool *pgxpool.Pool, v vacuuming) error {
-	if err := dispatcher.Analyze(ctx, pool); err != nil {
+	if err := maintenance.Analyze(ctx, pool); err != nil {
 		return err
 	}
 	bloated, err := bloatedTables(ctx, pool)
@@ -94,7 +94,7 @@ func (p *program) vacuumFull(ctx context.Context, pool *pgxpool.Pool, v vacuumin
 	if err := p.confirm(question); err != nil {
 		return err
 	}
-	err = dispatcher.VacuumFull(ctx, pool, names, func(table string) {
+	err = maintenance.VacuumFull(ctx, pool, names, func(table string) {
 		fmt.Fprintf(p.stderr, "%s is written anew\n", table)
 	})
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "55P03" {

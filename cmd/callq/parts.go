@@ -11,6 +11,8 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 )
 
@@ -31,20 +33,20 @@ func dispatcherConfig(cfg *config.Config, s servers) dispatcher.Config {
 		Pool:      s.pool,
 		Redis:     s.redis,
 		Listen:    s.listen,
-		Rules:     rules(cfg),
+		Policy:    rules(cfg),
 		Schedule:  dispatcher.Schedule(cfg.Schedule),
-		Retention: dispatcher.Retention(cfg.Retention),
+		Retention: maintenance.Retention(cfg.Retention),
 		MaxData:   int64(cfg.Calls.MaxData),
 		Logger:    s.log,
 		Metrics:   s.metrics,
 	}
 }
 
-func rules(cfg *config.Config) dispatcher.Rules {
-	var r dispatcher.Rules
+func rules(cfg *config.Config) policy.Policy {
+	var r policy.Policy
 	for name, l := range cfg.Limits {
 		for _, w := range l.Windows {
-			r.Limits = append(r.Limits, dispatcher.LimitRule{
+			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
 				Hosts: l.Hosts, RetryAfter: new(time.Duration(l.RetryAfter)),
@@ -56,13 +58,13 @@ func rules(cfg *config.Config) dispatcher.Rules {
 		if q.Hours != "" {
 			hours = []string{string(q.Hours)}
 		}
-		r.Queues = append(r.Queues, dispatcher.QueueRule{
+		r.Queues = append(r.Queues, policy.Queue{
 			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: hours,
 		})
 	}
 	for name, b := range cfg.Budgets {
-		r.Budgets = append(r.Budgets, dispatcher.BudgetRule{Name: name, Rate: b.Rate, Burst: int64(b.Burst), OnOutage: b.OnOutage})
+		r.Budgets = append(r.Budgets, policy.Budget{Name: name, Rate: b.Rate, Burst: int64(b.Burst), OnOutage: b.OnOutage})
 	}
 	return r
 }

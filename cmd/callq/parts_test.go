@@ -11,6 +11,8 @@ import (
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 )
 
@@ -41,8 +43,8 @@ func TestParts(t *testing.T) {
 		Calls: config.Calls{MaxData: 1000},
 	}
 	wantDispatcher := dispatcher.Config{
-		Rules: dispatcher.Rules{
-			Limits: []dispatcher.LimitRule{{
+		Policy: policy.Policy{
+			Limits: []policy.Limit{{
 				Name: "api", Rate: limit.Rate{Units: 5, Window: time.Minute}, PerKey: true, Overrides: map[string]int64{"k": 7},
 				Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
 				Hosts: []string{"h"}, RetryAfter: new(time.Minute),
@@ -51,12 +53,12 @@ func TestParts(t *testing.T) {
 				Anchor: limit.AnchorFinish, Slack: time.Minute, SendWithin: 3 * time.Second,
 				Hosts: []string{"h"}, RetryAfter: new(time.Minute),
 			}},
-			Queues: []dispatcher.QueueRule{{
+			Queues: []policy.Queue{{
 				Name: "pay", Limits: []string{"api", "api/1h"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
 			}},
 		},
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
-		Retention: dispatcher.Retention{Done: 1, Failed: 2, Cancelled: 3},
+		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3},
 		MaxData:   1000,
 	}
 	wantWorker := tasks.Config{

@@ -13,6 +13,7 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/tasks"
 )
 
@@ -31,7 +32,7 @@ type reloader struct {
 // settings are what of the configuration a reload changes in a dispatcher; reloads says the same of a key.
 func settings(cfg *config.Config) dispatcher.Settings {
 	return dispatcher.Settings{
-		Rules: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: dispatcher.Retention(cfg.Retention),
+		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: maintenance.Retention(cfg.Retention),
 	}
 }
 

@@ -9,8 +9,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/report"
 )
 
 // Who lives: workers, dispatchers, and whether they agree.
@@ -31,7 +32,7 @@ SELECT count(*), coalesce(sum(slots), 0), (SELECT count(*) FROM call_open WHERE 
 FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds'`
 
 func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	live, err := dispatcher.ReadLive(ctx, pool)
+	live, err := policy.Dispatchers(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
@@ -44,27 +45,27 @@ func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 // otherPolicy finds live dispatchers whose file is another than what is in force.
 func otherPolicy(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	live, err := dispatcher.ReadLive(ctx, pool)
+	live, err := policy.Dispatchers(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
-	others := dispatcher.OthersOf(live)
+	others := policy.OnOtherPolicy(live)
 	if len(others) == 0 {
 		return nil, nil
 	}
-	policy, err := dispatcher.InForce(ctx, pool)
+	applied, err := policy.Effective(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
 	return one(Problem,
-		fmt.Sprintf("live dispatchers have another configuration than the one in force, which %s: %s", policy.AppliedText(), strings.Join(others, ", ")),
+		fmt.Sprintf("live dispatchers have another configuration than the one in force, which %s: %s", applied, strings.Join(others, ", ")),
 		"give them the newer file, or put theirs in force: callq config apply, or SIGHUP"), nil
 }
 
 // httpDiffers finds live workers that do not agree on what the task http may do: it is the worker that a call comes
 // to which decides.
 func httpDiffers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	wants, err := dispatcher.HTTPDifferences(ctx, pool)
+	wants, err := report.HTTPDifferences(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +81,7 @@ func httpDiffers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return found, nil
 }
 
-func wanted(wants []dispatcher.Want) string {
+func wanted(wants []report.Want) string {
 	var said []string
 	for _, w := range wants {
 		said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)

@@ -6,9 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/recovery"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/callq/callq/dispatcher"
 )
 
 // heldRow is a transaction that holds rows of running calls.
@@ -85,7 +84,7 @@ type asideRow struct {
 
 // setAside finds calls that sweepers leave alone, for a statement that has one of them errs.
 func setAside(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	rows, err := collect[asideRow](ctx, pool, setAsideSQL, dispatcher.AsideMessage)
+	rows, err := collect[asideRow](ctx, pool, setAsideSQL, recovery.IsolatedMessage)
 	if err != nil {
 		return nil, err
 	}

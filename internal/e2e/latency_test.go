@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/internal/fakeapi"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -63,9 +64,9 @@ func (s *stack) inProcess(handler tasks.Handler) {
 	}
 	client := redis.NewClient(options)
 	s.t.Cleanup(func() { _ = client.Close() })
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Rules: dispatcher.Rules{
-		Limits: []dispatcher.LimitRule{{Name: "api", Rate: limit.Rate{Units: 1000, Window: time.Second}}},
-		Queues: []dispatcher.QueueRule{{
+	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Policy: policy.Policy{
+		Limits: []policy.Limit{{Name: "api", Rate: limit.Rate{Units: 1000, Window: time.Second}}},
+		Queues: []policy.Queue{{
 			Name: "default", Limits: []string{"api"}, MaxAttempts: 1, BackoffMin: time.Second, BackoffMax: time.Second,
 			Timeout: time.Second, OnLost: "fail",
 		}},

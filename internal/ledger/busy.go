@@ -16,6 +16,14 @@ func Busy(err error) bool {
 	return ok && pg.Code == "55P03" // lock_not_available
 }
 
+// Reason is what Postgres said of an error, without the code: fit for a row that users read.
+func Reason(err error) string {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return pg.Message
+	}
+	return err.Error()
+}
+
 // ErrBusy says that somebody else holds the row of a call or of its attempt.
 var ErrBusy = errors.New("another transaction holds the call's row")
 

@@ -276,3 +276,7 @@ SELECT e.call_id, e.attempt, e.requests, e.cost, e.settled, e.claimed_at, e.star
     e.now, e.outcome, e.queue, e.task, e.key, e.worker, e.error, coalesce(e.charges, '[]'), e.result::jsonb
 FROM ended e
 RETURNING call_id`
+
+// CutQueueSQL is the queue of a call q whose row is written when the call ends. A name that is too long for an index, from
+// before such were refused, is cut.
+const CutQueueSQL = `CASE WHEN octet_length(q.queue) > 255 THEN left(q.queue, 63) ELSE q.queue END`

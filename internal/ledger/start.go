@@ -57,6 +57,10 @@ type Work struct {
 	Frees       bool     // its end frees a unit of a concurrency limit
 }
 
+// StartWithin is how long a claimed attempt may wait for its start. If its queue's hours end sooner, that is the end: nothing
+// starts after it, and recovery takes back what was handed over.
+const StartWithin = 30 * time.Second
+
 // CreatedAtSQL is created_at of a call q as Go can read it: not infinite, which one row would spoil its statement with.
 const CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 23:59:59.999999Z')`
 

@@ -277,12 +277,12 @@ CROSS JOIN (SELECT min(at) AS at, min(id) AS id FROM call_audit) first
 WHERE first.id = 1 OR c.in_force_from >= first.at
 GROUP BY 1, 2`
 
-const takenAway = "taken away"
+const removed = "removed"
 
 // String is the version as the audit has it.
 func (r version) String() string {
 	if r.Taken {
-		return takenAway
+		return removed
 	}
 	return r.inForce().Describe(limit.Counting{
 		PerKey: r.PerKey, Overrides: r.Overrides, ByCost: r.CountCost, Anchor: r.Anchor, Slack: r.Slack, SendWithin: r.SendWithin,
@@ -293,7 +293,7 @@ func (r version) String() string {
 // it once said less.
 func (r version) isWhat(change string) bool {
 	if !strings.Contains(change, ", slack ") {
-		return r.Taken && change == takenAway || !r.Taken && strings.HasPrefix(r.String(), change)
+		return r.Taken && change == removed || !r.Taken && strings.HasPrefix(r.String(), change)
 	}
 	return strings.HasPrefix(change, r.String())
 }

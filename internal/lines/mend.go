@@ -34,7 +34,7 @@ func FindAstray(ctx context.Context, db beginner, within time.Duration) (Astray,
 	return found, nil
 }
 
-// Mend makes all of it news, for the next claims to take in; lines that do not add up are dropped first,
+// Mend makes all of it news, for the next claims to take in; lines_that_do_not_add_up are dropped first,
 // which makes their calls such as are in no line. What is interrupted is mended by the next run. A call that
 // comes into a line meanwhile is in line twice, which is harmless.
 func Mend(ctx context.Context, db beginner) (Astray, error) {

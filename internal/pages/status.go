@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/report"
 )
 
@@ -30,7 +29,7 @@ type notice struct{ Text, URL string }
 // difference is a setting in which live workers differ.
 type difference struct {
 	Name   string
-	Wanted []dispatcher.Want
+	Wanted []report.Want
 	Holds  string
 }
 

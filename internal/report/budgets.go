@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // Budget is a budget in force.
@@ -33,7 +33,7 @@ func (b Budget) Rule() budget.Rule {
 
 // Holds is what is in force, in the words of the audit.
 func (b Budget) Holds() string {
-	return dispatcher.BudgetRule{Rate: b.Rule().Rate, Burst: b.Burst, OnOutage: b.OnOutage}.String()
+	return policy.Budget{Rate: b.Rule().Rate, Burst: b.Burst, OnOutage: b.OnOutage}.String()
 }
 
 // ReadBudgets reads the budgets in force.

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 // Why is a call with why it stands where it does.
@@ -69,7 +69,7 @@ func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
 		return err
 	}
 	c.workers = *workers
-	live, err := dispatcher.ReadLive(ctx, db)
+	live, err := policy.Dispatchers(ctx, db)
 	c.dispatchers = len(live)
 	return err
 }

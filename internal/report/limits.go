@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // Limit is a limit in force.
@@ -58,7 +58,7 @@ type Limit struct {
 
 // Holds is what is in force, in the words of the audit.
 func (l Limit) Holds() string {
-	text := dispatcher.LimitRule{
+	text := policy.Limit{
 		Rate: l.rate(), PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
 		Anchor: limit.Anchor(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin,
 		Hosts: l.Hosts, RetryAfter: &l.RetryAfter,

@@ -3,10 +3,11 @@ package report
 import (
 	"context"
 	"fmt"
+	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // missing is what may have been given out of the limit that nobody knows of, as the claim has it, of the key that is
@@ -21,9 +22,12 @@ func (l *Limit) missing(ctx context.Context, db ledger.DB) (*limit.Missing, erro
 	if l.Key != nil {
 		key = *l.Key
 	}
-	known, err := dispatcher.Known(ctx, db, l.Name, key, l.rate().KnownSince(*l.KnownAt))
-	m.Known = known - l.KnownLess
-	return m, err
+	known, err := policy.Known(ctx, db, []string{l.Name}, []string{key}, []time.Time{l.rate().KnownSince(*l.KnownAt)})
+	if err != nil {
+		return nil, err
+	}
+	m.Known = known[0] - l.KnownLess
+	return m, nil
 }
 
 // noteMissing says how many units count as used for that, and until when.

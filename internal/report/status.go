@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/policy"
 )
 
 // Status is what one screen shows, read in one snapshot.
@@ -22,13 +22,13 @@ type Status struct {
 	Budgets []Budget  `json:"budgets"`
 	Workers []Worker  `json:"workers"`
 	// HTTPTask is what live workers have of http_task, by key, where they differ.
-	HTTPTask  map[string][]dispatcher.Want `json:"http_task"`
-	Unhandled []Unhandled                  `json:"unhandled"` // tasks of waiting calls that no live worker handles
+	HTTPTask  map[string][]Want `json:"http_task"`
+	Unhandled []Unhandled       `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	// Dispatchers live: host/pid. One that runs as `dispatch --once` does while it runs.
-	Dispatchers []string           `json:"dispatchers"`
-	Others      []string           `json:"other_configuration"` // of those, whose file is another than what is in force
-	Policy      *dispatcher.Policy `json:"policy"`              // in force; nil: none was ever applied
-	Oldest      *Oldest            `json:"oldest"`              // due call; nil: none is, or none of those that stand first waits any more
+	Dispatchers []string        `json:"dispatchers"`
+	Others      []string        `json:"other_configuration"` // of those, whose file is another than what is in force
+	Policy      *policy.Applied `json:"policy"`              // in force; nil: none was ever applied
+	Oldest      *Oldest         `json:"oldest"`              // due call; nil: none is, or none of those that stand first waits any more
 }
 
 // Queue is a queue that is in force or that calls wait in.
@@ -67,7 +67,7 @@ const EachOwn = "of a call, what the worker says that it comes to"
 
 // Holds is what is in force, in the words of the audit.
 func (q Queue) Holds() string {
-	return dispatcher.QueueRule{
+	return policy.Queue{
 		Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts, BackoffMin: q.BackoffMin, BackoffMax: q.BackoffMax,
 		Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 	}.String()
@@ -161,7 +161,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if s.Workers, err = collect[Worker](ctx, tx, "read workers", workersSQL); err != nil {
 			return err
 		}
-		if s.HTTPTask, err = dispatcher.HTTPDifferences(ctx, tx); err != nil {
+		if s.HTTPTask, err = HTTPDifferences(ctx, tx); err != nil {
 			return err
 		}
 		if s.Limits, err = ReadLimits(ctx, tx); err != nil {
@@ -187,7 +187,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 }
 
 func (s *Status) readDispatchers(ctx context.Context, db ledger.DB) error {
-	live, err := dispatcher.ReadLive(ctx, db)
+	live, err := policy.Dispatchers(ctx, db)
 	if err != nil {
 		return err
 	}
@@ -195,8 +195,8 @@ func (s *Status) readDispatchers(ctx context.Context, db ledger.DB) error {
 	for i, d := range live {
 		s.Dispatchers[i] = d.Name
 	}
-	s.Others = dispatcher.OthersOf(live)
-	if s.Policy, err = dispatcher.InForce(ctx, db); s.Policy != nil {
+	s.Others = policy.OnOtherPolicy(live)
+	if s.Policy, err = policy.Effective(ctx, db); s.Policy != nil {
 		inUTC(&s.Policy.At)
 	}
 	return err
@@ -207,7 +207,7 @@ func (s *Status) OthersText() string {
 	if len(s.Others) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: another configuration than the one in force, which %s", strings.Join(s.Others, ", "), s.Policy.AppliedText())
+	return fmt.Sprintf("%s: another configuration than the one in force, which %s", strings.Join(s.Others, ", "), s.Policy)
 }
 
 // readOldest finds it among the calls that stand first: a thousand at most of each of the 30 oldest chunks and rows of

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/policy"
 )
 
 // api is the third party: it records what arrives, in true time, and holds it against the limits.
@@ -200,7 +200,7 @@ func (a *api) publish() {
 	}
 }
 
-func (w *world) version(l dispatcher.LimitRule) rateVersion {
+func (w *world) version(l policy.Limit) rateVersion {
 	v := rateVersion{units: l.Rate.Units, window: l.Rate.Window, perKey: l.PerKey, byCost: l.CountCost, burst: l.Rate.Burst}
 	if v.burst > 0 {
 		v.period = spanOf(l)

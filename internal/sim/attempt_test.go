@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // attempt is the life of an attempt on a worker, as tasks/attempt.go has it.
@@ -233,7 +233,7 @@ func (a *attempt) arrive(slack time.Duration) {
 // drawSettled draws what a call takes of limits by cost, where its handler will say so. Nil: what it said.
 func (a *attempt) drawSettled() *int64 {
 	w := a.k.w
-	if a.Task == "http" || !slices.ContainsFunc(w.set.rules.Limits, func(l dispatcher.LimitRule) bool { return l.CountCost }) || !w.chance(0.5) {
+	if a.Task == "http" || !slices.ContainsFunc(w.set.rules.Limits, func(l policy.Limit) bool { return l.CountCost }) || !w.chance(0.5) {
 		return nil
 	}
 	return new(w.rng.Int64N(a.Cost + 1))

@@ -29,7 +29,7 @@ type process struct {
 func (p *process) start() {
 	p.life++
 	d, err := dispatcher.New(dispatcher.Config{
-		Pool: p.w.lane.dispatchers, Redis: p.w.lane.client, Rules: p.w.set.rules, Lines: p.w.set.lines,
+		Pool: p.w.lane.dispatchers, Redis: p.w.lane.client, Policy: p.w.set.rules, Lines: p.w.set.lines,
 		Now:    func() time.Time { return base.Add(p.w.mutant.monotonic(p.w.now)) },
 		Random: func(n int64) int64 { return p.w.rng.Int64N(n) },
 		Logger: slog.New(&notes{p}),
@@ -113,7 +113,7 @@ func (p *process) turn(tick bool) (did bool) {
 	p.w.beat()
 	p.w.mutant.beforeTurn(p.w)
 	lines := len(p.w.record.lines)
-	next, err := p.d.Turn(p.w.ctx, tick)
+	next, err := p.d.Step(p.w.ctx, tick)
 	if err != nil {
 		if !p.w.redisDown && !strings.Contains(err.Error(), "wait for Redis") {
 			p.w.must(err)

@@ -5,15 +5,16 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 )
 
 // operators is what operators have done that is in force. A failover may lose the last of it.
 type operators struct {
-	rules     dispatcher.Rules
+	rules     policy.Policy
 	overrides map[string]limit.Rate
 	pauses    map[pauseOf]time.Time // until then, on Postgres's clock
 }
@@ -40,7 +41,7 @@ func (w *world) operate() {
 	w.stir()
 }
 
-func (w *world) setLimit(l dispatcher.LimitRule) {
+func (w *world) setLimit(l policy.Limit) {
 	if !w.used(l.Name) {
 		return
 	}
@@ -65,7 +66,7 @@ func (w *world) setLimit(l dispatcher.LimitRule) {
 		_, err := w.lane.workers.Exec(w.ctx, `UPDATE call_limits SET rate = $2, config_rate = rate, config_window = window_size, config_shape = shape WHERE name = $1`, l.Name, r.Units)
 		w.must(err)
 		r.Window = l.Rate.Window
-	} else if _, err := dispatcher.SetLimit(w.ctx, w.lane.workers, l.Name, set, "operator"); err != nil {
+	} else if _, err := policy.Override(w.ctx, w.lane.workers, l.Name, set, "operator"); err != nil {
 		w.must(err)
 	}
 	w.overrides[l.Name] = r
@@ -73,12 +74,12 @@ func (w *world) setLimit(l dispatcher.LimitRule) {
 	w.wake(0.5)
 }
 
-func (w *world) resetLimit(l dispatcher.LimitRule) {
+func (w *world) resetLimit(l policy.Limit) {
 	if !w.used(l.Name) {
 		return
 	}
 	w.note(0, l.Name, "an operator resets the limit")
-	_, err := dispatcher.ResetLimit(w.ctx, w.lane.workers, l.Name, "operator")
+	_, err := policy.Reset(w.ctx, w.lane.workers, l.Name, "operator")
 	w.must(err)
 	delete(w.overrides, l.Name)
 	w.api.publish()
@@ -87,13 +88,13 @@ func (w *world) resetLimit(l dispatcher.LimitRule) {
 
 // used says whether any queue is under the limit.
 func (w *world) used(name string) bool {
-	return slices.ContainsFunc(w.set.rules.Queues, func(q dispatcher.QueueRule) bool { return slices.Contains(q.Limits, name) })
+	return slices.ContainsFunc(w.set.rules.Queues, func(q policy.Queue) bool { return slices.Contains(q.Limits, name) })
 }
 
 // republish changes the config and has it read again. What would change how long requests travel is
 // left as it was, for some are on their way.
 func (w *world) republish() {
-	rules := dispatcher.Rules{Limits: slices.Clone(w.set.rules.Limits), Queues: slices.Clone(w.set.rules.Queues)}
+	rules := policy.Policy{Limits: slices.Clone(w.set.rules.Limits), Queues: slices.Clone(w.set.rules.Queues)}
 	l := &rules.Limits[w.rng.IntN(len(rules.Limits))]
 	l.Slack, l.SendWithin = w.set.slack([]string{l.Name}), sendWithin(*l)
 	switch w.rng.IntN(6) {
@@ -132,17 +133,17 @@ func (w *world) republish() {
 	w.publish(rules)
 }
 
-func (w *world) publish(rules dispatcher.Rules) {
+func (w *world) publish(rules policy.Policy) {
 	w.set.rules = rules
 	w.note(0, "", "the rules are %+v", rules)
-	_, err := dispatcher.Publish(w.ctx, w.lane.workers, rules, "tester")
+	_, err := policy.Apply(w.ctx, w.lane.workers, rules, "tester")
 	w.must(err)
 	w.api.publish()
 	w.wake(0.5)
 }
 
 // sendWithin is how long a worker may take to send, as docs/design.md has it.
-func sendWithin(l dispatcher.LimitRule) time.Duration {
+func sendWithin(l policy.Limit) time.Duration {
 	if l.SendWithin > 0 {
 		return l.SendWithin
 	}
@@ -266,7 +267,7 @@ func (w *world) retain() {
 	keep := w.between(time.Second, pick(w, 2*w.set.window, w.set.span/2))
 	w.note(0, "", "retention of %s", keep)
 	before := w.readCalls()
-	_, err := dispatcher.Retain(w.ctx, w.lane.workers, dispatcher.Retention{Done: keep, Failed: keep, Cancelled: keep}, nil)
+	_, err := maintenance.Purge(w.ctx, w.lane.workers, maintenance.Retention{Done: keep, Failed: keep, Cancelled: keep}, nil)
 	w.must(err)
 	w.mutant.retained(w)
 	after := w.readCalls()

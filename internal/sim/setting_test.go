@@ -5,14 +5,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
 // setting is what a seed draws once: the rules, how much there is to do and how much goes wrong.
 type setting struct {
 	kind        kind
-	rules       dispatcher.Rules
+	rules       policy.Policy
 	window      time.Duration // the one that sets the pace
 	longest     time.Duration
 	span        time.Duration // how long there are faults and producers; then the world heals
@@ -136,7 +136,7 @@ func (w *world) moment(part float64) time.Duration {
 }
 
 func (s *setting) drawLimits(w *world, units int64) {
-	main := dispatcher.LimitRule{
+	main := policy.Limit{
 		Name: "main", Rate: limit.Rate{Units: units, Window: s.window},
 		PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", limit.AnchorStart, limit.AnchorFinish),
 	}
@@ -146,20 +146,20 @@ func (s *setting) drawLimits(w *world, units int64) {
 	}
 	s.rules.Limits = append(s.rules.Limits, main)
 	if w.chance(0.5) {
-		second := dispatcher.LimitRule{
+		second := policy.Limit{
 			Name: "long", PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", main.Anchor),
 			Rate: limit.Rate{Units: units * int64(w.intBetween(2, 4)), Window: min(s.window*time.Duration(w.intBetween(2, 6)), 12*time.Hour)},
 		}
 		s.rules.Limits = append(s.rules.Limits, second)
 	}
 	if s.window <= 10*time.Second && w.chance(0.3) {
-		s.rules.Limits = append(s.rules.Limits, dispatcher.LimitRule{
+		s.rules.Limits = append(s.rules.Limits, policy.Limit{
 			Name: "bucket", PerKey: w.chance(0.3), CountCost: w.chance(0.25), Anchor: pick(w, "", "", main.Anchor),
 			Rate: bucket(w, units, s.window, 3+int64(w.intBetween(0, 2*int(units)))),
 		})
 	}
 	if w.chance(0.4) {
-		atOnce := dispatcher.LimitRule{
+		atOnce := policy.Limit{
 			Name: "atonce", PerKey: w.chance(0.2), CountCost: w.chance(0.2), Rate: limit.Rate{Units: int64(w.intBetween(1, 6))},
 		}
 		if s.kind == crowd {
@@ -177,7 +177,7 @@ func bucket(w *world, units int64, period time.Duration, burst int64) limit.Rate
 }
 
 // spanOf is the window, or in what the units of a token bucket come in.
-func spanOf(l dispatcher.LimitRule) time.Duration {
+func spanOf(l policy.Limit) time.Duration {
 	if l.Rate.Burst == 0 {
 		return l.Rate.Window
 	}
@@ -196,7 +196,7 @@ func (s *setting) drawQueues(w *world) {
 	}
 	for i := range pick(w, 1, 2, 2, 3) {
 		low := w.between(50*time.Millisecond, max(s.window/10, 100*time.Millisecond)).Round(time.Millisecond)
-		q := dispatcher.QueueRule{
+		q := policy.Queue{
 			Name: fmt.Sprintf("q%d", i), Limits: all, MaxAttempts: w.intBetween(1, 5), BackoffMin: low,
 			BackoffMax: low * time.Duration(w.intBetween(1, 10)), OnLost: pick(w, "retry", "retry", "fail"),
 			Timeout: w.between(500*time.Millisecond, min(max(s.window/2, 2*time.Second), time.Minute)).Round(time.Millisecond),
@@ -209,13 +209,13 @@ func (s *setting) drawQueues(w *world) {
 	}
 }
 
-func (s *setting) queue(name string) dispatcher.QueueRule {
+func (s *setting) queue(name string) policy.Queue {
 	for _, q := range s.rules.Queues {
 		if q.Name == name {
 			return q
 		}
 	}
-	return dispatcher.QueueRule{}
+	return policy.Queue{}
 }
 
 // slack is what the travelling of requests under these limits keeps to.

@@ -1,0 +1,89 @@
+package dispatcher_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/policy"
+)
+
+// The bound of each process rises as attempts end, and never above one that is open, whoever claimed it.
+func TestOpenFromRises(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(50)
+	s.publish(rules(sliding("api", 100, time.Hour)))
+	first, second := s.another(policy.Policy{}), s.another(policy.Policy{})
+	claim := func(d *dispatcher.Dispatcher, id int64) {
+		t.Helper()
+		s.calls("default", 1)
+		if err := d.Tick(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.want(`SELECT bool_or(call_id = $1) FROM call_open`, id)
+		for _, d := range []*dispatcher.Dispatcher{first, second} {
+			s.want(`SELECT min(batch) >= $1 FROM call_open`, d.LowWater())
+		}
+	}
+	batchOf := func(id int64) int64 { return one[int64](s, `SELECT batch FROM call_open WHERE call_id = $1`, id) }
+	for i, d := range []*dispatcher.Dispatcher{first, second, first, second} {
+		claim(d, int64(i+1))
+	}
+	if from, want := first.LowWater(), batchOf(1); from != want {
+		t.Errorf("open from %d on, want the first's batch, %d", from, want)
+	}
+	s.start(time.Hour, 1, 2, 4)
+	s.finish(1, 2, 4)
+	claim(first, 5)
+	if from, want := first.LowWater(), batchOf(3); from != want {
+		t.Errorf("open from %d on, want what still is, %d", from, want)
+	}
+	s.start(time.Hour)
+	s.finish()
+	claim(second, 6)
+	if from, want := second.LowWater(), batchOf(6); from != want {
+		t.Errorf("open from %d on, want its own, %d", from, want)
+	}
+	if used := s.used("api"); used != 6 {
+		t.Errorf("%d units are used, want 6", used)
+	}
+}
+
+// After a crash Postgres may give numbers out again that were drawn, and not committed: they bound nothing.
+func TestOpenFromIsCommitted(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(50)
+	s.publish(rules(sliding("api", 3, time.Hour)))
+	first, second := s.another(policy.Policy{}), s.another(policy.Policy{})
+	tick := func(d *dispatcher.Dispatcher) {
+		t.Helper()
+		if err := d.Tick(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.calls("default", 1)
+	tick(first)
+	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	s.calls("default", 9)
+	tick(first) // takes them in
+	durable := one[int64](s, `SELECT last_value FROM call_batch_seq`)
+	for range 5 {
+		tick(first) // and rolls back
+	}
+	if _, err := ledger.Resume(t.Context(), s.pool, "queue", "default", "", "test"); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`SELECT setval('call_batch_seq', $1)`, durable) // what a crash does
+	for range 9 {
+		tick(second)
+	}
+	tick(first)
+	if used := s.used("api"); used != 3 {
+		t.Errorf("%d units are used, want 3", used)
+	}
+}

@@ -1,0 +1,78 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/jackc/pgx/v5"
+)
+
+// alarm tells the poll loop when to poll.
+type alarm struct {
+	notified chan struct{}      // there may be something to claim
+	freed    atomic.Bool        // units came free: what is blocked no longer holds
+	armed    chan time.Duration // a tick says in how long there may be; sent and emptied under Dispatcher.step
+}
+
+func newAlarm() *alarm {
+	return &alarm{notified: make(chan struct{}, 1), armed: make(chan time.Duration, 1)}
+}
+
+// notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
+func (a *alarm) notify(freed bool) {
+	if freed {
+		a.freed.Store(true)
+	}
+	select {
+	case a.notified <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// disarm takes back what a tick has said and the loop has not heard yet.
+func (a *alarm) disarm() {
+	select {
+	case <-a.armed:
+	default:
+	}
+}
+
+// listen passes on what producers and workers say on the channel callq_wake. It reconnects for as long as ctx lives; meanwhile
+// the schedule alone finds the calls.
+func (d *Dispatcher) listen(ctx context.Context) {
+	logged := false
+	for ctx.Err() == nil {
+		err := d.listenOnce(ctx, func() { logged = false })
+		if ctx.Err() != nil {
+			return
+		}
+		if !logged {
+			d.cfg.Logger.WarnContext(ctx, "notifications not heard", "err", err)
+			logged = true
+		}
+		pause(ctx, time.Second)
+	}
+}
+
+func (d *Dispatcher) listenOnce(ctx context.Context, connected func()) error {
+	conn, err := pgx.ConnectConfig(ctx, d.cfg.Listen.Copy())
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, `LISTEN `+callqueue.WakeChannel); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	connected()
+	d.alarm.notify(true) // for what was said while nobody listened
+	for {
+		notification, err := conn.WaitForNotification(ctx)
+		if err != nil {
+			return fmt.Errorf("wait for notifications: %w", err)
+		}
+		d.alarm.notify(notification.Payload == callqueue.WakeFreed)
+	}
+}

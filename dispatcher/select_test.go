@@ -1,0 +1,235 @@
+package dispatcher
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/pools"
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	call := func(id int64, key string, cost int64) candidate {
+		return candidate{lines.Call{Entry: lines.Entry{ID: id}, Cost: cost}, key, "http", 5}
+	}
+	other := func(c candidate, priority int16, task string) candidate {
+		c.Priority, c.Task = priority, task
+		return c
+	}
+	wrongly := func(c candidate) candidate {
+		wrong := "wrong"
+		c.Refusal = &wrong
+		return c
+	}
+	unread := func(c candidate) candidate {
+		c.Unread = true
+		return c
+	}
+	all := func(n int64) limit.Quota { return limit.Quota{Most: 100, Room: map[string]int64{"": n}} }
+	cases := []struct {
+		name       string
+		candidates []candidate
+		a          limit.Admission
+		want       int
+		chosen     []int64
+		refused    []int64
+		stuck      *held
+		blocked    []held
+		last       string
+		read       []int64
+		unread     string
+	}{
+		{
+			"round the keys, a call each",
+			[]candidate{call(1, "x", 1), call(2, "x", 1), call(3, "x", 1), call(4, "y", 1), call(5, "z", 1)},
+			nil, 4,
+			[]int64{1, 4, 5, 2},
+			nil, nil, nil, "x", nil, "",
+		},
+		{
+			"until a limit that all share has no room",
+			[]candidate{call(1, "x", 1), call(2, "x", 1), call(3, "y", 1)},
+			limit.Admission{all(2)},
+			9,
+			[]int64{1, 3},
+			nil, &held{"x", 1, 5}, nil, "y", nil, "",
+		},
+		{
+			"small calls do not pass a large one",
+			[]candidate{call(1, "x", 60), call(2, "x", 50), call(3, "y", 10), call(4, "y", 1)},
+			limit.Admission{{Most: 100, CountCost: true, Room: map[string]int64{"": 100}}},
+			9,
+			[]int64{1, 3},
+			nil, &held{"x", 50, 5}, nil, "y", nil, "",
+		},
+		{
+			"a key without room keeps nobody else",
+			[]candidate{call(1, "x", 1), call(2, "y", 1), call(3, "y", 1)},
+			limit.Admission{{Most: 100, PerKey: true, Room: map[string]int64{"x": 0, "y": 2}}},
+			9,
+			[]int64{2, 3},
+			nil, nil,
+			[]held{{"x", 1, 5}},
+			"y", nil, "",
+		},
+		{
+			"what is wrong is passed by",
+			[]candidate{wrongly(call(1, "x", 1)), call(2, "x", 1), other(call(3, "x", 1), 5, "nobody's"), call(4, "x", 101)},
+			limit.Admission{{Most: 100, CountCost: true, Room: map[string]int64{"": 100}}},
+			9,
+			[]int64{2},
+			[]int64{1, 4},
+			nil, nil, "x", nil, "",
+		},
+		{
+			"within a key by priority, then by age, whatever the task",
+			[]candidate{call(5, "x", 1), call(6, "x", 1), other(call(4, "x", 1), 5, "mail"), other(call(9, "x", 1), 0, "http"), other(call(7, "x", 1), 5, "mail")},
+			nil, 9,
+			[]int64{9, 4, 5, 6, 7},
+			nil, nil, nil, "x", nil, "",
+		},
+		{
+			"the first that is unread is read, and no other",
+			[]candidate{call(1, "x", 1), unread(call(2, "x", 1)), call(3, "x", 1), unread(call(4, "y", 1)), unread(call(5, "y", 1)), call(6, "z", 1), call(7, "z", 1)},
+			nil, 9,
+			[]int64{1, 4, 6, 7},
+			nil, nil, nil, "z",
+			[]int64{4},
+			"x",
+		},
+		{
+			"what is read and wrong is passed by",
+			[]candidate{unread(call(101, "x", 1)), call(2, "x", 1), unread(call(3, "x", 1)), call(4, "y", 1)},
+			nil, 9,
+			[]int64{2, 4},
+			[]int64{101},
+			nil, nil, "y",
+			[]int64{101},
+			"x",
+		},
+		{
+			"an unread call keeps its place in its key",
+			[]candidate{unread(call(1, "x", 1)), other(unread(call(2, "y", 1)), 0, "http"), call(3, "y", 1), call(4, "z", 1)},
+			nil, 9,
+			[]int64{1, 4},
+			nil, nil, nil, "z",
+			[]int64{1},
+			"y",
+		},
+		{
+			"what has to wait for units need not be read",
+			[]candidate{unread(call(1, "x", 5)), unread(call(2, "y", 1)), unread(call(3, "z", 1))},
+			limit.Admission{{Most: 100, PerKey: true, CountCost: true, Room: map[string]int64{"x": 4, "y": 4, "z": 4}}},
+			9,
+			[]int64{2},
+			nil, nil,
+			[]held{{"x", 5, 5}},
+			"y",
+			[]int64{2},
+			"z",
+		},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := &pools.Pools{List: []*pools.Pool{{Name: "http", Tasks: []string{"http", "mail"}, Capacity: 100}}}
+			limits := make([]policy.LockedLimit, len(c.a))
+			for i := range c.a {
+				c.a[i].Room = maps.Clone(c.a[i].Room)
+			}
+			list := &candidates{snapshot: &snapshot{pools: r}, of: inLines(c.candidates), head: &headroom{Admission: c.a, limits: limits}}
+			var read []int64
+			s, err := list.choose([]string{"x", "y", "z"}, c.want, func(call *lines.Call) error {
+				if call.Unread, read = false, append(read, call.ID); call.ID > 100 {
+					wrong := "wrong"
+					call.Refusal = &wrong
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids := func(list []candidate) (ids []int64) {
+				for _, c := range list {
+					ids = append(ids, c.ID)
+				}
+				return ids
+			}
+			unread := ""
+			if s.unread != nil {
+				unread = *s.unread
+			}
+			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.last, read, unread}
+			want := []any{c.chosen, c.refused, c.stuck, c.blocked, c.last, c.read, c.unread}
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(held{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if len(s.to) != len(s.chosen) || r.Capacity() != 100-len(s.chosen) {
+				t.Errorf("%d chosen, %d pools, capacity %d", len(s.chosen), len(s.to), r.Capacity())
+			}
+		})
+	}
+}
+
+// inLines puts candidates into their lines.
+func inLines(candidates []candidate) map[string][]*inLine {
+	of := map[string][]*inLine{}
+	for _, c := range candidates {
+		i := slices.IndexFunc(of[c.Key], func(l *inLine) bool { return l.Priority == c.Priority && l.Task == c.Task })
+		if i < 0 {
+			i = len(of[c.Key])
+			of[c.Key] = append(of[c.Key], &inLine{Line: lines.Line{Key: c.Key, Priority: c.Priority, Task: c.Task}})
+		}
+		of[c.Key][i].calls = append(of[c.Key][i].calls, c.Call)
+	}
+	return of
+}
+
+// Where a line stands after a turn: behind what was served, and what could not be on the way.
+func TestLeft(t *testing.T) {
+	t.Parallel()
+	entry := func(seq int64, place int32, id int64) lines.Entry { return lines.Entry{Seq: seq, Place: place, ID: id} }
+	calls := func(entries ...lines.Entry) (list []lines.Call) {
+		for _, e := range entries {
+			list = append(list, lines.Call{Entry: e})
+		}
+		return list
+	}
+	for _, c := range []struct {
+		name   string
+		line   inLine
+		head   int64
+		taken  int32
+		gone   int64
+		passed []int64
+	}{
+		{"nothing", inLine{calls: calls(entry(1, 3, 13))}, 1, 2, 0, nil},
+		{"some are served", inLine{calls: calls(entry(1, 3, 13), entry(1, 4, 14), entry(2, 1, 21)), served: 2}, 1, 4, 2, nil},
+		{"into the next chunk", inLine{calls: calls(entry(1, 3, 13), entry(2, 1, 21)), served: 2}, 2, 1, 2, nil},
+		{
+			"what has ended is passed, as far as the first that waits",
+			inLine{
+				calls: calls(entry(1, 4, 14), entry(2, 1, 21)), served: 1,
+				passed: []lines.Entry{entry(1, 3, 13), entry(1, 5, 15), entry(2, 2, 22)},
+			},
+			1, 5, 3,
+			[]int64{13, 15},
+		},
+		{"all have ended", inLine{passed: []lines.Entry{entry(1, 3, 13), entry(2, 1, 21)}}, 2, 1, 2, []int64{13, 21}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.line.Head, c.line.Taken = 1, 2
+			left, passed := c.line.left()
+			got := []any{left.From, left.Head, left.Taken, left.Gone, passed}
+			if diff := cmp.Diff([]any{int64(1), c.head, c.taken, c.gone, c.passed}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,7 +1,0 @@
-//go:build !linux && !darwin
-
-package dispatcher
-
-import "time"
-
-func sinceBoot() time.Time { return time.Now() }

@@ -1,0 +1,107 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Backfill opens limits that are closed because their usage is not known yet: new ones, and those that got a longer
+// window, another queue or another form. It counts what their queues sent before from the ledger, once every attempt has
+// closed that is not charged to the limit as it is now. gained is what Postgres's clock ever gained: windows reach back
+// further by that. Backfill returns how many limits it opened.
+func Backfill(ctx context.Context, pool *pgxpool.Pool, gained time.Duration) (int, error) {
+	rows, err := pool.Query(ctx, uncountedSQL)
+	if err != nil {
+		return 0, err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return 0, err
+	}
+	opened := 0
+	for _, name := range names {
+		done, err := backfill(ctx, pool, name, gained)
+		if err != nil {
+			return opened, fmt.Errorf("count what %q has used: %w", name, err)
+		}
+		if done {
+			opened++
+		}
+	}
+	return opened, nil
+}
+
+// CountUncounted counts the limits that Backfill looks at. Some may have to stay closed.
+func CountUncounted(ctx context.Context, pool *pgxpool.Pool) (n int64, err error) {
+	return n, pool.QueryRow(ctx, `SELECT count(*) FROM (`+uncountedSQL+`) l`).Scan(&n)
+}
+
+const uncountedSQL = `SELECT name FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0 ORDER BY name`
+
+// backfill replaces the limit's usage by what the ledger says, in one snapshot. An attempt that closes meanwhile is in
+// neither, or charges the limit afterwards.
+func backfill(ctx context.Context, pool *pgxpool.Pool, name string, gained time.Duration) (bool, error) {
+	open := false
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, mayOpenSQL, name).Scan(&open); err != nil || !open {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM call_usage WHERE limit_name = $1`, name); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, countUsageSQL, name, gained); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, openLimitSQL, name)
+		return err
+	})
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if errors.Is(err, pgx.ErrNoRows) || ok && (pg.Code == "40001" || pg.Code == "40P01") {
+		return false, nil // another dispatcher opened it, or usage moved: the next tick tries again
+	}
+	return open && err == nil, err
+}
+
+// Every open attempt of the limit's queues must be charged to the limit as it counts now, or close first. Else claims
+// would find it neither open nor charged.
+const mayOpenSQL = `
+SELECT NOT EXISTS (
+        SELECT 1 FROM call_open o
+        WHERE (o.queue = ANY(l.queues) OR o.limits @> ARRAY[l.name]) AND NOT EXISTS (
+            SELECT 1 FROM unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+            WHERE u.name = l.name AND u.key = CASE WHEN l.per_key THEN o.key ELSE '' END
+              AND u.cost = CASE WHEN l.count_cost THEN o.cost ELSE 1 END))
+FROM call_limits l
+WHERE l.name = $1 AND l.complete_since IS NULL
+FOR NO KEY UPDATE`
+
+// Attempts that were charged to the limit count until then; others of its queues count until the bound in the ledger.
+// The limit as it is now says with which key, and whether by cost. Shard 0 belongs to no connection. Nothing in the
+// ledger still runs, so a concurrency limit begins with no usage.
+const countUsageSQL = `
+INSERT INTO call_usage (limit_name, key, bucket, shard, used)
+SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END,
+    date_bin(coalesce(l.bucket_width, l.window_size / 200), coalesce(c.until, a.arrived_by), 'epoch') + coalesce(l.bucket_width, l.window_size / 200),
+    0, sum(CASE WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END)
+FROM call_limits l
+JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01 - $2::interval
+LEFT JOIN LATERAL (
+    SELECT r.until
+    FROM jsonb_to_recordset(a.charged) AS r ("limit" text, until timestamptz)
+    WHERE r."limit" = l.name
+) c ON true
+WHERE l.name = $1 AND l.window_size > '0' AND (a.queue = ANY(l.queues) OR c.until IS NOT NULL)
+GROUP BY 1, 2, 3`
+
+// Retention marks up to where it may have cut the ledger: what it removed had arrived by then.
+const openLimitSQL = `
+UPDATE call_limits
+SET complete_since = clock_timestamp(), known_at = NULL,
+    missing_until = greatest(missing_until, (SELECT at FROM call_marks WHERE name = 'ledger'))
+WHERE name = $1`

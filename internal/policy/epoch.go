@@ -1,0 +1,121 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A server that was promoted, or restored, may lack what the one before it gave out last. That one kept to the limits:
+// with what is known to be charged, it gave out no more than the rate. So what is known to be charged counts for as long
+// as ever, and the rest of the rate counts as used, until nothing that is missing can count any more (limit.Missing).
+// What was open is part of that rest: its units may have been given back, and out again (docs/design.md has the proof).
+//
+// A limit that is published later kept nobody to its rate. It is shut for as long: when the epoch was entered is written
+// down, by whoever first sees it. Late is safe.
+
+// Entered is a limit of which units may be missing.
+type Entered struct {
+	Name         string    `db:"name"`
+	MissingUntil time.Time `db:"missing_until"`
+}
+
+// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. Whoever comes
+// second finds nothing to do.
+func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) (limits []Entered, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockFormerSQL); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
+			return err
+		}
+		limits, err = collect[Entered](ctx, tx, enterSQL+` WHERE epoch <> callq_epoch()`+enteredSQL)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("enter the epoch: %w", err)
+	}
+	return limits, nil
+}
+
+const lockFormerSQL = `SELECT FROM call_limits WHERE epoch <> callq_epoch() ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+
+// One row, of the epoch that holds now. The first of all has no beginning: no other server had been
+// before. Whoever is second finds the first's row.
+const noteEpochSQL = `
+WITH former AS (
+    DELETE FROM call_marks WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name
+)
+INSERT INTO call_marks (name, at)
+SELECT 'epoch ' || callq_epoch(), CASE
+    WHEN EXISTS (SELECT FROM former) OR EXISTS (SELECT FROM call_limits WHERE epoch <> callq_epoch()) THEN clock_timestamp() END
+ON CONFLICT (name) DO NOTHING`
+
+// A limit that is not counted yet has bounded nobody, nor has one of which more than the rate was missing when it
+// entered the epoch before, if that may still count. What it was lowered by since then bounds both.
+const (
+	enterSQL = `
+UPDATE call_limits l
+SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timestamp() + ` + mayArriveForSQL + `),
+    known_less = CASE WHEN missing_until >= clock_timestamp() - 2 * window_size - interval '1 minute' THEN known_less ELSE 0 END,
+    known_at = CASE WHEN complete_since IS NOT NULL AND (known_at IS NOT NULL OR missing_until IS NULL
+        OR missing_until < clock_timestamp() - 2 * window_size - interval '1 minute') THEN clock_timestamp() END`
+	enteredSQL = ` RETURNING name, missing_until`
+)
+
+// missAfterFailover shuts limits that are published anew, or in another form, until nothing that an old server gave out
+// can count for them as they now are. The limits' rows are locked: they have just been written.
+func missAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
+	if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
+		return fmt.Errorf("note the epoch: %w", err)
+	}
+	if _, err := tx.Exec(ctx, missAfterFailoverSQL, names); err != nil {
+		return fmt.Errorf("shut limits after a failover: %w", err)
+	}
+	return nil
+}
+
+const missAfterFailoverSQL = `
+UPDATE call_limits l
+SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
+FROM call_marks m
+WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1)
+  AND (l.missing_until IS NOT NULL OR l.complete_since IS NULL) -- else an operator has opened it`
+
+// EnterRestored enters the epoch anew for a database that was restored in place, under this process: what was given out
+// between the backup and the restore is in no table. lastCommit is when this process last saw one of its claims committed.
+// Attempts that are open in the restored data may have ended, or may run: they are closed as of another epoch. If another
+// process did so since lastCommit, what is open is that one's.
+func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time) (limits []Entered, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT FROM call_limits ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
+			return err
+		}
+		if tag, err := tx.Exec(ctx, restoredSQL, lastCommit); err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE call_open SET epoch = epoch || ' before a restore'`); err != nil {
+			return err
+		}
+		limits, err = collect[Entered](ctx, tx, enterSQL+enteredSQL)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("enter the epoch after a restore: %w", err)
+	}
+	return limits, nil
+}
+
+const restoredSQL = `
+INSERT INTO call_marks AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
+
+// mayArriveForSQL is for how long after a failover a request of the old server may arrive. A handler whose claim or start
+// never reached the new server may send until its timeout, unless the limit is anchored at the start.
+const mayArriveForSQL = `l.send_within + interval '5 seconds' + l.slack
+    + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
+        (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`

@@ -1,0 +1,146 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// HeartbeatEvery is the interval at which a live dispatcher writes its heartbeat. After three missed ones it counts as dead.
+const HeartbeatEvery = 2 * time.Second
+
+const memberFor = 3 * HeartbeatEvery
+
+// Member is a dispatcher process: a row of call_dispatchers, with the hash of the policy in its own file.
+// So everybody sees which processes carry another file than the one in force.
+type Member struct {
+	ID   string // of this process's life
+	Name string // host/pid
+}
+
+// NewMember names this process.
+func NewMember() Member {
+	name := ProcessName()
+	return Member{ID: fmt.Sprintf("%s-%x", name, rand.Uint32()), Name: name}
+}
+
+// ProcessName is host/pid of this process.
+func ProcessName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+// Joining is what a process brings when it joins.
+type Joining struct {
+	Policy  Policy // checked
+	Always  bool   // apply it even if it was applied before and replaced since
+	MaxData int64  // bytes of call_data that enqueue_call accepts
+}
+
+// Join makes the process a live member and applies its policy, in one transaction. It returns the changes, or what is
+// in force instead.
+func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, j Joining) (changes []string, kept *Kept, err error) {
+	hash, err := j.Policy.Hash()
+	if err != nil {
+		return nil, nil, err
+	}
+	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
+		if !j.Always {
+			if kept, err = a.keep(ctx, j.Policy, hash); err != nil {
+				return err
+			}
+		}
+		if kept == nil {
+			if err := a.apply(ctx, j.Policy, hash); err != nil {
+				return err
+			}
+			if _, err := a.tx.Exec(ctx, noteMaxDataSQL, j.MaxData); err != nil {
+				return fmt.Errorf("note the bound of call_data: %w", err)
+			}
+		}
+		if _, err = a.tx.Exec(ctx, heartbeatSQL, m.ID, m.Name, hash); err != nil { // last, so that no wait ages it
+			return fmt.Errorf("write the heartbeat: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("apply limits and queues: %w", err)
+	}
+	return changes, kept, nil
+}
+
+// The process that joined last decides. enqueue_call reads it.
+const noteMaxDataSQL = `
+INSERT INTO call_marks AS m (name, position) VALUES ('max_data', $1)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
+
+// Heartbeat says that the process is alive, and which policy its file has. It returns the names of the live
+// dispatchers whose file differs from what is in force.
+func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (others []string, err error) {
+	hash, err := p.Hash()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := pool.Exec(ctx, heartbeatSQL, m.ID, m.Name, hash); err != nil {
+		return nil, fmt.Errorf("write the heartbeat: %w", err)
+	}
+	alive, err := Dispatchers(ctx, pool)
+	return OnOtherPolicy(alive), err
+}
+
+const heartbeatSQL = `
+INSERT INTO call_dispatchers (id, name, policy, beat_at) VALUES ($1, $2, $3, clock_timestamp())
+ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, beat_at = excluded.beat_at`
+
+// Leave removes the process's row, so that nobody has to wait for missed heartbeats.
+func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
+	if _, err := pool.Exec(ctx, `DELETE FROM call_dispatchers WHERE id = $1`, m.ID); err != nil {
+		return fmt.Errorf("remove the dispatcher's row: %w", err)
+	}
+	return nil
+}
+
+// Dispatcher is a live dispatcher as others see it.
+type Dispatcher struct {
+	Name      string `db:"name"`      // host/pid
+	Effective bool   `db:"effective"` // its file has the policy in force
+}
+
+// Dispatchers reads the live dispatchers.
+func Dispatchers(ctx context.Context, db ledger.DB) ([]Dispatcher, error) {
+	rows, err := db.Query(ctx, dispatchersSQL, memberFor)
+	if err != nil {
+		return nil, fmt.Errorf("read the dispatchers: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Dispatcher])
+	if err != nil {
+		return nil, fmt.Errorf("read the dispatchers: %w", err)
+	}
+	return list, nil
+}
+
+const dispatchersSQL = `
+SELECT name, policy IS NOT DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) AS effective
+FROM call_dispatchers
+WHERE beat_at > clock_timestamp() - $1::interval
+ORDER BY name, id`
+
+// OnOtherPolicy returns the names of those whose file differs from what is in force.
+func OnOtherPolicy(list []Dispatcher) []string {
+	names := []string{}
+	for _, d := range list {
+		if !d.Effective {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}

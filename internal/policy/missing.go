@@ -1,0 +1,34 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5"
+)
+
+// Known returns what was charged to keys of limits when units went missing, of what counted then: parallel to names, keys
+// and since. That much, and no more, may be given out until the missing units no longer count.
+func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time.Time) ([]int64, error) {
+	rows, err := db.Query(ctx, knownSQL, names, keys, since)
+	if err != nil {
+		return nil, fmt.Errorf("read what was known to be charged: %w", err)
+	}
+	known, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("read what was known to be charged: %w", err)
+	}
+	return known, nil
+}
+
+// What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.
+const knownSQL = `
+SELECT coalesce(sum(u.used), 0)::bigint
+FROM unnest($1::text[], $2::text[], $3::timestamptz[]) WITH ORDINALITY AS a (name, key, since, n)
+LEFT JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l ON true
+LEFT JOIN call_usage u ON u.limit_name = ANY (ARRAY[l.name]) AND u.key = a.key AND u.bucket > a.since
+    AND u.bucket <= l.known_at + coalesce(l.bucket_width, l.window_size / 200) AND u.shard >= 0
+GROUP BY a.n
+ORDER BY a.n`

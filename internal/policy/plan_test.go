@@ -1,0 +1,17 @@
+package policy
+
+import (
+	"testing"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/pgtest"
+)
+
+func TestPlans(t *testing.T) {
+	t.Parallel()
+	pgtest.CheckPlans(t, ledger.Settings(), pgtest.FillSQL, []string{"call_queues", "call_limits"}, map[string]pgtest.Planned{
+		"lock the queue":  {SQL: LockQueueSQL},
+		"lock the limits": {SQL: LockLimitsSQL},
+		"known":           {SQL: knownSQL, Uses: []string{"call_usage_pkey limit_name"}},
+	})
+}

@@ -1,0 +1,234 @@
+// Package policy holds the limits, queues and budgets in force. It checks them, writes them to Postgres, and reads
+// them back under the locks that claims take.
+//
+// The database holds one policy: what was applied last is in force for every process. Every process reads it from
+// Postgres under the locks that Apply takes, so no claim mixes an old and a new one. Locks are taken in one order:
+// the applier's, the queues', the limits'.
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/hours"
+	"github.com/callq/callq/internal/limit"
+)
+
+// Policy is what a configuration says of limits, queues and budgets. Its JSON identifies it (Hash): keep the names of
+// fields, and give a new one omitempty.
+type Policy struct {
+	Limits  []Limit  `json:",omitempty"`
+	Queues  []Queue  `json:",omitempty"`
+	Budgets []Budget `json:",omitempty"`
+}
+
+// Limit allows at most Rate.Units calls to arrive at the API in any Rate.Window. If the window is 0, it
+// allows as many to run at once.
+type Limit struct {
+	Name       string
+	Rate       limit.Rate
+	PerKey     bool             // each key has the rate for itself
+	Overrides  map[string]int64 `json:",omitempty"` // units of some keys, in the same window
+	CountCost  bool             // a call takes its cost, not 1
+	Anchor     limit.Anchor     // empty: start for the task http, finish for custom handlers
+	Slack      time.Duration    // how long a request may travel; 0: derived from the window
+	SendWithin time.Duration    // how long after its start a worker may send; 0: derived from the window
+	// Hosts are those whose Retry-After closes the limit, as host or host:port; none: all. RetryAfter is for how
+	// long at most; 0: never; nil: an hour.
+	Hosts      []string       `json:",omitempty"`
+	RetryAfter *time.Duration `json:",omitempty"`
+}
+
+// Queue says which limits its calls use, and how they are retried.
+type Queue struct {
+	Name        string
+	Limits      []string
+	On          string // only workers with this label run its calls; empty: all
+	MaxAttempts int
+	BackoffMin  time.Duration
+	BackoffMax  time.Duration
+	Timeout     time.Duration // of one attempt
+	OnLost      string        // what happens to a call whose worker was lost: retry or fail
+	Hours       []string      // all must be open, in the form of internal/hours; none: always open
+}
+
+// Budget is a token bucket in Redis that handlers draw on while they run. Dispatchers only publish it.
+type Budget struct {
+	Name     string
+	Rate     limit.Rate // the refill
+	Burst    int64      // the capacity
+	OnOutage string     // a draw while Redis is away: closed (it waits) or open (it goes through)
+}
+
+const defaultRetryAfter = time.Hour
+
+func (l Limit) retryAfter() time.Duration {
+	if l.RetryAfter == nil {
+		return defaultRetryAfter
+	}
+	return *l.RetryAfter
+}
+
+func (l Limit) String() string {
+	text := l.Rate.Describe(limit.Counting{
+		PerKey: l.PerKey, Overrides: l.Overrides, ByCost: l.CountCost, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+	})
+	if len(l.Hosts) > 0 {
+		text += ", hosts " + strings.Join(l.Hosts, " and ")
+	}
+	switch most := l.retryAfter(); most {
+	case defaultRetryAfter:
+	case 0:
+		text += ", retry_after off"
+	default:
+		text += fmt.Sprintf(", retry_after %s", most)
+	}
+	return text
+}
+
+func (q Queue) String() string {
+	text := fmt.Sprintf("limits %v, max_attempts %d, backoff %s..%s, timeout %s, on_lost %s",
+		q.Limits, q.MaxAttempts, q.BackoffMin, q.BackoffMax, q.Timeout, q.OnLost)
+	if q.On != "" {
+		text += ", on " + q.On
+	}
+	if len(q.Hours) > 0 {
+		text += ", hours " + strings.Join(q.Hours, " and ")
+	}
+	return text
+}
+
+func (b Budget) String() string {
+	return fmt.Sprintf("%s, on_outage %s", budget.Rule{Rate: b.Rate, Burst: b.Burst}, b.OnOutage)
+}
+
+// Check refuses a policy that contradicts itself, fills in what is derived, and sorts its parts by name.
+func (p *Policy) Check() error {
+	p.Limits, p.Queues, p.Budgets = slices.Clone(p.Limits), slices.Clone(p.Queues), slices.Clone(p.Budgets)
+	slices.SortStableFunc(p.Limits, func(a, b Limit) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(p.Queues, func(a, b Queue) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(p.Budgets, func(a, b Budget) int { return strings.Compare(a.Name, b.Name) })
+	for i := range p.Limits {
+		l := &p.Limits[i]
+		if l.Name == "" || i > 0 && p.Limits[i-1].Name == l.Name {
+			return fmt.Errorf("limit %q: the name is empty or given twice", l.Name)
+		}
+		if err := l.check(); err != nil {
+			return fmt.Errorf("limit %q: %w", l.Name, err)
+		}
+	}
+	for i := range p.Queues {
+		q := &p.Queues[i]
+		if q.Name == "" || i > 0 && p.Queues[i-1].Name == q.Name {
+			return fmt.Errorf("queue %q: the name is empty or given twice", q.Name)
+		}
+		if err := q.check(p.Limits); err != nil {
+			return fmt.Errorf("queue %q: %w", q.Name, err)
+		}
+	}
+	for i := range p.Budgets {
+		b := &p.Budgets[i]
+		if b.Name == "" || i > 0 && p.Budgets[i-1].Name == b.Name {
+			return fmt.Errorf("budget %q: the name is empty or given twice", b.Name)
+		}
+		if err := b.check(); err != nil {
+			return fmt.Errorf("budget %q: %w", b.Name, err)
+		}
+	}
+	return nil
+}
+
+func (l *Limit) check() error {
+	if l.Rate.Units < 1 || l.Rate.Window < 0 {
+		return errors.New("the rate allows nothing")
+	}
+	if l.Rate.Window == 0 {
+		if l.Anchor != "" && l.Anchor != limit.AnchorFinish {
+			return fmt.Errorf("a concurrency limit has anchor finish, not %s", l.Anchor)
+		}
+		l.Anchor = limit.AnchorFinish
+	}
+	if bucket := l.Rate.Algorithm == limit.TokenBucket || l.Rate.Algorithm == limit.LeakyBucket; len(l.Overrides) > 0 && (!l.PerKey || bucket) {
+		return errors.New("overrides are of limits per key, and not of buckets")
+	}
+	for key, units := range l.Overrides {
+		if units < 1 {
+			return fmt.Errorf("the override of key %q allows nothing", key)
+		}
+	}
+	if l.retryAfter() < 0 {
+		return errors.New("retry_after is below 0")
+	}
+	if l.Slack == 0 {
+		l.Slack = limit.DefaultSlack(l.Rate.Span())
+	}
+	if l.SendWithin == 0 {
+		l.SendWithin = limit.DefaultSendWithin(l.Rate.Span())
+	}
+	l.Hosts = sortedSet(l.Hosts)
+	l.RetryAfter = new(storable(l.retryAfter()))
+	l.Rate.Window, l.Slack, l.SendWithin = storable(l.Rate.Window), storable(l.Slack), storable(l.SendWithin)
+	return nil
+}
+
+func (q *Queue) check(limits []Limit) error {
+	q.Limits = sortedSet(q.Limits)
+	for _, name := range q.Limits {
+		if !slices.ContainsFunc(limits, func(l Limit) bool { return l.Name == name }) {
+			return fmt.Errorf("there is no limit %q", name)
+		}
+	}
+	if q.MaxAttempts < 1 || q.Timeout <= 0 || q.BackoffMin <= 0 || q.BackoffMax < q.BackoffMin {
+		return errors.New("max_attempts, timeout and backoff must be above 0")
+	}
+	if q.OnLost != "retry" && q.OnLost != "fail" {
+		return fmt.Errorf("on_lost is %q; it may be retry or fail", q.OnLost)
+	}
+	all, err := hours.ParseAll(q.Hours)
+	if err != nil {
+		return fmt.Errorf("hours: %w", err)
+	}
+	q.Hours = nil // in one form each
+	for _, h := range all {
+		q.Hours = append(q.Hours, h.String())
+	}
+	q.Hours = sortedSet(q.Hours)
+	q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
+	return nil
+}
+
+func (b *Budget) check() error {
+	b.Rate.Window = storable(b.Rate.Window)
+	if err := (budget.Rule{Rate: b.Rate, Burst: b.Burst}).Check(); err != nil {
+		return err
+	}
+	if b.OnOutage != "closed" && b.OnOutage != "open" {
+		return fmt.Errorf("on_outage is %q; it may be closed or open", b.OnOutage)
+	}
+	return nil
+}
+
+func sortedSet(list []string) []string {
+	return slices.Compact(slices.Sorted(slices.Values(list)))
+}
+
+// storable is d as Postgres keeps it, in whole microseconds, rounded up. A finer one would differ from its own row,
+// and be applied anew at each start.
+func storable(d time.Duration) time.Duration {
+	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
+}
+
+// queuesOf returns the queues that use a limit, sorted by name.
+func (p Policy) queuesOf(name string) []string {
+	queues := []string{}
+	for _, q := range p.Queues {
+		if slices.Contains(q.Limits, name) {
+			queues = append(queues, q.Name)
+		}
+	}
+	return queues
+}

@@ -1,0 +1,208 @@
+// Package pools reads which worker pools there are, and how many attempts may still be handed to each.
+//
+// A pool is the live workers that handle the same tasks and carry the same labels: they share an Asynq queue. Unstarted
+// attempts are kept to twice the free slots, or a backlog would flood Redis. While no worker is alive, a few are claimed all
+// the same for the pools last seen, so that work is ready for the first that comes.
+package pools
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/tasks"
+	"github.com/jackc/pgx/v5"
+)
+
+// Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share, and
+// counts their capacity down.
+type Pools struct {
+	List     []*Pool
+	OpenFrom *int64 // the smallest batch of an open attempt; nil: there is none
+}
+
+// Pool is the workers that handle the same tasks and carry the same labels.
+type Pool struct {
+	Name      string   `db:"pool"`
+	Tasks     []string `db:"tasks"`
+	Labels    []string `db:"labels"`
+	Workers   int      `db:"workers"`   // alive, and with slots
+	Paused    bool     `db:"paused"`    // the live ones have no slots: their Asynq queue is paused
+	Slots     int      `db:"slots"`     // of the smallest live worker
+	Free      int      `db:"free"`      // slots of live workers that run nothing
+	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
+	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
+
+	Capacity int `db:"-"` // attempts that may still be handed to it
+}
+
+const (
+	capacityWithoutWorkers = 200
+	highWater              = 256 // unstarted attempts
+)
+
+// Read reads the pools. No attempt of a smaller batch than from is open.
+func Read(ctx context.Context, db ledger.DB, from int64) (*Pools, error) {
+	rows, err := db.Query(ctx, SQL, from)
+	if err != nil {
+		return nil, fmt.Errorf("read the workers: %w", err)
+	}
+	return Collect(rows)
+}
+
+// Collect reads the pools from the rows of SQL.
+func Collect(rows pgx.Rows) (*Pools, error) {
+	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByNameLax[Pool])
+	if err != nil {
+		return nil, fmt.Errorf("read the workers: %w", err)
+	}
+	return withCapacity(list), nil
+}
+
+// withCapacity gives the live pools their capacity. If none is alive, those last seen and that of the task http share
+// capacityWithoutWorkers evenly.
+func withCapacity(list []*Pool) *Pools {
+	var alive []*Pool
+	var openFrom *int64
+	unstarted := 0
+	for _, p := range list {
+		if unstarted += p.Unstarted; openFrom == nil || p.OpenFrom != nil && *p.OpenFrom < *openFrom {
+			openFrom = p.OpenFrom
+		}
+		if p.Workers > 0 {
+			if !p.aboveHighWater() {
+				p.Capacity = max(0, 2*p.Free-p.Unstarted)
+			}
+			alive = append(alive, p)
+		}
+	}
+	if len(alive) > 0 {
+		return &Pools{List: alive, OpenFrom: openFrom}
+	}
+	if !slices.ContainsFunc(list, func(p *Pool) bool { return slices.Contains(p.Tasks, tasks.HTTP) }) {
+		list = append(list, &Pool{Name: tasks.Pool([]string{tasks.HTTP}, nil), Tasks: []string{tasks.HTTP}})
+	}
+	list = slices.DeleteFunc(list, func(p *Pool) bool { return p.Paused })
+	for _, p := range list {
+		p.Capacity = max(0, capacityWithoutWorkers-unstarted) / len(list)
+	}
+	return &Pools{List: list, OpenFrom: openFrom}
+}
+
+// aboveHighWater reports whether the pool's workers have enough for a while. Then it gets no more, so that the next claim
+// is worth its while.
+func (p *Pool) aboveHighWater() bool { return p.Unstarted >= highWater && 2*p.Unstarted > 3*p.Free }
+
+// AboveHighWater reports whether all pools have enough for a while.
+func (r *Pools) AboveHighWater() bool {
+	return !slices.ContainsFunc(r.List, func(p *Pool) bool { return !p.aboveHighWater() })
+}
+
+// On is the pools whose workers carry a label; all for "".
+func (r *Pools) On(label string) *Pools {
+	if label == "" {
+		return r
+	}
+	part := &Pools{}
+	for _, p := range r.List {
+		if slices.Contains(p.Labels, label) {
+			part.List = append(part.List, p)
+		}
+	}
+	return part
+}
+
+// Tasks are the names of those that a pool with capacity handles.
+func (r *Pools) Tasks() []string {
+	var names []string
+	for _, p := range r.List {
+		if p.Capacity > 0 {
+			names = append(names, p.Tasks...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Capacity is how many attempts may be handed over in all.
+func (r *Pools) Capacity() int {
+	sum := 0
+	for _, p := range r.List {
+		sum += p.Capacity
+	}
+	return sum
+}
+
+// CanTake reports whether a pool that handles a task has capacity.
+func (r *Pools) CanTake(task string) bool {
+	return slices.ContainsFunc(r.List, func(p *Pool) bool { return p.Capacity > 0 && slices.Contains(p.Tasks, task) })
+}
+
+// Choose draws one of the pools that handle a task, each as likely as it has capacity, and takes one place in it. It
+// returns nil if none has any. The draw makes sure that a call which one pool gave back reaches the others too.
+func (r *Pools) Choose(task string, random func(n int64) int64) *Pool {
+	var chosen *Pool
+	sum := 0
+	for _, p := range r.List {
+		if p.Capacity <= 0 || !slices.Contains(p.Tasks, task) {
+			continue
+		}
+		if sum += p.Capacity; sum == p.Capacity || random(int64(sum)) < int64(p.Capacity) {
+			chosen = p
+		}
+	}
+	if chosen != nil {
+		chosen.Capacity--
+		chosen.Unstarted++
+	}
+	return chosen
+}
+
+// For is the pool to which a task's attempts go that were handed to pool before: the same one, while it is alive or no
+// other can take them.
+func (r *Pools) For(task, before string) string {
+	other := before
+	for _, p := range r.List {
+		if p.Name == before {
+			return before
+		}
+		if slices.Contains(p.Tasks, task) {
+			other = p.Name
+		}
+	}
+	return other
+}
+
+// Packing is how many attempts one message carries when the pool gets m of them. Each message costs a worker two trips to
+// Redis and a statement, so few attempts make a message a worker. Many make four, so that the next goes to whoever is free.
+func (p *Pool) Packing(m int) int {
+	w := max(p.Workers, 1)
+	k := max(min((m+w-1)/w, 8), min(m/(4*w), 128))
+	return min(k, max(p.Slots/4, 1))
+}
+
+// SQL reads the pools; its argument is the smallest batch that may be open. A worker is alive for 6 s after a heartbeat: three
+// may be missed. One without slots takes nothing: its Asynq queue is paused.
+const SQL = `
+WITH workers AS (
+    SELECT pool, tasks, labels, slots, beat_at > clock_timestamp() - interval '6 seconds' AS beats,
+        beat_at > clock_timestamp() - interval '6 seconds' AND slots > 0 AS live
+    FROM call_workers
+), pools AS (
+    SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
+        bool_or(beats) AND NOT bool_or(live) AS paused,
+        min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
+    FROM workers
+    GROUP BY pool
+), open AS (
+    SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted,
+        count(*) FILTER (WHERE started_at IS NOT NULL) AS started, min(batch) AS open_from
+    FROM call_open
+    WHERE batch >= $1
+    GROUP BY pool
+)
+SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers, coalesce(p.paused, false) AS paused, coalesce(p.slots, 0) AS slots,
+    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, o.open_from
+FROM pools p
+FULL JOIN open o USING (pool)`

@@ -1,0 +1,161 @@
+// Package recovery finds what a crash, a lost message or a frozen process left behind, and puts it right.
+//
+// Each step is idempotent and acts by compare-and-set, so any number of dispatchers may recover at once. A row that errs,
+// or that another transaction holds, stops no other: recovery leaves it alone for a while.
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/policy"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	passSize     = 500             // rows of one kind in one pass
+	outageGrace  = 6 * time.Second // a worker tries each second to record what ended
+	cleanEvery   = time.Minute
+	redeliverAge = 5 * time.Second // of a hand-over that Redis no longer has
+)
+
+// Config says what a Recoverer works with. All fields are required.
+type Config struct {
+	Pool   *pgxpool.Pool
+	Sender *handoff.Sender
+	Log    *slog.Logger
+	Now    func() time.Time    // a clock that nobody sets
+	Random func(n int64) int64 // in [0, n)
+}
+
+// Recoverer recovers on behalf of one dispatcher. It is not safe for concurrent use.
+type Recoverer struct {
+	Config
+	isolated    isolated
+	busyUntil   time.Time // until then no step waits for a row: somebody held some
+	lostAfter   time.Time // until then nothing counts as lost (PostgresAway)
+	expireAfter time.Time // until then expiry need not go through all calls
+	cleanAfter  time.Time
+}
+
+// New makes a Recoverer.
+func New(cfg Config) *Recoverer { return &Recoverer{Config: cfg, isolated: isolated{}} }
+
+// View is what a dispatcher knows when it recovers.
+type View struct {
+	Epoch    string        // current
+	OpenFrom int64         // no attempt of a smaller batch is open
+	Gained   time.Duration // what Postgres's clock ever gained
+}
+
+// Recovered is what one step put right, or would.
+type Recovered struct {
+	Kind  string `json:"what"`
+	Count int64  `json:"count"`
+}
+
+// step puts one kind of thing right, at most passSize in one pass.
+type step struct {
+	kind  string
+	run   func(context.Context, View) (int, error)
+	count func(context.Context, View) (int64, error) // what run would find if it were repeated to the end; nil: not said
+}
+
+func (r *Recoverer) steps() []step {
+	return []step{
+		{"former_epoch", r.closeFormer, r.counting(overdueCountSQL + formerWhere)},
+		{"lost", r.closeLost, r.counting(overdueCountSQL + lostWhere)},
+		{"unstarted", r.closeUnstarted, r.counting(overdueCountSQL + unstartedWhere)},
+		{"undelivered", r.redeliver, r.countUndelivered},
+		{"expired", r.expire, r.counting(expiredCountSQL)},
+		{"uncounted_limits", r.backfill, r.countUncounted},
+		{"leftovers", r.clean, nil},
+	}
+}
+
+const (
+	kindCalls = "calls_in_no_line"
+	kindLines = "lines_that_do_not_add_up"
+)
+
+// PostgresAway notes that Postgres did not answer. For a while nothing counts as lost, so that workers can first record
+// what ended meanwhile.
+func (r *Recoverer) PostgresAway() { r.lostAfter = r.Now().Add(outageGrace) }
+
+// Pass runs each step once, and calls found for each that recovered something. An error of one step does not keep the others
+// from their turn. stop is asked before each step.
+func (r *Recoverer) Pass(ctx context.Context, v View, stop func() bool, found func(kind string, n int)) error {
+	var failures error
+	for _, s := range r.steps() {
+		if stop() {
+			break
+		}
+		n, err := s.run(ctx, v)
+		if err != nil {
+			failures = errors.Join(failures, fmt.Errorf("recover %s: %w", s.kind, err))
+		}
+		if n > 0 {
+			r.Log.InfoContext(ctx, "recovered", "what", s.kind, "count", n)
+			found(s.kind, n)
+		}
+	}
+	return failures
+}
+
+// All runs every step until it finds nothing more, and repairs lines, for which it reads all calls.
+func (r *Recoverer) All(ctx context.Context, v View) ([]Recovered, error) {
+	var done []Recovered
+	for _, s := range r.steps() {
+		of := Recovered{Kind: s.kind}
+		for n := passSize; n >= passSize; {
+			var err error
+			if n, err = s.run(ctx, v); err != nil {
+				return done, fmt.Errorf("recover %s: %w", s.kind, err)
+			}
+			of.Count += int64(n)
+		}
+		if s.count != nil {
+			done = append(done, of)
+		}
+	}
+	mended, err := lines.Mend(ctx, r.Pool)
+	return append(done, Recovered{kindLines, mended.Lines}, Recovered{kindCalls, mended.Calls}), err
+}
+
+// DryRun counts what All would recover, and changes nothing. It cannot know how many calls of broken lines are in no other
+// line. It counts every limit that is closed until it is counted, though some may have to stay so.
+func (r *Recoverer) DryRun(ctx context.Context, v View) ([]Recovered, error) {
+	var found []Recovered
+	for _, s := range r.steps() {
+		if s.count == nil {
+			continue
+		}
+		n, err := s.count(ctx, v)
+		if err != nil {
+			return found, fmt.Errorf("count %s: %w", s.kind, err)
+		}
+		found = append(found, Recovered{s.kind, n})
+	}
+	astray, err := lines.FindAstray(ctx, r.Pool, 0)
+	return append(found, Recovered{kindLines, astray.Lines}, Recovered{kindCalls, astray.Calls}), err
+}
+
+func (r *Recoverer) counting(sql string) func(context.Context, View) (int64, error) {
+	return func(ctx context.Context, _ View) (n int64, err error) {
+		return n, r.Pool.QueryRow(ctx, sql).Scan(&n)
+	}
+}
+
+// backfill opens limits whose usage can be counted now.
+func (r *Recoverer) backfill(ctx context.Context, v View) (int, error) {
+	return policy.Backfill(ctx, r.Pool, v.Gained)
+}
+
+func (r *Recoverer) countUncounted(ctx context.Context, _ View) (int64, error) {
+	return policy.CountUncounted(ctx, r.Pool)
+}

@@ -1,0 +1,129 @@
+package recovery
+
+import (
+	"context"
+
+	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/pools"
+	"github.com/jackc/pgx/v5"
+)
+
+// handed is a message whose attempts have waited too long for a start.
+type handed struct {
+	Pool     string  `db:"pool"`
+	Task     string  `db:"task"`
+	On       string  `db:"on_label"`
+	Epoch    string  `db:"epoch"`
+	Batch    int64   `db:"batch"`
+	ParcelNo int32   `db:"parcel_no"`
+	Resend   int32   `db:"resend"`
+	CallIDs  []int64 `db:"call_ids"`
+	Attempts []int32 `db:"attempts"`
+}
+
+// redeliver hands over again what Redis no longer has. The message gets a new id, because the old one may yet turn up. The
+// attempts stay the same: a second delivery is harmless. If their pool is gone, they go to another.
+func (r *Recoverer) redeliver(ctx context.Context, v View) (int, error) {
+	late, err := r.undelivered(ctx, v)
+	if err != nil {
+		return 0, err
+	}
+	var again []handoff.Message
+	sent := 0
+	for _, u := range late {
+		message, err := r.readdress(ctx, u.handed, u.to)
+		if ledger.Busy(err) {
+			continue // the next sweep comes back to it
+		}
+		if err != nil {
+			return 0, err
+		}
+		if len(message.Attempts) > 0 { // else another dispatcher was first, or they have started
+			again = append(again, message)
+			sent += len(message.Attempts)
+		}
+	}
+	return sent, r.Sender.Send(ctx, again)
+}
+
+// undelivered is a message that must be sent again, and to which pool.
+type undelivered struct {
+	handed
+	to string
+}
+
+func (r *Recoverer) undelivered(ctx context.Context, v View) ([]undelivered, error) {
+	rows, err := r.Pool.Query(ctx, handedSQL, v.OpenFrom, redeliverAge)
+	if err != nil {
+		return nil, err
+	}
+	late, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
+	if err != nil || len(late) == 0 {
+		return nil, err
+	}
+	all, err := pools.Read(ctx, r.Pool, v.OpenFrom)
+	if err != nil {
+		return nil, err
+	}
+	var gone []undelivered
+	inRedis := map[string]map[string]bool{} // by pool: the ids of the messages there
+	for _, h := range late {
+		to := all.On(h.On).For(h.Task, h.Pool)
+		if to == h.Pool {
+			if inRedis[to] == nil {
+				if inRedis[to], err = r.Sender.Pending(ctx, to); err != nil {
+					return nil, err
+				}
+			}
+			if inRedis[to][handoff.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
+				continue
+			}
+		}
+		gone = append(gone, undelivered{h, to})
+	}
+	return gone, nil
+}
+
+const handedSQL = `
+SELECT o.pool, o.task, coalesce(q.on_label, '') AS on_label, o.epoch, o.batch, o.parcel_no, o.resend,
+    array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
+FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
+WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval AND o.epoch = (SELECT callq_epoch())
+GROUP BY 1, 2, 3, 4, 5, 6, 7
+ORDER BY min(o.handed_at)`
+
+// readdress takes the next resend number, before the message is sent: should the sending fail, a
+// later sweep does not find the new number in Redis.
+func (r *Recoverer) readdress(ctx context.Context, h handed, pool string) (handoff.Message, error) {
+	rows, err := r.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
+		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "resend": h.Resend, "pool": pool,
+	})
+	if err != nil {
+		return handoff.Message{}, err
+	}
+	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[handoff.Ref])
+	return handoff.Message{Pool: pool, ID: handoff.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Task: h.Task, Attempts: refs}, err
+}
+
+// IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
+const readdressSQL = `
+WITH locked AS MATERIALIZED (
+    SELECT call_id FROM call_open
+    WHERE call_id = ANY(@ids) AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
+    ORDER BY call_id FOR UPDATE
+)
+UPDATE call_open o
+SET resend = o.resend + 1, handed_at = clock_timestamp(), pool = @pool
+FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
+WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt
+  AND o.batch IS NOT DISTINCT FROM @batch AND o.resend = @resend AND o.started_at IS NULL
+RETURNING o.call_id, o.attempt`
+
+func (r *Recoverer) countUndelivered(ctx context.Context, v View) (n int64, err error) {
+	list, err := r.undelivered(ctx, v)
+	for _, u := range list {
+		n += int64(len(u.CallIDs))
+	}
+	return n, err
+}
