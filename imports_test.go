@@ -49,31 +49,31 @@ func TestImports(t *testing.T) {
 		},
 		{
 			name: "dispatcher", ours: []string{
-				"callqueue", "internal/boottime", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/lines",
+				"callqueue", "internal/boottime", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog",
 				"internal/maintenance", "internal/policy", "internal/pools", "internal/recovery",
 			},
 			modules: []string{cron, pgx, prometheus, redis},
 		},
 		{
-			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines"},
+			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog"},
 			modules: []string{pgx},
 		},
 		{
 			name: "internal/recovery", ours: []string{
-				"callqueue", "internal/handoff", "internal/ledger", "internal/limit", "internal/lines", "internal/policy", "internal/pools",
+				"callqueue", "internal/handoff", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy", "internal/pools",
 			},
 			modules: []string{pgx},
 		},
 		{name: "internal/pools", ours: []string{"internal/ledger", "tasks"}, modules: []string{pgx}},
 		{name: "internal/maintenance", ours: []string{"internal/ledger"}, modules: []string{pgx}},
 		{name: "internal/boottime", modules: []string{sys}},
-		{name: "internal/lines", modules: []string{pgx}},
+		{name: "internal/backlog", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/lines", "internal/policy", "internal/recovery", "internal/report", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/backlog", "internal/policy", "internal/recovery", "internal/report", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/report", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/lines", "internal/policy"},
+			name: "internal/report", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy"},
 			modules: []string{pgx},
 		},
 		{name: "internal/pages", ours: []string{"callqueue", "internal/report", "internal/web"}, modules: []string{pgx}},

@@ -158,12 +158,12 @@ func (s scene) rules() policy.Policy {
 
 // A worker with 50 free slots has room for 100.
 const aWorkerSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 VALUES ('bench', 'http', '{http}', '{}', 50 + $1, now(), now() + interval '1 hour')`
 
 // What runs has negative ids, which finishOpen leaves, and a batch that is not yet behind any claim.
 const runningSQL = `
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, send_within,
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
 SELECT -i, 1, 0, 1000000000, 1, now(), now(), now(), now(), now() + interval '1 hour', '1 s',
     callq_epoch(), 'http', 'default', 'http', 'k' || i, '{each}', ARRAY['k' || i], '{1}'
@@ -196,8 +196,8 @@ func settle(ctx context.Context, pool *pgxpool.Pool, d *dispatcher.Dispatcher) e
 
 // As many lines as a claim looks at are not put aside.
 const settledSQL = `
-SELECT EXISTS (SELECT FROM call_news WHERE at <= now())
-    OR (SELECT count(*) FROM call_lines WHERE key LIKE 'b%' AND wake_at IS NULL) >= 256`
+SELECT EXISTS (SELECT FROM call_inbox WHERE at <= now())
+    OR (SELECT count(*) FROM call_flows WHERE key LIKE 'b%' AND wake_at IS NULL) >= 256`
 
 // finishOpen ends what was claimed, without a ledger.
 func finishOpen(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {

@@ -182,11 +182,11 @@ func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq pro
 }
 
 const fullWorkerSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 VALUES ('bench', 'all', '{http,mail,rare}', '{}', 0, now(), now() + interval '1 hour')`
 
 // longInForceSQL has the limits be in force since before the calls of the layouts.
-const longInForceSQL = `UPDATE call_limit_changes SET in_force_from = in_force_from - interval '1 year'`
+const longInForceSQL = `UPDATE call_limit_versions SET effective_from = effective_from - interval '1 year'`
 
 // verified is the size up to which `callq verify` is to find a layout as callq leaves it. Larger ones are made
 // alike, and it takes long among a million.

@@ -28,7 +28,7 @@ type Cancellation struct {
 // cancelled that are not returned; cancelling again does no harm.
 //
 // Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, SELECT on
-// call_limits, and INSERT on call_attempts and call_news.
+// call_limits, and INSERT on call_attempts and call_inbox.
 func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]Cancellation, error) {
 	return inChunks("cancel calls", ids, func(some []int64, known map[int64]Cancellation) (err error) {
 		// A call that was claimed while its lock was waited for is left to the next turn.
@@ -120,7 +120,7 @@ WITH call AS MATERIALIZED (
     SELECT call_id, attempt, cost, claimed_at, clock_timestamp(), 'cancelled', queue, task, key, '[]'
     FROM refunded
 ), freed AS (
-    INSERT INTO call_news (queue, at, key)
+    INSERT INTO call_inbox (queue, at, key)
     SELECT queue, clock_timestamp(), key
     FROM (
         SELECT DISTINCT u.key, unnest((SELECT queues FROM call_limits WHERE name = u.name AND per_key)) AS queue

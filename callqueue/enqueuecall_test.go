@@ -154,7 +154,7 @@ func TestEnqueueCallMaxData(t *testing.T) {
 		}
 	}
 	takes(262144)
-	exec(t, owner, `INSERT INTO call_marks (name, position) VALUES ('max_data', 300000)`)
+	exec(t, owner, `INSERT INTO call_meta (name, position) VALUES ('max_data', 300000)`)
 	takes(300000)
 }
 

@@ -99,7 +99,7 @@ func TestGetAttempts(t *testing.T) {
 	}
 	see("new", false, "")
 	exec(t, pool, `INSERT INTO call_open
-		(call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		(call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES ($1, 1, 1, 1, 1, now(), now(), now(), '', '', 'default', 'http', '', '{}', '{}', '{}')`, id)
 	see("claimed", false, "")
 	exec(t, pool, `UPDATE call_open SET started_at = now()`)

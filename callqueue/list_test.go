@@ -26,7 +26,7 @@ CROSS JOIN LATERAL (SELECT CASE
     WHEN i < 160 THEN 'dispatched' ELSE 'done' END AS status) s`
 
 const openAllSQL = `
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id % 2 WHEN 0 THEN now() END, callq_epoch(), 'http', 'q', 'http', '', '{}', '{}', '{}'
 FROM call_queue WHERE status = 'dispatched' OR id = 10` // cancelled while it ran
 

@@ -35,7 +35,7 @@ INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started
 SELECT id, a, 1, 1, now(), now(), now(), now(), CASE status WHEN 'done' THEN 'done' ELSE 'error' END, 'default', 'http', 'k', '[]'
 FROM call_queue, generate_series(1, attempts) AS a
 WHERE id IN (1, 2, 6);
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, worker, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, worker, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN now() + interval '1 h' END,
     CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN 'w' END, callq_epoch(), 'http', 'default', 'http', 'k', '{}', '{}', '{}'
 FROM call_queue
@@ -225,7 +225,7 @@ WITH picked AS MATERIALIZED (
 ), call AS (
     UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
 )
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
     queue, task, key, '{}', '{}', '{}'
 FROM call`

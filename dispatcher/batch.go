@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
@@ -34,13 +34,13 @@ type destination struct {
 
 // claimed is an attempt that a claim opened.
 type claimed struct {
-	CallID   int64 `db:"call_id"`
-	Attempt  int32 `db:"attempt"`
-	ParcelNo int32 `db:"parcel_no"`
+	CallID    int64 `db:"call_id"`
+	Attempt   int32 `db:"attempt"`
+	MessageNo int32 `db:"message_no"`
 }
 
 // take locks the next calls of the keys that have room, up to want in all and a fair share each, fails
-// what is wrong with them, opens an attempt of each other that the limits admit, and notes in the lines
+// what is wrong with them, opens an attempt of each other that the limits admit, and notes in the flows
 // what became of them.
 func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
 	b := &batch{id: list.queue.Batch, epoch: list.epoch}
@@ -62,7 +62,7 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 	}
 	blocked := b.blocked
 	var err error
-	b.selection, err = list.choose(open, want, func(call *lines.Call) error { return lines.Read(ctx, tx, c.cfg.MaxData, call) })
+	b.selection, err = list.choose(open, want, func(call *backlog.Call) error { return backlog.Read(ctx, tx, c.cfg.MaxData, call) })
 	if err == nil && list.isolate {
 		err = c.tryEach(ctx, tx, &b.selection)
 	}
@@ -153,7 +153,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 		chosen[to] = append(chosen[to], c.ID)
 	}
 	var ids []int64
-	var parcelNos []int32
+	var messageNos []int32
 	var pools []string
 	for _, to := range order {
 		calls := chosen[to]
@@ -163,7 +163,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 				b.messageTo = append(b.messageTo, to)
 			}
 			parcel := int32(len(b.messageTo) - 1) //nolint:gosec // a claim has no more calls than workers have room
-			ids, parcelNos, pools = append(ids, id), append(parcelNos, parcel), append(pools, to.pool.Name)
+			ids, messageNos, pools = append(ids, id), append(messageNos, parcel), append(pools, to.pool.Name)
 		}
 	}
 	if len(ids) == 0 {
@@ -182,7 +182,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	}
 	b.opened = len(ids)
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
-		"ids": ids, "parcel_nos": parcelNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": b.id,
+		"ids": ids, "message_nos": messageNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
 		"send_within": sendWithin, "own_within": ownWithin, "start_within": ledger.StartWithin, "closes": c.closes,
 	}).Query(func(rows pgx.Rows) (err error) {
@@ -191,23 +191,23 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	})
 }
 
-// The rows of call_queue are locked by lines.First in this transaction. send_within is for how long the
+// The rows of call_queue are locked by backlog.First in this transaction. send_within is for how long the
 // worker's gate stays open: of a handler of one's own only where a limit is anchored at the start, else it may
 // send until its deadline.
 const openSQL = `
 WITH picked AS (
-    SELECT * FROM unnest(@ids::bigint[], @parcel_nos::int[], @pools::text[]) AS p (id, parcel_no, pool)
+    SELECT * FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
 ), called AS (
     UPDATE call_queue q
     SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
     FROM picked p
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.parcel_no, p.pool
+        coalesce(q.cost, 1) AS cost, p.message_no, p.pool
 )
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within,
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_within::interval, @closes::timestamptz),
+SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_within::interval, @closes::timestamptz),
     CASE task WHEN 'http' THEN @send_within::interval ELSE @own_within::interval END,
     @epoch, pool, @queue, task, key, @limits::text[],
     CASE WHEN true = ANY(@per_key::bool[])
@@ -218,7 +218,7 @@ SELECT id, attempts, parcel_no, @batch, cost, @now, @now, least(@now + @start_wi
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
 ON CONFLICT (call_id) DO NOTHING
-RETURNING call_id, attempt, parcel_no`
+RETURNING call_id, attempt, message_no`
 
 // messages are what carries the batch to the workers.
 func (b *batch) messages() []handoff.Message {
@@ -227,7 +227,7 @@ func (b *batch) messages() []handoff.Message {
 		list[i] = handoff.Message{Pool: to.pool.Name, ID: handoff.ID(b.epoch, b.id, int32(i), 0), Task: to.task}
 	}
 	for _, a := range b.attempts {
-		p := &list[a.ParcelNo]
+		p := &list[a.MessageNo]
 		p.Attempts = append(p.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
 	// Of some calls an attempt was open already.

@@ -104,7 +104,7 @@ func (s *system) verifyLongAgo() {
 	s.t.Helper()
 	for _, sql := range []string{
 		`DELETE FROM call_audit`,
-		`UPDATE call_limit_changes SET in_force_from = in_force_from - interval '1 day' WHERE version = 1`,
+		`UPDATE call_limit_versions SET effective_from = effective_from - interval '1 day' WHERE version = 1`,
 		`UPDATE call_open SET claimed_at = least(claimed_at, started_at)`,
 		`UPDATE call_attempts SET claimed_at = least(claimed_at, started_at)`,
 		`UPDATE call_queue SET dispatched_at = claimed_at

@@ -115,22 +115,22 @@ var forgeries = []struct{ name, sql string }{
 	{"done at no time", `UPDATE call_queue SET finished_at = NULL WHERE id = 1`},
 	{"retried after attempts that it did not have", `UPDATE call_queue SET retried_after = 9 WHERE id = 1`},
 	// What was in force.
-	{"a version deleted, the last", `DELETE FROM call_limit_changes c WHERE limit_name = 'api' AND version = (SELECT max(version) FROM call_limit_changes WHERE limit_name = 'api')`},
-	{"a version deleted, between", `DELETE FROM call_limit_changes WHERE limit_name = 'api' AND version = 2`},
-	{"a version deleted, the first", `DELETE FROM call_limit_changes WHERE limit_name = 'api' AND version = 1`},
-	{"all versions of a limit deleted", `DELETE FROM call_limit_changes WHERE limit_name = 'api'`},
-	{"a version raised afterwards, between", `UPDATE call_limit_changes SET rate = rate * 2 WHERE limit_name = 'api' AND version = 2`},
-	{"a version raised afterwards, the first", `UPDATE call_limit_changes SET rate = rate * 2 WHERE limit_name = 'api' AND version = 1`},
-	{"a version raised afterwards, the last", `UPDATE call_limit_changes c SET rate = rate * 2 WHERE limit_name = 'api' AND version = (SELECT max(version) FROM call_limit_changes WHERE limit_name = 'api')`},
-	{"a version's window shortened afterwards", `UPDATE call_limit_changes SET window_size = '1 s' WHERE limit_name = 'api' AND version = 2`},
-	{"a version's slack lowered afterwards", `UPDATE call_limit_changes SET slack = '0' WHERE limit_name = 'api' AND version = 2`},
-	{"a version's burst raised afterwards", `UPDATE call_limit_changes SET shape = jsonb_set(shape, '{burst}', '100000') WHERE limit_name = 'bucket' AND version = 1`},
-	{"a version in force later", `UPDATE call_limit_changes SET in_force_from = in_force_from + interval '5 min' WHERE limit_name = 'api' AND version = 2`},
-	{"a version in force earlier", `UPDATE call_limit_changes SET in_force_from = in_force_from - interval '1 h' WHERE limit_name = 'api' AND version = 2`},
-	{"a version of fewer queues", `UPDATE call_limit_changes SET queues = array_remove(queues, 'heavy') WHERE limit_name = 'api' AND version = 2`},
-	{"a version that never was", `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, slack, send_within, queues, published_by)
-		SELECT limit_name, 1 + version, clock_timestamp(), 10 * rate, window_size, slack, send_within, queues, published_by FROM call_limit_changes WHERE limit_name = 'day' ORDER BY version DESC LIMIT 1`},
-	{"a limit taken away, and back", `UPDATE call_limit_changes SET rate = NULL WHERE limit_name = 'api' AND version = 2`},
+	{"a version deleted, the last", `DELETE FROM call_limit_versions c WHERE limit_name = 'api' AND version = (SELECT max(version) FROM call_limit_versions WHERE limit_name = 'api')`},
+	{"a version deleted, between", `DELETE FROM call_limit_versions WHERE limit_name = 'api' AND version = 2`},
+	{"a version deleted, the first", `DELETE FROM call_limit_versions WHERE limit_name = 'api' AND version = 1`},
+	{"all versions of a limit deleted", `DELETE FROM call_limit_versions WHERE limit_name = 'api'`},
+	{"a version raised afterwards, between", `UPDATE call_limit_versions SET rate = rate * 2 WHERE limit_name = 'api' AND version = 2`},
+	{"a version raised afterwards, the first", `UPDATE call_limit_versions SET rate = rate * 2 WHERE limit_name = 'api' AND version = 1`},
+	{"a version raised afterwards, the last", `UPDATE call_limit_versions c SET rate = rate * 2 WHERE limit_name = 'api' AND version = (SELECT max(version) FROM call_limit_versions WHERE limit_name = 'api')`},
+	{"a version's window shortened afterwards", `UPDATE call_limit_versions SET window_size = '1 s' WHERE limit_name = 'api' AND version = 2`},
+	{"a version's slack lowered afterwards", `UPDATE call_limit_versions SET slack = '0' WHERE limit_name = 'api' AND version = 2`},
+	{"a version's burst raised afterwards", `UPDATE call_limit_versions SET shape = jsonb_set(shape, '{burst}', '100000') WHERE limit_name = 'bucket' AND version = 1`},
+	{"a version in force later", `UPDATE call_limit_versions SET effective_from = effective_from + interval '5 min' WHERE limit_name = 'api' AND version = 2`},
+	{"a version in force earlier", `UPDATE call_limit_versions SET effective_from = effective_from - interval '1 h' WHERE limit_name = 'api' AND version = 2`},
+	{"a version of fewer queues", `UPDATE call_limit_versions SET queues = array_remove(queues, 'heavy') WHERE limit_name = 'api' AND version = 2`},
+	{"a version that never was", `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
+		SELECT limit_name, 1 + version, clock_timestamp(), 10 * rate, window_size, slack, send_within, queues, applied_by FROM call_limit_versions WHERE limit_name = 'day' ORDER BY version DESC LIMIT 1`},
+	{"a limit taken away, and back", `UPDATE call_limit_versions SET rate = NULL WHERE limit_name = 'api' AND version = 2`},
 	{"a limit unlike its last version, its rate", `UPDATE call_limits SET rate = rate * 2 WHERE name = 'api'`},
 	{"a limit unlike its last version, its window", `UPDATE call_limits SET window_size = '1 min' WHERE name = 'api'`},
 	{"a limit unlike its last version, its slack", `UPDATE call_limits SET slack = '0' WHERE name = 'api'`},
@@ -157,7 +157,7 @@ func TestVerifyFindsEveryForgery(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	tables := []string{"call_attempts", "call_open", "call_queue", "call_limits", "call_limit_changes", "call_queues", "call_usage", "call_clock_gains", "call_audit"}
+	tables := []string{"call_attempts", "call_open", "call_queue", "call_limits", "call_limit_versions", "call_queues", "call_usage", "call_clock_gains", "call_audit"}
 	for _, table := range tables {
 		s.exec(`CREATE TABLE saved_` + table + ` AS TABLE ` + table)
 	}

@@ -27,7 +27,7 @@ func (s *system) due(queue string, n int) {
 func (s *system) clockAt(at string) {
 	s.t.Helper()
 	s.clockIs(`timestamptz '` + at + `'`)
-	s.exec(`UPDATE call_workers SET beat_at = clock_timestamp()`)
+	s.exec(`UPDATE call_workers SET heartbeat_at = clock_timestamp()`)
 }
 
 // Nothing is claimed outside of a queue's hours, nor started after they ended; what has started goes on, and the
@@ -132,7 +132,7 @@ func TestHoursBegin(t *testing.T) {
 
 	s.clockIs(`pg_catalog.clock_timestamp() + (SELECT by FROM clock.gain)`)
 	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:58 Europe/Berlin' - pg_catalog.clock_timestamp()`)
-	s.exec(`UPDATE call_workers SET beat_at = clock_timestamp() + interval '1 h'`)
+	s.exec(`UPDATE call_workers SET heartbeat_at = clock_timestamp() + interval '1 h'`)
 	seldom, err := dispatcher.New(dispatcher.Config{
 		Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
 	})

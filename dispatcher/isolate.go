@@ -4,8 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
@@ -50,22 +50,22 @@ func tried(ctx context.Context, tx pgx.Tx, trial bool, part func(pgx.Tx) error) 
 }
 
 // readEach looks at the call_data of unread calls, and refuses those whose own cannot be read.
-func readEach(ctx context.Context, tx pgx.Tx, maxData int64, calls []lines.Call) error {
-	var unread []*lines.Call
+func readEach(ctx context.Context, tx pgx.Tx, maxData int64, calls []backlog.Call) error {
+	var unread []*backlog.Call
 	for i := range calls {
 		if calls[i].Unread {
 			unread = append(unread, &calls[i])
 		}
 	}
-	return ledger.Apart(unread, func(some []*lines.Call) error {
-		return tried(ctx, tx, false, func(tx pgx.Tx) error { return lines.Read(ctx, tx, maxData, some...) })
-	}, func(c *lines.Call, err error) {
+	return ledger.Apart(unread, func(some []*backlog.Call) error {
+		return tried(ctx, tx, false, func(tx pgx.Tx) error { return backlog.Read(ctx, tx, maxData, some...) })
+	}, func(c *backlog.Call, err error) {
 		c.Refusal, c.Unread = new("call_data cannot be read: "+ledger.Reason(err)), false
 	})
 }
 
 // tryEach finds the calls whose rows cannot be dispatched, and has them fail with the reason; and of what is to
-// fail those that cannot even do that. These leave their lines as they are, so that they stop no other, and the log
+// fail those that cannot even do that. These leave their flows as they are, so that they stop no other, and the log
 // says why.
 func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, s *selection) error {
 	log := c.cfg.Logger

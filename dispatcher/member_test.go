@@ -50,7 +50,7 @@ func (s *system) others(want int, all ...*dispatcher.Dispatcher) {
 func (s *system) inForce() string {
 	s.t.Helper()
 	return one[string](s, `SELECT (SELECT json_agg(l ORDER BY name) FROM call_limits l)::text || (SELECT json_agg(q ORDER BY name) FROM call_queues q)
-		|| (SELECT json_agg(c ORDER BY limit_name, version) FROM call_limit_changes c) || (SELECT json_agg(a ORDER BY id) FROM call_audit a)
+		|| (SELECT json_agg(c ORDER BY limit_name, version) FROM call_limit_versions c) || (SELECT json_agg(a ORDER BY id) FROM call_audit a)
 		|| (SELECT json_agg(p ORDER BY number) FROM call_policies p)`)
 }
 
@@ -83,7 +83,7 @@ func TestLastAppliedHolds(t *testing.T) {
 	s.others(1, second)
 	s.tick(second)
 	s.rate(12, "though nobody is left who has it")
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,12}' FROM call_limit_changes`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,12}' FROM call_limit_versions`)
 	s.verify()
 }
 
@@ -120,7 +120,7 @@ func TestRestartTurnsNothingBack(t *testing.T) {
 	s.joined(hourly(7))
 	s.rate(7, "with a file never seen")
 	s.want(`SELECT count(*) = 3 FROM call_policies`)
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6,10,7}' FROM call_limit_changes`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6,10,7}' FROM call_limit_versions`)
 }
 
 // A start without a limit, as where the file was not found, does not take away those in force.
@@ -201,12 +201,12 @@ func TestDispatcherKilled(t *testing.T) {
 	s := newSystem(t)
 	killed, other := s.joined(hourly(10)), s.joined(hourly(6))
 	for ago, others := range map[string]int{"5 s": 1, "7 s": 0} {
-		s.exec(`UPDATE call_dispatchers SET beat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
+		s.exec(`UPDATE call_dispatchers SET heartbeat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
 		s.others(others, other)
 	}
 	for _, ago := range []string{"2 minutes", "-1 h"} { // the clock was set back
 		s.others(1, killed)
-		s.exec(`UPDATE call_dispatchers SET beat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
+		s.exec(`UPDATE call_dispatchers SET heartbeat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
 		s.tick(s.another(policy.Policy{}))
 		s.want(`SELECT array_agg(id) = ARRAY[$1] FROM call_dispatchers`, other.ID())
 	}
@@ -314,6 +314,6 @@ func TestMaxDataIsNoted(t *testing.T) {
 		if err := d.Join(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s.want(`SELECT position = $1 FROM call_marks WHERE name = 'max_data'`, most)
+		s.want(`SELECT position = $1 FROM call_meta WHERE name = 'max_data'`, most)
 	}
 }

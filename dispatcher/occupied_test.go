@@ -75,7 +75,7 @@ func TestOccupied(t *testing.T) {
 		var all pgx.Batch
 		all.Queue(`TRUNCATE call_open, call_usage, call_limits`)
 		for i, name := range names {
-			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_at, published_by, epoch)
+			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at, applied_by, epoch)
 				VALUES ($1, 1, 1, '1 s', false, false, nullif($2, ''), $3, '0', '{}', now(), 'test', 'now')`, name, anchors[i], time.Duration(slacks[i])*time.Millisecond)
 		}
 		for i, o := range opens {
@@ -104,7 +104,7 @@ func TestOccupied(t *testing.T) {
 			for _, name := range charged {
 				ofKeys = append(ofKeys, map[bool]string{true: o.Key}[perKey[slices.Index(names, name)]])
 			}
-			all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at)
+			all.Queue(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at)
 				VALUES ($1, 1, 0, 1, 1, $9, now(), now(), $2, $3, $4, 'http', 'default', $5, $10, $6::text[],
 					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]), $11)`,
 				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key, acked)
@@ -185,9 +185,9 @@ func TestOccupiedIsLinear(t *testing.T) {
 		pool := pgtest.New(t)
 		for _, sql := range []string{
 			analyzed.before,
-			`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, published_at, published_by, epoch)
+			`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
 			SELECT name, 1, 9, '1 h', true, false, '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM unnest('{a,b}'::text[]) name`,
-			fmt.Sprintf(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+			fmt.Sprintf(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
 			SELECT i, 1, 0, 1, 1, now(), now(), now(), now(), '1 s', callq_epoch(), 'http', 'default', 'http', 'k' || i, '{a,b}', array_fill('k' || i, '{2}'), '{1,1}' FROM generate_series(1, %d) i`, open),
 			fmt.Sprintf(`INSERT INTO call_usage SELECT name, 'k' || i, now(), 1, 1 FROM unnest('{a,b}'::text[]) name, generate_series(1, %d) i`, open),
 			analyzed.after,

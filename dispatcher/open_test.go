@@ -40,7 +40,7 @@ func TestLimitIsCountedFromTheLedger(t *testing.T) {
 	s.want(`SELECT count(*) = 2 FROM call_open`)
 	s.finish(10)
 	s.once(after)
-	s.want(`SELECT complete_since > published_at FROM call_limits`)
+	s.want(`SELECT complete_since > applied_at FROM call_limits`)
 	// Counted: 2 to 5, 7 to 10. Call 6 is still open.
 	s.want(`SELECT sum(used) = 8 FROM call_usage`)
 	s.want(`SELECT count(*) = 20 - 8 FROM call_open WHERE limits = '{api}'`)
@@ -76,7 +76,7 @@ func TestLimitBehindTheMark(t *testing.T) {
 	s := newSystem(t)
 	r := rules(sliding("api", 20, time.Hour))
 	s.calls("default", 1)
-	s.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', clock_timestamp() - interval '59 min')`)
+	s.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', clock_timestamp() - interval '59 min')`)
 	s.once(r)
 	s.want(`SELECT complete_since IS NOT NULL AND (SELECT count(*) = 0 FROM call_open) FROM call_limits`)
 	s.exec(`UPDATE call_limits SET missing_until = missing_until - interval '2 min'`)
@@ -93,7 +93,7 @@ func TestFixedWindowBehindTheMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.calls("default", 1)
-	s.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
+	s.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
 	r := rules(policy.Limit{Name: "api", Rate: rate})
 	s.once(r)
 	s.want(`SELECT count(*) = 1 FROM call_open`)

@@ -73,7 +73,7 @@ func TestParkedKeysAreWoken(t *testing.T) {
 			s.once(c.rules)
 			s.once(c.rules)
 			s.want(`SELECT count(*) = $1 FROM call_open WHERE call_id <= $1`, keys)
-			s.want(`SELECT count(*) > 300 FROM call_lines WHERE wake_at IS NOT NULL`)
+			s.want(`SELECT count(*) > 300 FROM call_flows WHERE wake_at IS NOT NULL`)
 			c.free(t, s)
 			d := s.dispatcher(c.rules)
 			for range 3 {
@@ -96,12 +96,12 @@ func TestParkedCallIsNotPassed(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT count(*) = 600 FROM call_open`)
 	// Who cancels or deletes it wakes nobody, so that it must be looked at again soon.
-	s.want(`SELECT count(*) = 1 FROM call_lines WHERE key = 'k300' AND wake_at BETWEEN now() + interval '30 s' AND now() + interval '1 min'`)
+	s.want(`SELECT count(*) = 1 FROM call_flows WHERE key = 'k300' AND wake_at BETWEEN now() + interval '30 s' AND now() + interval '1 min'`)
 	s.exec(`INSERT INTO call_queue (key, cost, priority) VALUES ('k300', 1, 5), ('k300', 1, 9), ('k300', 2, 0)`)
 	s.once(r)
 	s.want(`SELECT array_agg(call_id) = '{1203}' FROM call_open WHERE key = 'k300' AND call_id > 600`)
 	s.exec(`DELETE FROM call_queue WHERE id = 900`)
-	s.exec(`UPDATE call_lines SET wake_at = wake_at - interval '1 min' WHERE key = 'k300'`)
+	s.exec(`UPDATE call_flows SET wake_at = wake_at - interval '1 min' WHERE key = 'k300'`)
 	s.once(r)
 	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1201,1202,1203}' FROM call_open WHERE key = 'k300' AND call_id > 600`)
 	s.verify()
@@ -115,12 +115,12 @@ func TestEmptyLinesGo(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (key) SELECT 'k' || i FROM generate_series(1, 2000) i`)
 	s.once(rules())
 	s.want(`SELECT count(*) = 2000 FROM call_open`)
-	s.want(`SELECT count(*) < 256 FROM call_lines`)
-	s.want(`SELECT count(*) = 0 FROM call_waiting`)
+	s.want(`SELECT count(*) < 256 FROM call_flows`)
+	s.want(`SELECT count(*) = 0 FROM call_segments`)
 	s.calls("default", 3)
 	s.once(rules())
 	s.once(rules())
-	s.want(`SELECT count(*) = 1 FROM call_lines WHERE key = '' AND calls = 0`) // kept: making one costs more
+	s.want(`SELECT count(*) = 1 FROM call_flows WHERE key = '' AND calls = 0`) // kept: making one costs more
 }
 
 // News of a queue that is paused, or whose workers are away or full, does not pile up.
@@ -144,12 +144,12 @@ func TestNewsIsTakenInThoughNothingIsClaimed(t *testing.T) {
 			prepare(t, s, &r)
 			s.once(r)
 			s.calls("default", 5)
-			s.exec(`INSERT INTO call_news (queue, at, key) SELECT 'default', clock_timestamp(), 'k' FROM generate_series(1, 5000)`)
+			s.exec(`INSERT INTO call_inbox (queue, at, key) SELECT 'default', clock_timestamp(), 'k' FROM generate_series(1, 5000)`)
 			for range 4 {
 				s.once(r)
 			}
-			s.want(`SELECT count(*) = 0 FROM call_news`)
-			s.want(`SELECT sum(calls) >= 5 FROM call_lines`)
+			s.want(`SELECT count(*) = 0 FROM call_inbox`)
+			s.want(`SELECT sum(calls) >= 5 FROM call_flows`)
 		})
 	}
 }

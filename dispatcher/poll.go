@@ -122,7 +122,7 @@ func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
 	return due, nil
 }
 
-// Three probes per queue: news, lines to wake, lines to claim from. run_at may be infinite, of which
+// Three probes per queue: inbox rows, flows to wake, flows to claim from. run_at may be infinite, of which
 // nothing can be subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
@@ -132,17 +132,17 @@ FROM (
     FROM call_queues r
     LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
     LEFT JOIN LATERAL (
-        SELECT at FROM call_news
+        SELECT at FROM call_inbox
         WHERE queue = r.name AND at >= coalesce(s.since, '-infinity')
         ORDER BY at LIMIT 1
     ) n ON true
     LEFT JOIN LATERAL (
-        SELECT wake_at AS at FROM call_lines
+        SELECT wake_at AS at FROM call_flows
         WHERE queue = r.name AND wake_at IS NOT NULL AND wake_at >= coalesce(s.since, '-infinity')
         ORDER BY wake_at LIMIT 1
     ) w ON true
     LEFT JOIN LATERAL (
-        SELECT timestamptz '-infinity' AS at FROM call_lines
+        SELECT timestamptz '-infinity' AS at FROM call_flows
         WHERE queue = r.name AND wake_at IS NULL AND calls > 0
         LIMIT 1
     ) a ON true

@@ -23,7 +23,7 @@ func TestPublishTwice(t *testing.T) {
 		t.Errorf("changes %q, want a queue and three limits", changes)
 	}
 	const state = `SELECT (SELECT json_agg(l ORDER BY name) FROM call_limits l)::text || (SELECT json_agg(q) FROM call_queues q)
-		|| (SELECT json_agg(c ORDER BY limit_name) FROM call_limit_changes c)`
+		|| (SELECT json_agg(c ORDER BY limit_name) FROM call_limit_versions c)`
 	before := one[string](s, state)
 	// A claim holds its locks meanwhile.
 	tx, err := s.pool.Begin(t.Context())
@@ -32,7 +32,7 @@ func TestPublishTwice(t *testing.T) {
 	}
 	defer tx.Rollback(t.Context())
 	for _, sql := range []string{
-		`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'room' FOR UPDATE`,
+		`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`,
 	} {
 		if _, err := tx.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
@@ -62,10 +62,10 @@ func TestPublishVersions(t *testing.T) {
 	s.want(`SELECT array_agg(version ORDER BY version) = '{1,2,3,4}'
 		AND array_agg(coalesce(rate, 0) ORDER BY version) = '{10,12,0,5}'
 		AND array_agg(coalesce(window_size, '0') ORDER BY version) = '{1 min,1 min,1 min,1 h}'
-		AND array_agg(in_force_from ORDER BY version) = array_agg(in_force_from ORDER BY in_force_from)
-		AND count(DISTINCT in_force_from) = 4
-		AND min(in_force_from) > $1 AND max(in_force_from) < clock_timestamp()
-		AND bool_and(published_by <> '') FROM call_limit_changes`, begun)
+		AND array_agg(effective_from ORDER BY version) = array_agg(effective_from ORDER BY effective_from)
+		AND count(DISTINCT effective_from) = 4
+		AND min(effective_from) > $1 AND max(effective_from) < clock_timestamp()
+		AND bool_and(applied_by <> '') FROM call_limit_versions`, begun)
 	s.want(`SELECT version = 4 AND rate = 5 AND queues = '{default}' AND complete_since IS NULL FROM call_limits`)
 	s.want(`SELECT limits = '{api}' FROM call_queues`)
 }

@@ -128,23 +128,23 @@ func TestResend(t *testing.T) {
 
 	s.exec(old)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 0`) // all are pending
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // all are pending
 
 	s.redis.FlushAll(t.Context())
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '4 s'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 0`) // not yet
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // not yet
 
 	s.exec(old)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 1 AND attempt = 1 AND handed_at > clock_timestamp() - interval '5 s'`)
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 1 AND attempt = 1 AND handed_at > clock_timestamp() - interval '5 s'`)
 	s.want(`SELECT bool_and(attempts = 1) FROM call_queue`)
 	again := s.pending("http")
 	for i, id := range first {
 		first[i] = strings.TrimSuffix(id, "-0") + "-1"
 	}
 	if fmt.Sprint(sorted(again)) != fmt.Sprint(sorted(first)) {
-		t.Errorf("messages %v, want the same with the next resend number: %v", again, first)
+		t.Errorf("messages %v, want the same with the next redeliveries number: %v", again, first)
 	}
 	s.once(r)
 	if more := s.pending("http"); len(more) != 3 {
@@ -171,12 +171,12 @@ func TestResendRace(t *testing.T) {
 	}
 	both := []*dispatcher.Dispatcher{s.another(rules()), s.another(rules())}
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen) // no sweep waits for what somebody holds
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 0`)
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE resend = 1`)
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 1`)
 	if ids := s.pending("http"); len(ids) != 3 {
 		t.Errorf("messages %v, want 3", ids)
 	}
@@ -211,7 +211,7 @@ func TestResentRunsOnce(t *testing.T) {
 			s.redis.FlushAll(t.Context())
 			s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 			s.once(r)
-			s.want(`SELECT count(*) = $1 FROM call_open WHERE resend = 1`, n)
+			s.want(`SELECT count(*) = $1 FROM call_open WHERE redeliveries = 1`, n)
 			if c.find {
 				client := asynq.NewClientFromRedisClient(s.redis)
 				for _, l := range lost {
@@ -264,7 +264,7 @@ func TestResendToAnotherPool(t *testing.T) {
 	s.aliveIn("second", 8, "two")
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 	s.once(rules())
-	s.want(`SELECT count(*) = 4 FROM call_open WHERE pool = CASE task WHEN 'one' THEN 'first' ELSE 'second' END AND resend = 1`)
+	s.want(`SELECT count(*) = 4 FROM call_open WHERE pool = CASE task WHEN 'one' THEN 'first' ELSE 'second' END AND redeliveries = 1`)
 	if len(s.pending("first")) == 0 || len(s.pending("second")) == 0 {
 		t.Error("nothing was sent to the pools that live")
 	}
@@ -344,7 +344,7 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
 	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
-	const failover = `UPDATE call_marks SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
+	const failover = `UPDATE call_meta SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
 	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
 	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s
 	parallel(t, "before the first tick", func(_ *testing.T, s *system) {
@@ -367,8 +367,8 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		after := now(s)
 		s.publish(api)
 		s.want(shutSQL, before)
-		s.want(`SELECT at BETWEEN $1 AND $2 FROM call_marks WHERE name = 'epoch ' || callq_epoch()`, before, after)
-		s.want(`SELECT count(*) = 1 FROM call_marks WHERE name LIKE 'epoch %'`)
+		s.want(`SELECT at BETWEEN $1 AND $2 FROM call_meta WHERE name = 'epoch ' || callq_epoch()`, before, after)
+		s.want(`SELECT count(*) = 1 FROM call_meta WHERE name LIKE 'epoch %'`)
 	})
 	parallel(t, "given a longer window", func(t *testing.T, s *system) {
 		s.publish(api)
@@ -387,7 +387,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.once(rules())
 		s.exec(failover)
 		s.once(rules())
-		s.exec(`UPDATE call_marks SET at = at - interval '12 s'`)
+		s.exec(`UPDATE call_meta SET at = at - interval '12 s'`)
 		s.calls("default", 1)
 		s.once(api)
 		s.want(`SELECT count(*) = 1 FROM call_open`)

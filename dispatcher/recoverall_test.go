@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/recovery"
 	"golang.org/x/sync/errgroup"
@@ -30,11 +30,11 @@ func TestSweepAll(t *testing.T) {
 	}
 	s.exec(`INSERT INTO call_queue (queue, expires_at) SELECT 'default', now() - interval '1 hour' FROM generate_series(1, 1200)`)
 	s.exec(`INSERT INTO call_queue (queue) SELECT 'default' FROM generate_series(1, 7)`)
-	s.exec(`DELETE FROM call_news`)
+	s.exec(`DELETE FROM call_inbox`)
 	s.exec(`UPDATE call_limits SET complete_since = NULL`)
 	want := map[string]int64{
 		"former_epoch": 4, "lost": 2, "unstarted": 5, "undelivered": 60 - 3 - 4,
-		"expired": 1200, "uncounted_limits": 1, "lines_that_do_not_add_up": 0, "calls_in_no_line": 1207,
+		"expired": 1200, "uncounted_limits": 1, "broken_flows": 0, "orphaned_calls": 1207,
 	}
 	before := s.books()
 	s.sweptIs("would be", want)(s.dispatcher(policy.Policy{}).RecoverDryRun(t.Context()))
@@ -43,10 +43,10 @@ func TestSweepAll(t *testing.T) {
 	}
 	// What is swept first is not found by those behind; what it puts back is news already.
 	want["undelivered"] -= 5
-	want["calls_in_no_line"] = 7
+	want["orphaned_calls"] = 7
 	s.sweptIs("was", want)(s.dispatcher(policy.Policy{}).RecoverAll(t.Context()))
 	s.want(`SELECT count(*) = 1200 FROM call_queue WHERE status = 'failed'`)
-	s.want(`SELECT count(*) = 0 FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_in_line i WHERE i.id = q.id)`)
+	s.want(`SELECT count(*) = 0 FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`)
 	for what := range want {
 		want[what] = 0
 	}
@@ -77,7 +77,7 @@ func TestSweepAllBesideClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.once(r)
-	if found, err := lines.FindAstray(t.Context(), s.pool, 0); err != nil || found != (lines.Astray{}) {
+	if found, err := backlog.FindOrphans(t.Context(), s.pool, 0); err != nil || found != (backlog.Orphans{}) {
 		t.Errorf("found %+v, %v", found, err)
 	}
 	s.want(`SELECT count(*) = 100 FROM call_open`)
@@ -87,8 +87,8 @@ func TestSweepAllBesideClaims(t *testing.T) {
 func (s *system) books() string {
 	s.t.Helper()
 	return one[string](s, `SELECT md5(concat((SELECT string_agg(q::text, ',' ORDER BY id) FROM call_queue q),
-		(SELECT string_agg(o::text, ',' ORDER BY call_id) FROM call_open o), (SELECT count(*) FROM call_news), (SELECT count(*) FROM call_usage),
-		(SELECT string_agg(l::text, ',') FROM call_limits l), (SELECT string_agg(m::text, ',' ORDER BY name) FROM call_marks m)))`)
+		(SELECT string_agg(o::text, ',' ORDER BY call_id) FROM call_open o), (SELECT count(*) FROM call_inbox), (SELECT count(*) FROM call_usage),
+		(SELECT string_agg(l::text, ',') FROM call_limits l), (SELECT string_agg(m::text, ',' ORDER BY name) FROM call_meta m)))`)
 }
 
 func (s *system) sweptIs(verb string, want map[string]int64) func([]recovery.Recovered, error) {

@@ -85,7 +85,7 @@ func TestLargeDataIsReadInPieces(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (key, call_data) SELECT key, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, n) i)
 		FROM (VALUES ('slow a', 1000), ('slow a', 1000), ('slow b', 1000), ('slow b', 8000)) AS c (key, n)`)
 	// Each look at one takes all the time that there is for them.
-	s.exec(`CREATE OR REPLACE FUNCTION callq_line_name(name text, unset text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+	s.exec(`CREATE OR REPLACE FUNCTION callq_flow_name(name text, unset text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 		BEGIN
 			PERFORM pg_sleep(0.26) WHERE name LIKE 'slow%';
 			RETURN coalesce(name, unset);

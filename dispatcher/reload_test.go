@@ -113,7 +113,7 @@ func TestReloadNewestHolds(t *testing.T) {
 			}
 			s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE rate = 77`)
 			if name != "running" {
-				s.want(`SELECT count(*) = 1 FROM call_limit_changes`) // the first were never in force
+				s.want(`SELECT count(*) = 1 FROM call_limit_versions`) // the first were never in force
 			}
 			s.others(0, d)
 		})

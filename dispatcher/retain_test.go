@@ -54,7 +54,7 @@ func TestRetain(t *testing.T) {
 		unnest('{23 h,25 h,167 h,169 h,719 h,721 h}'::interval[]) AS age ORDER BY n, age`)
 	// One was cancelled while it ran, and still runs.
 	s.exec(`WITH q AS (INSERT INTO call_queue (status, finished_at) VALUES ('cancelled', now() - interval '1 year') RETURNING id)
-		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM q`)
 	if retired := s.retain(); retired.Calls != 3+1+5 {
 		t.Errorf("%d calls are retired, want 9", retired.Calls)
@@ -113,13 +113,13 @@ func TestRetainLedger(t *testing.T) {
 	insert(1001, 2, "129 min", true)  // not yet
 	insert(1002, 1, "131 min", false) // never sent: no mark
 	insert(1003, 1, "20 hours", true) // an attempt of it is open
-	s.exec(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+	s.exec(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES (1003, 2, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}')`)
 	if retired := s.retain(); retired.Attempts != 2 {
 		t.Errorf("%d attempts are retired, want 2", retired.Attempts)
 	}
 	s.want(`SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/1,1001/2,1003/1}' FROM call_attempts`)
-	s.want(`SELECT count(*) = 1 AND min(at) BETWEEN now() - interval '132 min' AND now() - interval '131 min' FROM call_marks WHERE name = 'ledger'`)
+	s.want(`SELECT count(*) = 1 AND min(at) BETWEEN now() - interval '132 min' AND now() - interval '131 min' FROM call_meta WHERE name = 'ledger'`)
 	if retired := s.retain(); retired.Attempts != 0 {
 		t.Errorf("the second time, %d attempts are retired", retired.Attempts)
 	}
@@ -151,7 +151,7 @@ func TestRetainGoesOn(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.exec(`INSERT INTO call_queue (status, finished_at) SELECT 'done', now() - interval '1 year' FROM generate_series(1, 5500)`)
-	s.exec(`INSERT INTO call_marks (name, position) VALUES ('purge calls', 3000)`)
+	s.exec(`INSERT INTO call_meta (name, position) VALUES ('purge calls', 3000)`)
 	s.exec(`CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF (SELECT count(*) FROM call_queue) <= 4000 THEN RAISE 'stopped' USING ERRCODE = 'query_canceled'; END IF; RETURN NULL; END $$`)
 	s.exec(`CREATE TRIGGER stop AFTER DELETE ON call_queue FOR EACH STATEMENT EXECUTE FUNCTION stop()`)
@@ -160,10 +160,10 @@ func TestRetainGoesOn(t *testing.T) {
 		t.Errorf("retired %d calls before it was stopped (%v), want 1000", retired.Calls, err)
 	}
 	s.want(`SELECT count(*) = 4500 AND count(*) FILTER (WHERE id BETWEEN 3001 AND 4000) = 0 FROM call_queue`)
-	s.want(`SELECT position = 4000 FROM call_marks WHERE name = 'purge calls'`)
+	s.want(`SELECT position = 4000 FROM call_meta WHERE name = 'purge calls'`)
 	s.exec(`DROP TRIGGER stop ON call_queue`)
 	if retired := s.retain(); retired.Calls != 4500 {
 		t.Errorf("%d calls are retired, want the other 4500", retired.Calls)
 	}
-	s.want(`SELECT position < 4000 FROM call_marks WHERE name = 'purge calls'`)
+	s.want(`SELECT position < 4000 FROM call_meta WHERE name = 'purge calls'`)
 }

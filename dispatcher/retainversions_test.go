@@ -21,10 +21,10 @@ func TestRetentionPrunesVersions(t *testing.T) {
 	for _, units := range []int64{6, 7, 8} {
 		s.set(units, time.Hour)
 	}
-	s.want(`SELECT count(*) = 5 FROM call_limit_changes`)
+	s.want(`SELECT count(*) = 5 FROM call_limit_versions`)
 	// Version n of api is from so many days ago; the call was made under the second.
-	s.exec(`UPDATE call_limit_changes SET in_force_from = now() - (50 - 10 * version) * interval '1 day'`)
-	s.exec(`UPDATE call_limit_changes SET in_force_from = now() - interval '40 days' WHERE limit_name = 'other'`)
+	s.exec(`UPDATE call_limit_versions SET effective_from = now() - (50 - 10 * version) * interval '1 day'`)
+	s.exec(`UPDATE call_limit_versions SET effective_from = now() - interval '40 days' WHERE limit_name = 'other'`)
 	s.exec(`DELETE FROM call_audit`) // of then it says nothing
 	s.exec(`DELETE FROM call_usage`)
 	const ago = ` - interval '25 days'`
@@ -36,7 +36,7 @@ func TestRetentionPrunesVersions(t *testing.T) {
 		if _, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{Done: done}, nil); err != nil {
 			t.Fatal(err)
 		}
-		s.want(`SELECT string_agg(limit_name || version, ' ' ORDER BY limit_name, version) = $1 FROM call_limit_changes`, want)
+		s.want(`SELECT string_agg(limit_name || version, ' ' ORDER BY limit_name, version) = $1 FROM call_limit_versions`, want)
 		s.verify()
 	}
 	s.verify()

@@ -19,7 +19,7 @@ func TestRetirable(t *testing.T) {
 		SELECT id, n, 1, now(), finished_at, coalesce(finished_at, now()), 'done', 'default', 'http', '', '[]'
 		FROM call_queue, generate_series(1, 1 + id % 3) AS n`)
 	s.exec(`DELETE FROM call_queue WHERE id % 10 = 0`) // whose attempts go all the same, when they are old enough
-	s.exec(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+	s.exec(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES (3001, 9, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}')`)
 	rows := one[int64](s, `SELECT (SELECT count(*) FROM call_queue) + (SELECT count(*) FROM call_attempts)`)
 
@@ -29,7 +29,7 @@ func TestRetirable(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.want(`SELECT (SELECT count(*) FROM call_queue) + (SELECT count(*) FROM call_attempts) = $1`, rows)
-	s.want(`SELECT count(*) = 0 FROM call_marks WHERE name LIKE 'retire%'`)
+	s.want(`SELECT count(*) = 0 FROM call_meta WHERE name LIKE 'retire%'`)
 	if want := 4 + 7; batches < want {
 		t.Errorf("%d batches, want %d at least: 1000 rows each", batches, want)
 	}

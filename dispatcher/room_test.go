@@ -78,6 +78,6 @@ func TestQueueOnLabel(t *testing.T) {
 	s.aliveIn("moved", 8, "http")
 	s.exec(`UPDATE call_workers SET labels = '{ip-a}' WHERE pool = 'moved'`)
 	s.once(r)
-	s.want(`SELECT bool_and(pool = 'moved' AND resend > 0) FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT bool_and(pool = 'moved' AND redeliveries > 0) FROM call_open WHERE queue = 'default'`)
 	s.verify()
 }

@@ -8,37 +8,37 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
 
-// candidates are what a claim chooses from: the lines that it looks at, and what their keys' limits allow.
+// candidates are what a claim chooses from: the flows that it looks at, and what their keys' limits allow.
 type candidates struct {
 	*snapshot
 	random      func(n int64) int64
 	head        *headroom
 	keys        []string // those that are not paused, in turn
-	of          map[string][]*inLine
-	empty       []lines.Line
+	of          map[string][]*flow
+	empty       []backlog.Flow
 	paused      map[string]time.Duration
 	unpausedFor time.Duration // until the first of those ends
-	// crowded says that there are more lines than a claim looks at. Then those that cannot be claimed
+	// crowded says that there are more flows than a claim looks at. Then those that cannot be claimed
 	// from make room for others: they are parked, or dropped when empty.
 	crowded bool
 	lastKey string
 	isolate bool // a call spoiled this claim before: it is looked for (isolate.go)
 }
 
-// candidates looks at the first lines of the queue, and counts what the limits allow.
+// candidates looks at the first flows of the queue, and counts what the limits allow.
 func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*candidates, error) {
-	walked, err := lines.Walk(ctx, tx, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Lines)
+	walked, err := backlog.Walk(ctx, tx, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Lines)
 	if err != nil {
 		return nil, err
 	}
-	list := &candidates{snapshot: seen, random: c.cfg.Random, of: map[string][]*inLine{}, unpausedFor: pollLater, crowded: len(walked) == c.cfg.Lines}
+	list := &candidates{snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{}, unpausedFor: pollLater, crowded: len(walked) == c.cfg.Lines}
 	for _, l := range walked {
 		list.lastKey = l.Key
 		if l.Calls == 0 {
@@ -48,7 +48,7 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 		if list.of[l.Key] == nil {
 			list.keys = append(list.keys, l.Key)
 		}
-		list.of[l.Key] = append(list.of[l.Key], &inLine{Line: l})
+		list.of[l.Key] = append(list.of[l.Key], &flow{Flow: l})
 	}
 	if list.paused, err = seen.pausedKeys(ctx, tx, list.keys); err != nil {
 		return nil, err
@@ -64,25 +64,25 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 	return list, err
 }
 
-// lockFirst locks the first calls of each key's lines, as many as its share of want and its limits allow.
+// lockFirst locks the first calls of each key's flows, as many as its share of want and its limits allow.
 func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, want int, maxData int64) error {
 	if len(keys) == 0 {
 		return nil
 	}
 	share := int64((want + len(keys) - 1) / len(keys))
-	var asks []lines.Ask
-	var of []*inLine
+	var asks []backlog.Ask
+	var of []*flow
 	for _, key := range keys {
 		most := min(share, c.head.Most(key))
 		for _, l := range c.of[key] {
-			asks, of = append(asks, lines.Ask{Line: l.Line, Want: min(most, l.Calls)}), append(of, l)
+			asks, of = append(asks, backlog.Ask{Flow: l.Flow, Want: min(most, l.Calls)}), append(of, l)
 		}
 	}
-	readFor := lines.ReadFor
+	readFor := backlog.ReadFor
 	if c.isolate {
 		readFor = -1
 	}
-	calls, passed, err := lines.First(ctx, tx, c.queue.Name, c.head.now, maxData, readFor, asks)
+	calls, skipped, err := backlog.First(ctx, tx, c.queue.Name, c.head.now, maxData, readFor, asks)
 	if err != nil {
 		return err
 	}
@@ -94,8 +94,8 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 	for _, call := range calls {
 		of[call.Ask].calls = append(of[call.Ask].calls, call)
 	}
-	for _, e := range passed {
-		of[e.Ask].passed = append(of[e.Ask].passed, e)
+	for _, e := range skipped {
+		of[e.Ask].skipped = append(of[e.Ask].skipped, e)
 	}
 	return nil
 }
@@ -103,38 +103,38 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 // hasMore says whether calls of a key are left that a pool has room for.
 func (c *candidates) hasMore(key string) bool {
 	for _, l := range c.of[key] {
-		if c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.passed)) {
+		if c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped)) {
 			return true
 		}
 	}
 	return false
 }
 
-// note writes down in the lines what became of them, and where the next claim of the queue begins: with the
+// note writes down in the flows what became of them, and where the next claim of the queue begins: with the
 // first key that a call went unread of; else after the key served last; or, where none of as many as a claim
 // looks at could be served, behind them all.
 func (c *candidates) note(writes *pgx.Batch, b *batch) {
-	var left []lines.Left
+	var left []backlog.Advance
 	var again []int64
 	for _, key := range c.keys {
 		for _, l := range c.of[key] {
-			to, passed := l.left()
-			if to.Gone > 0 {
+			to, skipped := l.advance()
+			if to.Removed > 0 {
 				left = append(left, to)
 			}
-			again = append(again, passed...)
+			again = append(again, skipped...)
 		}
 	}
 	if c.crowded {
 		for _, l := range c.empty {
-			left = append(left, lines.Left{Line: l, From: l.Head})
+			left = append(left, backlog.Advance{Flow: l, From: l.Head})
 		}
 		parked := c.parked(b)
-		lines.Park(writes, c.queue.Name, c.head.now, parked)
+		backlog.Park(writes, c.queue.Name, c.head.now, parked)
 		b.more = b.more || b.stuck == nil && len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0 // behind them
 	}
-	lines.Leave(writes, c.queue.Name, left, c.crowded)
-	lines.Return(writes, again)
+	backlog.Consume(writes, c.queue.Name, left, c.crowded)
+	backlog.Requeue(writes, again)
 	b.more = b.more || b.stuck == nil && len(again) > 0 // behind what has ended, or is locked
 
 	after := c.queue.Served
@@ -158,10 +158,10 @@ const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
 // parked are the keys that can be put aside, since who frees units of theirs, or ends their pause, has
 // them woken. One that still has room, though not for its next call, is looked at again in a minute: nobody
 // says so when that call is cancelled, expires, or is deleted or changed, and those behind it fit.
-func (c *candidates) parked(b *batch) []lines.Parked {
-	var list []lines.Parked
+func (c *candidates) parked(b *batch) []backlog.Parked {
+	var list []backlog.Parked
 	for _, key := range slices.Sorted(maps.Keys(c.paused)) {
-		list = append(list, lines.Parked{Key: key, For: min(c.paused[key], pollLater)})
+		list = append(list, backlog.Parked{Key: key, For: min(c.paused[key], pollLater)})
 	}
 	for _, h := range b.blocked {
 		wait, known := c.head.wait(h)
@@ -171,22 +171,22 @@ func (c *candidates) parked(b *batch) []lines.Parked {
 		case c.head.Most(h.key) > 0:
 			wait = min(wait, pollLater)
 		}
-		list = append(list, lines.Parked{Key: h.key, Priority: h.priority, For: wait})
+		list = append(list, backlog.Parked{Key: h.key, Priority: h.priority, For: wait})
 	}
 	return list
 }
 
-// inLine is a line with those of its calls that stand first, locked.
-type inLine struct {
-	lines.Line
-	calls  []lines.Call
-	passed []lines.Entry // at the same places, and cannot be claimed
-	served int           // of calls: chosen, or refused
+// flow is a flow with those of its calls that stand first, locked.
+type flow struct {
+	backlog.Flow
+	calls   []backlog.Call
+	skipped []backlog.Entry // at the same places, and cannot be claimed
+	served  int             // of calls: chosen, or refused
 }
 
 // candidate is a call that a claim may take.
 type candidate struct {
-	lines.Call
+	backlog.Call
 	Key, Task string
 	Priority  int16
 }
@@ -215,7 +215,7 @@ type held struct {
 // choose goes round the keys in their order, a call each, until want calls are chosen, a limit that
 // they share has no room, or nobody's next call can be taken. The first unread call that it comes to it
 // reads, however long that takes; keys stop at any other.
-func (c *candidates) choose(keys []string, want int, read func(*lines.Call) error) (selection, error) {
+func (c *candidates) choose(keys []string, want int, read func(*backlog.Call) error) (selection, error) {
 	var s selection
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
@@ -223,25 +223,25 @@ func (c *candidates) choose(keys []string, want int, read func(*lines.Call) erro
 			if len(s.chosen) == want {
 				return s, nil
 			}
-			line, err := c.next(&s, key, read)
+			f, err := c.next(&s, key, read)
 			if err != nil {
 				return s, err
 			}
-			if line == nil {
+			if f == nil {
 				continue
 			}
-			call := *line.first()
+			call := *f.first()
 			admitted, shared := c.head.Admit(key, call.Cost)
 			switch {
 			case shared:
-				s.stuck = &held{key, call.Cost, line.Priority}
+				s.stuck = &held{key, call.Cost, f.Priority}
 				return s, nil
 			case !admitted:
-				s.blocked = append(s.blocked, held{key, call.Cost, line.Priority})
+				s.blocked = append(s.blocked, held{key, call.Cost, f.Priority})
 				continue
 			}
-			line.served++
-			s.chosen, s.to, s.last = append(s.chosen, line.candidate(call)), append(s.to, c.pools.Choose(line.Task, c.random)), key
+			f.served++
+			s.chosen, s.to, s.last = append(s.chosen, f.candidate(call)), append(s.to, c.pools.Choose(f.Task, c.random)), key
 			next = append(next, key)
 		}
 		waiting = next
@@ -249,81 +249,81 @@ func (c *candidates) choose(keys []string, want int, read func(*lines.Call) erro
 	return s, nil
 }
 
-// next is the line of a key whose first call comes next, and that is read, or has to wait for units anyway.
-func (c *candidates) next(s *selection, key string, read func(*lines.Call) error) (*inLine, error) {
+// next is the flow of a key whose first call comes next, and that is read, or has to wait for units anyway.
+func (c *candidates) next(s *selection, key string, read func(*backlog.Call) error) (*flow, error) {
 	for {
-		line := s.nextOf(c.of[key], c.head.limits, c.head.Admission, c.pools)
-		if line == nil || !line.first().Unread {
-			return line, nil
+		f := s.nextOf(c.of[key], c.head.limits, c.head.Admission, c.pools)
+		if f == nil || !f.first().Unread {
+			return f, nil
 		}
-		if fits, _ := c.head.Fits(key, line.first().Cost); !fits {
-			return line, nil
+		if fits, _ := c.head.Fits(key, f.first().Cost); !fits {
+			return f, nil
 		}
 		if s.hasRead {
 			s.unread = cmp.Or(s.unread, &key)
 			return nil, nil
 		}
 		s.hasRead = true
-		if err := read(line.first()); err != nil {
+		if err := read(f.first()); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (l *inLine) first() *lines.Call { return &l.calls[l.served] }
+func (l *flow) first() *backlog.Call { return &l.calls[l.served] }
 
-func (l *inLine) candidate(c lines.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
+func (l *flow) candidate(c backlog.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
 
-// nextOf is the line of a key whose first call comes next, of those that a pool has room for. Calls that
-// can never be made leave their lines on the way.
-func (s *selection) nextOf(key []*inLine, limits []policy.LockedLimit, a limit.Admission, r *pools.Pools) *inLine {
-	var best *inLine
-	for _, line := range key {
-		for line.served < len(line.calls) {
-			c := line.calls[line.served]
-			if i, exceeds := a.Exceeds(line.Key, c.Cost); exceeds && c.Refusal == nil {
+// nextOf is the flow of a key whose first call comes next, of those that a pool has room for. Calls that
+// can never be made leave their flows on the way.
+func (s *selection) nextOf(key []*flow, limits []policy.LockedLimit, a limit.Admission, r *pools.Pools) *flow {
+	var best *flow
+	for _, f := range key {
+		for f.served < len(f.calls) {
+			c := f.calls[f.served]
+			if i, exceeds := a.Exceeds(f.Key, c.Cost); exceeds && c.Refusal == nil {
 				reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name, limits[i].Rate())
 				c.Refusal = &reason
 			}
 			if c.Refusal == nil {
 				break
 			}
-			s.refused = append(s.refused, line.candidate(c))
-			line.served++
+			s.refused = append(s.refused, f.candidate(c))
+			f.served++
 		}
-		if line.served < len(line.calls) && r.CanTake(line.Task) && (best == nil || line.before(best)) {
-			best = line
+		if f.served < len(f.calls) && r.CanTake(f.Task) && (best == nil || f.before(best)) {
+			best = f
 		}
 	}
 	return best
 }
 
-// before says whether the first call of l comes before that of other: within a line the order stands.
-func (l *inLine) before(other *inLine) bool {
+// before says whether the first call of l comes before that of other: within a flow the order stands.
+func (l *flow) before(other *flow) bool {
 	a, b := l.calls[l.served], other.calls[other.served]
 	return cmp.Or(cmp.Compare(l.Priority, other.Priority), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
 }
 
-// left is where the line stands behind what was served, and behind what cannot be claimed on the way, whose
+// left is where the flow stands behind what was served, and behind what cannot be claimed on the way, whose
 // ids it returns. calls are how many have left it.
-func (l *inLine) left() (to lines.Left, passed []int64) {
-	to = lines.Left{Line: l.Line, From: l.Head, Gone: int64(l.served)}
+func (l *flow) advance() (to backlog.Advance, skipped []int64) {
+	to = backlog.Advance{Flow: l.Flow, From: l.Head, Removed: int64(l.served)}
 	if l.served > 0 {
-		to.Head, to.Taken = l.calls[l.served-1].Seq, l.calls[l.served-1].Place
+		to.Head, to.Consumed = l.calls[l.served-1].Seq, l.calls[l.served-1].Place
 	}
-	for _, e := range l.passed {
+	for _, e := range l.skipped {
 		if l.served < len(l.calls) && !comesBefore(e, l.calls[l.served].Entry) {
 			break
 		}
-		passed = append(passed, e.ID)
-		to.Gone++
-		if comesBefore(lines.Entry{Seq: to.Head, Place: to.Taken}, e) {
-			to.Head, to.Taken = e.Seq, e.Place
+		skipped = append(skipped, e.ID)
+		to.Removed++
+		if comesBefore(backlog.Entry{Seq: to.Head, Place: to.Consumed}, e) {
+			to.Head, to.Consumed = e.Seq, e.Place
 		}
 	}
-	return to, passed
+	return to, skipped
 }
 
-func comesBefore(a, b lines.Entry) bool {
+func comesBefore(a, b backlog.Entry) bool {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Place, b.Place)) < 0
 }

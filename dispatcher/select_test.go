@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/google/go-cmp/cmp"
@@ -15,7 +15,7 @@ import (
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	call := func(id int64, key string, cost int64) candidate {
-		return candidate{lines.Call{Entry: lines.Entry{ID: id}, Cost: cost}, key, "http", 5}
+		return candidate{backlog.Call{Entry: backlog.Entry{ID: id}, Cost: cost}, key, "http", 5}
 	}
 	other := func(c candidate, priority int16, task string) candidate {
 		c.Priority, c.Task = priority, task
@@ -78,7 +78,7 @@ func TestChoose(t *testing.T) {
 			"y", nil, "",
 		},
 		{
-			"what is wrong is passed by",
+			"what is wrong is skipped by",
 			[]candidate{wrongly(call(1, "x", 1)), call(2, "x", 1), other(call(3, "x", 1), 5, "nobody's"), call(4, "x", 101)},
 			limit.Admission{{Most: 100, CountCost: true, Room: map[string]int64{"": 100}}},
 			9,
@@ -103,7 +103,7 @@ func TestChoose(t *testing.T) {
 			"x",
 		},
 		{
-			"what is read and wrong is passed by",
+			"what is read and wrong is skipped by",
 			[]candidate{unread(call(101, "x", 1)), call(2, "x", 1), unread(call(3, "x", 1)), call(4, "y", 1)},
 			nil, 9,
 			[]int64{2, 4},
@@ -142,9 +142,9 @@ func TestChoose(t *testing.T) {
 			for i := range c.a {
 				c.a[i].Room = maps.Clone(c.a[i].Room)
 			}
-			list := &candidates{snapshot: &snapshot{pools: r}, of: inLines(c.candidates), head: &headroom{Admission: c.a, limits: limits}}
+			list := &candidates{snapshot: &snapshot{pools: r}, of: flows(c.candidates), head: &headroom{Admission: c.a, limits: limits}}
 			var read []int64
-			s, err := list.choose([]string{"x", "y", "z"}, c.want, func(call *lines.Call) error {
+			s, err := list.choose([]string{"x", "y", "z"}, c.want, func(call *backlog.Call) error {
 				if call.Unread, read = false, append(read, call.ID); call.ID > 100 {
 					wrong := "wrong"
 					call.Refusal = &wrong
@@ -176,58 +176,60 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// inLines puts candidates into their lines.
-func inLines(candidates []candidate) map[string][]*inLine {
-	of := map[string][]*inLine{}
+// flows puts candidates into their flows.
+func flows(candidates []candidate) map[string][]*flow {
+	of := map[string][]*flow{}
 	for _, c := range candidates {
-		i := slices.IndexFunc(of[c.Key], func(l *inLine) bool { return l.Priority == c.Priority && l.Task == c.Task })
+		i := slices.IndexFunc(of[c.Key], func(l *flow) bool { return l.Priority == c.Priority && l.Task == c.Task })
 		if i < 0 {
 			i = len(of[c.Key])
-			of[c.Key] = append(of[c.Key], &inLine{Line: lines.Line{Key: c.Key, Priority: c.Priority, Task: c.Task}})
+			of[c.Key] = append(of[c.Key], &flow{Flow: backlog.Flow{Key: c.Key, Priority: c.Priority, Task: c.Task}})
 		}
 		of[c.Key][i].calls = append(of[c.Key][i].calls, c.Call)
 	}
 	return of
 }
 
-// Where a line stands after a turn: behind what was served, and what could not be on the way.
+// Where a flow stands after a turn: behind what was served, and what could not be on the way.
 func TestLeft(t *testing.T) {
 	t.Parallel()
-	entry := func(seq int64, place int32, id int64) lines.Entry { return lines.Entry{Seq: seq, Place: place, ID: id} }
-	calls := func(entries ...lines.Entry) (list []lines.Call) {
+	entry := func(seq int64, place int32, id int64) backlog.Entry {
+		return backlog.Entry{Seq: seq, Place: place, ID: id}
+	}
+	calls := func(entries ...backlog.Entry) (list []backlog.Call) {
 		for _, e := range entries {
-			list = append(list, lines.Call{Entry: e})
+			list = append(list, backlog.Call{Entry: e})
 		}
 		return list
 	}
 	for _, c := range []struct {
-		name   string
-		line   inLine
-		head   int64
-		taken  int32
-		gone   int64
-		passed []int64
+		name     string
+		f        flow
+		head     int64
+		consumed int32
+		removed  int64
+		skipped  []int64
 	}{
-		{"nothing", inLine{calls: calls(entry(1, 3, 13))}, 1, 2, 0, nil},
-		{"some are served", inLine{calls: calls(entry(1, 3, 13), entry(1, 4, 14), entry(2, 1, 21)), served: 2}, 1, 4, 2, nil},
-		{"into the next chunk", inLine{calls: calls(entry(1, 3, 13), entry(2, 1, 21)), served: 2}, 2, 1, 2, nil},
+		{"nothing", flow{calls: calls(entry(1, 3, 13))}, 1, 2, 0, nil},
+		{"some are served", flow{calls: calls(entry(1, 3, 13), entry(1, 4, 14), entry(2, 1, 21)), served: 2}, 1, 4, 2, nil},
+		{"into the next chunk", flow{calls: calls(entry(1, 3, 13), entry(2, 1, 21)), served: 2}, 2, 1, 2, nil},
 		{
-			"what has ended is passed, as far as the first that waits",
-			inLine{
+			"what has ended is skipped, as far as the first that waits",
+			flow{
 				calls: calls(entry(1, 4, 14), entry(2, 1, 21)), served: 1,
-				passed: []lines.Entry{entry(1, 3, 13), entry(1, 5, 15), entry(2, 2, 22)},
+				skipped: []backlog.Entry{entry(1, 3, 13), entry(1, 5, 15), entry(2, 2, 22)},
 			},
 			1, 5, 3,
 			[]int64{13, 15},
 		},
-		{"all have ended", inLine{passed: []lines.Entry{entry(1, 3, 13), entry(2, 1, 21)}}, 2, 1, 2, []int64{13, 21}},
+		{"all have ended", flow{skipped: []backlog.Entry{entry(1, 3, 13), entry(2, 1, 21)}}, 2, 1, 2, []int64{13, 21}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			c.line.Head, c.line.Taken = 1, 2
-			left, passed := c.line.left()
-			got := []any{left.From, left.Head, left.Taken, left.Gone, passed}
-			if diff := cmp.Diff([]any{int64(1), c.head, c.taken, c.gone, c.passed}, got); diff != "" {
+			c.f.Head, c.f.Consumed = 1, 2
+			left, skipped := c.f.advance()
+			got := []any{left.From, left.Head, left.Consumed, left.Removed, skipped}
+			if diff := cmp.Diff([]any{int64(1), c.head, c.consumed, c.removed, c.skipped}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

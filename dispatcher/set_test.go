@@ -45,7 +45,7 @@ func TestSetLimit(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT rate = 8 AND config_rate IS NULL AND config_window IS NULL FROM call_limits`)
 	s.want(`SELECT count(*) = 8 FROM call_open`)
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM call_limit_changes`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM call_limit_versions`)
 	s.want(`SELECT count(*) = 4 AND count(*) FILTER (WHERE by = 'tester') = 2 FROM call_audit WHERE what = 'limit' AND name = 'api'`)
 	s.verify()
 
@@ -170,8 +170,8 @@ func TestPauseDuringAClaim(t *testing.T) {
 	s.eventually(waitingSQL, 1)
 	if _, err := claim.Exec(t.Context(), `
 		WITH called AS (UPDATE call_queue SET status = 'dispatched', attempts = 1 WHERE id = 2)
-		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT 2, 1, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs FROM call_open`); err != nil {
+		INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT 2, 1, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs FROM call_open`); err != nil {
 		t.Fatal(err)
 	}
 	if err := claim.Commit(t.Context()); err != nil {

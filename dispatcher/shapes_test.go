@@ -142,7 +142,7 @@ func TestOverrides(t *testing.T) {
 	s.once(rules(rule))
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 	s.verify()
-	s.exec(`UPDATE call_limit_changes SET overrides = '{"big": 4}'`)
+	s.exec(`UPDATE call_limit_versions SET overrides = '{"big": 4}'`)
 	report, err := ledger.Verify(t.Context(), s.pool)
 	if err != nil {
 		t.Fatal(err)

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/hours"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
@@ -17,14 +17,14 @@ type snapshot struct {
 	queue     *policy.LockedQueue
 	now       time.Time // Postgres's clock
 	epoch     string
-	open      hours.All     // when the queue is
-	closes    *time.Time    // when its hours end; nil: it stays open
-	drained   lines.Taken   // from the inbox
-	from      int64         // no attempt of a smaller batch is open
-	lowest    *int64        // the smallest batch of an open attempt; nil: there is none
-	pools     *pools.Pools  // with the queue's label
-	pausedFor time.Duration // the queue, or one of its limits, as a whole
-	keyPauses bool          // some keys may be paused
+	open      hours.All       // when the queue is
+	closes    *time.Time      // when its hours end; nil: it stays open
+	drained   backlog.Drained // from the inbox
+	from      int64           // no attempt of a smaller batch is open
+	lowest    *int64          // the smallest batch of an open attempt; nil: there is none
+	pools     *pools.Pools    // with the queue's label
+	pausedFor time.Duration   // the queue, or one of its limits, as a whole
+	keyPauses bool            // some keys may be paused
 }
 
 // look takes the locks, reads the clock, takes in what is new and due, and looks at workers and pauses. A claim that ends
@@ -57,7 +57,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	if s.open, err = c.hours.All(s.queue.Hours); err != nil {
 		return nil, nil, err
 	}
-	if s.drained, err = lines.Intake(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
+	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
 		return nil, nil, err
 	}
 	s.from = c.lowWater.draw(s.epoch, s.queue.Batch)

@@ -11,10 +11,10 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -101,7 +101,7 @@ func (s *system) alive(slots int) { s.t.Helper(); s.aliveIn("http", slots, "http
 
 func (s *system) aliveIn(pool string, slots int, tasks ...string) {
 	s.t.Helper()
-	s.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+	s.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ($1, $1, $2, '{}', $3, clock_timestamp(), clock_timestamp() + interval '1 hour')`, pool, tasks, slots)
 }
 
@@ -289,7 +289,7 @@ func (s *system) claimAtOnce(dispatchers []*dispatcher.Dispatcher) {
 	s.t.Helper()
 	for _, queue := range one[[]string](s, `SELECT array_agg(name) FROM call_queues`) {
 		if err := pgx.BeginFunc(context.Background(), s.pool, func(tx pgx.Tx) error {
-			_, err := lines.Intake(context.Background(), tx, queue, time.Time{}, time.Now().Add(time.Hour))
+			_, err := backlog.Drain(context.Background(), tx, queue, time.Time{}, time.Now().Add(time.Hour))
 			return err
 		}); err != nil {
 			s.t.Fatal(err)

@@ -66,7 +66,7 @@ func TestVacuumOfARoleThatMayNot(t *testing.T) {
 		s.eventually(vacuumedSQL, 2)
 		return
 	}
-	const forbidden = "may not vacuum call_attempts, call_lines, call_news, call_open, call_queue, call_usage, call_waiting"
+	const forbidden = "may not vacuum call_attempts, call_flows, call_inbox, call_open, call_queue, call_usage, call_segments"
 	if err == nil || !strings.Contains(err.Error(), forbidden) {
 		t.Errorf("got %v, want that it %s", err, forbidden)
 	}

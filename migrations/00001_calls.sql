@@ -30,11 +30,14 @@ CREATE TABLE call_queue (
     key           text        DEFAULT '',
     unique_key    text,
     error_message text,
-    call_data     jsonb       DEFAULT '{}'
+    call_data     jsonb       DEFAULT '{}',
+    -- Set by an operator's retry: attempts up to this one no longer count, neither in failed_count nor as how the call
+    -- ended. NULL: never retried.
+    retried_after integer
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- No index may name what a claim, start or finish changes, not even in its predicate: their updates are
--- HOT. Waiting calls are found through lines (00003_lines.sql).
+-- HOT. Waiting calls are found through the backlog (00003_backlog.sql).
 
 -- Calls that may expire before they are claimed.
 CREATE INDEX call_queue_expires_idx ON call_queue (expires_at) WHERE expires_at IS NOT NULL;
@@ -47,16 +50,57 @@ CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) INCLUDE (queue) WHE
 CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'default'), unique_key)
     WHERE unique_key IS NOT NULL;
 
+-- A queue, task or key beyond 255 bytes is refused: no call can be made with it, and an index takes at most 2,704 bytes. So is a
+-- max_attempts that never ends. These are triggers, not CHECKs, which would refuse every change of rows that are there. Their
+-- WHEN costs a call a fraction of a microsecond.
+-- +goose StatementBegin
+CREATE FUNCTION callq_call_bounded() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.max_attempts > 1000 THEN
+        RAISE EXCEPTION 'max_attempts is %, more than 1000', NEW.max_attempts
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Nothing was written. NULL is what the queue says.';
+    END IF;
+    RAISE EXCEPTION '% is longer than 255 bytes', CASE
+            WHEN octet_length(NEW.queue) > 255 THEN 'queue'
+            WHEN octet_length(NEW.task) > 255 THEN 'task'
+            WHEN octet_length(NEW.key) > 255 THEN 'key'
+            ELSE 'unique_key'
+        END
+        USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Nothing was written. Shorten it; of a text that has to stay unique, take a digest, such as md5(...).';
+END $$;
+-- +goose StatementEnd
+
+CREATE TRIGGER call_queue_bounded AFTER INSERT ON call_queue
+    FOR EACH ROW
+    WHEN (octet_length(NEW.queue) > 255 OR octet_length(NEW.task) > 255 OR octet_length(NEW.key) > 255
+        OR octet_length(NEW.unique_key) > 255 OR NEW.max_attempts > 1000)
+    EXECUTE FUNCTION callq_call_bounded();
+
+CREATE TRIGGER call_queue_bounded_again AFTER UPDATE OF queue, task, key, unique_key ON call_queue
+    FOR EACH ROW
+    WHEN (octet_length(NEW.queue) > 255 AND NEW.queue IS DISTINCT FROM OLD.queue
+        OR octet_length(NEW.task) > 255 AND NEW.task IS DISTINCT FROM OLD.task
+        OR octet_length(NEW.key) > 255 AND NEW.key IS DISTINCT FROM OLD.key
+        OR octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key)
+    EXECUTE FUNCTION callq_call_bounded();
+
+CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON call_queue
+    FOR EACH ROW
+    WHEN (NEW.max_attempts > 1000 AND NEW.max_attempts IS DISTINCT FROM OLD.max_attempts)
+    EXECUTE FUNCTION callq_call_bounded();
+
 -- One row per open attempt: inserted by the claim, updated by the start, deleted by whatever
 -- closes the attempt. A call has at most one, which its primary key enforces. limits, keys and
 -- costs run in parallel: what the attempt is charged to. What the start sets stands last, so that the
 -- WAL holds no more of the row than that. batch is of the attempts that one claim opened; the numbers rise
--- in the order of the claims' commits (dispatcher/openfrom.go).
+-- in the order of the claims' commits (dispatcher/scan.go). acked_at is when the API's machine
+-- acknowledged all of the request; NULL: unknown.
 CREATE TABLE call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
-    parcel_no   integer     NOT NULL,
-    resend      integer     NOT NULL DEFAULT 0,
+    message_no   integer     NOT NULL,
+    redeliveries      integer     NOT NULL DEFAULT 0,
     batch       bigint      NOT NULL,
     cost        bigint      NOT NULL,
     claimed_at  timestamptz NOT NULL,
@@ -74,18 +118,28 @@ CREATE TABLE call_open (
     token       bigint,
     started_at  timestamptz,
     deadline    timestamptz,
-    worker      text
+    worker      text,
+    acked_at    timestamptz
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 CREATE INDEX call_open_batch_idx ON call_open (batch);
 
 CREATE SEQUENCE call_batch_seq;
 
+-- The latest moment at which an open attempt's request can reach the API: limit.Arrival.Until's formula for an
+-- attempt that is anchored at its start and has not ended. 5 seconds is limit.ResendMost. It is plain SQL, so that
+-- Postgres puts it in the place of its call.
+CREATE FUNCTION callq_open_until(started_at timestamptz, send_within interval, acked_at timestamptz, slack interval)
+RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN acked_at IS NULL THEN started_at + send_within + interval '5 seconds' + slack
+        ELSE greatest(acked_at, started_at + send_within + slack) END
+$$;
+
 -- The ledger: one row per attempt, written once, when the attempt closes. arrived_by is the
 -- latest moment at which its request can have reached the API (NULL: it was never sent);
 -- charged says, per limit, key and cost, until when the charge counts. cost is what was claimed, settled
--- what the handler said that it was (NULL: nothing; then cost counts). requests is what the write gate let
--- through (NULL where a handler of one's own sent by other means, or the worker was lost).
+-- what the handler reported (NULL: nothing; then cost counts). requests is what the write gate let
+-- through (NULL if a custom handler sent by other means, or the worker was lost).
 CREATE TABLE call_attempts (
     call_id     bigint      NOT NULL,
     attempt     integer     NOT NULL,
@@ -110,4 +164,6 @@ CREATE TABLE call_attempts (
 -- +goose Down
 DROP TABLE call_attempts, call_open, call_queue;
 DROP SEQUENCE call_batch_seq;
+DROP FUNCTION callq_call_bounded();
+DROP FUNCTION callq_open_until(timestamptz, interval, timestamptz, interval);
 DROP FUNCTION callq_epoch();

@@ -30,7 +30,7 @@ func TestDefinerFunctions(t *testing.T) {
 	want := []string{
 		"callq_call_waits_again search_path=public, pg_temp",
 		"callq_calls_inserted search_path=public, pg_temp",
-		"callq_prune_versions search_path=public, pg_temp",
+		"callq_purge_versions search_path=public, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",
 	}
 	if err != nil || !slices.Equal(got, want) {
@@ -91,7 +91,7 @@ func attached(t *testing.T, pool *pgxpool.Pool) {
 		}
 	}
 	var news int
-	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM public.call_news`).Scan(&news); err != nil || news > 0 {
+	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM public.call_inbox`).Scan(&news); err != nil || news > 0 {
 		t.Errorf("%d rows of news (%v)", news, err)
 	}
 }

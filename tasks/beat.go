@@ -57,9 +57,9 @@ func (w *Worker) beatOnce(ctx context.Context) error {
 }
 
 const beatSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, beat_at)
+INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, slots = excluded.slots, http = excluded.http`
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots, http = excluded.http`
 
 // leave says at once that the worker lives no more, so that nothing waits for its beats to be
 // missed. The row stays for a while: it says which pool was last seen.
@@ -71,4 +71,4 @@ func (w *Worker) leave() {
 	}
 }
 
-const leaveSQL = `UPDATE call_workers SET beat_at = beat_at - interval '6 seconds' WHERE id = $1`
+const leaveSQL = `UPDATE call_workers SET heartbeat_at = heartbeat_at - interval '1 minute' WHERE id = $1`

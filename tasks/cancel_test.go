@@ -129,7 +129,7 @@ func TestCancelWhileDraining(t *testing.T) {
 	<-begun
 	drained := make(chan struct{})
 	go func() { b.drain(); close(drained) }()
-	b.await(`SELECT beat_at < clock_timestamp() - interval '5 s' FROM call_workers`) // it has left
+	b.await(`SELECT heartbeat_at < clock_timestamp() - interval '5 s' FROM call_workers`) // it has left
 	b.cancel(id)
 	<-drained
 	if outcome, message, _ := b.ended(id, callqueue.StatusCancelled); outcome != "cancelled" {

@@ -37,10 +37,10 @@ func (b *bench) underTwo() {
 	b.await(`SELECT complete_since IS NOT NULL FROM call_limits`)
 	for _, sql := range []string{
 		`UPDATE call_limits SET anchor = 'start', slack = '1 min', send_within = '1 min'`,
-		`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_at,
-			published_by, complete_since, epoch)
-			SELECT 'ended', version, rate, window_size, per_key, count_cost, 'finish', slack, send_within, queues, published_at,
-			published_by, complete_since, epoch FROM call_limits`,
+		`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+			applied_by, complete_since, epoch)
+			SELECT 'ended', version, rate, window_size, per_key, count_cost, 'finish', slack, send_within, queues, applied_at,
+			applied_by, complete_since, epoch FROM call_limits`,
 		`UPDATE call_queues SET limits = '{api,ended}'`,
 	} {
 		if _, err := b.pool.Exec(b.t.Context(), sql); err != nil {
@@ -53,10 +53,10 @@ func (b *bench) underTwo() {
 func (b *bench) verifyAsSet() {
 	b.t.Helper()
 	for _, sql := range []string{
-		`TRUNCATE call_audit, call_limit_changes`,
-		`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within,
-			queues, published_by)
-			SELECT name, version, published_at - interval '1 hour', rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within, queues, 'test'
+		`TRUNCATE call_audit, call_limit_versions`,
+		`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within,
+			queues, applied_by)
+			SELECT name, version, applied_at - interval '1 hour', rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within, queues, 'test'
 			FROM call_limits`,
 	} {
 		if _, err := b.pool.Exec(b.t.Context(), sql); err != nil {

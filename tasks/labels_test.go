@@ -25,7 +25,7 @@ func TestLabelsAreBounded(t *testing.T) {
 		}
 	}
 	beat := func(labels []string) error {
-		_, err := pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+		_, err := pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 			VALUES (gen_random_uuid(), 'http', '{http}', $1, 1, now(), now())`, labels)
 		return err
 	}

@@ -157,5 +157,5 @@ const othersSQL = `
 SELECT w.http
 FROM call_workers w
 LEFT JOIN call_queues q ON q.name = $2
-WHERE w.beat_at > clock_timestamp() - interval '6 seconds' AND w.id <> $1 AND 'http' = ANY(w.tasks)
-  AND coalesce(q.on_label = '' OR q.on_label = ANY(w.labels), true)`
+WHERE callq_alive(w.heartbeat_at) AND w.id <> $1 AND 'http' = ANY(w.tasks)
+  AND coalesce(q.label = '' OR q.label = ANY(w.labels), true)`

@@ -72,7 +72,7 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	b := newBench(t, nil)
 	failsBeside := func(settings string, data string) bool {
 		t.Helper()
-		if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, beat_at)
+		if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 			VALUES ('other', 'http', '{http}', '{}', 0, nullif($1, '')::jsonb, now(), 'infinity')
 			ON CONFLICT (id) DO UPDATE SET http = excluded.http`, settings); err != nil {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	}
 	b.drain()
 	strict := b.addWorker(tasks.Config{HTTP: &tasks.HTTPConfig{}})
-	b.await(`SELECT count(*) = 2 FROM call_workers WHERE beat_at > now() - interval '6 seconds'`)
+	b.await(`SELECT count(*) = 2 FROM call_workers WHERE heartbeat_at > now() - interval '6 seconds'`)
 	for settings, fails := range map[string]bool{`{"private_hosts": ["127.0.0.0/8"]}`: false, `{"private_hosts": ["127.0.0.2"]}`: true} {
 		if failsBeside(settings, `{"url": "http://127.0.0.1:1"}`) != fails {
 			t.Errorf("beside one with %s: fails is not %t", settings, fails)
@@ -110,10 +110,10 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	if err := strict.Reload(tasks.HTTPConfig{AllowPrivate: true}); err != nil {
 		t.Fatal(err)
 	}
-	b.await(`SELECT bool_and(http ->> 'allow_private' = 'true') FROM call_workers WHERE id <> 'other' AND beat_at > now() - interval '6 seconds'`)
+	b.await(`SELECT bool_and(http ->> 'allow_private' = 'true') FROM call_workers WHERE id <> 'other' AND heartbeat_at > now() - interval '6 seconds'`)
 
 	// Nor can one make it that the queue's calls do not go to.
-	if _, err := b.pool.Exec(t.Context(), `UPDATE call_queues SET on_label = 'ip-a'`); err != nil {
+	if _, err := b.pool.Exec(t.Context(), `UPDATE call_queues SET label = 'ip-a'`); err != nil {
 		t.Fatal(err)
 	}
 	b.addWorker(tasks.Config{Labels: []string{"ip-a"}, HTTP: &tasks.HTTPConfig{AllowPrivate: true}})

@@ -26,7 +26,7 @@ INSERT INTO call_queue (queue, status, attempts, failed_count, key, error_messag
 UPDATE call_queue SET dispatched_at = now() WHERE attempts > 0;
 INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 SELECT id, 1, 1, 1, now(), now(), now(), now(), CASE id WHEN 1 THEN 'done' ELSE 'error' END, 'pay', 'http', 'k', '[]' FROM call_queue WHERE id IN (1, 2);
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, token, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, token, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '30 s', CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN now() + interval '1 h' END,
     CASE id WHEN 4 THEN 'w1' END, callq_epoch(), 'http', 'pay', 'http', 'k', '{}', '{}', '{}'
 FROM call_queue WHERE id IN (4, 8)`

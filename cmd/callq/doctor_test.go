@@ -63,7 +63,7 @@ func (w world) fresh(t *testing.T, name string) world {
 	owner.do("migrate", "up")
 	w.do("dispatch", "--once")
 	w.exec(`INSERT INTO call_dispatchers SELECT 'd', 'host/1', hash, now() + interval '1 hour' FROM call_policies`)
-	w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+	w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{}', 10, now(), now() + interval '1 hour')`)
 	return w
 }
@@ -101,7 +101,7 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 	const dispatched = `; INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1)`
-	const open = `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs, started_at, deadline)
+	const open = `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs, started_at, deadline)
 		SELECT id, 1, 0, 1, 1, now(), now(), now() - interval '1 minute', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}', `
 	const late = `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
 		SELECT n, 1, 1, now(), now(), now(), CASE WHEN n % 5 = 0 THEN 'not_sent' ELSE 'done' END, 'default', 'http', '', '[]' FROM generate_series(1, 60) AS n`
@@ -137,11 +137,11 @@ func TestDoctor(t *testing.T) {
 		}, "old snapshots", doctor.Problem, "prepared transaction it's", "ROLLBACK PREPARED 'it''s';"},
 		"dead rows":                    {sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
 		"no worker":                    {sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker lives", "callq work"},
-		"no dispatcher":                {sql(`UPDATE call_dispatchers SET beat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
+		"no dispatcher":                {sql(`UPDATE call_dispatchers SET heartbeat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
 		"dispatchers differ":           {sql(`INSERT INTO call_dispatchers VALUES ('b', 'host/2', 'other', now() + interval '1 hour')`), "rules", doctor.Problem, "another configuration than the one in force", "callq config apply"},
-		"workers differ":               {sql(`UPDATE call_workers SET http = '{"hosts": []}'; INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), beat_at, '{"hosts": ["x"]}' FROM call_workers`), "http settings", doctor.Problem, `on http_task.hosts (a call goes where any of them may send it, and back unsent from one that may not): `, "SIGHUP"},
+		"workers differ":               {sql(`UPDATE call_workers SET http = '{"hosts": []}'; INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), heartbeat_at, '{"hosts": ["x"]}' FROM call_workers`), "http settings", doctor.Problem, `on http_task.hosts (a call goes where any of them may send it, and back unsent from one that may not): `, "SIGHUP"},
 		"a task nobody handles":        {sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
-		"a label nobody carries":       {sql(`UPDATE call_queues SET on_label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
+		"a label nobody carries":       {sql(`UPDATE call_queues SET label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
 		"a queue that is not in force": {sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
 		"a running call's row is held": {func(w *world) {
 			w.exec(`INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1);` + open + `now(), now() + interval '1 day' FROM call_queue`)
@@ -167,8 +167,8 @@ func TestDoctor(t *testing.T) {
 		"attempts past their deadline":         {sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now(), now() - interval '1 minute' FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts are past their deadline", "callq maintain sweep"},
 		"a handler that does not return":       {sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "1 handlers run for longer than their queue's timeout", "--status dispatched"},
 		"attempts that nobody started":         {sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `NULL, NULL FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts were handed over", "callq maintain sweep"},
-		"calls in no line":                     {sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM call_news`), "calls in no line", doctor.Problem, "1 calls wait and are in no line", "callq maintain sweep"},
-		"lines_that_do_not_add_up":             {sql(`INSERT INTO call_lines (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no line", doctor.Problem, "1 lines do not add up", "callq maintain sweep"},
+		"calls in no line":                     {sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM call_inbox`), "calls in no line", doctor.Problem, "1 calls wait and are in no line", "callq maintain sweep"},
+		"broken_flows":             {sql(`INSERT INTO call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no line", doctor.Problem, "1 lines do not add up", "callq maintain sweep"},
 		"dispatched calls without an attempt":  {sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "1 calls are dispatched without an open attempt", "UPDATE call_queue SET status = 'new' WHERE id IN (1)"},
 		"more dead letters":                    {sql(`INSERT INTO call_queue (status, failed_at) SELECT 'failed', now() - n * interval '25 minutes' FROM generate_series(1, 3) AS n`), "dead letters", doctor.Note, "2 calls failed for good within the last hour, 1 in", "--status failed"},
 		"requests that are often not in time":  {sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},

@@ -128,7 +128,7 @@ func TestLimitsOpen(t *testing.T) {
 	t.Parallel()
 	w := published(t)
 	w.exec(`UPDATE call_limits SET complete_since = now(), per_key = false`)
-	w.exec(`UPDATE call_limit_changes SET per_key = false`)
+	w.exec(`UPDATE call_limit_versions SET per_key = false`)
 	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = now() WHERE name = 'stripe'`)
 	w.exec(`INSERT INTO call_usage VALUES ('stripe', '', now() - interval '1 min', 1, 96)`)
 	w.exec(`INSERT INTO call_queue (queue, cost) VALUES ('payments', 5)`)

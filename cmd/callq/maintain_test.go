@@ -37,7 +37,7 @@ func TestVacuumFull(t *testing.T) {
 		t.Errorf("while calls are due: exit code %d, %s", a.code, a.stderr)
 	}
 	w.exec(`UPDATE call_queue SET status = 'dispatched';
-		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '1 minute', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM call_queue`)
 	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "handed over or run (1)") {
 		t.Errorf("while a call is handed over: exit code %d, %s", a.code, a.stderr)
@@ -113,12 +113,12 @@ func TestSweep(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.do("enqueue")
-	w.exec(`DELETE FROM call_news`)
+	w.exec(`DELETE FROM call_inbox`)
 	w.do("dispatch", "--once")
 	if got := w.get("1"); got.Status != "new" {
 		t.Fatalf("without its news, the call is %s", got.Status)
 	}
-	const what = "calls_in_no_line"
+	const what = "orphaned_calls"
 	counts := func(args ...string) int64 {
 		for _, s := range decode[[]recovery.Recovered](t, w.do(append(args, "-o", "json")...)) {
 			if s.Kind == what {

@@ -54,9 +54,9 @@ func TestStatusOfCallsThatEndedInLine(t *testing.T) {
 func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 	t.Parallel()
 	w := published(t)
-	w.exec(`UPDATE call_queues SET on_label = 'ip-a';
+	w.exec(`UPDATE call_queues SET label = 'ip-a';
 		INSERT INTO call_queue (queue) VALUES ('payments');
-		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
 	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait\n"
 	if text := w.do("status"); !strings.Contains(text, says) {

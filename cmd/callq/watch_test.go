@@ -22,7 +22,7 @@ func TestStatusWatch(t *testing.T) {
 			var out, errs buffer
 			code := make(chan int, 1)
 			environ := w.environ()
-			w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
+			w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
 			go func() {
 				code <- run(ctx, []string{"status", "--watch", "--every", "100ms", "-o", output}, strings.NewReader(""), &out, &errs, environ)
 			}()

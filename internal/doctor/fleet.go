@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/report"
 )
@@ -29,7 +29,7 @@ func workers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 const workersSQL = `
 SELECT count(*), coalesce(sum(slots), 0), (SELECT count(*) FROM call_open WHERE started_at IS NOT NULL)
-FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds'`
+FROM call_workers WHERE callq_alive(heartbeat_at)`
 
 func dispatchers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	live, err := policy.Dispatchers(ctx, pool)
@@ -122,8 +122,8 @@ func unhandled(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 }
 
 var unhandledSQL = `
-WITH` + lines.WaitingSQL(lines.WithoutWorker) + `
-SELECT w.task, coalesce(q.on_label, '') AS label, sum(w.calls)::bigint AS waiting
+WITH` + backlog.WaitingSQL(backlog.WithoutWorker) + `
+SELECT w.task, coalesce(q.label, '') AS label, sum(w.calls)::bigint AS waiting
 FROM waiting w
 LEFT JOIN call_queues q ON q.name = w.queue
 WHERE w.calls > 0 AND w.task IS NOT NULL
@@ -153,7 +153,7 @@ func unknownQueues(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 // Also of what waits to be due: nobody would notice until then.
 var unknownQueuesSQL = `
-WITH` + lines.WaitingSQL(`NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)`) + `
+WITH` + backlog.WaitingSQL(`NOT EXISTS (SELECT FROM call_queues q WHERE q.name = t.queue)`) + `
 SELECT queue, sum(calls)::bigint AS waiting
 FROM waiting
 WHERE calls > 0 AND queue IS NOT NULL

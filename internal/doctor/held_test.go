@@ -11,7 +11,7 @@ import (
 func TestHeldByAnotherRole(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES (7, 1, 0, 1, 1, now(), now(), now(), '', 'http', 'q', 'http', '', '{}', '{}', '{}')`); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 )
 
 // What would stay as it is, were nobody to look.
@@ -43,24 +43,24 @@ func overdue(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 const overdueSQL = `
 SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timestamp() - interval '10 seconds'),
     count(*) FILTER (WHERE started_at IS NULL AND start_by < clock_timestamp() - interval '10 seconds'
-        AND EXISTS (SELECT FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds')),
+        AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at))),
     count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp() AND started_at < clock_timestamp() - interval '10 seconds'
         - (SELECT timeout FROM call_queues q WHERE q.name = o.queue))
 FROM call_open o`
 
 func astray(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	a, err := lines.FindAstray(ctx, pool, lookMost)
+	a, err := backlog.FindOrphans(ctx, pool, lookMost)
 	if err != nil {
 		return nil, err
 	}
 	var found []Finding
 	if a.Calls > 0 {
-		found = append(found, one(Problem, fmt.Sprintf("%d calls wait and are in no line, so no claim finds them",
+		found = append(found, one(Problem, fmt.Sprintf("%d calls wait and are in no flow, so no claim finds them",
 			a.Calls), sweepFix)...)
 	}
-	if a.Lines > 0 {
-		found = append(found, one(Problem, fmt.Sprintf("%d lines do not add up, so some of their calls may not be found",
-			a.Lines), sweepFix)...)
+	if a.Flows > 0 {
+		found = append(found, one(Problem, fmt.Sprintf("%d flows do not add up, so some of their calls may not be found",
+			a.Flows), sweepFix)...)
 	}
 	return found, nil
 }

@@ -174,7 +174,7 @@ func (r *killRun) keep(a oracle.Account, report []string) {
 		fmt.Fprintf(&requests, "%s %s\n", r.begun.Add(q.At).UTC().Format("15:04:05.000000"), q)
 	}
 	write("requests.txt", requests.String())
-	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage", "call_limits", "call_limit_changes", "call_clock_gains", "call_workers", "test_calls"} {
+	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage", "call_limits", "call_limit_versions", "call_clock_gains", "call_workers", "test_calls"} {
 		rows := read(r.stack, "SELECT to_jsonb(x)::text FROM "+table+" x ORDER BY 1", pgx.RowTo[string])
 		write(table+".jsonl", strings.Join(rows, "\n"))
 	}

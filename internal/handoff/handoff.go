@@ -29,9 +29,9 @@ type Message struct {
 	Attempts []Ref
 }
 
-// ID is the id of a claim's n-th message, sent for the resend-th time.
-func ID(epoch string, batch int64, n, resend int32) string {
-	return fmt.Sprintf("%s-%d-%d-%d", epoch, batch, n, resend)
+// ID is the id of a claim's n-th message, sent for the redeliveries-th time.
+func ID(epoch string, batch int64, n, redeliveries int32) string {
+	return fmt.Sprintf("%s-%d-%d-%d", epoch, batch, n, redeliveries)
 }
 
 // Ref names one attempt of one call. In JSON it is [call, attempt].
@@ -100,12 +100,12 @@ func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, er
 	return b, nil
 }
 
-const databaseSQL = `SELECT position FROM call_marks WHERE name = 'database'`
+const databaseSQL = `SELECT position FROM call_meta WHERE name = 'database'`
 
 // The id is drawn once, by whoever asks first, and stays with the data.
 const drawDatabaseSQL = `
-INSERT INTO call_marks (name, position) VALUES ('database', $1)
-ON CONFLICT (name) DO UPDATE SET position = call_marks.position
+INSERT INTO call_meta (name, position) VALUES ('database', $1)
+ON CONFLICT (name) DO UPDATE SET position = call_meta.position
 RETURNING position`
 
 // Queue is the name of a pool's Asynq queue.

@@ -176,7 +176,7 @@ func nonZero[T comparable](v T) *T {
 // not 1, and where it is 1 the limit counts now as it says (open.go does not tell those apart either).
 // After a failover what is charged ends in other buckets than what was charged before, and in shards below 0 where it
 // was open then (dispatcher/epoch.go).
-// Where units of a key came free sooner than could be foreseen, its lines are woken (internal/lines); that
+// Where units of a key came free sooner than could be foreseen, its lines are woken (internal/backlog); that
 // the call itself waits again is its trigger's to say.
 const closeSQL = `
 WITH asked AS MATERIALIZED (
@@ -259,7 +259,7 @@ WITH asked AS MATERIALIZED (
     ORDER BY 1, 2, 3, 4
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
 ), freed AS (
-    INSERT INTO call_news (queue, at, key)
+    INSERT INTO call_inbox (queue, at, key)
     SELECT queue, clock_timestamp(), key
     FROM (
         SELECT DISTINCT u.key,

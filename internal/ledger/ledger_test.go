@@ -27,18 +27,18 @@ func open(t *testing.T, pool *pgxpool.Pool) int64 {
 
 const openSQL = `
 WITH rule AS (
-    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, published_at, published_by,
+    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by,
         complete_since, epoch)
     VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq_epoch())
     ON CONFLICT DO NOTHING
 ), version AS (
-    INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, slack, send_within, queues, published_by)
+    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
     VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', '500 ms', '300 ms', '{default}', 'test')
     ON CONFLICT DO NOTHING
 ), call AS (
     INSERT INTO call_queue (status, attempts, dispatched_at, unique_key) VALUES ('dispatched', 1, now(), gen_random_uuid()) RETURNING id
 )
-INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
     queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(),
     'http', 'default', 'http', '', '{api}', '{""}', '{1}'

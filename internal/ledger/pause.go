@@ -126,9 +126,9 @@ func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string)
 
 const resumeSQL = `DELETE FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3`
 
-// The key's lines may have been put aside while it was paused (internal/lines).
+// The key's lines may have been put aside while it was paused (internal/backlog).
 const wakeKeySQL = `
-INSERT INTO call_news (queue, at, key)
+INSERT INTO call_inbox (queue, at, key)
 SELECT queue, clock_timestamp(), $3
 FROM (
     SELECT $2 AS queue WHERE $1 = 'queue'

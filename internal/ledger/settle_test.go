@@ -17,12 +17,12 @@ import (
 func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 	t.Helper()
 	id := open(t, pool)
-	exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
+	exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_at,
-			published_by, complete_since, epoch)
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+			applied_by, complete_since, epoch)
 			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
-		published_at, published_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
+		applied_at, applied_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
 	exec(t, pool, publishedSQL)
 	exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
 	exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
@@ -31,7 +31,7 @@ func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 
 // publishedSQL has the limits be as they are since an hour ago.
 const publishedSQL = `
-INSERT INTO call_limit_changes AS c (limit_name, version, in_force_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, published_by)
+INSERT INTO call_limit_versions AS c (limit_name, version, effective_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_by)
 SELECT name, 1, now() - interval '1 hour', rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, 'test' FROM call_limits
 ON CONFLICT (limit_name, version) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, count_cost = excluded.count_cost,
     anchor = excluded.anchor, slack = excluded.slack`

@@ -25,7 +25,7 @@ type Report struct {
 type LimitUse struct {
 	Limit   string        `json:"limit"`
 	Version int64         `json:"version"`
-	From    time.Time     `json:"in_force_from"`
+	From    time.Time     `json:"effective_from"`
 	Rate    int64         `json:"rate"`
 	Window  time.Duration `json:"window_ns"`
 	Shape   limit.Shape   `json:"shape"` // {}: a sliding window

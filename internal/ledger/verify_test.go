@@ -65,7 +65,7 @@ func history(t *testing.T) *pgxpool.Pool {
 	open(t, pool)                             // call 8, not started
 	start(t, pool, request(open(t, pool), 7)) // call 9, running
 	exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
-	exec(t, pool, `UPDATE call_limits SET count_cost = true, published_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	exec(t, pool, `UPDATE call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
 	exec(t, pool, publishedSQL)
 	return pool
 }
@@ -74,7 +74,7 @@ func history(t *testing.T) *pgxpool.Pool {
 func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	t.Helper()
 	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
 		SELECT id, attempts, 0, 1, 1, dispatched_at, clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
@@ -139,14 +139,14 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"dispatched without an open row", `DELETE FROM call_open WHERE call_id = 8`, []string{gaps, status}},
 		{"dispatched with the row of another attempt", `UPDATE call_open SET attempt = 2 WHERE call_id = 8`, []string{gaps, status}},
 		{"open, and waiting again", `UPDATE call_queue SET status = 'new' WHERE id = 9`, []string{status}},
-		{"more starts than the rate", `WITH now AS (UPDATE call_limits SET rate = 6) UPDATE call_limit_changes SET rate = 6`, []string{windows}},
+		{"more starts than the rate", `WITH now AS (UPDATE call_limits SET rate = 6) UPDATE call_limit_versions SET rate = 6`, []string{windows}},
 		{"an attempt of double cost", `UPDATE call_attempts SET cost = 5, charged = jsonb_set(charged, '{0,cost}', '5') WHERE call_id = 3`, []string{windows, usage}},
 		{"an open attempt of a high cost", `UPDATE call_open SET cost = 5, costs = '{5}' WHERE call_id = 9`, []string{windows}},
 		{"usage too low", `UPDATE call_usage SET used = used - 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
 		{"usage too high", `UPDATE call_usage SET used = used + 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
 		{"usage gone", `DELETE FROM call_usage`, []string{usage}},
-		{"usage too low, just published", `WITH fresh AS (UPDATE call_limits SET published_at = now(), complete_since = now()) DELETE FROM call_usage`, []string{usage}},
-		{"more usage, just published: it was counted under former rules", `WITH fresh AS (UPDATE call_limits SET published_at = now(), complete_since = now())
+		{"usage too low, just published", `WITH fresh AS (UPDATE call_limits SET applied_at = now(), complete_since = now()) DELETE FROM call_usage`, []string{usage}},
+		{"more usage, just published: it was counted under former rules", `WITH fresh AS (UPDATE call_limits SET applied_at = now(), complete_since = now())
 			UPDATE call_usage SET used = used + 1`, nil},
 		{"retried: how it failed before counts no longer", `UPDATE call_queue SET status = 'new', failed_count = 0, retried_after = attempts WHERE id = 5`, nil},
 		{"retried, and failures of before counted", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 5`, []string{failed}},
@@ -273,10 +273,10 @@ func TestVerifyWindows(t *testing.T) {
 		charges, changes := charges.Draw(rt, "charges"), changes.Draw(rt, "changes")
 		slices.SortFunc(changes, func(a, b change) int { return a.From - b.From })
 		var all pgx.Batch
-		all.Queue(`TRUNCATE call_attempts, call_open, call_limit_changes`)
+		all.Queue(`TRUNCATE call_attempts, call_open, call_limit_versions`)
 		for i, c := range charges {
 			if c.Open {
-				all.Queue(`INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+				all.Queue(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
 					VALUES ($1, 1, 0, 1, $3, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
 				continue
 			}
@@ -295,7 +295,7 @@ func TestVerifyWindows(t *testing.T) {
 				VALUES ($1, 1, $5, $6, $2, $2, $3, $7, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged), c.Cost, settled, at(c.Ended))
 		}
 		for i, v := range changes {
-			all.Queue(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+			all.Queue(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', $1, $2, nullif($3, 0), $4, true, 'test')`, i+1, at(v.From), v.Rate, time.Duration(v.Window)*time.Millisecond)
 		}
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
@@ -376,7 +376,7 @@ func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
 				SELECT i, 1, 6 - 5 * (i - 1), at, at, at, at, 'done', 'default', 'http', '',
 					jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', CASE WHEN %t THEN 1 ELSE 6 END, 'until', at))
 				FROM (SELECT i, now() - (3 - i) * interval '1 min' AS at FROM generate_series(1, 2) i) a`, c.byCost))
-			exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, count_cost, published_by)
+			exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', 1, now() - interval '1 day', 100, '1 h', NOT %[1]t, 'test'), ('api', 2, now() - interval '90 s', %[2]d, '1 h', %[1]t, 'test')`, c.byCost, c.rate))
 			report := verify(t, pool)
 			if most := report.Limits[1].Most; most != c.most {

@@ -16,10 +16,10 @@ import (
 func startedAt(t *testing.T, shape string, times ...string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, slack, send_within, queues, published_at, published_by, epoch)
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, slack, send_within, queues, applied_at, applied_by, epoch)
 		VALUES ('api', 1, 1, '10 s', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq_epoch())`, shape)
 	exec(t, pool, publishedSQL)
-	exec(t, pool, `UPDATE call_limit_changes SET in_force_from = '2025-12-31', shape = $1`, shape)
+	exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31', shape = $1`, shape)
 	exec(t, pool, `INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 		SELECT i, 1, 1, 1, at, at, at, at, 'done', 'default', 'http', '', jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', at))
 		FROM unnest($1::text[]) WITH ORDINALITY AS a (time, i) CROSS JOIN LATERAL (SELECT ('2026-01-01 ' || time)::timestamptz) t (at)`, times)
@@ -73,7 +73,7 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 	pool := startedAt(t, `{}`, "12:00:05", "12:00:05.5", "12:00:08")
 	exec(t, pool, `UPDATE call_limits SET window_size = '0', anchor = 'finish'`) // one at once
 	exec(t, pool, publishedSQL)
-	exec(t, pool, `UPDATE call_limit_changes SET in_force_from = '2025-12-31'`)
+	exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31'`)
 	exec(t, pool, `UPDATE call_attempts SET finished_at = started_at + interval '1 s', arrived_by = started_at + interval '1 s',
 		charged = jsonb_set(charged, '{0,until}', to_jsonb(started_at + interval '1 s'))`)
 	over := func() int { return len(verify(t, pool).Findings) }
@@ -97,10 +97,10 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:01")
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
 		SELECT 2, 1, 0, 1, 1, at, at, at, '500 ms', callq_epoch(), 'http', 'default', 'http', '', '{api}', '{""}', '{1}' FROM (VALUES ('2026-01-01 12:00:01'::timestamptz)) v (at)`)
 	exec(t, pool, `UPDATE call_limits SET version = 2, queues = '{other}'`)
-	exec(t, pool, `INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, slack, send_within, queues, published_by)
+	exec(t, pool, `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
 		SELECT name, 2, '2026-01-01 11:59:10', rate, window_size, slack, send_within, queues, 'test' FROM call_limits`)
 	if found := verify(t, pool).Findings; len(found) != 2 {
 		t.Errorf("found %+v without a step, want that both have another limit than their queue had", found)

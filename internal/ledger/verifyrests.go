@@ -48,7 +48,7 @@ func (v *verifier) restsOnLedger(ctx context.Context) error {
 }
 
 const marksSQL = `
-SELECT (SELECT at FROM call_marks WHERE name = 'ledger'), (SELECT max(at) FROM call_marks WHERE name LIKE 'epoch %')`
+SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM call_meta WHERE name LIKE 'epoch %')`
 
 func (v *verifier) restsOnClock() {
 	gains, losses := v.listSteps(v.gains), v.listSteps(v.losses)

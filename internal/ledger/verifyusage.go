@@ -44,7 +44,7 @@ func (v *verifier) readUsed(ctx context.Context) error {
 
 const usedSQL = `
 SELECT name, queues, complete_since, per_key, count_cost, coalesce(bucket_width, window_size / 200) AS width, $1::timestamptz - window_size AS from_then,
-    greatest(published_at, known_at) > $1::timestamptz - 2 * window_size - interval '1 minute' AS fresh
+    greatest(applied_at, known_at) > $1::timestamptz - 2 * window_size - interval '1 minute' AS fresh
 FROM call_limits
 WHERE complete_since IS NOT NULL AND window_size > '0'`
 

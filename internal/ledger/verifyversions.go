@@ -17,7 +17,7 @@ import (
 type version struct {
 	Limit      string           `db:"limit_name"`
 	Version    int64            `db:"version"`
-	From       time.Time        `db:"in_force_from"`
+	From       time.Time        `db:"effective_from"`
 	Taken      bool             `db:"taken"` // the limit was taken away
 	Rate       int64            `db:"rate"`
 	Window     time.Duration    `db:"window_size"` // 0: a concurrency limit
@@ -29,7 +29,7 @@ type version struct {
 	Slack      time.Duration    `db:"slack"`
 	SendWithin time.Duration    `db:"send_within"`
 	Queues     []string         `db:"queues"`
-	By         string           `db:"published_by"`
+	By         string           `db:"applied_by"`
 }
 
 func (r version) inForce() limit.Rate {
@@ -125,10 +125,10 @@ func (v *verifier) shownTwice(t time.Time) bool {
 }
 
 const versionsSQL = `
-SELECT limit_name, version, in_force_from, rate IS NULL AS taken, coalesce(rate, 0) AS rate, coalesce(window_size, '0') AS window_size, shape, per_key, overrides,
+SELECT limit_name, version, effective_from, rate IS NULL AS taken, coalesce(rate, 0) AS rate, coalesce(window_size, '0') AS window_size, shape, per_key, overrides,
     count_cost, coalesce(anchor, '') AS anchor, coalesce(slack, '0') AS slack, coalesce(send_within, '0') AS send_within,
-    coalesce(queues, '{}') AS queues, published_by
-FROM call_limit_changes
+    coalesce(queues, '{}') AS queues, applied_by
+FROM call_limit_versions
 ORDER BY limit_name, version`
 
 // queueHistory is which limits a queue had, from when on.
@@ -202,7 +202,7 @@ func (v *verifier) checkVersions(ctx context.Context) error {
 
 const versionGapsSQL = `
 SELECT limit_name, 'version ' || version + 1 || CASE WHEN next = version + 2 THEN ' is' ELSE ' to ' || next - 1 || ' are' END || ' missing' AS detail
-FROM (SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_changes) c
+FROM (SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_versions) c
 WHERE next > version + 1
 ORDER BY limit_name, version`
 
@@ -220,7 +220,7 @@ SELECT coalesce(l.name, c.limit_name) AS limit_name, CASE
         CASE WHEN l.queues IS DISTINCT FROM c.queues THEN 'queues' END)
     END AS detail
 FROM call_limits l
-FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM call_limit_changes ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
+FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM call_limit_versions ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
 WHERE l.name IS NULL OR c.limit_name IS NULL
    OR (l.version, coalesce(c.rate, l.rate), l.window_size, l.shape, l.per_key, l.overrides, l.count_cost, l.anchor, l.slack, l.send_within, l.queues)
       IS DISTINCT FROM (c.version, l.rate, c.window_size, c.shape, c.per_key, c.overrides, c.count_cost, c.anchor, c.slack, c.send_within, c.queues)
@@ -270,11 +270,11 @@ func (v *verifier) checkAudit(ctx context.Context) error {
 // writes the audit, and the clock may be set in it.
 const auditSQL = `
 SELECT c.limit_name, c.version, coalesce(array_agg(a.change) FILTER (WHERE a.change IS NOT NULL), '{}')
-FROM call_limit_changes c
+FROM call_limit_versions c
 LEFT JOIN call_audit a ON a.what = 'limit' AND a.name = c.limit_name AND a.change !~ '^(paused|resumed)'
-    AND a.at BETWEEN c.in_force_from - interval '1 minute' AND c.in_force_from + interval '1 minute'
+    AND a.at BETWEEN c.effective_from - interval '1 minute' AND c.effective_from + interval '1 minute'
 CROSS JOIN (SELECT min(at) AS at, min(id) AS id FROM call_audit) first
-WHERE first.id = 1 OR c.in_force_from >= first.at
+WHERE first.id = 1 OR c.effective_from >= first.at
 GROUP BY 1, 2`
 
 const removed = "removed"

@@ -80,7 +80,7 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fun
 	if err != nil {
 		return purged, fmt.Errorf("purge attempts: %w", err)
 	}
-	if _, err := pool.Exec(ctx, `SELECT callq_prune_versions()`); err != nil {
+	if _, err := pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {
 		return purged, fmt.Errorf("remove versions of limits: %w", err)
 	}
 	return purged, nil
@@ -158,11 +158,11 @@ func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int
 
 // placeSQL locks the place of a walk: one batch at a time.
 const placeSQL = `
-INSERT INTO call_marks AS m (name, position) VALUES ($1, 0)
+INSERT INTO call_meta AS m (name, position) VALUES ($1, 0)
 ON CONFLICT (name) DO UPDATE SET position = m.position
 RETURNING position`
 
-const moveSQL = `UPDATE call_marks SET position = coalesce($2, 0) WHERE name = $1`
+const moveSQL = `UPDATE call_meta SET position = coalesce($2, 0) WHERE name = $1`
 
 // oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
 const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
@@ -211,7 +211,7 @@ WITH seen AS MATERIALIZED (
       AND ` + outOfReach + `
     RETURNING a.arrived_by
 ), marked AS (
-    INSERT INTO call_marks AS m (name, at)
+    INSERT INTO call_meta AS m (name, at)
     SELECT 'ledger', max(arrived_by) FROM removed HAVING max(arrived_by) IS NOT NULL
     ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
 )

@@ -26,7 +26,7 @@ func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 func busyTables() []string {
-	return []string{"call_queue", "call_news", "call_lines", "call_waiting", "call_open", "call_attempts", "call_usage"}
+	return []string{"call_queue", "call_inbox", "call_flows", "call_segments", "call_open", "call_attempts", "call_usage"}
 }
 
 // Postgres passes over a table that a role may not vacuum with no more than a warning.
@@ -72,7 +72,7 @@ func VacuumNeeded(ctx context.Context, pool *pgxpool.Pool) error {
 const vacuumNeededSQL = `
 SELECT c.relname
 FROM (VALUES ('call_open', 2000, 1.0), ('call_usage', 2000, 0.5), ('call_queue', 20000, 0.1),
-    ('call_news', 2000, 0.5), ('call_lines', 2000, 0.5), ('call_waiting', 2000, 0.5)) AS t (name, least, share)
+    ('call_inbox', 2000, 0.5), ('call_flows', 2000, 0.5), ('call_segments', 2000, 0.5)) AS t (name, least, share)
 JOIN pg_class c ON c.oid = to_regclass(t.name)
 JOIN pg_stat_user_tables s ON s.relid = c.oid
 WHERE s.n_dead_tup > t.least + t.share * s.n_live_tup

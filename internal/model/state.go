@@ -76,7 +76,7 @@ type limitRow struct {
 	epoch   int8
 	missing int8    // missing_until
 	known   int8    // what was charged at known_at, and counted
-	force   [2]int8 // in_force_from of versions 1 and 2
+	force   [2]int8 // effective_from of versions 1 and 2
 }
 
 // seen is what is true of an attempt outside of Postgres.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -66,7 +66,7 @@ type application struct {
 // lock lets one applier through at a time; claims do not take this lock. If this process freezes while it holds the
 // lock, Postgres ends its transaction: claims and other appliers wait for it.
 func (a *application) lock(ctx context.Context) error {
-	lock := rowLock{name: "publish", wait: true}
+	lock := rowLock{name: "apply", wait: true}
 	var batch pgx.Batch
 	batch.Queue(`SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`)
 	lock.queue(&batch)
@@ -140,7 +140,7 @@ func (a *application) record(ctx context.Context) error {
 			return fmt.Errorf("write the audit: %w", err)
 		}
 	}
-	if err := lines.WakeAll(ctx, a.tx, a.wake); err != nil {
+	if err := backlog.WakeAll(ctx, a.tx, a.wake); err != nil {
 		return err
 	}
 	if len(a.put)+len(a.dropped) > 0 {
@@ -163,9 +163,9 @@ func (a *application) record(ctx context.Context) error {
 const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`
 
 const recordSQL = `
-INSERT INTO call_limit_changes (limit_name, version, in_force_from, rate, window_size, shape, per_key, overrides, count_cost,
-    anchor, slack, send_within, queues, published_by)
+INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides, count_cost,
+    anchor, slack, send_within, queues, applied_by)
 SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, shape, per_key, overrides, count_cost,
-    anchor, slack, send_within, queues, published_by
+    anchor, slack, send_within, queues, applied_by
 FROM call_limits
 WHERE name = ANY($1) OR name = ANY($2)`

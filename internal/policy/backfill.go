@@ -103,5 +103,5 @@ GROUP BY 1, 2, 3`
 const openLimitSQL = `
 UPDATE call_limits
 SET complete_since = clock_timestamp(), known_at = NULL,
-    missing_until = greatest(missing_until, (SELECT at FROM call_marks WHERE name = 'ledger'))
+    missing_until = greatest(missing_until, (SELECT at FROM call_meta WHERE name = 'ledger'))
 WHERE name = $1`

@@ -54,10 +54,10 @@ func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error 
 const budgetRowsSQL = `SELECT name, rate, window_size, burst, on_outage FROM call_budgets`
 
 const putBudgetSQL = `
-INSERT INTO call_budgets (name, rate, window_size, burst, on_outage, published_at, published_by)
+INSERT INTO call_budgets (name, rate, window_size, burst, on_outage, applied_at, applied_by)
 VALUES (@name, @rate, @window, @burst, @on_outage, clock_timestamp(), @by)
 ON CONFLICT (name) DO UPDATE
 SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst, on_outage = excluded.on_outage,
-    published_at = excluded.published_at, published_by = excluded.published_by`
+    applied_at = excluded.applied_at, applied_by = excluded.applied_by`
 
 const dropBudgetSQL = `DELETE FROM call_budgets WHERE name = $1`

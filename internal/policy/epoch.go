@@ -48,9 +48,9 @@ const lockFormerSQL = `SELECT FROM call_limits WHERE epoch <> callq_epoch() ORDE
 // before. Whoever is second finds the first's row.
 const noteEpochSQL = `
 WITH former AS (
-    DELETE FROM call_marks WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name
+    DELETE FROM call_meta WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name
 )
-INSERT INTO call_marks (name, at)
+INSERT INTO call_meta (name, at)
 SELECT 'epoch ' || callq_epoch(), CASE
     WHEN EXISTS (SELECT FROM former) OR EXISTS (SELECT FROM call_limits WHERE epoch <> callq_epoch()) THEN clock_timestamp() END
 ON CONFLICT (name) DO NOTHING`
@@ -82,7 +82,7 @@ func missAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
 const missAfterFailoverSQL = `
 UPDATE call_limits l
 SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
-FROM call_marks m
+FROM call_meta m
 WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1)
   AND (l.missing_until IS NOT NULL OR l.complete_since IS NULL) -- else an operator has opened it`
 
@@ -111,7 +111,7 @@ func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time
 }
 
 const restoredSQL = `
-INSERT INTO call_marks AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_timestamp())
+INSERT INTO call_meta AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
 
 // mayArriveForSQL is for how long after a failover a request of the old server may arrive. A handler whose claim or start

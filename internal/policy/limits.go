@@ -110,28 +110,28 @@ func (a *application) putLimit(ctx context.Context, was *limitRow, l limitRow) e
 	return nil
 }
 
-// published_at is read once the row is locked: claims under the former version came before it.
+// applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
     slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape,
-    published_at, published_by, complete_since, epoch)
+    applied_at, applied_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, @overrides::jsonb, @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[], @config_rate::bigint, @config_window::interval, @config_shape::jsonb,
     clock_timestamp(), @by, NULL, callq_epoch()
-FROM call_limit_changes c WHERE c.limit_name = @name
+FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
     bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides, count_cost = excluded.count_cost,
     config_rate = excluded.config_rate, config_window = excluded.config_window, config_shape = excluded.config_shape,
     anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues,
-    published_at = clock_timestamp(), published_by = excluded.published_by,
+    applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`
 
 const dropLimitSQL = `
 UPDATE call_limits
-SET version = version + 1, queues = '{}', published_at = clock_timestamp(), published_by = $2
+SET version = version + 1, queues = '{}', applied_at = clock_timestamp(), applied_by = $2
 WHERE name = $1`
 
 const limitRowsSQL = `

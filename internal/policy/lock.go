@@ -85,7 +85,7 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 	if err != nil {
 		return nil, fmt.Errorf("lock the queue: %w", err)
 	}
-	capacity := rowLock{name: "room", wait: wait}
+	capacity := rowLock{name: "capacity", wait: wait}
 	var locks pgx.Batch
 	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
@@ -108,7 +108,7 @@ SELECT set_config('synchronous_commit', 'on', true),
     set_config('idle_in_transaction_session_timeout', $1, true)` // a frozen claim stops all others
 
 // LockQueueSQL does not lock FOR SHARE: claims that overlap would keep an applier waiting for ever.
-const LockQueueSQL = `SELECT limits, on_label, served_key, hours FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 
 // LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database.
 const LockLimitsSQL = `

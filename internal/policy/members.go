@@ -12,10 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// HeartbeatEvery is the interval at which a live dispatcher writes its heartbeat. After three missed ones it counts as dead.
+// HeartbeatEvery is how often a live dispatcher writes its heartbeat. It may miss three (callq_alive).
 const HeartbeatEvery = 2 * time.Second
-
-const memberFor = 3 * HeartbeatEvery
 
 // Member is a dispatcher process: a row of call_dispatchers, with the hash of the policy in its own file.
 // So everybody sees which processes carry another file than the one in force.
@@ -80,7 +78,7 @@ func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, j Joining) (change
 
 // The process that joined last decides. enqueue_call reads it.
 const noteMaxDataSQL = `
-INSERT INTO call_marks AS m (name, position) VALUES ('max_data', $1)
+INSERT INTO call_meta AS m (name, position) VALUES ('max_data', $1)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
 
 // Heartbeat says that the process is alive, and which policy its file has. It returns the names of the live
@@ -98,8 +96,8 @@ func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (ot
 }
 
 const heartbeatSQL = `
-INSERT INTO call_dispatchers (id, name, policy, beat_at) VALUES ($1, $2, $3, clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, beat_at = excluded.beat_at`
+INSERT INTO call_dispatchers (id, name, policy, heartbeat_at) VALUES ($1, $2, $3, clock_timestamp())
+ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, heartbeat_at = excluded.heartbeat_at`
 
 // Leave removes the process's row, so that nobody has to wait for missed heartbeats.
 func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
@@ -117,7 +115,7 @@ type Dispatcher struct {
 
 // Dispatchers reads the live dispatchers.
 func Dispatchers(ctx context.Context, db ledger.DB) ([]Dispatcher, error) {
-	rows, err := db.Query(ctx, dispatchersSQL, memberFor)
+	rows, err := db.Query(ctx, dispatchersSQL)
 	if err != nil {
 		return nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
@@ -131,7 +129,7 @@ func Dispatchers(ctx context.Context, db ledger.DB) ([]Dispatcher, error) {
 const dispatchersSQL = `
 SELECT name, policy IS NOT DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) AS effective
 FROM call_dispatchers
-WHERE beat_at > clock_timestamp() - $1::interval
+WHERE callq_alive(heartbeat_at)
 ORDER BY name, id`
 
 // OnOtherPolicy returns the names of those whose file differs from what is in force.

@@ -16,19 +16,25 @@ func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time
 	if err != nil {
 		return nil, fmt.Errorf("read what was known to be charged: %w", err)
 	}
-	known, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
+	type of struct{ name, key string }
+	charged := map[of]int64{}
+	var at of
+	var units int64
+	if _, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &units}, func() error { charged[at] = units; return nil }); err != nil {
 		return nil, fmt.Errorf("read what was known to be charged: %w", err)
+	}
+	known := make([]int64, len(names))
+	for i := range names {
+		known[i] = charged[of{names[i], keys[i]}]
 	}
 	return known, nil
 }
 
 // What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.
 const knownSQL = `
-SELECT coalesce(sum(u.used), 0)::bigint
-FROM unnest($1::text[], $2::text[], $3::timestamptz[]) WITH ORDINALITY AS a (name, key, since, n)
-LEFT JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l ON true
-LEFT JOIN call_usage u ON u.limit_name = ANY (ARRAY[l.name]) AND u.key = a.key AND u.bucket > a.since
-    AND u.bucket <= l.known_at + coalesce(l.bucket_width, l.window_size / 200) AND u.shard >= 0
-GROUP BY a.n
-ORDER BY a.n`
+SELECT a.name, a.key, coalesce(sum(u.used) FILTER (WHERE u.shard >= 0), 0)::bigint
+FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
+CROSS JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l
+JOIN call_usage u ON u.limit_name = ANY (ARRAY[l.name]) AND u.key = a.key AND u.bucket > a.since
+    AND u.bucket <= l.known_at + coalesce(l.bucket_width, l.window_size / 200)
+GROUP BY 1, 2`

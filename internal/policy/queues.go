@@ -13,7 +13,7 @@ import (
 type queueRow struct {
 	Name        string        `db:"name"`
 	Limits      []string      `db:"limits"`
-	On          string        `db:"on_label"`
+	On          string        `db:"label"`
 	MaxAttempts int           `db:"max_attempts"`
 	BackoffMin  time.Duration `db:"backoff_min"`
 	BackoffMax  time.Duration `db:"backoff_max"`
@@ -66,14 +66,14 @@ func (row queueRow) equal(q Queue) bool {
 }
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
+INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
 VALUES (@name, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours)
 ON CONFLICT (name) DO UPDATE
-SET limits = excluded.limits, on_label = excluded.on_label, max_attempts = excluded.max_attempts,
+SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts,
     backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost,
     hours = excluded.hours`
 
 const dropQueueSQL = `DELETE FROM call_queues WHERE name = $1`
 
 const queueRowsSQL = `
-SELECT name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours FROM call_queues ORDER BY name`
+SELECT name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours FROM call_queues ORDER BY name`

@@ -186,8 +186,8 @@ func (p *Pool) Packing(m int) int {
 // may be missed. One without slots takes nothing: its Asynq queue is paused.
 const SQL = `
 WITH workers AS (
-    SELECT pool, tasks, labels, slots, beat_at > clock_timestamp() - interval '6 seconds' AS beats,
-        beat_at > clock_timestamp() - interval '6 seconds' AND slots > 0 AS live
+    SELECT pool, tasks, labels, slots, callq_alive(heartbeat_at) AS beats,
+        callq_alive(heartbeat_at) AND slots > 0 AS live
     FROM call_workers
 ), pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,

@@ -129,7 +129,7 @@ func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 }
 
 const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
-    AND EXISTS (SELECT 1 FROM call_workers WHERE beat_at > clock_timestamp() - interval '6 seconds')`
+    AND EXISTS (SELECT 1 FROM call_workers WHERE callq_alive(heartbeat_at))`
 
 // overdueCountSQL needs the same conditions.
 const overdueCountSQL = `SELECT count(*) FROM call_open o WHERE `

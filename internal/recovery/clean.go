@@ -52,8 +52,8 @@ DELETE FROM call_clock_gains
 WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM call_limits) - $1::interval
     - CASE WHEN by > '0' THEN interval '1 day' ELSE interval '1 year' END`
 
-const cleanWorkersSQL = `DELETE FROM call_workers WHERE beat_at < clock_timestamp() - interval '1 day'`
+const cleanWorkersSQL = `DELETE FROM call_workers WHERE heartbeat_at < clock_timestamp() - interval '1 day'`
 
 // A heartbeat that lies ahead is older than the clock's last step back. A live dispatcher's row is back at its next one.
 const cleanDispatchersSQL = `
-DELETE FROM call_dispatchers WHERE beat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`
+DELETE FROM call_dispatchers WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`

@@ -11,8 +11,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -79,8 +79,8 @@ func (r *Recoverer) steps() []step {
 }
 
 const (
-	kindCalls = "calls_in_no_line"
-	kindLines = "lines_that_do_not_add_up"
+	kindCalls = "orphaned_calls"
+	kindFlows = "broken_flows"
 )
 
 // PostgresAway notes that Postgres did not answer. For a while nothing counts as lost, so that workers can first record
@@ -123,8 +123,8 @@ func (r *Recoverer) All(ctx context.Context, v View) ([]Recovered, error) {
 			done = append(done, of)
 		}
 	}
-	mended, err := lines.Mend(ctx, r.Pool)
-	return append(done, Recovered{kindLines, mended.Lines}, Recovered{kindCalls, mended.Calls}), err
+	repaired, err := backlog.Repair(ctx, r.Pool)
+	return append(done, Recovered{kindFlows, repaired.Flows}, Recovered{kindCalls, repaired.Calls}), err
 }
 
 // DryRun counts what All would recover, and changes nothing. It cannot know how many calls of broken lines are in no other
@@ -141,8 +141,8 @@ func (r *Recoverer) DryRun(ctx context.Context, v View) ([]Recovered, error) {
 		}
 		found = append(found, Recovered{s.kind, n})
 	}
-	astray, err := lines.FindAstray(ctx, r.Pool, 0)
-	return append(found, Recovered{kindLines, astray.Lines}, Recovered{kindCalls, astray.Calls}), err
+	orphans, err := backlog.FindOrphans(ctx, r.Pool, 0)
+	return append(found, Recovered{kindFlows, orphans.Flows}, Recovered{kindCalls, orphans.Calls}), err
 }
 
 func (r *Recoverer) counting(sql string) func(context.Context, View) (int64, error) {

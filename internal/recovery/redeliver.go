@@ -11,15 +11,15 @@ import (
 
 // handed is a message whose attempts have waited too long for a start.
 type handed struct {
-	Pool     string  `db:"pool"`
-	Task     string  `db:"task"`
-	On       string  `db:"on_label"`
-	Epoch    string  `db:"epoch"`
-	Batch    int64   `db:"batch"`
-	ParcelNo int32   `db:"parcel_no"`
-	Resend   int32   `db:"resend"`
-	CallIDs  []int64 `db:"call_ids"`
-	Attempts []int32 `db:"attempts"`
+	Pool         string  `db:"pool"`
+	Task         string  `db:"task"`
+	On           string  `db:"label"`
+	Epoch        string  `db:"epoch"`
+	Batch        int64   `db:"batch"`
+	MessageNo    int32   `db:"message_no"`
+	Redeliveries int32   `db:"redeliveries"`
+	CallIDs      []int64 `db:"call_ids"`
+	Attempts     []int32 `db:"attempts"`
 }
 
 // redeliver hands over again what Redis no longer has. The message gets a new id, because the old one may yet turn up. The
@@ -76,7 +76,7 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]undelivered, err
 					return nil, err
 				}
 			}
-			if inRedis[to][handoff.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend)] {
+			if inRedis[to][handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries)] {
 				continue
 			}
 		}
@@ -86,24 +86,24 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]undelivered, err
 }
 
 const handedSQL = `
-SELECT o.pool, o.task, coalesce(q.on_label, '') AS on_label, o.epoch, o.batch, o.parcel_no, o.resend,
+SELECT o.pool, o.task, coalesce(q.label, '') AS label, o.epoch, o.batch, o.message_no, o.redeliveries,
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
 FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
 WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval AND o.epoch = (SELECT callq_epoch())
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 
-// readdress takes the next resend number, before the message is sent: should the sending fail, a
+// readdress takes the next redeliveries number, before the message is sent: should the sending fail, a
 // later sweep does not find the new number in Redis.
 func (r *Recoverer) readdress(ctx context.Context, h handed, pool string) (handoff.Message, error) {
 	rows, err := r.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
-		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "resend": h.Resend, "pool": pool,
+		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "redeliveries": h.Redeliveries, "pool": pool,
 	})
 	if err != nil {
 		return handoff.Message{}, err
 	}
 	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[handoff.Ref])
-	return handoff.Message{Pool: pool, ID: handoff.ID(h.Epoch, h.Batch, h.ParcelNo, h.Resend+1), Task: h.Task, Attempts: refs}, err
+	return handoff.Message{Pool: pool, ID: handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries+1), Task: h.Task, Attempts: refs}, err
 }
 
 // IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
@@ -114,10 +114,10 @@ WITH locked AS MATERIALIZED (
     ORDER BY call_id FOR UPDATE
 )
 UPDATE call_open o
-SET resend = o.resend + 1, handed_at = clock_timestamp(), pool = @pool
+SET redeliveries = o.redeliveries + 1, handed_at = clock_timestamp(), pool = @pool
 FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt
-  AND o.batch IS NOT DISTINCT FROM @batch AND o.resend = @resend AND o.started_at IS NULL
+  AND o.batch IS NOT DISTINCT FROM @batch AND o.redeliveries = @redeliveries AND o.started_at IS NULL
 RETURNING o.call_id, o.attempt`
 
 func (r *Recoverer) countUndelivered(ctx context.Context, v View) (n int64, err error) {

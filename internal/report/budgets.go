@@ -20,8 +20,8 @@ type Budget struct {
 	OnOutage  string        `json:"on_outage" db:"on_outage"`
 	Free      *int64        `json:"free" db:"-"`       // now, as Redis has it; nil: it does not answer
 	Waiting   time.Duration `json:"waiting_ns" db:"-"` // until the last of the draws that wait has its units
-	ChangedAt time.Time     `json:"changed_at" db:"published_at"`
-	ChangedBy string        `json:"changed_by" db:"published_by"`
+	ChangedAt time.Time     `json:"changed_at" db:"applied_at"`
+	ChangedBy string        `json:"changed_by" db:"applied_by"`
 
 	Unknown string `json:"-" db:"-"` // why Free is
 }
@@ -50,4 +50,4 @@ func ReadBudgets(ctx context.Context, db ledger.DB) ([]Budget, error) {
 	return budgets, nil
 }
 
-const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage, published_at, published_by FROM call_budgets ORDER BY name`
+const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage, applied_at, applied_by FROM call_budgets ORDER BY name`

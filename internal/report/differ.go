@@ -44,6 +44,6 @@ const httpSettingsSQL = `
 SELECT s.key, s.value::text AS value, array_agg(w.id ORDER BY w.started_at, w.id) AS by
 FROM call_workers w
 CROSS JOIN jsonb_each(w.http) s
-WHERE w.beat_at > clock_timestamp() - interval '6 seconds'
+WHERE callq_alive(w.heartbeat_at)
 GROUP BY 1, 2
 ORDER BY min(w.started_at), 2`

@@ -77,13 +77,13 @@ func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
 const openSQL = `
 SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
     (SELECT count(*) FROM call_workers w
-     WHERE w.pool = o.pool AND w.beat_at > clock_timestamp() - interval '6 seconds') AS takers,
+     WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)) AS takers,
     (SELECT coalesce(sum(w.slots), 0) FROM call_workers w
-     WHERE w.pool = o.pool AND w.beat_at > clock_timestamp() - interval '6 seconds') AS slots
+     WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)) AS slots
 FROM call_open o
 WHERE call_id = $1`
 
-const ruleSQL = `SELECT limits, on_label, hours FROM call_queues WHERE name = $1`
+const ruleSQL = `SELECT limits, label, hours FROM call_queues WHERE name = $1`
 
 // The pause of a whole limit is part of the limit's state.
 const callPausesSQL = `
@@ -97,7 +97,7 @@ const workforceSQL = `
 WITH handle AS (
     SELECT id, slots, $2::text = '' OR $2 = ANY(labels) AS fits
     FROM call_workers
-    WHERE beat_at > clock_timestamp() - interval '6 seconds' AND $1::text = ANY(tasks)
+    WHERE callq_alive(heartbeat_at) AND $1::text = ANY(tasks)
 )
 SELECT count(*) AS handle, count(*) FILTER (WHERE fits) AS fit, coalesce(sum(slots) FILTER (WHERE fits), 0) AS slots,
     (SELECT count(*) FROM call_open o JOIN handle h ON h.id = o.worker

@@ -10,7 +10,7 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 )
 
 // Forecast is until when a limit is kept busy by what waits for it now.
@@ -137,7 +137,7 @@ func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
 
 // What ended last is looked at for cost and time. Keys are told apart only where a limit is per key.
 var demandSQL = `
-WITH` + lines.WaitingSQL("true") + `, limits AS (
+WITH` + backlog.WaitingSQL("true") + `, limits AS (
     SELECT name, per_key, queues FROM call_limits WHERE $1::text[] IS NULL OR name = ANY($1)
 ), recent AS (
     SELECT queue, coalesce(settled, cost) AS cost, extract(epoch FROM finished_at - started_at) AS seconds
@@ -156,13 +156,13 @@ LEFT JOIN LATERAL (
     FROM (
         SELECT queue, key, calls FROM looked
         UNION ALL
-        SELECT queue, key, calls FROM call_lines WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
+        SELECT queue, key, calls FROM call_flows WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
         UNION ALL
-        SELECT queue, key, calls FROM call_news
+        SELECT queue, key, calls FROM call_inbox
         WHERE calls > 0 AND keys IS NULL AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
         UNION ALL
         SELECT queue, k.key, 1
-        FROM call_news CROSS JOIN LATERAL unnest(keys) AS k (key)
+        FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
         WHERE keys IS NOT NULL AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
     ) k
     WHERE l.per_key AND k.queue = ANY(l.queues)

@@ -27,8 +27,8 @@ type Limit struct {
 	State      string           `json:"state" db:"state"`
 	ShutUntil  *time.Time       `json:"shut_until" db:"shut_until"`
 	PausedKeys int64            `json:"paused_keys" db:"paused_keys"` // that are paused alone
-	ChangedAt  time.Time        `json:"changed_at" db:"published_at"`
-	ChangedBy  string           `json:"changed_by" db:"published_by"`
+	ChangedAt  time.Time        `json:"changed_at" db:"applied_at"`
+	ChangedBy  string           `json:"changed_by" db:"applied_by"`
 
 	// Missing units count as used, for they may have been given out, and nobody knows: until then. (Where they are all
 	// that it has, it is shut.)
@@ -191,7 +191,7 @@ WITH marks AS (
 )
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
     l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
-    l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.published_at, l.published_by,
+    l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.applied_at, l.applied_by,
     coalesce(o.cost, 0)::bigint AS occupied, coalesce(o.former, 0)::bigint AS former, o.freed_at,
     l.missing_until, l.known_at, l.known_less, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
     CASE

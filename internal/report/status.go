@@ -51,7 +51,7 @@ type Queue struct {
 	OutsideHours bool       `json:"outside_hours" db:"-"`
 	HoursUntil   *time.Time `json:"hours_until" db:"-"` // when that changes; nil: it stays so
 
-	On          string        `json:"on" db:"on_label"`
+	On          string        `json:"on" db:"label"`
 	MaxAttempts int           `json:"max_attempts" db:"max_attempts"`
 	BackoffMin  time.Duration `json:"backoff_min_ns" db:"backoff_min"`
 	BackoffMax  time.Duration `json:"backoff_max_ns" db:"backoff_max"`
@@ -122,7 +122,7 @@ type Worker struct {
 	Running   int64     `json:"running" db:"running"`
 	Live      bool      `json:"live" db:"live"`
 	StartedAt time.Time `json:"started_at" db:"started_at"`
-	BeatAt    time.Time `json:"beat_at" db:"beat_at"`
+	BeatAt    time.Time `json:"heartbeat_at" db:"heartbeat_at"`
 }
 
 // StateText says why it takes nothing; "" where it does.
@@ -244,7 +244,7 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limit
     coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed,
     p.reason AS paused, nullif(p.until, 'infinity') AS paused_until,
     coalesce(k.paused, 0) AS paused_keys,
-    coalesce(q.on_label, '') AS on_label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
+    coalesce(q.label, '') AS label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
     coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost,
     coalesce(q.hours, '{}') AS hours, clock_timestamp() AS now
 FROM call_queues q
@@ -259,8 +259,8 @@ LEFT JOIN (
 ORDER BY name`
 
 const workersSQL = `
-SELECT w.id, w.pool, w.tasks, w.labels, w.slots, w.started_at, w.beat_at,
-    w.beat_at > clock_timestamp() - interval '6 seconds' AS live, count(o.call_id) AS running
+SELECT w.id, w.pool, w.tasks, w.labels, w.slots, w.started_at, w.heartbeat_at,
+    callq_alive(w.heartbeat_at) AS live, count(o.call_id) AS running
 FROM call_workers w
 LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
@@ -270,9 +270,9 @@ ORDER BY live DESC, w.id`
 const oldestSQL = `
 SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    (SELECT queue, at, ids FROM call_waiting ORDER BY at LIMIT 30)
+    (SELECT queue, at, ids FROM call_segments ORDER BY at LIMIT 30)
     UNION ALL
-    (SELECT queue, at, ids FROM call_news WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
+    (SELECT queue, at, ids FROM call_inbox WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
 ) first
 CROSS JOIN LATERAL unnest(first.ids[:1000]) AS i (id)
 JOIN call_queue q ON q.id = i.id

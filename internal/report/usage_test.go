@@ -10,7 +10,7 @@ import (
 func TestFullestKey(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, per_key, slack, send_within, queues, published_at, published_by, epoch, complete_since)
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
 		SELECT name, 1, 1000, span, shape, true, '1 s', '1 s', '{q}', now(), '', callq_epoch(), now()
 		FROM (VALUES ('each', '1 h'::interval, '{}'::jsonb), ('bucket', '20 h', '{"algorithm": "token_bucket", "period": "1h", "burst": 1000}')) AS l (name, span, shape)`)
 	exec(t, pool, `INSERT INTO call_usage SELECT name, key, now() - n * interval '10 ms', 0, used
@@ -35,7 +35,7 @@ func TestFullestKey(t *testing.T) {
 func TestUsageOfOneKey(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, published_at, published_by, epoch, complete_since)
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
 		SELECT name, 1, 1000, '1 h', true, '1 s', '1 s', '{q}', now(), '', callq_epoch(), now() FROM unnest('{each,other}'::text[]) AS l (name)`)
 	exec(t, pool, `INSERT INTO call_usage SELECT 'each', 'u' || i, now(), 0, 1 FROM generate_series(1, 30000) i`)
 	exec(t, pool, `VACUUM ANALYZE`)

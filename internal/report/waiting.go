@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 )
 
 // Waiting is how many calls wait in a queue for one task, and whether no worker is there for them.
@@ -43,13 +43,13 @@ func ReadWaitingOf(ctx context.Context, db ledger.DB, queue string) ([]Waiting, 
 }
 
 var (
-	waitingSQL   = `WITH` + lines.WaitingSQL("true") + byTaskSQL
-	waitingOfSQL = `WITH` + lines.WaitingSQL("t.queue = $1") + byTaskSQL
+	waitingSQL   = `WITH` + backlog.WaitingSQL("true") + byTaskSQL
+	waitingOfSQL = `WITH` + backlog.WaitingSQL("t.queue = $1") + byTaskSQL
 )
 
 const byTaskSQL = `
-SELECT coalesce(t.queue, '') AS queue, coalesce(t.task, '') AS task, coalesce(q.on_label, '') AS label, t.waiting, t.due,
-    t.queue IS NOT NULL AND ` + lines.WithoutWorker + ` AS unhandled, CASE WHEN t.task IS NULL THEN t.pairs ELSE 0 END AS unnamed
+SELECT coalesce(t.queue, '') AS queue, coalesce(t.task, '') AS task, coalesce(q.label, '') AS label, t.waiting, t.due,
+    t.queue IS NOT NULL AND ` + backlog.WithoutWorker + ` AS unhandled, CASE WHEN t.task IS NULL THEN t.pairs ELSE 0 END AS unnamed
 FROM (
     SELECT queue, task, sum(calls)::bigint AS waiting, sum(due)::bigint AS due, sum(pairs)::bigint AS pairs
     FROM waiting GROUP BY 1, 2 HAVING sum(calls) > 0

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -20,7 +20,7 @@ func takeIn(t *testing.T, pool *pgxpool.Pool, queue string) {
 	t.Helper()
 	for all := false; !all; {
 		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			taken, err := lines.Intake(t.Context(), tx, queue, time.Time{}, time.Now())
+			taken, err := backlog.Drain(t.Context(), tx, queue, time.Time{}, time.Now())
 			all = taken.All
 			return err
 		}); err != nil {
@@ -75,7 +75,7 @@ func TestReadWaiting(t *testing.T) {
 			exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id % 10 = 0`)
 			exec(t, pool, `DELETE FROM call_queue WHERE task = 'gone'`)
 			exec(t, pool, `UPDATE call_queue SET task = 'to' WHERE task = 'moved'`)
-			exec(t, pool, `INSERT INTO call_news SELECT * FROM call_news WHERE task = 'few'`) // they are in line twice
+			exec(t, pool, `INSERT INTO call_inbox SELECT * FROM call_inbox WHERE task = 'few'`) // they are in line twice
 
 			want, got := map[string]counts{}, map[string]counts{}
 			const counted = ` FROM call_queue WHERE (status IN ('new', 'error') OR task = 'many') `
@@ -102,7 +102,7 @@ func TestReadWaiting(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 
-			exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, published_at, published_by, epoch)
+			exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch)
 				VALUES ('l', 1, 1, '1 h', true, '1 s', '1 s', '{a,b}', now(), '', '')`)
 			var most demand
 			if err := pool.QueryRow(t.Context(), `SELECT key, count(*), (SELECT count(*)`+counted+`AND queue IN ('a', 'b'))`+counted+`AND queue IN ('a', 'b')
@@ -135,7 +135,7 @@ func TestWaitingIsReadOnce(t *testing.T) {
 			shared[scan.Table]++
 		}
 	}
-	if shared["call_news"] != 1 {
+	if shared["call_inbox"] != 1 {
 		t.Errorf("several processes read %v, want the news once", shared)
 	}
 	settings = map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
@@ -149,9 +149,9 @@ func TestWaitingIsReadOnce(t *testing.T) {
 func TestManyUnknownQueues(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_queues (name, limits, on_label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+	exec(t, pool, `INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 		VALUES ('known', '{}', '', 3, '1 s', '1 m', '1 m', 'retry')`)
-	exec(t, pool, `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at) VALUES ('w', 'http', '{http}', '{}', 1, now(), now() + interval '1 h')`)
+	exec(t, pool, `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'http', '{http}', '{}', 1, now(), now() + interval '1 h')`)
 	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'unknown-' || i FROM generate_series(1, 5000) i`)
 	exec(t, pool, `INSERT INTO call_queue (queue, task) SELECT 'known', 'task-' || i FROM generate_series(1, 500) i`)
 	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'known' FROM generate_series(1, 3)`)

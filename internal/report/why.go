@@ -46,7 +46,7 @@ type openRow struct {
 // ruleRow is the call's queue as it is in force.
 type ruleRow struct {
 	Limits []string `db:"limits"`
-	On     string   `db:"on_label"`
+	On     string   `db:"label"`
 	Hours  []string `db:"hours"`
 }
 

@@ -145,8 +145,8 @@ func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
 }
 
 const clearSQL = `
-TRUNCATE call_queue, call_clock_gains, call_open, call_attempts, call_limits, call_limit_changes, call_queues, call_pauses,
-    call_policies, call_dispatchers, call_audit, call_usage, call_workers, call_marks, call_news, call_lines, call_waiting RESTART IDENTITY`
+TRUNCATE call_queue, call_clock_gains, call_open, call_attempts, call_limits, call_limit_versions, call_queues, call_pauses,
+    call_policies, call_dispatchers, call_audit, call_usage, call_workers, call_meta, call_inbox, call_flows, call_segments RESTART IDENTITY`
 
 // base is when a simulation begins.
 var base = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)

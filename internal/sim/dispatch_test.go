@@ -81,7 +81,7 @@ const decisionSQL = `
 SELECT least(
     (SELECT min(CASE WHEN started_at IS NULL THEN least(start_by, handed_at + interval '5 s') ELSE deadline END) FROM call_open),
     (SELECT min(least(coalesce(run_at, created_at), expires_at)) FROM call_queue WHERE status IN ('new', 'error')),
-    (SELECT min(published_at) FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp()`
+    (SELECT min(applied_at) FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp()`
 
 // stir brings the ticks on: something has happened that nobody could foresee.
 func (w *world) stir() {

@@ -134,10 +134,10 @@ func (w *world) beat() {
 }
 
 const beatSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, beat_at)
+INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 SELECT id, pool, string_to_array(tasks, ','), '{}', slots, clock_timestamp(), clock_timestamp() - ago
 FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::interval[]) AS w (id, pool, tasks, slots, ago)
-ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, slots = excluded.slots`
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots`
 
 // takeIn looks into Redis after d.
 func (k *worker) takeIn(d time.Duration) {

@@ -48,12 +48,12 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_in_line, call_limit_changes, call_limits, call_lines, call_locks, call_marks,
-    call_news, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers, callq_migrations
+REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_locks, call_meta,
+    call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers, callq_migrations
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, callq_migrations_id_seq
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON FUNCTION callq_epoch, callq_prune_versions, enqueue_call
+REVOKE ALL ON FUNCTION callq_epoch, callq_purge_versions, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 
 -- A producer inserts, in every way there is, and reads of calls no more than that takes: what RETURNING gives
@@ -67,27 +67,27 @@ GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_
 
 -- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
 -- that retention deletes from it, and that attempts of a former call whose id is used again get other numbers.
-GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_lines, call_marks, call_news, call_open, call_pauses,
-    call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_daemon;
-GRANT SELECT ON call_in_line TO callq_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_flows, call_meta, call_inbox, call_open, call_pauses,
+    call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_daemon;
+GRANT SELECT ON call_backlog TO callq_daemon;
 GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lock a row
 GRANT SELECT, INSERT, DELETE, UPDATE (attempt) ON call_attempts TO callq_daemon;
-GRANT SELECT, INSERT ON call_audit, call_limit_changes TO callq_daemon;
+GRANT SELECT, INSERT ON call_audit, call_limit_versions TO callq_daemon;
 GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
-GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_in_line, call_limit_changes, call_limits, call_lines, call_locks, call_marks,
-    call_news, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_waiting, call_workers TO callq_viewer;
+GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_locks, call_meta,
+    call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_viewer;
 
 GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq_epoch TO callq_daemon, callq_viewer;
-GRANT EXECUTE ON FUNCTION callq_prune_versions TO callq_daemon; -- retention
+GRANT EXECUTE ON FUNCTION callq_purge_versions TO callq_daemon; -- retention
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        EXECUTE 'GRANT MAINTAIN ON call_attempts, call_lines, call_news, call_open, call_queue, call_usage, call_waiting TO callq_daemon';
+        EXECUTE 'GRANT MAINTAIN ON call_attempts, call_flows, call_inbox, call_open, call_queue, call_usage, call_segments TO callq_daemon';
     END IF;
 END
 $$;

@@ -1,4 +1,4 @@
-package lines_test
+package backlog_test
 
 import (
 	"slices"

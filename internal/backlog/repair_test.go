@@ -1,27 +1,27 @@
-package lines_test
+package backlog_test
 
 import (
 	"slices"
 	"testing"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 )
 
-// Whatever was done by hand to lines and news, a sweep sees it and mends it, and all calls come out once.
-func TestMend(t *testing.T) {
+// Whatever was done by hand to flows and inbox, a sweep sees it and mends it, and all calls come out once.
+func TestRepair(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		harm         string
-		calls, lines int64 // that are found astray
+		calls, flows int64 // that are found astray
 	}{
 		"nothing":                     {`SELECT`, 0, 0},
-		"news removed":                {`DELETE FROM call_news`, 100, 0},
-		"a line removed":              {`DELETE FROM call_lines WHERE key = 'a'`, 600, 1},
-		"every line removed":          {`DELETE FROM call_lines`, 900, 2},
-		"a chunk removed":             {`DELETE FROM call_waiting WHERE key = 'a' AND seq = 2`, 256, 1},
-		"a line that counts wrong":    {`UPDATE call_lines SET calls = calls + 7 WHERE key = 'b'`, 0, 1},
-		"a line that stands too far":  {`UPDATE call_lines SET head = head + 1 WHERE key = 'a'`, 256, 1},
-		"all of it removed":           {`TRUNCATE call_news, call_lines, call_waiting`, 1000, 0},
+		"inbox removed":               {`DELETE FROM call_inbox`, 100, 0},
+		"a flow removed":              {`DELETE FROM call_flows WHERE key = 'a'`, 600, 1},
+		"every flow removed":          {`DELETE FROM call_flows`, 900, 2},
+		"a segment removed":           {`DELETE FROM call_segments WHERE key = 'a' AND seq = 2`, 256, 1},
+		"a flow that counts wrong":    {`UPDATE call_flows SET calls = calls + 7 WHERE key = 'b'`, 0, 1},
+		"a flow that stands too far":  {`UPDATE call_flows SET head = head + 1 WHERE key = 'a'`, 256, 1},
+		"all of it removed":           {`TRUNCATE call_inbox, call_flows, call_segments`, 1000, 0},
 		"inserts without the trigger": {`SET LOCAL session_replication_role = replica; INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`, 5, 0},
 		"moved without the trigger":   {`SET LOCAL session_replication_role = replica; UPDATE call_queue SET priority = 1 WHERE key = 'a'`, 0, 0},
 	} {
@@ -35,16 +35,16 @@ func TestMend(t *testing.T) {
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 100)`)
 			q.exec(`DO $$ BEGIN ` + statements(c.harm) + ` END $$`)
 
-			found, err := lines.FindAstray(t.Context(), q.pool, 0)
-			if want := (lines.Astray{Calls: c.calls, Lines: c.lines}); err != nil || found != want {
+			found, err := backlog.FindOrphans(t.Context(), q.pool, 0)
+			if want := (backlog.Orphans{Calls: c.calls, Flows: c.flows}); err != nil || found != want {
 				t.Errorf("found %+v, %v, want %+v", found, err, want)
 			}
-			mended, err := lines.Mend(t.Context(), q.pool)
-			if err != nil || mended.Lines != c.lines || mended.Calls < c.calls {
-				t.Errorf("mended %+v, %v, want %d lines and at least %d calls", mended, err, c.lines, c.calls)
+			repaired, err := backlog.Repair(t.Context(), q.pool)
+			if err != nil || repaired.Flows != c.flows || repaired.Calls < c.calls {
+				t.Errorf("repaired %+v, %v, want %d flows and at least %d calls", repaired, err, c.flows, c.calls)
 			}
-			if found, err = lines.FindAstray(t.Context(), q.pool, 0); err != nil || found != (lines.Astray{}) {
-				t.Errorf("mended, and found %+v, %v", found, err)
+			if found, err = backlog.FindOrphans(t.Context(), q.pool, 0); err != nil || found != (backlog.Orphans{}) {
+				t.Errorf("repaired, and found %+v, %v", found, err)
 			}
 			q.sound()
 			var claimed []int64
@@ -59,7 +59,7 @@ func TestMend(t *testing.T) {
 			if !slices.Equal(claimed, slices.Compact(slices.Clone(claimed))) || int64(len(claimed)) != all {
 				t.Errorf("%d calls were claimed of %d, or one twice", len(claimed), all)
 			}
-			if found, err = lines.FindAstray(t.Context(), q.pool, 0); err != nil || found != (lines.Astray{}) {
+			if found, err = backlog.FindOrphans(t.Context(), q.pool, 0); err != nil || found != (backlog.Orphans{}) {
 				t.Errorf("all are claimed, and found %+v, %v", found, err)
 			}
 		})
@@ -67,7 +67,7 @@ func TestMend(t *testing.T) {
 }
 
 // A name that no index takes in is cut, as the triggers cut it: else it would stop the sweep, or its queue.
-func TestMendLongNames(t *testing.T) {
+func TestRepairLongNames(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)
 	q.exec(`DO $$
@@ -76,8 +76,8 @@ func TestMendLongNames(t *testing.T) {
 			SET LOCAL session_replication_role = replica;
 			INSERT INTO call_queue (queue, key, task) VALUES (long, 'a', 'http'), ('q', long, 'http'), ('q', 'a', long), ('q', 'a', 'http');
 		END $$`)
-	if mended, err := lines.Mend(t.Context(), q.pool); err != nil || mended.Calls != 4 {
-		t.Fatalf("mended %+v, %v, want 4 calls", mended, err)
+	if repaired, err := backlog.Repair(t.Context(), q.pool); err != nil || repaired.Calls != 4 {
+		t.Fatalf("repaired %+v, %v, want 4 calls", repaired, err)
 	}
 	q.intake()
 	if n := len(q.claim(10)); n != 2 {

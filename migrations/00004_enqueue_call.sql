@@ -4,8 +4,8 @@
 
 -- enqueue_call inserts a call and says its id. Where an unfinished call of the queue has the same unique
 -- key, nothing is inserted: the id is that call's, and duplicate is true. An explicit NULL means the
--- default. What could never be made is refused with 22023, call_data beyond 256 KiB with 54000; whoever
--- lets callq take more (calls.max_data) sets callq.max_data, in bytes, for the database or the role.
+-- default. What could never be made is refused with 22023, and call_data beyond the bound that the
+-- configuration sets (calls.max_data, 256 KiB) with 54000.
 --
 -- It runs with its owner's rights. So the table is named with its schema, and nothing else but Postgres's
 -- own is looked for anywhere; and PUBLIC, which may execute a new function, may not execute this one.
@@ -35,7 +35,7 @@ CREATE FUNCTION @home.enqueue_call(
 #variable_conflict use_column
 DECLARE
     flaw text;
-    most integer := coalesce(nullif(current_setting('callq.max_data', true), '')::integer, 262144);
+    most bigint := coalesce((SELECT m.position FROM @home.call_meta m WHERE m.name = 'max_data'), 262144);
 BEGIN
     -- An empty queue, task or unique key is none, as for the Go client.
     task       := coalesce(nullif(task, ''), 'http');

@@ -1,4 +1,4 @@
-package lines
+package backlog
 
 import (
 	"cmp"
@@ -10,16 +10,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Ask is how many calls are wanted of a line.
+// Ask is how many calls are wanted of a flow.
 type Ask struct {
-	Line
+	Flow
 	Want int64
 }
 
-// Entry is a call in line.
+// Entry is a call in flow.
 type Entry struct {
 	Ask   int64 `db:"ask"` // the place in the asks
-	Seq   int64 `db:"seq"` // its chunk
+	Seq   int64 `db:"seq"` // its segment
 	Place int32 `db:"place"`
 	ID    int64 `db:"id"`
 }
@@ -33,10 +33,10 @@ type Call struct {
 	Unread  bool      `db:"-"`       // there was no time to see what is wrong with its call_data: Read does
 }
 
-// First locks the calls that stand first in each line, at most as many as are wanted of it, and returns
-// those that may be claimed, line by line; what another transaction holds is passed over. passed are the
+// First locks the calls that stand first in each flow, at most as many as are wanted of it, and returns
+// those that may be claimed, flow by flow; what another transaction holds is passed over. passed are the
 // entries of the same places that may not, and ended ones behind those: Return says what becomes of them. Calls with more than maxData
-// bytes of call_data are refused; once that has taken readFor to see, the others come unread.
+// bytes of call_data are refused; once that has consumed readFor to see, the others come unread.
 func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask) (calls []Call, passed []Entry, err error) {
 	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
 	if err != nil {
@@ -71,7 +71,7 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 // at a time: behind a million that were cancelled, the next that waits would be found after hours.
 const skipMost = 4096
 
-// pass returns the entries that were asked for and are not here; and where nothing of a line is, also those behind them
+// pass returns the entries that were asked for and are not here; and where nothing of a flow is, also those behind them
 // that have ended, up to the first that waits.
 func pass(ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool) (passed []Entry, err error) {
 	short, empty := slices.Clone(asks), int64(0) // only those whose calls did not all come
@@ -146,43 +146,43 @@ func Read(ctx context.Context, tx pgx.Tx, maxData int64, calls ...*Call) error {
 
 func named(queue string, asks []Ask, args pgx.StrictNamedArgs) pgx.StrictNamedArgs {
 	keys, tasks := make([]string, len(asks)), make([]string, len(asks))
-	priorities, taken := make([]int16, len(asks)), make([]int32, len(asks))
+	priorities, consumed := make([]int16, len(asks)), make([]int32, len(asks))
 	heads, wants := make([]int64, len(asks)), make([]int64, len(asks))
 	for i, a := range asks {
-		keys[i], priorities[i], tasks[i], heads[i], taken[i], wants[i] = a.Key, a.Priority, a.Task, a.Head, a.Taken, a.Want
+		keys[i], priorities[i], tasks[i], heads[i], consumed[i], wants[i] = a.Key, a.Priority, a.Task, a.Head, a.Consumed, a.Want
 	}
 	args["queue"], args["keys"], args["priorities"], args["tasks"] = queue, keys, priorities, tasks
-	args["heads"], args["taken"], args["wants"] = heads, taken, wants
+	args["heads"], args["consumed"], args["wants"] = heads, consumed, wants
 	return args
 }
 
-// entriesSQL reads chunks through their primary key, in its order, and no more of them than are needed:
+// entriesSQL reads segments through their primary key, in its order, and no more of them than are needed:
 // nothing is sorted between the index and the LIMIT (TestPlans).
 const entriesSQL = `
 WITH entries AS MATERIALIZED (
     SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
-    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @taken::int[], @wants::bigint[])
-        WITH ORDINALITY AS a (key, priority, task, head, taken, want, n)
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @wants::bigint[])
+        WITH ORDINALITY AS a (key, priority, task, head, consumed, want, n)
     CROSS JOIN LATERAL (
         SELECT w.seq, i.place, i.id
         FROM (
-            SELECT seq, ids FROM call_waiting
+            SELECT seq, ids FROM call_segments
             WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.head
             ORDER BY seq
         ) w
         CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
-        WHERE w.seq > a.head OR i.place > a.taken
+        WHERE w.seq > a.head OR i.place > a.consumed
         LIMIT a.want
     ) e
 )`
 
-// lineOfSQL is the line of a call c.
-const lineOfSQL = `(callq_line_name(c.queue, 'default'), callq_line_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_line_name(c.task, 'http'))`
+// flowOfSQL is the flow of a call c.
+const flowOfSQL = `(callq_flow_name(c.queue, 'default'), callq_flow_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_flow_name(c.task, 'http'))`
 
 // call_data is read only where it could be over the limit: of a number that takes 10 bytes 131,072 digits may be
 // printed, and what is packed says nothing. And it is read only for a while, by the real clock: a claim that took in too
 // much would never end. Not even one may be read in that while, on a busy machine: so a claim reads one more
-// (Read). A call that was moved to another line is in line there too.
+// (Read). A call that was moved to another flow is in flow there too.
 const firstSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
@@ -206,7 +206,7 @@ CROSS JOIN LATERAL (
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND coalesce(c.run_at, c.created_at) <= @now
-      AND ` + lineOfSQL + `
+      AND ` + flowOfSQL + `
           = (@queue, e.key, e.priority, e.task)
     FOR UPDATE SKIP LOCKED
 ) q`
@@ -235,17 +235,17 @@ FROM unnest(@ids::bigint[]) WITH ORDINALITY AS a (id, n)
 CROSS JOIN LATERAL (SELECT call_data FROM call_queue c WHERE c.id = a.id OFFSET 0) q
 ORDER BY a.n`
 
-// Return puts calls that still wait, and could not be locked or are not due after all, back into the news.
-func Return(b *pgx.Batch, ids []int64) {
+// Return puts calls that still wait, and could not be locked or are not due after all, back into the inbox.
+func Requeue(b *pgx.Batch, ids []int64) {
 	if len(ids) > 0 {
-		b.Queue(returnSQL, ids)
+		b.Queue(requeueSQL, ids)
 	}
 }
 
 // What holds a call may be done with it in a moment. The clock may have been set back since it was due.
-const returnSQL = `
-INSERT INTO call_news (queue, at, task, key, priority, calls, ids)
-SELECT callq_line_name(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
-    callq_line_name(task, 'http'), callq_line_name(key, ''), least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
+const requeueSQL = `
+INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+SELECT callq_flow_name(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
+    callq_flow_name(task, 'http'), callq_flow_name(key, ''), least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
 FROM call_queue
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`

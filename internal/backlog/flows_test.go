@@ -1,4 +1,4 @@
-package lines_test
+package backlog_test
 
 import (
 	"context"
@@ -8,15 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/lines"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// queue is a queue whose lines a test walks, as claims do.
+// queue is a queue whose flows a test walks, as claims do.
 type queue struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -64,41 +64,41 @@ func (q *queue) intake() {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
 		for {
-			taken, err := lines.Intake(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Hour))
-			if err != nil || taken.All {
+			consumed, err := backlog.Drain(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Hour))
+			if err != nil || consumed.All {
 				return err
 			}
 		}
 	})
 }
 
-// claim takes up to most calls of each line, in order, and says which; they are dispatched.
+// claim takes up to most calls of each flow, in order, and says which; they are dispatched.
 func (q *queue) claim(most int64) (claimed []int64) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
-		walked, err := lines.Walk(ctx, tx, q.name, "", []string{"http"}, 10_000)
+		walked, err := backlog.Walk(ctx, tx, q.name, "", []string{"http"}, 10_000)
 		if err != nil {
 			return err
 		}
-		asks := make([]lines.Ask, len(walked))
+		asks := make([]backlog.Ask, len(walked))
 		for i, l := range walked {
-			asks[i] = lines.Ask{Line: l, Want: min(most, l.Calls)}
+			asks[i] = backlog.Ask{Flow: l, Want: min(most, l.Calls)}
 		}
-		calls, passed, err := lines.First(ctx, tx, q.name, time.Now().Add(time.Hour), 1000, lines.ReadFor, asks)
+		calls, passed, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), 1000, backlog.ReadFor, asks)
 		if err != nil {
 			return err
 		}
 		var writes pgx.Batch
-		left := make([]lines.Left, len(walked))
+		left := make([]backlog.Advance, len(walked))
 		for i, l := range walked {
-			left[i] = lines.Left{Line: l, From: l.Head}
+			left[i] = backlog.Advance{Flow: l, From: l.Head}
 		}
 		var ids, again []int64
-		leave := func(e lines.Entry) {
+		leave := func(e backlog.Entry) {
 			l := &left[e.Ask]
-			l.Gone++
-			if e.Seq > l.Head || e.Seq == l.Head && e.Place > l.Taken {
-				l.Head, l.Taken = e.Seq, e.Place
+			l.Removed++
+			if e.Seq > l.Head || e.Seq == l.Head && e.Place > l.Consumed {
+				l.Head, l.Consumed = e.Seq, e.Place
 			}
 		}
 		for _, c := range calls {
@@ -110,15 +110,15 @@ func (q *queue) claim(most int64) (claimed []int64) {
 			again = append(again, e.ID)
 		}
 		writes.Queue(`UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = ANY($1)`, ids)
-		lines.Leave(&writes, q.name, slices.DeleteFunc(left, func(l lines.Left) bool { return l.Gone == 0 }), false)
-		lines.Return(&writes, again)
+		backlog.Consume(&writes, q.name, slices.DeleteFunc(left, func(l backlog.Advance) bool { return l.Removed == 0 }), false)
+		backlog.Requeue(&writes, again)
 		claimed = ids
 		return tx.SendBatch(ctx, &writes).Close()
 	})
 	return claimed
 }
 
-// claimAll takes all calls that are due, in order in each line.
+// claimAll takes all calls that are due, in order in each flow.
 func (q *queue) claimAll() (claimed []int64) {
 	q.t.Helper()
 	for some := true; some; {
@@ -128,17 +128,17 @@ func (q *queue) claimAll() (claimed []int64) {
 	return claimed
 }
 
-// sound fails the test unless each call that waits is in line or in the news, and each line counts its own.
+// sound fails the test unless each call that waits is in flow or in the inbox, and each flow counts its own.
 func (q *queue) sound() {
 	q.t.Helper()
-	if n := q.value(`SELECT count(*) FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_in_line i WHERE i.id = q.id)`); n > 0 {
-		q.t.Errorf("%d calls wait and are in no line", n)
+	if n := q.value(`SELECT count(*) FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`); n > 0 {
+		q.t.Errorf("%d calls wait and are in no flow", n)
 	}
-	if n := q.value(`SELECT count(*) FROM call_lines l WHERE calls <> (
-			SELECT count(*) FROM call_waiting w CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+	if n := q.value(`SELECT count(*) FROM call_flows l WHERE calls <> (
+			SELECT count(*) FROM call_segments w CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
 			WHERE (w.queue, w.key, w.priority, w.task) = (l.queue, l.key, l.priority, l.task)
-			  AND (w.seq > l.head OR w.seq = l.head AND i.place > l.taken))`); n > 0 {
-		q.t.Errorf("%d lines do not count their calls right", n)
+			  AND (w.seq > l.head OR w.seq = l.head AND i.place > l.consumed))`); n > 0 {
+		q.t.Errorf("%d flows do not count their calls right", n)
 	}
 }
 
@@ -149,7 +149,7 @@ func ids(from, to int64) (list []int64) {
 	return list
 }
 
-// What a line gives out, and in which order.
+// What a flow gives out, and in which order.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -157,7 +157,7 @@ func TestOrder(t *testing.T) {
 		most int64
 		want []int64
 	}{
-		"chunks, partly taken": {func(q *queue) {
+		"segments, partly consumed": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 700)`)
 			q.intake()
 			if got := q.claim(300); !slices.Equal(got, ids(1, 300)) {
@@ -175,7 +175,7 @@ func TestOrder(t *testing.T) {
 			q.exec(`UPDATE call_queue SET status = 'new' WHERE id IN (7, 9, 300)`)
 			q.intake()
 		}, 5, []int64{7, 9, 300, 301, 302}},
-		"what comes back into an empty line": {func(q *queue) {
+		"what comes back into an empty flow": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 3)`)
 			q.intake()
 			q.claim(9)
@@ -200,9 +200,9 @@ func TestOrder(t *testing.T) {
 			q.exec(`UPDATE call_queue SET queue = 'other' WHERE id = 2`)
 			q.intake()
 		}, 9, []int64{4, 3, 1}},
-		"what is in line twice": {func(q *queue) {
+		"what is in flow twice": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) VALUES ('q'), ('q')`)
-			q.exec(`INSERT INTO call_news SELECT * FROM call_news`)
+			q.exec(`INSERT INTO call_inbox SELECT * FROM call_inbox`)
 			q.intake()
 		}, 9, []int64{1, 2}},
 	} {
@@ -219,7 +219,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// A call whose row is locked keeps its place in the news, and comes later.
+// A call whose row is locked keeps its place in the inbox, and comes later.
 func TestLockedCallComesLater(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)

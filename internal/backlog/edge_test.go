@@ -1,4 +1,4 @@
-package lines_test
+package backlog_test
 
 import (
 	"context"
@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/jackc/pgx/v5"
 )
 
-// A name that no index could hold keeps no other call from its line: such a call is in a line too, where
+// A name that no index could hold keeps no other call from its flow: such a call is in a flow too, where
 // a claim refuses it.
 func TestNamesThatAreTooLong(t *testing.T) {
 	t.Parallel()
@@ -53,7 +53,7 @@ func TestDueSinceEver(t *testing.T) {
 	}
 }
 
-// However many lines one key has, waking them all comes to an end, and passes over none.
+// However many flows one key has, waking them all comes to an end, and passes over none.
 func TestWakeAllComesToAnEnd(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string]string{"of one key": `'k'`, "of some": `'k' || i % 2`, "of many": `'k' || i`} {
@@ -62,32 +62,32 @@ func TestWakeAllComesToAnEnd(t *testing.T) {
 			q := newQueue(t)
 			q.exec(`INSERT INTO call_queue (queue, key, task) SELECT 'q', ` + keys + `, 't' || i FROM generate_series(1, 2500) i`)
 			q.intake()
-			q.exec(`UPDATE call_lines SET wake_at = now() + interval '2 h'`)
-			q.tx(func(ctx context.Context, tx pgx.Tx) error { return lines.WakeAll(ctx, tx, []string{"q"}) })
+			q.exec(`UPDATE call_flows SET wake_at = now() + interval '2 h'`)
+			q.tx(func(ctx context.Context, tx pgx.Tx) error { return backlog.WakeAll(ctx, tx, []string{"q"}) })
 			for range 5 { // slices
 				q.tx(func(ctx context.Context, tx pgx.Tx) error {
-					_, err := lines.Intake(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Minute))
+					_, err := backlog.Drain(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Minute))
 					return err
 				})
 			}
-			if n := q.value(`SELECT count(*) FROM call_news`); n > 0 {
-				t.Errorf("%d news are left", n)
+			if n := q.value(`SELECT count(*) FROM call_inbox`); n > 0 {
+				t.Errorf("%d inbox are left", n)
 			}
-			if n := q.value(`SELECT count(*) FROM call_lines WHERE wake_at IS NOT NULL`); n > 0 {
-				t.Errorf("%d lines are parked", n)
+			if n := q.value(`SELECT count(*) FROM call_flows WHERE wake_at IS NOT NULL`); n > 0 {
+				t.Errorf("%d flows are parked", n)
 			}
 		})
 	}
 }
 
-// A key's lines wake together, though they were parked at different times: a call of a larger priority must
+// A key's flows wake together, though they were parked at different times: a call of a larger priority must
 // not pass one that waits for units.
 func TestKeyWakesAsAWhole(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue, key, priority) VALUES ('q', 'k', 3), ('q', 'k', 5), ('q', 'other', 5)`)
 	q.intake()
-	q.exec(`UPDATE call_lines SET wake_at = now() + CASE WHEN key = 'k' AND priority = 5 THEN interval '1 min' ELSE interval '2 h' END`)
+	q.exec(`UPDATE call_flows SET wake_at = now() + CASE WHEN key = 'k' AND priority = 5 THEN interval '1 min' ELSE interval '2 h' END`)
 	q.intake()
 	if got, want := q.claim(1), []int64{1, 2}; !slices.Equal(got, want) {
 		t.Errorf("claimed %v, want %v", got, want)
@@ -105,11 +105,11 @@ func TestPackedNumbersAreMeasured(t *testing.T) {
 		q.exec(fmt.Sprintf(`INSERT INTO call_queue (queue, call_data) SELECT 'q', jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`, c.numbers))
 		q.intake()
 		q.tx(func(ctx context.Context, tx pgx.Tx) error {
-			walked, err := lines.Walk(ctx, tx, q.name, "", []string{"http"}, 10)
+			walked, err := backlog.Walk(ctx, tx, q.name, "", []string{"http"}, 10)
 			if err != nil {
 				return err
 			}
-			calls, _, err := lines.First(ctx, tx, q.name, time.Now().Add(time.Hour), c.most, time.Minute, []lines.Ask{{Line: walked[0], Want: 1}})
+			calls, _, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), c.most, time.Minute, []backlog.Ask{{Flow: walked[0], Want: 1}})
 			if err == nil && (len(calls) != 1 || calls[0].Refusal == nil) {
 				t.Errorf("%d numbers, %d bytes allowed: not refused", c.numbers, c.most)
 			}

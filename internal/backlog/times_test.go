@@ -1,4 +1,4 @@
-package lines_test
+package backlog_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -16,26 +16,26 @@ func (q *queue) intakeAt(now time.Time) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
 		for {
-			taken, err := lines.Intake(ctx, tx, q.name, time.Time{}, now)
-			if err != nil || taken.All {
+			consumed, err := backlog.Drain(ctx, tx, q.name, time.Time{}, now)
+			if err != nil || consumed.All {
 				return err
 			}
 		}
 	})
 }
 
-// inLineRight fails the test unless the news and lines say of each call that waits where and since when it does.
+// inLineRight fails the test unless the inbox and flows say of each call that waits where and since when it does.
 func (q *queue) inLineRight() {
 	q.t.Helper()
 	q.sound()
-	if n := q.value(`SELECT count(*) FROM call_queue q LEFT JOIN call_in_line i ON i.id = q.id
+	if n := q.value(`SELECT count(*) FROM call_queue q LEFT JOIN call_backlog i ON i.id = q.id
 			WHERE q.status IN ('new', 'error') AND (i.queue, i.key, i.priority, i.task) IS DISTINCT FROM (coalesce(q.queue, 'default'),
 				coalesce(q.key, ''), least(greatest(coalesce(q.priority, 5), 0), 9), coalesce(q.task, 'http'))`); n > 0 {
-		q.t.Errorf("%d calls are not in their line", n)
+		q.t.Errorf("%d calls are not in their flow", n)
 	}
-	if n := q.value(`SELECT count(*) FROM call_news n CROSS JOIN LATERAL unnest(n.ids) AS i (id) JOIN call_queue q USING (id)
+	if n := q.value(`SELECT count(*) FROM call_inbox n CROSS JOIN LATERAL unnest(n.ids) AS i (id) JOIN call_queue q USING (id)
 			WHERE n.at <> coalesce(q.run_at, q.created_at)`); n > 0 {
-		q.t.Errorf("of %d calls the news say another time", n)
+		q.t.Errorf("of %d calls the inbox say another time", n)
 	}
 }
 
@@ -74,8 +74,8 @@ func TestManyTimes(t *testing.T) {
 				q.intakeAt(now)
 				q.inLineRight()
 				for what, count := range map[string]string{
-					"in lines":       `SELECT coalesce(sum(calls), 0) FROM call_lines WHERE queue = 'q'`,
-					"no longer news": `SELECT (SELECT count(*) FROM call_queue WHERE queue = 'q') - sum(calls) FROM (SELECT calls FROM call_news WHERE queue = 'q' UNION ALL SELECT 0) n`,
+					"in flows":        `SELECT coalesce(sum(calls), 0) FROM call_flows WHERE queue = 'q'`,
+					"no longer inbox": `SELECT (SELECT count(*) FROM call_queue WHERE queue = 'q') - sum(calls) FROM (SELECT calls FROM call_inbox WHERE queue = 'q' UNION ALL SELECT 0) n`,
 				} {
 					want := q.value(`SELECT count(*) FROM call_queue WHERE queue = 'q' AND run_at <= '` + now.Format(time.RFC3339Nano) + `'`)
 					if got := q.value(count); got != want {
@@ -86,7 +86,7 @@ func TestManyTimes(t *testing.T) {
 			q.exec(`UPDATE call_queue SET task = 'http' WHERE task = 'mail'`)
 			q.intakeAt(began.Add(2 * time.Hour))
 			claimed := q.claimAll()
-			if q.value(`SELECT count(*) FROM call_lines WHERE queue = 'q'`) == 1 {
+			if q.value(`SELECT count(*) FROM call_flows WHERE queue = 'q'`) == 1 {
 				var back int64
 				if err := q.pool.QueryRow(t.Context(), backSQL, claimed).Scan(&back); err != nil || back > 0 {
 					t.Errorf("%d calls came out after such as fell due later: %v", back, err)

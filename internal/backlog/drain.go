@@ -1,4 +1,4 @@
-package lines
+package backlog
 
 import (
 	"context"
@@ -8,39 +8,39 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// How much one intake does: about so many lines, which is rows of news, but for those of many keys, and calls.
+// How much one intake does: about so many flows, which is rows of inbox, but for those of many keys, and calls.
 const (
-	newsMost  = 2000
-	callsMost = 50_000
-	wakeMost  = 1000
+	maxRows  = 2000
+	maxCalls = 50_000
+	maxWakes = 1000
 )
 
-// Taken is what came of an intake.
-type Taken struct {
+// Drained is what came of an intake.
+type Drained struct {
 	Some bool      // there was something
 	All  bool      // nothing else was due
 	UpTo time.Time // nothing else was due that fell due before; zero: there may have been
 }
 
-// Intake takes a queue's news into its lines, as far as it is due now, and wakes lines whose time has
+// Drain takes a queue's inbox into its flows, as far as it is due now, and wakes flows whose time has
 // come. It looks at what fell due from since on; zero: at all.
-func Intake(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Taken, error) {
-	var t Taken
+func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Drained, error) {
+	var t Drained
 	var n, woken int64
 	var keys []string
 	var onward *string
 	var last *time.Time
 	from := bound(since)
 	var asks pgx.Batch
-	asks.Queue(intakeSQL, pgx.StrictNamedArgs{
-		"queue": queue, "since": from, "now": now, "rows": newsMost, "calls": callsMost,
+	asks.Queue(drainSQL, pgx.StrictNamedArgs{
+		"queue": queue, "since": from, "now": now, "rows": maxRows, "calls": maxCalls,
 	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All, &last) })
-	asks.Queue(wakeDueSQL, queue, from, now, wakeMost).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
+	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return t, fmt.Errorf("take in what is new: %w", err)
 	}
 	switch {
-	case woken == wakeMost:
+	case woken == maxWakes:
 		t.All = false
 	case t.All:
 		t.UpTo = now
@@ -54,11 +54,11 @@ func Intake(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) 
 	var wakes pgx.Batch
 	wakes.Queue(wakeKeysSQL, queue, keys)
 	if onward != nil {
-		wakes.Queue(wakeOnwardSQL, queue, *onward, now, wakeMost)
+		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
 		t.All = false // perhaps; word of it is left for now
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
-		return t, fmt.Errorf("wake lines: %w", err)
+		return t, fmt.Errorf("wake flows: %w", err)
 	}
 	return t, nil
 }
@@ -71,20 +71,20 @@ func bound(since time.Time) *time.Time {
 	return &since
 }
 
-// intakeSQL finds news through call_news_at_idx. It takes whole rows, until they have calls enough. New
-// chunks go behind the line's last, but those of calls that wait again, and were due before the line's
-// first (they were claimed, and not sent), before it: then what has left the first chunk is cut from it.
-// Rows of many calls are cut into chunks as they are, for sorting each call would cost the most of all. A
-// new line is parked as those of its key are that it may not pass.
-const intakeSQL = `
+// drainSQL finds inbox through call_inbox_due_idx. It takes whole rows, until they have calls enough. New
+// segments go behind the flow's last, but those of calls that wait again, and were due before the flow's
+// first (they were claimed, and not sent), before it: then what has left the first segment is cut from it.
+// Rows of many calls are cut into segments as they are, for sorting each call would cost the most of all. A
+// new flow is parked as those of its key are that it may not pass.
+const drainSQL = `
 WITH due AS MATERIALIZED (
-    DELETE FROM call_news
+    DELETE FROM call_inbox
     WHERE ctid = ANY (ARRAY(
         SELECT ctid
         FROM (
-            SELECT ctid, sum(calls) OVER until - calls AS before, sum(lines) OVER until - lines AS lines_before
+            SELECT ctid, sum(calls) OVER until - calls AS before, sum(flows) OVER until - flows AS lines_before
             FROM (
-                SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS lines FROM call_news
+                SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS flows FROM call_inbox
                 WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
                 ORDER BY at
                 LIMIT @rows
@@ -93,8 +93,8 @@ WITH due AS MATERIALIZED (
         ) counted
         WHERE before < @calls::bigint AND lines_before < @rows))
     RETURNING at, task, key, priority, calls, ids, keys, again, onward
-), taken AS MATERIALIZED (
-    SELECT count(*) AS news, max(at) AS last,
+), consumed AS MATERIALIZED (
+    SELECT count(*) AS inbox, max(at) AS last,
         coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
         min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
         coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
@@ -113,25 +113,25 @@ WITH due AS MATERIALIZED (
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
         FROM (
-            SELECT head, taken FROM call_lines
+            SELECT head, consumed FROM call_flows
             WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
         ) l
         CROSS JOIN LATERAL (
             SELECT i.id
             FROM (
-                SELECT seq, ids FROM call_waiting
+                SELECT seq, ids FROM call_segments
                 WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND seq >= l.head
                 ORDER BY seq
             ) w
             CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
-            WHERE w.seq > l.head OR i.place > l.taken
+            WHERE w.seq > l.head OR i.place > l.consumed
             LIMIT 1
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
     ) f ON true
     WHERE d.again
 ), called AS (
-    SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS chunk
+    SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS segment
     FROM (
         SELECT r.key, r.priority, r.task, r.front, r.at, i.id
         FROM ranked r CROSS JOIN LATERAL unnest(r.ids) AS i (id)
@@ -141,122 +141,122 @@ WITH due AS MATERIALIZED (
         FROM ranked r CROSS JOIN LATERAL unnest(r.ids, r.keys) AS i (id, key)
         WHERE r.keys IS NOT NULL
     ) each
-), chunks AS (
-    SELECT *, row_number() OVER line - 1 AS chunk, count(*) OVER (PARTITION BY key, priority, task, front) AS of
+), segments AS (
+    SELECT *, row_number() OVER flow - 1 AS segment, count(*) OVER (PARTITION BY key, priority, task, front) AS of
     FROM (
         SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids
         FROM called
-        GROUP BY key, priority, task, front, chunk
+        GROUP BY key, priority, task, front, segment
         UNION ALL
         SELECT key, priority, task, front, at, ids[first:first + 255]
         FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
         WHERE keys IS NULL AND calls >= 256
     ) c
-    WINDOW line AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
+    WINDOW flow AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
 ), placed AS MATERIALIZED (
-    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.taken, 0) AS taken, coalesce(l.tail, 0) AS tail,
-        CASE WHEN c.front THEN l.head - c.of + c.chunk ELSE coalesce(l.tail, 0) + 1 + c.chunk END AS seq
-    FROM chunks c
+    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
+        CASE WHEN c.front THEN l.head - c.of + c.segment ELSE coalesce(l.tail, 0) + 1 + c.segment END AS seq
+    FROM segments c
     LEFT JOIN LATERAL (
-        SELECT head, taken, tail FROM call_lines
+        SELECT head, consumed, tail FROM call_flows
         WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
     ) l ON true
 ), filed AS (
-    INSERT INTO call_waiting (queue, key, priority, task, seq, at, ids)
+    INSERT INTO call_segments (queue, key, priority, task, seq, at, ids)
     SELECT @queue, key, priority, task, seq, at, ids FROM placed
 ), cut AS (
-    UPDATE call_waiting w
-    SET ids = w.ids[f.taken + 1:]
+    UPDATE call_segments w
+    SET ids = w.ids[f.consumed + 1:]
     FROM (
-        SELECT c.ctid AS place, p.taken
-        FROM (SELECT DISTINCT key, priority, task, head, taken FROM placed WHERE front AND taken > 0) p
+        SELECT c.ctid AS place, p.consumed
+        FROM (SELECT DISTINCT key, priority, task, head, consumed FROM placed WHERE front AND consumed > 0) p
         CROSS JOIN LATERAL (
-            SELECT ctid FROM call_waiting
+            SELECT ctid FROM call_segments
             WHERE queue = @queue AND key = p.key AND priority = p.priority AND task = p.task AND seq = p.head
             OFFSET 0
         ) c
     ) f
     WHERE w.ctid = f.place
-), lined AS (
-    INSERT INTO call_lines AS l (queue, key, priority, task, calls, head, taken, tail, wake_at)
-    SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.taken ELSE 0 END, coalesce(p.last, p.tail),
+), entered AS (
+    INSERT INTO call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
+    SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
         (SELECT max(wake_at) FROM (
-            SELECT wake_at FROM call_lines WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
+            SELECT wake_at FROM call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
         ) of_key)
     FROM (
-        SELECT key, priority, task, head, taken, tail, sum(cardinality(ids)) AS calls,
+        SELECT key, priority, task, head, consumed, tail, sum(cardinality(ids)) AS calls,
             min(seq) FILTER (WHERE front) AS first, max(seq) FILTER (WHERE NOT front) AS last
         FROM placed
-        GROUP BY key, priority, task, head, taken, tail
+        GROUP BY key, priority, task, head, consumed, tail
     ) p
     ON CONFLICT (queue, key, priority, task) DO UPDATE
-    SET calls = l.calls + excluded.calls, head = excluded.head, taken = excluded.taken, tail = excluded.tail
+    SET calls = l.calls + excluded.calls, head = excluded.head, consumed = excluded.consumed, tail = excluded.tail
 )
-SELECT news, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
-FROM taken`
+SELECT inbox, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
+FROM consumed`
 
-// wakeDueSQL wakes all lines of the keys whose time has come: one that was parked sooner must not pass
+// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass
 // one of a smaller priority.
 const wakeDueSQL = `
 WITH woken AS (
-    UPDATE call_lines
+    UPDATE call_flows
     SET wake_at = NULL
     WHERE ctid = ANY (ARRAY(
         SELECT c.ctid
         FROM (
             SELECT DISTINCT key
             FROM (
-                SELECT key FROM call_lines
+                SELECT key FROM call_flows
                 WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
                 ORDER BY wake_at
                 LIMIT $4
             ) due
         ) k
-        CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_lines WHERE queue = $1 AND key = k.key OFFSET 0) c
+        CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
         WHERE c.wake_at IS NOT NULL))
     RETURNING 1
 )
 SELECT count(*) FROM woken`
 
 const wakeKeysSQL = `
-UPDATE call_lines
+UPDATE call_flows
 SET wake_at = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT c.ctid
     FROM unnest($2::text[]) AS k (key)
-    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_lines WHERE queue = $1 AND key = k.key OFFSET 0) c
+    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
 
-// wakeOnwardSQL wakes a slice of the parked lines from a key on, with all of its last key, and leaves word
-// where to go on: at the next key, so that it comes to an end however many lines a key has.
+// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all of its last key, and leaves word
+// where to go on: at the next key, so that it comes to an end however many flows a key has.
 const wakeOnwardSQL = `
 WITH slice AS MATERIALIZED (
-    SELECT ctid AS place, key, wake_at FROM call_lines
+    SELECT ctid AS place, key, wake_at FROM call_flows
     WHERE queue = $1 AND key >= $2
     ORDER BY key
     FETCH FIRST ($4) ROWS WITH TIES
 ), woken AS (
-    UPDATE call_lines
+    UPDATE call_flows
     SET wake_at = NULL
     WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
 )
-INSERT INTO call_news (queue, at, key, onward)
+INSERT INTO call_inbox (queue, at, key, onward)
 SELECT $1, $3, n.key, true
 FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last
-CROSS JOIN LATERAL (SELECT key FROM call_lines WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
+CROSS JOIN LATERAL (SELECT key FROM call_flows WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
 
-// WakeAll has the next intakes of queues wake all their lines: their keys may no longer be blocked. It needs
+// WakeAll has the next intakes of queues wake all their flows: their keys may no longer be blocked. It needs
 // no lock. (For one key it is said where that is found: closeSQL, cancelSQL, wakeKeySQL.)
 func WakeAll(ctx context.Context, tx pgx.Tx, queues []string) error {
 	if len(queues) == 0 {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, wakeAllSQL, queues); err != nil {
-		return fmt.Errorf("wake lines: %w", err)
+		return fmt.Errorf("wake flows: %w", err)
 	}
 	return nil
 }
 
 const wakeAllSQL = `
-INSERT INTO call_news (queue, at, key, onward)
+INSERT INTO call_inbox (queue, at, key, onward)
 SELECT DISTINCT queue, clock_timestamp(), '', true FROM unnest($1::text[]) AS q (queue)`

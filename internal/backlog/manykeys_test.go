@@ -1,4 +1,4 @@
-package lines_test
+package backlog_test
 
 import (
 	"context"
@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/lines"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/jackc/pgx/v5"
 )
 
-// Where most calls of a statement have a key of their own, they are few rows of news: each comes into its own line,
+// Where most calls of a statement have a key of their own, they are few rows of inbox: each comes into its own flow,
 // some two thousand with each intake, and out once.
 func TestManyKeysAtOnce(t *testing.T) {
 	t.Parallel()
@@ -33,32 +33,32 @@ func TestManyKeysAtOnce(t *testing.T) {
 			inLine := func() {
 				t.Helper()
 				q.sound()
-				if n := q.value(`SELECT count(*) FROM call_queue q LEFT JOIN call_in_line i ON i.id = q.id
+				if n := q.value(`SELECT count(*) FROM call_queue q LEFT JOIN call_backlog i ON i.id = q.id
 						WHERE q.status = 'new' AND (i.queue, i.key, i.priority, i.task) IS DISTINCT FROM (q.queue,
-							callq_line_name(q.key, ''), least(greatest(q.priority, 0), 9), q.task)`); n > 0 {
-					t.Errorf("%d calls are not in their line", n)
+							callq_flow_name(q.key, ''), least(greatest(q.priority, 0), 9), q.task)`); n > 0 {
+					t.Errorf("%d calls are not in their flow", n)
 				}
 			}
 			inLine()
-			if rows := q.value(`SELECT count(*) FROM call_news WHERE keys IS NOT NULL`); rows > 200 || rows == 0 && name != "after many with one key" {
-				t.Errorf("%d rows of news have many keys", rows)
+			if rows := q.value(`SELECT count(*) FROM call_inbox WHERE keys IS NOT NULL`); rows > 200 || rows == 0 && name != "after many with one key" {
+				t.Errorf("%d rows of inbox have many keys", rows)
 			}
 			q.exec(`INSERT INTO call_queue (queue, key) VALUES ('q', 'k2')`)
 			for all, before := false, int64(0); !all; {
 				q.tx(func(ctx context.Context, tx pgx.Tx) error {
-					taken, err := lines.Intake(ctx, tx, "q", time.Time{}, time.Now().Add(time.Hour))
-					all = taken.All
+					consumed, err := backlog.Drain(ctx, tx, "q", time.Time{}, time.Now().Add(time.Hour))
+					all = consumed.All
 					return err
 				})
-				now := q.value(`SELECT count(*) FROM call_lines`)
+				now := q.value(`SELECT count(*) FROM call_flows`)
 				if now-before > 2000+2048 {
-					t.Errorf("an intake made %d lines", now-before)
+					t.Errorf("an intake made %d flows", now-before)
 				}
 				before = now
 			}
 			inLine()
-			if left := q.value(`SELECT count(*) FROM call_news WHERE queue = 'q'`); left > 0 {
-				t.Errorf("all is taken in, but for %d rows of news", left)
+			if left := q.value(`SELECT count(*) FROM call_inbox WHERE queue = 'q'`); left > 0 {
+				t.Errorf("all is consumed in, but for %d rows of inbox", left)
 			}
 			q.exec(`UPDATE call_queue SET key = left(key, 255) WHERE octet_length(key) > 255`) // so that they come out
 			q.intake()

@@ -1,0 +1,57 @@
+package backlog
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
+)
+
+// Each statement reads no more of the tables than it needs: in order and to a limit where it is only to read the first.
+func TestPlans(t *testing.T) {
+	t.Parallel()
+	const key = "call_flows_pkey key"
+	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues"}, map[string]pgtest.Planned{
+		"intake":      {SQL: drainSQL, Uses: []string{"call_inbox_due_idx at", key, "call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_inbox_due_idx"},
+		"wake due":    {SQL: wakeDueSQL, Uses: []string{"call_flows_wake_idx wake_at", key}, Ordered: "call_flows_wake_idx"},
+		"wake keys":   {SQL: wakeKeysSQL, Uses: []string{key}},
+		"wake onward": {SQL: wakeOnwardSQL, Uses: []string{key}},
+		"walk":        {SQL: walkSQL, Uses: []string{"call_flows_active_idx key"}, Ordered: "call_flows_active_idx"},
+		"pass":        {SQL: passSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
+		"first":       {SQL: firstSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
+		"read":        {SQL: readSQL, Uses: []string{"call_queue_pkey id"}},
+		"return":      {SQL: requeueSQL, Uses: []string{"call_queue_pkey id"}},
+		"park":        {SQL: parkSQL, Uses: []string{key}},
+		"leave":       {SQL: consumeSQL, Uses: []string{key}},
+		"discard":     {SQL: discardSQL, Uses: []string{key, "call_segments_pkey seq"}},
+		"drop":        {SQL: dropSQL, Uses: []string{key}},
+	})
+}
+
+// What is new costs no look at the first call of its flow: only what is there again may go before that.
+func TestNewCallsAreNotCompared(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewWith(t, ledger.Settings())
+	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": maxRows, "calls": maxCalls}
+	rows, err := pool.Query(t.Context(), "EXPLAIN "+drainSQL, pgx.QueryExecModeExec, args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Filter: again") {
+		t.Errorf("the first call is looked up for each row of inbox:\n%s", text)
+	}
+}
+
+const fillSQL = `
+INSERT INTO call_queue (queue, key, priority) SELECT 'q' || i % 5, 'k' || i % 1000, i % 3 FROM generate_series(1, 20000) i;
+INSERT INTO call_flows (queue, key, priority, task, calls, tail, wake_at)
+SELECT 'q' || i % 5, 'k' || i, 5, 'http', 2000, 20, CASE i % 3 WHEN 0 THEN now() + i * interval '1 s' END FROM generate_series(1, 20000) i;
+INSERT INTO call_segments (queue, key, priority, task, seq, at, ids)
+SELECT 'q1', 'k' || i % 100, 5, 'http', i, now(), ARRAY[i] FROM generate_series(1, 20000) i`

@@ -1,0 +1,127 @@
+package backlog
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Orphans is what no claim would find: rows of these tables that were removed or written by hand, or a
+// trigger that was off.
+type Orphans struct {
+	Calls int64 `json:"calls"` // that wait and are in no flow and not in the inbox
+	Flows int64 `json:"flows"` // that do not add up: their calls may never be reached
+}
+
+type beginner interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
+// FindOrphans looks through all calls, in one snapshot; with within above 0 for no longer than that.
+func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphans, error) {
+	var found Orphans
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, orphansSQL).Scan(&found.Calls, &found.Flows)
+	})
+	if err != nil {
+		return found, fmt.Errorf("look for calls in no flow: %w", err)
+	}
+	return found, nil
+}
+
+// Repair makes all of it inbox, for the next claims to take in; broken_flows are dropped first,
+// which makes their calls such as are in no flow. What is interrupted is repaired by the next run. A call that
+// comes into a flow meanwhile is in flow twice, which is harmless.
+func Repair(ctx context.Context, db beginner) (Orphans, error) {
+	var repaired Orphans
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken ORDER BY 1`)
+		if err != nil {
+			return err
+		}
+		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil || len(queues) == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
+			return err
+		}
+		// Read again, under the locks: a claim may have been between its statements.
+		if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, inboxOrphansSQL, queues).Scan(&repaired.Calls)
+	})
+	if err != nil {
+		return Orphans{}, fmt.Errorf("mend flows: %w", err)
+	}
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
+			return err
+		}
+		var calls int64
+		err := tx.QueryRow(ctx, inboxOrphansSQL, nil).Scan(&calls)
+		repaired.Calls += calls
+		return err
+	})
+	if err != nil {
+		return repaired, fmt.Errorf("put calls into the inbox: %w", err)
+	}
+	return repaired, nil
+}
+
+// wholeTablesSQL undoes what callq's connections set so that claims keep their plans: here every row is
+// read once.
+const wholeTablesSQL = `
+SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', 'on', true),
+    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'auto', true),
+    set_config('statement_timeout', $1::bigint::text, true)`
+
+// notInBacklog completes a FROM call_queue q.
+const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`
+
+// A flow adds up when its segments lie between its head and its tail and hold what it says; segments without
+// a flow would be in the way of the next one's.
+const brokenSQL = `
+WITH broken AS MATERIALIZED (
+    SELECT queue, key, priority, task
+    FROM call_flows l FULL JOIN call_segments w USING (queue, key, priority, task)
+    GROUP BY queue, key, priority, task
+    HAVING bool_or(l.calls IS NULL OR w.seq < l.head OR w.seq > l.tail)
+        OR max(l.calls) <> coalesce(sum(cardinality(w.ids) - CASE w.seq WHEN l.head THEN l.consumed ELSE 0 END), 0)
+)`
+
+const orphansSQL = brokenSQL + `
+SELECT (SELECT count(*) FROM call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM broken)`
+
+// By bytes, as publishers lock them. A queue that is not in force has no row, and no claims.
+const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+
+const dropBrokenSQL = brokenSQL + `, flows AS (
+    DELETE FROM call_flows l USING broken b
+    WHERE b.queue = ANY($1) AND (l.queue, l.key, l.priority, l.task) = (b.queue, b.key, b.priority, b.task)
+), segments AS (
+    DELETE FROM call_segments w USING broken b
+    WHERE b.queue = ANY($1) AND (w.queue, w.key, w.priority, w.task) = (b.queue, b.key, b.priority, b.task)
+)
+SELECT count(*) FROM broken WHERE queue = ANY($1)`
+
+const inboxOrphansSQL = `
+WITH said AS (
+    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
+        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+    FROM call_queue q
+    WHERE ($1::text[] IS NULL OR callq_flow_name(queue, 'default') = ANY($1)) AND` + notInBacklog + `
+    GROUP BY 1, 2, 3, 4, 5, id >> 16
+    RETURNING calls
+)
+SELECT coalesce(sum(calls), 0) FROM said`

@@ -1,0 +1,220 @@
+-- The policy in force, as applied from config.yaml, what its limits have used, and the processes.
+
+-- +goose Up
+
+-- One row per limit. A claim locks the rows of all limits involved, in name order, before it
+-- reads anything else from them.
+CREATE TABLE call_limits (
+    name           text        PRIMARY KEY,
+    version        bigint      NOT NULL,
+    rate           bigint      NOT NULL, -- units per window
+    window_size    interval    NOT NULL, -- for how long a unit counts, at most; 0: rate is how many may run at once
+    shape          jsonb       NOT NULL DEFAULT '{}', -- the algorithm and what it needs; {}: a sliding window
+    bucket_width   interval,   -- of call_usage; NULL: window_size / 200
+    per_key        boolean     NOT NULL DEFAULT false, -- each key has a rate of its own
+    overrides      jsonb       NOT NULL DEFAULT '{}', -- keys that have another rate: units
+    count_cost     boolean     NOT NULL DEFAULT false, -- a call takes its cost, not 1
+    anchor         text,       -- NULL: start for the task http, finish for custom handlers
+    slack          interval    NOT NULL,
+    send_within    interval    NOT NULL,
+    hosts          text[]      NOT NULL DEFAULT '{}', -- whose Retry-After closes it; {}: anybody's
+    retry_after    interval    NOT NULL DEFAULT '1 hour', -- for how long at most; 0: never
+    queues         text[]      NOT NULL,
+    applied_at     timestamptz NOT NULL,
+    applied_by     text        NOT NULL,
+    -- From when call_usage holds every charge; NULL: not yet, and the limit is closed until then.
+    complete_since timestamptz,
+    -- The epoch the limit was last claimed in.
+    epoch          text        NOT NULL,
+    -- What the configuration says while an override (`limits set`) is in force instead; else NULL.
+    config_rate    bigint,
+    config_window  interval,
+    config_shape   jsonb,
+    -- What may be missing from call_usage had arrived by missing_until. After a failover or restore at known_at, what was
+    -- charged by then and since says how much: the rest of the rate counts as used, less known_less, by which it was lowered
+    -- since. If known_at is NULL, nothing says how much: the limit is closed for as long as it may count.
+    missing_until  timestamptz,
+    known_at       timestamptz,
+    known_less     bigint      NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- Every version of every limit, for the audit and for verify.
+CREATE TABLE call_limit_versions (
+    limit_name     text        NOT NULL,
+    version        bigint      NOT NULL,
+    effective_from timestamptz NOT NULL,
+    rate           bigint,     -- NULL: the limit was removed
+    window_size    interval,
+    shape          jsonb       NOT NULL DEFAULT '{}',
+    per_key        boolean     NOT NULL DEFAULT false,
+    overrides      jsonb       NOT NULL DEFAULT '{}',
+    count_cost     boolean     NOT NULL DEFAULT false,
+    anchor         text,
+    slack          interval,
+    send_within    interval,
+    queues         text[],
+    applied_by     text        NOT NULL,
+    PRIMARY KEY (limit_name, version)
+);
+
+-- One row per queue: which limits its calls use, and how they are retried.
+CREATE TABLE call_queues (
+    name         text        PRIMARY KEY,
+    limits       text[]      NOT NULL,
+    label        text        NOT NULL DEFAULT '', -- only workers that carry it; '': any
+    max_attempts integer     NOT NULL,
+    backoff_min  interval    NOT NULL,
+    backoff_max  interval    NOT NULL,
+    timeout      interval    NOT NULL,
+    on_lost      text        NOT NULL,
+    hours        text[]      NOT NULL DEFAULT '{}', -- outside any of them nothing is claimed (internal/hours)
+    served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
+) WITH (fillfactor = 50);
+
+-- One row per budget: a token bucket in Redis, which handlers draw on while they run. Workers read it.
+CREATE TABLE call_budgets (
+    name         text        PRIMARY KEY,
+    rate         bigint      NOT NULL, -- units per window
+    window_size  interval    NOT NULL,
+    burst        bigint      NOT NULL, -- what it holds at most
+    on_outage    text        NOT NULL, -- while Redis is away a draw waits ('closed') or goes through ('open')
+    applied_at timestamptz NOT NULL,
+    applied_by text        NOT NULL
+);
+
+-- Every policy (limits, queues and budgets) that was ever applied. The one with the largest number is in force.
+CREATE TABLE call_policies (
+    hash       text        PRIMARY KEY,
+    number     bigint      NOT NULL UNIQUE, -- a policy that is applied again gets the next one
+    applied_at timestamptz NOT NULL,
+    applied_by text        NOT NULL
+);
+
+-- Whether the process that wrote this heartbeat is alive: it writes one every 2 seconds, and may miss three. Plain SQL, so that
+-- Postgres inlines it.
+CREATE FUNCTION callq_alive(heartbeat_at timestamptz) RETURNS boolean LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
+    SELECT heartbeat_at > clock_timestamp() - interval '6 seconds'
+$$;
+
+-- Dispatchers.
+CREATE TABLE call_dispatchers (
+    id      text        PRIMARY KEY,
+    name    text        NOT NULL, -- for people: host/pid
+    policy  text        NOT NULL, -- the hash of what its own file says
+    heartbeat_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- What may not be claimed until then: a queue, a limit, or of either the calls of one key (key ''
+-- is all of them). Written under the lock of the queue's or limit's row, and read by claims under it.
+CREATE TABLE call_pauses (
+    what   text        NOT NULL, -- 'queue' or 'limit'
+    name   text        NOT NULL,
+    key    text        NOT NULL DEFAULT '',
+    until  timestamptz NOT NULL,
+    reason text        NOT NULL,
+    at     timestamptz NOT NULL,
+    by     text        NOT NULL,
+    PRIMARY KEY (what, name, key)
+);
+
+-- Who changed which limit, queue or budget, and how.
+CREATE TABLE call_audit (
+    id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    by     text        NOT NULL,
+    what   text        NOT NULL, -- 'queue', 'limit' or 'budget'
+    name   text        NOT NULL,
+    change text        NOT NULL
+);
+
+-- Units used, per limit, key and time bucket, labelled with the bucket's end. A row belongs to
+-- one connection (shard, its backend's pid): two that share one would deadlock.
+CREATE TABLE call_usage (
+    limit_name text        NOT NULL,
+    key        text        NOT NULL,
+    bucket     timestamptz NOT NULL,
+    shard      integer     NOT NULL,
+    used       bigint      NOT NULL,
+    PRIMARY KEY (limit_name, key, bucket, shard)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
+
+-- Workers. http is the settings of a worker's task http, without the values of secrets; NULL: it does not take http.
+CREATE TABLE call_workers (
+    id         text        PRIMARY KEY,
+    pool       text        NOT NULL,
+    tasks      text[]      NOT NULL,
+    labels     text[]      NOT NULL,
+    slots      integer     NOT NULL,
+    started_at timestamptz NOT NULL,
+    heartbeat_at timestamptz NOT NULL,
+    http       jsonb,
+    CONSTRAINT call_workers_labels_check CHECK (cardinality(labels) <= 64 AND octet_length(array_to_string(labels, '')) <= 64 * 255)
+) WITH (fillfactor = 50);
+
+-- Single facts. 'database': the database's id in Redis. 'max_data': the bound of call_data for enqueue_call. 'purge calls' and
+-- 'purge attempts': where these walks stand. 'ledger': rows with arrived_by up to "at" may have been purged. 'epoch ' and the
+-- epoch: it was entered at "at"; NULL: it is the first.
+CREATE TABLE call_meta (
+    name     text PRIMARY KEY,
+    position bigint,
+    at       timestamptz
+);
+
+-- What one process at a time may do: who holds a row's lock does it (internal/policy/lock.go). Only daemons may lock a row, and
+-- nobody but the owner may add, change or remove one. held is never written: who may update it may lock the row.
+CREATE TABLE call_locks (
+    name text    PRIMARY KEY,
+    held boolean
+);
+
+INSERT INTO call_locks (name) VALUES ('capacity'), ('apply');
+
+-- Each time that a dispatcher saw Postgres's clock set, and by how much: forward, when windows are widened by that while
+-- it lies within them; or back (less than 0), by no more than that. Times are Postgres's clock.
+CREATE TABLE call_clock_gains (
+    id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL, -- when it was seen
+    by interval    NOT NULL
+);
+
+-- Removes the versions that no attempt of the ledger, and no window, needs any more, and says how many. The last of each
+-- limit stays. Nobody may remove others, which verify goes by: so it runs as its owner, and takes no arguments. The
+-- ledger is only read where something may go.
+-- +goose StatementBegin
+CREATE FUNCTION callq_purge_versions() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    keep timestamptz := clock_timestamp() - (SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' FROM call_limits);
+    removed bigint;
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM (SELECT lead(effective_from) OVER (PARTITION BY limit_name ORDER BY version) AS until FROM call_limit_versions) c
+        WHERE until < keep
+    ) THEN
+        RETURN 0;
+    END IF;
+    keep := least(keep, (SELECT min(claimed_at) FROM call_attempts), (SELECT min(claimed_at) FROM call_open));
+    WITH ended AS ( -- until when one, or one before it, was in force
+        SELECT limit_name, version, max(until) OVER (PARTITION BY limit_name ORDER BY version) AS until
+        FROM (SELECT limit_name, version, coalesce(lead(effective_from) OVER (PARTITION BY limit_name ORDER BY version), 'infinity') AS until
+              FROM call_limit_versions) c
+    )
+    DELETE FROM call_limit_versions c USING ended e
+    WHERE c.limit_name = e.limit_name AND c.version = e.version AND e.until < keep;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION callq_purge_versions() FROM PUBLIC;
+
+-- +goose StatementBegin
+DO $$ BEGIN
+    EXECUTE format('ALTER FUNCTION callq_purge_versions() SET search_path = %I, pg_temp', current_schema());
+END $$;
+-- +goose StatementEnd
+
+-- +goose Down
+DROP FUNCTION callq_purge_versions();
+DROP TABLE call_clock_gains, call_locks, call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_meta, call_workers, call_usage,
+    call_queues, call_limit_versions, call_limits;
+DROP FUNCTION callq_alive(timestamptz);

@@ -1,0 +1,168 @@
+-- The backlog: where waiting calls are found. It only says where to look: whether a call waits, its own row says.
+
+-- +goose Up
+
+-- What has become known of a queue and is not yet in its flows: calls that wait, from "at" on; or, without calls, that a key
+-- may no longer be blocked. Written by the transaction that makes it so, hence visible exactly when that is. The queue's next
+-- claim drains it.
+CREATE TABLE call_inbox (
+    queue    text        NOT NULL,
+    at       timestamptz NOT NULL,
+    task     text,
+    key      text        NOT NULL,
+    priority smallint,   -- as the row says, within 0..9
+    calls    integer     NOT NULL DEFAULT 0,
+    ids      bigint[],
+    keys     text[],     -- of each of ids; NULL: they are all of key
+    again    boolean     NOT NULL DEFAULT false, -- they were claimed or moved before: their place may be in front
+    onward   boolean     NOT NULL DEFAULT false -- without calls: key and every key after it
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+CREATE INDEX call_inbox_due_idx ON call_inbox (queue, at);
+
+-- A flow for each queue, key, priority and task in which calls wait: from which place in which of its segments on. A key that no
+-- limit has room for is parked until wake_at, with its flows from a priority on. This table and the next are written under the
+-- lock of the queue's row.
+CREATE TABLE call_flows (
+    queue    text     NOT NULL,
+    key      text     NOT NULL,
+    priority smallint NOT NULL,
+    task     text     NOT NULL,
+    calls    bigint   NOT NULL,           -- not consumed; 0: it is empty
+    head     bigint   NOT NULL DEFAULT 1, -- its first segment
+    consumed integer  NOT NULL DEFAULT 0, -- calls of the first segment
+    tail     bigint   NOT NULL,           -- its last segment
+    wake_at  timestamptz,
+    PRIMARY KEY (queue, key, priority, task)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+
+CREATE INDEX call_flows_active_idx ON call_flows (queue, task, key, priority) WHERE wake_at IS NULL;
+
+CREATE INDEX call_flows_wake_idx ON call_flows (queue, wake_at) WHERE wake_at IS NOT NULL;
+
+-- Segments of at most 256 calls of a flow, in the order in which they fell due. A segment is rewritten only if calls that come back
+-- unsent go in front of it: then what was consumed is cut off.
+CREATE TABLE call_segments (
+    queue    text        NOT NULL,
+    key      text        NOT NULL,
+    priority smallint    NOT NULL,
+    task     text        NOT NULL,
+    seq      bigint      NOT NULL,
+    at       timestamptz NOT NULL, -- when its first call fell due, or one that was before it
+    ids      bigint[]    NOT NULL,
+    PRIMARY KEY (queue, key, priority, task, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+
+-- Each call that a flow or the inbox names. It may have ended since, and may be here twice.
+CREATE VIEW call_backlog AS
+SELECT l.queue, l.key, l.priority, l.task, w.at, i.id
+FROM call_flows l
+JOIN call_segments w ON w.queue = l.queue AND w.key = l.key AND w.priority = l.priority AND w.task = l.task AND w.seq >= l.head
+CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+WHERE l.calls > 0 AND (w.seq > l.head OR i.place > l.consumed)
+UNION ALL
+SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, n.at, i.id
+FROM call_inbox n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
+
+-- How the inbox and flows name a call's queue, key or task. One beyond 255 bytes, with which no call can be made, is cut: an
+-- index takes at most 2,704 bytes, and such a call must not keep others from their flow.
+CREATE FUNCTION callq_flow_name(name text, unset text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN octet_length(name) > 255 THEN left(name, 63) ELSE coalesce(name, unset) END
+$$;
+
+-- The triggers run as the owner: a producer needs no right to these tables. Nobody else may execute their functions, and they
+-- refuse other tables: as a trigger of a temporary table whose columns have casts of its owner's own, they would run those
+-- casts as the owner of callq's tables.
+--
+-- Ids are cut in ranges of 65,536, so that no row of a large COPY is too large to drain. Rows are coalesced if the first 500 calls
+-- show that most have a key of their own: then ranges of 2,048 ids have the keys beside them.
+-- +goose StatementBegin
+CREATE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    counted    bigint; -- of the first 500 calls
+    inbox_rows bigint; -- for those
+    coalesced  bigint; -- inbox rows if their keys stand beside them
+BEGIN
+    IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
+        RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    -- One call, as most statements insert: grouping would cost more than all the rest.
+    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
+        least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
+    FROM inserted
+    WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1);
+    IF FOUND THEN
+        RETURN NULL;
+    END IF;
+    SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
+    FROM (
+        SELECT sum(n) AS n, count(*) AS keys
+        FROM (
+            SELECT queue, task, priority, at, key, count(*) AS n
+            FROM (SELECT queue, coalesce(run_at, created_at) AS at, task, key, priority FROM inserted LIMIT 500) AS first
+            GROUP BY queue, task, priority, at, key
+        ) AS each
+        GROUP BY queue, task, priority, at
+    ) AS together;
+    IF 4 * inbox_rows > counted AND coalesced < inbox_rows THEN
+        INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, keys)
+        SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), '',
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), array_agg(callq_flow_name(key, ''))
+        FROM inserted
+        WHERE status IN ('new', 'error')
+        GROUP BY 1, 2, 3, 5, id >> 11;
+    ELSE
+        INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+        SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
+            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+        FROM inserted
+        WHERE status IN ('new', 'error')
+        GROUP BY 1, 2, 3, 4, 5, id >> 16;
+    END IF;
+    RETURN NULL;
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION callq_call_waits_again() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
+        RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, again)
+    VALUES (callq_flow_name(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), callq_flow_name(NEW.task, 'http'),
+        callq_flow_name(NEW.key, ''), least(greatest(coalesce(NEW.priority, 5), 0), 9), 1, ARRAY[NEW.id], true);
+    RETURN NULL;
+END $$;
+-- +goose StatementEnd
+
+-- Whatever a producer's search_path is, the functions mean callq's own tables.
+-- +goose StatementBegin
+DO $$ BEGIN
+    EXECUTE format('ALTER FUNCTION callq_calls_inserted() SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION callq_call_waits_again() SET search_path = %I, pg_temp', current_schema());
+END $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION callq_calls_inserted(), callq_call_waits_again() FROM PUBLIC;
+
+CREATE TRIGGER call_queue_inserted AFTER INSERT ON call_queue
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted();
+
+-- A call that waits again, or elsewhere: whoever changed it, callq or plain SQL.
+CREATE TRIGGER call_queue_waits_again AFTER UPDATE ON call_queue
+    FOR EACH ROW
+    WHEN (NEW.status IN ('new', 'error') AND (OLD.status NOT IN ('new', 'error')
+        OR (OLD.queue, OLD.task, OLD.key, OLD.priority, OLD.run_at) IS DISTINCT FROM (NEW.queue, NEW.task, NEW.key, NEW.priority, NEW.run_at)))
+    EXECUTE FUNCTION callq_call_waits_again();
+
+-- +goose Down
+DROP TRIGGER call_queue_waits_again ON call_queue;
+DROP TRIGGER call_queue_inserted ON call_queue;
+DROP FUNCTION callq_call_waits_again();
+DROP FUNCTION callq_calls_inserted();
+DROP FUNCTION callq_flow_name(text, text);
+DROP VIEW call_backlog;
+DROP TABLE call_segments, call_flows, call_inbox;
