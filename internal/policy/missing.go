@@ -32,9 +32,12 @@ func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time
 
 // What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.
 const knownSQL = `
-SELECT a.name, a.key, coalesce(sum(u.used) FILTER (WHERE u.shard >= 0), 0)::bigint
-FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
-CROSS JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l
-JOIN call_usage u ON u.limit_name = ANY (ARRAY[l.name]) AND u.key = a.key AND u.bucket > a.since
-    AND u.bucket <= l.known_at + coalesce(l.bucket_width, l.window_size / 200)
+WITH asked AS MATERIALIZED (
+    SELECT a.name, a.key, a.since, l.known_at + coalesce(l.bucket_width, l.window_size / 200) AS until
+    FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
+    CROSS JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l
+)
+SELECT a.name, a.key, coalesce(sum(u.used) FILTER (WHERE u.shard >= 0 AND u.bucket <= a.until), 0)::bigint
+FROM asked a
+JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 GROUP BY 1, 2`
