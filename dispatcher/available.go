@@ -11,79 +11,97 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// headroom is what a queue's limits allow at a moment, in all or to each of some keys, and when
-// they allow more.
+// headroom is what a queue's limits allow at a moment, in all or to each of some keys, and when they allow more.
 type headroom struct {
 	limit.Admission // in the order of limits
 	limits          []policy.LockedLimit
 	now             time.Time
-	next            map[limitKey]time.Time // the earliest moment that a unit can come free
+	next            map[limitKey]time.Time // the earliest moment at which a unit can come free
 }
 
+// limitKey is a limit and, if it is per key, a key.
 type limitKey struct{ limit, key string }
 
-// occupied is what a limit's units are doing at a moment.
-type occupied struct {
-	Name     string     `db:"name"`
-	Key      string     `db:"key"`
-	Occupied int64      `db:"occupied"`
-	Former   int64      `db:"former"`   // of those, what a failover found open
-	FreedAt  *time.Time `db:"freed_at"` // the earliest until of an occupied unit; nil: none has one yet
-	At       time.Time  `db:"at"`       // Postgres's clock once it was counted
+// asked is a limit, of those per key one key, whose units a claim counts.
+type asked struct {
+	limitKey
+	index int       // among the limits
+	since time.Time // what has a later until counts
+	use   limit.Use
 }
 
 // errClockSetBack: what started since the clock was read may seem to be long over.
 var errClockSetBack = errors.New("the clock of Postgres was set back within a claim")
 
-// headroom counts what is occupied of the limits, of those per key for these keys. It needs the
-// limits' locks.
+// headroom counts the occupied units of the limits, of those per key for these keys. It needs the limits' locks. No attempt
+// of a smaller batch than from is open.
 func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, keys []string, from int64, now time.Time) (*headroom, error) {
 	h := &headroom{limits: limits, now: now, next: map[limitKey]time.Time{}}
 	own, err := overridesOf(ctx, tx, limits, keys)
 	if err != nil {
 		return nil, err
 	}
-	var names, ofKeys []string
-	var since []time.Time
-	uses := map[limitKey]limit.Use{}
-	buckets := false
-	for _, l := range limits {
+	var asks []*asked
+	for i, l := range limits {
 		of := []string{""}
 		if l.PerKey {
 			of = keys
 		}
 		rate, gained := l.Rate(), c.clock.gained(l, now)
-		counts := rate.Since(now, gained)
-		buckets = buckets || rate.Algorithm == limit.TokenBucket
 		for _, key := range of {
-			names, ofKeys, since = append(names, l.Name), append(ofKeys, key), append(since, counts)
-			if units, is := own[limitKey{l.Name, key}]; is {
-				rate.Units = units
-			} else {
-				rate.Units = l.Units
+			a := &asked{limitKey: limitKey{l.Name, key}, index: i, since: rate.Since(now, gained)}
+			a.use = limit.Use{Rate: rate, Missing: l.Missing(now, gained)}
+			if units, is := own[a.limitKey]; is {
+				a.use.Rate.Units = units
 			}
-			uses[limitKey{l.Name, key}] = limit.Use{Rate: rate, Missing: l.Missing(now, gained)}
+			asks = append(asks, a)
 		}
+		h.Admission = append(h.Admission, limit.Quota{
+			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: map[string]int64{}, Room: map[string]int64{},
+		})
 	}
-	if len(names) == 0 {
+	if len(asks) == 0 {
 		return h, nil
 	}
-	rows, err := tx.Query(ctx, occupiedSQL, names, ofKeys, since, from)
+	for _, count := range []func(context.Context, pgx.Tx, []*asked, int64, time.Time) error{countOccupied, countCharges} {
+		if err := count(ctx, tx, asks, from, now); err != nil {
+			return nil, err
+		}
+	}
+	if err := addKnown(ctx, tx, limits, asks); err != nil {
+		return nil, err
+	}
+	for _, a := range asks {
+		gained := c.clock.gained(limits[a.index], now)
+		if units, is := own[a.limitKey]; is {
+			h.Admission[a.index].MostOf[a.key] = units
+		}
+		h.Admission[a.index].Room[a.key] = a.use.Room(now, gained)
+		h.next[a.limitKey] = a.use.NextLook(now, gained)
+	}
+	return h, nil
+}
+
+// countOccupied counts how many units of each are occupied, and when the first can come free.
+func countOccupied(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.Time) error {
+	names, keys, since := arrays(asks)
+	rows, err := tx.Query(ctx, occupiedSQL, names, keys, since, from)
 	if err != nil {
-		return nil, fmt.Errorf("count occupied units: %w", err)
+		return fmt.Errorf("count occupied units: %w", err)
 	}
 	counted, err := pgx.CollectRows(rows, pgx.RowToStructByName[occupied])
 	if err != nil {
-		return nil, fmt.Errorf("count occupied units: %w", err)
+		return fmt.Errorf("count occupied units: %w", err)
 	}
-	if len(counted) != len(names) {
-		return nil, fmt.Errorf("count occupied units: %d of %d limits and keys answered", len(counted), len(names))
+	if len(counted) != len(asks) {
+		return fmt.Errorf("count occupied units: %d of %d limits and keys answered", len(counted), len(asks))
 	}
+	of := byKey(asks)
 	for _, o := range counted {
 		if o.At.Before(now) {
-			return nil, errClockSetBack
+			return errClockSetBack
 		}
-		use := uses[limitKey{o.Name, o.Key}]
+		use := &of[limitKey{o.Name, o.Key}].use
 		use.Occupied = o.Occupied
 		if use.Missing != nil {
 			use.Missing.Former = o.Former
@@ -91,37 +109,94 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, limits []policy.Locke
 		if o.FreedAt != nil {
 			use.Freed = *o.FreedAt
 		}
-		uses[limitKey{o.Name, o.Key}] = use
 	}
-	if err := addKnown(ctx, tx, limits, uses); err != nil {
-		return nil, err
-	}
-	if buckets {
-		if err := readCharges(ctx, tx, limits, names, ofKeys, since, from, now, uses); err != nil {
-			return nil, err
+	return nil
+}
+
+// occupied is what a limit's units are doing at a moment.
+type occupied struct {
+	Name     string     `db:"name"`
+	Key      string     `db:"key"`
+	Occupied int64      `db:"occupied"`
+	Former   int64      `db:"former"`   // of those, what a failover found open
+	FreedAt  *time.Time `db:"freed_at"` // when the first can come free; nil: that is not known of any
+	At       time.Time  `db:"at"`       // Postgres's clock once it was counted
+}
+
+// countCharges reads what was given out of token buckets charge by charge: how much they hold depends on when.
+func countCharges(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.Time) error {
+	var buckets []*asked
+	for _, a := range asks {
+		if a.use.Rate.Algorithm == limit.TokenBucket {
+			buckets = append(buckets, a)
 		}
 	}
-	for _, l := range limits {
-		q := limit.Quota{
-			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(),
-			MostOf: map[string]int64{}, Room: map[string]int64{},
-		}
-		h.Admission = append(h.Admission, q)
+	if len(buckets) == 0 {
+		return nil
 	}
-	for i := range names {
-		of := limitKey{names[i], ofKeys[i]}
-		for j, l := range limits {
-			if l.Name != of.limit {
-				continue
-			}
-			if units, is := own[of]; is {
-				h.Admission[j].MostOf[of.key] = units
-			}
-			h.Admission[j].Room[of.key] = uses[of].Room(now, c.clock.gained(l, now))
-			h.next[of] = uses[of].NextLook(now, c.clock.gained(l, now))
+	names, keys, since := arrays(buckets)
+	rows, err := tx.Query(ctx, chargesSQL, names, keys, since, from)
+	if err != nil {
+		return fmt.Errorf("read the charges: %w", err)
+	}
+	of := byKey(buckets)
+	var key limitKey
+	var charge limit.Charge
+	var at time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&key.limit, &key.key, &charge.Until, &charge.Units, &at}, func() error {
+		if at.Before(now) {
+			return errClockSetBack
+		}
+		of[key].use.Charges = append(of[key].use.Charges, charge)
+		return nil
+	}); errors.Is(err, errClockSetBack) {
+		return err
+	} else if err != nil {
+		return fmt.Errorf("read the charges: %w", err)
+	}
+	return nil
+}
+
+// addKnown adds what was charged when units went missing.
+func addKnown(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, asks []*asked) error {
+	var missing []*asked
+	for _, a := range asks {
+		if l := limits[a.index]; a.use.Missing != nil && l.KnownAt != nil {
+			missing = append(missing, a)
 		}
 	}
-	return h, nil
+	if len(missing) == 0 {
+		return nil
+	}
+	names, keys, since := arrays(missing)
+	for i, a := range missing {
+		l := limits[a.index]
+		since[i] = l.Rate().KnownSince(*l.KnownAt)
+	}
+	known, err := policy.Known(ctx, tx, names, keys, since)
+	if err != nil {
+		return err
+	}
+	for i, a := range missing {
+		a.use.Missing.Known = known[i] - limits[a.index].KnownLess
+	}
+	return nil
+}
+
+// arrays are the arguments of a statement that asks.
+func arrays(asks []*asked) (names, keys []string, since []time.Time) {
+	for _, a := range asks {
+		names, keys, since = append(names, a.limit), append(keys, a.key), append(since, a.since)
+	}
+	return names, keys, since
+}
+
+func byKey(asks []*asked) map[limitKey]*asked {
+	of := make(map[limitKey]*asked, len(asks))
+	for _, a := range asks {
+		of[a.limitKey] = a
+	}
+	return of
 }
 
 // wait is for how long a held call cannot be admitted. Nobody knows when a unit of a concurrency
@@ -203,7 +278,7 @@ WITH asked AS MATERIALIZED (
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )`
 
-// overridesOf are the units of their own that some of these keys have. It needs the limits' locks.
+// overridesOf returns the units of those keys that have an override. It needs the limits' locks.
 func overridesOf(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, keys []string) (map[limitKey]int64, error) {
 	var names []string
 	for _, l := range limits {
@@ -235,67 +310,7 @@ SELECT l.name, o.key, o.value::bigint
 FROM call_limits l CROSS JOIN LATERAL jsonb_each_text(l.overrides) o
 WHERE l.name = ANY($1::text[]) AND o.key = ANY($2::text[])`
 
-// readCharges reads what was given out of the token buckets among the limits, charge by charge: how much there
-// is depends on when. It needs the limits' locks, and asks as occupiedSQL does.
-func readCharges(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, names, keys []string, since []time.Time, from int64, now time.Time, uses map[limitKey]limit.Use) error {
-	is := map[string]bool{}
-	for _, l := range limits {
-		is[l.Name] = l.Rate().Algorithm == limit.TokenBucket
-	}
-	var ofNames, ofKeys []string
-	var ofSince []time.Time
-	for i, name := range names {
-		if is[name] {
-			ofNames, ofKeys, ofSince = append(ofNames, name), append(ofKeys, keys[i]), append(ofSince, since[i])
-		}
-	}
-	rows, err := tx.Query(ctx, chargesSQL, ofNames, ofKeys, ofSince, from)
-	if err != nil {
-		return fmt.Errorf("read the charges: %w", err)
-	}
-	var of limitKey
-	var c limit.Charge
-	var at time.Time
-	if _, err := pgx.ForEachRow(rows, []any{&of.limit, &of.key, &c.Until, &c.Units, &at}, func() error {
-		if at.Before(now) {
-			return errClockSetBack
-		}
-		use := uses[of]
-		use.Charges = append(use.Charges, c)
-		uses[of] = use
-		return nil
-	}); errors.Is(err, errClockSetBack) {
-		return err
-	} else if err != nil {
-		return fmt.Errorf("read the charges: %w", err)
-	}
-	return nil
-}
-
 const chargesSQL = unitsSQL + `
 SELECT name, key, least(until, now() + interval '100 years') AS until, sum(cost)::bigint, clock_timestamp() AS at
 FROM units
 GROUP BY 1, 2, 3`
-
-// addKnown adds to uses what was charged when units went missing.
-func addKnown(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, uses map[limitKey]limit.Use) error {
-	var names, keys []string
-	var since []time.Time
-	var less []int64
-	for _, l := range limits {
-		for of, use := range uses {
-			if l.Name == of.limit && use.Missing != nil && l.KnownAt != nil {
-				names, keys, since = append(names, of.limit), append(keys, of.key), append(since, l.Rate().KnownSince(*l.KnownAt))
-				less = append(less, l.KnownLess)
-			}
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	known, err := policy.Known(ctx, tx, names, keys, since)
-	for i, charged := range known {
-		uses[limitKey{names[i], keys[i]}].Missing.Known = charged - less[i]
-	}
-	return err
-}

@@ -25,8 +25,7 @@ type batch struct {
 	attempts  []claimed
 }
 
-// destination is what the attempts of a message share: they can be sent again together, to another
-// pool if need be.
+// destination is what the attempts of a message share, so that they can be redelivered together.
 type destination struct {
 	pool *pools.Pool
 	task string
@@ -39,9 +38,8 @@ type claimed struct {
 	MessageNo int32 `db:"message_no"`
 }
 
-// take locks the next calls of the keys that have room, up to want in all and a fair share each, fails
-// what is wrong with them, opens an attempt of each other that the limits admit, and notes in the flows
-// what became of them.
+// take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an attempt
+// for each other call that the limits admit, and notes how far the flows were consumed.
 func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
 	b := &batch{id: list.queue.Batch, epoch: list.epoch}
 	want := min(claimSize, list.pools.Capacity())
@@ -88,8 +86,8 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 	return b, c.leaveOpen(ctx, tx, b)
 }
 
-// leaveOpen has calls that somebody set to wait by hand while an attempt of theirs is open be dispatched again, as they
-// were: what becomes of them that attempt will say. It cannot end before this claim does, which has locked the calls.
+// leaveOpen handles calls that somebody set to wait by hand while their attempt is open. It sets them back to dispatched: their attempt
+// decides what becomes of them. The attempt cannot end before this claim, which has locked the calls.
 func (c *claimer) leaveOpen(ctx context.Context, tx pgx.Tx, b *batch) error {
 	var ids []int64
 	for _, call := range b.chosen {
@@ -104,7 +102,7 @@ func (c *claimer) leaveOpen(ctx context.Context, tx pgx.Tx, b *batch) error {
 	if left.RowsAffected() != int64(len(ids)) {
 		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), b.opened)
 	}
-	c.cfg.Logger.WarnContext(ctx, "calls were set to wait though an attempt of theirs is open: they are dispatched again", "calls", ids)
+	c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "calls", ids)
 	return nil
 }
 
@@ -114,8 +112,8 @@ SET attempts = o.attempt, dispatched_at = o.claimed_at
 FROM call_open o
 WHERE q.id = ANY ($1::bigint[]) AND o.call_id BETWEEN q.id AND q.id AND q.status = 'dispatched'`
 
-// unfinished says whether another claim right away may find more: a key that has room left has more calls
-// that a pool has room for. Where it has, and a shared limit is exhausted, the batch is stuck.
+// unfinished reports whether another claim right away may find more: a key with room left has further calls that a pool has capacity
+// for. If it has, but a shared limit is exhausted, the batch is stuck.
 func (b *batch) unfinished(keys []string, c *candidates) bool {
 	if b.stuck != nil || len(b.chosen)+len(b.refused) == 0 {
 		return false
@@ -153,7 +151,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 		chosen[to] = append(chosen[to], c.ID)
 	}
 	var ids []int64
-	var messageNos []int32
+	var messageNos []int
 	var pools []string
 	for _, to := range order {
 		calls := chosen[to]
@@ -162,8 +160,8 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 			if i%k == 0 {
 				b.messageTo = append(b.messageTo, to)
 			}
-			parcel := int32(len(b.messageTo) - 1) //nolint:gosec // a claim has no more calls than workers have room
-			ids, messageNos, pools = append(ids, id), append(messageNos, parcel), append(pools, to.pool.Name)
+
+			ids, messageNos, pools = append(ids, id), append(messageNos, len(b.messageTo)-1), append(pools, to.pool.Name)
 		}
 	}
 	if len(ids) == 0 {
@@ -191,9 +189,8 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	})
 }
 
-// The rows of call_queue are locked by backlog.First in this transaction. send_within is for how long the
-// worker's gate stays open: of a handler of one's own only where a limit is anchored at the start, else it may
-// send until its deadline.
+// openSQL opens attempts. backlog.First has locked the rows of call_queue in this transaction. send_within is how long the worker's
+// gate stays open. A custom handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
 const openSQL = `
 WITH picked AS (
     SELECT * FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
@@ -220,7 +217,7 @@ FROM called
 ON CONFLICT (call_id) DO NOTHING
 RETURNING call_id, attempt, message_no`
 
-// messages are what carries the batch to the workers.
+// messages are the messages that carry the batch to the workers.
 func (b *batch) messages() []handoff.Message {
 	list := make([]handoff.Message, len(b.messageTo))
 	for i, to := range b.messageTo {
@@ -230,6 +227,6 @@ func (b *batch) messages() []handoff.Message {
 		p := &list[a.MessageNo]
 		p.Attempts = append(p.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	// Of some calls an attempt was open already.
+	// Some calls had an open attempt already.
 	return slices.DeleteFunc(list, func(p handoff.Message) bool { return len(p.Attempts) == 0 })
 }

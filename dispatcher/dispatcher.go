@@ -212,7 +212,7 @@ func (d *Dispatcher) dispatch(ctx context.Context) error {
 	}
 	d.cfg.Logger.InfoContext(ctx, "dispatcher started", "queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	var parts sync.WaitGroup
-	parts.Go(func() { d.listen(ctx) })
+	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.Logger) })
 	parts.Go(func() { d.pollLoop(ctx) })
 	parts.Go(func() { d.reloadLoop(ctx, jobs) })
 	parts.Go(func() { d.tick(ctx) })

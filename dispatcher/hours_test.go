@@ -197,7 +197,7 @@ func TestHoursOfAnUnknownZone(t *testing.T) {
 	s.exec(`UPDATE call_queues SET hours = '{00:00-24:00 Mars/Olympus}' WHERE name = 'default'`)
 	s.due("default", 1)
 	s.due("other", 1)
-	if err := d.Tick(t.Context()); err == nil || !strings.Contains(err.Error(), `claim from queue "default": read the queue's hours: "Mars/Olympus" is not a time zone`) {
+	if err := d.Tick(t.Context()); err == nil || !strings.Contains(err.Error(), `claim from queue "default": read the hours "00:00-24:00 Mars/Olympus": "Mars/Olympus" is not a time zone`) {
 		t.Errorf("tick: %v", err)
 	}
 	s.want(`SELECT array_agg(queue) = '{other}' FROM call_open`)

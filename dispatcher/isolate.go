@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// refuse fails calls that can never be made as they are. They have no attempt and use no unit.
+// refuse fails calls that can never be made as they are. They get no attempt and use no unit.
 func (b *batch) refuse(writes *pgx.Batch) {
 	if len(b.refused) == 0 {
 		return
@@ -34,7 +34,7 @@ SET status = 'failed', error_message = r.reason, unique_key = NULL, queue = ` + 
 FROM unnest($1::bigint[], $2::text[]) AS r (id, reason)
 WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`
 
-// tried runs part under a savepoint, and takes back what it did where it fails or is only a trial.
+// tried runs part under a savepoint. It undoes part if that fails or is only a trial.
 func tried(ctx context.Context, tx pgx.Tx, trial bool, part func(pgx.Tx) error) error {
 	inner, err := tx.Begin(ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func tried(ctx context.Context, tx pgx.Tx, trial bool, part func(pgx.Tx) error) 
 	return inner.Commit(ctx)
 }
 
-// readEach looks at the call_data of unread calls, and refuses those whose own cannot be read.
+// readEach reads the call_data of unread calls, and refuses those whose data cannot be read.
 func readEach(ctx context.Context, tx pgx.Tx, maxData int64, calls []backlog.Call) error {
 	var unread []*backlog.Call
 	for i := range calls {
@@ -64,9 +64,8 @@ func readEach(ctx context.Context, tx pgx.Tx, maxData int64, calls []backlog.Cal
 	})
 }
 
-// tryEach finds the calls whose rows cannot be dispatched, and has them fail with the reason; and of what is to
-// fail those that cannot even do that. These leave their flows as they are, so that they stop no other, and the log
-// says why.
+// tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. It drops calls whose rows cannot even be
+// failed: they are consumed from their flows, so that they stop no other, and the log has the reason.
 func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, s *selection) error {
 	log := c.cfg.Logger
 	try := func(statement func([]candidate) (string, []any)) func([]candidate) error {

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -42,23 +43,23 @@ func (a *alarm) disarm() {
 
 // listen passes on what producers and workers say on the channel callq_wake. It reconnects for as long as ctx lives; meanwhile
 // the schedule alone finds the calls.
-func (d *Dispatcher) listen(ctx context.Context) {
+func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Logger) {
 	logged := false
 	for ctx.Err() == nil {
-		err := d.listenOnce(ctx, func() { logged = false })
+		err := a.listenOnce(ctx, config, func() { logged = false })
 		if ctx.Err() != nil {
 			return
 		}
 		if !logged {
-			d.cfg.Logger.WarnContext(ctx, "notifications not heard", "err", err)
+			log.WarnContext(ctx, "notifications not heard", "err", err)
 			logged = true
 		}
 		pause(ctx, time.Second)
 	}
 }
 
-func (d *Dispatcher) listenOnce(ctx context.Context, connected func()) error {
-	conn, err := pgx.ConnectConfig(ctx, d.cfg.Listen.Copy())
+func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, connected func()) error {
+	conn, err := pgx.ConnectConfig(ctx, config.Copy())
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
@@ -67,12 +68,12 @@ func (d *Dispatcher) listenOnce(ctx context.Context, connected func()) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	connected()
-	d.alarm.notify(true) // for what was said while nobody listened
+	a.notify(true) // for what was said while nobody listened
 	for {
 		notification, err := conn.WaitForNotification(ctx)
 		if err != nil {
 			return fmt.Errorf("wait for notifications: %w", err)
 		}
-		d.alarm.notify(notification.Payload == callqueue.WakeFreed)
+		a.notify(notification.Payload == callqueue.WakeFreed)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/maintenance"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/robfig/cron/v3"
 )
 
@@ -27,7 +28,7 @@ func (s Schedule) withDefaults() Schedule {
 	}
 }
 
-// specs are when each of a dispatcher's jobs runs: the tick, retention, vacuum, and vacuum where it is needed.
+// specs says when each scheduled part runs: the tick, retention, vacuum, and vacuum of tables that need it.
 func (s Schedule) specs() []string { return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s"} }
 
 func (s Schedule) check() error {
@@ -45,8 +46,7 @@ type jobs struct {
 	runs []scheduled // as Schedule.specs has them. Written by follow only
 }
 
-// scheduled is a part that runs by itself, and is passed over while its last run has not ended, also
-// where it was given another schedule meanwhile.
+// scheduled is a part that runs on a schedule. It is skipped while its last run has not ended.
 type scheduled struct {
 	spec string
 	job  cron.Job
@@ -61,11 +61,9 @@ func (d *Dispatcher) schedule(ctx context.Context, s Schedule) (*jobs, error) {
 	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
 	for i, run := range []func(){
 		func() { d.tick(ctx) },
-		func() { d.purge(ctx) },
-		func() { d.vacuum(ctx, func(ctx context.Context) error { return maintenance.Vacuum(ctx, d.cfg.Pool) }) },
-		func() {
-			d.vacuum(ctx, func(ctx context.Context) error { return maintenance.VacuumNeeded(ctx, d.cfg.Pool) })
-		},
+		func() { purge(ctx, d.cfg.Pool, d.settings.current.Load().Retention, d.cfg.Logger) },
+		func() { logVacuum(ctx, maintenance.Vacuum(ctx, d.cfg.Pool), d.cfg.Logger) },
+		func() { logVacuum(ctx, maintenance.VacuumNeeded(ctx, d.cfg.Pool), d.cfg.Logger) },
 	} {
 		part := scheduled{spec: s.specs()[i], job: chain.Then(cron.FuncJob(run))}
 		id, err := j.cron.AddJob(part.spec, part.job)
@@ -78,8 +76,7 @@ func (d *Dispatcher) schedule(ctx context.Context, s Schedule) (*jobs, error) {
 	return j, nil
 }
 
-// follow gives each part whose schedule is another now its new one; the others keep their time. s was
-// checked.
+// follow gives each part whose schedule changed its new one; the others keep their time. s was checked.
 func (j *jobs) follow(s Schedule) error {
 	for i, spec := range s.specs() {
 		part := &j.runs[i]
@@ -96,23 +93,23 @@ func (j *jobs) follow(s Schedule) error {
 	return nil
 }
 
-// purge and vacuum are the scheduled forms of maintenance.Purge and Vacuum.
-func (d *Dispatcher) purge(ctx context.Context) {
-	purged, err := maintenance.Purge(ctx, d.cfg.Pool, d.settings.current.Load().Retention, nil)
+// purge runs retention and logs what it did.
+func purge(ctx context.Context, pool *pgxpool.Pool, keep maintenance.Retention, log *slog.Logger) {
+	purged, err := maintenance.Purge(ctx, pool, keep, nil)
 	if err != nil && ctx.Err() == nil {
-		d.cfg.Logger.WarnContext(ctx, "retention cut short", "err", err)
+		log.WarnContext(ctx, "retention cut short", "err", err)
 	}
 	if purged.Calls+purged.Attempts > 0 {
-		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts)
+		log.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts)
 	}
 	if purged.Kept > 0 {
-		d.cfg.Logger.WarnContext(ctx, "retention keeps rows that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)
+		log.WarnContext(ctx, "rows kept that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)
 	}
 }
 
-func (d *Dispatcher) vacuum(ctx context.Context, run func(context.Context) error) {
-	if err := run(ctx); err != nil && ctx.Err() == nil {
-		d.cfg.Logger.WarnContext(ctx, "vacuum cut short", "err", err)
+func logVacuum(ctx context.Context, err error, log *slog.Logger) {
+	if err != nil && ctx.Err() == nil {
+		log.WarnContext(ctx, "vacuum cut short", "err", err)
 	}
 }
 

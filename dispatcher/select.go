@@ -15,24 +15,24 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// candidates are what a claim chooses from: the flows that it looks at, and what their keys' limits allow.
+// candidates are what a claim chooses from: the first flows of its queue, and what the limits of their keys allow.
 type candidates struct {
 	*snapshot
 	random      func(n int64) int64
 	head        *headroom
-	keys        []string // those that are not paused, in turn
+	keys        []string // not paused, in the order of their turns
 	of          map[string][]*flow
 	empty       []backlog.Flow
 	paused      map[string]time.Duration
-	unpausedFor time.Duration // until the first of those ends
-	// crowded says that there are more flows than a claim looks at. Then those that cannot be claimed
-	// from make room for others: they are parked, or dropped when empty.
+	unpausedFor time.Duration // until the first pause ends
+	// crowded means that there are more flows than a claim looks at. Flows that cannot be claimed from then make room
+	// for others: they are parked, or dropped if they are empty.
 	crowded bool
 	lastKey string
-	isolate bool // a call spoiled this claim before: it is looked for (isolate.go)
+	isolate bool // a call spoiled the claim before this one: find it (isolate.go)
 }
 
-// candidates looks at the first flows of the queue, and counts what the limits allow.
+// candidates reads the first flows of the queue, and counts what the limits allow.
 func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*candidates, error) {
 	walked, err := backlog.Walk(ctx, tx, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Lines)
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 	return nil
 }
 
-// hasMore says whether calls of a key are left that a pool has room for.
+// hasMore reports whether a pool has capacity for further calls of a key.
 func (c *candidates) hasMore(key string) bool {
 	for _, l := range c.of[key] {
 		if c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped)) {
@@ -110,9 +110,8 @@ func (c *candidates) hasMore(key string) bool {
 	return false
 }
 
-// note writes down in the flows what became of them, and where the next claim of the queue begins: with the
-// first key that a call went unread of; else after the key served last; or, where none of as many as a claim
-// looks at could be served, behind them all.
+// note writes how far the flows were consumed, and where the queue's next claim begins: with the first key whose next call was
+// not read; else after the key that was served last; else, if there are more flows than a claim looks at, behind them all.
 func (c *candidates) note(writes *pgx.Batch, b *batch) {
 	var left []backlog.Advance
 	var again []int64
@@ -155,9 +154,9 @@ func (c *candidates) note(writes *pgx.Batch, b *batch) {
 
 const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
 
-// parked are the keys that can be put aside, since who frees units of theirs, or ends their pause, has
-// them woken. One that still has room, though not for its next call, is looked at again in a minute: nobody
-// says so when that call is cancelled, expires, or is deleted or changed, and those behind it fit.
+// parked returns the keys that can be left alone: whoever frees their units, or ends their pause, wakes them. A key that has room,
+// but not for its next call, is looked at again in a minute: nobody is notified if that call is cancelled, expires, or is
+// changed, so that the ones behind it fit.
 func (c *candidates) parked(b *batch) []backlog.Parked {
 	var list []backlog.Parked
 	for _, key := range slices.Sorted(maps.Keys(c.paused)) {
@@ -176,12 +175,12 @@ func (c *candidates) parked(b *batch) []backlog.Parked {
 	return list
 }
 
-// flow is a flow with those of its calls that stand first, locked.
+// flow is a flow with its first calls, locked.
 type flow struct {
 	backlog.Flow
 	calls   []backlog.Call
-	skipped []backlog.Entry // at the same places, and cannot be claimed
-	served  int             // of calls: chosen, or refused
+	skipped []backlog.Entry // among them, which cannot be claimed
+	served  int             // of calls: chosen or refused
 }
 
 // candidate is a call that a claim may take.
@@ -195,10 +194,10 @@ type candidate struct {
 type selection struct {
 	chosen  []candidate
 	to      []*pools.Pool // where each of the chosen goes
-	refused []candidate   // cannot be made as they are
-	last    string        // the key that was served last; of use where chosen is not empty
-	// stuck is the call that a limit which all keys share has no room for. Small calls do not pass
-	// a large one, or it would wait for ever.
+	refused []candidate   // can never be made as they are
+	last    string        // the key that was served last, if any was chosen
+	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would wait
+	// for ever: the line behind it is blocked.
 	stuck   *held
 	blocked []held // the next calls of keys whose own limits have no room for them
 	hasRead bool
@@ -212,9 +211,8 @@ type held struct {
 	priority int16
 }
 
-// choose goes round the keys in their order, a call each, until want calls are chosen, a limit that
-// they share has no room, or nobody's next call can be taken. The first unread call that it comes to it
-// reads, however long that takes; keys stop at any other.
+// choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's next
+// call can be taken. It reads the first unread call it comes to, however long that takes; a key stops at any other.
 func (c *candidates) choose(keys []string, want int, read func(*backlog.Call) error) (selection, error) {
 	var s selection
 	for waiting := keys; len(waiting) > 0; {
@@ -249,7 +247,7 @@ func (c *candidates) choose(keys []string, want int, read func(*backlog.Call) er
 	return s, nil
 }
 
-// next is the flow of a key whose first call comes next, and that is read, or has to wait for units anyway.
+// next returns the flow whose first call is the key's next. That call was read, or has to wait for units anyway.
 func (c *candidates) next(s *selection, key string, read func(*backlog.Call) error) (*flow, error) {
 	for {
 		f := s.nextOf(c.of[key], c.head.limits, c.head.Admission, c.pools)
@@ -274,8 +272,8 @@ func (l *flow) first() *backlog.Call { return &l.calls[l.served] }
 
 func (l *flow) candidate(c backlog.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
 
-// nextOf is the flow of a key whose first call comes next, of those that a pool has room for. Calls that
-// can never be made leave their flows on the way.
+// nextOf returns the flow whose first call is the key's next, among the flows that a pool has capacity for. It refuses calls that can
+// never be made.
 func (s *selection) nextOf(key []*flow, limits []policy.LockedLimit, a limit.Admission, r *pools.Pools) *flow {
 	var best *flow
 	for _, f := range key {
@@ -298,14 +296,14 @@ func (s *selection) nextOf(key []*flow, limits []policy.LockedLimit, a limit.Adm
 	return best
 }
 
-// before says whether the first call of l comes before that of other: within a flow the order stands.
+// before reports whether the first call of l comes before that of other.
 func (l *flow) before(other *flow) bool {
 	a, b := l.calls[l.served], other.calls[other.served]
 	return cmp.Or(cmp.Compare(l.Priority, other.Priority), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
 }
 
-// left is where the flow stands behind what was served, and behind what cannot be claimed on the way, whose
-// ids it returns. calls are how many have left it.
+// advance returns where the flow stands after the calls that were served. It skips entries on the way that cannot be claimed, and
+// returns their ids.
 func (l *flow) advance() (to backlog.Advance, skipped []int64) {
 	to = backlog.Advance{Flow: l.Flow, From: l.Head, Removed: int64(l.served)}
 	if l.served > 0 {

@@ -127,12 +127,14 @@ func TestPauseBesideAHeldRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"}
-	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if _, err := ledger.Pause(short, s.pool, p); err == nil {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { _, err := ledger.Pause(ctx, s.pool, p); ended <- err }()
+	s.eventually(`SELECT count(*) = 1 FROM call_pauses WHERE name = 'api' AND until > clock_timestamp()`)
+	cancel()
+	if err := <-ended; err == nil {
 		t.Error("the pause is whole while an attempt may start")
 	}
-	s.want(`SELECT count(*) = 1 FROM call_pauses WHERE name = 'api' AND until > clock_timestamp()`)
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -8,19 +8,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// VacuumFull writes tables anew, one after the other, which gives what they do not use back to the disk. Each
-// is locked meanwhile against everything; the lock is waited for no longer than a few seconds, for whatever
-// comes behind waits too. done hears of each.
+// VacuumFull rewrites tables one after the other, and so returns their unused space to the disk. Postgres locks each
+// table against everything meanwhile. VacuumFull waits at most 5 seconds for a lock, because everything behind it waits
+// too. It calls done after each table.
 func VacuumFull(ctx context.Context, pool *pgxpool.Pool, tables []string, done func(table string)) error {
-	conn, err := pool.Acquire(ctx)
+	pooled, err := pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("vacuum: %w", err)
 	}
-	defer conn.Release()
+	conn := pooled.Hijack() // its lock_timeout ends with it
+	defer conn.Close(context.WithoutCancel(ctx))
 	if _, err := conn.Exec(ctx, "SET lock_timeout = '5s'"); err != nil {
 		return fmt.Errorf("vacuum: %w", err)
 	}
-	defer conn.Exec(context.WithoutCancel(ctx), "RESET lock_timeout") //nolint:errcheck // it ends with the connection
 	for _, table := range tables {
 		if _, err := conn.Exec(ctx, "VACUUM (FULL, ANALYZE) "+pgx.Identifier{table}.Sanitize()); err != nil {
 			return fmt.Errorf("vacuum %s in full: %w", table, err)
@@ -30,7 +30,7 @@ func VacuumFull(ctx context.Context, pool *pgxpool.Pool, tables []string, done f
 	return nil
 }
 
-// Analyze has Postgres look at the tables that calls go through, so that its estimates are of now.
+// Analyze has Postgres collect new statistics on the tables that calls go through.
 func Analyze(ctx context.Context, pool *pgxpool.Pool) error {
 	for _, table := range busyTables() {
 		if _, err := pool.Exec(ctx, "ANALYZE "+pgx.Identifier{table}.Sanitize()); err != nil {
