@@ -45,7 +45,7 @@ type Config struct {
 	Retention maintenance.Retention
 	Apply     bool                  // apply Policy even so
 	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
-	Lines     int                   // how many lines of calls a claim looks at; default 256
+	Flows     int                   // how many flows a claim looks at; default 256
 	Logger    *slog.Logger          // default: none
 	Metrics   prometheus.Registerer // default: none
 	// Now and Random replace a clock that nobody sets and chance, so that a simulation can be replayed. Default: the time
@@ -97,7 +97,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		return nil, fmt.Errorf("dispatcher: %w", err)
 	}
 	cfg.MaxData = cmp.Or(cfg.MaxData, 256<<10)
-	cfg.Lines = cmp.Or(cfg.Lines, 256)
+	cfg.Flows = cmp.Or(cfg.Flows, 256)
 	if cfg.Listen == nil {
 		cfg.Listen = cfg.Pool.Config().ConnConfig
 	}

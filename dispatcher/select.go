@@ -34,11 +34,11 @@ type candidates struct {
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
 func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*candidates, error) {
-	walked, err := backlog.Walk(ctx, tx, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Lines)
+	walked, err := backlog.Walk(ctx, tx, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Flows)
 	if err != nil {
 		return nil, err
 	}
-	list := &candidates{snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{}, unpausedFor: pollLater, crowded: len(walked) == c.cfg.Lines}
+	list := &candidates{snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{}, unpausedFor: pollLater, crowded: len(walked) == c.cfg.Flows}
 	for _, l := range walked {
 		list.lastKey = l.Key
 		if l.Calls == 0 {

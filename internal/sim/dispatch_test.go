@@ -29,7 +29,7 @@ type process struct {
 func (p *process) start() {
 	p.life++
 	d, err := dispatcher.New(dispatcher.Config{
-		Pool: p.w.lane.dispatchers, Redis: p.w.lane.client, Policy: p.w.set.rules, Lines: p.w.set.lines,
+		Pool: p.w.lane.dispatchers, Redis: p.w.lane.client, Policy: p.w.set.rules, Flows: p.w.set.lines,
 		Now:    func() time.Time { return base.Add(p.w.mutant.monotonic(p.w.now)) },
 		Random: func(n int64) int64 { return p.w.rng.Int64N(n) },
 		Logger: slog.New(&notes{p}),
