@@ -69,14 +69,14 @@ func TestImports(t *testing.T) {
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/backlog", "internal/policy", "internal/recovery", "internal/report", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/backlog", "internal/policy", "internal/recovery", "internal/admin", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/report", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy"},
+			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy"},
 			modules: []string{pgx},
 		},
-		{name: "internal/pages", ours: []string{"callqueue", "internal/report", "internal/web"}, modules: []string{pgx}},
+		{name: "internal/console", ours: []string{"callqueue", "internal/admin", "internal/web"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},

@@ -9,16 +9,16 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/budget"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
-func budgetColumns() []column[report.Budget] {
-	return []column[report.Budget]{
-		{"BUDGET", func(b report.Budget) string { return b.Name }},
-		{"RATE", func(b report.Budget) string { return b.Rate }},
-		{"BURST", func(b report.Budget) string { return strconv.FormatInt(b.Burst, 10) }},
-		{"ON OUTAGE", func(b report.Budget) string { return b.OnOutage }},
-		{"FREE", func(b report.Budget) string {
+func budgetColumns() []column[admin.Budget] {
+	return []column[admin.Budget]{
+		{"BUDGET", func(b admin.Budget) string { return b.Name }},
+		{"RATE", func(b admin.Budget) string { return b.Rate }},
+		{"BURST", func(b admin.Budget) string { return strconv.FormatInt(b.Burst, 10) }},
+		{"ON OUTAGE", func(b admin.Budget) string { return b.OnOutage }},
+		{"FREE", func(b admin.Budget) string {
 			switch {
 			case b.Free == nil:
 				return "unknown: " + short(b.Unknown)
@@ -32,7 +32,7 @@ func budgetColumns() []column[report.Budget] {
 
 // lookAtBudgets asks Redis, which a status without budgets does not need, what is free. Where it does not
 // answer that is said of each.
-func lookAtBudgets(ctx context.Context, cfg *config.Config, budgets []report.Budget) {
+func lookAtBudgets(ctx context.Context, cfg *config.Config, budgets []admin.Budget) {
 	if len(budgets) == 0 {
 		return
 	}

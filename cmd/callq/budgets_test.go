@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/internal/budget"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // What the file has of budgets is in force, and status says what is free.
@@ -19,9 +19,9 @@ func TestStatusShowsBudgets(t *testing.T) {
 	wide, newer := w, w
 	wide.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, burst: 40, on_outage: open}}\n"
 	newer.config = quiet + "budgets: {search-api: {rate: 1/h, burst: 40}}\n"
-	budgets := func() map[string]report.Budget {
-		rows := map[string]report.Budget{}
-		for _, b := range decode[report.Status](t, w.do("status", "-o", "json")).Budgets {
+	budgets := func() map[string]admin.Budget {
+		rows := map[string]admin.Budget{}
+		for _, b := range decode[admin.Status](t, w.do("status", "-o", "json")).Budgets {
 			rows[b.Name] = b
 		}
 		return rows
@@ -84,7 +84,7 @@ func TestBudgetsAreReloaded(t *testing.T) {
 	holds := func(text string) {
 		t.Helper()
 		eventually(t, text, func() bool {
-			for _, b := range decode[report.Status](t, w.do("status", "-o", "json")).Budgets {
+			for _, b := range decode[admin.Status](t, w.do("status", "-o", "json")).Budgets {
 				if b.Holds() == text {
 					return true
 				}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // callsSQL makes call 1 done, 2 failed, 3 cancelled, 4 cancelled while it runs, 5 to 7 new, 8 handed over, 9 failed
@@ -181,7 +181,7 @@ func TestCallsForms(t *testing.T) {
 	if want := []int64{9, 8, 7, 6, 5, 4, 3, 2, 1}; !slices.Equal(lines, want) || !slices.Equal(array, want) || !slices.Equal(table, want) {
 		t.Errorf("jsonl %v, json %v, table %v", lines, array, table)
 	}
-	if e := decode[report.Why](t, w.do("calls", "why", "4", "-o", "json")); !e.Running || len(e.Reasons) != 2 || e.Reasons[0].Code != "running" ||
+	if e := decode[admin.Why](t, w.do("calls", "why", "4", "-o", "json")); !e.Running || len(e.Reasons) != 2 || e.Reasons[0].Code != "running" ||
 		e.Reasons[1].Code != "cancelled" {
 		t.Errorf("one that was cancelled and runs: %+v", e)
 	}

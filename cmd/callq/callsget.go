@@ -11,7 +11,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func (p *program) callsGetCommand() *cobra.Command {
@@ -35,7 +35,7 @@ func (p *program) callsGetCommand() *cobra.Command {
 // shown is a call with its attempts.
 type shown struct {
 	*callqueue.Record
-	Ledger []report.Attempt `json:"ledger"`
+	Ledger []admin.Attempt `json:"ledger"`
 }
 
 func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64) error {
@@ -48,7 +48,7 @@ func (p *program) getCalls(ctx context.Context, pool *pgxpool.Pool, ids []int64)
 		if err != nil {
 			return shown{}, err
 		}
-		ledger, err := report.ReadAttempts(ctx, pool, id)
+		ledger, err := admin.ReadAttempts(ctx, pool, id)
 		return shown{record, ledger}, err
 	})
 	if err != nil {
@@ -131,12 +131,12 @@ func (p *program) printCall(c shown) error {
 	}
 	fmt.Fprintln(p.stdout)
 	return printTable(p.stdout, c.Ledger,
-		column[report.Attempt]{"ATTEMPT", func(a report.Attempt) string { return strconv.Itoa(a.Attempt) }},
-		column[report.Attempt]{"OUTCOME", func(a report.Attempt) string { return a.State() }},
-		column[report.Attempt]{"CLAIMED AT", func(a report.Attempt) string { return instant(&a.ClaimedAt) }},
-		column[report.Attempt]{"STARTED AT", func(a report.Attempt) string { return instant(a.StartedAt) }},
-		column[report.Attempt]{"FINISHED AT", func(a report.Attempt) string { return instant(a.FinishedAt) }},
-		column[report.Attempt]{"WORKER", func(a report.Attempt) string { return text(a.Worker) }},
-		column[report.Attempt]{"ERROR", func(a report.Attempt) string { return short(text(a.Error)) }},
+		column[admin.Attempt]{"ATTEMPT", func(a admin.Attempt) string { return strconv.Itoa(a.Attempt) }},
+		column[admin.Attempt]{"OUTCOME", func(a admin.Attempt) string { return a.State() }},
+		column[admin.Attempt]{"CLAIMED AT", func(a admin.Attempt) string { return instant(&a.ClaimedAt) }},
+		column[admin.Attempt]{"STARTED AT", func(a admin.Attempt) string { return instant(a.StartedAt) }},
+		column[admin.Attempt]{"FINISHED AT", func(a admin.Attempt) string { return instant(a.FinishedAt) }},
+		column[admin.Attempt]{"WORKER", func(a admin.Attempt) string { return text(a.Worker) }},
+		column[admin.Attempt]{"ERROR", func(a admin.Attempt) string { return short(text(a.Error)) }},
 	)
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func (p *program) callsWhyCommand() *cobra.Command {
@@ -36,17 +36,17 @@ func (p *program) explainCalls(ctx context.Context, pool *pgxpool.Pool, ids []in
 	if err != nil {
 		return err
 	}
-	calls, missing, err := eachCall(ids, func(id int64) (report.Why, error) {
+	calls, missing, err := eachCall(ids, func(id int64) (admin.Why, error) {
 		call, err := client.Get(ctx, id)
 		if err != nil {
-			return report.Why{}, err
+			return admin.Why{}, err
 		}
-		return report.Explain(ctx, pool, call)
+		return admin.Explain(ctx, pool, call)
 	})
 	if err != nil {
 		return err
 	}
-	if err := printCalls(p, calls, len(ids) == 1, func(e report.Why) error {
+	if err := printCalls(p, calls, len(ids) == 1, func(e admin.Why) error {
 		text := fmt.Sprintf("call %d, %s: queue %s, task %s, key %s",
 			e.ID, statusText(e.Status, e.Running), short(e.Queue), short(e.Task), short(dash(e.Key)))
 		fmt.Fprintln(p.stdout, printable(text))

@@ -9,7 +9,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/migrations"
 )
 
@@ -238,8 +238,8 @@ func TestStatus(t *testing.T) {
 	w.do("dispatch", "--once")
 	w.do("dispatch", "--once")
 
-	s := decode[report.Status](t, w.do("status", "-o", "json"))
-	queues := map[string]report.Queue{}
+	s := decode[admin.Status](t, w.do("status", "-o", "json"))
+	queues := map[string]admin.Queue{}
 	for _, q := range s.Queues {
 		queues[q.Name] = q
 	}

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // printDifference says of a setting in which live workers differ what each has, and what holds.
-func (p *program) printDifference(what string, wanted []report.Want, holds string) {
+func (p *program) printDifference(what string, wanted []admin.Want, holds string) {
 	if len(wanted) == 0 {
 		return
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/internal/doctor"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // Two processes with different files: the last applied holds, and the log, status and doctor say who has another. A
@@ -20,7 +20,7 @@ func TestProcessesDiffer(t *testing.T) {
 	former, newer := w, w
 	former.config = quiet + "limits: {api: {rate: 10/1h}, own: {rate: 1/s}}\nqueues: {pay: {limits: [api]}, mail: {limits: [own]}}\n"
 	newer.config = quiet + "limits: {api: {rate: 6/1h}}\nqueues: {pay: {limits: [api], max_attempts: 7}}\n"
-	status := func() report.Status { return decode[report.Status](t, w.do("status", "-o", "json")) }
+	status := func() admin.Status { return decode[admin.Status](t, w.do("status", "-o", "json")) }
 	if s := status(); s.Policy != nil {
 		t.Errorf("in force is %+v before any was applied", s.Policy)
 	}
@@ -90,12 +90,12 @@ func TestWorkersDiffer(t *testing.T) {
 	one.config = quiet + "http_task: {hosts: [api.example.com]}\n"
 	other.config = quiet + "http_task: {secrets: {KEY: {file: " + key + ", hosts: [api.example.com]}}}\n"
 	one.start("work")
-	eventually(t, "the first lives", func() bool { return len(decode[report.Status](t, w.do("status", "-o", "json")).Workers) == 1 })
+	eventually(t, "the first lives", func() bool { return len(decode[admin.Status](t, w.do("status", "-o", "json")).Workers) == 1 })
 	if out := w.do("status"); strings.Contains(out, "differ") {
 		t.Errorf("one worker differs from itself:\n%s", out)
 	}
 	other.start("work")
-	eventually(t, "both live", func() bool { return len(decode[report.Status](t, w.do("status", "-o", "json")).Workers) == 2 })
+	eventually(t, "both live", func() bool { return len(decode[admin.Status](t, w.do("status", "-o", "json")).Workers) == 2 })
 	out := w.do("status")
 	for _, words := range []string{
 		"live processes differ on http_task.hosts\n", `: ["api.example.com"]` + "\n", ": []\n",

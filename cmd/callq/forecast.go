@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func (p *program) limitsForecastCommand() *cobra.Command {
@@ -27,7 +27,7 @@ func (p *program) limitsForecastCommand() *cobra.Command {
 				if len(args) > 0 {
 					names = args
 				}
-				rows, err := report.ReadForecasts(ctx, pool, names)
+				rows, err := admin.ReadForecasts(ctx, pool, names)
 				if err != nil {
 					return err
 				}
@@ -40,23 +40,23 @@ func (p *program) limitsForecastCommand() *cobra.Command {
 	}
 }
 
-func forecastColumns() []column[report.Forecast] {
-	return []column[report.Forecast]{
-		{"LIMIT", func(f report.Forecast) string { return f.Limit }},
-		{"RATE", func(f report.Forecast) string { return f.Rate }},
-		{"WAITING", func(f report.Forecast) string { return strconv.FormatInt(f.Waiting, 10) }},
-		{"MOST OF A KEY", func(f report.Forecast) string {
+func forecastColumns() []column[admin.Forecast] {
+	return []column[admin.Forecast]{
+		{"LIMIT", func(f admin.Forecast) string { return f.Limit }},
+		{"RATE", func(f admin.Forecast) string { return f.Rate }},
+		{"WAITING", func(f admin.Forecast) string { return strconv.FormatInt(f.Waiting, 10) }},
+		{"MOST OF A KEY", func(f admin.Forecast) string {
 			if f.Key == nil || f.OfKey == 0 {
 				return "-"
 			}
 			return fmt.Sprintf("%d (%s)", f.OfKey, printable(short(dash(*f.Key))))
 		}},
-		{"BUSY FOR", func(f report.Forecast) string {
+		{"BUSY FOR", func(f admin.Forecast) string {
 			if f.Lasts == nil {
 				return "unknown: " + f.State
 			}
 			return "~" + f.Lasts.Round(time.Second).String()
 		}},
-		{"UNTIL", func(f report.Forecast) string { return instant(f.Until) }},
+		{"UNTIL", func(f admin.Forecast) string { return instant(f.Until) }},
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func TestForecastCommand(t *testing.T) {
@@ -15,7 +15,7 @@ func TestForecastCommand(t *testing.T) {
 		UPDATE call_limits SET complete_since = now();
 		INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
 		VALUES (1, 1, 2, now(), now(), now() + interval '3 s', 'done', 'payments', 'http', 'big', '[]')`)
-	rows := decode[[]report.Forecast](t, w.do("limits", "forecast", "-o", "json"))
+	rows := decode[[]admin.Forecast](t, w.do("limits", "forecast", "-o", "json"))
 	if len(rows) != 2 || *rows[0].Lasts != 3*time.Minute || rows[0].Waiting != 300 || // 300 calls of 3 s, 5 at once
 		*rows[1].Lasts != 4*time.Hour || *rows[1].Key != "big" || rows[1].OfKey != 250 { // 500 units, 100 an hour
 		t.Errorf("%+v", rows)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/hours"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // Whatever says why calls wait names the hours of their queue, and when it opens.
@@ -34,13 +34,13 @@ func TestHoursAreShown(t *testing.T) {
 	}
 
 	until := "outside its hours until " + hours.When(opens)
-	why := decode[report.Why](t, w.do("calls", "why", "1", "-o", "json"))
+	why := decode[admin.Why](t, w.do("calls", "why", "1", "-o", "json"))
 	r := why.Reasons[0]
 	if r.Code != "outside_hours" || r.Text != "queue shut is "+until+" (hours: "+shut+")" || r.Until == nil || !r.Until.Equal(opens) {
 		t.Errorf("calls why: %+v", r)
 	}
-	s := decode[report.Status](t, w.do("status", "-o", "json"))
-	rows := map[string]report.Queue{}
+	s := decode[admin.Status](t, w.do("status", "-o", "json"))
+	rows := map[string]admin.Queue{}
 	for _, q := range s.Queues {
 		rows[q.Name] = q
 	}
@@ -106,7 +106,7 @@ func TestSIGHUPOpensAndCloses(t *testing.T) {
 	}
 	waits := func(id string) {
 		t.Helper()
-		why := decode[report.Why](t, w.do("calls", "why", id, "-o", "json"))
+		why := decode[admin.Why](t, w.do("calls", "why", id, "-o", "json"))
 		if len(why.Reasons) == 0 || why.Reasons[0].Code != "outside_hours" {
 			t.Errorf("call %s: %+v", id, why)
 		}

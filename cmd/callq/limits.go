@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func (p *program) limitsCommand() *cobra.Command {
@@ -27,7 +27,7 @@ func (p *program) limitsListCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				limits, err := report.ReadLimits(ctx, pool)
+				limits, err := admin.ReadLimits(ctx, pool)
 				if err != nil {
 					return err
 				}
@@ -50,7 +50,7 @@ func (p *program) limitsGetCommand() *cobra.Command {
 }
 
 func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string) error {
-	d, err := report.ReadLimit(ctx, pool, name)
+	d, err := admin.ReadLimit(ctx, pool, name)
 	switch {
 	case err != nil:
 		return err
@@ -60,26 +60,26 @@ func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string
 	if p.output != "table" {
 		return p.printJSON(d)
 	}
-	if err := printTable(p.stdout, []report.Limit{d.Limit}, limitColumns()...); err != nil {
+	if err := printTable(p.stdout, []admin.Limit{d.Limit}, limitColumns()...); err != nil {
 		return err
 	}
 	return p.printPausesAndChanges(d.Pauses, d.Changes)
 }
 
-func limitColumns() []column[report.Limit] {
-	return []column[report.Limit]{
-		{"LIMIT", func(l report.Limit) string { return l.Name }},
-		{"RATE", func(l report.Limit) string {
+func limitColumns() []column[admin.Limit] {
+	return []column[admin.Limit]{
+		{"LIMIT", func(l admin.Limit) string { return l.Name }},
+		{"RATE", func(l admin.Limit) string {
 			if l.Config != nil {
 				return l.Rate + " (set; config: " + *l.Config + ")"
 			}
 			return l.Rate
 		}},
-		{"QUEUES", func(l report.Limit) string { return dash(strings.Join(l.Queues, ",")) }},
-		{"OCCUPIED", func(l report.Limit) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
-		{"ROOM", func(l report.Limit) string { return "~" + strconv.FormatInt(l.Room, 10) }},
-		{"STATE", report.Limit.StateText},
-		{"CHANGED AT", func(l report.Limit) string { return instant(&l.ChangedAt) }},
-		{"BY", func(l report.Limit) string { return l.ChangedBy }},
+		{"QUEUES", func(l admin.Limit) string { return dash(strings.Join(l.Queues, ",")) }},
+		{"OCCUPIED", func(l admin.Limit) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
+		{"ROOM", func(l admin.Limit) string { return "~" + strconv.FormatInt(l.Room, 10) }},
+		{"STATE", admin.Limit.StateText},
+		{"CHANGED AT", func(l admin.Limit) string { return instant(&l.ChangedAt) }},
+		{"BY", func(l admin.Limit) string { return l.ChangedBy }},
 	}
 }

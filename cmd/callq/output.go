@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // column is one of a table's.
@@ -61,8 +61,8 @@ func (p *program) printJSON(value any) error {
 
 // The words of package report, as tables here use them.
 
-func printable(s string) string   { return report.Printable(s) }
-func short(s string) string       { return report.Short(s) }
-func instant(t *time.Time) string { return report.Instant(t) }
-func text[T any](v *T) string     { return report.Text(v) }
-func dash(s string) string        { return report.Dash(s) }
+func printable(s string) string   { return admin.Printable(s) }
+func short(s string) string       { return admin.Short(s) }
+func instant(t *time.Time) string { return admin.Instant(t) }
+func text[T any](v *T) string     { return admin.Text(v) }
+func dash(s string) string        { return admin.Dash(s) }

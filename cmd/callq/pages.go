@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/pages"
+	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/web"
 )
 
@@ -29,7 +29,7 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 	if err != nil {
 		return nil, nil, err
 	}
-	handler, err := pages.New(pages.Config{
+	handler, err := console.New(console.Config{
 		Pool: pool, Timeout: pageWithin, Known: web.KnownHosts(address, cfg.HTTP.Listen), Logger: log,
 		Explain: func(err error) (away bool, text string) { return isUnreachable(err), oneLine(explained(err).Error()) },
 	})

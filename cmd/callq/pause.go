@@ -10,7 +10,7 @@ import (
 
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".
@@ -100,20 +100,20 @@ func pausable(what, name, key string) string {
 	return what + " " + name
 }
 
-func (p *program) printPausesAndChanges(pauses []report.Pause, changes []report.Change) error {
+func (p *program) printPausesAndChanges(pauses []admin.Pause, changes []admin.Change) error {
 	if len(pauses) > 0 {
 		fmt.Fprintln(p.stdout)
 		err := printTable(p.stdout, pauses,
-			column[report.Pause]{"PAUSED KEY", func(r report.Pause) string { return dash(r.Key) }},
-			column[report.Pause]{"UNTIL", func(r report.Pause) string {
+			column[admin.Pause]{"PAUSED KEY", func(r admin.Pause) string { return dash(r.Key) }},
+			column[admin.Pause]{"UNTIL", func(r admin.Pause) string {
 				if r.Until == nil {
 					return "resumed"
 				}
 				return instant(r.Until)
 			}},
-			column[report.Pause]{"REASON", func(r report.Pause) string { return r.Reason }},
-			column[report.Pause]{"SINCE", func(r report.Pause) string { return instant(&r.At) }},
-			column[report.Pause]{"BY", func(r report.Pause) string { return r.By }},
+			column[admin.Pause]{"REASON", func(r admin.Pause) string { return r.Reason }},
+			column[admin.Pause]{"SINCE", func(r admin.Pause) string { return instant(&r.At) }},
+			column[admin.Pause]{"BY", func(r admin.Pause) string { return r.By }},
 		)
 		if err != nil {
 			return err
@@ -124,8 +124,8 @@ func (p *program) printPausesAndChanges(pauses []report.Pause, changes []report.
 	}
 	fmt.Fprintln(p.stdout)
 	return printTable(p.stdout, changes,
-		column[report.Change]{"CHANGED AT", func(r report.Change) string { return instant(&r.At) }},
-		column[report.Change]{"BY", func(r report.Change) string { return r.By }},
-		column[report.Change]{"CHANGE", func(r report.Change) string { return r.Change }},
+		column[admin.Change]{"CHANGED AT", func(r admin.Change) string { return instant(&r.At) }},
+		column[admin.Change]{"BY", func(r admin.Change) string { return r.By }},
+		column[admin.Change]{"CHANGE", func(r admin.Change) string { return r.Change }},
 	)
 }

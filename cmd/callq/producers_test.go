@@ -21,7 +21,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/pgtest"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // page is docs/producers.md, and who runs its statements.
@@ -155,7 +155,7 @@ func TestProducersPage(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(row{})); diff != "" {
 		t.Errorf("the calls: %s", diff)
 	}
-	if s := decode[report.Status](t, viewer.do("status", "-o", "json")); len(s.Workers) != 1 || !s.Workers[0].Live {
+	if s := decode[admin.Status](t, viewer.do("status", "-o", "json")); len(s.Workers) != 1 || !s.Workers[0].Live {
 		t.Errorf("a viewer's status: %+v", s.Workers)
 	}
 	viewer.do("verify")

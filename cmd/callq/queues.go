@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func (p *program) queuesCommand() *cobra.Command {
@@ -19,18 +19,18 @@ func (p *program) queuesCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				waiting, err := report.ReadWaiting(ctx, pool)
+				waiting, err := admin.ReadWaiting(ctx, pool)
 				if err != nil {
 					return err
 				}
-				queues, err := report.ReadQueues(ctx, pool, waiting)
+				queues, err := admin.ReadQueues(ctx, pool, waiting)
 				if err != nil {
 					return err
 				}
 				if err := printRows(p, queues, queueColumns()...); err != nil || p.output != "table" {
 					return err
 				}
-				if unnamed := report.UnnamedOf(waiting); unnamed != nil {
+				if unnamed := admin.UnnamedOf(waiting); unnamed != nil {
 					fmt.Fprintf(p.stdout, "and %s\n", unnamed)
 				}
 				return nil
@@ -39,20 +39,20 @@ func (p *program) queuesCommand() *cobra.Command {
 	}, p.pauseCommand("queue"), p.resumeCommand("queue"))
 }
 
-func queueColumns() []column[report.Queue] {
-	return []column[report.Queue]{
-		{"QUEUE", func(q report.Queue) string { return short(q.Name) }},
-		{"DUE", func(q report.Queue) string { return strconv.FormatInt(q.Due, 10) }},
-		{"SCHEDULED", func(q report.Queue) string { return strconv.FormatInt(q.Scheduled, 10) }},
-		{"DISPATCHED", func(q report.Queue) string { return strconv.FormatInt(q.Dispatched, 10) }},
-		{"RUNNING", func(q report.Queue) string { return strconv.FormatInt(q.Running, 10) }},
-		{"FAILED 24H", func(q report.Queue) string { return strconv.FormatInt(q.Failed, 10) }},
-		{"LIMITS", func(q report.Queue) string {
+func queueColumns() []column[admin.Queue] {
+	return []column[admin.Queue]{
+		{"QUEUE", func(q admin.Queue) string { return short(q.Name) }},
+		{"DUE", func(q admin.Queue) string { return strconv.FormatInt(q.Due, 10) }},
+		{"SCHEDULED", func(q admin.Queue) string { return strconv.FormatInt(q.Scheduled, 10) }},
+		{"DISPATCHED", func(q admin.Queue) string { return strconv.FormatInt(q.Dispatched, 10) }},
+		{"RUNNING", func(q admin.Queue) string { return strconv.FormatInt(q.Running, 10) }},
+		{"FAILED 24H", func(q admin.Queue) string { return strconv.FormatInt(q.Failed, 10) }},
+		{"LIMITS", func(q admin.Queue) string {
 			if !q.Configured {
 				return "(not in the configuration: its calls wait)"
 			}
 			return dash(strings.Join(q.Limits, ","))
 		}},
-		{"STATE", report.Queue.StateText},
+		{"STATE", admin.Queue.StateText},
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 const atAnyPort = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1]}\n"
@@ -135,7 +135,7 @@ func TestServe(t *testing.T) {
 	if call := w.get(id); !call.Running || call.Attempts != 1 {
 		t.Errorf("while it runs: %+v", call.Record)
 	}
-	if s := decode[report.Status](t, w.do("status", "-o", "json")); len(s.Workers) != 1 || !s.Workers[0].Live || s.Workers[0].Running != 1 {
+	if s := decode[admin.Status](t, w.do("status", "-o", "json")); len(s.Workers) != 1 || !s.Workers[0].Live || s.Workers[0].Running != 1 {
 		t.Errorf("the workers: %+v", s.Workers)
 	}
 	answer()

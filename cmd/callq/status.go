@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -45,7 +45,7 @@ func (p *program) statusCommand() *cobra.Command {
 }
 
 func (p *program) showStatus(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-	s, err := report.ReadStatus(ctx, pool)
+	s, err := admin.ReadStatus(ctx, pool)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (p *program) showStatus(ctx context.Context, cfg *config.Config, pool *pgxp
 	return p.printStatus(s)
 }
 
-func (p *program) printStatus(s *report.Status) error {
+func (p *program) printStatus(s *admin.Status) error {
 	if err := printTable(p.stdout, s.Queues, queueColumns()...); err != nil {
 		return err
 	}
@@ -79,21 +79,21 @@ func (p *program) printStatus(s *report.Status) error {
 		fmt.Fprintln(p.stdout, "\n"+printable(text))
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		p.printDifference("http_task."+key, s.HTTPTask[key], report.EachOwn)
+		p.printDifference("http_task."+key, s.HTTPTask[key], admin.EachOwn)
 	}
 	fmt.Fprintln(p.stdout)
 	if len(s.Workers) == 0 {
 		fmt.Fprintln(p.stdout, "no workers: nothing is sent until one runs (callq serve, callq work)")
 	} else if err := printTable(p.stdout, s.Workers,
-		column[report.Worker]{"WORKER", func(w report.Worker) string { return w.ID }},
-		column[report.Worker]{"POOL", func(w report.Worker) string { return w.Pool }},
-		column[report.Worker]{"TASKS", func(w report.Worker) string { return short(strings.Join(w.Tasks, ",")) }},
-		column[report.Worker]{"RUNNING", func(w report.Worker) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
-		column[report.Worker]{"LAST BEAT", func(w report.Worker) string {
+		column[admin.Worker]{"WORKER", func(w admin.Worker) string { return w.ID }},
+		column[admin.Worker]{"POOL", func(w admin.Worker) string { return w.Pool }},
+		column[admin.Worker]{"TASKS", func(w admin.Worker) string { return short(strings.Join(w.Tasks, ",")) }},
+		column[admin.Worker]{"RUNNING", func(w admin.Worker) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
+		column[admin.Worker]{"LAST BEAT", func(w admin.Worker) string {
 			if state := w.StateText(); state != "" {
-				return report.Ago(s.At, w.BeatAt) + ": " + state
+				return admin.Ago(s.At, w.BeatAt) + ": " + state
 			}
-			return report.Ago(s.At, w.BeatAt)
+			return admin.Ago(s.At, w.BeatAt)
 		}},
 	); err != nil {
 		return err
@@ -101,10 +101,10 @@ func (p *program) printStatus(s *report.Status) error {
 	for _, t := range s.Unhandled {
 		fmt.Fprintln(p.stdout, t)
 	}
-	counted := func(q report.Queue) bool { return q.Due > 0 }
+	counted := func(q admin.Queue) bool { return q.Due > 0 }
 	switch {
 	case s.Oldest != nil:
-		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), report.Ago(s.At, s.Oldest.DueAt))
+		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt))
 	case slices.ContainsFunc(s.Queues, counted):
 		fmt.Fprintln(p.stdout, "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them")
 	}

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // What was cancelled, deleted or moved does not wait, though lines and news speak of it still; and where some
@@ -18,18 +18,18 @@ func TestWhatEndedDoesNotWait(t *testing.T) {
 		UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE queue = 'payments' AND id % 2 = 0;
 		DELETE FROM call_queue WHERE queue = 'payments' AND id % 5 = 0;
 		UPDATE call_queue SET key = 'moved' WHERE id = (SELECT max(id) FROM call_queue WHERE status = 'new')`)
-	for _, f := range decode[[]report.Forecast](t, w.do("limits", "forecast", "-o", "json")) {
+	for _, f := range decode[[]admin.Forecast](t, w.do("limits", "forecast", "-o", "json")) {
 		if f.Waiting != 4 || f.Key != nil && (*f.Key != "k" || f.OfKey != 3) {
 			t.Errorf("forecast %+v, want 4 calls, 3 of them of key k", f)
 		}
 	}
-	s := decode[report.Status](t, w.do("status", "-o", "json"))
+	s := decode[admin.Status](t, w.do("status", "-o", "json"))
 	for _, q := range s.Queues {
 		if want := map[string]int64{"crowded": 10001, "payments": 4}[q.Name]; q.Due != want {
 			t.Errorf("queue %s: %d calls are due, want %d", q.Name, q.Due, want)
 		}
 	}
-	if len(s.Unhandled) != 2 || s.Unhandled[0] != (report.Unhandled{Task: "echo", Waiting: 4}) || s.Unhandled[1] != (report.Unhandled{Task: "http", Waiting: 10001}) {
+	if len(s.Unhandled) != 2 || s.Unhandled[0] != (admin.Unhandled{Task: "echo", Waiting: 4}) || s.Unhandled[1] != (admin.Unhandled{Task: "http", Waiting: 10001}) {
 		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
 	}
 }

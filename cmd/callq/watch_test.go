@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -35,7 +35,7 @@ func TestStatusWatch(t *testing.T) {
 				return
 			}
 			for line := range strings.Lines(out.String()) {
-				decode[report.Status](t, line)
+				decode[admin.Status](t, line)
 			}
 		})
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // What it says of the dispatcher's own tables.
@@ -20,9 +20,9 @@ func TestWhy(t *testing.T) {
 	for range 3 {
 		w.do("dispatch", "--once") // the second finds the limits counted
 	}
-	why := func(id string) report.Why {
+	why := func(id string) admin.Why {
 		t.Helper()
-		return decode[report.Why](t, w.do("calls", "why", id, "-o", "json"))
+		return decode[admin.Why](t, w.do("calls", "why", id, "-o", "json"))
 	}
 	has := func(id string, want ...string) {
 		t.Helper()

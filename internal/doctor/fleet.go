@@ -11,7 +11,7 @@ import (
 
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/policy"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // Who lives: workers, dispatchers, and whether they agree.
@@ -65,7 +65,7 @@ func otherPolicy(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 // httpDiffers finds live workers that do not agree on what the task http may do: it is the worker that a call comes
 // to which decides.
 func httpDiffers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	wants, err := report.HTTPDifferences(ctx, pool)
+	wants, err := admin.HTTPDifferences(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func httpDiffers(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return found, nil
 }
 
-func wanted(wants []report.Want) string {
+func wanted(wants []admin.Want) string {
 	var said []string
 	for _, w := range wants {
 		said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)

@@ -1,4 +1,4 @@
-package pages
+package console
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 // statusBody is the first page.
 type statusBody struct {
-	*report.Status
+	*admin.Status
 	Notices    []notice
 	Differs    []difference
 	MoreQueues int // that are not shown
@@ -29,7 +29,7 @@ type notice struct{ Text, URL string }
 // difference is a setting in which live workers differ.
 type difference struct {
 	Name   string
-	Wanted []report.Want
+	Wanted []admin.Want
 	Holds  string
 }
 
@@ -54,7 +54,7 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := report.ReadStatus(ctx, p.Pool)
+	s, err := admin.ReadStatus(ctx, p.Pool)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 		body.Notices = append(body.Notices[:mostNotices:mostNotices], notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))})
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		body.Differs = append(body.Differs, difference{"http_task." + key, s.HTTPTask[key], report.EachOwn})
+		body.Differs = append(body.Differs, difference{"http_task." + key, s.HTTPTask[key], admin.EachOwn})
 	}
 	if body.MoreQueues = max(0, len(s.Queues)-mostQueues); body.MoreQueues > 0 {
 		s.Queues = s.Queues[:mostQueues]
@@ -84,13 +84,13 @@ func everyOf(q url.Values) (int, error) {
 }
 
 // notices are what an operator should know at once: the worst first.
-func notices(s *report.Status) []notice {
+func notices(s *admin.Status) []notice {
 	var list []notice
 	add := func(url, format string, args ...any) { list = append(list, notice{fmt.Sprintf(format, args...), url}) }
 	if len(s.Dispatchers) == 0 {
 		add("", "No dispatcher lives: nothing is claimed until one runs (callq serve, callq dispatch).")
 	}
-	if !slices.ContainsFunc(s.Workers, func(w report.Worker) bool { return w.Live }) {
+	if !slices.ContainsFunc(s.Workers, func(w admin.Worker) bool { return w.Live }) {
 		add("", "No worker lives: nothing is sent until one runs (callq serve, callq work).")
 	}
 	if text := s.OthersText(); text != "" {
@@ -106,9 +106,9 @@ func notices(s *report.Status) []notice {
 	for _, q := range s.Queues {
 		switch url := pathTo("queues", "queue", q.Name); {
 		case !q.Configured && q.Waiting > 0:
-			add(url, "Queue %s is not in the configuration in force: its calls wait.", report.Short(q.Name))
+			add(url, "Queue %s is not in the configuration in force: its calls wait.", admin.Short(q.Name))
 		case q.Paused != nil || q.PausedKeys > 0:
-			add(url, "Queue %s: %s.", report.Short(q.Name), q.StateText())
+			add(url, "Queue %s: %s.", admin.Short(q.Name), q.StateText())
 		}
 	}
 	for _, l := range s.Limits {
@@ -121,8 +121,8 @@ func notices(s *report.Status) []notice {
 
 // limitBody is the page of a limit.
 type limitBody struct {
-	*report.LimitDetails
-	Forecast report.Forecast
+	*admin.LimitDetails
+	Forecast admin.Forecast
 }
 
 func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
@@ -131,14 +131,14 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 		return nil, err
 	}
 	body := limitBody{}
-	err = report.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
-		if body.LimitDetails, err = report.ReadLimit(ctx, tx, name); err != nil {
+	err = admin.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
+		if body.LimitDetails, err = admin.ReadLimit(ctx, tx, name); err != nil {
 			return err
 		}
 		if body.LimitDetails == nil {
 			return &refusal{status: http.StatusNotFound, text: "There is no limit of this name. It was never published, or has been taken away."}
 		}
-		forecasts, err := report.ReadForecasts(ctx, tx, []string{name})
+		forecasts, err := admin.ReadForecasts(ctx, tx, []string{name})
 		if len(forecasts) > 0 {
 			body.Forecast = forecasts[0]
 		}
@@ -147,15 +147,15 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &page{Template: "limit", Title: "Limit " + report.Short(name), Body: body}, nil
+	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Body: body}, nil
 }
 
 // queueBody is the page of a queue.
 type queueBody struct {
-	report.Queue
-	Tasks   []report.Waiting // what waits, by task
-	Pauses  []report.Pause
-	Changes []report.Change
+	admin.Queue
+	Tasks   []admin.Waiting // what waits, by task
+	Pauses  []admin.Pause
+	Changes []admin.Change
 }
 
 func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
@@ -164,32 +164,32 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 		return nil, err
 	}
 	body := queueBody{}
-	err = report.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
-		waiting, err := report.ReadWaitingOf(ctx, tx, name)
+	err = admin.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
+		waiting, err := admin.ReadWaitingOf(ctx, tx, name)
 		if err != nil {
 			return err
 		}
-		queues, err := report.ReadQueues(ctx, tx, waiting)
+		queues, err := admin.ReadQueues(ctx, tx, waiting)
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(queues, func(q report.Queue) bool { return q.Name == name })
+		i := slices.IndexFunc(queues, func(q admin.Queue) bool { return q.Name == name })
 		if i < 0 {
 			return &refusal{status: http.StatusNotFound, text: "There is no queue of this name: it is not in the configuration in force, and no call waits in it. " +
 				"Calls of it that have ended are in the list of calls."}
 		}
 		body.Queue = queues[i]
-		body.Tasks = slices.DeleteFunc(waiting, func(w report.Waiting) bool { return w.Queue != name })
-		if body.Pauses, err = report.ReadPauses(ctx, tx, "queue", name); err != nil {
+		body.Tasks = slices.DeleteFunc(waiting, func(w admin.Waiting) bool { return w.Queue != name })
+		if body.Pauses, err = admin.ReadPauses(ctx, tx, "queue", name); err != nil {
 			return err
 		}
-		body.Changes, err = report.ReadChanges(ctx, tx, "queue", name)
+		body.Changes, err = admin.ReadChanges(ctx, tx, "queue", name)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &page{Template: "queue", Title: "Queue " + report.Short(name), Body: body}, nil
+	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Body: body}, nil
 }
 
 // named is the name in the path of a page that takes no parameters.

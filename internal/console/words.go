@@ -1,4 +1,4 @@
-package pages
+package console
 
 import (
 	"bytes"
@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 const (
@@ -22,9 +22,9 @@ func words() template.FuncMap {
 	return template.FuncMap{
 		"number":   number,
 		"instant":  instant,
-		"ago":      report.Ago,
-		"short":    report.Short,
-		"dash":     report.Dash,
+		"ago":      admin.Ago,
+		"short":    admin.Short,
+		"dash":     admin.Dash,
 		"text":     optional,
 		"join":     strings.Join,
 		"json":     func(data json.RawMessage) string { return cut(indented(data), mostData) },
@@ -48,9 +48,9 @@ func number(n any) string {
 func instant(at any) string {
 	switch at := at.(type) {
 	case time.Time:
-		return report.Instant(&at)
+		return admin.Instant(&at)
 	case *time.Time:
-		return report.Instant(at)
+		return admin.Instant(at)
 	}
 	return fmt.Sprint(at)
 }
@@ -58,9 +58,9 @@ func instant(at any) string {
 func optional(value any) string {
 	switch value := value.(type) {
 	case *string:
-		return report.Text(value)
+		return admin.Text(value)
 	case *int:
-		return report.Text(value)
+		return admin.Text(value)
 	}
 	return fmt.Sprint(value)
 }
@@ -100,7 +100,7 @@ func charges(data json.RawMessage) string {
 			texts[i] += " (key " + c.Key + ")"
 		}
 	}
-	return report.Dash(strings.Join(texts, ", "))
+	return admin.Dash(strings.Join(texts, ", "))
 }
 
 // callsURL leads to the list of calls with these parameters, name by value.

@@ -1,4 +1,4 @@
-package pages
+package console
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/report"
+	"github.com/callq/callq/internal/admin"
 )
 
 const (
@@ -165,8 +165,8 @@ func (p *pages) list(ctx context.Context, f callqueue.Filter) (calls []callqueue
 // callBody is the page of a call.
 type callBody struct {
 	*callqueue.Record
-	Why    []report.Reason
-	Ledger []report.Attempt
+	Why    []admin.Reason
+	Ledger []admin.Attempt
 }
 
 func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
@@ -184,11 +184,11 @@ func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	attempts, err := report.ReadAttempts(ctx, p.Pool, id)
+	attempts, err := admin.ReadAttempts(ctx, p.Pool, id)
 	if err != nil {
 		return nil, err
 	}
-	why, err := report.Explain(ctx, p.Pool, record)
+	why, err := admin.Explain(ctx, p.Pool, record)
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,8 @@
-// Package report reads what operators look at: queues, limits, workers, attempts, and why a call stands where
-// it does. The command line prints it, and internal/pages shows it.
+// Package admin reads what operators look at: queues, limits, workers, attempts, and why a call is where it is. The
+// command line prints it, and internal/console shows it in a browser.
 //
-// It takes no lock, so nothing may be decided by what it says, and writes nothing.
-package report
+// It takes no lock and writes nothing. So do not decide anything by what it returns.
+package admin
 
 import (
 	"context"

@@ -1,9 +1,9 @@
-// Package pages shows in a browser what `callq status`, `calls list|get|why` and `limits get` say.
+// Package console shows in a browser what `callq status`, `calls list|get|why` and `limits get` print.
 //
-// It only reads. Every page is made within a timeout and whole, or says what is wrong; what producers, APIs and
-// operators wrote is shown as text, whatever it holds. Who may look is not its matter: anybody who reaches it,
-// by a name that it is known by where it listens on loopback.
-package pages
+// It only reads. A page is rendered whole, within a timeout, or says what is wrong. It shows what producers, APIs and
+// operators wrote as text, whatever it holds. The console does not authenticate: anybody who reaches it may read. On
+// loopback, the request's host must be one that it is known by.
+package console
 
 import (
 	"bytes"

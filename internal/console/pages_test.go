@@ -1,4 +1,4 @@
-package pages_test
+package console_test
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/internal/pages"
+	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/web"
 )
@@ -41,7 +41,7 @@ type site struct {
 func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
 	t.Helper()
 	s := &site{t: t}
-	handler, err := pages.New(pages.Config{
+	handler, err := console.New(console.Config{
 		Pool: pool, Timeout: within, Known: web.KnownHosts(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7460}, "127.0.0.1:7460"),
 		Explain: func(err error) (bool, string) {
 			_, away := errors.AsType[*pgconn.ConnectError](err)
