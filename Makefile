@@ -1,10 +1,13 @@
-# Nothing but Go, make and a C compiler is needed: what else the targets use they install, into the
-# system as root, else into the user's cache.
+# You need Go, make and a C compiler. The targets install whatever else they use: as root into the
+# system, otherwise into your cache.
 
 LINT_VERSION := v2.15.0
 TOOLS := $(or $(XDG_CACHE_HOME),$(if $(HOME),$(HOME)/.cache),$(CURDIR)/.tools)/callq/tools
 LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
-SERVERS := go run ./internal/local/servers --
+SERVERS := go run -C verification ./servers
+
+# What of verification/ `make test` runs. The rest has targets of its own.
+JUDGES := ./model/... ./oracle ./servers ./sim
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo check test lint vet race fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-claims bench-reads bench-check
@@ -19,26 +22,29 @@ demo: ## 500 calls against an API that allows 100 per 10 s, with servers of its 
 	go run ./cmd/callq demo
 
 check: vet ## the quick part of test: vet, and every test without the race detector
-	$(SERVERS) go test ./...
+	$(SERVERS) -C .. go test ./...
+	$(SERVERS) go test $(JUDGES)
 
-test: lint vet race ## all that a change must pass
+test: vet race ## go vet, and every test with the race detector
 
 lint: $(LINT) ## the linters of .golangci.yml
 	$(LINT) run
+	cd verification && $(LINT) run
 
 vet: ## go vet
 	go vet ./...
-	go vet -tags e2e ./internal/e2e
+	go vet -C verification -tags e2e ./...
 
-race: ## every test, with the race detector
-	$(SERVERS) go test -race -timeout 8m ./...
+race: ## the tests alone
+	$(SERVERS) -C .. go test -race -timeout 8m ./...
+	$(SERVERS) go test -race -timeout 8m $(JUDGES)
 
 model: ## every state of a small model of the protocol, against every rule: under a minute
-	go test -run TestTidyLosesNothing ./internal/model
-	GOMAXPROCS=2 go run ./internal/model/check
+	go test -C verification -run TestTidyLosesNothing ./model
+	GOMAXPROCS=2 go run -C verification ./model/check
 
 # What runs the built program from outside takes minutes, each with servers of its own.
-E2E := go test -tags e2e -count=1 ./internal/e2e -v
+E2E := go test -C verification -tags e2e -count=1 ./e2e -v
 # What lays a network needs ip, and root.
 IP := command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
 
@@ -71,21 +77,21 @@ latency: ## prints the time from an insert to the handler's start, on an idle sy
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3
 
 bench: ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -rounds 1" and the like
-	go run -C bench . $(ARGS)
+	go run -C verification/bench . $(ARGS)
 
 bench-claims: ## what a claim takes among few and many calls and keys, and under a held snapshot
-	go run -C bench . -claims
+	go run -C verification/bench . -claims
 
 bench-reads: ## what status, get, why and lists take among 1,000,000 calls, however they lie
-	go run -C bench . -reads $(ARGS)
+	go run -C verification/bench . -reads $(ARGS)
 
 bench-check: $(LINT) ## what bench runs, small: it lints, and every call gets done
-	cd bench && $(LINT) run
-	go vet -C bench ./...
-	go test -C bench -count=1 -timeout 2m ./...
+	cd verification && $(LINT) run ./bench
+	go vet -C verification ./bench
+	go test -C verification -count=1 -timeout 2m ./bench
 
 # A seed that fails prints the command that replays it.
-SIM := $(SERVERS) go test -count=1 ./internal/sim -v -timeout 12h
+SIM := $(SERVERS) go test -count=1 ./sim -v -timeout 12h
 
 sim: ## 200 seeds of the simulation, and proof that it notices rules that are turned off
 	$(SIM) -run 'TestSimulation|TestMutants' -seeds 200 -mutants
@@ -96,11 +102,11 @@ sim-night: ## 20,000 seeds of it, for hours
 docs: ## write docs/configuration.md, docs/cli.md and the schema that doctor expects anew, from the code
 	UPDATE=1 go test -count=1 ./cmd/callq/config -run 'TestReference$$'
 	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$'
-	UPDATE=1 $(SERVERS) go test -count=1 ./internal/doctor -run 'TestSchemaFingerprints$$'
+	UPDATE=1 $(SERVERS) -C .. go test -count=1 ./internal/doctor -run 'TestSchemaFingerprints$$'
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt
-	cd bench && $(LINT) fmt
+	cd verification && $(LINT) fmt
 
 # Built in a module of its own, so that neither go.mod nor a workspace changes what is built.
 $(LINT):

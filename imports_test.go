@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -32,7 +33,8 @@ const (
 // what only cmd may; a line whose package is missing fails.
 func TestImports(t *testing.T) {
 	t.Parallel()
-	imports := importsOf(t)
+	imports := importsOf(t, ".")
+	maps.Copy(imports, importsOf(t, "verification"))
 	for _, rule := range []struct {
 		name      string
 		ours      []string
@@ -62,10 +64,10 @@ func TestImports(t *testing.T) {
 		},
 		{name: "internal/pages", ours: []string{"callqueue", "dispatcher", "internal/report", "internal/web"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
-		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
-		{name: "internal/e2e/oracle"},
+		{name: "verification/model"},
+		{name: "verification/oracle"},
 		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},
 	} {
 		list, exists := imports[rule.name]
@@ -95,10 +97,10 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// importsOf lists the imports, without tests', of every package of the module.
-func importsOf(t *testing.T) map[string][]string {
+// importsOf lists the imports, without tests', of every package of the module in dir.
+func importsOf(t *testing.T, dir string) map[string][]string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports", "./...").Output()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-C", dir, "-e", "-json=ImportPath,Imports", "./...").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}

@@ -75,7 +75,7 @@ func NewURL(t testing.TB) string {
 	t.Helper()
 	server := os.Getenv("TEST_DATABASE_URL")
 	if server == "" {
-		t.Fatal("TEST_DATABASE_URL is not set: run `make test`, or `go run ./internal/local/servers -- go test ./...`")
+		t.Fatal("TEST_DATABASE_URL is not set: run `make test`, or `go run -C verification ./servers -C .. go test ./...`")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), setUpWithin)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/callq/callq/internal/e2e/oracle"
+	"github.com/callq/callq/verification/oracle"
 	"github.com/jackc/pgx/v5"
 )
 

@@ -1,15 +1,16 @@
-// Servers runs a command with a Postgres and a Redis of its own:
+// Servers runs a command with its own Postgres and Redis:
 //
-//	go run ./internal/local/servers -- go test ./...
+//	go run -C verification ./servers [-C DIR] COMMAND [ARGUMENT...]
 //
-// The command finds them in TEST_DATABASE_URL and TEST_REDIS_URL. Both end with it, their folders
-// are removed, and its exit code is passed on. They are made for speed: what they hold does not
-// survive a crash of the machine.
+// It runs the command in DIR, with the servers' addresses in TEST_DATABASE_URL and TEST_REDIS_URL, and exits
+// with the command's exit code. The servers stop with the command, and their folders are removed.
+// They trade safety for speed: their data does not survive a crash of the machine.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,27 +22,27 @@ import (
 )
 
 func main() {
-	args := os.Args[1:]
-	if len(args) > 0 && args[0] == "--" {
-		args = args[1:]
-	}
-	if len(args) == 0 {
-		fmt.Fprintln(os.Stderr, "usage: servers [--] COMMAND [ARGUMENT...]")
+	dir := flag.String("C", "", "the folder to run the command in")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		fmt.Fprintln(os.Stderr, "usage: servers [-C DIR] COMMAND [ARGUMENT...]")
 		os.Exit(2)
 	}
-	code, err := run(args)
+	code, err := run(*dir, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "servers:", err)
 	}
 	os.Exit(code)
 }
 
-func run(args []string) (code int, err error) {
+// run runs the command in dir and returns its exit code.
+func run(dir string, args []string) (code int, err error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer cancel()
+
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 
 	postgres, err := local.StartPostgres(ctx, local.Postgres{Logger: log, Settings: map[string]string{
@@ -58,8 +59,8 @@ func run(args []string) (code int, err error) {
 	defer func() { err = errors.Join(err, redis.Stop()) }()
 
 	cmd := exec.Command(args[0], args[1:]...) //nolint:noctx // signals are passed on instead
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(),
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(cmd.Environ(), // with the folder as PWD
 		"TEST_DATABASE_URL="+postgres.URL("postgres"), "TEST_REDIS_URL="+redis.URL())
 	if err := cmd.Start(); err != nil {
 		return 127, err
@@ -68,8 +69,8 @@ func run(args []string) (code int, err error) {
 	return exitCode(cmd.Wait())
 }
 
-// passOn sends to the command what this process is sent, but for Ctrl-C, which a terminal sends
-// to both. It ends with the process.
+// passOn forwards signals to the command, except for Ctrl-C, which a terminal sends to both.
+// It ends with the process.
 func passOn(signals <-chan os.Signal, to *os.Process) {
 	terminal, err := os.Open("/dev/tty")
 	if err == nil {
@@ -82,7 +83,7 @@ func passOn(signals <-chan os.Signal, to *os.Process) {
 	}
 }
 
-// exitCode is the command's; as a shell does, 128 and the signal's number if one ended it.
+// exitCode is the command's exit code, or 128 plus the number of the signal that ended it, as in a shell.
 func exitCode(err error) (int, error) {
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok {

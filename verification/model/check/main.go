@@ -1,7 +1,7 @@
 // Check explores every configuration of the model and says what it found. It fails when a rule does
 // not hold.
 //
-//	go run ./internal/model/check [-differences] [CONFIGURATION...]
+//	go run -C verification ./model/check [-differences] [CONFIGURATION...]
 //
 // With -differences it prints, for each place where the code is known to differ from the model, the
 // steps that show it.
@@ -15,7 +15,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/callq/callq/internal/model"
+	"github.com/callq/callq/verification/model"
 )
 
 func main() {

@@ -9,6 +9,7 @@ import (
 
 func TestRun(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
+	dir := t.TempDir()
 	t.Setenv("OUT", out)
 	for _, test := range []struct {
 		name, script string
@@ -22,7 +23,7 @@ func TestRun(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			code, err := run([]string{"sh", "-c", `echo "$TEST_DATABASE_URL $TEST_REDIS_URL" >"$OUT"; ` + test.script})
+			code, err := run(dir, []string{"sh", "-c", `echo "$TEST_DATABASE_URL $TEST_REDIS_URL $PWD" >"$OUT"; ` + test.script})
 			if code != test.want || err != nil {
 				t.Errorf("exit code %d, %v; want %d", code, err, test.want)
 			}
@@ -30,16 +31,16 @@ func TestRun(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			postgres, redis, _ := strings.Cut(strings.TrimSpace(string(data)), " ")
-			if !strings.HasPrefix(postgres, "postgres://") || !strings.HasPrefix(redis, "unix://") {
-				t.Fatalf("URLs %q and %q", postgres, redis)
+			got := strings.Fields(string(data))
+			if len(got) != 3 || !strings.HasPrefix(got[0], "postgres://") || !strings.HasPrefix(got[1], "unix://") || got[2] != dir {
+				t.Fatalf("two URLs and the folder %q, want them with %s", got, dir)
 			}
-			if _, err := os.Stat(filepath.Dir(strings.TrimPrefix(redis, "unix://"))); err == nil {
+			if _, err := os.Stat(filepath.Dir(strings.TrimPrefix(got[1], "unix://"))); err == nil {
 				t.Error("the folder is left")
 			}
 		})
 	}
-	if code, err := run([]string{filepath.Join(t.TempDir(), "none")}); code != 127 || err == nil {
+	if code, err := run("", []string{filepath.Join(t.TempDir(), "none")}); code != 127 || err == nil {
 		t.Errorf("no such command: exit code %d, %v", code, err)
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/e2e/oracle"
 	"github.com/callq/callq/internal/fakeapi"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/verification/oracle"
 )
 
 var (

@@ -84,9 +84,9 @@ func (b *bench) reads(ctx context.Context) (all []told, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	callq := filepath.Join(dir, "callq")
-	// What runs is what `make build` makes, with the versions of its own go.mod. `go run -C bench` and
-	// `go test` begin in this module's folder.
-	build := exec.CommandContext(ctx, "go", "build", "-C", "..", "-o", callq, "./cmd/callq")
+	// What runs is what `make build` makes, with the versions of its own go.mod. `go run -C verification/bench` and
+	// `go test` begin in this folder.
+	build := exec.CommandContext(ctx, "go", "build", "-C", "../..", "-o", callq, "./cmd/callq")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	build.Stdout, build.Stderr = b.say, b.say
 	if err := build.Run(); err != nil {

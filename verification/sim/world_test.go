@@ -184,7 +184,7 @@ func (f *failure) Error() string {
 	for _, l := range f.lines {
 		fmt.Fprintf(&b, "  %s\n", l)
 	}
-	fmt.Fprintf(&b, "  again: go test ./internal/sim -run TestSimulation -seed %d%s -v", f.seed, f.rough)
+	fmt.Fprintf(&b, "  again: go test -C verification ./sim -run TestSimulation -seed %d%s -v", f.seed, f.rough)
 	return b.String()
 }
 

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "callq-e2e-")
 	if err == nil {
 		callq = filepath.Join(dir, "callq")
-		build := exec.CommandContext(context.Background(), "go", "build", "-o", callq, "github.com/callq/callq/cmd/callq")
+		build := exec.CommandContext(context.Background(), "go", "build", "-C", "../..", "-o", callq, "./cmd/callq")
 		build.Stdout, build.Stderr = os.Stderr, os.Stderr
 		err = build.Run()
 	}
