@@ -97,6 +97,22 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// TestLinked: the program links nothing that only tests and developers need. What a bare machine lacks is
+// installed by verification/install, before `make demo` and `make test` start.
+func TestLinked(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/callq").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for path := range strings.Lines(string(out)) {
+		path = strings.TrimSpace(path)
+		if anyWithin(path, []string{"testing", module + "internal/pgtest", module + "internal/redistest", module + "verification"}) {
+			t.Errorf("cmd/callq links %s", path)
+		}
+	}
+}
+
 // importsOf lists the imports, without tests', of every package of the module in dir.
 func importsOf(t *testing.T, dir string) map[string][]string {
 	t.Helper()

@@ -79,16 +79,16 @@ func (p *program) demoCommand() *cobra.Command {
 func (d demo) run(ctx context.Context) (err error) {
 	log := slog.New(slog.NewTextHandler(d.say, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fmt.Fprintln(d.say, "starting Postgres, Redis and an API that allows", strings.TrimSuffix(d.rate.String(), ", sliding window"))
-	postgres, err := local.StartPostgres(ctx, local.Postgres{Logger: log})
+	postgres, err := local.StartPostgres(ctx, local.Postgres{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, postgres.Stop()) }()
-	redisServer, err := local.StartRedis(ctx, local.Redis{Logger: log})
+	redisURL, stopRedis, err := local.StartAnyRedis(ctx, local.Redis{}, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, redisServer.Stop()) }()
+	defer func() { err = errors.Join(err, stopRedis()) }()
 	api, err := fakeapi.Start(fakeapi.Config{Limit: int(d.rate.Units), Window: d.rate.Window, Latency: demoAnswer})
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func (d demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	cfg := config.Default()
-	cfg.Postgres.URL, cfg.Redis.URL = url, redisServer.URL()
+	cfg.Postgres.URL, cfg.Redis.URL = url, redisURL
 	pool, err := openPool(ctx, cfg, ledger.Settings(), 20)
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (d demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	if d.keep {
-		fmt.Fprintf(d.say, "\nPostgres  %s\nRedis     %s\nAPI       %s\nCtrl-C ends them.\n", url, redisServer.URL(), api.URL())
+		fmt.Fprintf(d.say, "\nPostgres  %s\nRedis     %s\nAPI       %s\nCtrl-C ends them.\n", url, redisURL, api.URL())
 		<-ctx.Done()
 	}
 	return nil

@@ -2,6 +2,8 @@ package local
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -11,21 +13,19 @@ import (
 	"time"
 )
 
-const killSignal = syscall.SIGKILL
-
-// child is a running server. It ends with this process (on Linux).
+// child is a running process. On Linux it ends with this one.
 type child struct {
 	process *os.Process
 	ended   chan struct{} // closed when it has ended and was reaped
 	err     error         // how it ended; read after ended
-	lines   *tail         // what it wrote last
+	output  *tail         // its last lines
 }
 
-// startChild starts cmd with its output going to out (which may be nil). When this process dies
-// the child is sent orphan.
+// startChild starts cmd, whose output goes to out unless that is nil. When this process dies, the child
+// is sent orphan.
 func startChild(cmd *exec.Cmd, orphan syscall.Signal, out io.Writer) (*child, error) {
-	c := &child{ended: make(chan struct{}), lines: &tail{out: out}}
-	cmd.Stdout, cmd.Stderr = c.lines, c.lines
+	c := &child{ended: make(chan struct{}), output: &tail{out: out}}
+	cmd.Stdout, cmd.Stderr = c.output, c.output
 	cmd.WaitDelay = time.Second // its own children may hold the pipe a little longer
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -35,8 +35,8 @@ func startChild(cmd *exec.Cmd, orphan syscall.Signal, out io.Writer) (*child, er
 
 	started := make(chan error)
 	go func() {
-		// The kernel takes the end of the thread that forked for the end of the parent, so this
-		// goroutine holds its thread for as long as the child lives.
+		// To the kernel, the parent is the thread that forked: this goroutine keeps its thread for as
+		// long as the child lives.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -53,8 +53,7 @@ func startChild(cmd *exec.Cmd, orphan syscall.Signal, out io.Writer) (*child, er
 	return c, nil
 }
 
-// end sends sig and waits; what has not ended within the time given is killed. It is harmless
-// where the child has ended.
+// end sends sig and waits. A child that has not ended in time is killed; one that has ended is left alone.
 func (c *child) end(sig syscall.Signal, within time.Duration) {
 	_ = c.process.Signal(sig) // fails only if it has ended
 	select {
@@ -65,9 +64,30 @@ func (c *child) end(sig syscall.Signal, within time.Duration) {
 	}
 }
 
-// tail keeps the last lines written to it and passes everything on.
+// await calls ready until it succeeds. Where it gives up, the child has ended, and the error carries the
+// child's last lines.
+func (c *child) await(ctx context.Context, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-c.ended:
+			return fmt.Errorf("ended at once: %w\n%s", c.err, c.output)
+		case <-ctx.Done():
+			c.end(syscall.SIGKILL, 0)
+			return fmt.Errorf("not ready: %w (%w)\n%s", context.Cause(ctx), err, c.output)
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// tail keeps the end of what is written to it and passes everything on.
 type tail struct {
-	out io.Writer
+	out io.Writer // may be nil
 
 	mu   sync.Mutex
 	kept []byte // guarded by mu
@@ -80,10 +100,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	defer t.mu.Unlock()
 	t.kept = append(t.kept, p...)
 	if over := len(t.kept) - tailBytes; over > 0 {
-		t.kept = append([]byte(nil), t.kept[over:]...)
-		if _, rest, found := bytes.Cut(t.kept, []byte("\n")); found {
-			t.kept = rest
-		}
+		t.kept = bytes.Clone(t.kept[over:])
 	}
 	if t.out != nil {
 		_, _ = t.out.Write(p) // a log that cannot be written must not stop the server

@@ -1,29 +1,20 @@
 package local
 
-import (
-	"os/user"
-	"strconv"
-	"syscall"
-)
+import "syscall"
 
 func dieWithParent(attr *syscall.SysProcAttr, sig syscall.Signal) { attr.Pdeathsig = sig }
 
-// inNamespace is root seen from inside as nobody, which is all that Postgres asks for; files are
-// root's own. It needs no right to change users, and sees folders that no other user may.
-func inNamespace() (identity, bool) {
-	nobody, err := user.Lookup("nobody")
+// inNamespace is root, who inside a user namespace looks like nobody: that satisfies Postgres. The files
+// are root's. It needs no right to change users, and works in folders that only root may enter.
+func inNamespace() (identity, error) {
+	nobody, err := ofUser("nobody")
 	if err != nil {
-		return identity{}, false
-	}
-	uid, errUID := strconv.Atoi(nobody.Uid)
-	gid, errGID := strconv.Atoi(nobody.Gid)
-	if errUID != nil || errGID != nil {
-		return identity{}, false
+		return identity{}, err
 	}
 	return identity{name: "root in a user namespace", attr: syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: uid, HostID: 0, Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: gid, HostID: 0, Size: 1}},
-		Credential:  &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true},
-	}}, true
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: nobody.uid, HostID: 0, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: nobody.gid, HostID: 0, Size: 1}},
+		Credential:  &syscall.Credential{Uid: nobody.attr.Credential.Uid, Gid: nobody.attr.Credential.Gid, NoSetGroups: true},
+	}}, nil
 }

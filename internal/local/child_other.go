@@ -2,9 +2,12 @@
 
 package local
 
-import "syscall"
+import (
+	"errors"
+	"syscall"
+)
 
-// dieWithParent cannot be had here: a child outlives a parent that is killed with SIGKILL.
+// dieWithParent does nothing: here a child outlives a parent that is killed with SIGKILL.
 func dieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
 
-func inNamespace() (identity, bool) { return identity{}, false }
+func inNamespace() (identity, error) { return identity{}, errors.ErrUnsupported }

@@ -39,7 +39,7 @@ func Start(t testing.TB, settings map[string]string, options redis.Options) (*lo
 
 func start(t testing.TB, settings map[string]string) *local.RedisServer {
 	t.Helper()
-	server, err := local.StartRedis(t.Context(), local.Redis{Install: true, Settings: settings})
+	server, err := local.StartRedis(t.Context(), local.Redis{Settings: settings})
 	if err != nil {
 		t.Fatal(err)
 	}

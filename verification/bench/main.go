@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err := check(); err != nil {
 		return err
 	}
-	servers, err := startServers(ctx, stderr, settings)
+	servers, err := startServers(ctx, settings)
 	if err != nil {
 		return err
 	}

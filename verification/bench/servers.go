@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -33,18 +31,17 @@ func postgresSettings() map[string]string {
 	}
 }
 
-func startServers(ctx context.Context, say io.Writer, settings map[string]string) (s *servers, err error) {
-	log := slog.New(slog.NewTextHandler(say, nil))
+func startServers(ctx context.Context, settings map[string]string) (s *servers, err error) {
 	s = &servers{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.stop())
 		}
 	}()
-	if s.postgres, err = local.StartPostgres(ctx, local.Postgres{Logger: log, Settings: settings}); err != nil {
+	if s.postgres, err = local.StartPostgres(ctx, local.Postgres{Settings: settings}); err != nil {
 		return s, err
 	}
-	if s.redis, err = local.StartRedis(ctx, local.Redis{Logger: log, Install: true}); err != nil {
+	if s.redis, err = local.StartRedis(ctx, local.Redis{}); err != nil {
 		return s, err
 	}
 	if s.admin, err = pgx.Connect(ctx, s.postgres.URL("postgres")); err != nil {

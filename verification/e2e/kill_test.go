@@ -187,7 +187,7 @@ func newKillStack(t *testing.T, seed uint64) *stack {
 	} else {
 		t.Log("no packets get lost: only root can lay a network")
 	}
-	s := newStackOn(t, local.Postgres{Dir: filepath.Join(dir, "postgres"), Clock: clock}, killRules(), api)
+	s := newStackOn(t, local.Postgres{Dir: filepath.Join(dir, "postgres"), Env: fakeClock(t, clock)}, killRules(), api)
 	s.clock, s.postgresDir, s.loses, s.prefix = clock, filepath.Join(dir, "postgres"), &loses, inside
 	return s
 }

@@ -83,7 +83,7 @@ func newStackOn(t *testing.T, postgres local.Postgres, rules string, api fakeapi
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.postgres.Stop() })
-	if s.redis, err = local.StartRedis(t.Context(), local.Redis{Install: true, Log: &s.logs.redis}); err != nil {
+	if s.redis, err = local.StartRedis(t.Context(), local.Redis{Log: &s.logs.redis}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.redis.Stop() })

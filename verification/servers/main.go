@@ -12,7 +12,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -43,16 +42,14 @@ func run(dir string, args []string) (code int, err error) {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer cancel()
 
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-
-	postgres, err := local.StartPostgres(ctx, local.Postgres{Logger: log, Settings: map[string]string{
+	postgres, err := local.StartPostgres(ctx, local.Postgres{Settings: map[string]string{
 		"fsync": "off", "full_page_writes": "off", "max_connections": "400", "shared_buffers": "256MB",
 	}})
 	if err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, postgres.Stop()) }()
-	redis, err := local.StartRedis(ctx, local.Redis{Logger: log, Install: true})
+	redis, err := local.StartRedis(ctx, local.Redis{})
 	if err != nil {
 		return 1, err
 	}
