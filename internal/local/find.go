@@ -64,15 +64,8 @@ func Find(name string, sets ...[]string) (Program, error) {
 		}
 		return Program{}, fmt.Errorf("%s=%s: no %s there", variable, path, strings.Join(sets[0], " and "))
 	}
-	for _, set := range sets {
-		path, err := exec.LookPath(set[0])
-		if err != nil {
-			continue
-		}
-		if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Base(target) == set[0] {
-			path = target // Debian links some of the binaries, not all, into /usr/bin
-		}
-		if p, ok := in(filepath.Dir(path), name, sets); ok {
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if p, ok := in(dir, name, sets); ok && filepath.IsAbs(dir) {
 			return p, nil
 		}
 	}
