@@ -59,40 +59,49 @@ func main() {
 	}
 }
 
-// run installs the programs of these names, or all.
+// run installs those of the named programs, or of all, that are missing.
 func run(ctx context.Context, log *slog.Logger, known []program, names []string) error {
 	for _, name := range names {
 		if !slices.ContainsFunc(known, func(p program) bool { return p.name == name }) {
 			return fmt.Errorf("%q is no program that it can install", name)
 		}
 	}
+	var missing []program
 	for _, p := range known {
 		if len(names) > 0 && !slices.Contains(names, p.name) {
 			continue
 		}
-		if err := p.provide(ctx, log); err != nil {
+		if _, err := p.find(); errors.Is(err, local.ErrMissing) {
+			missing = append(missing, p)
+		} else if err != nil {
+			return err
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	unlock, err := lock(ctx)
+	if err != nil {
+		return fmt.Errorf("install %s: %w", missing[0].name, err)
+	}
+	defer unlock()
+	by := managers(ctx)
+	for _, p := range missing {
+		if err := p.install(ctx, log, by); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// provide installs the program if it is missing. One process does it; others that want the same wait.
-func (p program) provide(ctx context.Context, log *slog.Logger) error {
-	if _, err := p.find(); !errors.Is(err, local.ErrMissing) {
-		return err
-	}
-	unlock, err := lock(ctx)
-	if err != nil {
-		return fmt.Errorf("install %s: %w", p.name, err)
-	}
-	defer unlock()
-	_, missing := p.find() // another process may have installed it meanwhile
+// install installs the program, unless another process has installed it meanwhile.
+func (p program) install(ctx context.Context, log *slog.Logger, managers []manager) error {
+	_, missing := p.find()
 	if !errors.Is(missing, local.ErrMissing) {
 		return missing
 	}
 	tried := []error{missing}
-	for _, by := range managers() {
+	for _, by := range managers {
 		for _, pkg := range p.packages[by.name] {
 			log.InfoContext(ctx, "installing", "package", pkg, "by", by.name)
 			err := by.install(ctx, p.name, pkg)
@@ -110,10 +119,10 @@ func (p program) provide(ctx context.Context, log *slog.Logger) error {
 
 // lock waits until no other process of this user installs.
 func lock(ctx context.Context) (unlock func(), err error) {
-	cache := filepath.Dir(local.Unpacked("any"))
-	if !filepath.IsAbs(cache) {
+	if local.Unpacked("any") == "" {
 		return nil, errors.New("no cache folder: set HOME or XDG_CACHE_HOME")
 	}
+	cache := filepath.Dir(local.Unpacked("any"))
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return nil, err
 	}

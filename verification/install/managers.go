@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,14 +21,15 @@ type manager struct {
 	install func(ctx context.Context, program, pkg string) error
 }
 
-// managers are those that this machine has, the preferred one first.
-func managers() []manager {
+// managers are those that this machine has, the preferred one first. Their lists of packages are brought up to
+// date once.
+func managers(ctx context.Context) []manager {
 	by := func(name string, args ...string) manager {
 		return manager{name, func(ctx context.Context, _, pkg string) error { return command(ctx, name, append(args, pkg)...) }}
 	}
-	all := []manager{by("brew", "install", "-q"), {"apt-get", unpack}}
+	all := []manager{by("brew", "install", "-q"), {"apt-get", unpacker(ctx)}}
 	if os.Geteuid() == 0 {
-		all = []manager{{"apt-get", aptInstall}, by("dnf", "install", "-qy"), by("apk", "add", "-q")}
+		all = []manager{{"apt-get", aptInstaller(ctx)}, by("dnf", "install", "-qy"), by("apk", "add", "-q")}
 	}
 	var present []manager
 	for _, m := range all {
@@ -38,48 +40,62 @@ func managers() []manager {
 	return present
 }
 
-func aptInstall(ctx context.Context, _, pkg string) error {
-	update := command(ctx, "apt-get", "update", "-q") // one dead source among many is no reason to stop
-	err := command(ctx, "apt-get", "install", "-qy", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120", pkg)
-	return because(err, update)
+func aptInstaller(ctx context.Context) func(ctx context.Context, _, pkg string) error {
+	update := sync.OnceValue(func() error { return command(ctx, "apt-get", "update", "-q") })
+	return func(ctx context.Context, _, pkg string) error {
+		outdated := update() // one dead source among many is no reason to stop
+		return because(command(ctx, "apt-get", "install", "-qy", "--no-install-recommends",
+			"-o", "DPkg::Lock::Timeout=120", pkg), outdated)
+	}
 }
 
-// unpack downloads a package and what the system lacks of its dependencies, with package lists and a cache
+// unpacker downloads a package and what the system lacks of its dependencies, with package lists and a cache
 // of its own, and unpacks them where local.Find looks. It needs no rights.
-func unpack(ctx context.Context, program, pkg string) error {
-	target := local.Unpacked(program)
-	work, err := os.MkdirTemp(filepath.Dir(target), "apt-")
-	if err != nil {
-		return err
+func unpacker(ctx context.Context) func(ctx context.Context, program, pkg string) error {
+	lists := local.Unpacked("apt-lists")
+	apt := func(ctx context.Context, cache string, args ...string) error {
+		return command(ctx, "apt-get", append([]string{
+			"-q",
+			"-o", "Dir::State::Lists=" + lists,
+			"-o", "Dir::Cache=" + cache,
+			"-o", "APT::Sandbox::User=", // there is no other user to drop to
+			"-o", "Debug::NoLocking=true", // the system's lock is not ours, and nothing of the system changes
+		}, args...)...)
 	}
-	defer os.RemoveAll(work)
-	root := filepath.Join(work, "root")
-	for _, dir := range []string{"lists/partial", "cache/archives/partial", "root"} {
-		if err := os.MkdirAll(filepath.Join(work, dir), 0o700); err != nil {
+	update := sync.OnceValue(func() error {
+		if err := os.MkdirAll(filepath.Join(lists, "partial"), 0o700); err != nil {
 			return err
 		}
-	}
-	options := []string{
-		"-q",
-		"-o", "Dir::State::Lists=" + filepath.Join(work, "lists"),
-		"-o", "Dir::Cache=" + filepath.Join(work, "cache"),
-		"-o", "APT::Sandbox::User=", // there is no other user to drop to
-		"-o", "Debug::NoLocking=true", // the system's lock is not ours, and nothing of the system changes
-	}
-	update := command(ctx, "apt-get", append(options, "update")...) // as above
-	if err := command(ctx, "apt-get", append(options, "install", "-y", "--download-only", "--no-install-recommends", pkg)...); err != nil {
-		return because(err, update)
-	}
-	debs, _ := filepath.Glob(filepath.Join(work, "cache/archives/*.deb")) // fails for a bad pattern only
-	for _, deb := range debs {
-		if err := command(ctx, "dpkg", "-x", deb, root); err != nil {
+		return apt(ctx, lists, "update")
+	})
+	return func(ctx context.Context, program, pkg string) error {
+		outdated := update()
+		target := local.Unpacked(program)
+		work, err := os.MkdirTemp(filepath.Dir(target), "apt-")
+		if err != nil {
 			return err
 		}
+		defer os.RemoveAll(work)
+		root := filepath.Join(work, "root")
+		for _, dir := range []string{root, filepath.Join(work, "archives", "partial")} {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return err
+			}
+		}
+		if err := apt(ctx, work, "install", "-y", "--download-only", "--no-install-recommends", pkg); err != nil {
+			return because(err, outdated)
+		}
+		debs, _ := filepath.Glob(filepath.Join(work, "archives", "*.deb")) // fails for a bad pattern only
+		for _, deb := range debs {
+			if err := command(ctx, "dpkg", "-x", deb, root); err != nil {
+				return err
+			}
+		}
+		if err := os.RemoveAll(target); err != nil {
+			return err
+		}
+		return os.Rename(root, target)
 	}
-	if err := os.RemoveAll(target); err != nil {
-		return err
-	}
-	return os.Rename(root, target)
 }
 
 // because adds an earlier failure to err, if there are both.
