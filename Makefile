@@ -8,7 +8,7 @@ INSTALL := go run -C verification ./install
 SERVERS := go run -C verification ./servers
 
 # What of verification/ `make test` runs. The rest has targets of its own.
-JUDGES := ./install ./model/... ./oracle ./servers ./sim
+JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo deps check test lint vet race fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-claims bench-reads bench-check

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/verification/fakeapi"
 )
 
 // Four dispatchers, and limits that are no sliding windows over all calls: what the API saw is within each, by

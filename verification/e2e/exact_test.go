@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/verification/fakeapi"
 	"github.com/jackc/pgx/v5"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/verification/fakeapi"
 	"github.com/redis/go-redis/v9"
 )
 

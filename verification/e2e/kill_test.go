@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/fakeapi"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/verification/fakeapi"
 	"github.com/callq/callq/verification/oracle"
 )
 

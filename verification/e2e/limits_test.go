@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/verification/fakeapi"
 	"github.com/redis/go-redis/v9"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/verification/fakeapi"
 )
 
 // A network that loses packets, or is slow, has no window exceeded: TCP sends again what was lost, so that requests

@@ -12,9 +12,9 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/internal/fakeapi"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/redistest"
+	"github.com/callq/callq/verification/fakeapi"
 )
 
 const redisCalls = 120

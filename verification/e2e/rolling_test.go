@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/fakeapi"
+	"github.com/callq/callq/verification/fakeapi"
 )
 
 const (

@@ -21,8 +21,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/fakeapi"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/verification/fakeapi"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )

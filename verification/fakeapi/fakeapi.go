@@ -1,4 +1,4 @@
-// Package fakeapi is an API with a limit that records every request: for the demo and the tests.
+// Package fakeapi is an API with a limit that records every request.
 //
 // It stands outside what it judges and shares no code with it. A request's arrival is the moment
 // at which its header was read, on this process's monotonic clock. It ends just before its answer
@@ -192,13 +192,6 @@ func (a *API) Count429() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.r429
-}
-
-// InWindow counts the requests of the last window.
-func (a *API) InWindow(window time.Duration) int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.within(time.Now(), window)
 }
 
 // MaxInWindow is the most requests in any (t-window, t].
