@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // ErrMissing means that a program is not installed.
@@ -27,6 +28,7 @@ type Program struct {
 func (p Program) Command(ctx context.Context, binary string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(p.Dir, binary), args...)
 	cmd.Env = slices.Concat(os.Environ(), []string{"LC_ALL=C"}, p.Env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	return cmd
 }
 

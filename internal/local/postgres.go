@@ -106,12 +106,8 @@ func (s *PostgresServer) makeCluster(ctx context.Context) error {
 	if s.cfg.Settings["fsync"] == "off" {
 		args = append(args, "--no-sync")
 	}
-	c, err := startChild(s.as.command(ctx, s.program, aside, "initdb", args...), syscall.SIGKILL, nil)
-	if err != nil {
-		return fmt.Errorf("initdb: %w", err)
-	}
-	if <-c.ended; c.err != nil {
-		return fmt.Errorf("initdb: %w\n%s", c.err, c.output)
+	if out, err := s.as.command(ctx, s.program, aside, "initdb", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w\n%s", err, out)
 	}
 	return os.Rename(aside, s.data)
 }

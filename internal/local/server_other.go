@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// dieWithParent does nothing: here a child outlives a parent that is killed with SIGKILL.
+// dieWithParent does nothing: here a server outlives a parent that is killed with SIGKILL.
 func dieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
 
 func inNamespace() (identity, error) { return identity{}, errors.ErrUnsupported }
