@@ -27,8 +27,8 @@ const (
 	yaml       = "go.yaml.in/yaml"
 )
 
-// TestImports: a package imports of ours and of other modules what its line allows, and of the
-// standard library all but what its line forbids. Since that holds for each, a producer, which
+// TestImports: a package, of this module or of verification/, imports of ours and of other modules what its
+// line allows, and of the standard library all but what its line forbids. Since that holds for each, a producer, which
 // imports callqueue, links pgx and nothing heavier. Packages without a line may import anything but
 // what only cmd may; a line whose package is missing fails.
 func TestImports(t *testing.T) {
@@ -66,6 +66,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
+		{name: "verification/fakeapi"},
 		{name: "verification/model"},
 		{name: "verification/oracle"},
 		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},

@@ -50,9 +50,7 @@ queues:
 	}
 	s.awaitDone(3*time.Minute, len(calls))
 	s.verify(0)
-	if twice := s.api.Duplicates(); len(twice) > 0 {
-		t.Errorf("attempts that arrived more than once: %v", twice)
-	}
+	s.nothingTwice()
 
 	arrivals := map[string][]time.Time{}
 	for _, r := range s.api.Requests() {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/verification/fakeapi"
-	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -29,16 +28,11 @@ func faultStack(t *testing.T, api fakeapi.Config) *stack {
 	return newStack(t, faultRules, api)
 }
 
-func (s *stack) flushRedis() {
-	options, err := redis.ParseURL(s.redis.URL())
-	if err != nil {
-		s.t.Error(err)
-		return
-	}
-	client := redis.NewClient(options)
-	defer client.Close()
-	if err := client.FlushAll(s.t.Context()).Err(); err != nil {
-		s.t.Error(err)
+// signal sends a signal to a process of the test.
+func signal(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -90,15 +84,11 @@ func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	victim := s.spawn("dispatch")
 	s.await(time.Minute, `SELECT count(*) > 0 FROM call_queues`)
-	if err := syscall.Kill(s.redis.Pid(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	signal(t, s.redis.Pid(), syscall.SIGSTOP)
 	s.insert("default", 30)
 	s.await(time.Minute, `SELECT count(*) > 0 FROM call_open`)
 	victim.kill()
-	if err := syscall.Kill(s.redis.Pid(), syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	signal(t, s.redis.Pid(), syscall.SIGCONT)
 	s.flushRedis()
 	s.start(1, 1)
 	s.settled(30)
@@ -136,8 +126,7 @@ func TestRedisAwayForTenSeconds(t *testing.T) {
 	s.insert("default", 100)
 	s.served(25)
 	s.redis.Kill()
-	away := time.NewTimer(10 * time.Second)
-	<-away.C
+	time.Sleep(10 * time.Second)
 	if err := s.redis.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -209,14 +198,10 @@ func TestWorkerFrozen(t *testing.T) {
 	frozen := s.spawn("work")
 	s.insert("default", 40)
 	s.served(5)
-	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	signal(t, frozen.cmd.Process.Pid, syscall.SIGSTOP)
 	s.spawn("work")
 	s.await(time.Minute, `SELECT count(*) > 0 FROM call_attempts WHERE outcome = 'lost'`)
-	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	signal(t, frozen.cmd.Process.Pid, syscall.SIGCONT)
 	s.settled(40)
 }
 
@@ -251,15 +236,11 @@ func (s *stack) dispatcherInItsClaim() (dispatcher *process, release func()) {
 func TestDispatcherFrozenInItsClaim(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	frozen, release := s.dispatcherInItsClaim()
-	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	signal(t, frozen.cmd.Process.Pid, syscall.SIGSTOP)
 	release()
 	s.start(1, 0)
 	s.awaitDone(time.Minute, 30)
-	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	signal(t, frozen.cmd.Process.Pid, syscall.SIGCONT)
 	s.settled(30)
 }
 
@@ -331,8 +312,7 @@ func TestOnceFromCron(t *testing.T) {
 				t.Errorf("dispatch --once: exit %d\n%s", code, p.log)
 			}
 		}
-		settle := time.NewTimer(faultWindow + 200*time.Millisecond)
-		<-settle.C
+		time.Sleep(faultWindow + 200*time.Millisecond)
 	}
 	s.awaitDone(time.Minute, 60)
 	s.exact(faultRate, faultWindow, 60)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/verification/fakeapi"
-	"github.com/redis/go-redis/v9"
 )
 
 // insertKeyed queues n calls of each key in turn, with what cost returns, and says both in the URL.
@@ -75,9 +74,7 @@ queues: {default: {limits: [each, all], timeout: 2s, backoff: 100ms..200ms, max_
 	if mostAll, mostKey := s.api.MostAtOnce(); mostAll > all || mostKey > perKey {
 		t.Errorf("the API had %d requests at once, %d of one key; %d and %d are allowed", mostAll, mostKey, all, perKey)
 	}
-	if twice := s.api.Duplicates(); len(twice) > 0 {
-		t.Errorf("attempts that arrived more than once: %v", twice)
-	}
+	s.nothingTwice()
 }
 
 // Requests and tokens, as LLM providers count: neither is exceeded, and the tighter one is used.
@@ -195,9 +192,7 @@ func TestBackpressure(t *testing.T) {
 		t.Errorf("with a worker of %d slots %d attempts were open and Redis held %d messages", slots, open.attempts, open.messages)
 	}
 	s.await(time.Minute, `SELECT count(*) >= 5000 FROM call_attempts WHERE outcome = 'done'`)
-	if twice := s.api.Duplicates(); len(twice) > 0 {
-		t.Errorf("attempts that arrived more than once: %v", twice)
-	}
+	s.nothingTwice()
 }
 
 type backlog struct{ attempts, messages int64 }
@@ -205,23 +200,17 @@ type backlog struct{ attempts, messages int64 }
 // openAndInRedis is the most attempts that were open, and messages that Redis held, at any look.
 func (s *stack) openAndInRedis(during time.Duration) (most backlog) {
 	s.t.Helper()
-	options, err := redis.ParseURL(s.redis.URL())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	client := redis.NewClient(options)
-	defer client.Close()
 	for end := time.Now().Add(during); time.Now().Before(end); {
 		var attempts, messages int64
 		if err := s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM call_open`).Scan(&attempts); err != nil {
 			s.t.Fatal(err)
 		}
-		keys, err := client.Keys(s.t.Context(), "*").Result()
+		keys, err := s.redisClient.Keys(s.t.Context(), "*").Result()
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		for _, key := range keys {
-			messages += client.LLen(s.t.Context(), key).Val()
+			messages += s.redisClient.LLen(s.t.Context(), key).Val()
 		}
 		most = backlog{max(most.attempts, attempts), max(most.messages, messages)}
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/redistest"
@@ -84,12 +83,7 @@ func TestRedisClusterFailover(t *testing.T) {
 // Whatever is done by hand to Asynq's tasks, as Asynqmon can, nothing is sent twice and nothing is lost.
 func TestRedisMeddledWith(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
-	options, err := redis.ParseURL(s.redis.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := redis.NewClient(options)
-	t.Cleanup(func() { _ = client.Close() })
+	client := s.redisClient
 	broker, err := handoff.Open(t.Context(), client, s.pool)
 	if err != nil {
 		t.Fatal(err)

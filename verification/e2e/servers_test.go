@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/redis/go-redis/v9"
 )
 
 func (v *victim) killRedis() (func() error, error) {
@@ -22,13 +21,15 @@ func (v *victim) killRedis() (func() error, error) {
 }
 
 func (v *victim) flushRedis() (func() error, error) {
-	options, err := redis.ParseURL(v.s.redis.URL())
-	if err != nil {
-		return nil, err
+	return func() error { return nil }, v.s.redisClient.FlushAll(context.Background()).Err()
+}
+
+// flushRedis empties Redis.
+func (s *stack) flushRedis() {
+	s.t.Helper()
+	if err := s.redisClient.FlushAll(context.Background()).Err(); err != nil {
+		s.t.Error(err)
 	}
-	client := redis.NewClient(options)
-	defer client.Close()
-	return func() error { return nil }, client.FlushAll(context.Background()).Err()
 }
 
 func (v *victim) freezeRedis() (func() error, error) {

@@ -20,11 +20,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/verification/fakeapi"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // callq is the built program; TestMain builds it.
@@ -50,15 +52,16 @@ func TestMain(m *testing.M) {
 
 // stack is a whole callq of one test.
 type stack struct {
-	t        *testing.T
-	postgres *local.PostgresServer
-	redis    *local.RedisServer
-	api      *fakeapi.API
-	config   string
-	pool     *pgxpool.Pool
-	client   *callqueue.Client
-	prefix   []string // what workers are started with, as `ip netns exec`
-	logs     struct{ postgres, redis logBuffer }
+	t           *testing.T
+	postgres    *local.PostgresServer
+	redis       *local.RedisServer
+	api         *fakeapi.API
+	config      string
+	pool        *pgxpool.Pool
+	client      *callqueue.Client
+	redisClient *redis.Client
+	prefix      []string // what workers are started with, as `ip netns exec`
+	logs        struct{ postgres, redis logBuffer }
 
 	// Of a stack that is struck.
 	postgresDir string
@@ -87,6 +90,12 @@ func newStackOn(t *testing.T, postgres local.Postgres, rules string, api fakeapi
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.redis.Stop() })
+	options, err := redis.ParseURL(s.redis.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.redisClient = redis.NewClient(options)
+	t.Cleanup(func() { _ = s.redisClient.Close() })
 	if s.api, err = fakeapi.Start(api); err != nil {
 		t.Fatal(err)
 	}
@@ -303,13 +312,19 @@ func (s *stack) exact(rate int, window time.Duration, requests int) {
 	if n := s.api.Count429(); n > 0 {
 		s.t.Errorf("the API answered 429 %d times", n)
 	}
-	if twice := s.api.Duplicates(); len(twice) > 0 {
-		s.t.Errorf("attempts that arrived more than once: %v", twice)
-	}
+	s.nothingTwice()
 	if n := len(s.api.Requests()); requests > 0 && n != requests {
 		s.t.Errorf("the API saw %d requests, want %d", n, requests)
 	}
 	s.verify(0)
+}
+
+// nothingTwice checks that the API saw no attempt more than once.
+func (s *stack) nothingTwice() {
+	s.t.Helper()
+	if twice := s.api.Duplicates(); len(twice) > 0 {
+		s.t.Errorf("attempts that arrived more than once: %v", twice)
+	}
 }
 
 // verify runs callq verify and wants its exit code.
