@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -26,13 +27,14 @@ const (
 	yaml       = "go.yaml.in/yaml"
 )
 
-// TestImports: a package imports of ours and of other modules what its line allows, and of the
-// standard library all but what its line forbids. Since that holds for each, a producer, which
+// TestImports: a package, of this module or of verification/, imports of ours and of other modules what its
+// line allows, and of the standard library all but what its line forbids. Since that holds for each, a producer, which
 // imports callqueue, links pgx and nothing heavier. Packages without a line may import anything but
 // what only cmd may; a line whose package is missing fails.
 func TestImports(t *testing.T) {
 	t.Parallel()
-	imports := importsOf(t)
+	imports := importsOf(t, ".")
+	maps.Copy(imports, importsOf(t, "verification"))
 	for _, rule := range []struct {
 		name      string
 		ours      []string
@@ -78,10 +80,11 @@ func TestImports(t *testing.T) {
 		},
 		{name: "internal/console", ours: []string{"callqueue", "internal/admin", "internal/web"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
-		{name: "internal/model"},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
-		{name: "internal/e2e/oracle"},
+		{name: "verification/fakeapi"},
+		{name: "verification/model"},
+		{name: "verification/oracle"},
 		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},
 	} {
 		list, exists := imports[rule.name]
@@ -111,10 +114,26 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// importsOf lists the imports, without tests', of every package of the module.
-func importsOf(t *testing.T) map[string][]string {
+// TestLinked: the program links nothing that only tests and developers need. What a bare machine lacks is
+// installed by verification/install, before `make demo` and `make test` start.
+func TestLinked(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/callq").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for path := range strings.Lines(string(out)) {
+		path = strings.TrimSpace(path)
+		if anyWithin(path, []string{"testing", module + "internal/pgtest", module + "internal/redistest", module + "verification"}) {
+			t.Errorf("cmd/callq links %s", path)
+		}
+	}
+}
+
+// importsOf lists the imports, without tests', of every package of the module in dir.
+func importsOf(t *testing.T, dir string) map[string][]string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports", "./...").Output()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-C", dir, "-e", "-json=ImportPath,Imports", "./...").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}

@@ -49,7 +49,7 @@ func (b *syncBuffer) count(text string) int {
 
 func newDrawing(t *testing.T) *drawing {
 	t.Helper()
-	server, err := local.StartRedis(t.Context(), local.Redis{Install: true})
+	server, err := local.StartRedis(t.Context(), local.Redis{})
 	if err != nil {
 		t.Fatal(err)
 	}

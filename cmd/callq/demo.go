@@ -19,7 +19,6 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/fakeapi"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
@@ -80,21 +79,21 @@ func (p *program) demoCommand() *cobra.Command {
 func (d demo) run(ctx context.Context) (err error) {
 	log := slog.New(slog.NewTextHandler(d.say, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fmt.Fprintln(d.say, "starting Postgres, Redis and an API that allows", strings.TrimSuffix(d.rate.String(), ", sliding window"))
-	postgres, err := local.StartPostgres(ctx, local.Postgres{Logger: log})
+	postgres, err := local.StartPostgres(ctx, local.Postgres{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, postgres.Stop()) }()
-	redisServer, err := local.StartRedis(ctx, local.Redis{Logger: log})
+	redisURL, stopRedis, err := local.StartAnyRedis(ctx, local.Redis{}, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, redisServer.Stop()) }()
-	api, err := fakeapi.Start(fakeapi.Config{Limit: int(d.rate.Units), Window: d.rate.Window, Latency: demoAnswer})
+	defer func() { err = errors.Join(err, stopRedis()) }()
+	api, err := startDemoAPI(ctx, d.rate, demoAnswer)
 	if err != nil {
 		return err
 	}
-	defer api.Close()
+	defer api.close()
 
 	url := postgres.URL("postgres")
 	conn, err := pgx.ParseConfig(url)
@@ -105,7 +104,7 @@ func (d demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	cfg := config.Default()
-	cfg.Postgres.URL, cfg.Redis.URL = url, redisServer.URL()
+	cfg.Postgres.URL, cfg.Redis.URL = url, redisURL
 	pool, err := openPool(ctx, cfg, ledger.Settings(), 20)
 	if err != nil {
 		return err
@@ -120,7 +119,7 @@ func (d demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	if d.keep {
-		fmt.Fprintf(d.say, "\nPostgres  %s\nRedis     %s\nAPI       %s\nCtrl-C ends them.\n", url, redisServer.URL(), api.URL())
+		fmt.Fprintf(d.say, "\nPostgres  %s\nRedis     %s\nAPI       %s\nCtrl-C ends them.\n", url, redisURL, api.url)
 		<-ctx.Done()
 	}
 	return nil
@@ -128,7 +127,7 @@ func (d demo) run(ctx context.Context) (err error) {
 
 // callAll is the main job: queue the calls, run a dispatcher and a worker until all have ended,
 // then ask the API, and verify, what really happened.
-func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, redis redis.UniversalClient, api *fakeapi.API, log *slog.Logger) error {
+func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, redis redis.UniversalClient, api *demoAPI, log *slog.Logger) error {
 	parts, err := d.parts(pool, redis, log)
 	if err != nil {
 		return err
@@ -153,7 +152,7 @@ func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, redis redis.Unive
 	}
 	calls := make([]callqueue.Call, d.calls)
 	for i := range calls {
-		calls[i] = callqueue.Call{Data: map[string]any{"method": "POST", "url": api.URL(), "json": map[string]int{"n": i}}}
+		calls[i] = callqueue.Call{Data: map[string]any{"method": "POST", "url": api.url, "json": map[string]int{"n": i}}}
 	}
 	if _, err := producer.InsertMany(running, calls); err != nil {
 		return fmt.Errorf("queue the calls: %w", err)
@@ -190,7 +189,7 @@ func (d demo) parts(pool *pgxpool.Pool, redis redis.UniversalClient, log *slog.L
 
 // watch shows progress until every call has ended: a live line on a terminal, now and then a new
 // one elsewhere.
-func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *fakeapi.API) error {
+func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) error {
 	begun := time.Now()
 	every, before, after := 250*time.Millisecond, "\r", " "
 	if !isTerminal(d.say) {
@@ -203,8 +202,9 @@ func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *fakeapi.API) e
 		if err := pool.QueryRow(ctx, demoCountSQL).Scan(&done, &ended); err != nil {
 			return fmt.Errorf("count the calls: %w", err)
 		}
+		inWindow, r429 := api.seen()
 		fmt.Fprintf(d.say, "%s%3.0fs  %d of %d done  requests in the last %s: %3d of %d  429s: %d%s",
-			before, time.Since(begun).Seconds(), done, d.calls, d.rate.Window, api.InWindow(d.rate.Window), d.rate.Units, api.Count429(), after)
+			before, time.Since(begun).Seconds(), done, d.calls, d.rate.Window, inWindow, d.rate.Units, r429, after)
 		if ended == d.calls {
 			fmt.Fprintln(d.say)
 			return nil
@@ -222,11 +222,8 @@ const demoCountSQL = `
 SELECT count(*) FILTER (WHERE status = 'done'), count(*) FILTER (WHERE status IN ('done', 'failed', 'cancelled'))
 FROM call_queue`
 
-func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *fakeapi.API) error {
-	v := demoVerdict{
-		Requests: len(api.Requests()), Max: api.MaxInWindow(d.rate.Window), R429: api.Count429(),
-		Used: api.Use(int(d.rate.Units), d.rate.Window),
-	}
+func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) error {
+	v := api.verdict()
 	if err := pool.QueryRow(ctx, demoCountSQL).Scan(&v.Done, new(int)); err != nil {
 		return fmt.Errorf("count the calls: %w", err)
 	}

@@ -74,19 +74,19 @@ func (p *program) dev(ctx context.Context, dir string) (err error) {
 	}
 
 	log := p.logger(cfg)
-	postgres, err := local.StartPostgres(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres"), Logger: log})
+	postgres, err := local.StartPostgres(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, postgres.Stop()) }()
-	redis, err := local.StartRedis(ctx, local.Redis{
-		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"}, Logger: log,
-	})
+	redis, stopRedis, err := local.StartAnyRedis(ctx, local.Redis{
+		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"},
+	}, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, redis.Stop()) }()
-	stack.Postgres, stack.Redis = postgres.URL("postgres"), redis.URL()
+	defer func() { err = errors.Join(err, stopRedis()) }()
+	stack.Postgres, stack.Redis = postgres.URL("postgres"), redis
 	if err := migrateOwn(ctx, stack.Postgres, log); err != nil {
 		return err
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/callq/callq/internal/local"
 )
 
 // block is a fenced block of a document.
@@ -133,12 +135,13 @@ func runScript(t *testing.T, script string) {
 	cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", endJobs+script)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	path := strings.Join([]string{bin, psqlFolder(t), os.Getenv("PATH")}, string(os.PathListSeparator))
-	cmd.Env = []string{
+	psql := findPsql(t)
+	path := strings.Join([]string{bin, psql.Dir, os.Getenv("PATH")}, string(os.PathListSeparator))
+	cmd.Env = append([]string{
 		beCallq + "=1", "PATH=" + path,
 		"HOME=" + dir, "DATABASE_URL=" + w.postgres, "REDIS_URL=" + w.redis, "CALLQ_HTTP_LISTEN=127.0.0.1:0",
 		"CALLQ_HTTP_TASK_HOSTS=nowhere.invalid", // so that nothing is sent to the documents' examples
-	}
+	}, psql.Env...)
 	failed := cmd.Run()
 	if cmd.Process != nil {
 		endGroup(t, cmd.Process.Pid)
@@ -167,18 +170,14 @@ func testBinary(t *testing.T) string {
 	return path
 }
 
-// psqlFolder is where psql is: on PATH, or beside the server.
-func psqlFolder(t *testing.T) string {
+// findPsql finds psql, which Postgres's packages bring along.
+func findPsql(t *testing.T) local.Program {
 	t.Helper()
-	path, err := exec.LookPath("psql")
+	psql, err := local.Find("postgres", []string{"psql"})
 	if err != nil {
-		found, _ := filepath.Glob("/usr/lib/postgresql*/*/bin/psql")
-		if len(found) == 0 {
-			t.Fatal("the documents' commands need psql: install Postgres's client")
-		}
-		path = found[len(found)-1]
+		t.Fatalf("the documents' commands need psql: %v", err)
 	}
-	return filepath.Dir(path)
+	return psql
 }
 
 func TestBlocksAreHeldAgainstTheirKind(t *testing.T) {

@@ -21,11 +21,7 @@ func TestPgBouncer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = postgres.Stop() })
-	bouncer, err := local.StartPgBouncer(t.Context(), local.PgBouncer{Postgres: postgres, Settings: map[string]string{"default_pool_size": "6"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = bouncer.Stop() })
+	bouncer := startPgBouncer(t, postgres, 6)
 	first, _ := newPooled(t, postgres, bouncer, "first").withRedis()
 
 	t.Run("not told of it", func(t *testing.T) {
@@ -71,11 +67,11 @@ func TestPgBouncer(t *testing.T) {
 }
 
 // newPooled is a world behind the pgbouncer, with a database of its own and its direct_url.
-func newPooled(t *testing.T, postgres *local.PostgresServer, bouncer *local.PgBouncerServer, database string) world {
+func newPooled(t *testing.T, postgres *local.PostgresServer, bouncer func(database string) string, database string) world {
 	t.Helper()
 	root := world{t: t, postgres: postgres.URL("postgres")}
 	root.exec("CREATE DATABASE " + database)
-	return world{t: t, postgres: bouncer.URL(database), config: atAnyPort + fmt.Sprintf(`
+	return world{t: t, postgres: bouncer(database), config: atAnyPort + fmt.Sprintf(`
 postgres: {query_mode: cache_describe, direct_url: %q}
 limits: {api: {rate: 100_000/1m}, lanes: {concurrency: 20, per: key}}
 queues: {pay: {limits: [api, lanes]}}

@@ -53,7 +53,7 @@ func newWorld(t *testing.T) world {
 // withRedis starts a Redis of the test's own.
 func (w world) withRedis() (world, *local.RedisServer) {
 	w.t.Helper()
-	server, err := local.StartRedis(w.t.Context(), local.Redis{Install: true})
+	server, err := local.StartRedis(w.t.Context(), local.Redis{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/callqueue"
@@ -122,6 +124,29 @@ func answers(t *testing.T, words string) (address string) {
 	return listener.Addr().String()
 }
 
+// encrypt restarts a Postgres with TLS, by a certificate and a key in its folder.
+func encrypt(t *testing.T, postgres *local.PostgresServer, files map[string][]byte) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), postgres.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	var dir string
+	if err := conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		writeAs(t, ownerOf(t, dir), filepath.Join(dir, name), string(content))
+	}
+	if _, err := conn.Exec(t.Context(), "ALTER SYSTEM SET ssl = on"); err != nil {
+		t.Fatal(err)
+	}
+	if err := postgres.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Both servers with TLS, under an authority of their own: the whole way of a call, and what is said where
 // TLS fails.
 func TestTLS(t *testing.T) {
@@ -130,13 +155,13 @@ func TestTLS(t *testing.T) {
 	cert, key := ca.server()
 	pgPort, redisPort := redistest.FreePort(t), redistest.FreePort(t)
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{
-		Settings: map[string]string{"port": pgPort, "listen_addresses": "127.0.0.1", "ssl": "on", "fsync": "off"},
-		Files:    map[string][]byte{"server.crt": ca.read(cert), "server.key": ca.read(key)},
+		Settings: map[string]string{"port": pgPort, "listen_addresses": "127.0.0.1", "fsync": "off"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = postgres.Stop() })
+	encrypt(t, postgres, map[string][]byte{"server.crt": ca.read(cert), "server.key": ca.read(key)})
 	_, client := redistest.Start(t, map[string]string{
 		"tls-port": redisPort, "tls-cert-file": cert, "tls-key-file": key, "tls-ca-cert-file": ca.file, "tls-auth-clients": "no",
 		"bind": "127.0.0.1",

@@ -8,14 +8,15 @@ import (
 	"path/filepath"
 )
 
-// ErrClaimed says that another process has the folder. What it wrote down is the claim's note.
+// ErrClaimed means that another process has claimed the folder.
 var ErrClaimed = errors.New("in use by another process")
 
-// Claim is this process's hold of a folder below which it runs servers. It ends with the process,
-// however that ends; the servers do not share it.
+// Claim is this process's hold on a folder in which it runs servers. It ends with the process; the
+// servers do not share it.
 type Claim struct{ file *os.File }
 
-// ClaimFolder makes a folder and takes it at once, or says with ErrClaimed and its note who has it.
+// ClaimFolder makes a folder and claims it. Where another process has, it returns ErrClaimed and that
+// process's note.
 func ClaimFolder(dir string) (c *Claim, note string, err error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil { // the user that Postgres runs as passes through
 		return nil, "", err
@@ -31,7 +32,7 @@ func ClaimFolder(dir string) (c *Claim, note string, err error) {
 	return &Claim{file}, "", file.Truncate(0)
 }
 
-// Note writes down what another that wants the folder is told.
+// Note writes down what another process that wants the folder is told.
 func (c *Claim) Note(text string) error {
 	if err := c.file.Truncate(0); err != nil {
 		return err

@@ -5,162 +5,133 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
-var errMissing = errors.New("not installed")
+// ErrMissing means that a program is not installed.
+var ErrMissing = errors.New("not installed")
 
-// wanted is a server that is to be found or installed. It is looked for in the folder that the
-// environment variable names (and then nowhere else), on PATH, in the folders where systems and
-// Homebrew put it (the newest version first), and in the user's cache, where install puts it when
-// it may not install into the system.
-type wanted struct {
-	name     string              // also the cache's folder
-	variable string              // of the environment
-	binaries [][]string          // any of these sets will do; a set stands in one folder
-	folders  []string            // glob patterns
-	packages map[string][]string // package manager: any of these packages will do
-	cache    string              // the user's cache folder, empty if there is none
+// Program is a program that was found.
+type Program struct {
+	Dir  string   // the folder of its binaries
+	Name string   // the first binary
+	Env  []string // variables that its binaries need, beside this process's
 }
 
-// program is a server that was found.
-type program struct {
-	dir   string
-	first string   // the first binary of the set that was found
-	env   []string // on top of this process's
-}
-
-func (p program) command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, filepath.Join(p.dir, name), args...)
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	cmd.Env = append(cmd.Env, p.env...)
+// Command is exec.CommandContext for one of the program's binaries.
+func (p Program) Command(ctx context.Context, binary string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(p.Dir, binary), args...)
+	cmd.Env = slices.Concat(os.Environ(), []string{"LC_ALL=C"}, p.Env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	return cmd
 }
 
-func postgresWanted() wanted {
-	return wanted{
-		name:     "postgres",
-		variable: "CALLQ_POSTGRES_BIN",
-		binaries: [][]string{{"postgres", "initdb"}},
-		folders: []string{
-			"/usr/lib/postgresql/*/bin", "/usr/lib/postgresql*/bin", "/usr/pgsql-*/bin", "/usr/libexec/postgresql*",
-			"/opt/homebrew/opt/postgresql*/bin", "/usr/local/opt/postgresql*/bin",
-			"/home/linuxbrew/.linuxbrew/opt/postgresql*/bin",
-		},
-		packages: map[string][]string{
-			"apt-get": {"postgresql"}, "dnf": {"postgresql-server"}, "apk": {"postgresql"}, "brew": {"postgresql@17"},
-		},
-		cache: cacheFolder(),
-	}
+// FindPostgres finds Postgres's binaries. Its error says how to install them.
+func FindPostgres() (Program, error) {
+	p, err := Find("postgres", []string{"postgres", "initdb"})
+	return p, hint(err, "CALLQ_POSTGRES_BIN", "postgresql", "postgresql@17")
 }
 
-func redisWanted() wanted {
-	return wanted{
-		name:     "redis",
-		variable: "CALLQ_REDIS_BIN",
-		binaries: [][]string{{"redis-server"}, {"valkey-server"}},
-		folders: []string{
-			"/usr/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/home/linuxbrew/.linuxbrew/bin",
-		},
-		packages: map[string][]string{
-			"apt-get": {"redis-server", "valkey-server"}, "dnf": {"redis", "valkey"}, "apk": {"redis", "valkey"}, "brew": {"redis"},
-		},
-		cache: cacheFolder(),
-	}
+// FindRedis finds redis-server, or else Valkey. Its error says how to install it.
+func FindRedis() (Program, error) {
+	p, err := Find("redis", []string{"redis-server"}, []string{"valkey-server"})
+	return p, hint(err, "CALLQ_REDIS_BIN", "redis-server", "redis")
 }
 
-// cacheFolder is where callq unpacks servers: $XDG_CACHE_HOME/callq, or what the system has instead.
-func cacheFolder() string {
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return ""
+func hint(err error, variable, apt, brew string) error {
+	if !errors.Is(err, ErrMissing) {
+		return err
 	}
-	return filepath.Join(dir, "callq")
+	return fmt.Errorf("%w\nrun `make deps` in a clone of callq, `apt-get install %s` or `brew install %s`, or set %s to the folder of its binaries",
+		err, apt, brew, variable)
 }
 
-// provide finds w, and installs it where it is missing.
-func provide(ctx context.Context, w wanted, log *slog.Logger) (program, error) {
-	p, err := w.find()
-	if !errors.Is(err, errMissing) {
-		return p, err
-	}
-	return install(ctx, w, logger(log))
-}
-
-// find returns errMissing, with where it looked, if w is not there.
-func (w wanted) find() (program, error) {
-	if path := os.Getenv(w.variable); path != "" {
+// Find finds a program. Any of the sets will do, if all its binaries stand in one folder. The variable
+// CALLQ_<NAME>_BIN may name that folder; otherwise Find looks on PATH, in the folders where systems and
+// Homebrew put programs, the newest version first, and in Unpacked(name).
+func Find(name string, sets ...[]string) (Program, error) {
+	variable := "CALLQ_" + strings.ToUpper(name) + "_BIN"
+	if path := os.Getenv(variable); path != "" {
 		if info, err := os.Stat(path); err == nil && !info.IsDir() {
 			path = filepath.Dir(path)
 		}
-		if p, ok := w.in(path); ok {
+		if p, ok := in(path, name, sets); ok {
 			return p, nil
 		}
-		return program{}, fmt.Errorf("%s=%s: no %s there", w.variable, path, strings.Join(w.binaries[0], " and "))
+		return Program{}, fmt.Errorf("%s=%s: no %s there", variable, path, strings.Join(sets[0], " and "))
 	}
-	for _, set := range w.binaries {
-		path, err := exec.LookPath(set[0])
-		if err != nil {
-			continue
-		}
-		if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Base(real) == set[0] {
-			path = real // Debian's links stand in /usr/bin, without their company
-		}
-		if p, ok := w.in(filepath.Dir(path)); ok {
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if p, ok := in(dir, name, sets); ok && filepath.IsAbs(dir) {
 			return p, nil
 		}
 	}
-	folders := w.folders
-	if w.cache != "" {
-		root := w.unpacked()
-		folders = slices.Concat(folders, []string{root + "/usr/lib/postgresql/*/bin", root + "/usr/bin"})
-	}
+	folders := folders(name)
 	for _, pattern := range folders {
-		found, _ := filepath.Glob(pattern) // fails on a bad pattern only
+		found, _ := filepath.Glob(pattern) // fails for a bad pattern only
 		slices.SortFunc(found, func(a, b string) int { return cmp.Compare(version(b), version(a)) })
 		for _, dir := range found {
-			if p, ok := w.in(dir); ok {
+			if p, ok := in(dir, name, sets); ok {
 				return p, nil
 			}
 		}
 	}
-	return program{}, fmt.Errorf("%s: %w (looked on PATH and in %s)", w.name, errMissing, strings.Join(folders, ", "))
+	return Program{}, fmt.Errorf("%s: %w (looked on PATH and in %s)", name, ErrMissing, strings.Join(folders, ", "))
 }
 
-// in returns what of w stands in dir.
-func (w wanted) in(dir string) (program, bool) {
-	for _, set := range w.binaries {
-		missing := slices.ContainsFunc(set, func(name string) bool {
-			info, err := os.Stat(filepath.Join(dir, name))
+// folders lists, as patterns, where programs are beside PATH.
+func folders(name string) []string {
+	list := []string{
+		"/usr/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/home/linuxbrew/.linuxbrew/bin",
+	}
+	if name == "postgres" {
+		list = []string{
+			"/usr/lib/postgresql/*/bin", "/usr/lib/postgresql*/bin", "/usr/pgsql-*/bin", "/usr/libexec/postgresql*",
+			"/opt/homebrew/opt/postgresql*/bin", "/usr/local/opt/postgresql*/bin",
+			"/home/linuxbrew/.linuxbrew/opt/postgresql*/bin",
+		}
+	}
+	if root := Unpacked(name); root != "" {
+		list = append(list, root+"/usr/lib/postgresql/*/bin", root+"/usr/bin", root+"/usr/sbin")
+	}
+	return list
+}
+
+// in returns the program if dir holds all binaries of a set.
+func in(dir, name string, sets [][]string) (Program, bool) {
+	for _, set := range sets {
+		missing := slices.ContainsFunc(set, func(binary string) bool {
+			info, err := os.Stat(filepath.Join(dir, binary))
 			return err != nil || info.IsDir() || info.Mode()&0o111 == 0
 		})
 		if missing {
 			continue
 		}
-		p := program{dir: dir, first: set[0]}
-		if w.cache != "" && strings.HasPrefix(dir, w.unpacked()+"/") {
-			var libs []string
-			for _, pattern := range []string{"/usr/lib/*-linux-*", "/lib/*-linux-*"} {
-				found, _ := filepath.Glob(w.unpacked() + pattern) // fails on a bad pattern only
-				libs = append(libs, found...)
-			}
-			p.env = []string{"LD_LIBRARY_PATH=" + strings.Join(libs, ":")}
+		p := Program{Dir: dir, Name: set[0]}
+		if root := Unpacked(name); root != "" && strings.HasPrefix(dir, root+"/") {
+			usr, _ := filepath.Glob(root + "/usr/lib/*-linux-*") // fails for a bad pattern only
+			lib, _ := filepath.Glob(root + "/lib/*-linux-*")
+			p.Env = []string{"LD_LIBRARY_PATH=" + strings.Join(append(usr, lib...), ":")}
 		}
 		return p, true
 	}
-	return program{}, false
+	return Program{}, false
 }
 
-// unpacked is the root that packages are unpacked to.
-func (w wanted) unpacked() string { return filepath.Join(w.cache, w.name) }
-
-func logger(log *slog.Logger) *slog.Logger { return cmp.Or(log, slog.Default()) }
+// Unpacked is the root of the user's cache into which `make deps` unpacks a program's packages where
+// it may not install them. It is empty if the user has no cache.
+func Unpacked(name string) string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "callq", name)
+}
 
 // version is the last number in a path: 17 in /usr/lib/postgresql/17/bin.
 func version(path string) int {

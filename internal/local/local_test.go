@@ -77,7 +77,7 @@ func TestFolderOfAnyName(t *testing.T) {
 	if got := query(t, p, "SELECT 'yes'"); got != "yes" {
 		t.Errorf("Postgres answers %q", got)
 	}
-	r, err := StartRedis(t.Context(), Redis{Install: true, Dir: filepath.Join(dir, "r")})
+	r, err := StartRedis(t.Context(), Redis{Dir: filepath.Join(dir, "r")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestPostgresSaysWhyItDidNotStart(t *testing.T) {
 
 func TestRedisSurvivesKillAndRestart(t *testing.T) {
 	t.Parallel()
-	s, err := StartRedis(t.Context(), Redis{Install: true, Dir: t.TempDir()})
+	s, err := StartRedis(t.Context(), Redis{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,42 +111,53 @@ func TestRedisSurvivesKillAndRestart(t *testing.T) {
 	testRedis(t, s)
 }
 
-func TestEmbeddedRedisSurvivesKillAndRestart(t *testing.T) {
+func TestEmbeddedRedis(t *testing.T) {
 	t.Parallel()
-	s := &RedisServer{Embedded: true, embedded: newEmbedded()}
-	if err := s.start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	testRedis(t, s)
-	options, err := redis.ParseURL(s.URL())
+	e, err := startEmbedded()
 	if err != nil {
 		t.Fatal(err)
 	}
+	client := clientOf(t, e.url)
+	expires(t, client)
 	for _, password := range []string{"", "guessed"} { // others of this machine
-		client := redis.NewClient(&redis.Options{Addr: options.Addr, Password: password})
-		if err := client.Get(t.Context(), "long").Err(); err == nil || errors.Is(err, redis.Nil) {
+		other := redis.NewClient(&redis.Options{Addr: client.Options().Addr, Password: password})
+		if err := other.Get(t.Context(), "long").Err(); err == nil || errors.Is(err, redis.Nil) {
 			t.Errorf("with the password %q: %v", password, err)
 		}
-		_ = client.Close()
+		_ = other.Close()
 	}
-	if err := errors.Join(s.Stop(), s.Stop()); err != nil {
+	if err := e.stop(); err != nil {
 		t.Fatal(err)
+	}
+	if err := client.Ping(t.Context()).Err(); err == nil {
+		t.Error("a stopped server answered")
 	}
 }
 
-func testRedis(t *testing.T, s *RedisServer) {
+func clientOf(t *testing.T, url string) *redis.Client {
 	t.Helper()
-	options, err := redis.ParseURL(s.URL())
+	options, err := redis.ParseURL(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	options.MaxRetries = -1
 	client := redis.NewClient(options)
-	defer client.Close()
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func expires(t *testing.T, client *redis.Client) {
+	t.Helper()
 	if err := client.Set(t.Context(), "short", 1, 50*time.Millisecond).Err(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the key expired", func() bool { return errors.Is(client.Get(t.Context(), "short").Err(), redis.Nil) })
+}
+
+func testRedis(t *testing.T, s *RedisServer) {
+	t.Helper()
+	client := clientOf(t, s.URL())
+	expires(t, client)
 	if err := client.Set(t.Context(), "long", 1, 0).Err(); err != nil {
 		t.Fatal(err)
 	}

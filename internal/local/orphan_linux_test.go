@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,15 +72,13 @@ func TestOrphansEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			if as.attr.Credential != nil {
-				if err := giveTo(as, dir); err != nil {
+				if err := as.own(dir); err != nil {
 					t.Fatal(err)
 				}
 			}
-			cmd := exec.CommandContext(t.Context(), copyOfThisProgram(t, f.path))
-			cmd.Env = append(os.Environ(), holdVariable+"="+dir, "HOME="+dir, "XDG_CACHE_HOME=")
+			cmd := as.command(t.Context(), Program{Dir: f.path}, f.path, copyOfThisProgram(t, f.path))
+			cmd.Env = append(os.Environ(), holdVariable+"="+dir)
 			cmd.Stderr = os.Stderr
-			cmd.Dir = f.path
-			as.apply(cmd)
 			if _, err := cmd.StdinPipe(); err != nil {
 				t.Fatal(err)
 			}
@@ -128,9 +125,8 @@ func copyOfThisProgram(t *testing.T, dir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "program")
-	writeProgram(t, path, self)
-	return path
+	writeProgram(t, filepath.Join(dir, "program"), self)
+	return "program"
 }
 
 // A folder that only root may enter: Postgres runs as root in a user namespace, or, where none is
@@ -149,10 +145,8 @@ func TestPostgresInRootsFolder(t *testing.T) {
 		}
 		return
 	}
-	id, known := inNamespace()
-	probe := exec.CommandContext(t.Context(), "true")
-	id.apply(probe)
-	if !known || probe.Run() == nil {
+	id, unknown := inNamespace()
+	if unknown != nil || id.command(t.Context(), Program{Dir: "/bin"}, "/", "true").Run() == nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(err.Error(), "as nobody") || !strings.Contains(err.Error(), "namespace") {

@@ -75,7 +75,7 @@ func NewURL(t testing.TB) string {
 	t.Helper()
 	server := os.Getenv("TEST_DATABASE_URL")
 	if server == "" {
-		t.Fatal("TEST_DATABASE_URL is not set: run `make test`, or `go run ./internal/local/servers -- go test ./...`")
+		t.Fatal("TEST_DATABASE_URL is not set: run `make test`, or `go run -C verification ./servers -C .. go test ./...`")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), setUpWithin)
 	defer cancel()
@@ -83,13 +83,7 @@ func NewURL(t testing.TB) string {
 	if err != nil {
 		t.Fatalf("make a test database: %v", err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), cleanUpWithin)
-		defer cancel()
-		if err := drop(ctx, server, name); err != nil {
-			t.Errorf("drop the test database: %v", err)
-		}
-	})
+	t.Cleanup(func() { exec(t, server, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
 	database, err := onDatabase(server, name)
 	if err != nil {
 		t.Fatal(err)
@@ -135,12 +129,9 @@ const templateReadySQL = `SELECT EXISTS (SELECT FROM pg_database WHERE datname =
 // makeTemplate makes the template unless it is there. conn's session takes a lock, which goes
 // with it.
 func makeTemplate(ctx context.Context, conn *pgx.Conn, server, template string) error {
-	ready := func() (bool, error) {
-		rows, err := conn.Query(ctx, templateReadySQL, template)
-		if err != nil {
-			return false, err
-		}
-		return pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+	ready := func() (done bool, err error) {
+		err = conn.QueryRow(ctx, templateReadySQL, template).Scan(&done)
+		return done, err
 	}
 	if done, err := ready(); done || err != nil {
 		return err
@@ -171,16 +162,6 @@ func makeTemplate(ctx context.Context, conn *pgx.Conn, server, template string) 
 		return err
 	}
 	_, err = conn.Exec(ctx, fmt.Sprintf("ALTER DATABASE %s WITH IS_TEMPLATE true ALLOW_CONNECTIONS false", template))
-	return err
-}
-
-func drop(ctx context.Context, server, name string) error {
-	conn, err := pgx.Connect(ctx, server)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
 	return err
 }
 

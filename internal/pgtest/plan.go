@@ -3,7 +3,9 @@ package pgtest
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,25 +27,46 @@ type Scan struct {
 // are $1, … or @names.
 func Plan(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string) []Scan {
 	t.Helper()
-	sql, arguments := positional(t, sql)
-	conn := connect(t, pool, settings)
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	if _, err := conn.Exec(t.Context(), "PREPARE planned AS "+sql); err != nil {
-		t.Fatalf("%v\n%s", err, sql)
+	return explain(t, pool, settings, "COSTS", sql, nil).scans(nil, nil, false)
+}
+
+// Work runs a statement by its generic plan, under settings, and undoes it. It returns how many rows the
+// plan's nodes handled in all, including those that a filter dropped: the statement's cost, however fast
+// the machine is. Arguments are SQL literals.
+func Work(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string, args ...string) int {
+	t.Helper()
+	return int(explain(t, pool, settings, "ANALYZE, TIMING OFF", sql, args).rows())
+}
+
+// explain returns a statement's plan. Without args, its arguments are NULL.
+func explain(t testing.TB, pool *pgxpool.Pool, settings map[string]string, options, sql string, args []string) node {
+	t.Helper()
+	sql, n := positional(t, sql)
+	if args == nil {
+		args = slices.Repeat([]string{"NULL"}, n)
 	}
 	values := ""
-	if arguments > 0 {
-		values = "(" + strings.TrimSuffix(strings.Repeat("NULL, ", arguments), ", ") + ")"
+	if len(args) > 0 {
+		values = "(" + strings.Join(args, ", ") + ")"
 	}
+	conn := connect(t, pool, settings)
+	defer conn.Close(context.WithoutCancel(t.Context()))
 	var text string
-	if err := conn.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE planned"+values).Scan(&text); err != nil {
+	_, err := conn.Exec(t.Context(), "PREPARE explained AS "+sql)
+	if err == nil {
+		_, err = conn.Exec(t.Context(), "BEGIN") // closing the connection undoes what the statement did
+	}
+	if err == nil {
+		err = conn.QueryRow(t.Context(), "EXPLAIN ("+options+", FORMAT JSON) EXECUTE explained"+values).Scan(&text)
+	}
+	if err != nil {
 		t.Fatalf("%v\n%s", err, sql)
 	}
 	var plans []struct{ Plan node }
 	if err := json.Unmarshal([]byte(text), &plans); err != nil {
 		t.Fatal(err)
 	}
-	return plans[0].Plan.scans(nil, nil, false)
+	return plans[0].Plan
 }
 
 // connect opens a connection to the pool's database, with settings.
@@ -87,6 +110,20 @@ type node struct {
 	Index string `json:"Index Name"`
 	Cond  string `json:"Index Cond"`
 	Plans []node
+
+	// Of a statement that was run: means of the node's loops.
+	Loops  float64 `json:"Actual Loops"`
+	Actual float64 `json:"Actual Rows"`
+	Filter float64 `json:"Rows Removed by Filter"`
+	Join   float64 `json:"Rows Removed by Join Filter"`
+}
+
+func (n node) rows() float64 {
+	sum := n.Loops * (1 + n.Actual + n.Filter + n.Join)
+	for _, p := range n.Plans {
+		sum += p.rows()
+	}
+	return sum
 }
 
 // ofAnother is a column of another scan in a condition.
@@ -101,4 +138,13 @@ func (n node) scans(found []Scan, above []string, inner bool) []Scan {
 		found = p.scans(found, append([]string{n.Type}, above...), again)
 	}
 	return found
+}
+
+// Literals is an SQL array literal of n elements, which format makes from 1 to n.
+func Literals(n int, format string) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf(format, i+1)
+	}
+	return "'{" + strings.Join(list, ",") + "}'"
 }

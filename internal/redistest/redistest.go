@@ -5,9 +5,9 @@ package redistest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -39,7 +39,7 @@ func Start(t testing.TB, settings map[string]string, options redis.Options) (*lo
 
 func start(t testing.TB, settings map[string]string) *local.RedisServer {
 	t.Helper()
-	server, err := local.StartRedis(t.Context(), local.Redis{Install: true, Settings: settings})
+	server, err := local.StartRedis(t.Context(), local.Redis{Settings: settings})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,9 +81,7 @@ func onPort(t testing.TB, settings map[string]string) Node {
 	t.Helper()
 	n := Node{Port: FreePort(t)}
 	all := map[string]string{"port": n.Port, "bind": "127.0.0.1"}
-	for name, value := range settings {
-		all[name] = value
-	}
+	maps.Copy(all, settings)
 	n.Server = start(t, all)
 	n.Client = client(t, &redis.Options{Addr: "127.0.0.1:" + n.Port})
 	return n
@@ -141,6 +139,10 @@ func replicates(ctx context.Context, n Node) bool {
 // password of their own. It returns the servers, the master first, and the sentinels' ports.
 func Sentinels(t testing.TB, sentinels int, name, password string) (servers []Node, ports []string) {
 	t.Helper()
+	program, err := local.FindRedis()
+	if err != nil {
+		t.Fatal(err)
+	}
 	master := onPort(t, nil)
 	replica := onPort(t, map[string]string{"replicaof": "127.0.0.1 " + master.Port})
 	await(t, "the replica has its master", func() bool { return replicates(t.Context(), replica) })
@@ -154,7 +156,7 @@ func Sentinels(t testing.TB, sentinels int, name, password string) (servers []No
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		process := sentinelLike(t, master.Server, file)
+		process := program.Command(t.Context(), program.Name, file, "--sentinel")
 		if err := process.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -170,24 +172,6 @@ func Sentinels(t testing.TB, sentinels int, name, password string) (servers []No
 		})
 	}
 	return []Node{master, replica}, ports
-}
-
-// sentinelLike is a sentinel of the program that a server runs, wherever that was installed.
-func sentinelLike(t testing.TB, server *local.RedisServer, file string) *exec.Cmd {
-	t.Helper()
-	process := fmt.Sprintf("/proc/%d/", server.Pid())
-	binary, err := os.Readlink(process + "exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	environment, err := os.ReadFile(process + "environ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), binary, file, "--sentinel")
-	cmd.Args[0] = "redis-server" // the program goes by its name
-	cmd.Env = strings.Split(strings.TrimRight(string(environment), "\x00"), "\x00")
-	return cmd
 }
 
 func await(t testing.TB, fact string, holds func() bool) {

@@ -1,0 +1,138 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+var errStopped = errors.New("already stopped")
+
+// server is a process in a folder: what a Postgres and a Redis have in common. Its methods may be called
+// at any time.
+type server struct {
+	name    string
+	folder  *folder
+	log     io.Writer                       // receives what the server writes; may be nil
+	stopBy  syscall.Signal                  // asks for an orderly stop
+	killBy  syscall.Signal                  // ends it as a crash does
+	command func(context.Context) *exec.Cmd // starts it
+	ready   func(context.Context) error     // fails until it answers
+
+	mu      sync.Mutex    // guards what follows
+	process *os.Process   // of the last start
+	ended   chan struct{} // closed when that has ended
+	err     error         // how it ended; read after ended
+	output  *tail         // what it wrote last
+	stopped bool
+}
+
+// start starts the server and waits until it is ready. Its caller holds mu, or owns the server.
+func (s *server) start(ctx context.Context) error {
+	cmd := s.command(context.WithoutCancel(ctx)) // ctx bounds the start, not the server's life
+	s.output = &tail{out: s.log}
+	cmd.Stdout, cmd.Stderr = s.output, s.output
+	cmd.WaitDelay = time.Second // its own children may hold the pipe a little longer
+	cmd.ExtraFiles = []*os.File{s.folder.lock}
+	cmd.SysProcAttr.Setpgid = true // Ctrl-C is for this process, which stops its servers itself
+	dieWithParent(cmd.SysProcAttr, s.killBy)
+
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		// To the kernel, the parent is the thread that forked: this goroutine keeps its thread for as
+		// long as the server lives.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			s.err = cmd.Wait()
+			close(ended)
+		}
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	s.process, s.ended = cmd.Process, ended
+	return s.await(ctx)
+}
+
+// await waits until the server is ready. Where it gives up, the server has ended, and the error carries what
+// the server wrote last.
+func (s *server) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	for {
+		err := s.ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-s.ended:
+			return fmt.Errorf("ended at once: %w\n%s", s.err, s.output)
+		case <-ctx.Done():
+			s.end(syscall.SIGKILL, 0)
+			return fmt.Errorf("not ready: %w (%w)\n%s", context.Cause(ctx), err, s.output)
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// end sends sig and waits. A server that has not ended in time is killed; one that has ended is left alone.
+func (s *server) end(sig syscall.Signal, within time.Duration) {
+	_ = s.process.Signal(sig) // fails only if it has ended
+	select {
+	case <-s.ended:
+	case <-time.After(within):
+		_ = s.process.Kill()
+		<-s.ended
+	}
+}
+
+// Pid returns the server's process id, which Restart changes.
+func (s *server) Pid() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.process.Pid
+}
+
+// Stop stops the server in order and removes its folder if that is temporary. A second Stop does nothing.
+func (s *server) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return nil
+	}
+	s.stopped = true
+	s.end(s.stopBy, stopWithin)
+	return s.folder.close()
+}
+
+// Kill ends the server as a crash does. Its folder stays: Restart starts the server again, Stop gives
+// the folder up.
+func (s *server) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end(s.killBy, killWithin)
+}
+
+// Restart stops the server in order, unless Kill has ended it, and starts it on the same folder and URL.
+func (s *server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return fmt.Errorf("restart %s: %w", s.name, errStopped)
+	}
+	s.end(s.stopBy, stopWithin)
+	if err := s.start(ctx); err != nil {
+		return fmt.Errorf("restart %s: %w", s.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+// Bench measures callq beside River: inserts one by one and in bulk, and the drain of calls that
+// do nothing.
+//
+// Both run in this process, in turn, on one Postgres that it starts itself, each measurement on a
+// fresh database. What it promises is a comparison: the machine's own speed, and whatever else it
+// does, weigh on both. docs/performance.md says what is measured and what is not.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	if err := run(context.Background(), os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the program: figures go to stdout, progress to stderr. A signal ends it, servers and all.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	var s sizes
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.IntVar(&s.calls, "n", 100_000, "calls to insert in bulk and to drain")
+	flags.IntVar(&s.singles, "singles", 20_000, "calls to insert one by one")
+	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
+	flags.StringVar(&s.only, "only", "", "measure callq or River alone; with -reads, one layout")
+	claims := flags.Bool("claims", false, "measure claims instead, among few and many calls and keys")
+	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
+	output := flags.String("o", "table", "table, or json: every figure of every round")
+	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		return err
+	}
+	if *output != "table" && *output != "json" {
+		return fmt.Errorf("-o is %q; it may be table or json", *output)
+	}
+	settings := postgresSettings()
+	check := s.check
+	if *reads {
+		s.forReads(flags)
+		check = s.checkReads
+		settings["max_wal_size"] = "512MB" // what is filled in need not lie on the disk twice
+	}
+	if err := check(); err != nil {
+		return err
+	}
+	servers, err := startServers(ctx, settings)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, servers.stop()) }()
+
+	b := bench{sizes: s, servers: servers, say: stderr}
+	if *claims {
+		return b.claims(ctx, stdout)
+	}
+	if *reads {
+		all, err := b.reads(ctx)
+		if err != nil {
+			return err
+		}
+		if *output == "json" {
+			return writeJSON(stdout, all)
+		}
+		return writeTold(stdout, all)
+	}
+	figures, err := b.all(ctx)
+	if err != nil {
+		return err
+	}
+	if *output == "json" {
+		return writeJSON(stdout, figures)
+	}
+	return writeTable(stdout, figures)
+}

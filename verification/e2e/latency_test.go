@@ -1,0 +1,121 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/tasks"
+	"github.com/callq/callq/verification/fakeapi"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+)
+
+// TestIdlePickUp measures, on an idle system whose limit is free, the time from before an insert to
+// the handler's start: by the Go client, and by plain SQL, which waits for the next tick. It
+// prints the figures and asserts only that each call is picked up.
+func TestIdlePickUp(t *testing.T) {
+	s := newStack(t, "", fakeapi.Config{})
+	started := make(chan time.Time, 1)
+	s.inProcess(func(context.Context, *tasks.Call) error {
+		started <- time.Now()
+		return nil
+	})
+	byClient := s.pickUps(t, 50**figures, started, func(ctx context.Context) error {
+		_, err := s.client.Insert(ctx, callqueue.Call{Task: "touch"})
+		return err
+	})
+	bySQL := s.pickUps(t, 10**figures, started, func(ctx context.Context) error {
+		_, err := s.pool.Exec(ctx, `INSERT INTO call_queue (task) VALUES ('touch')`)
+		return err
+	})
+	t.Logf("insert to handler started, idle: Go client p50 %s p99 %s (%d samples); plain SQL p50 %s, most %s (%d samples)",
+		at(byClient, .5), at(byClient, .99), len(byClient), at(bySQL, .5), at(bySQL, 1), len(bySQL))
+}
+
+// inProcess runs a dispatcher and a worker here, so that the handler's start can be timed.
+func (s *stack) inProcess(handler tasks.Handler) {
+	s.t.Helper()
+	config, err := pgxpool.ParseConfig(s.postgres.URL("postgres"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for name, value := range ledger.Settings() {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	config.MaxConns = 16
+	pool, err := pgxpool.NewWithConfig(s.t.Context(), config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(pool.Close)
+	options, err := redis.ParseURL(s.redis.URL())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	client := redis.NewClient(options)
+	s.t.Cleanup(func() { _ = client.Close() })
+	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: client, Policy: policy.Policy{
+		Limits: []policy.Limit{{Name: "api", Rate: limit.Rate{Units: 1000, Window: time.Second}}},
+		Queues: []policy.Queue{{
+			Name: "default", Limits: []string{"api"}, MaxAttempts: 1, BackoffMin: time.Second, BackoffMax: time.Second,
+			Timeout: time.Second, OnLost: "fail",
+		}},
+	}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	w, err := tasks.New(tasks.Config{Pool: pool, Redis: client, Concurrency: 20})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	w.Handle("touch", handler)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- d.Run(ctx) }()
+	go func() { ended <- w.Run(ctx) }()
+	s.t.Cleanup(func() {
+		stop()
+		for range 2 {
+			if err := <-ended; err != nil {
+				s.t.Error(err)
+			}
+		}
+	})
+	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
+}
+
+// pickUps inserts n calls, one at a time with random pauses, and returns how long each took to its
+// start, sorted.
+func (s *stack) pickUps(t *testing.T, n int, started <-chan time.Time, insert func(context.Context) error) []time.Duration {
+	t.Helper()
+	var took []time.Duration
+	for range n {
+		time.Sleep(120*time.Millisecond + rand.N(80*time.Millisecond)) // the system must be idle again
+		before := time.Now()
+		if err := insert(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case at := <-started:
+			took = append(took, at.Sub(before))
+		case <-time.After(time.Minute):
+			t.Fatal("a call was not picked up in a minute")
+		}
+	}
+	slices.Sort(took)
+	return took
+}
+
+func at(sorted []time.Duration, p float64) time.Duration {
+	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)].Round(100 * time.Microsecond)
+}

@@ -1,0 +1,96 @@
+// Servers runs a command with its own Postgres and Redis:
+//
+//	go run -C verification ./servers [-C DIR] COMMAND [ARGUMENT...]
+//
+// It runs the command in DIR, with the servers' addresses in TEST_DATABASE_URL and TEST_REDIS_URL, and exits
+// with the command's exit code. The servers stop with the command, and their folders are removed.
+// They trade safety for speed: their data does not survive a crash of the machine.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/callq/callq/internal/local"
+)
+
+func main() {
+	dir := flag.String("C", "", "the folder to run the command in")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		fmt.Fprintln(os.Stderr, "usage: servers [-C DIR] COMMAND [ARGUMENT...]")
+		os.Exit(2)
+	}
+	code, err := run(*dir, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "servers:", err)
+	}
+	os.Exit(code)
+}
+
+// run runs the command in dir and returns its exit code.
+func run(dir string, args []string) (code int, err error) {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer cancel()
+
+	postgres, err := local.StartPostgres(ctx, local.Postgres{Settings: map[string]string{
+		"fsync": "off", "full_page_writes": "off", "max_connections": "400", "shared_buffers": "256MB",
+	}})
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, postgres.Stop()) }()
+	redis, err := local.StartRedis(ctx, local.Redis{})
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, redis.Stop()) }()
+
+	cmd := exec.Command(args[0], args[1:]...) //nolint:noctx // signals are passed on instead
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(cmd.Environ(), // with the folder as PWD
+		"TEST_DATABASE_URL="+postgres.URL("postgres"), "TEST_REDIS_URL="+redis.URL())
+	if err := cmd.Start(); err != nil {
+		return 127, err
+	}
+	go passOn(signals, cmd.Process)
+	return exitCode(cmd.Wait())
+}
+
+// passOn forwards signals to the command, except for Ctrl-C, which a terminal sends to both.
+// It ends with the process.
+func passOn(signals <-chan os.Signal, to *os.Process) {
+	terminal, err := os.Open("/dev/tty")
+	if err == nil {
+		_ = terminal.Close()
+	}
+	for sig := range signals {
+		if sig != os.Interrupt || err != nil {
+			_ = to.Signal(sig) // fails only if it has ended
+		}
+	}
+}
+
+// exitCode is the command's exit code, or 128 plus the number of the signal that ended it, as in a shell.
+func exitCode(err error) (int, error) {
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok {
+		if err != nil {
+			return 1, err
+		}
+		return 0, nil
+	}
+	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return exit.ExitCode(), nil
+}
