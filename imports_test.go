@@ -29,7 +29,7 @@ const (
 // TestImports: a package imports of ours and of other modules what its line allows, and of the
 // standard library all but what its line forbids. Since that holds for each, a producer, which
 // imports callqueue, links pgx and nothing heavier. Packages without a line may import anything but
-// what only cmd may; a line whose package is missing fails.
+// what only cmd or internal/config may; a line whose package is missing fails.
 func TestImports(t *testing.T) {
 	t.Parallel()
 	imports := importsOf(t)
@@ -52,6 +52,7 @@ func TestImports(t *testing.T) {
 			modules: []string{cron, pgx, prometheus, redis, sync, sys},
 		},
 		{name: "internal/lines", modules: []string{pgx}},
+		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit"}, modules: []string{cron, pgx, redis, yaml}},
 		{
 			name: "internal/doctor", ours: []string{"dispatcher", "internal/handoff", "internal/limit", "internal/lines", "migrations"},
 			modules: []string{pgx, redis},
@@ -88,8 +89,11 @@ func TestImports(t *testing.T) {
 	}
 	for name, list := range imports {
 		for _, path := range list {
-			if !strings.HasPrefix(name, "cmd/") && anyWithin(path, []string{cobra, yaml}) {
+			if anyWithin(path, []string{cobra, module + "internal/config"}) && !strings.HasPrefix(name, "cmd/") {
 				t.Errorf("%s must not import %s: only cmd does", name, path)
+			}
+			if anyWithin(path, []string{yaml}) && name != "internal/config" {
+				t.Errorf("%s must not import %s: only internal/config does", name, path)
 			}
 		}
 	}

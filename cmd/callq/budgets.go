@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/report"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-const documented = "../../../config.yaml"
+const documented = "../../config.yaml"
 
 func TestDocumentedFileSaysTheDefaults(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-const reference = "../../../docs/configuration.md"
+const reference = "../../docs/configuration.md"
 
 // docs/configuration.md is what the code says: keys, types, defaults and bounds from the struct, the words
 // from config.yaml. UPDATE=1 writes it anew.
