@@ -2,7 +2,6 @@ package main
 
 import (
 	"log/slog"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -47,18 +46,14 @@ func rules(cfg *config.Config) dispatcher.Rules {
 			r.Limits = append(r.Limits, dispatcher.LimitRule{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
-				Hosts: l.Hosts, RetryAfter: new(time.Duration(l.RetryAfter)),
+				Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
 			})
 		}
 	}
 	for name, q := range cfg.Queues {
-		var hours []string
-		if q.Hours != "" {
-			hours = []string{string(q.Hours)}
-		}
 		r.Queues = append(r.Queues, dispatcher.QueueRule{
 			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
-			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: hours,
+			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 		})
 	}
 	for name, b := range cfg.Budgets {

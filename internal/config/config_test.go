@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -19,9 +18,9 @@ import (
 // paths are those of every value, with where it came from.
 func paths(c *Config) map[string]string {
 	all := map[string]string{}
-	leaves(reflect.ValueOf(c).Elem(), "", func(path string, _ reflect.StructField, _ reflect.Value) {
-		all[path] = c.Origin(path)
-	})
+	for _, s := range c.origin.settings {
+		all[s.path] = s.from.String()
+	}
 	return all
 }
 
@@ -64,27 +63,27 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 `, nil, nil)
 	wantLimits := map[string]Limit{
 		"stripe": {
-			Rate: Rates{"100 per 1h"}, Algorithm: "sliding_window", Slack: 2 * time.Second, SendWithin: 5 * time.Second,
-			Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: AtMost(10 * time.Minute), Windows: []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Slack: 2 * time.Second, SendWithin: 5 * time.Second}},
+			Rate: Rates{"100 per 1h, sliding window"}, Algorithm: "sliding_window", Slack: 2 * time.Second, SendWithin: 5 * time.Second,
+			Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: 10 * time.Minute, Windows: []limit.Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Slack: 2 * time.Second, SendWithin: 5 * time.Second}},
 		},
 		"0042": {
-			Rate: Rates{"5/s"}, Algorithm: "sliding_window", Anchor: "finish",
+			Rate: Rates{"5 per 1s, sliding window"}, Algorithm: "sliding_window", Anchor: "finish",
 			Slack: 500 * time.Millisecond, SendWithin: 50 * time.Millisecond,
-			Windows: []Window{{Rate: limit.Rate{Units: 5, Window: time.Second}, Slack: 500 * time.Millisecond, SendWithin: 50 * time.Millisecond}},
+			Windows: []limit.Window{{Rate: limit.Rate{Units: 5, Window: time.Second}, Slack: 500 * time.Millisecond, SendWithin: 50 * time.Millisecond}},
 		},
 		"tokens": {
-			Rate: Rates{"90_000/1m"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish",
+			Rate: Rates{"90000 per 1m, sliding window"}, Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish",
 			Slack: 3 * time.Second, SendWithin: 3 * time.Second,
-			RetryAfter: AtMost(time.Hour), Windows: []Window{{Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Slack: 3 * time.Second, SendWithin: 3 * time.Second}},
+			RetryAfter: time.Hour, Windows: []limit.Window{{Rate: limit.Rate{Units: 90_000, Window: time.Minute}, Slack: 3 * time.Second, SendWithin: 3 * time.Second}},
 		},
 		"sockets": {
 			Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish",
 			Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second,
-			RetryAfter: AtMost(time.Hour), Windows: []Window{{Rate: limit.Rate{Units: 50}, Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second}},
+			RetryAfter: time.Hour, Windows: []limit.Window{{Rate: limit.Rate{Units: 50}, Slack: 500 * time.Millisecond, SendWithin: 5 * time.Second}},
 		},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", ""}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", Hours{"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", nil}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}
@@ -122,8 +121,8 @@ func TestPrecedence(t *testing.T) {
 		{"environment over file", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ":2"}, nil, ":2", "CALLQ_HTTP_LISTEN"},
 		{"flag over environment", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ":2"}, map[string]string{"http.listen": ":3"}, ":3", "--http-listen"},
 		{"an empty variable is none", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ""}, nil, ":1", "config.yaml:2"},
-		{"a limit's", file, "limits.per-account.rate", map[string]string{"CALLQ_LIMITS_PER_ACCOUNT_RATE": "2/s"}, nil, "[2/s]", "CALLQ_LIMITS_PER_ACCOUNT_RATE"},
-		{"a limit's that the file does not give", "limits: {a: }", "limits.a.rate", map[string]string{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2/s]", "CALLQ_LIMITS_A_RATE"},
+		{"a limit's", file, "limits.per-account.rate", map[string]string{"CALLQ_LIMITS_PER_ACCOUNT_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_PER_ACCOUNT_RATE"},
+		{"a limit's that the file does not give", "limits: {a: }", "limits.a.rate", map[string]string{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_A_RATE"},
 		{"the default queue's", "", "queues.default.timeout", map[string]string{"CALLQ_QUEUES_DEFAULT_TIMEOUT": "5s"}, nil, "5s", "CALLQ_QUEUES_DEFAULT_TIMEOUT"},
 		{"a list", "worker: {labels: [c]}", "worker.labels", map[string]string{"CALLQ_WORKER_LABELS": "a, b"}, nil, "[a b]", "CALLQ_WORKER_LABELS"},
 	}
@@ -131,11 +130,9 @@ func TestPrecedence(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			got := mustLoad(t, c.text, c.env, c.flags)
-			leaves(reflect.ValueOf(got).Elem(), "", func(path string, _ reflect.StructField, v reflect.Value) {
-				if text := fmt.Sprint(v.Interface()); path == c.path && text != c.want {
-					t.Errorf("%s = %s, want %s", path, text, c.want)
-				}
-			})
+			if text := fmt.Sprint(got.origin.byPath[c.path].value); text != c.want {
+				t.Errorf("%s = %s, want %s", c.path, text, c.want)
+			}
 			if got.Origin(c.path) != c.origin {
 				t.Errorf("origin %q, want %q", got.Origin(c.path), c.origin)
 			}
@@ -217,7 +214,7 @@ func TestExpand(t *testing.T) {
 		{text: "${A:-${B}}", refused: "names no variable"},
 	}
 	for _, c := range cases {
-		got, err := expand(c.text, env)
+		got, _, err := expand(c.text, env)
 		if c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)) || c.refused == "" && (err != nil || got != c.want) {
 			t.Errorf("expand(%q) = %q, %v, want %q, %q", c.text, got, err, c.want, c.refused)
 		}
@@ -263,6 +260,7 @@ func TestDidYouMean(t *testing.T) {
 		{"Rate", " (did you mean rate?)"},
 		{"max_attempt", " (did you mean max_attempts?)"},
 		{"sendwithin", " (did you mean send_within?)"},
+		{"quota", ""},
 		{"per", ""},
 		{"s", ""},
 		{"", ""},
@@ -278,17 +276,18 @@ func TestRedact(t *testing.T) {
 	t.Parallel()
 	cases := []struct{ url, want string }{
 		{"postgres://u:hunter2@h:5432/d?sslmode=require", "postgres://u:xxxxx@h:5432/d?sslmode=require"},
-		{"postgres://h/d?user=u&password=hunter2", "postgres://h/d?password=xxxxx&user=u"},
+		{"postgres://h/d?user=u&password=hunter2", "postgres://h/d?user=u&password=xxxxx"},
 		{"host=h user=u password=hunter2 dbname=d", "host=h user=u password=xxxxx dbname=d"},
 		{"host=h password = 'hun ter2' dbname=d", "host=h password = xxxxx dbname=d"},
 		{`host=h password=hun\ ter2 dbname=d`, "host=h password=xxxxx dbname=d"},
-		{"postgres://u:hun/ter2@h/d", "postgres://xxxxx"},
+		{"postgres://u:hun/ter2@h/d", "postgres://u:xxxxx@h/d"},
+		{"postgres://u:hunt@er2@h/d", "postgres://u:xxxxx@h/d"},
 		{"redis://:hunter2@h:6379/0", "redis://:xxxxx@h:6379/0"},
 		{"unix:///run/redis.sock", "unix:///run/redis.sock"},
 		{"", ""},
 	}
 	for _, c := range cases {
-		if got := Redact(c.url); got != c.want {
+		if got := redact(c.url, ""); got != c.want {
 			t.Errorf("Redact(%q) = %q, want %q", c.url, got, c.want)
 		}
 	}
@@ -313,7 +312,7 @@ func TestSecretValues(t *testing.T) {
 	c = mustLoad(t, "http_task:\n  secrets:\n    A: {env: hunter2, hosts: [x]}\n    B: {file: "+dir+"/empty, hosts: [x]}\n    C: {file: "+dir+"/none, hosts: [x]}\n", nil, nil)
 	_, err = c.SecretValues()
 	want := "config.yaml:3: http_task.secrets.A.env: the variable that it names is not set\n" +
-		"config.yaml:4: http_task.secrets.B.file: the file is empty\n" +
+		"config.yaml:4: http_task.secrets.B.file: cannot be read: it is empty\n" +
 		"config.yaml:5: http_task.secrets.C.file: cannot be read: no such file or directory"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

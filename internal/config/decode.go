@@ -1,332 +1,261 @@
 package config
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// Sources by strength.
-const (
-	rankDefault = iota
-	rankFile
-	rankEnv
-	rankFlag
-)
-
-// source is where a value stands. The zero source is the default.
-type source struct {
-	rank         int
-	name         string // of the file, variable or flag
-	line, column int    // in a file, from 1
-	via          string // the file of a secret, or the variables that the value names
+// setting is one value of a Config, what its tags say of it, and where it came from.
+type setting struct {
+	path  string
+	tags  reflect.StructTag
+	value reflect.Value // in the Config
+	from  source
+	via   string // the file of a secret, or the variables that the value names
+	items []item // that it was read from: one, or those of a list or mapping
 }
 
-func (s source) String() string {
-	switch {
-	case s.rank == rankDefault:
-		return "default"
-	case s.line > 0:
-		return s.name + ":" + strconv.Itoa(s.line)
-	}
-	return s.name
+type item struct {
+	key, text string
+	from      source
 }
 
-func (l *loader) at(n *yaml.Node) source {
-	return source{rank: rankFile, name: l.file, line: n.Line, column: n.Column}
+func (s *setting) tag(name string) string { return s.tags.Get(name) }
+
+func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), rules()[s.tag("check")].allowed) }
+
+// mayBeEmpty tells whether empty text leaves the setting unset, so that `url: ${DATABASE_URL}`
+// without that variable says nothing.
+func (s *setting) mayBeEmpty() bool {
+	return s.tag("default") == "" && (s.value.Kind() == reflect.String || s.is(Hours{}))
 }
 
-// itemSource is where item i of a list stands: its own place in a file, the list's elsewhere.
-func (l *loader) itemSource(path string, i int) source {
-	list := l.from[path]
-	if item, ok := l.from[itemPath(path, i)]; ok && list.rank == rankFile {
-		return item
-	}
-	return list
-}
+func (s *setting) is(example any) bool { return s.value.Type() == reflect.TypeOf(example) }
 
-func itemPath(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
-
-// readYAML reads the file over the defaults in root. Nodes are read by hand, by their text: that
-// gives each mistake its place, and keys such as 0042 stay what they are.
-func (l *loader) readYAML(text []byte, root reflect.Value) {
-	text = bytes.TrimPrefix(text, []byte("\uFEFF"))
-	l.lines = regexp.MustCompile(`\r\n|[\n\r\x{85}\x{2028}\x{2029}]`).Split(string(text), -1) // as YAML has it
-	if !utf8.Valid(text) {
-		l.fail(source{rank: rankFile, name: l.file, line: 1, column: 1}, "", "is not UTF-8", "")
-		l.hidden = append(l.hidden, span{line: 0, open: true})
-		return
-	}
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	var doc, more yaml.Node
-	switch err := dec.Decode(&doc); {
-	case errors.Is(err, io.EOF): // nothing, or comments only
-		return
-	case err != nil:
-		l.syntaxError(err)
-		return
-	}
-	l.section(doc.Content[0], root, "")
-	if err := dec.Decode(&more); err == nil {
-		l.fail(l.at(&more), "", "a second document begins", "one document")
-	} else if !errors.Is(err, io.EOF) {
-		l.syntaxError(err)
-	}
-}
-
-// syntaxError reports where the file stops being YAML. yaml's own line is that of whatever is being
-// read, or the one before; the mistake is in the first line that no shorter file is good without.
-func (l *loader) syntaxError(err error) {
-	at := source{rank: rankFile, name: l.file, line: len(l.lines)}
-	for at.line > 1 && !isYAML(strings.Join(l.lines[:at.line-1], "\n")) {
-		at.line--
-	}
-	line := l.lines[at.line-1]
-	at.column = 1 + utf8.RuneCountInString(line) - utf8.RuneCountInString(strings.TrimLeft(line, " \t"))
-	for i, line := range l.lines { // what is a secret cannot be told: show keys only
-		if j := strings.IndexByte(line, ':'); j >= 0 {
-			l.hidden = append(l.hidden, span{line: i + 1, column: 3 + utf8.RuneCountInString(line[:j])})
-		}
-	}
-	message := regexp.MustCompile(`^yaml: (line \d+: )?`).ReplaceAllString(err.Error(), "")
-	if strings.HasPrefix(message, "unknown anchor") { // it would show the value
-		message = "a value begins with * and is not quoted"
-	}
-	l.fail(at, "", "is not YAML: "+message, "")
-}
-
-func isYAML(text string) bool {
-	dec := yaml.NewDecoder(strings.NewReader(text))
-	for {
-		var doc yaml.Node
-		if err := dec.Decode(&doc); err != nil {
-			return errors.Is(err, io.EOF)
-		}
-	}
-}
-
-// section reads a mapping into a struct.
-func (l *loader) section(n *yaml.Node, v reflect.Value, path string) {
+// section fills a struct from a mapping, which may be nil, and lets it check itself.
+func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
 	known := keysOf(v.Type())
-	given := map[string]bool{}
-	for _, p := range l.pairs(n, path, strings.Join(known, ", ")) {
-		key := p.key.Value
-		child := join(path, key)
-		f, ok := fieldOf(v.Type(), key)
-		switch {
-		case ok:
-			given[key] = true
-			l.field(p.value, f, v.FieldByIndex(f.Index), child)
-		default:
-			l.hideIfSecret(p.value, child)
-			l.fail(l.at(p.key), child, "is not a key of "+cmp.Or(path, "the file")+didYouMean(key, known), strings.Join(known, ", "))
+	given, ok := l.mapping(n, path, strings.Join(known, ", "), func(key string) error {
+		if slices.Contains(known, key) {
+			return nil
 		}
-	}
-	for f := range fields(v.Type()) {
+		return errors.New("is not a key of " + cmp.Or(path, "the file") + didYouMean(key, known))
+	})
+	for f, value := range v.Fields() {
 		key := f.Tag.Get("key")
-		if mapping := isNull(n) || resolve(n).Kind == yaml.MappingNode; mapping && f.Tag.Get("required") != "" && !given[key] && !given[f.Tag.Get("required")] {
-			l.missing = append(l.missing, missing{l.at(n), path, key, f.Tag.Get("required"), f.Tag.Get("allowed")})
-		}
-	}
-}
-
-// missing is a required key that the file does not have. The environment may.
-type missing struct {
-	at                 source
-	path, key, instead string
-	allowed            string
-}
-
-func (l *loader) checkMissing() {
-	for _, m := range l.missing {
-		if l.from[join(m.path, m.key)].rank == rankDefault && l.from[join(m.path, m.instead)].rank == rankDefault {
-			message := "has no " + m.key
-			if m.instead != m.key {
-				message += " and no " + m.instead
+		node, child := given[key], join(path, key)
+		switch {
+		case key == "":
+		case value.Kind() == reflect.Map && value.Type().Elem().Kind() == reflect.Struct:
+			l.entries(value, node, child, f.Tag.Get("always"))
+		case value.Kind() == reflect.Struct && len(keysOf(value.Type())) > 0:
+			l.section(value, node, child)
+		default:
+			s := l.setting(&setting{path: child, tags: f.Tag, value: value}, node)
+			if s.tag("secret") != "" {
+				text := reflect.New(reflect.TypeFor[string]()).Elem()
+				l.secret(s, l.setting(&setting{path: child + "_file", value: text}, given[key+"_file"]))
 			}
-			l.fail(m.at, m.path, message, m.key+": "+m.allowed)
 		}
 	}
-}
-
-func (l *loader) field(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
-	switch {
-	case isNames(v.Type()):
-		l.entries(n, v, path)
-	case v.Kind() == reflect.Map:
-		l.texts(n, f, v, path)
-	case f.Type == reflect.TypeFor[Rates]() && resolve(n).Kind != yaml.SequenceNode:
-		l.scalar(n, f, v, path)
-	case isSection(v.Type()):
-		l.section(n, v, path)
-	case v.Kind() == reflect.Slice:
-		l.list(n, f, v, path)
-	case isListOfHours(n, v):
-		l.listOfHours(n, f, v, path)
-	default:
-		l.scalar(n, f, v, path)
+	if c, is := v.Addr().Interface().(interface{ check(section) }); is && ok {
+		c.check(section{l, path, l.file.at(n)})
 	}
 }
 
-// entries reads a mapping of names into a map of structs, each over the defaults.
-func (l *loader) entries(n *yaml.Node, v reflect.Value, path string) {
-	for _, p := range l.pairs(n, path, "a name for each") {
-		if err := checkName(p.key.Value); err != nil {
-			l.failBy(l.at(p.key), path, err)
-			continue
-		}
-		entry := reflect.New(v.Type().Elem()).Elem()
-		setDefaults(entry)
-		l.section(p.value, entry, join(path, p.key.Value))
-		v.SetMapIndex(reflect.ValueOf(p.key.Value), entry)
+// entries fills a map of sections, such as limits, by name.
+func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
+	given, _ := l.mapping(n, path, rules()["name"].allowed, checkName)
+	if always != "" && given[always] == nil {
+		given[always] = nil
 	}
-}
-
-// texts reads a mapping of keys, which may be anything, to single values.
-func (l *loader) texts(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
-	l.from[path] = l.at(n)
 	v.Set(reflect.MakeMap(v.Type()))
-	for _, p := range l.pairs(n, path, f.Tag.Get("allowed")) {
-		text, ok := l.text(p.value, f, path)
-		if !ok {
-			continue
-		}
-		l.from[join(path, p.key.Value)] = l.at(p.value)
-		if err := checkString(f, text); err != nil {
-			l.failBy(l.at(p.value), path, err)
-			continue
-		}
-		v.SetMapIndex(reflect.ValueOf(p.key.Value), reflect.ValueOf(text))
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		entry := reflect.New(v.Type().Elem()).Elem()
+		l.section(entry, given[name], join(path, name))
+		v.SetMapIndex(reflect.ValueOf(name), entry)
 	}
 }
 
-func (l *loader) list(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
-	at, n := l.at(n), resolve(n)
-	switch {
-	case isNull(n):
-		return
-	case n.Kind != yaml.SequenceNode:
-		l.fail(at, path, "must be a list", "[a, b]")
-		return
-	case len(n.Content) == 0 && f.Type == reflect.TypeFor[Rates]():
-		l.fail(at, path, "is an empty list", f.Tag.Get("allowed"))
-		return
+// mapping returns what a mapping gives its keys. No value is an empty mapping: `queues:` with its
+// entries commented out.
+func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (given map[string]*yaml.Node, ok bool) {
+	given = map[string]*yaml.Node{}
+	if n == nil || isNull(resolve(n)) {
+		return given, true
 	}
-	defer func() { l.from[path] = at }()
-	seen := map[string]bool{}
-	for i, item := range n.Content {
-		if via := variablesIn(resolve(item).Value); via != "" && !strings.Contains(at.via, via) {
-			at.via = strings.TrimPrefix(at.via+", "+via, ", ")
+	at, n := l.file.at(n), resolve(n)
+	if n.Kind != yaml.MappingNode {
+		l.file.hide(n)
+		l.fail(at, path, "must be a mapping of keys to values", allowed)
+		return given, false
+	}
+	for pair := range slices.Chunk(n.Content, 2) {
+		key, value := pair[0], pair[1]
+		err := check(key.Value)
+		if first, twice := given[key.Value]; twice {
+			err = fmt.Errorf("is given twice, first on line %d", first.Line)
 		}
-		l.from[itemPath(path, i)] = l.at(item)
-		text, ok := l.text(item, f, path)
-		if !ok {
+		if key.Kind != yaml.ScalarNode {
+			l.file.hide(key)
+			err = errors.New("a key must be plain text")
+		}
+		if err != nil {
+			l.file.hide(value)
+			l.fail(l.file.at(key), join(path, key.Value), err.Error(), allowed)
 			continue
 		}
-		if err := appendItem(v, f, text, seen); err != nil {
-			l.failBy(l.at(item), path, err)
+		given[key.Value] = value
+	}
+	return given, true
+}
+
+func keysOf(t reflect.Type) (keys []string) {
+	for f := range t.Fields() {
+		if key := f.Tag.Get("key"); key != "" {
+			keys = append(keys, key)
+		}
+		if f.Tag.Get("secret") != "" {
+			keys = append(keys, f.Tag.Get("key")+"_file")
 		}
 	}
+	return keys
 }
 
-func (l *loader) scalar(n *yaml.Node, f reflect.StructField, v reflect.Value, path string) {
-	text, ok := l.text(n, f, path)
-	if !ok {
+func join(path, key string) string {
+	if path == "" || key == "" {
+		return path + key
+	}
+	return path + "." + key
+}
+
+// setText gives a setting what is written outside of the file: a list as a,b and a mapping as a=1,b=2.
+func (l *loader) setText(s *setting, from source, text string) {
+	items := []item{{"", text, from}}
+	if kind := s.value.Kind(); kind == reflect.Map || kind == reflect.Slice && !s.is(Hours{}) {
+		items = nil
+		for part := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
+			key, value, _ := strings.Cut(part, "=")
+			if kind == reflect.Slice {
+				key, value = "", part
+			}
+			items = append(items, item{strings.TrimSpace(key), value, from})
+		}
+	}
+	s.via = ""
+	l.assign(s, from, items)
+}
+
+// setNode gives a setting what the file says: one value, a list or a mapping. A list of one may be written as its item.
+func (l *loader) setNode(s *setting, n *yaml.Node) {
+	at, n := l.file.at(n), resolve(n)
+	var items []item
+	switch kind := s.value.Kind(); {
+	case kind == reflect.Map:
+		given, _ := l.mapping(n, s.path, s.allowed(), func(string) error { return nil })
+		for _, key := range slices.Sorted(maps.Keys(given)) {
+			items = append(items, l.item(s, given[key], key)...)
+		}
+	case kind == reflect.Slice && n.Kind == yaml.SequenceNode:
+		for _, child := range n.Content {
+			items = append(items, l.item(s, child, "")...)
+		}
+		if len(n.Content) == 0 && !s.is([]string{}) {
+			l.fail(at, s.path, s.check("").Error(), s.allowed())
+		}
+	case kind == reflect.Slice && isNull(n):
 		return
+	default:
+		items = l.item(s, n, "")
 	}
-	at := l.at(n)
-	at.via = variablesIn(resolve(n).Value)
-	l.set(at, path, f, v, text)
+	l.assign(s, at, items)
 }
 
-// text is what a scalar says, with ${VAR} expanded.
-func (l *loader) text(n *yaml.Node, f reflect.StructField, path string) (string, bool) {
-	at, n := l.at(n), resolve(n)
-	if f.Tag.Get("secret") != "" || f.Tag.Get("hide") != "" {
-		l.hide(n)
+// item reads a scalar, with ${VAR} expanded. It returns none where that is a mistake.
+func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
+	at, n := l.file.at(n), resolve(n)
+	if n.Kind != yaml.ScalarNode || s.tag("secret") != "" || s.tag("hide") != "" {
+		l.file.hide(n)
 	}
-	allowed := f.Tag.Get("allowed")
+	text, via, err := expand(n.Value, l.config.origin.env)
 	switch {
 	case n.Kind != yaml.ScalarNode:
-		l.hideIfSecret(n, path)
-		l.fail(at, path, "must be a single value", allowed)
-		return "", false
+		err = errors.New("must be a single value")
 	case isNull(n):
-		l.fail(at, path, "has no value", allowed)
-		return "", false
+		err = errors.New("has no value")
+	case err == nil && text == "" && n.Value != "" && !s.mayBeEmpty():
+		err = errors.New(n.Value + " is not set")
 	}
-	text, err := expand(n.Value, l.env)
-	switch {
-	case err != nil:
-		l.failBy(at, path, err)
-	case text == "" && n.Value != "" && !mayBeEmpty(f):
-		l.fail(at, path, n.Value+" is not set", allowed)
-	default:
-		return text, true
+	if err != nil {
+		l.fail(at, s.path, err.Error(), s.allowed())
+		return nil
 	}
-	return "", false
+	s.via = strings.Trim(s.via+", "+via, ", ")
+	return []item{{key, text, at}}
 }
 
-func mayBeEmpty(f reflect.StructField) bool {
-	return f.Type.Kind() == reflect.String && f.Tag.Get("default") == ""
+// expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
+// stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
+func expand(s string, env map[string]string) (text, via string, err error) {
+	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
+	text = reference.ReplaceAllStringFunc(s, func(match string) string {
+		parts := reference.FindStringSubmatch(match)
+		name, fallback := parts[1], parts[2]
+		value := env[name]
+		switch {
+		case match == "$${":
+			return "${"
+		case name == "" || strings.Contains(fallback, "${"):
+			err = errors.New("has a ${ that names no variable: write ${VAR} or ${VAR:-default}, and $${ for ${ itself")
+		case value == "" && fallback != "":
+			value = strings.TrimPrefix(fallback, ":-")
+		case value == "" && match != s:
+			err = fmt.Errorf("${%s} is not set: write ${%s:-} if it may be empty", name, name)
+		}
+		via = strings.Trim(via+", ${"+name+"}", ", ")
+		return value
+	})
+	return text, via, err
 }
 
-// set gives a field its value from one source. Empty text leaves a field that may be empty as it
-// is, so that `url: ${DATABASE_URL}` without that variable says nothing.
-func (l *loader) set(at source, path string, f reflect.StructField, v reflect.Value, text string) {
-	text = strings.TrimSpace(text)
-	if text == "" && mayBeEmpty(f) {
+// assign gives a setting the items of one source. It reports bad ones, and leaves them out.
+func (l *loader) assign(s *setting, from source, items []item) {
+	if len(items) == 1 && strings.TrimSpace(items[0].text) == "" && s.mayBeEmpty() {
 		return
 	}
-	l.from[path] = at // of a bad value too: what is found wrong with it later stands there
-	if err := setField(v, f, text); err != nil {
-		l.failBy(at, path, err)
+	s.from, s.items = from, items
+	kind := s.value.Kind()
+	if kind == reflect.Slice || kind == reflect.Map {
+		s.value.SetZero()
 	}
-}
-
-type pair struct{ key, value *yaml.Node }
-
-// pairs returns the keys of a mapping with their values, each key once. An empty value is an empty
-// mapping: `queues:` with its entries commented out.
-func (l *loader) pairs(n *yaml.Node, path, allowed string) []pair {
-	at, n := l.at(n), resolve(n)
-	switch {
-	case isNull(n):
-		return nil
-	case n.Kind != yaml.MappingNode:
-		l.hideIfSecret(n, path)
-		l.fail(at, path, "must be a mapping of keys to values", allowed)
-		return nil
-	}
-	var pairs []pair
-	lines := map[string]int{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		p := pair{n.Content[i], n.Content[i+1]}
-		key := p.key.Value
-		switch first, twice := lines[key]; {
-		case p.key.Kind != yaml.ScalarNode:
-			l.hide(p.key)
-			l.hide(p.value)
-			l.fail(l.at(p.key), path, "a key must be plain text", allowed)
-		case twice:
-			l.hideIfSecret(p.value, join(path, key))
-			l.fail(l.at(p.key), join(path, key), fmt.Sprintf("is given twice, first on line %d", first), "")
+	for i, it := range items {
+		items[i].text = strings.TrimSpace(it.text)
+		value, err := s.parse(items[i].text)
+		if kind == reflect.Slice && slices.ContainsFunc(items[:i], func(other item) bool { return other.text == items[i].text }) {
+			err = errors.New(Quote(items[i].text) + " is given twice")
+		}
+		switch {
+		case err != nil:
+			l.fail(it.from, s.path, err.Error(), s.allowed())
+		case kind == reflect.Slice:
+			s.value.Set(reflect.Append(s.value, value))
+		case kind == reflect.Map && s.value.IsNil():
+			s.value.Set(reflect.MakeMap(s.value.Type()))
+			fallthrough
+		case kind == reflect.Map:
+			s.value.SetMapIndex(reflect.ValueOf(it.key), value)
 		default:
-			lines[key] = p.key.Line
-			pairs = append(pairs, p)
+			s.value.Set(value.Convert(s.value.Type()))
 		}
 	}
-	return pairs
 }
 
 func resolve(n *yaml.Node) *yaml.Node {
@@ -337,51 +266,3 @@ func resolve(n *yaml.Node) *yaml.Node {
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
-
-// expand replaces ${VAR} and ${VAR:-default} (the default holds where VAR is unset or empty).
-// $${ stands for ${. A variable that is not set is empty where it is all there is; in the middle of
-// a text it is a mistake.
-func expand(s string, env map[string]string) (string, error) {
-	var b strings.Builder
-	for rest := s; ; {
-		before, after, ok := strings.Cut(rest, "${")
-		if !ok {
-			b.WriteString(rest)
-			return b.String(), nil
-		}
-		if strings.HasSuffix(before, "$") {
-			b.WriteString(before + "{")
-			rest = after
-			continue
-		}
-		b.WriteString(before)
-		inner, tail, ok := strings.Cut(after, "}")
-		name, fallback, hasFallback := strings.Cut(inner, ":-")
-		if !ok || !isVariable(name) || strings.Contains(fallback, "${") {
-			return "", fault{"has a ${ that names no variable", "${VAR}, ${VAR:-default}, and $${ for ${ itself"}
-		}
-		value := env[name]
-		switch {
-		case value == "" && hasFallback:
-			value = fallback
-		case value == "" && s != "${"+inner+"}":
-			return "", fault{"${" + name + "} is not set", "${" + name + ":-} if it may be empty"}
-		}
-		b.WriteString(value)
-		rest = tail
-	}
-}
-
-// variablesIn lists the variables that a value names: "${A}, ${B}".
-func variablesIn(s string) string {
-	var list []string
-	named := regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)`)
-	for _, found := range named.FindAllStringSubmatch(strings.ReplaceAll(s, "$${", ""), -1) {
-		list = append(list, "${"+found[1]+"}")
-	}
-	return strings.Join(slices.Compact(list), ", ")
-}
-
-func isVariable(name string) bool {
-	return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`).MatchString(name)
-}

@@ -57,11 +57,11 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		}
 	}
 	want := Limit{
-		Rate: Rates{"100/1h"}, Algorithm: "sliding_window", Anchor: limit.AnchorStart, Per: "key", Count: "cost",
+		Rate: Rates{"100 per 1h, sliding window"}, Algorithm: "sliding_window", Anchor: limit.AnchorStart, Per: "key", Count: "cost",
 		Overrides: Overrides{"acct_1": "500/1h"}, Slack: limit.DefaultSlack(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
-		Hosts: []string{"api.stripe.com"}, RetryAfter: AtMost(time.Hour),
+		Hosts: []string{"api.stripe.com"}, RetryAfter: time.Hour,
 	}
-	want.Windows = []Window{{
+	want.Windows = []limit.Window{{
 		Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}, Slack: want.Slack, SendWithin: want.SendWithin,
 	}}
 	if diff := cmp.Diff(want, c.Limits["stripe"]); diff != "" {

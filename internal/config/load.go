@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,205 +9,201 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Source is what Load reads from.
 type Source struct {
-	Path    string            // the file named by -c; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
-	Flags   map[string]string // what was set by flags, by path: "postgres.url" is --postgres-url
+	Path    string            // the file that -c names; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
+	Flags   map[string]string // what flags set, by path: "postgres.url" is --postgres-url
 	Environ []string          // as os.Environ()
-	Dir     string            // what ./config.yaml is relative to; empty: the working directory
+	Dir     string            // where ./config.yaml is; empty: the working directory
 }
 
-// Load reads and checks the configuration. A file need not exist unless it was named. The error is
-// an *Error with everything that is wrong.
+// Load reads and checks the configuration. A file must exist only if it was named. The error is an
+// *Error with everything that is wrong.
 func Load(s Source) (*Config, error) {
 	env := map[string]string{}
 	for _, e := range s.Environ {
 		name, value, _ := strings.Cut(e, "=")
 		env[name] = value
 	}
-	name, text, err := readFile(s, env)
-	if err != nil {
-		return nil, &Error{Problems: []Problem{{Source: name, Message: "cannot be read: " + reason(err)}}}
+	names := []string{s.Path, env["CALLQ_CONFIG"], filepath.Join(s.Dir, "config.yaml"), "/etc/callq/config.yaml"}
+	for i, name := range names {
+		if name == "" {
+			continue
+		}
+		text, err := readFile(name)
+		switch named := i < 2; {
+		case err == nil:
+			return load(name, text, env, s.Flags)
+		case named || !errors.Is(err, fs.ErrNotExist):
+			return nil, &Error{Problems: []Problem{{source: source{Source: name}, Message: "cannot be read: " + reason(err)}}}
+		}
 	}
-	return load(name, text, env, s.Flags)
+	return load("", nil, env, s.Flags)
 }
 
-// Default returns what holds where nothing is configured.
+// Default returns the configuration that holds where nothing is configured.
 func Default() *Config {
 	c, err := load("", nil, nil, nil)
 	if err != nil {
-		panic("config: a default breaks its own rule: " + err.Error()) // a test loads them
+		panic("config: a default breaks its own rule: " + err.Error()) // every test would meet it
 	}
 	return c
 }
 
-// readFile finds the file and reads it. Without a name none was found, and none was asked for.
-func readFile(s Source, env map[string]string) (name string, text []byte, err error) {
-	for _, name := range []string{s.Path, env["CALLQ_CONFIG"]} {
-		if name != "" {
-			text, err = readBounded(name)
-			return name, text, err
-		}
-	}
-	for _, name := range []string{filepath.Join(s.Dir, "config.yaml"), "/etc/callq/config.yaml"} {
-		if text, err = readBounded(name); !errors.Is(err, fs.ErrNotExist) {
-			return name, text, err
-		}
-	}
-	return "", nil, nil
-}
+// maxSize bounds what callq reads of a file. A larger one would keep it busy for long.
+const maxSize = 1 << 20
 
-// largest is what is read of a file: more is not a configuration, and would keep callq busy for long.
-const largest = 1 << 20
-
-func readBounded(name string) ([]byte, error) {
+func readFile(name string) ([]byte, error) {
 	file, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, largest+1))
-	if err == nil && len(text) > largest {
-		return nil, fmt.Errorf("it is larger than %d bytes, and no configuration is", largest)
+	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	if len(text) > maxSize {
+		return nil, fmt.Errorf("it is larger than %d bytes, and no configuration is", maxSize)
 	}
 	return text, err
 }
 
-// reason is a file error without the path, which is said beside it.
+// readSecret reads a file that holds nothing but a secret.
+func readSecret(name string) (string, error) {
+	raw, err := readFile(name)
+	text := strings.TrimSpace(string(raw))
+	if err == nil && text == "" {
+		err = errors.New("it is empty")
+	}
+	return text, err
+}
+
+// reason is a file error without the path, which is printed beside it.
 func reason(err error) string {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		err = e.Err
+		return e.Err.Error()
 	}
 	return err.Error()
 }
 
-// loader gathers a Config from its sources, and everything that is wrong with them.
+// loader fills a Config from its sources and collects what is wrong with them.
 type loader struct {
-	file     string
-	lines    []string // of the file
-	env      map[string]string
-	hidden   []span            // what of the file must not be shown
-	from     map[string]source // by path; absent: the default
-	missing  []missing
-	problems []Problem
+	config    *Config
+	file      *file
+	flags     map[string]string
+	variables map[string]string // the path of each environment variable
+	problems  []Problem
 }
 
-func load(file string, text []byte, env, flags map[string]string) (*Config, error) {
-	l := &loader{file: file, env: env, from: map[string]source{}}
-	c := &Config{File: file, from: l.from, env: env}
-	root := reflect.ValueOf(c).Elem()
-	setDefaults(root)
-	l.readYAML(text, root)
-	if _, ok := c.Queues["default"]; !ok {
-		var q Queue
-		setDefaults(reflect.ValueOf(&q).Elem())
-		c.Queues["default"] = q
-	}
-	names := l.overlay(root, flags)
-	l.resolveSecrets(root)
-	l.checkMissing()
-	l.checkQueues(c)
-	if n := len(c.Worker.Labels); n > mostLabels {
-		l.fail(l.from["worker.labels"], "worker.labels", fmt.Sprintf("has %d labels", n), fmt.Sprintf("%d at most", mostLabels))
-	}
-	l.checkSecrets(c)
-	l.checkBudgets(c)
-	for name, lim := range c.Limits {
-		l.resolveLimit("limits."+name, &lim)
-		c.Limits[name] = lim
-	}
-	c.libpq = slices.ContainsFunc([]string{"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"},
-		func(name string) bool { return env[name] != "" })
-	if c.libpq && l.from["postgres.url"].rank == rankDefault {
-		l.from["postgres.url"] = source{rank: rankEnv, name: "libpq's PG*"}
-	}
-	c.warnings = slipsIn(env, names)
+func load(name string, text []byte, env, flags map[string]string) (*Config, error) {
+	c := &Config{File: name, origin: origins{env: env, byPath: map[string]*setting{}}}
+	l := &loader{config: c, file: newFile(name, text), flags: flags, variables: map[string]string{}}
+	l.section(reflect.ValueOf(c).Elem(), l.parse(text), "")
+	c.origin.warnings = slips(env, l.variables)
 	if len(l.problems) > 0 {
 		return nil, l.err()
 	}
 	return c, nil
 }
 
-// overlay sets what the environment and the flags say over what the file said. An empty variable
-// counts as none. It returns the path of each variable.
-func (l *loader) overlay(root reflect.Value, flags map[string]string) map[string]string {
-	names := map[string]string{}
-	used := map[string]bool{}
-	leaves(root, "", func(path string, f reflect.StructField, v reflect.Value) {
-		name := variable(path)
-		if text := l.env[name]; text != "" {
-			at := source{rank: rankEnv, name: name}
-			if other, twice := names[name]; twice {
-				l.fail(at, path, "could be "+other+" or "+path, "names that differ in letters or digits")
-			} else {
-				l.set(at, path, f, v, text)
-			}
-		}
-		names[name] = path
-		if text, ok := flags[path]; ok {
-			used[path] = true
-			l.set(source{rank: rankFlag, name: flagName(path)}, path, f, v, text)
-		}
-	})
-	for path := range flags {
-		if !used[path] {
-			l.fail(source{rank: rankFlag, name: flagName(path)}, path, "is not a setting", "")
-		}
+// setting gives a setting its value: the default, or what the file, the environment or a flag say
+// instead. An empty variable counts as none.
+func (l *loader) setting(s *setting, n *yaml.Node) *setting {
+	o := &l.config.origin
+	o.settings, o.byPath[s.path] = append(o.settings, s), s
+	if text := s.tag("default"); text != "" {
+		l.setText(s, source{}, text)
 	}
-	return names
+	if n != nil {
+		l.setNode(s, n)
+	}
+	name := variable(s.path)
+	at := source{Source: name, rank: rankEnv}
+	if other, twice := l.variables[name]; twice && o.env[name] != "" {
+		l.fail(at, s.path, "could be "+other+" or "+s.path, "names that differ in letters or digits")
+	} else if o.env[name] != "" {
+		l.setText(s, at, o.env[name])
+	}
+	l.variables[name] = s.path
+	if text, ok := l.flags[s.path]; ok {
+		l.setText(s, source{Source: "--" + strings.NewReplacer(".", "-", "_", "-").Replace(s.path), rank: rankFlag}, text)
+	}
+	return s
 }
 
-// resolveSecrets reads each KEY_file into its KEY, unless KEY comes from a stronger source. Where
-// neither is given, a name that other programs know too may: DATABASE_URL or REDIS_URL.
-func (l *loader) resolveSecrets(root reflect.Value) {
-	files := map[string]string{}
-	leaves(root, "", func(path string, _ reflect.StructField, v reflect.Value) {
-		if strings.HasSuffix(path, "_file") {
-			files[path] = v.String()
-		}
-	})
-	leaves(root, "", func(path string, f reflect.StructField, v reflect.Value) {
-		if f.Tag.Get("secret") == "" {
+// secret reads KEY_file into KEY, unless KEY comes from a stronger source. Where neither is given, a
+// variable of other programs may be: DATABASE_URL, REDIS_URL or libpq's.
+func (l *loader) secret(s, file *setting) {
+	env, common := l.config.origin.env, s.tag("env")
+	switch {
+	case file.from.rank > s.from.rank:
+		text, err := readSecret(file.value.String())
+		if err != nil {
+			l.fail(file.from, file.path, "cannot be read: "+reason(err), "a file that holds the value")
 			return
 		}
-		own, file := l.from[path], l.from[path+"_file"]
-		switch common := f.Tag.Get("env"); {
-		case file.rank > own.rank:
-			text, err := os.ReadFile(files[path+"_file"])
-			if err != nil {
-				l.fail(file, path+"_file", "cannot be read: "+reason(err), "a file that holds the URL")
-				return
-			}
-			if strings.TrimSpace(string(text)) == "" {
-				l.fail(file, path+"_file", "names a file that holds nothing", "a file that holds the URL")
-				return
-			}
-			file.via = files[path+"_file"]
-			l.set(file, path, f, v, string(text))
-		case file.rank > rankDefault && file.rank == own.rank:
-			l.fail(file, path+"_file", "is given beside "+path, "one of them")
-		case own.rank == rankDefault && common != "" && l.env[common] != "":
-			l.set(source{rank: rankEnv, name: common}, path, f, v, l.env[common])
-		}
-	})
+		l.setText(s, file.from, text)
+		s.via = file.value.String()
+	case file.from.rank > rankDefault && file.from.rank == s.from.rank:
+		l.fail(file.from, file.path, "is given beside "+s.path, "one of them")
+	case s.from.rank > rankDefault || common == "":
+	case env[common] != "":
+		l.setText(s, source{Source: common, rank: rankEnv}, env[common])
+	case s.tag("check") == "postgres" && namesServer(env):
+		s.from = source{Source: "libpq's PG*", rank: rankEnv}
+	}
 }
 
-// mostLabels is how many a worker may carry, as tasks.New and the table have it.
-const mostLabels = 64
+// namesServer tells whether one of libpq's variables says which Postgres to use.
+func namesServer(env map[string]string) bool {
+	names := []string{"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"}
+	return slices.ContainsFunc(names, func(name string) bool { return env[name] != "" })
+}
 
-// checkQueues checks what no value shows by itself: that the limits of the queues exist.
-func (l *loader) checkQueues(c *Config) {
-	known := slices.Sorted(maps.Keys(c.Limits))
-	for name, q := range c.Queues {
-		path := "queues." + name + ".limits"
-		for i, lim := range q.Limits {
-			if _, ok := c.Limits[lim]; !ok {
-				l.fail(l.itemSource(path, i), path, Quote(lim)+" is not a limit"+didYouMean(lim, known), cmp.Or(strings.Join(known, ", "), "none: the file has no limits"))
-			}
+// variable is the environment's name of a path: CALLQ_HTTP_LISTEN of http.listen.
+func variable(path string) string {
+	return "CALLQ_" + regexp.MustCompile(`[^A-Z0-9]`).ReplaceAllString(strings.ToUpper(path), "_")
+}
+
+// slips are variables that look like a setting's. They need not be mistakes: other programs make such
+// names too (CALLQ_REDIS_PORT is a Kubernetes service's).
+func slips(env, variables map[string]string) (found []string) {
+	known := slices.Sorted(maps.Keys(variables))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if !strings.HasPrefix(name, "CALLQ_") || name == "CALLQ_CONFIG" || env[name] == "" || variables[name] != "" {
+			continue
+		}
+		if near := didYouMean(name, known); near != "" {
+			found = append(found, name+" is not a setting"+near)
+		} else if regexp.MustCompile(`^CALLQ_(LIMITS|QUEUES|BUDGETS)_`).MatchString(name) {
+			found = append(found, name+" is of a limit, queue or budget that the file does not have")
 		}
 	}
+	return found
+}
+
+// didYouMean names the known word whose letters are nearly those of a mistyped one.
+func didYouMean(word string, known []string) string {
+	best, least := "", min(2, len(word)/3)+1
+	for _, k := range known {
+		counts, differ := map[rune]int{}, 0
+		for _, r := range strings.ToLower(word) {
+			counts[r]++
+		}
+		for _, r := range strings.ToLower(k) {
+			counts[r]--
+		}
+		for _, n := range counts {
+			differ += max(n, -n)
+		}
+		if differ < least {
+			best, least = " (did you mean "+k+"?)", differ
+		}
+	}
+	return best
 }

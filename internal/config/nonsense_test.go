@@ -21,12 +21,12 @@ func problemsOf(t *testing.T, text string) string {
 
 func TestHugeFile(t *testing.T) {
 	t.Parallel()
-	comment := "# " + strings.Repeat("x", largest-3)
+	comment := "# " + strings.Repeat("x", maxSize-3)
 	if got := problemsOf(t, comment+"\n"); got != "" {
-		t.Errorf("a file of %d bytes: %s", largest, got)
+		t.Errorf("a file of %d bytes: %s", maxSize, got)
 	}
 	if got := problemsOf(t, comment+"x\n"); !strings.Contains(got, "config.yaml: cannot be read: it is larger than 1048576 bytes") {
-		t.Errorf("a file of %d bytes: %.300s", largest+1, got)
+		t.Errorf("a file of %d bytes: %.300s", maxSize+1, got)
 	}
 }
 

@@ -1,15 +1,16 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"net/url"
+	"io"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
+	"unicode"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -19,21 +20,41 @@ type Error struct{ Problems []Problem }
 
 // Problem is one mistake.
 type Problem struct {
-	Source  string `json:"source"`           // the file, variable or flag
-	Line    int    `json:"line,omitempty"`   // in a file, from 1
-	Column  int    `json:"column,omitempty"` // in characters, from 1
-	Path    string `json:"path,omitempty"`   // limits.stripe.rate
+	source
+	Path    string `json:"path,omitempty"` // limits.stripe.rate
 	Message string `json:"message"`
 	Allowed string `json:"allowed,omitempty"`
 
-	rank int
-	text string // the line, with what may be secret starred out
+	text []rune // the line, without secrets
+}
+
+// source is where a value or a mistake stands. The zero source is the default.
+type source struct {
+	Source string `json:"source"`           // the file, variable or flag
+	Line   int    `json:"line,omitempty"`   // in a file, from 1
+	Column int    `json:"column,omitempty"` // in characters, from 1
+	rank   int
+}
+
+// Ranks of sources, the weakest first.
+const (
+	rankDefault = iota
+	rankFile
+	rankEnv
+	rankFlag
+)
+
+func (s source) String() string {
+	if s.Line > 0 {
+		return fmt.Sprintf("%s:%d", s.Source, s.Line)
+	}
+	return cmp.Or(s.Source, "default")
 }
 
 func (e *Error) Error() string {
-	texts := make([]string, len(e.Problems))
-	for i, p := range e.Problems {
-		texts[i] = p.String()
+	var texts []string
+	for _, p := range e.Problems {
+		texts = append(texts, p.String())
 	}
 	return strings.Join(texts, "\n")
 }
@@ -45,44 +66,22 @@ func (e *Error) Error() string {
 //	      |                  ^
 //	      = allowed: units/window such as 100/h
 func (p Problem) String() string {
-	var b strings.Builder
-	b.WriteString(p.Place() + ": ")
+	text := p.Place() + ": " + p.Message
 	if p.Path != "" {
-		b.WriteString(p.Path + ": ")
+		text = p.Place() + ": " + p.Path + ": " + p.Message
 	}
-	b.WriteString(p.Message)
 	if p.Line > 0 {
-		text, before := around(p.text, p.Column-1)
-		indent := strings.Map(func(r rune) rune {
-			if r == '\t' {
-				return r
-			}
-			return ' '
-		}, firstRunes(text, before))
-		fmt.Fprintf(&b, "\n%5d | %s\n      | %s^", p.Line, text, indent)
+		const most = 160 // of a long line, what stands about the mistake
+		at := min(p.Column-1, len(p.text))
+		from := max(0, min(at-most/2, len(p.text)-most))
+		excerpt := string(p.text[from:min(from+most, len(p.text))])
+		indent := regexp.MustCompile(`[^\t]`).ReplaceAllString(string(p.text[from:at]), " ")
+		text += fmt.Sprintf("\n%5d | %s\n      | %s^", p.Line, excerpt, indent)
 	}
 	if p.Allowed != "" {
-		b.WriteString("\n      = allowed: " + p.Allowed)
+		text += "\n      = allowed: " + p.Allowed
 	}
-	return b.String()
-}
-
-// around cuts a long line to what stands about the mistake, and returns how many characters are before that.
-func around(line string, before int) (string, int) {
-	const most = 160
-	runes := []rune(line)
-	if len(runes) <= most {
-		return line, before
-	}
-	from := max(0, min(before-most/2, len(runes)-most))
-	text := string(runes[from:min(from+most, len(runes))])
-	if from+most < len(runes) {
-		text += "…"
-	}
-	if from > 0 {
-		return "…" + text, before - from + 1
-	}
-	return text, before
+	return text
 }
 
 // Place is where the mistake stands: config.yaml:7:18, or a variable or flag.
@@ -93,142 +92,147 @@ func (p Problem) Place() string {
 	return p.Source
 }
 
-func firstRunes(s string, n int) string {
-	runes := []rune(s)
-	return string(runes[:min(n, len(runes))])
-}
-
 func (l *loader) fail(at source, path, message, allowed string) {
-	l.problems = append(l.problems, Problem{
-		Source: at.name, Line: at.line, Column: at.column, Path: path, Message: message, Allowed: allowed, rank: at.rank,
-	})
+	l.problems = append(l.problems, Problem{source: at, Path: path, Message: message, Allowed: allowed})
 }
 
-func (l *loader) failBy(at source, path string, err error) {
-	if f, ok := errors.AsType[fault](err); ok {
-		l.fail(at, path, f.message, f.allowed)
-		return
-	}
-	l.fail(at, path, err.Error(), "")
-}
-
-// err sorts the problems and adds the lines, when all that must not be shown is known.
+// err sorts the problems and adds their lines, now that all secrets in them are known.
 func (l *loader) err() error {
 	slices.SortStableFunc(l.problems, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column),
-			cmp.Compare(a.Source, b.Source), cmp.Compare(a.Path, b.Path))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	for i := range l.problems {
-		if p := &l.problems[i]; p.Line > 0 {
-			p.text = l.line(p.Line)
+	for i, p := range l.problems {
+		if p.Line > 0 {
+			text := string(l.file.lines[p.Line-1])
+			l.problems[i].text = []rune(credentials().ReplaceAllStringFunc(text, func(found string) string {
+				return "://" + strings.Repeat("*", len([]rune(found))-len("://@")) + "@"
+			}))
 		}
 	}
 	return &Error{Problems: l.problems}
 }
 
-// span is a part of the file that must not be shown: length characters from line and column, or
-// all that follows when length is 0 and it is open, or to the end of the line.
-type span struct {
-	line, column, length int
-	open                 bool
-}
-
-// hideIfSecret hides the values under a refused key whose path sounds like a secret.
-func (l *loader) hideIfSecret(n *yaml.Node, path string) {
-	switch {
-	case regexp.MustCompile(`(?i)^postgres|^redis|url|dsn|pass|secret|credential|(auth|token|key)$`).MatchString(path):
-		l.hide(n)
-	case n.Kind == yaml.MappingNode:
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			l.hideIfSecret(n.Content[i+1], join(path, n.Content[i].Value))
-		}
-	case n.Kind == yaml.SequenceNode:
-		for _, item := range n.Content {
-			l.hideIfSecret(item, path)
-		}
-	}
-}
-
-// hide marks the scalars under a node as secret, but for the keys of a mapping.
-func (l *loader) hide(n *yaml.Node) {
-	for i, child := range n.Content {
-		if n.Kind != yaml.MappingNode || i%2 == 1 {
-			l.hide(child)
-		}
-	}
-	if n.Kind != yaml.ScalarNode || isOnlyVariable(n.Value) || n.Line < 1 || n.Line > len(l.lines) {
-		return
-	}
-	s := span{line: n.Line, column: n.Column, open: true}
-	rest := strings.TrimPrefix(l.lines[n.Line-1], firstRunes(l.lines[n.Line-1], n.Column-1))
-	if n.Style == yaml.SingleQuotedStyle || n.Style == yaml.DoubleQuotedStyle {
-		s.column++
-		rest = rest[min(1, len(rest)):]
-	}
-	if strings.HasPrefix(rest, n.Value) { // written as it reads, on one line
-		s.length, s.open = utf8.RuneCountInString(n.Value), false
-		if s.length == 0 {
-			return
-		}
-	}
-	l.hidden = append(l.hidden, s)
-}
-
-func isOnlyVariable(s string) bool { return regexp.MustCompile(`^\$\{\w+\}$`).MatchString(s) }
-
-// line returns a line of the file with a star for each character that may be of a secret.
-func (l *loader) line(number int) string {
-	runes := []rune(l.lines[min(number, len(l.lines))-1])
-	star := func(from, to int) {
-		for i := max(from, 0); i < min(to, len(runes)); i++ {
-			runes[i] = '*'
-		}
-	}
-	for _, s := range l.hidden {
-		switch {
-		case s.line == number && s.length > 0:
-			star(s.column-1, s.column-1+s.length)
-		case s.line == number:
-			star(s.column-1, len(runes))
-		case s.open && s.line < number:
-			star(0, len(runes))
-		}
-	}
-	text := string(runes)
-	for _, m := range userinfo().FindAllStringIndex(text, -1) {
-		from := utf8.RuneCountInString(text[:m[0]])
-		star(from+len("://"), from+utf8.RuneCountInString(text[m[0]:m[1]])-1)
-	}
-	return string(runes)
-}
-
-// userinfo finds what may be a user and password in any text.
-func userinfo() *regexp.Regexp { return regexp.MustCompile(`://[^\s"']*@`) }
+// credentials find what may be a user and password in any text, such as a comment.
+func credentials() *regexp.Regexp { return regexp.MustCompile(`://[^\s"']*@`) }
 
 // Quote shows a value in a message.
 func Quote(s string) string {
-	if len(s) > 80 {
-		s = firstRunes(s, 80) + "…"
+	if runes := []rune(s); len(runes) > 80 {
+		s = string(runes[:80]) + "…"
 	}
-	return strconv.Quote(userinfo().ReplaceAllString(s, "://…@"))
+	return strconv.Quote(credentials().ReplaceAllString(s, "://…@"))
 }
 
-// Redact returns a connection string without its password, for people to read.
-func Redact(s string) string {
-	scheme, _, isURL := strings.Cut(s, "://")
-	if !isURL {
-		return regexp.MustCompile(`(?i)((?:ssl)?password\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)`).ReplaceAllString(s, "${1}xxxxx")
+// file is a file's lines, with a star for each character that may belong to a secret.
+type file struct {
+	name  string
+	lines [][]rune
+	next  map[*yaml.Node]*yaml.Node // what follows a node and all below it; nil: nothing
+}
+
+func newFile(name string, text []byte) *file {
+	f := &file{name: name, next: map[*yaml.Node]*yaml.Node{}}
+	for _, line := range lines(text) {
+		f.lines = append(f.lines, []rune(line))
 	}
-	u, err := url.Parse(s)
-	if err != nil {
-		return scheme + "://xxxxx"
+	return f
+}
+
+// lines splits a text as YAML does.
+func lines(text []byte) []string {
+	return regexp.MustCompile(`\r\n|[\n\r\x{85}\x{2028}\x{2029}]`).Split(strings.TrimPrefix(string(text), "\uFEFF"), -1)
+}
+
+func (f *file) at(n *yaml.Node) source {
+	if n == nil {
+		return source{}
 	}
-	query := u.Query()
-	for key := range query {
-		if strings.Contains(strings.ToLower(key), "password") {
-			query.Set(key, "xxxxx")
-			u.RawQuery = query.Encode()
+	return source{f.name, n.Line, n.Column, rankFile}
+}
+
+// parse returns the document's root, or nil where there is none. Nodes keep their text: 0042 stays what it is.
+func (l *loader) parse(text []byte) *yaml.Node {
+	docs, err := documents(text)
+	switch {
+	case err != nil:
+		l.syntaxError(lines(text), err)
+		return nil
+	case len(docs) == 0: // nothing, or only comments
+		return nil
+	case len(docs) > 1:
+		l.fail(l.file.at(docs[1]), "", "a second document begins", "one document")
+	}
+	l.file.link(docs[0].Content[0], nil)
+	return docs[0].Content[0]
+}
+
+func documents(text []byte) (docs []*yaml.Node, err error) {
+	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var doc yaml.Node
+		if err := decoder.Decode(&doc); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return docs, err
+		}
+		docs = append(docs, &doc)
+	}
+}
+
+// syntaxError reports where the file stops being YAML. The parser's own line may be far before, so this
+// looks for the first line without which the file is good so far. It hides all values.
+func (l *loader) syntaxError(lines []string, err error) {
+	line := len(lines) - 1
+	for ; line > 0; line-- {
+		if _, err := documents([]byte(strings.Join(lines[:line], "\n"))); err == nil {
+			break
 		}
 	}
-	return u.Redacted()
+	for _, runes := range l.file.lines {
+		if colon := slices.Index(runes, ':'); colon >= 0 {
+			star(runes[min(colon+2, len(runes)):])
+		}
+	}
+	message := regexp.MustCompile(`^yaml: (line \d+: )?`).ReplaceAllString(err.Error(), "")
+	if strings.HasPrefix(message, "unknown anchor") { // it quotes the value
+		message = "a value begins with * and is not quoted"
+	}
+	l.fail(source{l.file.name, line + 1, indent(l.file.lines[line]) + 1, rankFile}, "", "is not YAML: "+message, "")
+}
+
+func indent(line []rune) int {
+	return max(0, slices.IndexFunc(line, func(r rune) bool { return !unicode.IsSpace(r) }))
+}
+
+// link records what follows each node in the file.
+func (f *file) link(n, next *yaml.Node) {
+	f.next[n] = next
+	for _, child := range slices.Backward(n.Content) {
+		f.link(child, next)
+		next = child
+	}
+}
+
+// hide stars out a node and what follows up to the next one: a comment may repeat a secret.
+func (f *file) hide(n *yaml.Node) {
+	if regexp.MustCompile(`^\$\{\w+\}$`).MatchString(n.Value) {
+		return
+	}
+	next, from := f.next[n], n.Column-1
+	for i := n.Line - 1; i < len(f.lines) && (next == nil || i < next.Line); i++ {
+		line := f.lines[i]
+		if next != nil && i == next.Line-1 {
+			line = []rune(strings.TrimRight(string(line[:next.Column-1]), " ,]}"))
+		}
+		star(f.lines[i][min(from, len(line)):len(line)])
+		if i+1 < len(f.lines) {
+			from = indent(f.lines[i+1])
+		}
+	}
+}
+
+func star(runes []rune) {
+	for i := range runes {
+		runes[i] = '*'
+	}
 }

@@ -1,7 +1,7 @@
 package config
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"os"
 	"reflect"
@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/callq/callq"
@@ -33,7 +33,7 @@ func TestReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
+	if diff := gocmp.Diff(string(want), got); diff != "" {
 		t.Errorf("docs/configuration.md is stale: run `make docs` (-file +code):\n%s", diff)
 	}
 }
@@ -59,60 +59,39 @@ func writeReference(t *testing.T) string {
 	about := comments(t)
 	var b strings.Builder
 	b.WriteString(referenceHead)
-	for section := range fields(reflect.TypeFor[Config]()) {
-		key := section.Tag.Get("key")
-		fmt.Fprintf(&b, "\n## %s\n", key)
-		if words := about[key]; words != "" {
-			fmt.Fprintf(&b, "\n%s\n", words)
+	last := ""
+	for _, s := range mustLoad(t, "limits: {NAME: {rate: 1/s}}\nbudgets: {NAME: {rate: 1/s}}\nqueues: {NAME: {}}\nhttp_task: {secrets: {NAME: {env: E, hosts: [h]}}}", nil, nil).origin.settings {
+		if strings.HasPrefix(s.path, "queues.default.") {
+			continue
 		}
-		b.WriteString("\n| key | type | default | allowed | environment | meaning |\n| --- | --- | --- | --- | --- | --- |\n")
-		writeRows(&b, section, key, key, about)
+		if section, _, _ := strings.Cut(s.path, "."); section != last {
+			last = section
+			fmt.Fprintf(&b, "\n## %s\n", section)
+			if words := about[section]; words != "" {
+				fmt.Fprintf(&b, "\n%s\n", words)
+			}
+			b.WriteString("\n| key | type | default | allowed | environment | meaning |\n| --- | --- | --- | --- | --- | --- |\n")
+		}
+		allowed := s.allowed()
+		if strings.Contains(allowed, "|") {
+			allowed = "`" + strings.ReplaceAll(allowed, "|", "` or `") + "`"
+		}
+		meaning := about[strings.ReplaceAll(s.path, ".NAME", "")]
+		for _, text := range []string{code(s.path), typeName(s.value.Type()), code(s.tag("default")), allowed, code(variable(s.path)), meaning} {
+			b.WriteString(strings.TrimRight("| "+strings.ReplaceAll(text, "|", "\\|"), " ") + " ")
+		}
+		b.WriteString("|\n")
 	}
 	return b.String()
-}
-
-// writeRows writes a row for each value below a field; of a map, as if it had an entry NAME.
-func writeRows(b *strings.Builder, f reflect.StructField, path, plain string, about map[string]string) {
-	kind := f.Type
-	if isNames(kind) {
-		kind, path = kind.Elem(), path+".NAME"
-	}
-	if kind.Kind() == reflect.Struct && isSection(kind) {
-		for f := range fields(kind) {
-			key := f.Tag.Get("key")
-			writeRows(b, f, path+"."+key, plain+"."+key, about)
-		}
-		return
-	}
-	cells := []string{code(path), typeName(kind), code(f.Tag.Get("default")), allowedOf(f), code(variable(path)), about[plain]}
-	for _, text := range cells {
-		b.WriteString(strings.TrimRight("| "+strings.ReplaceAll(text, "|", "\\|"), " ") + " ")
-	}
-	b.WriteString("|\n")
 }
 
 func typeName(t reflect.Type) string {
 	names := map[reflect.Type]string{
 		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
-		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[AtMost](): "duration or off", reflect.TypeFor[Backoff](): "duration..duration",
-		reflect.TypeFor[Hours](): "hours", reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
+		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration", reflect.TypeFor[Hours](): "hours",
+		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
 	}
-	if name, ok := names[t]; ok {
-		return name
-	}
-	return "text"
-}
-
-// allowedOf is what is said to whoever writes nonsense.
-func allowedOf(f reflect.StructField) string {
-	allowed := f.Tag.Get("allowed")
-	if strings.Contains(allowed, "|") {
-		return "`" + strings.ReplaceAll(allowed, "|", "` or `") + "`"
-	}
-	if refused, ok := errors.AsType[fault](checkString(f, "no such value: \x00://")); ok && f.Tag.Get("check") != "" {
-		return refused.allowed
-	}
-	return allowed
+	return cmp.Or(names[t], "text")
 }
 
 func code(text string) string {

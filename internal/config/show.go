@@ -4,83 +4,69 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/limit"
 )
 
+// origins is how a Config was loaded.
+type origins struct {
+	settings []*setting // in the order of the keys
+	byPath   map[string]*setting
+	env      map[string]string
+	warnings []string
+}
+
+// Origin is where the value at a path such as queues.payments.timeout came from: "--postgres-url",
+// "CALLQ_HTTP_LISTEN", "config.yaml:12" or "default".
+func (c *Config) Origin(path string) string {
+	if s := c.origin.byPath[path]; s != nil {
+		return s.from.String()
+	}
+	return "default"
+}
+
+// Warnings are likely slips in the environment: variables that are nearly a setting's.
+func (c *Config) Warnings() []string { return c.origin.warnings }
+
 // Value is a setting that is in force.
 type Value struct {
 	Key    string `json:"key"`
-	Value  any    `json:"value"`  // as in the file; a number, true or false, a list or a text
-	Source string `json:"source"` // --postgres-url, CALLQ_HTTP_LISTEN, config.yaml:12, default
-	// Via is where the source sends on to: a secret's file, or the variables that it names.
-	Via string `json:"via,omitempty"`
+	Value  any    `json:"value"`         // as in the file: a number, true or false, a list or a text
+	Source string `json:"source"`        // --postgres-url, CALLQ_HTTP_LISTEN, config.yaml:12, default
+	Via    string `json:"via,omitempty"` // a secret's file, or the variables that the value names
 }
 
-// Values are all settings in force, in the order of the keys, without what must stay secret. Of a limit's
-// rate and concurrency there is the one that it has; burst and timezone are of their algorithms.
+// Values are all settings in force, in the order of the keys, with secrets masked.
 func (c *Config) Values() []Value {
 	var all []Value
-	leaves(reflect.ValueOf(*c), "", func(path string, f reflect.StructField, v reflect.Value) {
-		if rest, ok := strings.CutPrefix(path, "limits."); ok {
-			name, key := rest[:strings.LastIndexByte(rest, '.')], f.Tag.Get("key")
-			atOnce, algorithm := c.Limits[name].Concurrency > 0, limit.Algorithm(c.Limits[name].Algorithm)
-			if key == "rate" && atOnce || key == "concurrency" && !atOnce ||
-				key == "burst" && algorithm != limit.TokenBucket || key == "timezone" && algorithm != limit.FixedWindow {
-				return
-			}
+	for _, s := range c.origin.settings {
+		if s.tag("omitempty") == "" || !s.value.IsZero() {
+			all = append(all, Value{Key: s.path, Value: s.shown(), Source: s.from.String(), Via: s.via})
 		}
-		value := shown(f, v)
-		if rest, ok := strings.CutPrefix(path, "limits."); ok && f.Tag.Get("key") == "rate" {
-			value = c.Limits[strings.TrimSuffix(rest, ".rate")].rates()
-		}
-		if rate, ok := v.Interface().(limit.Rate); ok {
-			value = budget.RateString(rate)
-		}
-		all = append(all, Value{Key: path, Value: value, Source: c.Origin(path), Via: c.from[path].via})
-	})
-	return all
-}
-
-// rates are a limit's in the one form in which rates are echoed.
-func (lim Limit) rates() any {
-	var all []string
-	for _, w := range lim.Windows {
-		all = append(all, w.Rate.String())
-	}
-	if len(all) == 1 {
-		return all[0]
 	}
 	return all
 }
 
-// shown is a value as it would be written in the file, or masked.
-func shown(f reflect.StructField, v reflect.Value) any {
-	switch x := v.Interface().(type) {
+// shown is a value as the file may have it, or masked.
+func (s *setting) shown() any {
+	switch x := s.value.Interface().(type) {
 	case int, bool:
 		return x
 	case []string:
 		return append([]string{}, x...)
-	case time.Duration:
-		return formatDuration(x)
-	case AtMost:
-		if x == 0 {
-			return "off"
-		}
-		return formatDuration(time.Duration(x))
-	case Bytes:
-		return formatBytes(x)
-	case Backoff:
-		if x.Min == x.Max {
-			return formatDuration(x.Min)
-		}
-		return formatDuration(x.Min) + ".." + formatDuration(x.Max)
 	case Rates:
-		return append([]string{}, x...)
+		if len(x) > 1 {
+			return x
+		}
+		return strings.Join(x, "")
+	case Hours:
+		return strings.Join(x, "")
+	case limit.Rate:
+		return budget.RateString(x)
 	case Overrides:
 		var all []string
 		for _, key := range slices.Sorted(maps.Keys(x)) {
@@ -88,42 +74,36 @@ func shown(f reflect.StructField, v reflect.Value) any {
 		}
 		return strings.Join(all, ",")
 	}
-	text := v.String()
-	switch check := f.Tag.Get("check"); {
-	case f.Tag.Get("secret") == "" || text == "":
-		return text
-	case check == "postgres" || check == "redis":
-		return Redact(text)
-	}
-	return "xxxxx"
-}
-
-// formatDuration is the shortest form that ParseDuration reads: 7d, 1d12h, 15m, 100ms.
-func formatDuration(d time.Duration) string {
-	const day = 24 * time.Hour
-	text, rest := "", d%day
-	if d >= day {
-		text = fmt.Sprintf("%dd", d/day)
-	}
-	if rest == 0 && text != "" {
+	switch text := fmt.Sprint(s.value); {
+	case s.tag("secret") != "" && text != "":
+		return redact(text, s.tag("check"))
+	case s.value.Kind() != reflect.String && len(s.items) == 1:
+		return s.items[0].text // as it was written
+	default:
 		return text
 	}
-	clock := rest.String()
-	if strings.HasSuffix(clock, "m0s") {
-		clock = strings.TrimSuffix(clock, "0s")
-	}
-	if strings.HasSuffix(clock, "h0m") {
-		clock = strings.TrimSuffix(clock, "0m")
-	}
-	return text + clock
 }
 
-func formatBytes(b Bytes) string {
+// redact returns a connection string without its password, for people to read, and nothing of another secret.
+func redact(s, check string) string {
+	password := `(?i)(password\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)`
 	switch {
-	case b > 0 && b%(1<<20) == 0:
-		return fmt.Sprintf("%dMiB", b>>20)
-	case b > 0 && b%(1<<10) == 0:
-		return fmt.Sprintf("%dKiB", b>>10)
+	case check == "any":
+		return "xxxxx"
+	case strings.Contains(s, "://"):
+		s = regexp.MustCompile(`(://[^:/@]*:).*@`).ReplaceAllString(s, "${1}xxxxx@")
+		password = `(?i)(password=)([^&]*)`
 	}
-	return fmt.Sprint(int64(b))
+	return regexp.MustCompile(password).ReplaceAllString(s, "${1}xxxxx")
+}
+
+// Changed are the keys whose values differ between two configurations, in order, with those that only
+// one of them has. Where a value came from does not matter.
+func Changed(a, b *Config) []string {
+	all := maps.Clone(a.origin.byPath)
+	maps.Copy(all, b.origin.byPath)
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(path string) bool {
+		was, is := a.origin.byPath[path], b.origin.byPath[path]
+		return was != nil && is != nil && reflect.DeepEqual(was.value.Interface(), is.value.Interface())
+	})
 }

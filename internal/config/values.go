@@ -14,217 +14,93 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
 
+	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/limit"
 )
 
-// Backoff bounds the wait before a retry: it doubles from Min up to Max, with jitter.
-type Backoff struct{ Min, Max time.Duration }
-
-// AtMost is a duration that may be "off": 0.
-type AtMost time.Duration
-
-// Bytes is a size, written 256KiB, 1MiB or 1000.
-type Bytes int64
-
-// fault is why a value is refused, and what is allowed instead.
-type fault struct{ message, allowed string }
-
-func (f fault) Error() string { return f.message }
-
-// setField gives a field the value that text stands for. A list is written a,b outside of the file.
-func setField(v reflect.Value, f reflect.StructField, text string) (err error) {
-	allowed := f.Tag.Get("allowed")
-	switch p := v.Addr().Interface().(type) {
-	case *int:
-		*p, err = within(text, allowed, parseInt)
-	case *bool:
-		*p, err = parseBool(text)
-	case *time.Duration:
-		*p, err = within(text, allowed, ParseDuration)
-	case *AtMost:
-		*p = 0
-		if text != "off" {
-			*p, err = within(text, allowed, parseAtMost)
-		}
-	case *Bytes:
-		*p, err = within(text, allowed, parseBytes)
-	case *Backoff:
-		*p, err = parseBackoff(text, allowed)
-	case *Hours:
-		*p, err = parseHours(text)
-	case *limit.Rate:
-		*p, err = limit.ParseRate(text)
-	case *Rates:
-		*p = nil
-		for item := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
-			if err = checkRate(strings.TrimSpace(item)); err != nil {
-				break
-			}
-			*p = append(*p, strings.TrimSpace(item))
-		}
-	case *Overrides:
-		*p = Overrides{}
-		for item := range strings.SplitSeq(text, ",") {
-			key, units, ok := strings.Cut(item, "=")
-			if err = checkOverride(strings.TrimSpace(units)); err != nil || !ok {
-				err = cmp.Or(err, errors.New(Quote(item)+" is not key=rate"))
-				break
-			}
-			(*p)[strings.TrimSpace(key)] = strings.TrimSpace(units)
-		}
-	case *[]string:
-		*p = nil
-		seen := map[string]bool{}
-		for item := range strings.SplitSeq(text, ",") {
-			if err = appendItem(v, f, strings.TrimSpace(item), seen); err != nil {
-				break
-			}
-		}
+// parse reads a value by the setting's type, or an item of its list or mapping.
+func (s *setting) parse(text string) (reflect.Value, error) {
+	var value any = text
+	var err error
+	switch s.value.Interface().(type) {
+	case int:
+		value, err = within(text, s.allowed(), parseInt)
+	case time.Duration:
+		value, err = within(text, s.allowed(), ParseDuration)
+	case Bytes:
+		value, err = within(text, s.allowed(), parseBytes)
+	case Backoff:
+		value, err = parseBackoff(text, s.allowed())
+	case limit.Rate:
+		value, err = limit.ParseRate(text)
+	case bool:
+		value, err = text == "true", s.check(text)
 	default:
-		if err = checkString(f, text); err == nil {
-			v.SetString(text)
-		}
+		err = s.check(text)
 	}
-	if _, ok := errors.AsType[fault](err); err != nil && !ok {
-		return fault{err.Error(), allowed}
-	}
-	return err
+	return reflect.ValueOf(value), err
 }
 
-// appendItem adds to a list what it does not have yet.
-func appendItem(list reflect.Value, f reflect.StructField, text string, seen map[string]bool) error {
-	switch {
-	case text == "":
-		return fault{"an item is empty", ""}
-	case seen[text]:
-		return fault{Quote(text) + " is given twice", ""}
+// check holds text against the setting's rule, or its choices.
+func (s *setting) check(text string) error {
+	if rule, ok := rules()[s.tag("check")]; ok {
+		return rule.check(text)
 	}
-	seen[text] = true
-	list.Set(reflect.Append(list, reflect.ValueOf(text)))
-	return checkString(f, text)
+	choices := s.tag("allowed")
+	return unless(choices == "" || slices.Contains(strings.Split(choices, "|"), text), text, "is not allowed")
 }
 
-func checkString(f reflect.StructField, text string) error {
-	switch f.Tag.Get("check") {
-	case "postgres":
-		return checkPostgres(text)
-	case "redis":
-		return checkRedis(text)
-	case "listen":
-		return checkListen(text)
-	case "cron":
-		return checkCron(text)
-	case "host":
-		return checkHost(text)
-	case "address":
-		if _, err := netip.ParsePrefix(text); err == nil {
-			return nil
-		}
-		return checkHost(text)
-	case "name":
-		return checkName(text)
-	case "secret_host":
-		return checkSecretHost(text)
-	case "password":
+func unless(good bool, text, why string) error {
+	if good {
 		return nil
-	case "rate":
-		return checkRate(text)
-	case "override":
-		return checkOverride(text)
-	case "zone":
-		return checkZone(text)
-	case "variable":
-		return checkVariable(text)
 	}
-	if allowed := f.Tag.Get("allowed"); allowed != "" && !slices.Contains(strings.Split(allowed, "|"), text) {
-		return errors.New(Quote(text) + " is not allowed")
-	}
-	return nil
+	return errors.New(Quote(text) + " " + why)
 }
 
-// within reads text and holds it against bounds written lo..hi.
-func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (T, error) {
-	value, err := parse(text)
-	if err != nil {
+// within parses text and holds it against bounds: 1s..1d, or 1s..1d|off where off is 0.
+func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (value T, err error) {
+	bounds, off := strings.CutSuffix(bounds, "|off")
+	if off && text == "off" {
+		return value, nil
+	}
+	if value, err = parse(text); err != nil {
 		return value, err
 	}
 	lo, hi, _ := strings.Cut(bounds, "..")
-	least, err1 := parse(lo)
-	most, err2 := parse(hi)
-	if err := errors.Join(err1, err2); err != nil {
-		return value, fmt.Errorf("the bounds %s: %w", bounds, err)
-	}
-	if value < least || value > most {
-		return value, errors.New(Quote(text) + " is out of bounds")
-	}
-	return value, nil
+	least, errLo := parse(lo)
+	most, errHi := parse(hi)
+	return value, unless(value >= least && value <= most && errLo == nil && errHi == nil, text, "is out of bounds")
 }
 
 func parseInt(s string) (int, error) {
 	n, err := strconv.Atoi(s)
-	if err != nil {
-		return 0, errors.New(Quote(s) + " is not a whole number")
-	}
-	return n, nil
+	return n, unless(err == nil, s, "is not a whole number")
 }
 
-func parseBool(s string) (bool, error) {
-	if s != "true" && s != "false" {
-		return false, errors.New(Quote(s) + " is not allowed")
-	}
-	return s == "true", nil
-}
-
-func parseAtMost(s string) (AtMost, error) {
-	d, err := ParseDuration(s)
-	return AtMost(d), err
-}
-
-// ParseDuration reads Go's durations and those with days and weeks: 90s, 1d12h, 2w. Not negative.
+// ParseDuration reads Go's durations and those with days and weeks: 90s, 1d12h, 2w. None is negative.
 func ParseDuration(s string) (time.Duration, error) {
-	bad := errors.New(Quote(s) + " is not a duration: write numbers with units, such as 30s, 1h30m, 7d, 1d12h (ms s m h d w)")
-	var sum time.Duration
-	if s == "0" {
-		return 0, nil
-	}
-	for rest := s; rest != "" || s == ""; {
-		number := len(rest) - len(strings.TrimLeft(rest, "0123456789."))
-		unit := number + len(rest[number:]) - len(strings.TrimLeft(rest[number:], "abcdefghijklmnopqrstuvwxyzµ"))
-		factor, name := time.Duration(1), rest[number:unit]
-		switch name {
-		case "d":
-			factor, name = 24, "h"
-		case "w":
-			factor, name = 7*24, "h"
+	inHours := regexp.MustCompile(`[\d.]+[dw]`).ReplaceAllStringFunc(s, func(part string) string {
+		n, err := strconv.ParseFloat(part[:len(part)-1], 64)
+		if err != nil {
+			return part // which is then refused
 		}
-		part, err := time.ParseDuration(rest[:number] + name)
-		if err != nil || name == "" || part > math.MaxInt64/factor || sum > math.MaxInt64-part*factor {
-			return 0, bad
-		}
-		sum += part * factor
-		rest = rest[unit:]
-	}
-	return sum, nil
+		return fmt.Sprintf("%fh", n*map[byte]float64{'d': 24, 'w': 7 * 24}[part[len(part)-1]])
+	})
+	d, err := time.ParseDuration(inHours)
+	return d, unless(err == nil && !strings.ContainsAny(s, "+-"), s,
+		"is not a duration: write numbers with units, such as 30s, 1h30m, 7d, 1d12h (ms s m h d w)")
 }
 
 func parseBytes(s string) (Bytes, error) {
-	number, unit := s, int64(1)
-	if n, ok := strings.CutSuffix(s, "KiB"); ok {
-		number, unit = n, 1<<10
-	} else if n, ok := strings.CutSuffix(s, "MiB"); ok {
-		number, unit = n, 1<<20
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
-	if err != nil || n > math.MaxInt64/unit {
-		return 0, errors.New(Quote(s) + " is not a size: write 256KiB, 1MiB or a number of bytes")
-	}
-	return Bytes(n * unit), nil
+	number := strings.TrimRight(s, "KMiB ")
+	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20}[strings.TrimSpace(s[len(number):])]
+	n, err := strconv.ParseInt(number, 10, 64)
+	return Bytes(n << shift), unless(ok && err == nil && n <= math.MaxInt64>>shift, s, "is not a size: write 256KiB, 1MiB or a number of bytes")
 }
 
 // parseBackoff reads min..max, or one duration for a wait that does not grow.
@@ -233,91 +109,121 @@ func parseBackoff(s, bounds string) (b Backoff, err error) {
 	if !ok {
 		hi = lo
 	}
-	if b.Min, err = within(strings.TrimSpace(lo), bounds, ParseDuration); err != nil {
-		return b, err
+	if b.Min, err = within(strings.TrimSpace(lo), bounds, ParseDuration); err == nil {
+		b.Max, err = within(strings.TrimSpace(hi), bounds, ParseDuration)
 	}
-	if b.Max, err = within(strings.TrimSpace(hi), bounds, ParseDuration); err != nil {
-		return b, err
+	return b, cmp.Or(err, unless(b.Min <= b.Max, s, "ends before it begins"))
+}
+
+// rule is what a text must be, and how a person is told. The tag check names it.
+type rule struct {
+	check   func(string) error
+	allowed string
+}
+
+func rules() map[string]rule {
+	const escapes = "; @ : / ? in a password as %40 %3A %2F %3F"
+	return map[string]rule{
+		"any":         {func(string) error { return nil }, ""},
+		"address":     {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
+		"cron":        {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
+		"host":        {checkHost, "a name or an address without scheme, port and path"},
+		"hours":       {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas or as a list: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
+		"listen":      {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
+		"name":        {checkName, "1 to 100 bytes without spaces, quotes, commas and stars"},
+		"override":    {limit.CheckOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
+		"postgres":    {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
+		"rate":        {limit.CheckRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, and mo for fixed_window; or a list of them"},
+		"redis":       {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
+		"secret_host": {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
+		"timezone":    {checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"},
+		"variable":    {checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"},
 	}
-	if b.Min > b.Max {
-		return b, errors.New(Quote(s) + " ends before it begins")
-	}
-	return b, nil
 }
 
 // checkName holds for limits, queues and labels: what can be written in a shell and in SQL.
 func checkName(s string) error {
-	bad := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || strings.ContainsRune(`,"'*`, r) }
-	if s == "" || len(s) > 100 || strings.ContainsFunc(s, bad) {
-		return fault{Quote(s) + " cannot be a name", "1 to 100 bytes without spaces, quotes, commas and stars"}
-	}
-	return nil
+	return unless(len(s) <= 100 && regexp.MustCompile(`^[^\pZ\pC\s,"'*]+$`).MatchString(s), s, "cannot be a name")
 }
 
 func checkHost(s string) error {
-	_, notIP := netip.ParseAddr(s)
-	if notIP != nil && !regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`).MatchString(s) {
-		return fault{Quote(s) + " is not a host", "a name or an address without scheme, port and path"}
+	_, err := netip.ParseAddr(s)
+	isName := regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`).MatchString(s)
+	return unless(err == nil || isName, s, "is not a host")
+}
+
+func checkAddress(s string) error {
+	if _, err := netip.ParsePrefix(s); err == nil {
+		return nil
 	}
-	return nil
+	return checkHost(s)
+}
+
+// checkSecretHost takes host, host:port, and both after http://.
+func checkSecretHost(s string) error {
+	host, port := strings.TrimPrefix(s, "http://"), "1"
+	if name, given, err := net.SplitHostPort(host); err == nil {
+		host, port = name, given
+	} else if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		host = host[1 : len(host)-1]
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return unless(err == nil && n > 0 && checkHost(host) == nil, s, "is not a host, nor one with a port from 1 to 65535")
 }
 
 func checkListen(s string) error {
-	if s == "off" {
-		return nil
-	}
 	_, port, err := net.SplitHostPort(s)
-	n, notNumber := strconv.Atoi(port)
-	if err != nil || notNumber != nil || n < 0 || n > 65535 {
-		return fault{Quote(s) + " is not an address to listen on", "host:port (port 0: any free one), :port for every interface, or off"}
+	_, notPort := strconv.ParseUint(port, 10, 16)
+	return unless(s == "off" || err == nil && notPort == nil, s, "is not an address to listen on")
+}
+
+// checkVariable does not repeat what is none: it may be the secret itself.
+func checkVariable(s string) error {
+	if !regexp.MustCompile(`^[A-Za-z_]\w*$`).MatchString(s) {
+		return errors.New("is not a variable's name")
 	}
 	return nil
 }
 
-// checkCron refuses what cron accepts and never runs, or runs at other times than are written.
+func checkTimezone(s string) error {
+	_, err := limit.ParseCalendar("1d", s)
+	return err
+}
+
+func checkHours(s string) error {
+	_, err := hours.Parse(s)
+	return err
+}
+
+// checkCron also refuses what cron accepts and never runs, or runs at other times than are written.
 func checkCron(s string) error {
-	allowed := `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`
-	spec := s
-	if strings.HasPrefix(s, "TZ=") || strings.HasPrefix(s, "CRON_TZ=") {
-		var ok bool
-		if _, spec, ok = strings.Cut(s, " "); !ok { // cron would panic
-			return fault{Quote(s) + " has a time zone and no schedule", allowed}
-		}
+	if strings.Contains(s, "TZ=") && !strings.Contains(s, " ") { // cron would panic
+		return unless(false, s, "has a time zone and no schedule")
 	}
 	schedule, err := cron.ParseStandard(s)
 	if err != nil {
-		return fault{Quote(s) + " is not a schedule: " + err.Error(), allowed}
+		return fmt.Errorf("%s is not a schedule: %w", Quote(s), err)
 	}
-	if every, ok := strings.CutPrefix(strings.TrimSpace(spec), "@every "); ok {
-		if d, err := time.ParseDuration(every); err != nil || d < time.Second || d%time.Second != 0 {
-			return fault{Quote(s) + " can never fire as written: cron knows whole seconds, from 1s", allowed}
-		}
-		return nil
+	if every, ok := schedule.(cron.ConstantDelaySchedule); ok {
+		_, text, _ := strings.Cut(s, "@every ")
+		d, err := time.ParseDuration(text)
+		return unless(err == nil && d == every.Delay, s, "can never fire as written: cron knows whole seconds, from 1s")
 	}
-	if schedule.Next(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)).IsZero() { // within 5 years, leap days too
-		return fault{Quote(s) + " can never fire: no such date comes", allowed}
-	}
-	return nil
+	next := schedule.Next(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)) // in 5 years, leap days too
+	return unless(!next.IsZero(), s, "can never fire: no such date comes")
 }
 
 // checkPostgres and checkRedis never show the URL or a part of it: it may hold a password.
 func checkPostgres(s string) error {
-	if _, err := pgx.ParseConfig(s); err != nil {
-		return fault{
-			"is not a Postgres URL: " + postgresReason(err),
-			"postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…; @ : / ? in a password as %40 %3A %2F %3F",
-		}
+	_, err := pgx.ParseConfig(s)
+	if err == nil {
+		return nil
 	}
-	return nil
-}
-
-// postgresReason is pgx's without the connection string, and without what it quotes from it.
-func postgresReason(err error) string {
-	text := err.Error()
-	if i := strings.LastIndex(text, "`: "); i >= 0 {
-		text = text[i+len("`: "):]
+	why := err.Error()
+	if i := strings.LastIndex(why, "`: "); i >= 0 { // the connection string stands before
+		why = why[i+len("`: "):]
 	}
-	return regexp.MustCompile(`"[^"]*"`).ReplaceAllString(text, "…")
+	return errors.New("is not a Postgres URL: " + regexp.MustCompile(`"[^"]*"`).ReplaceAllString(why, "…"))
 }
 
 func checkRedis(s string) error {
@@ -326,14 +232,14 @@ func checkRedis(s string) error {
 	if err == nil {
 		return nil
 	}
-	why := "it cannot be taken apart"
-	if text, ok := strings.CutPrefix(err.Error(), "redis: "); ok {
-		why, _, _ = strings.Cut(text, ":")
+	why, ok := strings.CutPrefix(err.Error(), "redis: ")
+	if why, _, _ = strings.Cut(why, ":"); !ok {
+		why = "it cannot be taken apart"
 	}
-	return fault{"is not a Redis URL: " + why, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0; @ : / ? in a password as %40 %3A %2F %3F"}
+	return errors.New("is not a Redis URL: " + why)
 }
 
-// RedisServers takes a Redis URL apart: the first server's, and the host:port of each ?addr=.
+// RedisServers splits a Redis URL: the first server's, and the host:port of each ?addr=.
 func RedisServers(s string) (first string, more []string) {
 	u, err := url.Parse(s)
 	if err != nil || !u.Query().Has("addr") {
