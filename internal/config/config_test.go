@@ -15,15 +15,6 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// paths are those of every value, with where it came from.
-func paths(c *Config) map[string]string {
-	all := map[string]string{}
-	for _, s := range c.origin.settings {
-		all[s.path] = s.from.String()
-	}
-	return all
-}
-
 func mustLoad(t *testing.T, text string, env, flags map[string]string) *Config {
 	t.Helper()
 	c, err := load("config.yaml", []byte(text), env, flags)
@@ -110,82 +101,59 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 
 func TestPrecedence(t *testing.T) {
 	t.Parallel()
-	file := "http:\n  listen: :1\nlimits: {per-account: {rate: 1/s}}\nqueues: {a: {limits: [per-account]}}\n"
-	cases := []struct {
-		name, text, path string
-		env, flags       map[string]string
-		want, origin     string
-	}{
-		{"default", "", "http.listen", nil, nil, "127.0.0.1:7460", "default"},
-		{"file over default", file, "http.listen", nil, nil, ":1", "config.yaml:2"},
-		{"environment over file", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ":2"}, nil, ":2", "CALLQ_HTTP_LISTEN"},
-		{"flag over environment", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ":2"}, map[string]string{"http.listen": ":3"}, ":3", "--http-listen"},
-		{"an empty variable is none", file, "http.listen", map[string]string{"CALLQ_HTTP_LISTEN": ""}, nil, ":1", "config.yaml:2"},
-		{"a limit's", file, "limits.per-account.rate", map[string]string{"CALLQ_LIMITS_PER_ACCOUNT_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_PER_ACCOUNT_RATE"},
-		{"a limit's that the file does not give", "limits: {a: }", "limits.a.rate", map[string]string{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_A_RATE"},
-		{"the default queue's", "", "queues.default.timeout", map[string]string{"CALLQ_QUEUES_DEFAULT_TIMEOUT": "5s"}, nil, "5s", "CALLQ_QUEUES_DEFAULT_TIMEOUT"},
-		{"a list", "worker: {labels: [c]}", "worker.labels", map[string]string{"CALLQ_WORKER_LABELS": "a, b"}, nil, "[a b]", "CALLQ_WORKER_LABELS"},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			got := mustLoad(t, c.text, c.env, c.flags)
-			if text := fmt.Sprint(got.origin.byPath[c.path].value); text != c.want {
-				t.Errorf("%s = %s, want %s", c.path, text, c.want)
-			}
-			if got.Origin(c.path) != c.origin {
-				t.Errorf("origin %q, want %q", got.Origin(c.path), c.origin)
-			}
-		})
-	}
-}
-
-func TestConnections(t *testing.T) {
-	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "url")
 	if err := os.WriteFile(secret, []byte("postgres://u:pw@secret/d\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	file := `postgres: {url: "postgres://file/d"}`
+	type vars = map[string]string
+	file := "http:\n  listen: :1\nlimits: {per-account: {rate: 1/s}}\nqueues: {a: {limits: [per-account]}}\n"
+	inFile := `postgres: {url: "postgres://file/d"}`
 	fromEnv := `postgres: {url: "${DATABASE_URL}"}`
-	inFile := "postgres:\n  url_file: " + secret
-	cases := []struct {
-		name, text string
-		env, flags map[string]string
-		want       string
-		origin     string
+	secretIn := "postgres:\n  url_file: " + secret
+	for name, c := range map[string]struct {
+		text, path   string
+		env, flags   vars
+		want, origin string
 	}{
-		{"the file", file, map[string]string{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://file/d", "config.yaml:1"},
-		{"CALLQ_POSTGRES_URL", file, map[string]string{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
-		{"the flag", file, map[string]string{"CALLQ_POSTGRES_URL": "postgres://env/d"}, map[string]string{"postgres.url": "host=flag"}, "host=flag", "--postgres-url"},
-		{"DATABASE_URL by itself", "", map[string]string{"DATABASE_URL": "postgres://common/d", "PGHOST": "h"}, nil, "postgres://common/d", "DATABASE_URL"},
-		{"DATABASE_URL through the file", fromEnv, map[string]string{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://common/d", "config.yaml:1"},
-		{"PG*, which pgx reads", fromEnv, map[string]string{"PGHOST": "h"}, nil, "", "libpq's PG*"},
-		{"a secret's file", inFile, map[string]string{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://u:pw@secret/d", "config.yaml:2"},
-		{"a variable over a secret's file", inFile, map[string]string{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
-		{"a secret's file over the file", file, map[string]string{"CALLQ_POSTGRES_URL_FILE": secret}, nil, "postgres://u:pw@secret/d", "CALLQ_POSTGRES_URL_FILE"},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
+		"default":                         {"", "http.listen", nil, nil, "127.0.0.1:7460", "default"},
+		"file over default":               {file, "http.listen", nil, nil, ":1", "config.yaml:2"},
+		"environment over file":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ":2"}, nil, ":2", "CALLQ_HTTP_LISTEN"},
+		"flag over environment":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ":2"}, vars{"http.listen": ":3"}, ":3", "--http-listen"},
+		"an empty variable is none":       {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ""}, nil, ":1", "config.yaml:2"},
+		"a limit's":                       {file, "limits.per-account.slack", vars{"CALLQ_LIMITS_PER_ACCOUNT_SLACK": "2s"}, nil, "2s", "CALLQ_LIMITS_PER_ACCOUNT_SLACK"},
+		"a rate the file does not give":   {"limits: {a: }", "limits.a.rate", vars{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_A_RATE"},
+		"the default queue's":             {"", "queues.default.timeout", vars{"CALLQ_QUEUES_DEFAULT_TIMEOUT": "5s"}, nil, "5s", "CALLQ_QUEUES_DEFAULT_TIMEOUT"},
+		"a list":                          {"worker: {labels: [c]}", "worker.labels", vars{"CALLQ_WORKER_LABELS": "a, b"}, nil, "[a b]", "CALLQ_WORKER_LABELS"},
+		"a list of one":                   {"worker: {labels: c}", "worker.labels", nil, nil, "[c]", "config.yaml:1"},
+		"the file over DATABASE_URL":      {inFile, "postgres.url", vars{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://file/d", "config.yaml:1"},
+		"CALLQ_POSTGRES_URL":              {inFile, "postgres.url", vars{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
+		"the flag":                        {inFile, "postgres.url", vars{"CALLQ_POSTGRES_URL": "postgres://env/d"}, vars{"postgres.url": "host=flag"}, "host=flag", "--postgres-url"},
+		"DATABASE_URL over PG*":           {"", "postgres.url", vars{"DATABASE_URL": "postgres://common/d", "PGHOST": "h"}, nil, "postgres://common/d", "DATABASE_URL"},
+		"DATABASE_URL through the file":   {fromEnv, "postgres.url", vars{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://common/d", "config.yaml:1"},
+		"PG*, which pgx reads":            {fromEnv, "postgres.url", vars{"PGHOST": "h"}, nil, "", "libpq's PG*"},
+		"a secret's file":                 {secretIn, "postgres.url", vars{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://u:pw@secret/d", "config.yaml:2"},
+		"a variable over a secret's file": {secretIn, "postgres.url", vars{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
+		"a secret's file over the file":   {inFile, "postgres.url", vars{"CALLQ_POSTGRES_URL_FILE": secret}, nil, "postgres://u:pw@secret/d", "CALLQ_POSTGRES_URL_FILE"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := mustLoad(t, c.text, c.env, c.flags)
-			if url, err := got.PostgresURL(); err != nil || url != c.want {
-				t.Errorf("PostgresURL() = %q, %v, want %q", url, err, c.want)
+			if text := fmt.Sprint(got.origin.byPath[c.path].value); text != c.want || got.Origin(c.path) != c.origin {
+				t.Errorf("%s = %s from %s, want %s from %s", c.path, text, got.Origin(c.path), c.want, c.origin)
 			}
-			if got.Origin("postgres.url") != c.origin {
-				t.Errorf("origin %q, want %q", got.Origin("postgres.url"), c.origin)
+			if url, err := got.PostgresURL(); c.path == "postgres.url" && (err != nil || url != c.want) {
+				t.Errorf("PostgresURL() = %q, %v, want %q", url, err, c.want)
 			}
 		})
 	}
-	none := Default()
-	if _, err := none.PostgresURL(); !errors.Is(err, ErrNoPostgres) {
+	if _, err := Default().PostgresURL(); !errors.Is(err, ErrNoPostgres) {
 		t.Errorf("without Postgres: %v", err)
 	}
-	if _, err := none.RedisURL(); !errors.Is(err, ErrNoRedis) {
+	if _, err := Default().RedisURL(); !errors.Is(err, ErrNoRedis) {
 		t.Errorf("without Redis: %v", err)
 	}
 	for _, url := range []string{"redis://h:1/2", "rediss://u:p@h", "unix:///run/redis.sock?db=1"} {
-		if got, err := mustLoad(t, "", map[string]string{"REDIS_URL": url}, nil).RedisURL(); err != nil || got != url {
+		if got, err := mustLoad(t, "", vars{"REDIS_URL": url}, nil).RedisURL(); err != nil || got != url {
 			t.Errorf("RedisURL() = %q, %v, want %q", got, err, url)
 		}
 	}
@@ -194,29 +162,20 @@ func TestConnections(t *testing.T) {
 func TestExpand(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{"A": "1", "EMPTY": "", "YAML": "[x, y]: #"}
-	cases := []struct{ text, want, refused string }{
-		{text: "plain $A $", want: "plain $A $"},
-		{text: "${A}", want: "1"},
-		{text: "x${A}y${A}", want: "x1y1"},
-		{text: "${B:-fall back}", want: "fall back"},
-		{text: "${EMPTY:-2}", want: "2"},
-		{text: "${A:-2}", want: "1"},
-		{text: "${B:-}", want: ""},
-		{text: "x${B:-}", want: "x"},
-		{text: "${B}", want: ""},
-		{text: "${YAML}", want: "[x, y]: #"},
-		{text: "$${A}", want: "${A}"},
-		{text: "x${B}", refused: "${B} is not set"},
-		{text: "${A", refused: "names no variable"},
-		{text: "${}", refused: "names no variable"},
-		{text: "${1A}", refused: "names no variable"},
-		{text: "${A-x}", refused: "names no variable"},
-		{text: "${A:-${B}}", refused: "names no variable"},
+	for text, want := range map[string]string{
+		"plain $A $": "plain $A $", "${A}": "1", "x${A}y${A}": "x1y1", "${B:-fall back}": "fall back", "${EMPTY:-2}": "2", "${A:-2}": "1",
+		"${B:-}": "", "x${B:-}": "x", "${B}": "", "${YAML}": "[x, y]: #", "$${A}": "${A}",
+	} {
+		if got, _, err := expand(text, env); err != nil || got != want {
+			t.Errorf("expand(%q) = %q, %v, want %q", text, got, err, want)
+		}
 	}
-	for _, c := range cases {
-		got, _, err := expand(c.text, env)
-		if c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)) || c.refused == "" && (err != nil || got != c.want) {
-			t.Errorf("expand(%q) = %q, %v, want %q, %q", c.text, got, err, c.want, c.refused)
+	for text, want := range map[string]string{
+		"x${B}": "${B} is not set", "${A": "names no variable", "${}": "names no variable", "${1A}": "names no variable",
+		"${A-x}": "names no variable", "${A:-${B}}": "names no variable",
+	} {
+		if got, _, err := expand(text, env); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("expand(%q) = %q, %v, want %q", text, got, err, want)
 		}
 	}
 }
@@ -254,41 +213,31 @@ func TestWarnings(t *testing.T) {
 func TestDidYouMean(t *testing.T) {
 	t.Parallel()
 	known := []string{"rate", "slack", "send_within", "max_attempts"}
-	cases := []struct{ word, want string }{
-		{"raet", " (did you mean rate?)"},
-		{"rates", " (did you mean rate?)"},
-		{"Rate", " (did you mean rate?)"},
-		{"max_attempt", " (did you mean max_attempts?)"},
-		{"sendwithin", " (did you mean send_within?)"},
-		{"quota", ""},
-		{"per", ""},
-		{"s", ""},
-		{"", ""},
-	}
-	for _, c := range cases {
-		if got := didYouMean(c.word, known); got != c.want {
-			t.Errorf("didYouMean(%q) = %q, want %q", c.word, got, c.want)
+	for word, want := range map[string]string{
+		"raet": "rate", "rates": "rate", "Rate": "rate", "max_attempt": "max_attempts", "sendwithin": "send_within", "quota": "", "per": "", "s": "", "": "",
+	} {
+		if got := didYouMean(word, known); got != want && got != " (did you mean "+want+"?)" {
+			t.Errorf("didYouMean(%q) = %q, want %q", word, got, want)
 		}
 	}
 }
 
 func TestRedact(t *testing.T) {
 	t.Parallel()
-	cases := []struct{ url, want string }{
-		{"postgres://u:hunter2@h:5432/d?sslmode=require", "postgres://u:xxxxx@h:5432/d?sslmode=require"},
-		{"postgres://h/d?user=u&password=hunter2", "postgres://h/d?user=u&password=xxxxx"},
-		{"host=h user=u password=hunter2 dbname=d", "host=h user=u password=xxxxx dbname=d"},
-		{"host=h password = 'hun ter2' dbname=d", "host=h password = xxxxx dbname=d"},
-		{`host=h password=hun\ ter2 dbname=d`, "host=h password=xxxxx dbname=d"},
-		{"postgres://u:hun/ter2@h/d", "postgres://u:xxxxx@h/d"},
-		{"postgres://u:hunt@er2@h/d", "postgres://u:xxxxx@h/d"},
-		{"redis://:hunter2@h:6379/0", "redis://:xxxxx@h:6379/0"},
-		{"unix:///run/redis.sock", "unix:///run/redis.sock"},
-		{"", ""},
-	}
-	for _, c := range cases {
-		if got := redact(c.url, ""); got != c.want {
-			t.Errorf("Redact(%q) = %q, want %q", c.url, got, c.want)
+	for url, want := range map[string]string{
+		"postgres://u:hunter2@h:5432/d?sslmode=require": "postgres://u:xxxxx@h:5432/d?sslmode=require",
+		"postgres://h/d?user=u&password=hunter2":        "postgres://h/d?user=u&password=xxxxx",
+		"host=h user=u password=hunter2 dbname=d":       "host=h user=u password=xxxxx dbname=d",
+		"host=h password = 'hun ter2' dbname=d":         "host=h password = xxxxx dbname=d",
+		`host=h password=hun\ ter2 dbname=d`:            "host=h password=xxxxx dbname=d",
+		"postgres://u:hun/ter2@h/d":                     "postgres://u:xxxxx@h/d",
+		"postgres://u:hunt@er2@h/d":                     "postgres://u:xxxxx@h/d",
+		"redis://:hunter2@h:6379/0":                     "redis://:xxxxx@h:6379/0",
+		"unix:///run/redis.sock":                        "unix:///run/redis.sock",
+		"":                                              "",
+	} {
+		if got := redact(url, ""); got != want {
+			t.Errorf("redact(%q) = %q, want %q", url, got, want)
 		}
 	}
 }

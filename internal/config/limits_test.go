@@ -1,6 +1,9 @@
 package config
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -8,6 +11,33 @@ import (
 
 	"github.com/callq/callq/internal/limit"
 )
+
+// A file with all there is of limits, budgets, queues and workers means what it says.
+func TestFileOfEverything(t *testing.T) {
+	t.Parallel()
+	c, err := Load(Source{Path: "testdata/everything.yaml", Environ: []string{"DATABASE_URL=postgres://h/d", "REDIS_URL=redis://h", "STRIPE_KEY=k"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for name, l := range c.Limits {
+		got[name] = strings.Join(l.Rate, "; ")
+	}
+	if diff := cmp.Diff(map[string]string{
+		"stripe": "100 per 1h, sliding window", "per-account": "5 per 1s, sliding window", "gpt-rpm": "500 per 1m, sliding window",
+		"gpt-tokens": "90000 per 1m, sliding window", "bursty": "10 per 1s, token bucket, burst 100",
+		"nightly": "10000 per 1d, fixed window, America/New_York", "cps": "1 per 100ms, leaky bucket",
+		"two-speeds": "10 per 1s, sliding window; 10000 per 1d, sliding window", "sockets": "", "per-phone": "",
+	}, got); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+	if b := c.Budgets["search-api"]; b.Burst != 100 || b.OnOutage != "open" {
+		t.Errorf("budget %+v", b)
+	}
+	if names := slices.Sorted(maps.Keys(c.Queues)); !slices.Equal(names, []string{"default", "egress-a", "payments", "research"}) || len(c.Queues["research"].Hours) == 0 {
+		t.Errorf("queues %v, %+v", names, c.Queues["research"])
+	}
+}
 
 // What each algorithm makes of its keys.
 func TestWindows(t *testing.T) {

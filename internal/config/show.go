@@ -91,7 +91,7 @@ func redact(s, check string) string {
 	case check == "any":
 		return "xxxxx"
 	case strings.Contains(s, "://"):
-		s = regexp.MustCompile(`(://[^:/@]*:).*@`).ReplaceAllString(s, "${1}xxxxx@")
+		s = regexp.MustCompile(`(://[^:@]*:).*@`).ReplaceAllString(s, "${1}xxxxx@")
 		password = `(?i)(password=)([^&]*)`
 	}
 	return regexp.MustCompile(password).ReplaceAllString(s, "${1}xxxxx")
