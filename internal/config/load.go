@@ -180,7 +180,7 @@ func slips(env, variables map[string]string) (found []string) {
 		}
 		if near := didYouMean(name, known); near != "" {
 			found = append(found, name+" is not a setting"+near)
-		} else if regexp.MustCompile(`^CALLQ_(LIMITS|QUEUES|BUDGETS)_`).MatchString(name) {
+		} else if matches(`^CALLQ_(LIMITS|QUEUES|BUDGETS)_`, name) {
 			found = append(found, name+" is of a limit, queue or budget that the file does not have")
 		}
 	}

@@ -190,7 +190,7 @@ func (l *loader) syntaxError(lines []string, err error) {
 	}
 	for _, runes := range l.file.lines {
 		if colon := slices.Index(runes, ':'); colon >= 0 {
-			star(runes[min(colon+2, len(runes)):])
+			copy(runes[colon+1:], []rune(" "+strings.Repeat("*", len(runes))))
 		}
 	}
 	message := regexp.MustCompile(`^yaml: (line \d+: )?`).ReplaceAllString(err.Error(), "")
@@ -215,24 +215,18 @@ func (f *file) link(n, next *yaml.Node) {
 
 // hide stars out a node and what follows up to the next one: a comment may repeat a secret.
 func (f *file) hide(n *yaml.Node) {
-	if regexp.MustCompile(`^\$\{\w+\}$`).MatchString(n.Value) {
+	if matches(`^\$\{\w+\}$`, n.Value) {
 		return
 	}
 	next, from := f.next[n], n.Column-1
 	for i := n.Line - 1; i < len(f.lines) && (next == nil || i < next.Line); i++ {
 		line := f.lines[i]
 		if next != nil && i == next.Line-1 {
-			line = []rune(strings.TrimRight(string(line[:next.Column-1]), " ,]}"))
+			line = line[:len([]rune(strings.TrimRight(string(line[:next.Column-1]), " ,]}")))]
 		}
-		star(f.lines[i][min(from, len(line)):len(line)])
+		copy(line[min(from, len(line)):], []rune(strings.Repeat("*", len(line))))
 		if i+1 < len(f.lines) {
 			from = indent(f.lines[i+1])
 		}
-	}
-}
-
-func star(runes []rune) {
-	for i := range runes {
-		runes[i] = '*'
 	}
 }

@@ -59,10 +59,10 @@ func (s *setting) shown() any {
 	case []string:
 		return append([]string{}, x...)
 	case Rates:
-		if len(x) > 1 {
-			return x
+		if len(x) < 2 {
+			return strings.Join(x, "")
 		}
-		return strings.Join(x, "")
+		return x
 	case Hours:
 		return strings.Join(x, "")
 	case limit.Rate:

@@ -141,23 +141,38 @@ func rules() map[string]rule {
 	}
 }
 
+func checkTimezone(s string) error { return second(limit.ParseCalendar("1d", s)) }
+
+func checkHours(s string) error { return second(hours.Parse(s)) }
+
+func second[T any](_ T, err error) error { return err }
+
 // checkName holds for limits, queues and labels: what can be written in a shell and in SQL.
 func checkName(s string) error {
-	return unless(len(s) <= 100 && regexp.MustCompile(`^[^\pZ\pC\s,"'*]+$`).MatchString(s), s, "cannot be a name")
+	return unless(len(s) <= 100 && matches(`^[^\pZ\pC\s,"'*]+$`, s), s, "cannot be a name")
+}
+
+// checkVariable does not repeat what is none: it may be the secret itself.
+func checkVariable(s string) error {
+	if matches(`^[A-Za-z_]\w*$`, s) {
+		return nil
+	}
+	return errors.New("is not a variable's name")
 }
 
 func checkHost(s string) error {
-	_, err := netip.ParseAddr(s)
-	isName := regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`).MatchString(s)
-	return unless(err == nil || isName, s, "is not a host")
+	isIP := second(netip.ParseAddr(s)) == nil
+	return unless(isIP || matches(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`, s), s, "is not a host")
 }
 
 func checkAddress(s string) error {
-	if _, err := netip.ParsePrefix(s); err == nil {
+	if second(netip.ParsePrefix(s)) == nil {
 		return nil
 	}
 	return checkHost(s)
 }
+
+func matches(pattern, s string) bool { return regexp.MustCompile(pattern).MatchString(s) }
 
 // checkSecretHost takes host, host:port, and both after http://.
 func checkSecretHost(s string) error {
@@ -175,24 +190,6 @@ func checkListen(s string) error {
 	_, port, err := net.SplitHostPort(s)
 	_, notPort := strconv.ParseUint(port, 10, 16)
 	return unless(s == "off" || err == nil && notPort == nil, s, "is not an address to listen on")
-}
-
-// checkVariable does not repeat what is none: it may be the secret itself.
-func checkVariable(s string) error {
-	if !regexp.MustCompile(`^[A-Za-z_]\w*$`).MatchString(s) {
-		return errors.New("is not a variable's name")
-	}
-	return nil
-}
-
-func checkTimezone(s string) error {
-	_, err := limit.ParseCalendar("1d", s)
-	return err
-}
-
-func checkHours(s string) error {
-	_, err := hours.Parse(s)
-	return err
 }
 
 // checkCron also refuses what cron accepts and never runs, or runs at other times than are written.
