@@ -62,7 +62,7 @@ func (s *setting) shown() any {
 		if len(x) < 2 {
 			return strings.Join(x, "")
 		}
-		return x
+		return []string(x)
 	case Hours:
 		return strings.Join(x, "")
 	case limit.Rate:
@@ -80,7 +80,7 @@ func (s *setting) shown() any {
 	case s.value.Kind() != reflect.String && len(s.items) == 1:
 		return s.items[0].text // as it was written
 	default:
-		return text
+		return regexp.MustCompile(`m0s$`).ReplaceAllString(text, "m") // 1m of 1m0s
 	}
 }
 

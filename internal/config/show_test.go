@@ -40,6 +40,11 @@ queues: {q: {hours: ["mon-fri ${T}", Sat 10:00-14:00]}}
 	}, map[string]string{"postgres.direct_url": "postgres://h/d?password=hunter2"})
 	got := map[string]string{}
 	for _, v := range c.Values() {
+		switch v.Value.(type) {
+		case string, []string, int, bool: // that commands print
+		default:
+			t.Errorf("%s is a %T", v.Key, v.Value)
+		}
 		got[v.Key] = fmt.Sprint(v.Value, " <- ", v.Source, " ", v.Via)
 	}
 	for key, want := range map[string]string{
