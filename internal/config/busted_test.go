@@ -50,7 +50,7 @@ func TestBusted(t *testing.T) {
 func TestBustedEnvironment(t *testing.T) {
 	t.Parallel()
 	file := "limits: {a-b: {rate: 1/s}, a_b: {rate: 1/s}, c: {rate: 1/s}}\nqueues: {q: {limits: [c]}}\n"
-	labels, redisURLs := "l", "\n      = allowed: "+rules()["redis"].allowed
+	labels, redisURLs := "l", "\n      = allowed: "+ruleOf("redis").allowed
 	for i := range 64 {
 		labels += fmt.Sprintf(",l%d", i)
 	}

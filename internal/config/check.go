@@ -70,9 +70,9 @@ func (x *Limit) check(s section) {
 }
 
 func (q *Queue) check(s section) {
-	known := slices.Sorted(maps.Keys(s.config.Limits))
 	for _, name := range q.Limits {
-		if !slices.Contains(known, name) {
+		if _, ok := s.config.Limits[name]; !ok {
+			known := slices.Sorted(maps.Keys(s.config.Limits))
 			s.refuse("limits", name, Quote(name)+" is not a limit"+didYouMean(name, known), cmp.Or(strings.Join(known, ", "), "none: the file has no limits"))
 		}
 	}

@@ -7,7 +7,7 @@
 //	key        its name; keys joined by dots are its path, and CALLQ_HTTP_LISTEN is http.listen
 //	default    its default, as written in the file
 //	allowed    bounds (lo..hi), choices (a|b), or a description
-//	check      a rule, see rules
+//	check      a rule, see ruleOf
 //	secret     masked, and KEY_file may name a file that holds it
 //	hide       masked where it is wrong: somebody may have put a secret there
 //	env        a variable of other programs, used where nothing else gives a value

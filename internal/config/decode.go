@@ -30,7 +30,7 @@ type item struct {
 
 func (s *setting) tag(name string) string { return s.tags.Get(name) }
 
-func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), rules()[s.tag("check")].allowed) }
+func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), ruleOf(s.tag("check")).allowed) }
 
 // mayBeEmpty tells whether empty text leaves the setting unset, so that `url: ${DATABASE_URL}`
 // without that variable says nothing.
@@ -73,7 +73,7 @@ func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
 
 // entries fills a map of sections, such as limits, by name.
 func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
-	given, _ := l.mapping(n, path, rules()["name"].allowed, checkName)
+	given, _ := l.mapping(n, path, ruleOf("name").allowed, checkName)
 	if always != "" && given[always] == nil {
 		given[always] = nil
 	}
@@ -154,7 +154,7 @@ func (l *loader) setText(s *setting, from source, text string) {
 	l.assign(s, from, items)
 }
 
-// setNode gives a setting what the file says: one value, a list or a mapping. A list of one may be written as its item.
+// setNode gives a setting what the file says: a value, a list or a mapping. A list of one may be written as its item.
 func (l *loader) setNode(s *setting, n *yaml.Node) {
 	at, n := l.file.at(n), resolve(n)
 	var items []item
@@ -205,6 +205,9 @@ func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
 // expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
 // stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
 func expand(s string, env map[string]string) (text, via string, err error) {
+	if !strings.Contains(s, "${") {
+		return s, "", nil
+	}
 	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
 	text = reference.ReplaceAllStringFunc(s, func(match string) string {
 		parts := reference.FindStringSubmatch(match)
@@ -236,12 +239,14 @@ func (l *loader) assign(s *setting, from source, items []item) {
 	if kind == reflect.Slice || kind == reflect.Map {
 		s.value.SetZero()
 	}
+	seen := map[string]bool{}
 	for i, it := range items {
-		items[i].text = strings.TrimSpace(it.text)
-		value, err := s.parse(items[i].text)
-		if kind == reflect.Slice && slices.ContainsFunc(items[:i], func(other item) bool { return other.text == items[i].text }) {
-			err = errors.New(Quote(items[i].text) + " is given twice")
+		text := strings.TrimSpace(it.text)
+		value, err := s.parse(text)
+		if kind == reflect.Slice && seen[text] {
+			err = unless(false, text, "is given twice")
 		}
+		items[i].text, seen[text] = text, true
 		switch {
 		case err != nil:
 			l.fail(it.from, s.path, err.Error(), s.allowed())

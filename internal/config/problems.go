@@ -222,7 +222,7 @@ func (f *file) hide(n *yaml.Node) {
 	for i := n.Line - 1; i < len(f.lines) && (next == nil || i < next.Line); i++ {
 		line := f.lines[i]
 		if next != nil && i == next.Line-1 {
-			line = line[:len([]rune(strings.TrimRight(string(line[:next.Column-1]), " ,]}")))]
+			line = line[:len([]rune(strings.TrimRight(string(line[:min(next.Column-1, len(line))]), " ,]}")))]
 		}
 		copy(line[min(from, len(line)):], []rune(strings.Repeat("*", len(line))))
 		if i+1 < len(f.lines) {
