@@ -82,27 +82,15 @@ func TestFileIsFound(t *testing.T) {
 	}
 	flag, env, _ := write("flag.yaml", "debug"), write("env.yaml", "warn"), write("config.yaml", "error")
 	environ := []string{"CALLQ_CONFIG=" + env}
-	cases := []struct {
-		name   string
-		source Source
-		want   string
-	}{
-		{"-c before CALLQ_CONFIG", Source{Path: flag, Environ: environ, Dir: dir}, "debug"},
-		{"CALLQ_CONFIG before ./config.yaml", Source{Environ: environ, Dir: dir}, "warn"},
-		{"./config.yaml", Source{Dir: dir}, "error"},
-		{"none is needed", Source{Dir: t.TempDir()}, "info"},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			got, err := Load(c.source)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.Log.Level != c.want {
-				t.Errorf("level %q of %q, want %q", got.Log.Level, got.File, c.want)
-			}
-		})
+	for want, source := range map[string]Source{
+		"debug": {Path: flag, Environ: environ, Dir: dir}, // -c before CALLQ_CONFIG
+		"warn":  {Environ: environ, Dir: dir},             // before ./config.yaml
+		"error": {Dir: dir},
+		"info":  {Dir: t.TempDir()}, // none is needed
+	} {
+		if got, err := Load(source); err != nil || got.Log.Level != want {
+			t.Errorf("%+v: %v of %+v, want level %s", source, err, got, want)
+		}
 	}
 	for name, s := range map[string]Source{
 		"-c":           {Path: filepath.Join(dir, "none.yaml"), Dir: dir},

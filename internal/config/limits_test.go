@@ -45,6 +45,7 @@ func TestWindows(t *testing.T) {
 	c := mustLoad(t, `
 limits:
   stripe:      {rate: 100/1h}
+  slow:        {rate: 100 per 1h, slack: 2s}
   per-account: {rate: 5/s, per: key, overrides: {acct_1: 50/s, "": 1 per 1000ms, "odd, 'key'": 6/s}}
   bursty:      {rate: 10/s, algorithm: token_bucket, burst: 100}
   nightly:     {rate: 10_000/1d, algorithm: fixed_window, timezone: America/New_York}
@@ -67,6 +68,7 @@ limits:
 			{"", "7 per 1h, sliding window", nil, limit.DefaultSlack(time.Hour), 5 * time.Second},
 			{"/1d", "8 per 1d, sliding window", nil, time.Minute, 5 * time.Second},
 		},
+		"slow":        {{"", "100 per 1h, sliding window", nil, 2 * time.Second, 5 * time.Second}},
 		"per-account": {{"", "5 per 1s, sliding window", map[string]int64{"acct_1": 50, "": 1, "odd, 'key'": 6}, 500 * time.Millisecond, 100 * time.Millisecond}},
 		"bursty":      {{"", "10 per 1s, token bucket, burst 90", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
 		"nightly":     {{"", "10000 per 1d, fixed window, Asia/Tokyo", nil, time.Minute, 5 * time.Second}},

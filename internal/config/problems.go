@@ -180,7 +180,7 @@ func documents(text []byte) (docs []*yaml.Node, err error) {
 }
 
 // syntaxError reports where the file stops being YAML. The parser's own line may be far before, so this
-// looks for the first line without which the file is good so far. It hides all values.
+// looks for the first line without which the file is good so far. It hides all but keys.
 func (l *loader) syntaxError(lines []string, err error) {
 	line := len(lines) - 1
 	for ; line > 0; line-- {
@@ -189,9 +189,11 @@ func (l *loader) syntaxError(lines []string, err error) {
 		}
 	}
 	for _, runes := range l.file.lines {
+		from := indent(runes)
 		if colon := slices.Index(runes, ':'); colon >= 0 {
-			copy(runes[colon+1:], []rune(" "+strings.Repeat("*", len(runes))))
+			from = min(colon+2, len(runes))
 		}
+		copy(runes[from:], []rune(strings.Repeat("*", len(runes))))
 	}
 	message := regexp.MustCompile(`^yaml: (line \d+: )?`).ReplaceAllString(err.Error(), "")
 	if strings.HasPrefix(message, "unknown anchor") { // it quotes the value
