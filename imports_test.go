@@ -30,7 +30,7 @@ const (
 // TestImports: a package, of this module or of verification/, imports of ours and of other modules what its
 // line allows, and of the standard library all but what its line forbids. Since that holds for each, a producer, which
 // imports callqueue, links pgx and nothing heavier. Packages without a line may import anything but
-// what only cmd may; a line whose package is missing fails.
+// what only cmd or internal/config may; a line whose package is missing fails.
 func TestImports(t *testing.T) {
 	t.Parallel()
 	imports := importsOf(t, ".")
@@ -56,6 +56,7 @@ func TestImports(t *testing.T) {
 			},
 			modules: []string{cron, pgx, prometheus, redis},
 		},
+		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit"}, modules: []string{cron, pgx, redis, yaml}},
 		{
 			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog"},
 			modules: []string{pgx},
@@ -107,8 +108,11 @@ func TestImports(t *testing.T) {
 	}
 	for name, list := range imports {
 		for _, path := range list {
-			if !strings.HasPrefix(name, "cmd/") && anyWithin(path, []string{cobra, yaml}) {
+			if anyWithin(path, []string{cobra, module + "internal/config"}) && !strings.HasPrefix(name, "cmd/") {
 				t.Errorf("%s must not import %s: only cmd does", name, path)
+			}
+			if anyWithin(path, []string{yaml}) && name != "internal/config" {
+				t.Errorf("%s must not import %s: only internal/config does", name, path)
 			}
 		}
 	}

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/config"
 )
 
 func budgetColumns() []column[admin.Budget] {

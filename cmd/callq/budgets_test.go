@@ -7,8 +7,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/budget"
 )
 
 // What the file has of budgets is in force, and status says what is free.

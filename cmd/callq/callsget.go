@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/config"
 )
 
 func (p *program) callsGetCommand() *cobra.Command {

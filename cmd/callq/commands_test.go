@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
 )
 

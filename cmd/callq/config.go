@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq"
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/policy"
 )
 

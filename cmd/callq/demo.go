@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/doctor"
 )
 
 // Two processes with different files: the last applied holds, and the log, status and doctor say who has another. A

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/doctor"
 )
 

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 )
 
 // enqueueFlags are what enqueue is told.

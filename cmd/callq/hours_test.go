@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/hours"
 )
 
 // Whatever says why calls wait names the hours of their queue, and when it opens.

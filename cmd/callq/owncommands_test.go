@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq"
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 )
 
 // The commands that are about callq itself and not about its calls: what they answer to good use, to bad

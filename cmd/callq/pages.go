@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/web"
 )

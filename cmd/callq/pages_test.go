@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/pgtest"
 )
 

@@ -2,15 +2,14 @@ package main
 
 import (
 	"log/slog"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
@@ -49,18 +48,14 @@ func rules(cfg *config.Config) policy.Policy {
 			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
-				Hosts: l.Hosts, RetryAfter: new(time.Duration(l.RetryAfter)),
+				Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
 			})
 		}
 	}
 	for name, q := range cfg.Queues {
-		var hours []string
-		if q.Hours != "" {
-			hours = []string{string(q.Hours)}
-		}
 		r.Queues = append(r.Queues, policy.Queue{
 			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
-			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: hours,
+			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 		})
 	}
 	for name, b := range cfg.Budgets {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/policy"
@@ -25,7 +25,7 @@ func TestParts(t *testing.T) {
 	}
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
-			Anchor: limit.AnchorFinish, Per: "key", Hosts: []string{"h"}, RetryAfter: config.AtMost(time.Minute), Windows: []config.Window{
+			Anchor: limit.AnchorFinish, Per: "key", Hosts: []string{"h"}, RetryAfter: time.Minute, Windows: []limit.Window{
 				{Rate: limit.Rate{Units: 5, Window: time.Minute}, Overrides: map[string]int64{"k": 7}, Slack: time.Second, SendWithin: 2 * time.Second},
 				{Suffix: "/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, Slack: time.Minute, SendWithin: 3 * time.Second},
 			},

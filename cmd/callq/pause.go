@@ -8,9 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/ledger"
 )
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".

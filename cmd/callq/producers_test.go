@@ -20,8 +20,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/pgtest"
 )
 
 // page is docs/producers.md, and who runs its statements.

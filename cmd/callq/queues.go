@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/config"
 )
 
 func (p *program) queuesCommand() *cobra.Command {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 )
 
 // openRedis makes a client and does not connect: of one server, of the master that sentinels name, or of a

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/tasks"
 )

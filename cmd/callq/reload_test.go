@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/local"
 )
 

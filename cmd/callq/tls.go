@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 )
 
 // trust lets options believe the authority in redis.ca_file, and no other.

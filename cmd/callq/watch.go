@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/cmd/callq/config"
+	"github.com/callq/callq/internal/config"
 )
 
 // clearScreen moves to the top left and clears what is below. Only a terminal gets it.

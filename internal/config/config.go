@@ -1,0 +1,189 @@
+// Package config turns flags, environment, config.yaml and defaults, in this order of precedence,
+// into one checked Config. Load reports every mistake at once, each with its place and what is allowed.
+// It ignores nothing that was written, and shows no password.
+//
+// A setting is declared once, by its field below. Its tags are
+//
+//	key        its name; keys joined by dots are its path, and CALLQ_HTTP_LISTEN is http.listen
+//	default    its default, as written in the file
+//	allowed    bounds (lo..hi), choices (a|b), or a description
+//	check      a rule, see ruleOf
+//	secret     masked, and KEY_file may name a file that holds it
+//	hide       masked where it is wrong: somebody may have put a secret there
+//	env        a variable of other programs, used where nothing else gives a value
+//	omitempty  not shown where it is not set
+//	always     an entry that exists even if the file does not name it
+package config
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+// ErrNoPostgres and ErrNoRedis report that no server is configured where one is needed.
+var (
+	ErrNoPostgres = errors.New("no Postgres configured: set postgres.url in config.yaml, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
+	ErrNoRedis    = errors.New("no Redis configured: set redis.url in config.yaml, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
+)
+
+// Config is everything that callq can be told.
+type Config struct {
+	Postgres  Postgres          `key:"postgres"`
+	Redis     Redis             `key:"redis"`
+	HTTP      HTTP              `key:"http"`
+	Log       Log               `key:"log"`
+	Limits    map[string]Limit  `key:"limits"`
+	Queues    map[string]Queue  `key:"queues" always:"default"`
+	Budgets   map[string]Budget `key:"budgets"`
+	Schedule  Schedule          `key:"schedule"`
+	Retention Retention         `key:"retention"`
+	Worker    Worker            `key:"worker"`
+	HTTPTask  HTTPTask          `key:"http_task"`
+	Calls     Calls             `key:"calls"`
+
+	File   string // the file that was read; empty: none
+	origin origins
+}
+
+// Postgres is the authority. Use PostgresURL, which also knows libpq's PG*.
+type Postgres struct {
+	URL       string `key:"url" secret:"true" check:"postgres" env:"DATABASE_URL"`
+	DirectURL string `key:"direct_url" secret:"true" check:"postgres"`           // past a pgbouncer, for LISTEN and migrations
+	Pool      int    `key:"pool" default:"10" allowed:"2..1000"`                 // most connections of a process
+	QueryMode string `key:"query_mode" allowed:"cache_statement|cache_describe"` // empty: as the URL says, else cache_statement
+}
+
+// Redis carries attempts to the workers. Use RedisURL.
+type Redis struct {
+	URL              string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
+	CAFile           string `key:"ca_file"`               // signed the certificate of a rediss:// server; empty: the system's
+	Sentinel         string `key:"sentinel" check:"name"` // the master's name; then the URL names sentinels
+	SentinelPassword string `key:"sentinel_password" secret:"true" check:"any"`
+	Cluster          bool   `key:"cluster" default:"false" allowed:"true|false"` // the URL names nodes of a cluster
+}
+
+// HTTP is where callq serves /livez, /readyz, /metrics and the pages.
+type HTTP struct {
+	Listen string `key:"listen" default:"127.0.0.1:7460" check:"listen"`
+	Pages  bool   `key:"pages" default:"true" allowed:"true|false"`
+}
+
+// Log is how callq writes to stderr.
+type Log struct {
+	Level  string `key:"level" default:"info" allowed:"debug|info|warn|error"`
+	Format string `key:"format" default:"text" allowed:"text|json"`
+}
+
+// Limit allows Rate at the API, or Concurrency calls at once. Windows holds what its keys mean together.
+type Limit struct {
+	Rate        Rates         `key:"rate" omitempty:"true" check:"rate"`
+	Algorithm   string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window|fixed_window|token_bucket|leaky_bucket"`
+	Burst       int           `key:"burst" omitempty:"true" allowed:"1..1000000000"` // of a token bucket
+	Timezone    string        `key:"timezone" omitempty:"true" check:"timezone"`     // of a fixed window; empty: UTC
+	Concurrency int           `key:"concurrency" omitempty:"true" allowed:"1..1000000"`
+	Per         string        `key:"per" allowed:"key"` // empty: all calls share it
+	Overrides   Overrides     `key:"overrides" check:"override"`
+	Count       string        `key:"count" allowed:"cost"`           // empty: a call takes 1
+	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish"`  // empty: start for the http task, finish for others
+	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`       // default: limit.DefaultSlack
+	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"` // default: limit.DefaultSendWithin
+	Hosts       []string      `key:"hosts" check:"host"`             // whose Retry-After closes it; none: any
+	RetryAfter  time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
+
+	Windows []limit.Window // what Load makes of it, the shortest first
+}
+
+// Queue is a named stream of calls.
+type Queue struct {
+	Limits      []string      `key:"limits" check:"name"` // none: only the workers' concurrency bounds it
+	On          string        `key:"on" check:"name"`     // a worker's label; empty: any worker
+	MaxAttempts int           `key:"max_attempts" default:"3" allowed:"1..1000"`
+	Backoff     Backoff       `key:"backoff" default:"10s..15m" allowed:"1ms..30d"`
+	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`
+	OnLost      string        `key:"on_lost" default:"retry" allowed:"retry|fail"`
+	Hours       Hours         `key:"hours" check:"hours"` // none: always
+}
+
+// Budget is a token bucket in Redis. Handlers draw on it while they run.
+type Budget struct {
+	Rate     limit.Rate `key:"rate" allowed:"units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w"`
+	Burst    int        `key:"burst" default:"1" allowed:"1..1000000000"`
+	OnOutage string     `key:"on_outage" default:"closed" allowed:"closed|open"` // what a draw does while Redis is away
+}
+
+// Schedule is when the recurring work runs, in cron's notation, UTC.
+type Schedule struct {
+	Dispatch  string `key:"dispatch" default:"@every 1s" check:"cron"`
+	Retention string `key:"retention" default:"0 4 * * *" check:"cron"`
+	Vacuum    string `key:"vacuum" default:"30 4 * * 0" check:"cron"`
+}
+
+// Retention is how long finished calls are kept.
+type Retention struct {
+	Done      time.Duration `key:"done" default:"7d" allowed:"1s..3660d"`
+	Failed    time.Duration `key:"failed" default:"30d" allowed:"1s..3660d"`
+	Cancelled time.Duration `key:"cancelled" default:"1d" allowed:"1s..3660d"`
+}
+
+// Worker is what one worker process offers.
+type Worker struct {
+	Concurrency     int           `key:"concurrency" default:"100" allowed:"1..10000"`
+	Labels          []string      `key:"labels" check:"name"`
+	ShutdownTimeout time.Duration `key:"shutdown_timeout" default:"60s" allowed:"1s..1h"`
+}
+
+// HTTPTask is what the built-in task http may do.
+type HTTPTask struct {
+	Hosts        []string          `key:"hosts" check:"host"`            // when set, only these may be called
+	PrivateHosts []string          `key:"private_hosts" check:"address"` // private addresses that may be called
+	AllowPrivate bool              `key:"allow_private" default:"false" allowed:"true|false"`
+	Store        string            `key:"store" default:"errors" allowed:"errors|all|none"` // which answers to keep in result
+	Secrets      map[string]Secret `key:"secrets"`                                          // what headers may name
+}
+
+// Secret is where a worker finds a secret, and the hosts that it may be sent to. SecretValues reads it.
+type Secret struct {
+	Env   string   `key:"env" hide:"true" check:"variable"`
+	File  string   `key:"file"`
+	Hosts []string `key:"hosts" check:"secret_host"`
+}
+
+// Calls is what a call may be.
+type Calls struct {
+	MaxData Bytes `key:"max_data" default:"256KiB" allowed:"1KiB..64MiB"` // of call_data
+}
+
+// Values that are more than a number, a text or a list of texts.
+type (
+	Rates     []string                         // rates that hold at once
+	Hours     []string                         // spans of the week; once loaded, one text
+	Overrides map[string]string                // keys that have another rate
+	Backoff   struct{ Min, Max time.Duration } // the wait before a retry doubles from Min up to Max, with jitter
+	Bytes     int64                            // a size: 256KiB, 1MiB or 1000
+)
+
+// PostgresURL returns what pgx connects to. It is empty where libpq's PG* name the server, because pgx
+// reads those. Without any it returns ErrNoPostgres.
+func (c *Config) PostgresURL() (string, error) {
+	if c.Postgres.URL != "" {
+		return c.Postgres.URL, nil
+	}
+	if !namesServer(c.origin.env) {
+		return "", ErrNoPostgres
+	}
+	if err := checkPostgres(""); err != nil {
+		return "", fmt.Errorf("libpq's PG* variables: %w", err)
+	}
+	return "", nil
+}
+
+// RedisURL returns a redis://, rediss:// or unix:// URL, or ErrNoRedis.
+func (c *Config) RedisURL() (string, error) {
+	if c.Redis.URL == "" {
+		return "", ErrNoRedis
+	}
+	return c.Redis.URL, nil
+}

@@ -1,0 +1,257 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func mustLoad(t *testing.T, text string, env, flags map[string]string) *Config {
+	t.Helper()
+	c, err := load("config.yaml", []byte(text), env, flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestValuesAreRead(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, `
+limits:
+  stripe: {rate: 100 per 1h, slack: 2s, hosts: [api.stripe.com, 10.0.0.1], retry_after: 10m}
+  0042: {rate: 5/s, anchor: finish, algorithm: sliding_window, send_within: 50ms, retry_after: off}
+  tokens: {rate: 90_000/1m, per: key, count: cost, anchor: finish}
+  sockets: {concurrency: 50}
+queues:
+  payments: &payments
+    limits: [stripe, 0042]
+    max_attempts: 5
+    backoff: 1s..1d12h
+    timeout: 1m30s
+    on_lost: fail
+    on: ip-a
+    hours: [mon-fri 09:00-18:00, "Sat 10:00-14:00 Europe/Berlin"]
+  refunds: *payments
+  plain:
+  fixed: {backoff: 5s}
+retention: {done: 2w}
+worker: {labels: [ip-a, eu]}
+http_task: {private_hosts: [127.0.0.1, 10.0.0.0/8, "::1", api.internal], allow_private: true, secrets: {
+  STRIPE_KEY: {env: STRIPE_KEY, hosts: [api.stripe.com, "http://[::1]:80"]}, other: {file: /run/secrets/other, hosts: ["api.example:8443"]}}}
+http: {listen: off}
+calls: {max_data: 1MiB}
+schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
+`, nil, nil)
+	limits := map[string]Limit{} // what their windows are, TestWindows has
+	for name, l := range c.Limits {
+		l.Windows, l.Rate, l.Slack, l.SendWithin = nil, nil, 0, 0
+		limits[name] = l
+	}
+	wantLimits := map[string]Limit{
+		"stripe":  {Algorithm: "sliding_window", Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: 10 * time.Minute},
+		"0042":    {Algorithm: "sliding_window", Anchor: "finish"},
+		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour},
+		"sockets": {Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish", RetryAfter: time.Hour},
+	}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", Hours{"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", nil}
+	fixed := plain
+	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
+	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}
+	if diff := cmp.Diff(wantLimits, limits); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(wantQueues, c.Queues); diff != "" {
+		t.Errorf("queues (-want +got):\n%s", diff)
+	}
+	wantTask := HTTPTask{
+		PrivateHosts: []string{"127.0.0.1", "10.0.0.0/8", "::1", "api.internal"}, AllowPrivate: true, Store: "errors",
+		Secrets: map[string]Secret{
+			"STRIPE_KEY": {Env: "STRIPE_KEY", Hosts: []string{"api.stripe.com", "http://[::1]:80"}},
+			"other":      {File: "/run/secrets/other", Hosts: []string{"api.example:8443"}},
+		},
+	}
+	if diff := cmp.Diff(wantTask, c.HTTPTask); diff != "" {
+		t.Errorf("http_task (-want +got):\n%s", diff)
+	}
+	if c.HTTP.Listen != "off" || c.Calls.MaxData != 1<<20 || c.Retention.Done != 14*24*time.Hour || !slices.Equal(c.Worker.Labels, []string{"ip-a", "eu"}) {
+		t.Errorf("got %+v %+v %+v %+v", c.HTTP, c.Calls, c.Retention, c.Worker)
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	t.Parallel()
+	secret := filepath.Join(t.TempDir(), "url")
+	if err := os.WriteFile(secret, []byte("postgres://u:pw@secret/d\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	type vars = map[string]string
+	file := "http:\n  listen: :1\nlimits: {per-account: {rate: 1/s}}\nqueues: {a: {limits: [per-account]}}\n"
+	inFile := `postgres: {url: "postgres://file/d"}`
+	fromEnv := `postgres: {url: "${DATABASE_URL}"}`
+	secretIn := "postgres:\n  url_file: " + secret
+	for name, c := range map[string]struct {
+		text, path   string
+		env, flags   vars
+		want, origin string
+	}{
+		"default":                         {"", "http.listen", nil, nil, "127.0.0.1:7460", "default"},
+		"file over default":               {file, "http.listen", nil, nil, ":1", "config.yaml:2"},
+		"environment over file":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ":2"}, nil, ":2", "CALLQ_HTTP_LISTEN"},
+		"flag over environment":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ":2"}, vars{"http.listen": ":3"}, ":3", "--http-listen"},
+		"an empty variable is none":       {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ""}, nil, ":1", "config.yaml:2"},
+		"a limit's":                       {file, "limits.per-account.slack", vars{"CALLQ_LIMITS_PER_ACCOUNT_SLACK": "2s"}, nil, "2s", "CALLQ_LIMITS_PER_ACCOUNT_SLACK"},
+		"a rate the file does not give":   {"limits: {a: }", "limits.a.rate", vars{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_A_RATE"},
+		"the default queue's":             {"", "queues.default.timeout", vars{"CALLQ_QUEUES_DEFAULT_TIMEOUT": "5s"}, nil, "5s", "CALLQ_QUEUES_DEFAULT_TIMEOUT"},
+		"a list":                          {"worker: {labels: [c]}", "worker.labels", vars{"CALLQ_WORKER_LABELS": "a, b"}, nil, "[a b]", "CALLQ_WORKER_LABELS"},
+		"a list of one":                   {"worker: {labels: c}", "worker.labels", nil, nil, "[c]", "config.yaml:1"},
+		"the file over DATABASE_URL":      {inFile, "postgres.url", vars{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://file/d", "config.yaml:1"},
+		"CALLQ_POSTGRES_URL":              {inFile, "postgres.url", vars{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
+		"the flag":                        {inFile, "postgres.url", vars{"CALLQ_POSTGRES_URL": "postgres://env/d"}, vars{"postgres.url": "host=flag"}, "host=flag", "--postgres-url"},
+		"DATABASE_URL over PG*":           {"", "postgres.url", vars{"DATABASE_URL": "postgres://common/d", "PGHOST": "h"}, nil, "postgres://common/d", "DATABASE_URL"},
+		"DATABASE_URL through the file":   {fromEnv, "postgres.url", vars{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://common/d", "config.yaml:1"},
+		"PG*, which pgx reads":            {fromEnv, "postgres.url", vars{"PGHOST": "h"}, nil, "", "libpq's PG*"},
+		"a secret's file":                 {secretIn, "postgres.url", vars{"DATABASE_URL": "postgres://common/d"}, nil, "postgres://u:pw@secret/d", "config.yaml:2"},
+		"a variable over a secret's file": {secretIn, "postgres.url", vars{"CALLQ_POSTGRES_URL": "postgres://env/d"}, nil, "postgres://env/d", "CALLQ_POSTGRES_URL"},
+		"a secret's file over the file":   {inFile, "postgres.url", vars{"CALLQ_POSTGRES_URL_FILE": secret}, nil, "postgres://u:pw@secret/d", "CALLQ_POSTGRES_URL_FILE"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := mustLoad(t, c.text, c.env, c.flags)
+			if text := fmt.Sprint(got.origin.byPath[c.path].value); text != c.want || got.Origin(c.path) != c.origin {
+				t.Errorf("%s = %s from %s, want %s from %s", c.path, text, got.Origin(c.path), c.want, c.origin)
+			}
+			if url, err := got.PostgresURL(); c.path == "postgres.url" && (err != nil || url != c.want) {
+				t.Errorf("PostgresURL() = %q, %v, want %q", url, err, c.want)
+			}
+		})
+	}
+	if _, err := Default().PostgresURL(); !errors.Is(err, ErrNoPostgres) {
+		t.Errorf("without Postgres: %v", err)
+	}
+	if _, err := Default().RedisURL(); !errors.Is(err, ErrNoRedis) {
+		t.Errorf("without Redis: %v", err)
+	}
+	for _, url := range []string{"redis://h:1/2", "rediss://u:p@h", "unix:///run/redis.sock?db=1"} {
+		if got, err := mustLoad(t, "", vars{"REDIS_URL": url}, nil).RedisURL(); err != nil || got != url {
+			t.Errorf("RedisURL() = %q, %v, want %q", got, err, url)
+		}
+	}
+}
+
+func TestExpand(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"A": "1", "EMPTY": "", "YAML": "[x, y]: #"}
+	for text, want := range map[string]string{
+		"plain $A $": "plain $A $", "${A}": "1", "x${A}y${A}": "x1y1", "${B:-fall back}": "fall back", "${EMPTY:-2}": "2", "${A:-2}": "1",
+		"${B:-}": "", "x${B:-}": "x", "${B}": "", "${YAML}": "[x, y]: #", "$${A}": "${A}",
+	} {
+		if got, _, err := expand(text, env); err != nil || got != want {
+			t.Errorf("expand(%q) = %q, %v, want %q", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"x${B}": "${B} is not set", "${A": "names no variable", "${}": "names no variable", "${1A}": "names no variable",
+		"${A-x}": "names no variable", "${A:-${B}}": "names no variable",
+	} {
+		if got, _, err := expand(text, env); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("expand(%q) = %q, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+func TestExpansionIsOfValuesOnly(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"RATE": "7/s", "NAME": "stripe", "LABEL": "a, b]"}
+	c := mustLoad(t, "limits: {stripe: {rate: \"${RATE}\"}}\nqueues: {q: {limits: [\"${NAME}\"]}, \"${NAME}\": {}}\n", env, nil)
+	if c.Limits["stripe"].Windows[0].Rate.Units != 7 || !slices.Equal(c.Queues["q"].Limits, []string{"stripe"}) {
+		t.Errorf("got %+v, %+v", c.Limits, c.Queues)
+	}
+	if _, ok := c.Queues["${NAME}"]; !ok {
+		t.Error("a key was expanded")
+	}
+	if _, err := load("config.yaml", []byte("worker: {labels: [\"${LABEL}\"]}"), env, nil); err == nil {
+		t.Error("what a variable holds was read as YAML")
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, "", map[string]string{
+		"CALLQ_HTTP_LITSEN": ":1", "CALLQ_LIMITS_STRIPE_RATE": "1/s", "CALLQ_REDIS_PORT": "tcp://10.0.0.1:6379",
+		"CALLQ_SERVICE_HOST": "10.0.0.1", "CALLQ_CONFIG": "x", "HTTP_LITSEN": "1", "CALLQ_LOG_LEVEL": "warn",
+	}, nil)
+	want := []string{
+		"CALLQ_HTTP_LITSEN is not a setting (did you mean CALLQ_HTTP_LISTEN?)",
+		"CALLQ_LIMITS_STRIPE_RATE is of a limit, queue or budget that the file does not have",
+	}
+	if diff := cmp.Diff(want, c.Warnings()); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+func TestDidYouMean(t *testing.T) {
+	t.Parallel()
+	known := []string{"rate", "slack", "send_within", "max_attempts"}
+	for word, want := range map[string]string{
+		"raet": "rate", "rates": "rate", "Rate": "rate", "max_attempt": "max_attempts", "sendwithin": "send_within", "quota": "", "per": "", "s": "", "": "",
+	} {
+		if got := didYouMean(word, known); got != want && got != " (did you mean "+want+"?)" {
+			t.Errorf("didYouMean(%q) = %q, want %q", word, got, want)
+		}
+	}
+}
+
+func TestRedact(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]string{
+		"postgres://u:hunter2@h:5432/d?sslmode=require": "postgres://u:xxxxx@h:5432/d?sslmode=require",
+		"postgres://h/d?user=u&password=hunter2":        "postgres://h/d?user=u&password=xxxxx",
+		"host=h user=u password=hunter2 dbname=d":       "host=h user=u password=xxxxx dbname=d",
+		"host=h password = 'hun ter2' dbname=d":         "host=h password = xxxxx dbname=d",
+		`host=h password=hun\ ter2 dbname=d`:            "host=h password=xxxxx dbname=d",
+		"postgres://u:hun/ter2@h/d":                     "postgres://u:xxxxx@h/d",
+		"postgres://u:hunt@er2@h/d":                     "postgres://u:xxxxx@h/d",
+		"redis://:hunter2@h:6379/0":                     "redis://:xxxxx@h:6379/0",
+		"unix:///run/redis.sock":                        "unix:///run/redis.sock",
+		"":                                              "",
+	} {
+		if got := redact(url, ""); got != want {
+			t.Errorf("redact(%q) = %q, want %q", url, got, want)
+		}
+	}
+}
+
+func TestSecretValues(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"full": "hunter2\n", "empty": "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := mustLoad(t, "http_task: {secrets: {A: {env: A_KEY, hosts: [x]}, B: {file: "+dir+"/full, hosts: [x]}}}",
+		map[string]string{"A_KEY": " hunter3 "}, nil)
+	got, err := c.SecretValues()
+	if diff := cmp.Diff(map[string]string{"A": "hunter3", "B": "hunter2"}, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+
+	// Without them the file is still good, for whoever sends nothing.
+	c = mustLoad(t, "http_task:\n  secrets:\n    A: {env: hunter2, hosts: [x]}\n    B: {file: "+dir+"/empty, hosts: [x]}\n    C: {file: "+dir+"/none, hosts: [x]}\n", nil, nil)
+	_, err = c.SecretValues()
+	want := "config.yaml:3: http_task.secrets.A.env: the variable that it names is not set\n" +
+		"config.yaml:4: http_task.secrets.B.file: cannot be read: it is empty\n" +
+		"config.yaml:5: http_task.secrets.C.file: cannot be read: no such file or directory"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}

@@ -1,0 +1,273 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// setting is one value of a Config, what its tags say of it, and where it came from.
+type setting struct {
+	path  string
+	tags  reflect.StructTag
+	value reflect.Value // in the Config
+	from  source
+	via   string // the file of a secret, or the variables that the value names
+	items []item // that it was read from: one, or those of a list or mapping
+}
+
+type item struct {
+	key, text string
+	from      source
+}
+
+func (s *setting) tag(name string) string { return s.tags.Get(name) }
+
+func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), ruleOf(s.tag("check")).allowed) }
+
+// mayBeEmpty tells whether empty text leaves the setting unset, so that `url: ${DATABASE_URL}`
+// without that variable says nothing.
+func (s *setting) mayBeEmpty() bool {
+	return s.tag("default") == "" && (s.value.Kind() == reflect.String || s.is(Hours{}))
+}
+
+func (s *setting) is(example any) bool { return s.value.Type() == reflect.TypeOf(example) }
+
+// section fills a struct from a mapping, which may be nil, and lets it check itself.
+func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
+	known := keysOf(v.Type())
+	given, ok := l.mapping(n, path, strings.Join(known, ", "), func(key string) error {
+		if slices.Contains(known, key) {
+			return nil
+		}
+		return errors.New("is not a key of " + cmp.Or(path, "the file") + didYouMean(key, known))
+	})
+	for f, value := range v.Fields() {
+		key := f.Tag.Get("key")
+		node, child := given[key], join(path, key)
+		switch {
+		case key == "":
+		case value.Kind() == reflect.Map && value.Type().Elem().Kind() == reflect.Struct:
+			l.entries(value, node, child, f.Tag.Get("always"))
+		case value.Kind() == reflect.Struct && len(keysOf(value.Type())) > 0:
+			l.section(value, node, child)
+		default:
+			s := l.setting(&setting{path: child, tags: f.Tag, value: value}, node)
+			if s.tag("secret") != "" {
+				text := reflect.New(reflect.TypeFor[string]()).Elem()
+				l.secret(s, l.setting(&setting{path: child + "_file", value: text}, given[key+"_file"]))
+			}
+		}
+	}
+	if c, is := v.Addr().Interface().(interface{ check(section) }); is && ok {
+		c.check(section{l, path, l.file.at(n)})
+	}
+}
+
+// entries fills a map of sections, such as limits, by name.
+func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
+	given, _ := l.mapping(n, path, ruleOf("name").allowed, checkName)
+	if always != "" && given[always] == nil {
+		given[always] = nil
+	}
+	v.Set(reflect.MakeMap(v.Type()))
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		entry := reflect.New(v.Type().Elem()).Elem()
+		l.section(entry, given[name], join(path, name))
+		v.SetMapIndex(reflect.ValueOf(name), entry)
+	}
+}
+
+// mapping returns what a mapping gives its keys. No value is an empty mapping: `queues:` with its
+// entries commented out.
+func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (given map[string]*yaml.Node, ok bool) {
+	given = map[string]*yaml.Node{}
+	if n == nil || isNull(resolve(n)) {
+		return given, true
+	}
+	at, n := l.file.at(n), resolve(n)
+	if n.Kind != yaml.MappingNode {
+		l.file.hide(n)
+		l.fail(at, path, "must be a mapping of keys to values", allowed)
+		return given, false
+	}
+	for pair := range slices.Chunk(n.Content, 2) {
+		key, value := pair[0], pair[1]
+		err := check(key.Value)
+		if first, twice := given[key.Value]; twice {
+			err = fmt.Errorf("is given twice, first on line %d", first.Line)
+		}
+		if key.Kind != yaml.ScalarNode {
+			l.file.hide(key)
+			err = errors.New("a key must be plain text")
+		}
+		if err != nil {
+			l.file.hide(value)
+			l.fail(l.file.at(key), join(path, key.Value), err.Error(), allowed)
+			continue
+		}
+		given[key.Value] = value
+	}
+	return given, true
+}
+
+func keysOf(t reflect.Type) (keys []string) {
+	for f := range t.Fields() {
+		if key := f.Tag.Get("key"); key != "" {
+			keys = append(keys, key)
+		}
+		if f.Tag.Get("secret") != "" {
+			keys = append(keys, f.Tag.Get("key")+"_file")
+		}
+	}
+	return keys
+}
+
+func join(path, key string) string {
+	if path == "" || key == "" {
+		return path + key
+	}
+	return path + "." + key
+}
+
+// setText gives a setting what is written outside of the file: a list as a,b and a mapping as a=1,b=2.
+func (l *loader) setText(s *setting, from source, text string) {
+	items := []item{{"", text, from}}
+	if kind := s.value.Kind(); kind == reflect.Map || kind == reflect.Slice && !s.is(Hours{}) {
+		items = nil
+		for part := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
+			key, value, _ := strings.Cut(part, "=")
+			if kind == reflect.Slice {
+				key, value = "", part
+			}
+			items = append(items, item{strings.TrimSpace(key), value, from})
+		}
+	}
+	s.via = ""
+	l.assign(s, from, items)
+}
+
+// setNode gives a setting what the file says: a value, a list or a mapping. A list of one may be written as its item.
+func (l *loader) setNode(s *setting, n *yaml.Node) {
+	at, n := l.file.at(n), resolve(n)
+	var items []item
+	switch kind := s.value.Kind(); {
+	case kind == reflect.Map:
+		given, _ := l.mapping(n, s.path, s.allowed(), func(string) error { return nil })
+		for _, key := range slices.Sorted(maps.Keys(given)) {
+			items = append(items, l.item(s, given[key], key)...)
+		}
+	case kind == reflect.Slice && n.Kind == yaml.SequenceNode:
+		for _, child := range n.Content {
+			items = append(items, l.item(s, child, "")...)
+		}
+		if len(n.Content) == 0 && !s.is([]string{}) {
+			l.fail(at, s.path, s.check("").Error(), s.allowed())
+		}
+	case kind == reflect.Slice && isNull(n):
+		return
+	default:
+		items = l.item(s, n, "")
+	}
+	l.assign(s, at, items)
+}
+
+// item reads a scalar, with ${VAR} expanded. It returns none where that is a mistake.
+func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
+	at, n := l.file.at(n), resolve(n)
+	if n.Kind != yaml.ScalarNode || s.tag("secret") != "" || s.tag("hide") != "" {
+		l.file.hide(n)
+	}
+	text, via, err := expand(n.Value, l.config.origin.env)
+	switch {
+	case n.Kind != yaml.ScalarNode:
+		err = errors.New("must be a single value")
+	case isNull(n):
+		err = errors.New("has no value")
+	case err == nil && text == "" && n.Value != "" && !s.mayBeEmpty():
+		err = errors.New(n.Value + " is not set")
+	}
+	if err != nil {
+		l.fail(at, s.path, err.Error(), s.allowed())
+		return nil
+	}
+	s.via = strings.Trim(s.via+", "+via, ", ")
+	return []item{{key, text, at}}
+}
+
+// expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
+// stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
+func expand(s string, env map[string]string) (text, via string, err error) {
+	if !strings.Contains(s, "${") {
+		return s, "", nil
+	}
+	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
+	text = reference.ReplaceAllStringFunc(s, func(match string) string {
+		parts := reference.FindStringSubmatch(match)
+		name, fallback := parts[1], parts[2]
+		value := env[name]
+		switch {
+		case match == "$${":
+			return "${"
+		case name == "" || strings.Contains(fallback, "${"):
+			err = errors.New("has a ${ that names no variable: write ${VAR} or ${VAR:-default}, and $${ for ${ itself")
+		case value == "" && fallback != "":
+			value = strings.TrimPrefix(fallback, ":-")
+		case value == "" && match != s:
+			err = fmt.Errorf("${%s} is not set: write ${%s:-} if it may be empty", name, name)
+		}
+		via = strings.Trim(via+", ${"+name+"}", ", ")
+		return value
+	})
+	return text, via, err
+}
+
+// assign gives a setting the items of one source. It reports bad ones, and leaves them out.
+func (l *loader) assign(s *setting, from source, items []item) {
+	if len(items) == 1 && strings.TrimSpace(items[0].text) == "" && s.mayBeEmpty() {
+		return
+	}
+	s.from, s.items = from, items
+	kind := s.value.Kind()
+	if kind == reflect.Slice || kind == reflect.Map {
+		s.value.SetZero()
+	}
+	seen := map[string]bool{}
+	for i, it := range items {
+		text := strings.TrimSpace(it.text)
+		value, err := s.parse(text)
+		if kind == reflect.Slice && seen[text] {
+			err = unless(false, text, "is given twice")
+		}
+		items[i].text, seen[text] = text, true
+		switch {
+		case err != nil:
+			l.fail(it.from, s.path, err.Error(), s.allowed())
+		case kind == reflect.Slice:
+			s.value.Set(reflect.Append(s.value, value))
+		case kind == reflect.Map && s.value.IsNil():
+			s.value.Set(reflect.MakeMap(s.value.Type()))
+			fallthrough
+		case kind == reflect.Map:
+			s.value.SetMapIndex(reflect.ValueOf(it.key), value)
+		default:
+			s.value.Set(value.Convert(s.value.Type()))
+		}
+	}
+}
+
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }

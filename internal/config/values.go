@@ -1,0 +1,267 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/robfig/cron/v3"
+
+	"github.com/callq/callq/internal/hours"
+	"github.com/callq/callq/internal/limit"
+)
+
+// parse reads a value by the setting's type, or an item of its list or mapping.
+func (s *setting) parse(text string) (reflect.Value, error) {
+	var value any = text
+	var err error
+	switch s.value.Interface().(type) {
+	case int:
+		value, err = within(text, s.allowed(), parseInt)
+	case time.Duration:
+		value, err = within(text, s.allowed(), ParseDuration)
+	case Bytes:
+		value, err = within(text, s.allowed(), parseBytes)
+	case Backoff:
+		value, err = parseBackoff(text, s.allowed())
+	case limit.Rate:
+		value, err = limit.ParseRate(text)
+	case bool:
+		value, err = text == "true", s.check(text)
+	default:
+		err = s.check(text)
+	}
+	return reflect.ValueOf(value), err
+}
+
+// check holds text against the setting's rule, or its choices.
+func (s *setting) check(text string) error {
+	if rule := ruleOf(s.tag("check")); rule.check != nil {
+		return rule.check(text)
+	}
+	choices := s.tag("allowed")
+	return unless(choices == "" || slices.Contains(strings.Split(choices, "|"), text), text, "is not allowed")
+}
+
+func unless(good bool, text, why string) error {
+	if good {
+		return nil
+	}
+	return errors.New(Quote(text) + " " + why)
+}
+
+// within parses text and holds it against bounds: 1s..1d, or 1s..1d|off where off is 0.
+func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (value T, err error) {
+	bounds, off := strings.CutSuffix(bounds, "|off")
+	if off && text == "off" {
+		return value, nil
+	}
+	if value, err = parse(text); err != nil {
+		return value, err
+	}
+	lo, hi, _ := strings.Cut(bounds, "..")
+	least, errLo := parse(lo)
+	most, errHi := parse(hi)
+	return value, unless(value >= least && value <= most && errLo == nil && errHi == nil, text, "is out of bounds")
+}
+
+func parseInt(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	return n, unless(err == nil, s, "is not a whole number")
+}
+
+// ParseDuration reads Go's durations and those with days and weeks: 90s, 1d12h, 2w. None is negative.
+func ParseDuration(s string) (time.Duration, error) {
+	inHours := regexp.MustCompile(`[\d.]+[dw]`).ReplaceAllStringFunc(s, func(part string) string {
+		n, err := strconv.ParseFloat(part[:len(part)-1], 64)
+		if err != nil {
+			return part // which is then refused
+		}
+		return fmt.Sprintf("%fh", n*map[byte]float64{'d': 24, 'w': 7 * 24}[part[len(part)-1]])
+	})
+	d, err := time.ParseDuration(inHours)
+	return d, unless(err == nil && !strings.ContainsAny(s, "+-"), s,
+		"is not a duration: write numbers with units, such as 30s, 1h30m, 7d, 1d12h (ms s m h d w)")
+}
+
+func parseBytes(s string) (Bytes, error) {
+	number := strings.TrimRight(s, "KMiB ")
+	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20}[strings.TrimSpace(s[len(number):])]
+	n, err := strconv.ParseInt(number, 10, 64)
+	return Bytes(n << shift), unless(ok && err == nil && n <= math.MaxInt64>>shift, s, "is not a size: write 256KiB, 1MiB or a number of bytes")
+}
+
+// parseBackoff reads min..max, or one duration for a wait that does not grow.
+func parseBackoff(s, bounds string) (b Backoff, err error) {
+	lo, hi, ok := strings.Cut(s, "..")
+	if !ok {
+		hi = lo
+	}
+	if b.Min, err = within(strings.TrimSpace(lo), bounds, ParseDuration); err == nil {
+		b.Max, err = within(strings.TrimSpace(hi), bounds, ParseDuration)
+	}
+	return b, cmp.Or(err, unless(b.Min <= b.Max, s, "ends before it begins"))
+}
+
+// rule is what a text must be, and how a person is told. The tag check names it.
+type rule struct {
+	check   func(string) error
+	allowed string
+}
+
+func ruleOf(name string) rule {
+	const escapes = "; @ : / ? in a password as %40 %3A %2F %3F"
+	switch name {
+	case "any":
+		return rule{func(string) error { return nil }, ""}
+	case "address":
+		return rule{checkAddress, "a name, an address, or a network such as 10.0.0.0/8"}
+	case "cron":
+		return rule{checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`}
+	case "host":
+		return rule{checkHost, "a name or an address without scheme, port and path"}
+	case "hours":
+		return rule{checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas or as a list: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}
+	case "listen":
+		return rule{checkListen, "host:port (port 0: any free one), :port for every interface, or off"}
+	case "name":
+		return rule{checkName, "1 to 100 bytes without spaces, quotes, commas and stars"}
+	case "override":
+		return rule{limit.CheckOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"}
+	case "postgres":
+		return rule{checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes}
+	case "rate":
+		return rule{limit.CheckRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, and mo for fixed_window; or a list of them"}
+	case "redis":
+		return rule{checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes}
+	case "secret_host":
+		return rule{checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"}
+	case "timezone":
+		return rule{checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"}
+	case "variable":
+		return rule{checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"}
+	}
+	return rule{}
+}
+
+func checkTimezone(s string) error { return second(limit.ParseCalendar("1d", s)) }
+
+func checkHours(s string) error { return second(hours.Parse(s)) }
+
+func second[T any](_ T, err error) error { return err }
+
+// checkName holds for limits, queues and labels: what can be written in a shell and in SQL.
+func checkName(s string) error {
+	bad := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || strings.ContainsRune(`,"'*`, r) }
+	return unless(s != "" && len(s) <= 100 && !strings.ContainsFunc(s, bad), s, "cannot be a name")
+}
+
+// checkVariable does not repeat what is none: it may be the secret itself.
+func checkVariable(s string) error {
+	if matches(`^[A-Za-z_]\w*$`, s) {
+		return nil
+	}
+	return errors.New("is not a variable's name")
+}
+
+func checkHost(s string) error {
+	isIP := second(netip.ParseAddr(s)) == nil
+	return unless(isIP || matches(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`, s), s, "is not a host")
+}
+
+func checkAddress(s string) error {
+	if second(netip.ParsePrefix(s)) == nil {
+		return nil
+	}
+	return checkHost(s)
+}
+
+func matches(pattern, s string) bool { return regexp.MustCompile(pattern).MatchString(s) }
+
+// checkSecretHost takes host, host:port, and both after http://.
+func checkSecretHost(s string) error {
+	host, port := strings.TrimPrefix(s, "http://"), "1"
+	if name, given, err := net.SplitHostPort(host); err == nil {
+		host, port = name, given
+	} else if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		host = host[1 : len(host)-1]
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return unless(err == nil && n > 0 && checkHost(host) == nil, s, "is not a host, nor one with a port from 1 to 65535")
+}
+
+func checkListen(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	_, notPort := strconv.ParseUint(port, 10, 16)
+	return unless(s == "off" || err == nil && notPort == nil, s, "is not an address to listen on")
+}
+
+// checkCron also refuses what cron accepts and never runs, or runs at other times than are written.
+func checkCron(s string) error {
+	if strings.Contains(s, "TZ=") && !strings.Contains(s, " ") { // cron would panic
+		return unless(false, s, "has a time zone and no schedule")
+	}
+	schedule, err := cron.ParseStandard(s)
+	if err != nil {
+		return fmt.Errorf("%s is not a schedule: %w", Quote(s), err)
+	}
+	if every, ok := schedule.(cron.ConstantDelaySchedule); ok {
+		_, text, _ := strings.Cut(s, "@every ")
+		d, err := time.ParseDuration(text)
+		return unless(err == nil && d == every.Delay, s, "can never fire as written: cron knows whole seconds, from 1s")
+	}
+	next := schedule.Next(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)) // in 5 years, leap days too
+	return unless(!next.IsZero(), s, "can never fire: no such date comes")
+}
+
+// checkPostgres and checkRedis never show the URL or a part of it: it may hold a password.
+func checkPostgres(s string) error {
+	_, err := pgx.ParseConfig(s)
+	if err == nil {
+		return nil
+	}
+	why := err.Error()
+	if i := strings.LastIndex(why, "`: "); i >= 0 { // the connection string stands before
+		why = why[i+len("`: "):]
+	}
+	return errors.New("is not a Postgres URL: " + regexp.MustCompile(`"[^"]*"`).ReplaceAllString(why, "…"))
+}
+
+func checkRedis(s string) error {
+	first, _ := RedisServers(s)
+	_, err := redis.ParseURL(first)
+	if err == nil {
+		return nil
+	}
+	why, ok := strings.CutPrefix(err.Error(), "redis: ")
+	if why, _, _ = strings.Cut(why, ":"); !ok {
+		why = "it cannot be taken apart"
+	}
+	return errors.New("is not a Redis URL: " + why)
+}
+
+// RedisServers splits a Redis URL: the first server's, and the host:port of each ?addr=.
+func RedisServers(s string) (first string, more []string) {
+	u, err := url.Parse(s)
+	if err != nil || !u.Query().Has("addr") {
+		return s, nil
+	}
+	query := u.Query()
+	more = query["addr"]
+	query.Del("addr")
+	u.RawQuery = query.Encode()
+	return u.String(), more
+}
