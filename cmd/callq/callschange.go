@@ -9,21 +9,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/cmd/callq/config"
 )
 
 // change is a verb that changes calls: of the ids given, or all that fit a filter.
 type change[T any] struct {
 	name, past string // "cancel", "cancelled"
 	long       string
-	// of are the statuses that a filter may name; where it names none it means those of usual.
+	// of are the statuses that a filter may name. Where it names none, it means those of usual.
 	of    []callqueue.Status
 	usual func() []callqueue.Status
-	// asks says that calls given by id are asked about too, for what is done to them cannot be undone.
+	// asks: calls given by id are asked about too, for it cannot be undone.
 	asks bool
 	// apply changes calls; of are the statuses that were asked for, nil where ids were given.
 	apply func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]T, error)
@@ -37,17 +35,17 @@ type changed struct {
 	done   bool
 	status callqueue.Status
 	open   bool   // an attempt is
-	word   string // for the table, where it was not done
-	wrong  bool   // that it was not done is a failure
+	word   string // for the table
+	wrong  bool   // it was not done, which is a failure
 }
 
 // changeMost is how many calls of a filter are looked up at once.
 const changeMost = 10_000
 
-func changeCommand[T any](p *program, c *change[T]) *cobra.Command {
+func changeCommand[T any](a *app, c *change[T]) *cobra.Command {
 	var f callFilter
 	var all bool
-	usual := strings.Join(statusNames(c.usual()), ", ")
+	usual := joined(c.usual(), ", ")
 	cmd := &cobra.Command{
 		Use:   c.name + " ID... | --status|--queue|--key|--task ... | --all",
 		Short: strings.ToUpper(c.name[:1]) + c.name[1:] + " calls, by id or all that fit a filter",
@@ -58,31 +56,26 @@ about first; off a terminal that needs --yes. They are %s in small transactions,
 inserted meanwhile are left alone.
 
 An ID that there is not is exit code 4, one that could not be %s is exit code 1, after the others.`,
-			usual, strings.Join(statusNames(c.of), ", "), c.past, c.past),
+			usual, joined(c.of, ", "), c.past, c.past),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case len(args) > 0 && (all || f.given(cmd)):
+			case len(args) > 0 && (all || f.any()):
 				return usagef("give ids or a filter, not both")
-			case len(args) == 0 && !all && !f.given(cmd):
+			case len(args) == 0 && !all && !f.any():
 				return usagef("which calls? Give ids, or --status, --queue, --key or --task, or --all for all that are %s", usual)
 			case len(args) > 0:
-				ids, err := callIDs(args)
-				if err != nil {
-					return err
-				}
-				return changeByID(cmd.Context(), p, c, ids)
+				return changeByID(cmd, a, c, args)
 			}
-			filter, err := f.read(cmd, c.of)
+			filter, err := f.read(c.of)
 			if err != nil {
 				return err
 			}
 			if len(filter.Statuses) == 0 {
 				filter.Statuses = c.usual()
 			}
-			change := func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				return changeByFilter(ctx, p, c, pool, filter)
-			}
-			return p.withPostgres(cmd.Context(), commandSettings(), change)
+			return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+				return changeByFilter(ctx, a, c, db, filter)
+			})(cmd, nil)
 		},
 	}
 	f.add(cmd)
@@ -90,56 +83,53 @@ An ID that there is not is exit code 4, one that could not be %s is exit code 1,
 	return cmd
 }
 
-func changeByID[T any](ctx context.Context, p *program, c *change[T], ids []int64) error {
+func changeByID[T any](cmd *cobra.Command, a *app, c *change[T], args []string) error {
+	ids, err := callIDs(args)
+	if err != nil {
+		return err
+	}
 	if c.asks {
-		if err := p.confirmChange(c.name, int64(len(ids))); err != nil {
+		if err := confirmChange(a, c.name, int64(len(ids))); err != nil {
 			return err
 		}
 	}
-	return p.ask(ctx, func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-		client, err := callqueue.New(pool)
+	return a.query(func(ctx context.Context, db *database, _ []string) error {
+		client, err := callqueue.New(db.Pool)
 		if err != nil {
 			return err
 		}
 		calls, failure := c.apply(ctx, client, nil, ids)
-		err = printRows(p, calls,
-			column[T]{"ID", func(v T) string { return strconv.FormatInt(c.read(v).id, 10) }},
-			column[T]{strings.ToUpper(c.past), func(v T) string {
-				if r := c.read(v); !r.done {
-					return r.word
-				}
-				return "yes"
-			}},
-			column[T]{"STATUS", func(v T) string { return statusText(c.read(v).status, c.read(v).open) }},
-		)
-		if err != nil {
-			return err
-		}
-		if failure != nil {
-			return asNotFound(failure)
-		}
 		var not []string
+		err = printRows(a, calls, table[T]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(v T) []any {
+			r := c.read(v)
+			return []any{r.id, r.word, statusText(r.status, r.open)}
+		}})
 		for _, v := range calls {
 			if r := c.read(v); r.wrong {
 				not = append(not, fmt.Sprintf("%d (%s)", r.id, statusText(r.status, r.open)))
 			}
 		}
-		if len(not) > 0 {
+		missing, isMissing := errors.AsType[*callqueue.NotFoundError](failure)
+		switch {
+		case err != nil:
+			return err
+		case isMissing:
+			return notFound(missing.IDs)
+		case failure == nil && len(not) > 0:
 			return fmt.Errorf("not %s: %s", c.past, strings.Join(not, ", "))
 		}
-		return nil
-	})
+		return failure
+	})(cmd, args)
 }
 
-// changeByFilter asks about as many as there are, and goes through them from the newest on.
-func changeByFilter[T any](ctx context.Context, p *program, c *change[T], pool *pgxpool.Pool, f callqueue.Filter,
-) error {
-	client, err := callqueue.New(pool)
+// changeByFilter asks about as many calls as there are, and goes through them from the newest on.
+func changeByFilter[T any](ctx context.Context, a *app, c *change[T], db *database, f callqueue.Filter) error {
+	client, err := callqueue.New(db.Pool)
 	if err != nil {
 		return err
 	}
 	var matched int64
-	err = p.within(ctx, func(ctx context.Context) error {
+	err = a.within(ctx, func(ctx context.Context) error {
 		newest, err := client.List(ctx, f, 1)
 		if err != nil || len(newest) == 0 {
 			return err
@@ -152,62 +142,69 @@ func changeByFilter[T any](ctx context.Context, p *program, c *change[T], pool *
 		return err
 	}
 	if matched > 0 {
-		if err := p.confirmChange(c.name, matched); err != nil {
+		if err := confirmChange(a, c.name, matched); err != nil {
 			return err
 		}
 	}
-	done, seen := int64(0), int64(0)
+	done, seen, err := changeAll(ctx, a, c, client, f, matched)
+	if err != nil {
+		fmt.Fprintf(a.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
+		return err
+	}
+	if a.output != "table" {
+		return a.printJSON(map[string]int64{"matched": matched, c.past: done})
+	}
+	fmt.Fprintf(a.stdout, "%s %s calls\n", c.past, thousands(done))
+	if left := seen - done; left > 0 {
+		fmt.Fprintf(a.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
+	}
+	return nil
+}
+
+// changeAll changes the calls of a filter, and returns how many it changed and how many it saw.
+func changeAll[T any](ctx context.Context, a *app, c *change[T], client *callqueue.Client, f callqueue.Filter, matched int64,
+) (done, seen int64, err error) {
 	said := time.Now()
 	for matched > 0 {
 		var page []callqueue.Summary
-		err := p.within(ctx, func(ctx context.Context) (err error) {
+		if err := a.within(ctx, func(ctx context.Context) (err error) {
 			page, err = client.List(ctx, f, changeMost)
 			return err
-		})
+		}); err != nil {
+			return done, seen, err
+		}
 		for some := range slices.Chunk(page, 500) {
-			if err != nil {
-				break
-			}
-			err = p.within(ctx, func(ctx context.Context) error {
+			err := a.within(ctx, func(ctx context.Context) error {
 				n, err := applyTo(ctx, c, client, f.Statuses, some)
 				done += n
 				return err
 			})
+			if err != nil {
+				return done, seen, err
+			}
 			seen += int64(len(some))
 			if time.Since(said) > time.Second {
-				fmt.Fprintf(p.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
+				fmt.Fprintf(a.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
 				said = time.Now()
 			}
-		}
-		if err != nil {
-			fmt.Fprintf(p.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
-			return err
 		}
 		if len(page) < changeMost {
 			break
 		}
 		f.Before = page[len(page)-1].ID
 	}
-	if p.output != "table" {
-		return p.printJSON(map[string]int64{"matched": matched, c.past: done})
-	}
-	fmt.Fprintf(p.stdout, "%s %s calls\n", c.past, thousands(done))
-	if left := seen - done; left > 0 {
-		fmt.Fprintf(p.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
-	}
-	return nil
+	return done, seen, nil
 }
 
-// applyTo changes calls and says how many. Those that are gone meanwhile are none.
+// applyTo changes calls and says how many. Those that are gone by now do not count.
 func applyTo[T any](ctx context.Context, c *change[T], client *callqueue.Client, of []callqueue.Status,
 	calls []callqueue.Summary,
-) (int64, error) {
+) (done int64, err error) {
 	ids := make([]int64, len(calls))
 	for i, call := range calls {
 		ids[i] = call.ID
 	}
 	list, err := c.apply(ctx, client, of, ids)
-	var done int64
 	for _, v := range list {
 		if c.read(v).done {
 			done++
@@ -219,12 +216,12 @@ func applyTo[T any](ctx context.Context, c *change[T], client *callqueue.Client,
 	return done, err
 }
 
-func (p *program) confirmChange(verb string, calls int64) error {
+func confirmChange(a *app, verb string, calls int64) error {
 	question := fmt.Sprintf("%s %s calls?", verb, thousands(calls))
 	if calls == 1 {
 		question = verb + " 1 call?"
 	}
-	if err := p.confirm(question); err != nil {
+	if err := a.confirm(question); err != nil {
 		return fmt.Errorf("%s %w", question, err)
 	}
 	return nil

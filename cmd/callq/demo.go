@@ -49,7 +49,7 @@ type demo struct {
 	say    io.Writer // progress
 }
 
-func (p *program) demoCommand() *cobra.Command {
+func demoCommand(a *app) *cobra.Command {
 	d := demo{}
 	rate := "100/10s"
 	cmd := &cobra.Command{
@@ -66,7 +66,7 @@ func (p *program) demoCommand() *cobra.Command {
 			if d.calls < 1 || d.calls > 1_000_000 {
 				return usagef("--calls is %d; it may be 1 to 1000000", d.calls)
 			}
-			d.format, d.out, d.say = p.output, p.stdout, p.stderr
+			d.format, d.out, d.say = a.output, a.stdout, a.stderr
 			return d.run(cmd.Context())
 		},
 	}

@@ -145,7 +145,7 @@ func (s deployed) check(t *testing.T, w world) {
 			environ = append(environ, name+"="+value)
 		}
 	}
-	if code := run(t.Context(), []string{"config", "show", "-o", "json"}, nil, &out, &errs, environ); code != exitDone || errs.String() != "" {
+	if code := runCode(t.Context(), []string{"config", "show", "-o", "json"}, nil, &out, &errs, environ); code != exitDone || errs.String() != "" {
 		t.Errorf("%s: its variables are not callq's: exit code %d\n%s", s.name, code, &errs)
 	}
 	for name := range s.env {

@@ -237,17 +237,17 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 
 func TestDevFolder(t *testing.T) {
 	t.Parallel()
-	none, err := (&program{}).devFolder("")
+	none, err := devFolder(&app{}, "")
 	if os.Geteuid() == 0 && none != "/var/lib/callq/dev" || os.Geteuid() != 0 && err == nil {
 		t.Errorf("without any home: %s, %v", none, err)
 	}
 	for _, environ := range [][]string{{"XDG_DATA_HOME=/data", "HOME=/home/u"}, {"XDG_DATA_HOME=/other", "XDG_DATA_HOME=/data"}} {
-		if got, err := (&program{environ: environ}).devFolder(""); got != "/data/callq/dev" || err != nil {
+		if got, err := devFolder(&app{environ: environ}, ""); got != "/data/callq/dev" || err != nil {
 			t.Errorf("%v: %s, %v", environ, got, err)
 		}
 	}
 	here, err := filepath.Abs("d")
-	if got, err2 := (&program{environ: []string{"XDG_DATA_HOME=/data"}}).devFolder("d"); got != here || err != nil || err2 != nil {
+	if got, err2 := devFolder(&app{environ: []string{"XDG_DATA_HOME=/data"}}, "d"); got != here || err != nil || err2 != nil {
 		t.Errorf("--dir d: %s, %v, %v", got, err, err2)
 	}
 }

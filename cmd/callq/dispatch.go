@@ -9,9 +9,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 )
 
-const defaultOnceTimeout = time.Minute
-
-func (p *program) dispatchCommand() *cobra.Command {
+func dispatchCommand(a *app) *cobra.Command {
 	once, apply := false, false
 	cmd := &cobra.Command{
 		Use: "dispatch", Short: "Run the dispatcher alone, as many as you like",
@@ -21,12 +19,12 @@ func (p *program) dispatchCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !once {
-				return p.daemon(cmd.Context(), roles{dispatcher: true, apply: apply})
+				return a.daemon(cmd.Context(), roles{dispatcher: true, apply: apply})
 			}
 			if !cmd.Flags().Changed("timeout") {
-				p.timeout = defaultOnceTimeout
+				a.timeout = time.Minute
 			}
-			return p.dispatchOnce(cmd.Context(), apply)
+			return dispatchOnce(cmd.Context(), a, apply)
 		},
 	}
 	cmd.Flags().BoolVar(&once, "once", false, "one tick, then exit")
@@ -42,23 +40,23 @@ const (
 	applyUsage = "apply the configuration even if a newer one has replaced it"
 )
 
-// dispatchOnce applies the rules and runs one tick, within --timeout. No http is served.
-func (p *program) dispatchOnce(ctx context.Context, apply bool) error {
-	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+// dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
+func dispatchOnce(ctx context.Context, a *app, apply bool) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	cfg, err := p.loadConfig()
+	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
 	}
-	s, err := openServers(ctx, cfg, p.logger(cfg), roles{dispatcher: true})
+	s, err := openServers(ctx, cfg, a.logger(cfg), roles{dispatcher: true})
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := p.await(ctx, "Postgres", cfg.Origin("postgres.url"), s.askPostgres); err != nil {
+	if err := a.awaitPostgres(ctx, cfg, s.pool); err != nil {
 		return err
 	}
-	if err := p.await(ctx, "Redis", cfg.Origin("redis.url"), s.askRedis); err != nil {
+	if err := a.awaitRedis(ctx, cfg, s.redis); err != nil {
 		return err
 	}
 	dc := dispatcherConfig(cfg, s)

@@ -13,20 +13,18 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/cmd/callq/config"
 )
 
 // enqueueFlags are what enqueue is told.
 type enqueueFlags struct {
-	call             callqueue.Call
-	priority         int
-	at, data, from   string
-	in, expiresIn    durationFlag
-	isAt, isIn, isEx bool // given
+	call           callqueue.Call
+	priority       int
+	at, data, from string
+	in, expiresIn  durationFlag
+	given          func(flag string) bool
 }
 
 // inserted is what enqueue prints of a call.
@@ -35,7 +33,7 @@ type inserted struct {
 	Duplicate bool  `json:"duplicate"` // an unfinished call has the unique key: ID is that call's
 }
 
-func (p *program) enqueueCommand() *cobra.Command {
+func enqueueCommand(a *app) *cobra.Command {
 	var f enqueueFlags
 	cmd := &cobra.Command{
 		Use: "enqueue [TASK]", Short: "Insert calls, and print their ids",
@@ -55,18 +53,16 @@ call's, stderr says so, and the exit code is 0, so that a repeated command does 
 			if len(args) == 1 {
 				f.call.Task = args[0]
 			}
-			given := cmd.Flags().Changed
-			f.isAt, f.isIn, f.isEx = given("at"), given("in"), given("expires-in")
-			if given("priority") {
-				f.call.Priority = &f.priority
-			}
-			if err := f.check(given); err != nil {
+			f.given = cmd.Flags().Changed
+			if err := f.check(); err != nil {
 				return err
 			}
 			if f.from != "" {
-				return p.enqueueFile(cmd.Context(), f)
+				return enqueueFile(cmd, a, &f)
 			}
-			return p.enqueueOne(cmd.Context(), f)
+			return a.query(func(ctx context.Context, db *database, _ []string) error {
+				return enqueueOne(ctx, a, db, &f)
+			})(cmd, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -85,37 +81,39 @@ call's, stderr says so, and the exit code is 0, so that a repeated command does 
 }
 
 // check refuses what contradicts itself, and what would silently mean a default.
-func (f *enqueueFlags) check(given func(string) bool) error {
+func (f *enqueueFlags) check() (err error) {
 	switch {
-	case f.isAt && f.isIn:
+	case f.given("at") && f.given("in"):
 		return usagef("--at and --in both say when: give one of them")
-	case given("from") && f.from == "":
+	case f.given("from") && f.from == "":
 		return usagef("--from needs a file, or - for stdin")
-	case f.from != "" && given("unique"):
+	case f.from != "" && f.given("unique"):
 		return usagef("--unique would be the same for every line: give unique_key in the lines of --from")
 	case f.from == "-" && f.data == "-":
 		return usagef("--from and --data cannot both read stdin")
-	case given("cost") && f.call.Cost < 1:
+	case f.given("cost") && f.call.Cost < 1:
 		return usagef("--cost is %d, less than 1", f.call.Cost)
-	case given("max-attempts") && f.call.MaxAttempts < 1:
+	case f.given("max-attempts") && f.call.MaxAttempts < 1:
 		return usagef("--max-attempts is %d, less than 1", f.call.MaxAttempts)
-	case f.isAt:
-		at, err := time.Parse(time.RFC3339, f.at)
-		if err != nil {
-			return usagef("--at %q is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", f.at)
-		}
-		f.call.RunAt = at
 	}
-	return nil
+	if f.given("priority") {
+		f.call.Priority = &f.priority
+	}
+	if f.given("at") {
+		f.call.RunAt, err = parseTime("at", f.at)
+	}
+	return err
 }
 
 // readData resolves --data, and leaves its JSON to the client.
 func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
 	name, isFile := strings.CutPrefix(f.data, "@")
-	var from io.Reader
+	from := stdin
 	switch {
+	case f.data == "":
+		return nil
 	case f.data == "-":
-		name, from = "stdin", stdin
+		name = "stdin"
 	case isFile:
 		file, err := os.Open(name)
 		if err != nil {
@@ -123,10 +121,8 @@ func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
 		}
 		defer file.Close()
 		from = file
-	case f.data != "":
-		f.call.Data = json.RawMessage(f.data)
-		return nil
 	default:
+		f.call.Data = json.RawMessage(f.data)
 		return nil
 	}
 	data, err := io.ReadAll(io.LimitReader(from, 2*most+1)) // white space may be a part of it
@@ -137,72 +133,64 @@ func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
 	return nil
 }
 
-// resolveTimes turns times from now on into instants of Postgres's clock.
-func (f *enqueueFlags) resolveTimes(ctx context.Context, pool *pgxpool.Pool) error {
-	if !f.isIn && !f.isEx {
-		return nil
+// client makes the client, and reads what the flags leave to be read: the data, and from Postgres's
+// clock the time that --in and --expires-in start from.
+func (f *enqueueFlags) client(ctx context.Context, stdin io.Reader, db *database) (*callqueue.Client, error) {
+	most := db.cfg.Calls.MaxData
+	if err := f.readData(stdin, int64(most)); err != nil {
+		return nil, err
 	}
-	var now time.Time
-	if err := pool.QueryRow(ctx, nowSQL).Scan(&now); err != nil {
-		return fmt.Errorf("read Postgres's clock: %w", err)
+	if f.given("in") || f.given("expires-in") {
+		var now time.Time
+		if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+			return nil, fmt.Errorf("read Postgres's clock: %w", err)
+		}
+		if f.given("in") {
+			f.call.RunAt = now.Add(time.Duration(f.in))
+		}
+		if f.given("expires-in") {
+			f.call.ExpiresAt = now.Add(time.Duration(f.expiresIn))
+		}
 	}
-	if f.isIn {
-		f.call.RunAt = now.Add(time.Duration(f.in))
+	return callqueue.New(db.Pool, callqueue.MaxData(int(most)))
+}
+
+func enqueueOne(ctx context.Context, a *app, db *database, f *enqueueFlags) error {
+	client, err := f.client(ctx, a.input, db)
+	if err != nil {
+		return err
 	}
-	if f.isEx {
-		f.call.ExpiresAt = now.Add(time.Duration(f.expiresIn))
+	id, err := client.Insert(ctx, f.call)
+	duplicate := errors.Is(err, callqueue.ErrDuplicate)
+	if err != nil && !duplicate {
+		return refused(err, flagOf)
 	}
+	if duplicate {
+		fmt.Fprintf(a.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
+	}
+	if a.output == "table" {
+		fmt.Fprintln(a.stdout, id)
+	} else if err := a.printJSON(inserted{id, duplicate}); err != nil {
+		return err
+	}
+	warnOfQueues(ctx, a, db, map[string]bool{f.call.Queue: true})
 	return nil
 }
 
-const nowSQL = `SELECT clock_timestamp()`
-
-func (p *program) enqueueOne(ctx context.Context, f enqueueFlags) error {
-	return p.ask(ctx, func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		client, err := f.client(ctx, p.input, cfg, pool)
-		if err != nil {
-			return err
-		}
-		id, err := client.Insert(ctx, f.call)
-		duplicate := errors.Is(err, callqueue.ErrDuplicate)
-		if err != nil && !duplicate {
-			return refused(err, flagOf)
-		}
-		if duplicate {
-			fmt.Fprintf(p.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
-		}
-		row := inserted{id, duplicate}
-		if p.output == "table" {
-			fmt.Fprintln(p.stdout, row.ID)
-		} else if err := p.printJSON(row); err != nil {
-			return err
-		}
-		p.warnOfQueues(ctx, pool, map[string]bool{f.call.Queue: true})
-		return nil
-	})
-}
-
-// client resolves what the flags leave to be read, and makes the client.
-func (f *enqueueFlags) client(ctx context.Context, stdin io.Reader, cfg *config.Config, pool *pgxpool.Pool) (*callqueue.Client, error) {
-	if err := f.readData(stdin, int64(cfg.Calls.MaxData)); err != nil {
-		return nil, err
-	}
-	if err := f.resolveTimes(ctx, pool); err != nil {
-		return nil, err
-	}
-	return callqueue.New(pool, callqueue.MaxData(int(cfg.Calls.MaxData)))
-}
-
-// refused names what is wrong with a call as its writer knows it: exit code 2, for it is what was
-// given that is wrong.
+// refused names what is wrong with a call in its writer's words. The exit code is 2: what was given
+// is wrong.
 func refused(err error, name func(field string) string) error {
 	invalid, ok := errors.AsType[*callqueue.InvalidCallError](err)
 	if !ok {
 		return err
 	}
+	if invalid.Field == "" {
+		return usagef("the call %s", invalid.Reason)
+	}
 	return usagef("%s %s", name(invalid.Field), invalid.Reason)
 }
 
+// flagOf is the flag that a field of a call comes from.
 func flagOf(field string) string {
 	switch field {
 	case "Task":
@@ -215,22 +203,18 @@ func flagOf(field string) string {
 		return "--unique"
 	case "MaxAttempts":
 		return "--max-attempts"
-	case "":
-		return "the call"
 	}
 	return "--" + strings.ToLower(field)
 }
 
-// warnOfQueues says which calls will wait because no configuration in force has their queue. It is
-// no error if it cannot: the calls are in, and a producer's role may not be allowed to look.
-func (p *program) warnOfQueues(ctx context.Context, pool *pgxpool.Pool, queues map[string]bool) {
-	names := slices.Sorted(maps.Keys(queues))
-	for i, name := range names {
-		if name == "" {
-			names[i] = "default"
-		}
+// warnOfQueues says which calls will wait because no configuration in force has their queue. If it
+// cannot, that is no error: the calls are in, and a producer's role may not be allowed to look.
+func warnOfQueues(ctx context.Context, a *app, db *database, queues map[string]bool) {
+	if queues[""] {
+		delete(queues, "")
+		queues["default"] = true
 	}
-	rows, err := pool.Query(ctx, unknownQueuesSQL, names)
+	rows, err := db.Query(ctx, unknownQueuesSQL, slices.Sorted(maps.Keys(queues)))
 	if err != nil {
 		return
 	}
@@ -239,7 +223,7 @@ func (p *program) warnOfQueues(ctx context.Context, pool *pgxpool.Pool, queues m
 		return
 	}
 	for _, name := range unknown {
-		fmt.Fprintf(p.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
+		fmt.Fprintf(a.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
 	}
 }
 

@@ -192,14 +192,14 @@ func TestLogForms(t *testing.T) {
 	for level, least := range map[string]string{"debug": "DEBUG", "info": "INFO", "warn": "WARN", "error": "ERROR"} {
 		for _, format := range []string{"text", "json"} {
 			var out bytes.Buffer
-			p := &program{stderr: &out}
+			a := &app{stderr: &out}
 			w := world{t: t, config: "log: {level: " + level + ", format: " + format + "}\n"}
-			p.environ = w.environ()
-			cfg, err := p.readConfig()
+			a.environ = w.environ()
+			cfg, err := a.readConfig()
 			if err != nil {
 				t.Fatal(err)
 			}
-			log := p.logger(cfg)
+			log := a.logger(cfg)
 			log.Debug("said", "n", 1)
 			log.Info("said", "n", 1)
 			log.Warn("said", "n", 1)

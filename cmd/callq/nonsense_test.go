@@ -82,7 +82,7 @@ func TestInterruptedWhileReading(t *testing.T) {
 		var out, errs buffer
 		typed, typing := io.Pipe()
 		ended := make(chan int, 1)
-		go func() { ended <- run(ctx, args, typed, &out, &errs, w.environ()) }()
+		go func() { ended <- runCode(ctx, args, typed, &out, &errs, w.environ()) }()
 		for range 2 { // each returns when it was read, the second when the first was taken in
 			if _, err := io.WriteString(typing, "{"); err != nil {
 				t.Fatal(err)

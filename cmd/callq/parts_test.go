@@ -81,22 +81,3 @@ func TestParts(t *testing.T) {
 		t.Errorf("worker: %s", diff)
 	}
 }
-
-func TestRedisVersion(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		info string
-		want bool
-	}{
-		{"# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n", true},
-		{"redis_version:6.2.0", true},
-		{"redis_version:6.0.16", false},
-		{"redis_version:10.0", true},
-		{"redis_version:x", false},
-		{"redis_mode:standalone", false},
-	} {
-		if got := atLeast(infoField(test.info, "redis_version"), 6, 2); got != test.want {
-			t.Errorf("%q is new enough: %t", test.info, got)
-		}
-	}
-}

@@ -16,7 +16,7 @@ const reference = "../../docs/cli.md"
 // docs/cli.md is what the commands say of themselves. UPDATE=1 writes it anew.
 func TestReference(t *testing.T) {
 	t.Parallel()
-	got := writeReference(new(program).root())
+	got := writeReference(rootCommand(new(app)))
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
 			t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -34,6 +35,11 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	os.Exit(m.Run())
+}
+
+// runCode is a run of the program as main does it; it returns the exit code.
+func runCode(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
+	return exitCode(stderr, run(ctx, args, stdin, stdout, stderr, environ))
 }
 
 // world is what a run of the program finds around it.
@@ -87,7 +93,7 @@ func (w world) run(args ...string) answer {
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitMost)
 	defer cancel()
 	var out, errs buffer
-	code := run(ctx, args, strings.NewReader(w.stdin), &out, &errs, w.environ())
+	code := runCode(ctx, args, strings.NewReader(w.stdin), &out, &errs, w.environ())
 	if ctx.Err() != nil {
 		w.t.Fatalf("callq %v did not end within %s\n%s", args, waitMost, &errs)
 	}
@@ -303,7 +309,7 @@ func TestInterruptedCommand(t *testing.T) {
 	cancel()
 	var out, errs buffer
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
-	if code := run(ctx, []string{"status"}, nil, &out, &errs, w.environ()); code != exitFailed {
+	if code := runCode(ctx, []string{"status"}, nil, &out, &errs, w.environ()); code != exitFailed {
 		t.Errorf("exit code %d: %s", code, &errs)
 	}
 	if !strings.Contains(errs.String(), "interrupted") {

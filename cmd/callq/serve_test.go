@@ -32,7 +32,7 @@ func (w world) start(args ...string) *daemon {
 	ctx, stop := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	d := &daemon{t: w.t, stop: stop, code: make(chan int, 1)}
 	environ := w.environ()
-	go func() { d.code <- run(ctx, args, strings.NewReader(""), new(buffer), &d.stderr, environ) }()
+	go func() { d.code <- runCode(ctx, args, strings.NewReader(""), new(buffer), &d.stderr, environ) }()
 	w.t.Cleanup(func() { d.end() })
 	return d
 }
