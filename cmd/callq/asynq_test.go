@@ -1,12 +1,10 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/hibiken/asynq"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/handoff"
@@ -19,20 +17,15 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	w.config = atAnyPort
 	url, _, answer := api(t)
 	answer()
-	d := w.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
+	d := w.startReady("serve")
 	enqueue := func() string {
 		t.Helper()
-		return strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+		return w.call(url)
 	}
 	id := enqueue()
-	eventually(t, "the first call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	w.ends(id, callqueue.StatusDone)
 
-	conn, err := pgx.Connect(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
+	conn := w.connect()
 	client := w.redisClient()
 	broker, err := handoff.Open(t.Context(), client, conn)
 	if err != nil {
@@ -64,5 +57,5 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	if err := inspector.UnpauseQueue(broker.Queue("http")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the second call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	w.ends(id, callqueue.StatusDone)
 }

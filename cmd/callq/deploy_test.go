@@ -71,8 +71,8 @@ func TestDeployments(t *testing.T) {
 			for _, d := range daemons {
 				d.healthy()
 			}
-			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+			id := w.call(url)
+			w.ends(id, callqueue.StatusDone)
 			for _, d := range daemons {
 				send(t, d.cmd, syscall.SIGTERM)
 				d.exits(exitDone)
@@ -102,17 +102,8 @@ func (w world) onServer(roles string) world {
 // plain says that nothing of callq's runs as a superuser, and that its login may not change what is not a daemon's.
 func (w world) plain() {
 	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer conn.Close(w.t.Context())
-	var owners, superusers []string
-	if err := conn.QueryRow(w.t.Context(), `SELECT
-		(SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace = 'public'::regnamespace),
-		(SELECT array_agg(rolname::text) FROM pg_roles WHERE rolsuper)`).Scan(&owners, &superusers); err != nil {
-		w.t.Fatal(err)
-	}
+	owners := one[[]string](w, `SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace = 'public'::regnamespace`)
+	superusers := one[[]string](w, `SELECT array_agg(rolname::text) FROM pg_roles WHERE rolsuper`)
 	if !slices.Equal(owners, []string{"callq_owner"}) || !slices.Equal(superusers, []string{"postgres"}) {
 		w.t.Errorf("tables are of %q, and superusers are %q", owners, superusers)
 	}
@@ -124,14 +115,6 @@ func (w world) plain() {
 	w.postgres = u.String()
 	for _, line := range []string{"migrate down --yes", "migrate roles"} {
 		refusedTo(w.t, w, line)
-	}
-}
-
-// empty takes the schema away.
-func (w world) empty() {
-	w.t.Helper()
-	for strings.Contains(w.do("migrate", "status"), "true") {
-		w.do("migrate", "down", "--yes")
 	}
 }
 

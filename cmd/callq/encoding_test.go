@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/callq/callq/callqueue"
 )
 
@@ -85,11 +83,7 @@ func TestLatin1Database(t *testing.T) {
 		t.Errorf("enqueued what LATIN1 does not have: %d %s", a.code, a.stderr)
 	}
 	var encoding string
-	conn, err := pgx.Connect(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
+	conn := w.connect()
 	if err := conn.QueryRow(t.Context(), `SHOW server_encoding`).Scan(&encoding); err != nil || encoding != "LATIN1" {
 		t.Errorf("the database's encoding is %s (%v), so that this shows nothing", encoding, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/report"
 )
@@ -102,7 +103,7 @@ func TestSIGHUPOpensAndCloses(t *testing.T) {
 	awaitReady(t, addressIn(t, r.log))
 	enqueue := func() string {
 		t.Helper()
-		return strings.TrimSpace(w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+		return w.call(url, "--queue", "pay")
 	}
 	waits := func(id string) {
 		t.Helper()
@@ -115,7 +116,7 @@ func TestSIGHUPOpensAndCloses(t *testing.T) {
 	waits(id)
 	r.reload(atAnyPort + "queues: {pay: {hours: [00:00-24:00]}}\n")
 	r.says("changed=[queues.pay.hours]")
-	eventually(t, "the call is done once the queue is open", func() bool { return w.get(id).Status == "done" })
+	w.ends(id, callqueue.StatusDone)
 	r.reload(shut)
 	eventually(t, "the queue is shut", func() bool {
 		return strings.Contains(w.do("queues", "list"), "outside its hours until ")

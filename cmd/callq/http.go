@@ -46,11 +46,12 @@ func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler,
 		Handler: handler, ReadHeaderTimeout: headersWithin,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	var served error
+	ended := make(chan struct{})
+	go func() { served = server.Serve(listener); close(ended) }()
 	select {
-	case err := <-ended:
-		log.ErrorContext(ctx, "http no longer served", "err", err)
+	case <-ended:
+		log.ErrorContext(ctx, "http no longer served", "err", served)
 		return
 	case <-ctx.Done():
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -13,10 +12,10 @@ func TestRedisAwayIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, args := range []string{"doctor", "maintain sweep", "dispatch --once"} {
-		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "5s")...) // a process of its own, as below
+		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "2s")...) // a process of its own, as below
 		_ = cmd.Run()                                                              // its error is the exit code
 		said := errs.String()
-		if !strings.Contains(said, "callq: waiting up to 5s for Redis") {
+		if !strings.Contains(said, "callq: waiting up to 2s for Redis") {
 			t.Errorf("%s does not say that Redis is away: %s", args, said)
 		}
 		for line := range strings.Lines(said) {
@@ -41,8 +40,8 @@ func TestLibrariesReportToTheLog(t *testing.T) {
 				t.Fatal(err)
 			}
 			awaitReady(t, addressIn(t, log))
-			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+			id := w.call(url)
+			w.ends(id, callqueue.StatusDone)
 			if level == "debug" {
 				eventually(t, "net/http reports", func() bool {
 					return strings.Contains(log.String(), `level=DEBUG msg="library reported" message="Unsolicited response`)

@@ -126,7 +126,7 @@ func TestOperatorsOfLimits(t *testing.T) {
 // knows better; then verify says on whose word.
 func TestLimitsOpen(t *testing.T) {
 	t.Parallel()
-	w := published(t)
+	w, _ := published(t).withRedis()
 	w.exec(`UPDATE call_limits SET complete_since = now(), per_key = false`)
 	w.exec(`UPDATE call_limit_changes SET per_key = false`)
 	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = now() WHERE name = 'stripe'`)

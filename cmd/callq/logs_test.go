@@ -13,8 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // canary is in all that a log must not have.
@@ -108,11 +106,7 @@ func TestLogsKeepSecrets(t *testing.T) {
 			}
 			awaitReady(t, addressIn(t, log))
 			calls := leakyCalls(t, leakyAPI(t))
-			conn, err := pgx.Connect(t.Context(), w.postgres)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close(t.Context())
+			conn := w.connect()
 			queue := func(sql string) {
 				t.Helper()
 				if _, err := conn.Exec(t.Context(), sql, calls, canary); err != nil {

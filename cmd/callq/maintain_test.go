@@ -74,7 +74,7 @@ func TestMaintainStatus(t *testing.T) {
 	w.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
 		SELECT id, 1, 1, now(), finished_at, 'done', 'default', 'http', '', '[]' FROM call_queue`)
 	eventually(t, "the sessions that inserted have told the statistics", func() bool {
-		return w.number(`SELECT count(*) FROM pg_stat_user_tables WHERE relname IN ('call_queue', 'call_attempts') AND n_tup_ins = 20`) == 2
+		return one[int](w, `SELECT count(*) FROM pg_stat_user_tables WHERE relname IN ('call_queue', 'call_attempts') AND n_tup_ins = 20`) == 2
 	})
 	w.do("maintain", "vacuum")
 	if text := w.do("maintain", "status"); !strings.Contains(text, "nobody holds a snapshot") { // no use beside it in this database
@@ -163,11 +163,11 @@ func TestOperatorsCommands(t *testing.T) {
 
 	runUses(t, []use{
 		{"doctor, Postgres away", away, "doctor --timeout 300ms", 5, "problem  postgres reachable"},
-		{"doctor, Postgres away, looks at Redis", away, "doctor --timeout 5s", 5, "ok       redis eviction"},
+		{"doctor, Postgres away, looks at Redis", away, "doctor --timeout 2s", 5, "ok       redis eviction"},
 		{"doctor, Postgres silent", silent, "doctor --timeout 300ms", 5, "problem  postgres reachable"},
-		{"doctor, no such database", refused, "doctor --timeout 5s", 5, "refused the connection"},
-		{"doctor, Redis away", noRedisWorld, "doctor --timeout 5s", 5, "problem  redis reachable"},
-		{"doctor, Redis away, looks at Postgres", noRedisWorld, "doctor --timeout 5s", 5, "ok       schema version"},
+		{"doctor, no such database", refused, "doctor --timeout 2s", 5, "refused the connection"},
+		{"doctor, Redis away", noRedisWorld, "doctor --timeout 2s", 5, "problem  redis reachable"},
+		{"doctor, Redis away, looks at Postgres", noRedisWorld, "doctor --timeout 2s", 5, "ok       schema version"},
 		{"doctor, both away, as json", allAway, "doctor --timeout 300ms -o json", 5, `"check": "redis reachable"`},
 		{"doctor, no Redis configured", unset, "doctor", 2, "REDIS_URL"},
 		{"doctor, a bad flag", up, "doctor --fix", 2, "unknown flag: --fix"},
@@ -187,14 +187,14 @@ func TestOperatorsCommands(t *testing.T) {
 		{"maintain sweep", up, "maintain sweep", 0, "MENDED"},
 		{"maintain sweep, dry, as json", up, "maintain sweep --dry-run -o json", 0, `"what": "expired calls"`},
 		{"maintain sweep, Postgres away", away, "maintain sweep --timeout 300ms", 5, unreachable},
-		{"maintain sweep, Redis away", noRedisWorld, "maintain sweep --timeout 5s", 5, "Redis cannot be reached"},
+		{"maintain sweep, Redis away", noRedisWorld, "maintain sweep --timeout 2s", 5, "Redis cannot be reached"},
 		{"maintain sweep, an argument", up, "maintain sweep all", 2, "all"},
 
 		{"status, every without watch", up, "status --every 1s", 2, "--every is for --watch"},
 		{"status, too often", up, "status --watch --every 1ms", 2, "less than 100ms"},
 		{"status, every nonsense", up, "status --watch --every often", 2, "not a duration"},
 		{"status, watch, Postgres away", away, "status --watch --timeout 300ms", 5, unreachable},
-		{"status, no such database", refused, "status --timeout 5s", 5, "refused the connection"},
+		{"status, no such database", refused, "status --timeout 2s", 5, "refused the connection"},
 		{"status, as lines", up, "status -o jsonl", 0, `"queues":[`},
 
 		{"verify, as lines", up, "verify -o jsonl", 0, `"findings":[]`},

@@ -97,8 +97,7 @@ func pooled(t *testing.T, w world) (fix string) {
 		}
 	})
 	awaitReady(t, addressIn(t, &d.stderr))
-	other := w.start("work")
-	awaitReady(t, addressIn(t, &other.stderr))
+	other := w.startReady("work")
 
 	const calls = 300
 	var lines strings.Builder

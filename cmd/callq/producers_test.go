@@ -81,8 +81,7 @@ func TestProducersPage(t *testing.T) {
 	t.Cleanup(api.Close)
 	daemon, viewer := w, w
 	daemon.postgres, viewer.postgres = logins.Daemon, logins.Viewer
-	d := daemon.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
+	d := daemon.startReady("serve")
 
 	p := openPage(t, api.URL, logins.Producer)
 	charge := func(order int) string { // as jsonb has it
@@ -261,8 +260,7 @@ func TestExplicitNulls(t *testing.T) {
 		VALUES ('new', 0, 0, NULL, NULL, NULL, NULL, NULL, 'default', 'http', '', 1, 5, NULL, NULL,
 		'{"url": "` + api.URL + `"}')`)
 
-	d := w.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
+	w.startReady("serve")
 	eventually(t, "the calls have ended", func() bool {
 		ended := decode[[]callqueue.Summary](t, w.do("calls", "list", "--status", "done,failed", "-o", "json"))
 		return len(ended) == len(columns)+2

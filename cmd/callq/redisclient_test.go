@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -53,8 +52,8 @@ func callsAreDone(t *testing.T, w world) (again func()) {
 	again = func() {
 		t.Helper()
 		for range 20 {
-			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+			id := w.call(url)
+			w.ends(id, callqueue.StatusDone)
 		}
 	}
 	again()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/local"
@@ -92,8 +93,8 @@ func TestSIGHUP(t *testing.T) {
 	for range 5 {
 		w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url))
 	}
-	id := strings.TrimSpace(w.do("enqueue", "--queue", "new", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-	eventually(t, "the new queue's call is done", func() bool { return w.get(id).Status == "done" })
+	id := w.call(url, "--queue", "new")
+	w.ends(id, callqueue.StatusDone)
 	eventually(t, "two of the others are", func() bool {
 		return strings.Count(w.do("calls", "list", "--queue", "pay", "--status", "done", "-o", "jsonl"), "\n") == 2
 	})

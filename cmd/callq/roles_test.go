@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"net/url"
 	"regexp"
@@ -25,9 +24,12 @@ func TestPrivileges(t *testing.T) {
 	logins := pgtest.NewLogins(t, w.postgres)
 	w.exec(`INSERT INTO call_queue (unique_key) VALUES ('taken')`)
 	w.exec(`CREATE ROLE ` + logins.Prefix + `_other`) // may do nothing
-	who := map[string]string{
+	who := map[string]*pgx.Conn{}
+	for name, login := range map[string]string{
 		"producer": logins.Producer, "enqueuer": logins.Enqueuer, "daemon": logins.Daemon, "viewer": logins.Viewer,
 		"other": pgtest.NewLogin(t, w.postgres, logins.Prefix+"_other"),
+	} {
+		who[name] = world{t: t, postgres: login}.connect()
 	}
 	const producer, enqueuer, daemon, viewer = "producer", "enqueuer", "daemon", "viewer"
 	for _, c := range []struct {
@@ -79,8 +81,8 @@ func TestPrivileges(t *testing.T) {
 		{`INSERT INTO callq_migrations (version_id, is_applied) VALUES (9, true)`, nil},
 		{`NOTIFY callq_wake`, []string{producer, enqueuer, daemon, viewer, "other"}},
 	} {
-		for name, database := range who {
-			err := refusal(t, database, c.sql)
+		for name, conn := range who {
+			err := refusal(t, conn, c.sql)
 			if pg, ok := errors.AsType[*pgconn.PgError](err); err != nil && (!ok || pg.Code != "42501") {
 				t.Errorf("%s: %v\n%s", name, err, c.sql)
 				continue
@@ -93,13 +95,8 @@ func TestPrivileges(t *testing.T) {
 }
 
 // refusal runs a statement, and takes it back.
-func refusal(t *testing.T, database, sql string) error {
+func refusal(t *testing.T, conn *pgx.Conn, sql string) error {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(t.Context()))
 	tx, err := conn.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -114,12 +111,7 @@ func TestRolesKnowEverything(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	logins := pgtest.NewLogins(t, w.postgres)
-	conn, err := pgx.Connect(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	rows, err := conn.Query(t.Context(), `
+	forgotten := one[[]string](w, `SELECT array_agg(x) FROM (
 		SELECT c.oid::regclass::text || ': ' || r FROM pg_class c, unnest(ARRAY[$1, $2]) AS r
 		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v', 'p')
 			AND NOT has_table_privilege(r, c.oid, 'SELECT')
@@ -129,15 +121,8 @@ func TestRolesKnowEverything(t *testing.T) {
 			AND NOT has_table_privilege($1, c.oid, 'INSERT')
 		UNION ALL
 		SELECT f.oid::regprocedure::text || ': ' || $1 FROM pg_proc f
-		WHERE f.pronamespace = 'public'::regnamespace AND f.prorettype <> 'trigger'::regtype AND NOT has_function_privilege($1, f.oid, 'EXECUTE')`,
+		WHERE f.pronamespace = 'public'::regnamespace AND f.prorettype <> 'trigger'::regtype AND NOT has_function_privilege($1, f.oid, 'EXECUTE')) AS t (x)`,
 		logins.Prefix+"_daemon", logins.Prefix+"_viewer")
-	if err != nil {
-		t.Fatal(err)
-	}
-	forgotten, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
 	if len(forgotten) > 0 {
 		t.Errorf("add to migrations/roles/roles.sql, its REVOKEs too:\n%s", strings.Join(forgotten, "\n"))
 	}
@@ -148,28 +133,19 @@ func TestRolesTakeBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	logins := pgtest.NewLogins(t, w.postgres)
-	conn, err := pgx.Connect(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
+	conn := w.connect()
 	role := logins.Prefix + "_enqueuer"
-	if _, err := conn.Exec(t.Context(), `GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role+`; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO `+role); err != nil {
-		t.Fatal(err)
-	}
+	w.exec(`GRANT ALL ON ALL TABLES IN SCHEMA public TO ` + role + `; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO ` + role)
 	if err := migrations.GrantRoles(t.Context(), conn.Config(), logins.Prefix); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := conn.Query(t.Context(), `
-		SELECT relname FROM pg_class
+	left := one[[]string](w, `
+		SELECT array_agg(relname::text) FROM pg_class
 		WHERE relnamespace = 'public'::regnamespace AND CASE relkind
 			WHEN 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE')
 			WHEN 'i' THEN false ELSE has_table_privilege($1, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER') END`, role)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if left, err := pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || len(left) > 0 {
-		t.Errorf("left to %s: %v, %v", role, left, err)
+	if len(left) > 0 {
+		t.Errorf("left to %s: %v", role, left)
 	}
 }
 
@@ -238,7 +214,7 @@ func TestCommandsOfRoles(t *testing.T) {
 	for _, line := range []string{"migrate down --yes", "migrate roles"} {
 		refusedTo(t, daemon, line)
 	}
-	if before17(t, w.postgres) {
+	if one[int](w, `SELECT current_setting('server_version_num')::integer`) < 170000 { // then only a table's owner may vacuum it
 		refusedTo(t, daemon, "maintain vacuum")
 	} else {
 		daemon.do("maintain", "vacuum")
@@ -246,22 +222,6 @@ func TestCommandsOfRoles(t *testing.T) {
 	for _, line := range []string{"status", "calls list", "calls get " + id, "verify", "limits list"} {
 		refusedTo(t, producer, line)
 	}
-}
-
-// before17 says that only a table's owner may vacuum it.
-func before17(t *testing.T, database string) bool {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	var version int
-	err = conn.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::integer`).Scan(&version)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return version < 170000
 }
 
 func refusedTo(t *testing.T, w world, line string) {
@@ -294,7 +254,7 @@ func TestMigrateRoles(t *testing.T) {
 	one.exec("GRANT ALL ON call_queue, call_audit TO " + prefix + "_viewer")
 	viewer.exec("UPDATE call_audit SET by = 'me'")
 	one.do("migrate", "roles", "--prefix", prefix)
-	if err := refusal(t, viewer.postgres, "UPDATE call_audit SET by = 'me'"); err == nil {
+	if err := refusal(t, viewer.connect(), "UPDATE call_audit SET by = 'me'"); err == nil {
 		t.Error("a privilege that was granted besides is still there")
 	}
 
@@ -306,7 +266,7 @@ func TestMigrateRoles(t *testing.T) {
 		}
 	}
 	empty := newWorld(t)
-	empty.exec("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+	empty.empty()
 	a := empty.run("migrate", "roles", "--prefix", prefix)
 	if a.code != exitFailed || !strings.Contains(a.stderr, "run `callq migrate up`") {
 		t.Errorf("an empty database: exit code %d, %s", a.code, a.stderr)

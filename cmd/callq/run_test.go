@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/migrations"
@@ -24,7 +26,7 @@ import (
 
 const (
 	waitMost   = 2 * time.Minute
-	askAgain   = 20 * time.Millisecond
+	askAgain   = 40 * time.Millisecond
 	beCallq    = "CALLQ_TEST_BE_CALLQ" // set: the test's binary stands in for the program
 	noPostgres = "postgres://nobody@127.0.0.1:1/none"
 	noRedis    = "redis://127.0.0.1:1"
@@ -33,6 +35,10 @@ const (
 func TestMain(m *testing.M) {
 	if os.Getenv(beCallq) != "" {
 		main()
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "12"); err != nil { // these tests wait far more than they compute
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -110,19 +116,61 @@ func (w world) do(args ...string) string {
 	return a.stdout
 }
 
-// exec runs SQL on the database.
-func (w world) exec(sql string) {
+// connect opens a connection to the database, which ends with the test.
+func (w world) connect() *pgx.Conn {
 	w.t.Helper()
-	ctx := context.WithoutCancel(w.t.Context()) // also when the test ends
+	ctx := context.WithoutCancel(w.t.Context()) // also for what runs when the test ends
 	conn, err := pgx.Connect(ctx, w.postgres)
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.t.Cleanup(func() { _ = conn.Close(ctx) })
+	return conn
+}
+
+// exec runs SQL on the database.
+func (w world) exec(sql string) {
+	w.t.Helper()
+	ctx := context.WithoutCancel(w.t.Context())
+	conn := w.connect()
 	defer conn.Close(ctx)
 	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		w.t.Fatalf("%s: %v", sql, err)
 	}
 }
+
+// one is what a query answers.
+func one[T any](w world, sql string, args ...any) (value T) {
+	w.t.Helper()
+	conn := w.connect()
+	defer conn.Close(context.WithoutCancel(w.t.Context()))
+	if err := conn.QueryRow(w.t.Context(), sql, args...).Scan(&value); err != nil {
+		w.t.Fatalf("%s: %v", sql, err)
+	}
+	return value
+}
+
+// call enqueues a call of url, and returns its id.
+func (w world) call(url string, flags ...string) string {
+	w.t.Helper()
+	return strings.TrimSpace(w.do(append([]string{"enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)}, flags...)...))
+}
+
+// ends waits until a call has this status. It asks on one connection: to run the program each time
+// would take all of the machine.
+func (w world) ends(id string, status callqueue.Status) {
+	w.t.Helper()
+	conn := w.connect()
+	defer conn.Close(context.WithoutCancel(w.t.Context()))
+	eventually(w.t, "call "+id+" is "+string(status), func() bool {
+		var is callqueue.Status
+		err := conn.QueryRow(w.t.Context(), `SELECT status FROM call_queue WHERE id = $1::text::bigint`, id).Scan(&is)
+		return err == nil && is == status
+	})
+}
+
+// empty takes the schema away.
+func (w world) empty() { w.t.Helper(); w.exec(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`) }
 
 // command is the program as a process of its own.
 func (w world) command(args ...string) (*exec.Cmd, *buffer) {
@@ -241,7 +289,7 @@ func TestCommands(t *testing.T) {
 		{"migrate sql", nothing, "migrate sql", 0, "CREATE TABLE call_queue"},
 		{"dispatch --once", up, "dispatch --once", 0, ""},
 		{"dispatch --once, Postgres away", away, "dispatch --once --timeout 300ms", 5, "Postgres " + unreachable},
-		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 5s", 5, "Redis cannot be reached, tried for 5s"},
+		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 2s", 5, "Redis cannot be reached, tried for 2s"},
 		{"health, nobody there", world{t: t, config: "http: {listen: '127.0.0.1:1'}"}, "health", 1, "no callq answers"},
 		{"health, nowhere to ask", world{t: t, config: "http: {listen: off}"}, "health --ready", 2, "http.listen is off"},
 
@@ -326,11 +374,7 @@ func TestSchemaIsChecked(t *testing.T) {
 		name, args, words string
 		prepare           func(world)
 	}{
-		{"missing", "status", "are not in this database: run `callq migrate up`", func(w world) {
-			for range newest {
-				w.do("migrate", "down", "--yes")
-			}
-		}},
+		{"missing", "status", "are not in this database: run `callq migrate up`", world.empty},
 		{"old", "calls list", old, func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
 			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")

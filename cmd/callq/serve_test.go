@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -34,6 +33,14 @@ func (w world) start(args ...string) *daemon {
 	environ := w.environ()
 	go func() { d.code <- runCode(ctx, args, strings.NewReader(""), new(buffer), &d.stderr, environ) }()
 	w.t.Cleanup(func() { d.end() })
+	return d
+}
+
+// startReady starts a daemon, and waits until it is ready.
+func (w world) startReady(command string) *daemon {
+	w.t.Helper()
+	d := w.start(command)
+	awaitReady(w.t, addressIn(w.t, &d.stderr))
 	return d
 }
 
@@ -130,7 +137,7 @@ func TestServe(t *testing.T) {
 	address := addressIn(t, &d.stderr)
 	awaitReady(t, address)
 
-	id := strings.TrimSpace(w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	id := w.call(url, "--queue", "pay")
 	receive(t, arrived, "the request arrives")
 	if call := w.get(id); !call.Running || call.Attempts != 1 {
 		t.Errorf("while it runs: %+v", call.Record)
@@ -139,7 +146,7 @@ func TestServe(t *testing.T) {
 		t.Errorf("the workers: %+v", s.Workers)
 	}
 	answer()
-	eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	w.ends(id, callqueue.StatusDone)
 	if ledger := w.get(id).Ledger; len(ledger) != 1 || ledger[0].Outcome != "done" {
 		t.Errorf("the ledger: %+v", ledger)
 	}
@@ -171,12 +178,10 @@ func TestDispatchAndWork(t *testing.T) {
 	url, _, answer := api(t)
 	answer()
 	w.config = atAnyPort
-	worker := w.start("work")
-	awaitReady(t, addressIn(t, &worker.stderr))
-	dispatcher := w.start("dispatch")
-	awaitReady(t, addressIn(t, &dispatcher.stderr))
-	id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-	eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	worker := w.startReady("work")
+	dispatcher := w.startReady("dispatch")
+	id := w.call(url)
+	w.ends(id, callqueue.StatusDone)
 	if a, b := worker.end(), dispatcher.end(); a != exitDone || b != exitDone {
 		t.Errorf("exit codes %d and %d", a, b)
 	}
@@ -259,7 +264,7 @@ func (w world) serving(url string, arrived <-chan struct{}) (cmd *exec.Cmd, log 
 		w.t.Fatal(err)
 	}
 	awaitReady(w.t, addressIn(w.t, log))
-	id = strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	id = w.call(url)
 	receive(w.t, arrived, "the request arrives")
 	return cmd, log, id
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -214,20 +213,6 @@ func TestSignalWhileWaiting(t *testing.T) {
 	}
 }
 
-// number is what a query answers.
-func (w world) number(sql string) (n int) {
-	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(w.t.Context()))
-	if err := conn.QueryRow(w.t.Context(), sql).Scan(&n); err != nil {
-		w.t.Fatal(err)
-	}
-	return n
-}
-
 // What the worker had taken and not started goes back, and the log says how many that were.
 func TestHandedBackIsSaid(t *testing.T) {
 	t.Parallel()
@@ -242,13 +227,13 @@ func TestHandedBackIsSaid(t *testing.T) {
 	}
 	receive(t, arrived, "the first runs")
 	receive(t, arrived, "the second runs")
-	if n := w.number(`SELECT count(*) FROM call_open`); n <= 2 {
+	if n := one[int](w, `SELECT count(*) FROM call_open`); n <= 2 {
 		t.Errorf("%d attempts are open, want more than the 2 that run", n)
 	}
 	send(t, cmd, syscall.SIGTERM)
 	exits(t, cmd, log, exitDone)
-	back := w.number(`SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
-	if open := w.number(`SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
+	back := one[int](w, `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
+	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
 		t.Errorf("%d attempts went back, %d are open\n%s", back, open, log)
 	}
 }

@@ -202,10 +202,9 @@ func TestTLS(t *testing.T) {
 
 	api, _, answer := api(t)
 	answer()
-	d := good.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
-	id := strings.TrimSpace(good.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, api)))
-	eventually(t, "the call is done", func() bool { return good.get(id).Status == callqueue.StatusDone })
+	d := good.startReady("serve")
+	id := good.call(api)
+	good.ends(id, callqueue.StatusDone)
 	if code := d.end(); code != exitDone {
 		t.Errorf("exit code %d\n%s", code, &d.stderr)
 	}
