@@ -80,7 +80,7 @@ func TestBudgetsAreReloaded(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	const quiet = "http: {listen: 'off'}\n"
 	w.config = quiet + "budgets: {api: {rate: 100/s}}\n"
-	r := w.reloading("dispatch")
+	r := w.spawn("dispatch")
 	holds := func(text string) {
 		t.Helper()
 		eventually(t, text, func() bool {

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -59,23 +57,23 @@ func TestDeployments(t *testing.T) {
 			}
 			url, _, answer := api(t)
 			answer()
-			daemons := []*running{}
+			daemons := map[*process]deployed{}
 			for _, s := range services {
 				s.check(t, w)
 				if s.args[0] == "migrate" {
 					w.deploy(s).exits(exitDone)
 					continue
 				}
-				daemons = append(daemons, w.deploy(s))
+				daemons[w.deploy(s)] = s
 			}
-			for _, d := range daemons {
-				d.healthy()
+			for p, s := range daemons {
+				w.healthy(s, p)
 			}
 			id := w.call(url)
 			w.ends(id, callqueue.StatusDone)
-			for _, d := range daemons {
-				send(t, d.cmd, syscall.SIGTERM)
-				d.exits(exitDone)
+			for p := range daemons {
+				p.send(syscall.SIGTERM)
+				p.exits(exitDone)
 			}
 			if name == "compose" {
 				w.plain()
@@ -150,19 +148,9 @@ func (s deployed) check(t *testing.T, w world) {
 	}
 }
 
-// running is a deployed service under test.
-type running struct {
-	w   world
-	of  deployed
-	cmd *exec.Cmd
-	log *buffer
-	env []string
-}
-
 // deploy runs a service as a process with its variables, which lead to the test's servers.
-func (w world) deploy(s deployed) *running {
+func (w world) deploy(s deployed) *process {
 	w.t.Helper()
-	r := &running{w: w, of: s, log: new(buffer)}
 	pg, err := pgx.ParseConfig(w.postgres)
 	if err != nil {
 		w.t.Fatal(err)
@@ -171,43 +159,26 @@ func (w world) deploy(s deployed) *running {
 		"DATABASE_URL": w.postgres, "REDIS_URL": w.redis, "CALLQ_HTTP_LISTEN": "127.0.0.1:0",
 		"PGHOST": pg.Host,
 	}
-	r.env = []string{beCallq + "=1", "CALLQ_CONFIG=../../config.yaml", "CALLQ_HTTP_TASK_PRIVATE_HOSTS=127.0.0.1", fmt.Sprint("PGPORT=", pg.Port)}
+	p := w.command(s.args...)
+	p.cmd.Env = []string{beCallq + "=1", "CALLQ_CONFIG=../../config.yaml", "CALLQ_HTTP_TASK_PRIVATE_HOSTS=127.0.0.1", fmt.Sprint("PGPORT=", pg.Port)}
 	for name, value := range s.env {
 		if its, ok := here[name]; ok {
 			value = its
 		}
-		r.env = append(r.env, name+"="+value)
+		p.cmd.Env = append(p.cmd.Env, name+"="+value)
 	}
-	r.cmd = r.callq(s.args...)
-	if err := r.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	return r
+	return p.start()
 }
 
-func (r *running) callq(args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(r.w.t.Context(), os.Args[0], args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = r.env, r.log, r.log
-	return cmd
-}
-
-func (r *running) exits(code int) {
-	r.w.t.Helper()
-	exits(r.w.t, r.cmd, r.log, code)
-}
-
-// healthy waits until the service is ready, and runs its healthcheck.
-func (r *running) healthy() {
-	t := r.w.t
-	t.Helper()
-	address := addressIn(t, r.log)
-	awaitReady(t, address)
-	if r.of.health == nil {
+// healthy waits until a service is ready, and runs its healthcheck.
+func (w world) healthy(s deployed, p *process) {
+	w.t.Helper()
+	address := addressIn(w.t, p.log)
+	awaitReady(w.t, address)
+	if s.health == nil {
 		return
 	}
-	check := r.callq(r.of.health...)
-	check.Env = append(slices.Clone(check.Env), "CALLQ_HTTP_LISTEN="+address)
-	if err := check.Run(); err != nil {
-		t.Errorf("%s: callq %v: %v\n%s", r.of.name, r.of.health, err, r.log)
-	}
+	check := w.command(s.health...)
+	check.cmd.Env = append(slices.Clone(p.cmd.Env), "CALLQ_HTTP_LISTEN="+address)
+	check.start().exits(exitDone)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,9 +21,7 @@ import (
 // developing is a `callq dev` of the test's own, as a process.
 type developing struct {
 	devStack
-	t   *testing.T
-	cmd *exec.Cmd
-	log *buffer
+	*process
 }
 
 // devFolders makes a folder that every user may pass through, as homes and /var/lib are.
@@ -48,16 +45,14 @@ func devFolders(t *testing.T) string {
 // develop starts dev in a folder and waits for what it prints.
 func develop(t *testing.T, dir string, change func(*exec.Cmd)) *developing {
 	t.Helper()
-	d := &developing{t: t, log: new(buffer)}
-	file := filepath.Join(dir, "config.yaml")
 	// Servers that are none of its own business: it must not touch them.
-	text := atAnyPort + "postgres: {url: '" + noPostgres + "', direct_url: '" + noPostgres + "'}\nredis: {url: '" + noRedis + "'}\n"
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+	w := world{t: t, postgres: noPostgres, redis: noRedis}
+	w.config = atAnyPort + "postgres: {url: '" + noPostgres + "', direct_url: '" + noPostgres + "'}\nredis: {url: '" + noRedis + "'}\n"
+	d := &developing{process: w.command("dev", "--dir", filepath.Join(dir, "data"), "-c", filepath.Join(dir, "config.yaml"), "-o", "json")}
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(w.config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d.cmd = exec.CommandContext(t.Context(), os.Args[0], "dev", "--dir", filepath.Join(dir, "data"), "-c", file, "-o", "json")
-	d.cmd.Env = append(os.Environ(), beCallq+"=1", "DATABASE_URL="+noPostgres, "REDIS_URL="+noRedis)
-	d.cmd.Stderr = d.log
+	d.cmd.Env = append(os.Environ(), d.cmd.Env...)
 	d.cmd.Cancel = func() error { return d.cmd.Process.Signal(syscall.SIGTERM) } // at the end of the test
 	if change != nil {
 		change(d.cmd)
@@ -66,33 +61,20 @@ func develop(t *testing.T, dir string, change func(*exec.Cmd)) *developing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { d.kill() })
+	d.start()
 	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&d.devStack); err != nil {
 		t.Fatalf("%v\n%s", err, d.log)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	awaitReady(t, addressIn(t, d.log))
+	d.ready()
 	return d
-}
-
-// kill ends it as a crash does; harmless where it has ended.
-func (d *developing) kill() {
-	if d.cmd.ProcessState == nil {
-		_ = d.cmd.Process.Kill()
-		_ = d.cmd.Wait() // its error says that it was killed
-	}
 }
 
 // interrupt is Ctrl-C: all ends, and cleanly.
 func (d *developing) interrupt() {
 	d.t.Helper()
-	send(d.t, d.cmd, os.Interrupt)
-	if err := d.cmd.Wait(); err != nil {
-		d.t.Errorf("ended with %v\n%s", err, d.log)
-	}
+	d.send(os.Interrupt)
+	d.exits(exitDone)
 	if conn, err := pgx.Connect(d.t.Context(), d.Postgres); err == nil {
 		d.t.Error("Postgres lives on")
 		_ = conn.Close(d.t.Context())
@@ -104,28 +86,13 @@ func (d *developing) interrupt() {
 
 func (d *developing) redis() *redis.Client {
 	d.t.Helper()
-	options, err := redis.ParseURL(d.Redis)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	options.MaxRetries = -1
-	client := redis.NewClient(options)
-	d.t.Cleanup(func() { _ = client.Close() })
-	return client
+	return world{t: d.t, redis: d.Redis}.redisClient()
 }
 
 // one asks Postgres for a single text.
 func (d *developing) one(sql string) (answer string) {
 	d.t.Helper()
-	conn, err := pgx.Connect(d.t.Context(), d.Postgres)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(d.t.Context()))
-	if err := conn.QueryRow(d.t.Context(), sql).Scan(&answer); err != nil {
-		d.t.Fatalf("%s: %v", sql, err)
-	}
-	return answer
+	return one[string](world{t: d.t, postgres: d.Postgres}, sql)
 }
 
 // call inserts a call from plain SQL, and sees that it is done.

@@ -12,9 +12,9 @@ func TestRedisAwayIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, args := range []string{"doctor", "maintain sweep", "dispatch --once"} {
-		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "2s")...) // a process of its own, as below
-		_ = cmd.Run()                                                              // its error is the exit code
-		said := errs.String()
+		p := w.spawn(append(strings.Fields(args), "--timeout", "2s")...) // a process of its own, as below
+		p.exits(exitUnreachable)
+		said := p.log.String()
 		if !strings.Contains(said, "callq: waiting up to 2s for Redis") {
 			t.Errorf("%s does not say that Redis is away: %s", args, said)
 		}
@@ -35,21 +35,14 @@ func TestLibrariesReportToTheLog(t *testing.T) {
 			w, _ := newWorld(t).withRedis()
 			w.config = atAnyPort + "log: {level: " + level + "}\n"
 			url := "http://" + answers(t, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
-			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			awaitReady(t, addressIn(t, log))
+			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
 			id := w.call(url)
 			w.ends(id, callqueue.StatusDone)
 			if level == "debug" {
-				eventually(t, "net/http reports", func() bool {
-					return strings.Contains(log.String(), `level=DEBUG msg="library reported" message="Unsolicited response`)
-				})
+				p.says(`level=DEBUG msg="library reported" message="Unsolicited response`)
 			}
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait() // its error says how it ended
-			for line := range strings.Lines(log.String()) {
+			p.kill()
+			for line := range strings.Lines(p.log.String()) {
 				if !strings.HasPrefix(line, "time=") {
 					t.Errorf("not a line of the log: %s", line)
 				}

@@ -113,13 +113,6 @@ func TestOperatorsOfLimits(t *testing.T) {
 			t.Errorf("callq %s: exit code %d, want %d and %q\n%s%s", c.args, a.code, c.code, c.says, a.stdout, a.stderr)
 		}
 	}
-	away := w
-	away.postgres = noPostgres
-	for _, args := range []string{"limits set stripe 1/s", "limits reset stripe", "limits pause stripe", "limits resume stripe", "limits get stripe", "queues list"} {
-		if a := away.run(append(strings.Fields(args), "--timeout", "100ms")...); a.code != 5 {
-			t.Errorf("callq %s without Postgres: exit code %d, want 5\n%s", args, a.code, a.stderr)
-		}
-	}
 }
 
 // What may be missing of a limit counts as used, which all who show it say, until it can count no more or an operator

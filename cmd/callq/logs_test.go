@@ -100,11 +100,8 @@ func TestLogsKeepSecrets(t *testing.T) {
 			w.postgres = u.String()
 			w.config = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1], store: all}\nlog: {level: " + level + "}\n" +
 				"queues: {default: {max_attempts: 2, backoff: 10ms}}\n"
-			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			awaitReady(t, addressIn(t, log))
+			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
+			log := p.log
 			calls := leakyCalls(t, leakyAPI(t))
 			conn := w.connect()
 			queue := func(sql string) {
@@ -135,11 +132,9 @@ func TestLogsKeepSecrets(t *testing.T) {
 				t.Errorf("%d lines for %d calls:\n%s", after-before, many, log)
 			}
 			redis.Kill()
-			eventually(t, "Redis is missed", func() bool { return strings.Contains(log.String(), "Redis") })
-			send(t, cmd, syscall.SIGTERM)
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("ended with %v", err)
-			}
+			p.says("Redis")
+			p.send(syscall.SIGTERM)
+			p.exits(exitDone)
 			for line := range strings.Lines(log.String()) {
 				if strings.Contains(line, canary) {
 					t.Errorf("it shows what it must not: %s", line)

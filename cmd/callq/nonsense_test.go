@@ -50,27 +50,14 @@ func TestReasonOfAPauseIsCut(t *testing.T) {
 	}
 }
 
-func TestWithoutServers(t *testing.T) {
+func TestAnAddressTriedTwiceIsNamedOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	t.Run("Redis: its client does not speak of it too", func(t *testing.T) {
-		t.Parallel()
-		cmd, errs := w.command("doctor", "--timeout", "100ms")
-		if err := cmd.Run(); err == nil || cmd.ProcessState.ExitCode() != 5 || strings.Contains(errs.String(), "pool.go") {
-			t.Errorf("%v\n%s", err, errs)
+	a := world{t: t, postgres: noPostgres}.run("status", "--timeout", "100ms")
+	for line := range strings.Lines(a.stderr) {
+		if strings.Count(line, "127.0.0.1:1 ") > 1 {
+			t.Errorf("exit code %d: %s", a.code, line)
 		}
-	})
-	t.Run("Postgres: an address tried twice is named once", func(t *testing.T) {
-		t.Parallel()
-		away := w
-		away.postgres = noPostgres
-		a := away.run("status", "--timeout", "100ms")
-		for line := range strings.Lines(a.stderr) {
-			if strings.Count(line, "127.0.0.1:1 ") > 1 {
-				t.Errorf("exit code %d: %s", a.code, line)
-			}
-		}
-	})
+	}
 }
 
 // A command that waits for what is typed ends with the first signal.

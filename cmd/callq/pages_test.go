@@ -39,16 +39,8 @@ func TestPagesServed(t *testing.T) {
 	id := strings.TrimSpace(w.do("enqueue", "sms", "--queue", "pay", "--key", "<script>alert(1)</script>", "--data", `{"to": "<b>"}`))
 	daemon := w
 	daemon.postgres = pgtest.NewLogins(t, w.postgres).Daemon
-	cmd, log := daemon.command("serve")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // its error is that it was killed
-	})
+	log := daemon.spawn("serve").ready().log
 	address := addressIn(t, log)
-	awaitReady(t, address)
 
 	eventually(t, "status shows the worker and what it does not handle", func() bool {
 		status, body := ask(t, address, "/")

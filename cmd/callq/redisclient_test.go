@@ -51,7 +51,7 @@ func callsAreDone(t *testing.T, w world) (again func()) {
 	awaitReady(t, addressIn(t, &d.stderr))
 	again = func() {
 		t.Helper()
-		for range 20 {
+		for range 5 {
 			id := w.call(url)
 			w.ends(id, callqueue.StatusDone)
 		}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -172,16 +171,6 @@ func (w world) ends(id string, status callqueue.Status) {
 // empty takes the schema away.
 func (w world) empty() { w.t.Helper(); w.exec(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`) }
 
-// command is the program as a process of its own.
-func (w world) command(args ...string) (*exec.Cmd, *buffer) {
-	w.t.Helper()
-	cmd := exec.CommandContext(w.t.Context(), os.Args[0], args...)
-	cmd.Env = append(w.environ(), beCallq+"=1")
-	var errs buffer
-	cmd.Stderr = &errs
-	return cmd, &errs
-}
-
 // buffer may be written and read at once.
 type buffer struct {
 	mu sync.Mutex
@@ -260,18 +249,9 @@ func TestCommands(t *testing.T) {
 		{"status as json", up, "status -o json", 0, `"unhandled": []`},
 		{"status, Postgres away", away, "status --timeout 300ms", 5, unreachable},
 		{"status, Postgres silent", silent, "status --timeout 300ms", 5, unreachable},
-		{"calls get", up, "calls get 1", 0, "acct_42"},
-		{"calls get, no such call", up, "calls get 4711", 4, "no such call: 4711"},
 		{"calls get, one of two", up, "calls get 1 4711", 4, "acct_42"},
-		{"calls get, not an id", up, "calls get one", 2, `"one" is not the id`},
-		{"calls get, no id", up, "calls get", 2, "takes ID...: 0 were given"},
-		{"calls get, Postgres away", away, "calls get 1 --timeout 300ms", 5, unreachable},
-		{"calls list", up, "calls list --queue default --key acct_42 --task http --status dispatched,new", 0, "dispatched"},
-		{"calls list, no such status", up, "calls list --status running", 2, "cancelled"},
 		{"calls list, a limit of nothing", up, "calls list --limit 0", 2, "--limit is 0"},
-		{"calls list, Postgres away", away, "calls list --timeout 300ms", 5, unreachable},
 		{"limits list", up, "limits list", 0, "OCCUPIED"},
-		{"limits list, Postgres away", away, "limits list --timeout 300ms", 5, unreachable},
 		{"verify", up, "verify", 0, "every rule holds"},
 		{"verify as json", up, "verify -o json", 0, `"findings": []`},
 		{"verify, Postgres away", away, "verify --timeout 300ms", 5, unreachable},

@@ -91,12 +91,9 @@ http_task:
 `, file)
 	seen := monitor(t, w.redis)
 
-	cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
-	cmd.Env = append(cmd.Env, "KEY="+secretCanary)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	awaitReady(t, addressIn(t, log))
+	p := w.command("serve") // a process of its own: the standard logger is one for all
+	p.cmd.Env = append(p.cmd.Env, "KEY="+secretCanary)
+	p.start().ready()
 	type call struct{ id, secret, url, status, words string }
 	calls := []call{
 		{"", "KEY", api + "/echo", "done", "***"},
@@ -128,16 +125,15 @@ http_task:
 			t.Errorf("%s: want %s with %s\n%s", c.url, c.status, c.words, got)
 		}
 	}
-	eventually(t, "net/http reports what it did not ask for", func() bool { return strings.Contains(log.String(), "Unsolicited response") })
+	p.says("Unsolicited response")
 	shown.WriteString(w.run("status").stdout + w.run("limits", "list").stdout + w.run("config", "check").stdout)
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // its error says how it ended
+	p.kill()
 
 	if n := received.Load(); n != 8 {
 		t.Errorf("the API had the secret %d times, want 8", n)
 	}
 	for place, text := range map[string]string{
-		"what commands show": shown.String(), "the log": log.String(), "what Redis was told": seen(),
+		"what commands show": shown.String(), "the log": p.log.String(), "what Redis was told": seen(),
 		"the tables": everyRow(t, w.postgres), "Redis": everyKey(t, w.redis),
 	} {
 		if text == "" || strings.Contains(text, "canary") || strings.Contains(text, "sk_live") {

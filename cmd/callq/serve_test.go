@@ -4,8 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"syscall"
@@ -171,22 +169,6 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// dispatch and work do together what serve does, each with its own settings.
-func TestDispatchAndWork(t *testing.T) {
-	t.Parallel()
-	w, _ := newWorld(t).withRedis()
-	url, _, answer := api(t)
-	answer()
-	w.config = atAnyPort
-	worker := w.startReady("work")
-	dispatcher := w.startReady("dispatch")
-	id := w.call(url)
-	w.ends(id, callqueue.StatusDone)
-	if a, b := worker.end(), dispatcher.end(); a != exitDone || b != exitDone {
-		t.Errorf("exit codes %d and %d", a, b)
-	}
-}
-
 // What is away at the start is waited for, said once, and told by /readyz.
 func TestServeWaits(t *testing.T) {
 	t.Parallel()
@@ -225,19 +207,6 @@ func TestServeWaits(t *testing.T) {
 	}
 }
 
-// A daemon that never met its servers still ends well.
-func TestStopWhileWaiting(t *testing.T) {
-	t.Parallel()
-	w := world{t: t, postgres: noPostgres, redis: noRedis, config: atAnyPort}
-	for _, command := range []string{"serve", "dispatch", "work"} {
-		d := w.start(command)
-		eventually(t, command+" waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting for=Postgres") })
-		if code := d.end(); code != exitDone {
-			t.Errorf("%s: exit code %d\n%s", command, code, &d.stderr)
-		}
-	}
-}
-
 func TestTakenAddress(t *testing.T) {
 	t.Parallel()
 	taken := httptest.NewServer(http.NotFoundHandler())
@@ -257,23 +226,12 @@ func TestTakenAddress(t *testing.T) {
 }
 
 // serving is a process that serves, and has a request on its way.
-func (w world) serving(url string, arrived <-chan struct{}) (cmd *exec.Cmd, log *buffer, id string) {
+func (w world) serving(url string, arrived <-chan struct{}) (p *process, id string) {
 	w.t.Helper()
-	cmd, log = w.command("serve")
-	if err := cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	awaitReady(w.t, addressIn(w.t, log))
+	p = w.spawn("serve").ready()
 	id = w.call(url)
 	receive(w.t, arrived, "the request arrives")
-	return cmd, log, id
-}
-
-func send(t *testing.T, cmd *exec.Cmd, sig os.Signal) {
-	t.Helper()
-	if err := cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	return p, id
 }
 
 func TestSIGTERMDrains(t *testing.T) {
@@ -281,17 +239,15 @@ func TestSIGTERMDrains(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
 	url, arrived, answer := api(t)
-	cmd, log, id := w.serving(url, arrived)
+	p, id := w.serving(url, arrived)
 
-	send(t, cmd, syscall.SIGTERM)
-	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
-	if status, body := ask(t, addressIn(t, log), "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {
+	p.send(syscall.SIGTERM)
+	p.says("worker draining")
+	if status, body := ask(t, addressIn(t, p.log), "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {
 		t.Errorf("/readyz while it drains: %d %s", status, body)
 	}
 	answer()
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("ended with %v\n%s", err, log)
-	}
+	p.exits(exitDone)
 	if call := w.get(id); call.Status != callqueue.StatusDone || call.Attempts != 1 {
 		t.Errorf("what ran: %+v", call.Record)
 	}
@@ -302,13 +258,11 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
 	url, arrived, _ := api(t)
-	cmd, log, _ := w.serving(url, arrived)
+	p, _ := w.serving(url, arrived)
 
-	send(t, cmd, syscall.SIGTERM)
-	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
-	send(t, cmd, syscall.SIGINT)
-	_ = cmd.Wait() // its error is the exit code
-	if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(log.String(), "second signal") {
-		t.Errorf("exit code %d\n%s", code, log)
-	}
+	p.send(syscall.SIGTERM)
+	p.says("worker draining")
+	p.send(syscall.SIGINT)
+	p.exits(exitFailed)
+	p.says("second signal")
 }

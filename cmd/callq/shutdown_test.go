@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -107,24 +105,6 @@ func (w world) behindGate() (world, *gate) {
 	return w, g
 }
 
-// exits waits for a process's end and wants its exit code.
-func exits(t *testing.T, cmd *exec.Cmd, log *buffer, code int) {
-	t.Helper()
-	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }() // its error is the exit code
-	eventually(t, "the process ends", func() bool {
-		select {
-		case <-ended:
-			return true
-		default:
-			return false
-		}
-	})
-	if got := cmd.ProcessState.ExitCode(); got != code {
-		t.Errorf("exit code %d, want %d\n%s", got, code, log)
-	}
-}
-
 // freeze stops a Redis, so that it takes connections and never answers. Stop ends it all the same.
 func freeze(t *testing.T, redis *local.RedisServer) {
 	t.Helper()
@@ -149,12 +129,12 @@ func TestSIGTERMWhileServersAreAway(t *testing.T) {
 			w, g := direct.behindGate()
 			w.config = impatient
 			url, arrived, _ := api(t)
-			cmd, log, id := w.serving(url, arrived)
+			p, id := w.serving(url, arrived)
 			postgresAway := name == "Postgres is silent" || name == "both are silent"
 			takeAway(t, g, redis)
-			send(t, cmd, syscall.SIGTERM)
-			exits(t, cmd, log, exitDone)
-			said := log.String()
+			p.send(syscall.SIGTERM)
+			p.exits(exitDone)
+			said := p.log.String()
 			for line, want := range map[string]bool{
 				"worker cuts off what still runs":      true,
 				"worker stopped":                       true,
@@ -181,16 +161,16 @@ func TestCutOff(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = impatient
 	url, arrived, _ := api(t)
-	cmd, log, id := w.serving(url, arrived)
-	send(t, cmd, syscall.SIGTERM)
-	exits(t, cmd, log, exitDone)
+	p, id := w.serving(url, arrived)
+	p.send(syscall.SIGTERM)
+	p.exits(exitDone)
 	call := w.get(id)
 	if call.Status != callqueue.StatusError || call.Running || call.FailedCount != 1 || call.ErrorMessage == nil || !strings.Contains(*call.ErrorMessage, "cut off") {
 		t.Errorf("what ran: %+v", call.Record)
 	}
 	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher draining", "dispatcher stopped"} {
-		if n := strings.Count(log.String(), line); n != 1 {
-			t.Errorf("%d times in the log, want once: %s\n%s", n, line, log)
+		if n := strings.Count(p.log.String(), line); n != 1 {
+			t.Errorf("%d times in the log, want once: %s\n%s", n, line, p.log)
 		}
 	}
 }
@@ -199,16 +179,15 @@ func TestCutOff(t *testing.T) {
 func TestSignalWhileWaiting(t *testing.T) {
 	t.Parallel()
 	silent := "postgres://nobody@" + silentServer(t) + "/none?sslmode=disable"
-	for _, postgres := range []string{noPostgres, silent} {
+	for name, postgres := range map[string]string{"away": noPostgres, "silent": silent} {
 		for _, command := range []string{"serve", "dispatch", "work"} {
-			w := world{t: t, postgres: postgres, redis: noRedis, config: atAnyPort}
-			cmd, log := w.command(command)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, command+" waits", func() bool { return strings.Contains(log.String(), "msg=waiting for=Postgres") })
-			send(t, cmd, os.Signal(syscall.SIGTERM))
-			exits(t, cmd, log, exitDone)
+			t.Run(command+", Postgres "+name, func(t *testing.T) {
+				t.Parallel()
+				p := world{t: t, postgres: postgres, redis: noRedis, config: atAnyPort}.spawn(command)
+				p.says("msg=waiting for=Postgres")
+				p.send(syscall.SIGTERM)
+				p.exits(exitDone)
+			})
 		}
 	}
 }
@@ -221,19 +200,16 @@ func TestHandedBackIsSaid(t *testing.T) {
 	url, arrived, _ := api(t)
 	w.stdin = strings.Repeat(fmt.Sprintf(`{"call_data": {"url": %q}}`+"\n", url), 6)
 	w.do("enqueue", "--from", "-")
-	cmd, log := w.command("serve") // which claims more than it has slots, for they are all free
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	p := w.spawn("serve") // which claims more than it has slots, for they are all free
 	receive(t, arrived, "the first runs")
 	receive(t, arrived, "the second runs")
 	if n := one[int](w, `SELECT count(*) FROM call_open`); n <= 2 {
 		t.Errorf("%d attempts are open, want more than the 2 that run", n)
 	}
-	send(t, cmd, syscall.SIGTERM)
-	exits(t, cmd, log, exitDone)
+	p.send(syscall.SIGTERM)
+	p.exits(exitDone)
 	back := one[int](w, `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
-	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
-		t.Errorf("%d attempts went back, %d are open\n%s", back, open, log)
+	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(p.log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
+		t.Errorf("%d attempts went back, %d are open\n%s", back, open, p.log)
 	}
 }
