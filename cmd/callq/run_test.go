@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -36,7 +37,11 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	flag.Parse()
-	if err := flag.Set("test.parallel", "12"); err != nil { // these tests wait far more than they compute
+	err := flag.Set("test.parallel", "12") // these tests wait far more than they compute
+	if dir := os.Getenv("TEST_TMPDIR"); dir != "" {
+		err = errors.Join(err, os.Setenv("TMPDIR", dir)) // for servers of their own: in memory, see internal/local/servers
+	}
+	if err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())

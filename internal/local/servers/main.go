@@ -2,7 +2,8 @@
 //
 //	go run ./internal/local/servers -- go test ./...
 //
-// The command finds them in TEST_DATABASE_URL and TEST_REDIS_URL. Both end with it, their folders
+// The command finds them in TEST_DATABASE_URL and TEST_REDIS_URL, and in TEST_TMPDIR where servers of its own
+// may keep their files. Both end with it, their folders
 // are removed, and its exit code is passed on. They are made for speed: what they hold does not
 // survive a crash of the machine.
 package main
@@ -64,7 +65,7 @@ func run(args []string) (code int, err error) {
 	cmd := exec.Command(args[0], args[1:]...) //nolint:noctx // signals are passed on instead
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(environ,
-		"TEST_DATABASE_URL="+postgres.URL("postgres"), "TEST_REDIS_URL="+redis.URL())
+		"TEST_DATABASE_URL="+postgres.URL("postgres"), "TEST_REDIS_URL="+redis.URL(), "TEST_TMPDIR="+os.TempDir())
 	if err := cmd.Start(); err != nil {
 		return 127, err
 	}
