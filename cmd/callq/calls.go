@@ -116,11 +116,7 @@ func callsListCommand(a *app) *cobra.Command {
 }
 
 func listCalls(ctx context.Context, a *app, db *database, f callqueue.Filter, limit int) error {
-	client, err := callqueue.New(db.Pool)
-	if err != nil {
-		return err
-	}
-	calls, err := client.List(ctx, f, limit)
+	calls, err := db.calls.List(ctx, f, limit)
 	if err != nil {
 		return err
 	}
@@ -169,14 +165,10 @@ func eachCall[T any](ctx context.Context, a *app, db *database, args []string,
 	if err != nil {
 		return err
 	}
-	client, err := callqueue.New(db.Pool)
-	if err != nil {
-		return err
-	}
 	var calls []T
 	var missing []int64
 	for _, id := range ids {
-		record, err := client.Get(ctx, id)
+		record, err := db.calls.Get(ctx, id)
 		if errors.Is(err, callqueue.ErrNotFound) {
 			missing = append(missing, id)
 			continue

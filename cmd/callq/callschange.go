@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,7 +17,7 @@ import (
 )
 
 // change is a verb that changes calls: of the ids given, or all that fit a filter.
-type change[T any] struct {
+type change struct {
 	name, past string // "cancel", "cancelled"
 	long       string
 	// of are the statuses that a filter may name. Where it names none, it means those of usual.
@@ -24,9 +26,7 @@ type change[T any] struct {
 	// asks: calls given by id are asked about too, for it cannot be undone.
 	asks bool
 	// apply changes calls; of are the statuses that were asked for, nil where ids were given.
-	apply func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]T, error)
-	// read says what became of a call.
-	read func(T) changed
+	apply func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]changed, error)
 }
 
 // changed is what became of a call.
@@ -35,14 +35,19 @@ type changed struct {
 	done   bool
 	status callqueue.Status
 	open   bool   // an attempt is
-	word   string // for the table
-	wrong  bool   // it was not done, which is a failure
+	word   string // for the table, where that is not yes or no
+	result any    // the client's, for JSON
 }
+
+func (c changed) MarshalJSON() ([]byte, error) { return json.Marshal(c.result) }
+
+// String is the call as an error names it.
+func (c changed) String() string { return fmt.Sprintf("%d (%s)", c.id, statusText(c.status, c.open)) }
 
 // changeMost is how many calls of a filter are looked up at once.
 const changeMost = 10_000
 
-func changeCommand[T any](a *app, c *change[T]) *cobra.Command {
+func changeCommand(a *app, c *change) *cobra.Command {
 	var f callFilter
 	var all bool
 	usual := joined(c.usual(), ", ")
@@ -83,7 +88,7 @@ An ID that there is not is exit code 4, one that could not be %s is exit code 1,
 	return cmd
 }
 
-func changeByID[T any](cmd *cobra.Command, a *app, c *change[T], args []string) error {
+func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
 	ids, err := callIDs(args)
 	if err != nil {
 		return err
@@ -94,19 +99,15 @@ func changeByID[T any](cmd *cobra.Command, a *app, c *change[T], args []string) 
 		}
 	}
 	return a.query(func(ctx context.Context, db *database, _ []string) error {
-		client, err := callqueue.New(db.Pool)
-		if err != nil {
-			return err
-		}
-		calls, failure := c.apply(ctx, client, nil, ids)
+		calls, failure := c.apply(ctx, db.calls, nil, ids)
 		var not []string
-		err = printRows(a, calls, table[T]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(v T) []any {
-			r := c.read(v)
-			return []any{r.id, r.word, statusText(r.status, r.open)}
+		err := printRows(a, calls, table[changed]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(c changed) []any {
+			yes := cmp.Or(c.word, map[bool]string{true: "yes", false: "no"}[c.done])
+			return []any{c.id, yes, statusText(c.status, c.open)}
 		}})
-		for _, v := range calls {
-			if r := c.read(v); r.wrong {
-				not = append(not, fmt.Sprintf("%d (%s)", r.id, statusText(r.status, r.open)))
+		for _, call := range calls {
+			if !call.done && call.word == "" {
+				not = append(not, call.String())
 			}
 		}
 		missing, isMissing := errors.AsType[*callqueue.NotFoundError](failure)
@@ -123,19 +124,15 @@ func changeByID[T any](cmd *cobra.Command, a *app, c *change[T], args []string) 
 }
 
 // changeByFilter asks about as many calls as there are, and goes through them from the newest on.
-func changeByFilter[T any](ctx context.Context, a *app, c *change[T], db *database, f callqueue.Filter) error {
-	client, err := callqueue.New(db.Pool)
-	if err != nil {
-		return err
-	}
+func changeByFilter(ctx context.Context, a *app, c *change, db *database, f callqueue.Filter) error {
 	var matched int64
-	err = a.within(ctx, func(ctx context.Context) error {
-		newest, err := client.List(ctx, f, 1)
+	err := a.within(ctx, func(ctx context.Context) error {
+		newest, err := db.calls.List(ctx, f, 1)
 		if err != nil || len(newest) == 0 {
 			return err
 		}
 		f.Before = newest[0].ID + 1
-		matched, err = client.Count(ctx, f)
+		matched, err = db.calls.Count(ctx, f)
 		return err
 	})
 	if err != nil {
@@ -146,7 +143,7 @@ func changeByFilter[T any](ctx context.Context, a *app, c *change[T], db *databa
 			return err
 		}
 	}
-	done, seen, err := changeAll(ctx, a, c, client, f, matched)
+	done, seen, err := changeAll(ctx, a, c, db.calls, f, matched)
 	if err != nil {
 		fmt.Fprintf(a.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
 		return err
@@ -162,7 +159,7 @@ func changeByFilter[T any](ctx context.Context, a *app, c *change[T], db *databa
 }
 
 // changeAll changes the calls of a filter, and returns how many it changed and how many it saw.
-func changeAll[T any](ctx context.Context, a *app, c *change[T], client *callqueue.Client, f callqueue.Filter, matched int64,
+func changeAll(ctx context.Context, a *app, c *change, client *callqueue.Client, f callqueue.Filter, matched int64,
 ) (done, seen int64, err error) {
 	said := time.Now()
 	for matched > 0 {
@@ -197,16 +194,15 @@ func changeAll[T any](ctx context.Context, a *app, c *change[T], client *callque
 }
 
 // applyTo changes calls and says how many. Those that are gone by now do not count.
-func applyTo[T any](ctx context.Context, c *change[T], client *callqueue.Client, of []callqueue.Status,
-	calls []callqueue.Summary,
+func applyTo(ctx context.Context, c *change, client *callqueue.Client, of []callqueue.Status, calls []callqueue.Summary,
 ) (done int64, err error) {
 	ids := make([]int64, len(calls))
 	for i, call := range calls {
 		ids[i] = call.ID
 	}
 	list, err := c.apply(ctx, client, of, ids)
-	for _, v := range list {
-		if c.read(v).done {
+	for _, call := range list {
+		if call.done {
 			done++
 		}
 	}

@@ -9,18 +9,19 @@ import (
 	"github.com/callq/callq/callqueue"
 )
 
-// changedTo is what became of a call that was changed, or could not be.
-func changedTo(id int64, done bool, status callqueue.Status, open bool) changed {
-	c := changed{id: id, done: done, status: status, open: open, word: "yes", wrong: !done}
-	if !done {
-		c.word = "no"
+// each turns the client's results into ours.
+func each[T any](results []T, err error, of func(T) changed) ([]changed, error) {
+	list := make([]changed, len(results))
+	for i, r := range results {
+		list[i] = of(r)
+		list[i].result = r
 	}
-	return c
+	return list, err
 }
 
 func callsCancelCommand(a *app) *cobra.Command {
 	unfinished := []callqueue.Status{callqueue.StatusNew, callqueue.StatusError, callqueue.StatusDispatched}
-	return changeCommand(a, &change[callqueue.Cancellation]{
+	return changeCommand(a, &change{
 		name: "cancel", past: "cancelled",
 		long: `Cancel calls that have not ended, and print what each is now. One that waits, or was handed over and has
 not started, is not made. One that runs may have reached the API: its attempt stays counted, and its
@@ -29,22 +30,22 @@ handler is told to stop within about two seconds.
 One that was cancelled before stays so, which is no failure; one that is done or failed cannot be cancelled.`,
 		of:    unfinished,
 		usual: func() []callqueue.Status { return unfinished },
-		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]callqueue.Cancellation, error) {
-			return client.Cancel(ctx, ids...)
-		},
-		read: func(c callqueue.Cancellation) changed {
-			r := changedTo(c.ID, c.Cancelled, c.Status, c.Running)
-			if !c.Cancelled && c.Status == callqueue.StatusCancelled {
-				r.word, r.wrong = "was already", false
-			}
-			return r
+		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]changed, error) {
+			results, err := client.Cancel(ctx, ids...)
+			return each(results, err, func(r callqueue.Cancellation) changed {
+				c := changed{id: r.ID, done: r.Cancelled, status: r.Status, open: r.Running}
+				if !r.Cancelled && r.Status == callqueue.StatusCancelled {
+					c.word = "was already" // which is no failure
+				}
+				return c
+			})
 		},
 	})
 }
 
 func callsRetryCommand(a *app) *cobra.Command {
 	var done bool
-	cmd := changeCommand(a, &change[callqueue.Retrial]{
+	cmd := changeCommand(a, &change{
 		name: "retry", past: "retried",
 		long: `Retry calls that failed or were cancelled: they wait again as if they were new, from now on, with all of
 max_attempts before them. What they sent before stays counted, and what they will send counts again.
@@ -58,13 +59,16 @@ A call is not retried while an attempt of it is open, as when it was cancelled a
 			}
 			return []callqueue.Status{callqueue.StatusFailed}
 		},
-		apply: func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]callqueue.Retrial, error) {
+		apply: func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]changed, error) {
+			retry := client.Retry
 			if done || slices.Contains(of, callqueue.StatusDone) {
-				return client.RetryDone(ctx, ids...)
+				retry = client.RetryDone
 			}
-			return client.Retry(ctx, ids...)
+			results, err := retry(ctx, ids...)
+			return each(results, err, func(r callqueue.Retrial) changed {
+				return changed{id: r.ID, done: r.Retried, status: r.Status, open: r.Open}
+			})
 		},
-		read: func(r callqueue.Retrial) changed { return changedTo(r.ID, r.Retried, r.Status, r.Open) },
 	})
 	cmd.Flags().BoolVar(&done, "done", false, "calls that are done too")
 	return cmd
@@ -72,16 +76,18 @@ A call is not retried while an attempt of it is open, as when it was cancelled a
 
 func callsDeleteCommand(a *app) *cobra.Command {
 	ended := []callqueue.Status{callqueue.StatusDone, callqueue.StatusFailed, callqueue.StatusCancelled}
-	return changeCommand(a, &change[callqueue.Deletion]{
+	return changeCommand(a, &change{
 		name: "delete", past: "deleted",
 		long: `Delete calls that have ended or wait; what waited is not made. One that was handed over or runs is not
 deleted: cancel it first. No unit of a limit comes free by it: the ledger keeps what they sent.`,
 		of:    append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError),
 		usual: func() []callqueue.Status { return ended },
 		asks:  true,
-		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]callqueue.Deletion, error) {
-			return client.Delete(ctx, ids...)
+		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]changed, error) {
+			results, err := client.Delete(ctx, ids...)
+			return each(results, err, func(r callqueue.Deletion) changed {
+				return changed{id: r.ID, done: r.Deleted, status: r.Status, open: r.Open}
+			})
 		},
-		read: func(d callqueue.Deletion) changed { return changedTo(d.ID, d.Deleted, d.Status, d.Open) },
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
@@ -28,7 +29,8 @@ const (
 // database is what a command works on: a pool whose Postgres answers and has this program's schema.
 type database struct {
 	*pgxpool.Pool
-	cfg *config.Config
+	cfg   *config.Config
+	calls *callqueue.Client
 }
 
 // action is what a command does there with its arguments.
@@ -60,7 +62,11 @@ func (a *app) connected(settings map[string]string, do action) runE {
 		if err := a.awaitPostgres(ctx, cfg, pool); err != nil {
 			return err
 		}
-		return do(ctx, &database{pool, cfg}, args)
+		client, err := callqueue.New(pool, callqueue.MaxData(int(cfg.Calls.MaxData)))
+		if err != nil {
+			return err
+		}
+		return do(ctx, &database{pool, cfg, client}, args)
 	}
 }
 

@@ -65,18 +65,18 @@ call's, stderr says so, and the exit code is 0, so that a repeated command does 
 			})(cmd, args)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&f.call.Queue, "queue", "", "queue whose limits hold (default: default)")
-	flags.StringVar(&f.call.Key, "key", "", "whose call it is")
-	flags.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
-	flags.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
-	flags.StringVar(&f.at, "at", "", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
-	flags.Var(&f.in, "in", "earliest time from now on, such as 10m or 1d")
-	flags.Var(&f.expiresIn, "expires-in", "give up, unsent, after this long from now on")
-	flags.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
-	flags.IntVar(&f.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
-	flags.StringVar(&f.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
-	flags.StringVar(&f.from, "from", "", "file with a JSON object for each call, - for stdin")
+	all := cmd.Flags()
+	all.StringVar(&f.call.Queue, "queue", "", "queue whose limits hold (default: default)")
+	all.StringVar(&f.call.Key, "key", "", "whose call it is")
+	all.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
+	all.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
+	all.StringVar(&f.at, "at", "", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
+	all.Var(&f.in, "in", "earliest time from now on, such as 10m or 1d")
+	all.Var(&f.expiresIn, "expires-in", "give up, unsent, after this long from now on")
+	all.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
+	all.IntVar(&f.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
+	all.StringVar(&f.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
+	all.StringVar(&f.from, "from", "", "file with a JSON object for each call, - for stdin")
 	return cmd
 }
 
@@ -133,37 +133,36 @@ func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
 	return nil
 }
 
-// client makes the client, and reads what the flags leave to be read: the data, and from Postgres's
-// clock the time that --in and --expires-in start from.
-func (f *enqueueFlags) client(ctx context.Context, stdin io.Reader, db *database) (*callqueue.Client, error) {
-	most := db.cfg.Calls.MaxData
-	if err := f.readData(stdin, int64(most)); err != nil {
-		return nil, err
+// resolve reads what the flags leave to be read: the data, and from Postgres's clock the time that
+// --in and --expires-in start from.
+func (f *enqueueFlags) resolve(ctx context.Context, stdin io.Reader, db *database) error {
+	if err := f.readData(stdin, int64(db.cfg.Calls.MaxData)); err != nil {
+		return err
 	}
-	if f.given("in") || f.given("expires-in") {
-		var now time.Time
-		if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
-			return nil, fmt.Errorf("read Postgres's clock: %w", err)
-		}
-		if f.given("in") {
-			f.call.RunAt = now.Add(time.Duration(f.in))
-		}
-		if f.given("expires-in") {
-			f.call.ExpiresAt = now.Add(time.Duration(f.expiresIn))
-		}
+	if !f.given("in") && !f.given("expires-in") {
+		return nil
 	}
-	return callqueue.New(db.Pool, callqueue.MaxData(int(most)))
+	var now time.Time
+	if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return fmt.Errorf("read Postgres's clock: %w", err)
+	}
+	if f.given("in") {
+		f.call.RunAt = now.Add(time.Duration(f.in))
+	}
+	if f.given("expires-in") {
+		f.call.ExpiresAt = now.Add(time.Duration(f.expiresIn))
+	}
+	return nil
 }
 
 func enqueueOne(ctx context.Context, a *app, db *database, f *enqueueFlags) error {
-	client, err := f.client(ctx, a.input, db)
-	if err != nil {
+	if err := f.resolve(ctx, a.input, db); err != nil {
 		return err
 	}
-	id, err := client.Insert(ctx, f.call)
+	id, err := db.calls.Insert(ctx, f.call)
 	duplicate := errors.Is(err, callqueue.ErrDuplicate)
 	if err != nil && !duplicate {
-		return refused(err, flagOf)
+		return refused(err, flags)
 	}
 	if duplicate {
 		fmt.Fprintf(a.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
@@ -177,35 +176,30 @@ func enqueueOne(ctx context.Context, a *app, db *database, f *enqueueFlags) erro
 	return nil
 }
 
-// refused names what is wrong with a call in its writer's words. The exit code is 2: what was given
-// is wrong.
-func refused(err error, name func(field string) string) error {
+// refused names what is wrong with a call in its writer's words: flags, or a line's columns. The exit
+// code is 2: what was given is wrong.
+func refused(err error, words int) error {
 	invalid, ok := errors.AsType[*callqueue.InvalidCallError](err)
 	if !ok {
 		return err
 	}
-	if invalid.Field == "" {
-		return usagef("the call %s", invalid.Reason)
+	names := map[string][2]string{
+		"": {"the call", "the call"}, "Task": {"TASK", "task"}, "Data": {"--data", "call_data"}, "RunAt": {"the time to run", "run_at"},
+		"ExpiresAt": {"--expires-in", "expires_at"}, "UniqueKey": {"--unique", "unique_key"}, "MaxAttempts": {"--max-attempts", "max_attempts"},
 	}
-	return usagef("%s %s", name(invalid.Field), invalid.Reason)
+	name, ok := names[invalid.Field]
+	if !ok {
+		name[columns] = strings.ToLower(invalid.Field)
+		name[flags] = "--" + name[columns]
+	}
+	return usagef("%s %s", name[words], invalid.Reason)
 }
 
-// flagOf is the flag that a field of a call comes from.
-func flagOf(field string) string {
-	switch field {
-	case "Task":
-		return "TASK"
-	case "RunAt":
-		return "the time to run"
-	case "ExpiresAt":
-		return "--expires-in"
-	case "UniqueKey":
-		return "--unique"
-	case "MaxAttempts":
-		return "--max-attempts"
-	}
-	return "--" + strings.ToLower(field)
-}
+// Whose words refused uses.
+const (
+	flags = iota
+	columns
+)
 
 // warnOfQueues says which calls will wait because no configuration in force has their queue. If it
 // cannot, that is no error: the calls are in, and a producer's role may not be allowed to look.

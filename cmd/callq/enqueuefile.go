@@ -64,12 +64,11 @@ func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
 		in = file
 	}
 	return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-		client, err := f.client(ctx, a.input, db)
-		if err != nil {
+		if err := f.resolve(ctx, a.input, db); err != nil {
 			return err
 		}
-		all := filing{client: client, base: f.call, queues: map[string]bool{}}
-		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		all := filing{client: db.calls, base: f.call, queues: map[string]bool{}}
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 			all.tx = tx
 			return all.read(ctx, in, int(db.cfg.Calls.MaxData))
 		})
@@ -216,7 +215,7 @@ func (f *filing) write(ctx context.Context) error {
 		}
 		return nil
 	case isInvalid && invalid.Index >= 0:
-		return usagef("line %d: %w", lines[invalid.Index], refused(err, columnOf))
+		return usagef("line %d: %w", lines[invalid.Index], refused(err, columns))
 	case !isInvalid && !errors.Is(err, callqueue.ErrDuplicate):
 		return err
 	}
@@ -224,7 +223,7 @@ func (f *filing) write(ctx context.Context) error {
 		id, err := f.client.InsertTx(ctx, f.tx, call)
 		duplicate := errors.Is(err, callqueue.ErrDuplicate)
 		if _, invalid := errors.AsType[*callqueue.InvalidCallError](err); invalid {
-			return usagef("line %d: %w", lines[i], refused(err, columnOf))
+			return usagef("line %d: %w", lines[i], refused(err, columns))
 		}
 		if err != nil && !duplicate {
 			return err
@@ -232,21 +231,4 @@ func (f *filing) write(ctx context.Context) error {
 		f.results = append(f.results, inserted{id, duplicate})
 	}
 	return nil
-}
-
-// columnOf is the column that a field of a call stands for.
-func columnOf(field string) string {
-	switch field {
-	case "RunAt":
-		return "run_at"
-	case "ExpiresAt":
-		return "expires_at"
-	case "UniqueKey":
-		return "unique_key"
-	case "MaxAttempts":
-		return "max_attempts"
-	case "Data":
-		return "call_data"
-	}
-	return strings.ToLower(field)
 }

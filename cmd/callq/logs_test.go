@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"regexp"
 	"strings"
@@ -17,43 +14,6 @@ import (
 
 // canary is in all that a log must not have.
 const canary = "c4n4ry"
-
-// leakyAPI answers with canaries in all that an answer has.
-func leakyAPI(t *testing.T) string {
-	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.Header().Set("X-Token", canary)
-		switch r.URL.Path {
-		case "/moved":
-			w.Header().Set("Location", "http://127.0.0.1/?token="+canary)
-			w.WriteHeader(http.StatusFound)
-		case "/broken":
-			w.WriteHeader(http.StatusInternalServerError)
-		case "/gone":
-			w.WriteHeader(http.StatusNotFound)
-		case "/later":
-			w.Header().Set("Retry-After", "1")
-			w.WriteHeader(http.StatusTooManyRequests)
-		case "/cut", "/twice":
-			conn, _, err := w.(http.Hijacker).Hijack()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if r.URL.Path == "/twice" {
-				answer := "HTTP/1.1 200 OK\r\nX-Token: " + canary + "\r\nContent-Length: 6\r\n\r\n" + canary
-				_, _ = io.WriteString(conn, answer+answer)
-				_, _ = io.Copy(io.Discard, conn) // until the client goes
-			}
-			_ = conn.Close()
-			return
-		}
-		_, _ = io.WriteString(w, canary)
-	}))
-	t.Cleanup(server.Close)
-	return server.URL
-}
 
 // leakyCalls are call_data with canaries, for all the ways in which a call can end.
 func leakyCalls(t *testing.T, api string) []string {
@@ -66,7 +26,7 @@ func leakyCalls(t *testing.T, api string) []string {
 	_ = refused.Close()
 	var calls []string
 	for _, target := range []string{
-		api + "/", api + "/moved", api + "/broken", api + "/gone", api + "/cut", api + "/twice", api + "/later",
+		api + "/", api + "/redirect", api + "/error", api + "/gone", api + "/hangup", api + "/garbled", api + "/surplus", api + "/limit",
 		nobody + "/", "http://10.1.2.3/", "http://" + canary + ".invalid/", "http://u:" + canary + "@" + strings.TrimPrefix(api, "http://") + "/",
 		"ftp://" + canary + "/", "http://[" + canary + "/", canary,
 	} {
@@ -102,7 +62,8 @@ func TestLogsKeepSecrets(t *testing.T) {
 				"queues: {default: {max_attempts: 2, backoff: 10ms}}\n"
 			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
 			log := p.log
-			calls := leakyCalls(t, leakyAPI(t))
+			api, _ := leaky(t)
+			calls := leakyCalls(t, api)
 			conn := w.connect()
 			queue := func(sql string) {
 				t.Helper()

@@ -5,7 +5,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 )
 
 // What people and scripts give by mistake is refused in their words: exit code 2, and no name of Go or Postgres.
@@ -76,13 +75,8 @@ func TestInterruptedWhileReading(t *testing.T) {
 			}
 		}
 		interrupt()
-		select {
-		case code := <-ended:
-			if code != exitFailed || !strings.Contains(errs.String(), "interrupted") {
-				t.Errorf("callq %v: exit code %d: %s", args, code, &errs)
-			}
-		case <-time.After(waitMost):
-			t.Errorf("callq %v did not end within %s", args, waitMost)
+		if code := receive(t, ended, "the command ends"); code != exitFailed || !strings.Contains(errs.String(), "interrupted") {
+			t.Errorf("callq %v: exit code %d: %s", args, code, &errs)
 		}
 		typing.Close()
 	}

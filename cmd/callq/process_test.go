@@ -74,14 +74,7 @@ func (p *process) exits(code int) {
 	p.t.Helper()
 	ended := make(chan struct{})
 	go func() { _ = p.cmd.Wait(); close(ended) }() // its error is the exit code
-	eventually(p.t, "the process ends", func() bool {
-		select {
-		case <-ended:
-			return true
-		default:
-			return false
-		}
-	})
+	receive(p.t, ended, "the process ends")
 	if got := p.cmd.ProcessState.ExitCode(); got != code {
 		p.t.Errorf("exit code %d, want %d\n%s", got, code, p.log)
 	}

@@ -37,6 +37,8 @@ func leaky(t *testing.T) (url string, received *atomic.Int32) {
 		switch r.URL.Path {
 		case "/error":
 			http.Error(w, auth, http.StatusInternalServerError)
+		case "/gone":
+			http.Error(w, auth, http.StatusNotFound)
 		case "/limit":
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, auth, http.StatusTooManyRequests)

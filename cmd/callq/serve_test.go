@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/report"
@@ -46,16 +47,8 @@ func (w world) startReady(command string) *daemon {
 func (d *daemon) end() int {
 	d.t.Helper()
 	d.stop()
-	var code int
-	eventually(d.t, "the daemon ends", func() bool {
-		select {
-		case code = <-d.code:
-			d.code <- code
-			return true
-		default:
-			return false
-		}
-	})
+	code := receive(d.t, d.code, "the daemon ends")
+	d.code <- code // for who asks again
 	return code
 }
 
@@ -108,16 +101,14 @@ func api(t *testing.T) (url string, arrived <-chan struct{}, answer func()) {
 	return server.URL, requests, answer
 }
 
-func receive(t *testing.T, from <-chan struct{}, fact string) {
+func receive[T any](t *testing.T, from <-chan T, fact string) (value T) {
 	t.Helper()
-	eventually(t, fact, func() bool {
-		select {
-		case <-from:
-			return true
-		default:
-			return false
-		}
-	})
+	select {
+	case value = <-from:
+	case <-time.After(waitMost):
+		t.Fatalf("not within %s: %s", waitMost, fact)
+	}
+	return value
 }
 
 func (w world) get(id string) shown {
