@@ -6,7 +6,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/handoff"
 )
 
@@ -23,7 +22,7 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 		return w.call(url)
 	}
 	id := enqueue()
-	w.ends(id, callqueue.StatusDone)
+	w.done(id)
 
 	conn := w.connect()
 	client := w.redisClient()
@@ -57,5 +56,5 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	if err := inspector.UnpauseQueue(broker.Queue("http")); err != nil {
 		t.Fatal(err)
 	}
-	w.ends(id, callqueue.StatusDone)
+	w.done(id)
 }

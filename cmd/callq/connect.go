@@ -108,7 +108,7 @@ func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgx
 		return nil, usagef("read postgres.url: %w", err)
 	}
 	setMode(cfg, pc.ConnConfig, settings)
-	pc.MaxConns = int32(min(conns, 10_000))
+	pc.MaxConns = int32(max(1, min(conns, 10_000)))
 	return pc, nil
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/internal/local"
 )
@@ -70,7 +69,7 @@ func TestDeployments(t *testing.T) {
 				w.healthy(s, p)
 			}
 			id := w.call(url)
-			w.ends(id, callqueue.StatusDone)
+			w.done(id)
 			for p := range daemons {
 				p.send(syscall.SIGTERM)
 				p.exits(exitDone)

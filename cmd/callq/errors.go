@@ -87,10 +87,11 @@ func judge(err error) (int, string) {
 
 // isUnreachable tells a server that is away or silent from one that refused a statement.
 func isUnreachable(err error) bool {
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08") || pg.Code == "53300"
+	_, connecting := errors.AsType[*pgconn.ConnectError](err)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok { // 55000: the database takes no connections now
+		return strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08") || pg.Code == "53300" || connecting && pg.Code == "55000"
 	}
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+	if connecting {
 		return true
 	}
 	if e, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too

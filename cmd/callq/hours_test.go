@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/report"
 )
@@ -104,7 +103,7 @@ func TestSIGHUPOpensAndCloses(t *testing.T) {
 	waits(id)
 	r.reload(atAnyPort + "queues: {pay: {hours: [00:00-24:00]}}\n")
 	r.says("changed=[queues.pay.hours]")
-	w.ends(id, callqueue.StatusDone)
+	w.done(id)
 	r.reload(shut)
 	eventually(t, "the queue is shut", func() bool {
 		return strings.Contains(w.do("queues", "list"), "outside its hours until ")

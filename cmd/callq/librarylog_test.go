@@ -3,8 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-
-	"github.com/callq/callq/callqueue"
 )
 
 // A command that finds Redis away says so itself, and go-redis nothing beside it.
@@ -37,7 +35,7 @@ func TestLibrariesReportToTheLog(t *testing.T) {
 			url := "http://" + answers(t, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
 			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
 			id := w.call(url)
-			w.ends(id, callqueue.StatusDone)
+			w.done(id)
 			if level == "debug" {
 				p.says(`level=DEBUG msg="library reported" message="Unsolicited response`)
 			}

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/redistest"
 )
 
@@ -53,7 +52,7 @@ func callsAreDone(t *testing.T, w world) (again func()) {
 		t.Helper()
 		for range 5 {
 			id := w.call(url)
-			w.ends(id, callqueue.StatusDone)
+			w.done(id)
 		}
 	}
 	again()

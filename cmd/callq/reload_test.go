@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/cmd/callq/config"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/local"
@@ -52,7 +51,7 @@ func TestSIGHUP(t *testing.T) {
 		w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url))
 	}
 	id := w.call(url, "--queue", "new")
-	w.ends(id, callqueue.StatusDone)
+	w.done(id)
 	eventually(t, "two of the others are", func() bool {
 		return strings.Count(w.do("calls", "list", "--queue", "pay", "--status", "done", "-o", "jsonl"), "\n") == 2
 	})

@@ -160,16 +160,16 @@ func (w world) call(url string, flags ...string) string {
 	return strings.TrimSpace(w.do(append([]string{"enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)}, flags...)...))
 }
 
-// ends waits until a call has this status. It asks on one connection: to run the program each time
-// would take all of the machine.
-func (w world) ends(id string, status callqueue.Status) {
+// done waits until a call is. It asks on one connection: to run the program each time would take all of the
+// machine.
+func (w world) done(id string) {
 	w.t.Helper()
 	conn := w.connect()
 	defer conn.Close(context.WithoutCancel(w.t.Context()))
-	eventually(w.t, "call "+id+" is "+string(status), func() bool {
+	eventually(w.t, "call "+id+" is done", func() bool {
 		var is callqueue.Status
 		err := conn.QueryRow(w.t.Context(), `SELECT status FROM call_queue WHERE id = $1::text::bigint`, id).Scan(&is)
-		return err == nil && is == status
+		return err == nil && is == callqueue.StatusDone
 	})
 }
 

@@ -135,7 +135,7 @@ func TestServe(t *testing.T) {
 		t.Errorf("the workers: %+v", s.Workers)
 	}
 	answer()
-	w.ends(id, callqueue.StatusDone)
+	w.done(id)
 	if ledger := w.get(id).Ledger; len(ledger) != 1 || ledger[0].Outcome != "done" {
 		t.Errorf("the ledger: %+v", ledger)
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/redistest"
 )
@@ -164,7 +163,7 @@ func TestTLS(t *testing.T) {
 	answer()
 	d := good.startReady("serve")
 	id := good.call(api)
-	good.ends(id, callqueue.StatusDone)
+	good.done(id)
 	if code := d.end(); code != exitDone {
 		t.Errorf("exit code %d\n%s", code, &d.stderr)
 	}
