@@ -27,13 +27,9 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	conn := w.connect()
 	client := w.redisClient()
 	broker, err := handoff.Open(t.Context(), client, conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	inspector := asynq.NewInspectorFromRedisClient(client)
-	if err := inspector.PauseQueue(broker.Queue("http")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, inspector.PauseQueue(broker.Queue("http")))
 	eventually(t, "status says so", func() bool { return strings.Contains(w.do("status"), "its Asynq queue is paused") })
 	if a := w.run("doctor"); a.code != exitFindings || !strings.Contains(a.stdout, "Asynq queue "+broker.Queue("http")+" is paused") {
 		t.Errorf("doctor: exit code %d:\n%s", a.code, a.stdout)
@@ -53,8 +49,6 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	if attempts := w.get(id).Attempts; attempts != 0 {
 		t.Errorf("it was claimed %d times for workers that take nothing", attempts)
 	}
-	if err := inspector.UnpauseQueue(broker.Queue("http")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, inspector.UnpauseQueue(broker.Queue("http")))
 	w.done(id)
 }

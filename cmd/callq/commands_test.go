@@ -18,9 +18,7 @@ func TestMigrate(t *testing.T) {
 	w := newWorld(t)
 	w.do("migrate", "down", "--yes")
 	w.empty()
-	if a := w.run("migrate", "down", "--yes"); a.code != 0 || !strings.Contains(a.stderr, "nothing to take back") {
-		t.Errorf("down on nothing: exit code %d, %s", a.code, a.stderr)
-	}
+	w.refuses(0, "nothing to take back", "migrate", "down", "--yes")
 
 	applied := make([]int, 4)
 	var all sync.WaitGroup
@@ -216,9 +214,7 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 	if use := decode[ledger.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
 		t.Errorf("verify says %+v", use)
 	}
-	if out := w.do("calls", "get", "1", "-o", "json"); !strings.Contains(out, `"settled": 12`) {
-		t.Errorf("calls get says\n%s", out)
-	}
+	has(t, w.do("calls", "get", "1", "-o", "json"), `"settled": 12`)
 }
 
 // The screen names what waits for want of a queue or a worker.
@@ -256,16 +252,10 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the oldest: %+v", s.Oldest)
 	}
 	screen := w.do("status")
-	for _, words := range []string{"not in the configuration", "no workers", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial"} {
-		if !strings.Contains(screen, words) {
-			t.Errorf("the screen lacks %q:\n%s", words, screen)
-		}
-	}
+	has(t, screen, "not in the configuration", "no workers", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial")
 	w.config = "limits: {other: {rate: 5/m}}\n"
 	w.do("dispatch", "--once")
-	if list := w.do("limits", "list"); !strings.Contains(list, "idle: no queue uses it") {
-		t.Errorf("a limit that left the configuration:\n%s", list)
-	}
+	has(t, w.do("limits", "list"), "idle: no queue uses it")
 }
 
 func TestRetention(t *testing.T) {
@@ -273,12 +263,8 @@ func TestRetention(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`)
 	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now() - interval '1 hour' WHERE id <= 3`)
-	if out := w.do("maintain", "retention"); !strings.Contains(out, "removed 0 calls") {
-		t.Error(out)
-	}
-	if out := w.do("maintain", "retention", "--failed", "30m"); !strings.Contains(out, "removed 3 calls") {
-		t.Error(out)
-	}
+	has(t, w.do("maintain", "retention"), "removed 0 calls")
+	has(t, w.do("maintain", "retention", "--failed", "30m"), "removed 3 calls")
 }
 
 // What it rests on is said beside the verdict, and a time since which is looked may be given.
@@ -289,18 +275,10 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	w.exec(`INSERT INTO call_marks (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
 	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
 	out := w.do("verify")
-	for _, says := range []string{"This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner"} {
-		if !strings.Contains(out, says) {
-			t.Errorf("%q is not said:\n%s", says, out)
-		}
-	}
+	has(t, out, "This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner")
 	if r := decode[ledger.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
 		t.Errorf("since 7 days: %+v", r)
 	}
-	if out := w.do("verify", "--since", "2026-11-20T00:00:00Z"); !strings.Contains(out, "2026-11-20 00:00:00Z") {
-		t.Errorf("since a time:\n%s", out)
-	}
-	if a := w.run("verify", "--since", "yesterday"); a.code != 2 || !strings.Contains(a.stderr, "24h") {
-		t.Errorf("exit code %d: %s", a.code, a.stderr)
-	}
+	has(t, w.do("verify", "--since", "2026-11-20T00:00:00Z"), "2026-11-20 00:00:00Z")
+	w.refuses(2, "24h", "verify", "--since", "yesterday")
 }

@@ -85,9 +85,7 @@ func TestDeployments(t *testing.T) {
 func (w world) onServer(roles string) world {
 	w.t.Helper()
 	server, err := local.StartPostgres(w.t.Context(), local.Postgres{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() { _ = server.Stop() })
 	w.postgres = server.URL("postgres")
 	w.exec(`CREATE DATABASE callq`)
@@ -105,9 +103,7 @@ func (w world) plain() {
 		w.t.Errorf("tables are of %q, and superusers are %q", owners, superusers)
 	}
 	u, err := url.Parse(w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	u.User = url.User("callq")
 	w.postgres = u.String()
 	for _, line := range []string{"migrate down --yes", "migrate roles"} {
@@ -139,9 +135,7 @@ func (s deployed) check(t *testing.T, w world) {
 		t.Errorf("%s: who reaches its port reads the pages", s.name)
 	}
 	cfg, err := config.Load(config.Source{Path: "../../config.yaml"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if least := cfg.Worker.ShutdownTimeout + afterTimeout; s.stop < least && slices.Contains([]string{"work", "serve"}, s.args[0]) && s.stop > 0 {
 		t.Errorf("%s is killed after %s, and may need %s", s.name, s.stop, least)
 	}
@@ -151,9 +145,7 @@ func (s deployed) check(t *testing.T, w world) {
 func (w world) deploy(s deployed) *process {
 	w.t.Helper()
 	pg, err := pgx.ParseConfig(w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	here := map[string]string{
 		"DATABASE_URL": w.postgres, "REDIS_URL": w.redis, "CALLQ_HTTP_LISTEN": "127.0.0.1:0",
 		"PGHOST": pg.Host,

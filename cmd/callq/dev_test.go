@@ -28,17 +28,13 @@ type developing struct {
 func devFolders(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dev-of-callq-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -49,18 +45,14 @@ func develop(t *testing.T, dir string, change func(*exec.Cmd)) *developing {
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
 	w.config = atAnyPort + "postgres: {url: '" + noPostgres + "', direct_url: '" + noPostgres + "'}\nredis: {url: '" + noRedis + "'}\n"
 	d := &developing{process: w.command("dev", "--dir", filepath.Join(dir, "data"), "-c", filepath.Join(dir, "config.yaml"), "-o", "json")}
-	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(w.config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(w.config), 0o644))
 	d.cmd.Env = append(os.Environ(), d.cmd.Env...)
 	d.cmd.Cancel = func() error { return d.cmd.Process.Signal(syscall.SIGTERM) } // at the end of the test
 	if change != nil {
 		change(d.cmd)
 	}
 	out, err := d.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d.start()
 	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&d.devStack); err != nil {
 		t.Fatalf("%v\n%s", err, d.log)
@@ -120,9 +112,7 @@ func TestDev(t *testing.T) {
 	eventually(t, "it listens at its own Postgres", func() bool {
 		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query = 'LISTEN callq_wake'") == "1"
 	})
-	if err := d.redis().Set(t.Context(), "kept", "yes", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.redis().Set(t.Context(), "kept", "yes", 0).Err())
 
 	second := world{t: t}.run("dev", "--dir", filepath.Join(dir, "data"))
 	for _, words := range []string{"running already", fmt.Sprint("process ", d.cmd.Process.Pid), d.Postgres, d.Redis, "--dir"} {
@@ -159,9 +149,7 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 		t.Skip("it needs root, to run callq as the user nobody; TestDev ran it as this user")
 	}
 	nobody, err := user.Lookup("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	uid, errUID := strconv.Atoi(nobody.Uid)
 	gid, errGID := strconv.Atoi(nobody.Gid)
 	if errUID != nil || errGID != nil {
@@ -171,23 +159,15 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 	answer()
 	dir := devFolders(t)
 	home := filepath.Join(dir, "home")
-	if err := os.Mkdir(home, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(home, uid, gid); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(home, 0o700))
+	must(t, os.Chown(home, uid, gid))
 	self, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program := filepath.Join(dir, "callq") // go test's own folder is closed to other users
 	syscall.ForkLock.RLock()               // a child that another test forks meanwhile would keep it open for writing, and so from being run
 	err = os.WriteFile(program, self, 0o755)
 	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	asNobody := func(cmd *exec.Cmd) {
 		cmd.Path, cmd.Dir = program, home
 		cmd.Args = append([]string{program, "dev"}, cmd.Args[4:]...) // without --dir

@@ -17,9 +17,7 @@ import (
 func soundWorld(t *testing.T) world {
 	t.Helper()
 	server, err := local.StartPostgres(t.Context(), local.Postgres{Settings: map[string]string{"max_prepared_transactions": "5"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := server.Stop(); err != nil {
 			t.Error(err)
@@ -252,9 +250,7 @@ func TestDoctor(t *testing.T) {
 func (w world) redisClient() *redis.Client {
 	w.t.Helper()
 	options, err := redis.ParseURL(w.redis)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	client := redis.NewClient(options)
 	w.t.Cleanup(func() { _ = client.Close() })
 	return client

@@ -18,9 +18,7 @@ func TestLatin1Database(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = "http: {listen: \"127.0.0.1:0\"}\nhttp_task: {allow_private: true, store: all}\nqueues: {default: {max_attempts: 1}}\n"
 	server, err := url.Parse(w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	name := strings.TrimPrefix(server.Path, "/") + "_latin1"
 	w.exec(`CREATE DATABASE ` + name + ` ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`)
 	inUTF8 := w
@@ -51,9 +49,7 @@ func TestLatin1Database(t *testing.T) {
 	if out := ended(`{"url": "`+api.URL+`?answer=%E6%97%A5", "method": "POST"}`, callqueue.StatusDone); strings.Contains(out, "日") {
 		t.Errorf("LATIN1 has 日: %s", out)
 	}
-	if out := ended(`{"url": "http://`+garbled+`"}`, callqueue.StatusFailed); !strings.Contains(out, `response \"\\u65e5\\u672c\"`) {
-		t.Errorf("what went wrong is not said: %s", out)
-	}
+	has(t, ended(`{"url": "http://`+garbled+`"}`, callqueue.StatusFailed), `response \"\\u65e5\\u672c\"`)
 	if a := w.run("enqueue", "--data", `{"url": "`+api.URL+`", "body": "日本"}`); a.code == exitDone || !strings.Contains(a.stderr, "LATIN1") {
 		t.Errorf("enqueued what LATIN1 does not have: %d %s", a.code, a.stderr)
 	}

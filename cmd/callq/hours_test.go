@@ -16,9 +16,7 @@ func TestHoursAreShown(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	zone, err := time.LoadLocation("Asia/Kolkata") // its clocks never change
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	now := time.Now().In(zone).Truncate(time.Minute)
 	span := func(from, to time.Duration) string {
 		return now.Add(from).Format("15:04") + "-" + now.Add(to).Format("15:04") + " Asia/Kolkata"

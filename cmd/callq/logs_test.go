@@ -19,9 +19,7 @@ const canary = "c4n4ry"
 func leakyCalls(t *testing.T, api string) []string {
 	t.Helper()
 	refused, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	nobody := "http://" + refused.Addr().String()
 	_ = refused.Close()
 	var calls []string
@@ -34,9 +32,7 @@ func leakyCalls(t *testing.T, api string) []string {
 			"method": "POST", "url": target + "?token=" + canary, "headers": map[string]string{"Authorization": "Bearer " + canary},
 			"json": map[string]string{"password": canary}, "timeout": "20s",
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		calls = append(calls, string(data))
 	}
 	return append(calls, `{"`+canary+`": 1}`, `{"method": "`+canary+` x", "url": "`+api+`"}`, `["`+canary+`"]`,
@@ -53,9 +49,7 @@ func TestLogsKeepSecrets(t *testing.T) {
 			t.Parallel()
 			w, redis := newWorld(t).withRedis()
 			u, err := url.Parse(w.postgres)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			u.User = url.UserPassword(u.User.Username(), canary)
 			w.postgres = u.String()
 			w.config = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1], store: all}\nlog: {level: " + level + "}\n" +
@@ -146,9 +140,7 @@ func TestLogForms(t *testing.T) {
 			w := world{t: t, config: "log: {level: " + level + ", format: " + format + "}\n"}
 			a.environ = w.environ()
 			cfg, err := a.readConfig()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			log := a.logger(cfg)
 			log.Debug("said", "n", 1)
 			log.Info("said", "n", 1)

@@ -32,18 +32,16 @@ func TestVacuumFull(t *testing.T) {
 		t.Fatalf("it would vacuum %+v", dry)
 	}
 	w.do("enqueue")
-	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "calls are due") || !strings.Contains(a.stderr, "--force") {
-		t.Errorf("while calls are due: exit code %d, %s", a.code, a.stderr)
-	}
+	w.refuses(exitFailed, "calls are due (1), and would wait while tables are locked: try again when none are, or give --force", "maintain", "vacuum", "--full", "--yes")
 	w.exec(`UPDATE call_queue SET status = 'dispatched';
 		INSERT INTO call_open (call_id, attempt, parcel_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '1 minute', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM call_queue`)
-	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "handed over or run (1)") {
-		t.Errorf("while a call is handed over: exit code %d, %s", a.code, a.stderr)
+	w.refuses(exitFailed, "handed over or run (1)", "maintain", "vacuum", "--full", "--yes")
+	a := w.run("maintain", "vacuum", "--full", "--force")
+	if a.code != exitUsage {
+		t.Errorf("nobody to ask: exit code %d", a.code)
 	}
-	if a := w.run("maintain", "vacuum", "--full", "--force"); a.code != exitUsage || !strings.Contains(a.stderr, "to free about") || !strings.Contains(a.stderr, "--yes") {
-		t.Errorf("nobody to ask: exit code %d, %s", a.code, a.stderr)
-	}
+	has(t, a.stderr, "to free about", "--yes")
 	if again := decode[vacuumed](t, w.do("maintain", "vacuum", "--full", "--dry-run", "-o", "json")); len(again.Tables) != 1 {
 		t.Errorf("it was refused, and done: %+v", again)
 	}
@@ -62,9 +60,7 @@ func TestVacuumFullOfATableInUse(t *testing.T) {
 	w := newWorld(t)
 	w.exec(bloatAttempts)
 	w.hold("BEGIN", "LOCK call_queue IN ACCESS SHARE MODE", "SELECT FROM call_attempts LIMIT 1")
-	if a := w.run("maintain", "vacuum", "--full", "--yes"); a.code != exitFailed || !strings.Contains(a.stderr, "somebody uses the table") {
-		t.Errorf("exit code %d, %s", a.code, a.stderr)
-	}
+	w.refuses(exitFailed, "somebody uses the table", "maintain", "vacuum", "--full", "--yes")
 }
 
 func TestMaintainStatus(t *testing.T) {
@@ -77,9 +73,7 @@ func TestMaintainStatus(t *testing.T) {
 		return one[int](w, `SELECT count(*) FROM pg_stat_user_tables WHERE relname IN ('call_queue', 'call_attempts') AND n_tup_ins = 20`) == 2
 	})
 	w.do("maintain", "vacuum")
-	if text := w.do("maintain", "status"); !strings.Contains(text, "nobody holds a snapshot") { // no use beside it in this database
-		t.Error(text)
-	}
+	has(t, w.do("maintain", "status"), "nobody holds a snapshot")
 	w.hold("BEGIN ISOLATION LEVEL REPEATABLE READ", "SET LOCAL application_name = 'report'", "SELECT 1")
 	m := decode[maintenance](t, w.do("maintain", "status", "-o", "json"))
 	if m.Retention != (dispatcher.Retired{Calls: 14, Attempts: 14}) || m.Bytes <= 0 || len(m.Tables) < 10 {
@@ -99,12 +93,8 @@ func TestMaintainStatus(t *testing.T) {
 	if got := decode[dispatcher.Retired](t, w.do("maintain", "retention", "--dry-run", "-o", "json")); got != m.Retention {
 		t.Errorf("a dry run counts %+v", got)
 	}
-	if text := w.do("maintain", "retention", "--dry-run", "--done", "100d"); !strings.Contains(text, "would remove 0 calls and 0 attempts") {
-		t.Error(text)
-	}
-	if text := w.do("maintain", "retention"); !strings.Contains(text, "removed 14 calls and 14 attempts") {
-		t.Error(text)
-	}
+	has(t, w.do("maintain", "retention", "--dry-run", "--done", "100d"), "would remove 0 calls and 0 attempts")
+	has(t, w.do("maintain", "retention"), "removed 14 calls and 14 attempts")
 }
 
 // Calls that no claim would find are found by doctor, counted by a dry run, and mended by a sweep.

@@ -146,9 +146,7 @@ func TestConfigInit(t *testing.T) {
 	const mine = "log: {level: warn}\n"
 	write := func() {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(mine), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(mine), 0o600))
 	}
 	write()
 	a := w.run("config", "init", "-c", file)

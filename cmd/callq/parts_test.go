@@ -18,9 +18,7 @@ import (
 func TestParts(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte(" hidden\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(secret, []byte(" hidden\n"), 0o600))
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
 			Anchor: limit.AnchorFinish, Per: "key", Hosts: []string{"h"}, RetryAfter: config.AtMost(time.Minute), Windows: []config.Window{
@@ -73,9 +71,7 @@ func TestParts(t *testing.T) {
 		t.Errorf("dispatcher: %s", diff)
 	}
 	gotWorker, err := workerConfig(cfg, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	gotWorker.Redis = nil
 	if diff := cmp.Diff(wantWorker, gotWorker); diff != "" {
 		t.Errorf("worker: %s", diff)

@@ -17,14 +17,10 @@ func TestPgBouncer(t *testing.T) {
 	t.Parallel()
 	var log buffer
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{Log: &log, Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = postgres.Stop() })
 	bouncer, err := local.StartPgBouncer(t.Context(), local.PgBouncer{Postgres: postgres, Settings: map[string]string{"default_pool_size": "6"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = bouncer.Stop() })
 	first, _ := newPooled(t, postgres, bouncer, "first").withRedis()
 
@@ -37,17 +33,13 @@ func TestPgBouncer(t *testing.T) {
 		if code := d.end(); code != exitDone {
 			t.Errorf("exit code %d", code)
 		}
-		if a := w.run("maintain", "retention"); a.code != exitUsage || !strings.Contains(a.stderr, fix) {
-			t.Errorf("exit code %d: %s", a.code, a.stderr)
-		}
+		w.refuses(exitUsage, fix, "maintain", "retention")
 	})
 	t.Run("without a way past it", func(t *testing.T) {
 		w := first
 		w.t, w.config = t, "postgres: {query_mode: cache_describe}"
 		for _, command := range []string{"migrate up", "serve", "dispatch", "dispatch --once"} {
-			if a := w.run(strings.Fields(command)...); a.code != exitUsage || !strings.Contains(a.stderr, "set postgres.direct_url") {
-				t.Errorf("%s: exit code %d: %s", command, a.code, a.stderr)
-			}
+			w.refuses(exitUsage, "set postgres.direct_url", strings.Fields(command)...)
 		}
 	})
 	for _, name := range []string{"settings missing", "settings on the role"} {

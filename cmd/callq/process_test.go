@@ -33,9 +33,7 @@ func (w world) command(args ...string) *process {
 
 func (p *process) start() *process {
 	p.t.Helper()
-	if err := p.cmd.Start(); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Start())
 	p.t.Cleanup(p.kill)
 	return p
 }
@@ -53,9 +51,7 @@ func (p *process) says(words string) {
 
 func (p *process) send(sig os.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Process.Signal(sig))
 }
 
 func (p *process) file() string { return filepath.Join(p.dir, "config.yaml") }
@@ -63,9 +59,7 @@ func (p *process) file() string { return filepath.Join(p.dir, "config.yaml") }
 // reload writes its configuration and sends SIGHUP.
 func (p *process) reload(text string) {
 	p.t.Helper()
-	if err := os.WriteFile(p.file(), []byte(text), 0o600); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, os.WriteFile(p.file(), []byte(text), 0o600))
 	p.send(syscall.SIGHUP)
 }
 

@@ -146,9 +146,7 @@ func TestProducersPage(t *testing.T) {
 			t.Errorf("not as the page says: %+v, %s", call.Record, call.Data)
 		}
 		var data bytes.Buffer
-		if err := json.Compact(&data, call.Data); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Compact(&data, call.Data))
 		got[row{call.Queue, call.Key, data.String(), call.Priority}]++
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(row{})); diff != "" {
@@ -169,13 +167,9 @@ func TestProducersPage(t *testing.T) {
 func openPage(t *testing.T, api, database string) *page {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/producers.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conn, err := pgx.Connect(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	return &page{t: t, text: string(text), api: api, database: database, conn: conn.PgConn()}
 }
@@ -184,13 +178,9 @@ func openPage(t *testing.T, api, database string) *page {
 func TestProducersPageGo(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile("../../callqueue/example_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page, err := os.ReadFile("../../docs/producers.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, _ := strings.Cut(string(page), "\n```go\n")
 	code, _, _ := strings.Cut(rest, "```")
 	if code == "" || !strings.Contains(words(string(example)), words(code)) {

@@ -69,8 +69,6 @@ func TestRedisSettingsThatDoNotFit(t *testing.T) {
 		{"redis://h?addr=i:1&nope=1", "cluster: true", "unexpected option"},
 	} {
 		w := world{t: t, postgres: noPostgres, redis: c.url, config: "redis: {" + c.config + "}"}
-		if a := w.run("dispatch", "--once"); a.code != exitUsage || !strings.Contains(a.stderr, c.words) {
-			t.Errorf("%s with %s: exit code %d: %s", c.url, c.config, a.code, a.stderr)
-		}
+		w.refuses(exitUsage, c.words, "dispatch", "--once")
 	}
 }

@@ -18,14 +18,10 @@ func TestReference(t *testing.T) {
 	t.Parallel()
 	got := writeReference(rootCommand(new(app)))
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(reference, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("docs/cli.md is stale: run `make docs` (-file +code):\n%s", diff)
 	}

@@ -66,9 +66,7 @@ func TestSIGHUP(t *testing.T) {
 		r.says(words)
 	}
 	w.holds("2 per 1h")
-	if err := os.Remove(r.file()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(r.file()))
 	r.send(syscall.SIGHUP)
 	r.says("cannot be read: no such file")
 	if status, body := ask(t, address, "/readyz"); status != http.StatusOK {
@@ -110,9 +108,7 @@ func TestSIGHUPTwice(t *testing.T) {
 func TestSIGHUPWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = postgres.Stop() })
 	w, _ := world{t: t, postgres: postgres.URL("postgres")}.withRedis()
 	w.do("migrate", "up")
@@ -127,9 +123,7 @@ func TestSIGHUPWithoutPostgres(t *testing.T) {
 	r.reload(strings.ReplaceAll(w.config, "100", "4"))
 	eventually(t, "three answers", func() bool { return strings.Count(r.log.String(), "configuration ") == 3 })
 	r.says("heartbeat missed") // by then it has tried again
-	if err := postgres.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, postgres.Restart(t.Context()))
 	w.holds("4 per 1h")
 	if n := strings.Count(r.log.String(), "new settings not yet in force"); n != 1 {
 		t.Errorf("said %d times, want once:\n%s", n, r.log)
@@ -146,9 +140,7 @@ func TestSIGHUPWhileWaiting(t *testing.T) {
 	r.says("msg=waiting for=Redis")
 	r.reload(strings.ReplaceAll(w.config, "100", "5"))
 	r.says("configuration read again")
-	if err := redis.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, redis.Restart(t.Context()))
 	w.holds("5 per 1h")
 	if strings.Contains(r.log.String(), "100 per 1h") {
 		t.Errorf("the former limit was published:\n%s", r.log)
@@ -181,15 +173,11 @@ func TestSIGHUPForHTTPTask(t *testing.T) {
 	r.reload(allowed)
 	r.says(`http_task.secrets.KEY.file err="cannot be read`)
 	ends("is not one of this worker's http_task.secrets")
-	if err := os.WriteFile(key, []byte("not yet the key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(key, []byte("not yet the key"), 0o600))
 	r.reload(allowed)
 	r.says(`changed="[http_task.private_hosts http_task.secrets.KEY.`)
 	ends(`"status": "done"`)
-	if err := os.WriteFile(key, []byte(secretCanary), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(key, []byte(secretCanary), 0o600))
 	r.reload(allowed)
 	eventually(t, "a third answer", func() bool { return strings.Count(r.log.String(), "configuration read again") == 2 })
 	ends(`"status": "done"`)

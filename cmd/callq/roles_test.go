@@ -140,9 +140,7 @@ func TestMigrateRolesWithoutCreateRole(t *testing.T) {
 func withSearchPath(t *testing.T, database string) string {
 	t.Helper()
 	u, err := url.Parse(database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	q := u.Query()
 	q.Set("search_path", `"Calls"`)
 	u.RawQuery = q.Encode()

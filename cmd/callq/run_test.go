@@ -37,7 +37,10 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	flag.Parse()
-	err := flag.Set("test.parallel", "12") // these tests wait far more than they compute
+	var err error
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		err = parallel.Value.Set("12") // these tests wait far more than they compute
+	}
 	if dir := os.Getenv("TEST_TMPDIR"); dir != "" {
 		err = errors.Join(err, os.Setenv("TMPDIR", dir)) // for servers of their own: in memory, see internal/local/servers
 	}
@@ -70,9 +73,7 @@ func newWorld(t *testing.T) world {
 func (w world) withRedis() (world, *local.RedisServer) {
 	w.t.Helper()
 	server, err := local.StartRedis(w.t.Context(), local.Redis{Install: true})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() {
 		if err := server.Stop(); err != nil {
 			w.t.Error(err)
@@ -85,9 +86,7 @@ func (w world) withRedis() (world, *local.RedisServer) {
 func (w world) environ() []string {
 	w.t.Helper()
 	path := filepath.Join(w.t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(w.config), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, os.WriteFile(path, []byte(w.config), 0o600))
 	return []string{"DATABASE_URL=" + w.postgres, "REDIS_URL=" + w.redis, "CALLQ_CONFIG=" + path}
 }
 
@@ -125,9 +124,7 @@ func (w world) connect() *pgx.Conn {
 	w.t.Helper()
 	ctx := context.WithoutCancel(w.t.Context()) // also for what runs when the test ends
 	conn, err := pgx.Connect(ctx, w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() { _ = conn.Close(ctx) })
 	return conn
 }
@@ -203,6 +200,32 @@ func eventually(t *testing.T, fact string, holds func() bool) {
 		case <-deadline:
 			t.Fatalf("not within %s: %s", waitMost, fact)
 		case <-time.After(askAgain):
+		}
+	}
+}
+
+// must ends the test where there is an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refuses runs what must fail, with this exit code and these words on stderr.
+func (w world) refuses(code int, words string, args ...string) {
+	w.t.Helper()
+	if a := w.run(args...); a.code != code || !strings.Contains(a.stderr, words) {
+		w.t.Errorf("callq %v: exit code %d, want %d with %q\n%s%s", args, a.code, code, words, a.stdout, a.stderr)
+	}
+}
+
+// has wants all these words in a text.
+func has(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("%q is not in:\n%s", w, text)
 		}
 	}
 }
@@ -329,9 +352,7 @@ func runUses(t *testing.T, uses []use, also func(*testing.T, answer)) {
 func silentServer(t *testing.T) (address string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener.Addr().String()
 }

@@ -76,9 +76,7 @@ func TestSecretStaysSecret(t *testing.T) {
 	broken := httptest.NewTLSServer(http.NotFoundHandler()) // its certificate is nobody's
 	t.Cleanup(broken.Close)
 	file := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(file, []byte(secretCanary+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(secretCanary+"\n"), 0o600))
 	w.config = fmt.Sprintf(`
 http: {listen: 127.0.0.1:0}
 log: {level: debug}
@@ -151,13 +149,9 @@ http_task:
 func monitor(t *testing.T, url string) (seen func() string) {
 	t.Helper()
 	options, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conn, err := redis.NewDialer(options)(t.Context(), options.Network, options.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	if _, err := io.WriteString(conn, "MONITOR\r\n"); err != nil {
 		t.Fatal(err)
@@ -179,15 +173,11 @@ func everyRow(t *testing.T, url string) string {
 	t.Helper()
 	ctx := t.Context()
 	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.WithoutCancel(ctx))
 	read := func(sql string) []string {
 		rows, err := conn.Query(ctx, sql)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		list, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatalf("%s: %v", sql, err)
@@ -208,9 +198,7 @@ func everyRow(t *testing.T, url string) string {
 func everyKey(t *testing.T, url string) string {
 	t.Helper()
 	options, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := redis.NewClient(options)
 	defer client.Close()
 	all := fmt.Sprint(time.Now())

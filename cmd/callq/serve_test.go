@@ -184,9 +184,7 @@ func TestServeWaits(t *testing.T) {
 	if status, _ := ask(t, address, "/livez"); status != http.StatusOK {
 		t.Errorf("/livez: %d", status)
 	}
-	if err := redis.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, redis.Restart(t.Context()))
 	awaitReady(t, address)
 	if code := d.end(); code != exitDone {
 		t.Errorf("exit code %d", code)
@@ -204,9 +202,7 @@ func TestTakenAddress(t *testing.T) {
 	t.Cleanup(taken.Close)
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
 	w.config = "http: {listen: '" + strings.TrimPrefix(taken.URL, "http://") + "'}"
-	if a := w.run("serve"); a.code != exitFailed || !strings.Contains(a.stderr, "address already in use; set http.listen") {
-		t.Errorf("serve: exit code %d\n%s", a.code, a.stderr)
-	}
+	w.refuses(exitFailed, "address already in use; set http.listen", "serve")
 	for _, command := range []string{"dispatch", "work"} {
 		d := w.start(command)
 		eventually(t, command+" warns and goes on", func() bool {

@@ -31,9 +31,7 @@ type gate struct {
 func newGate(t *testing.T, dial func() (net.Conn, error)) *gate {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g := &gate{address: listener.Addr().String()}
 	var mu sync.Mutex
 	conns := []net.Conn{}
@@ -92,9 +90,7 @@ func (g *gate) shut() { g.hold.Do(g.held.Lock) }
 func (w world) behindGate() (world, *gate) {
 	w.t.Helper()
 	cc, err := pgx.ParseConfig(w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	network, address := "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port))
 	if filepath.IsAbs(cc.Host) {
 		network, address = "unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port))
@@ -108,9 +104,7 @@ func (w world) behindGate() (world, *gate) {
 // freeze stops a Redis, so that it takes connections and never answers. Stop ends it all the same.
 func freeze(t *testing.T, redis *local.RedisServer) {
 	t.Helper()
-	if err := syscall.Kill(redis.Pid(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(redis.Pid(), syscall.SIGSTOP))
 	t.Cleanup(redis.Kill)
 }
 

@@ -30,24 +30,16 @@ func certificates(t *testing.T) (cert, key, other string) {
 	dir := t.TempDir()
 	write := func(name, kind string, der []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 		return path
 	}
 	private, err := x509.MarshalPKCS8PrivateKey(pair.TLS.Certificates[0].PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	public, stranger, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, stranger)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return write("cert", "CERTIFICATE", pair.Certificate().Raw), write("key", "PRIVATE KEY", private), write("other", "CERTIFICATE", der)
 }
 
@@ -55,9 +47,7 @@ func certificates(t *testing.T) (cert, key, other string) {
 func answers(t *testing.T, words string) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed with the test
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {
@@ -83,9 +73,7 @@ func TestTLS(t *testing.T) {
 	cert, key, other := certificates(t)
 	read := func(path string) []byte {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return text
 	}
 	pgPort, redisPort := redistest.FreePort(t), redistest.FreePort(t)
@@ -93,17 +81,13 @@ func TestTLS(t *testing.T) {
 		Settings: map[string]string{"port": pgPort, "listen_addresses": "127.0.0.1", "ssl": "on", "fsync": "off"},
 		Files:    map[string][]byte{"server.crt": read(cert), "server.key": read(key)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = postgres.Stop() })
 	_, client := redistest.Start(t, map[string]string{
 		"tls-port": redisPort, "tls-cert-file": cert, "tls-key-file": key, "tls-ca-cert-file": cert, "tls-auth-clients": "no",
 		"bind": "127.0.0.1",
 	}, redis.Options{})
-	if err := client.ConfigSet(t.Context(), "requirepass", "hunter2").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.ConfigSet(t.Context(), "requirepass", "hunter2").Err())
 	url := func(host, more string) string {
 		return fmt.Sprintf("postgres://postgres:hunter2@%s:%s/postgres?%s", host, pgPort, more)
 	}
@@ -114,9 +98,7 @@ func TestTLS(t *testing.T) {
 	}
 	good.do("migrate", "up")
 	notPEM := filepath.Join(t.TempDir(), "not.pem")
-	if err := os.WriteFile(notPEM, []byte("hello"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(notPEM, []byte("hello"), 0o600))
 	with := func(change func(*world)) world { w := good; change(&w); return w }
 	for _, c := range []struct {
 		name  string

@@ -71,8 +71,6 @@ func TestStatusWatchOutage(t *testing.T) {
 func databaseOf(t *testing.T, url string) string {
 	t.Helper()
 	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return config.Database
 }
