@@ -31,7 +31,7 @@ func (f *callFilter) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(allStatuses(), ","))
 	flags.StringVar(&f.queue, "queue", "", "only of this queue")
-	flags.StringVar(&f.key, "key", "", "only with this key; an empty one: only without")
+	flags.StringVar(&f.key, "key", "", "only with this key; empty: only calls without a key")
 	flags.StringVar(&f.task, "task", "", "only of this task")
 	f.given = flags.Changed
 }
@@ -90,7 +90,7 @@ func callsListCommand(a *app) *cobra.Command {
 	var before int64
 	cmd := &cobra.Command{
 		Use: "list", Short: "List calls, newest first",
-		Long: "List calls, newest first. What the next page begins with is said on stderr.",
+		Long: "List calls, newest first. stderr says how to get the next page.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
 			filter, err = f.read(allStatuses())

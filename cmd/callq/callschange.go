@@ -56,11 +56,11 @@ func changeCommand(a *app, c *change) *cobra.Command {
 		Short: strings.ToUpper(c.name[:1]) + c.name[1:] + " calls, by id or all that fit a filter",
 		Long: c.long + fmt.Sprintf(`
 
-By filter, of calls that are %s (--status: %s). How many there are is asked
-about first; off a terminal that needs --yes. They are %s in small transactions, newest first; calls
+A filter takes calls that are %s (--status may name: %s). callq counts them and
+asks first; without a terminal that needs --yes. They are %s in small transactions, newest first. Calls
 inserted meanwhile are left alone.
 
-An ID that there is not is exit code 4, one that could not be %s is exit code 1, after the others.`,
+Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs are done first.`,
 			usual, joined(c.of, ", "), c.past, c.past),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {

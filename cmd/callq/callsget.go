@@ -19,8 +19,8 @@ type shown struct {
 func callsGetCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "get ID...", Short: "Show calls with every attempt",
-		Long: "Show calls with every attempt. -o json is an object for one ID and an array for several; -o jsonl\n" +
-			"an object per line. An ID that there is not is exit code 4, after the others.",
+		Long: "Show calls with every attempt. -o json prints an object for one ID and an array for several; -o jsonl\n" +
+			"prints an object per line. Exit code 4 if an ID does not exist; the others are shown first.",
 		Args: cobra.MinimumNArgs(1), PreRunE: checkIDs,
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			return eachCall(ctx, a, db, args, func(call *callqueue.Record) (shown, error) {
@@ -34,9 +34,9 @@ func callsGetCommand(a *app) *cobra.Command {
 func callsWhyCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "why ID...", Short: "Say what calls wait for, or what became of them",
-		Long: `Say what calls wait for, all of it at once, or what became of them. Limits are read without their locks:
-nothing is decided by it. -o json is an object for one ID and an array for several; -o jsonl an object per
-line. An ID that there is not is exit code 4, after the others.`,
+		Long: `Say everything that calls wait for, or what became of them. Limits are read without their locks, so the
+answer may be slightly out of date. -o json prints an object for one ID and an array for several; -o jsonl
+prints an object per line. Exit code 4 if an ID does not exist; the others are shown first.`,
 		Args: cobra.MinimumNArgs(1), PreRunE: checkIDs,
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			return eachCall(ctx, a, db, args, func(call *callqueue.Record) (report.Why, error) {

@@ -23,11 +23,11 @@ func callsCancelCommand(a *app) *cobra.Command {
 	unfinished := []callqueue.Status{callqueue.StatusNew, callqueue.StatusError, callqueue.StatusDispatched}
 	return changeCommand(a, &change{
 		name: "cancel", past: "cancelled",
-		long: `Cancel calls that have not ended, and print what each is now. One that waits, or was handed over and has
-not started, is not made. One that runs may have reached the API: its attempt stays counted, and its
+		long: `Cancel calls that have not ended, and print the status of each. A call that waits, or was handed over and
+has not started, is never sent. One that runs may have reached the API: its attempt stays counted, and its
 handler is told to stop within about two seconds.
 
-One that was cancelled before stays so, which is no failure; one that is done or failed cannot be cancelled.`,
+Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`,
 		of:    unfinished,
 		usual: func() []callqueue.Status { return unfinished },
 		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]changed, error) {
@@ -47,11 +47,11 @@ func callsRetryCommand(a *app) *cobra.Command {
 	var done bool
 	cmd := changeCommand(a, &change{
 		name: "retry", past: "retried",
-		long: `Retry calls that failed or were cancelled: they wait again as if they were new, from now on, with all of
-max_attempts before them. What they sent before stays counted, and what they will send counts again.
-Calls that are done are made once more only if asked for: --done, or --status done.
+		long: `Retry calls that failed or were cancelled: they wait again like new calls, with all of max_attempts ahead.
+What they sent before stays counted, and what they send now counts too. Calls that are done are made again
+only with --done or --status done.
 
-A call is not retried while an attempt of it is open, as when it was cancelled and still runs.`,
+A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs.`,
 		of: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
 		usual: func() []callqueue.Status {
 			if done {
@@ -78,8 +78,8 @@ func callsDeleteCommand(a *app) *cobra.Command {
 	ended := []callqueue.Status{callqueue.StatusDone, callqueue.StatusFailed, callqueue.StatusCancelled}
 	return changeCommand(a, &change{
 		name: "delete", past: "deleted",
-		long: `Delete calls that have ended or wait; what waited is not made. One that was handed over or runs is not
-deleted: cancel it first. No unit of a limit comes free by it: the ledger keeps what they sent.`,
+		long: `Delete calls that have ended or wait; those that waited are never sent. A call that was handed over or runs
+is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`,
 		of:    append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError),
 		usual: func() []callqueue.Status { return ended },
 		asks:  true,

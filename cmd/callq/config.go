@@ -20,21 +20,21 @@ import (
 func configCommand(a *app) *cobra.Command {
 	return group("config", "Write, check, show and apply the configuration", configInitCommand(a), &cobra.Command{
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
-		Long: "Check the file, the environment and the flags, and show every mistake with its place and what is\n" +
-			"allowed. Exit code 2 when there is one. It connects to nothing.",
+		Long: "Check the file, the environment and the flags. Show every mistake, where it is and what is allowed.\n" +
+			"Exit code 2 if there is one. Connects to nothing.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
 		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, the\n" +
-			"file of a secret, or the default. Passwords are masked. It connects to nothing.",
+			"file of a secret, or the default. Passwords are masked. Connects to nothing.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return showConfig(a) },
 	}, &cobra.Command{
 		Use: "apply", Short: "Put the file's limits, queues and budgets in force",
-		Long: "Put the file's limits, queues and budgets in force, in place of what was applied last, also where they were\n" +
-			"in force before and have been replaced: as a step of a deployment, or to go back. When it returns, nothing\n" +
-			"starts beyond the new limits. Running processes need no restart for it. What `limits set` has set stays.",
+		Long: "Put the file's limits, queues and budgets in force, in place of what was applied last. Use it as a step of a\n" +
+			"deployment, or to go back to a file that has been replaced. When it returns, nothing starts beyond the new\n" +
+			"limits. Running processes need no restart. What `limits set` has set stays.",
 		Args: cobra.NoArgs,
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 			if db.cfg.File == "" { // without it no limit would hold
@@ -50,8 +50,8 @@ func configInitCommand(a *app) *cobra.Command {
 	force := false
 	cmd := &cobra.Command{
 		Use: "init [FILE|-]", Short: "Write a configuration with every key explained",
-		Long: "Write a configuration with every key explained, at its default. FILE is by default what -c or\n" +
-			"CALLQ_CONFIG names, or config.yaml; - is stdout. A file that is there is kept unless you agree.",
+		Long: "Write a configuration with every key explained, at its default. FILE defaults to what -c or CALLQ_CONFIG\n" +
+			"names, or config.yaml; - is stdout. callq asks before it overwrites a file.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			path := cmp.Or(a.configFile, a.variable("CALLQ_CONFIG"), "config.yaml")

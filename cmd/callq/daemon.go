@@ -28,9 +28,9 @@ func serveCommand(a *app) *cobra.Command {
 	apply := false
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
-		Long: "Run a dispatcher, a worker and the http listener in one process, until SIGTERM, which drains.\n" +
+		Long: "Run a dispatcher, a worker and the http listener in one process. SIGTERM drains it.\n" +
 			"SIGHUP reloads limits, queues, budgets, schedule, retention and http_task; a bad file changes nothing.\n" +
-			"It never migrates: run `callq migrate up` first. " + applyText,
+			"It never migrates: run `callq migrate up` first.\n\n" + applyText,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true, apply: apply})

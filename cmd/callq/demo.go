@@ -55,8 +55,8 @@ func demoCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run 500 calls against a local API that allows 100 per 10 s",
-		Long: "Brings up a Postgres, a Redis and an API of its own, queues calls, and shows what the API saw.\n" +
-			"Nothing needs to be configured, and nothing is left behind unless --keep is given.",
+		Long: "Start a Postgres, a Redis and an API of its own, queue calls, and show what the API saw. You need not\n" +
+			"configure anything, and nothing is left behind unless you give --keep.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error

@@ -21,9 +21,9 @@ func devCommand(a *app) *cobra.Command {
 	dir := ""
 	cmd := &cobra.Command{
 		Use: "dev", Short: "Serve with a Postgres and a Redis of its own, for development",
-		Long: "Brings up a Postgres and a Redis of its own, migrates, prints how to reach them, and serves with the\n" +
-			"limits and queues of the configuration until Ctrl-C. What they hold is kept in --dir for the next time.\n" +
-			"Local APIs may be called where http_task.private_hosts or allow_private says so. Not for production.",
+		Long: "Start a Postgres and a Redis of its own, migrate, print how to reach them, and serve with the limits and\n" +
+			"queues of the configuration until Ctrl-C. Their data is kept in --dir for the next time. To call local APIs,\n" +
+			"set http_task.private_hosts or allow_private. Not for production.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return dev(cmd.Context(), a, dir) },
 	}

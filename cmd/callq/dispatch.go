@@ -13,9 +13,9 @@ func dispatchCommand(a *app) *cobra.Command {
 	once, apply := false, false
 	cmd := &cobra.Command{
 		Use: "dispatch", Short: "Run the dispatcher alone, as many as you like",
-		Long: "Run the dispatcher alone, until SIGTERM; or with --once a single whole tick, safe from\n" +
-			"system cron at any rate, beside any number of others. SIGHUP reloads limits, queues,\n" +
-			"budgets, schedule and retention; a bad file changes nothing. " + applyText,
+		Long: "Run the dispatcher alone, until SIGTERM. With --once run a single whole tick, which is safe from\n" +
+			"system cron at any rate and beside any number of other dispatchers. SIGHUP reloads limits, queues,\n" +
+			"budgets, schedule and retention; a bad file changes nothing.\n\n" + applyText,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !once {
@@ -34,9 +34,9 @@ func dispatchCommand(a *app) *cobra.Command {
 
 // What serve and dispatch say of what they apply.
 const (
-	applyText = "Limits, queues\n" +
-		"and budgets are applied at the start, for every process: what was applied last is in force. A file that was\n" +
-		"applied before and has been replaced since is not, so that no restart turns anything back; --apply does."
+	applyText = "At its start it applies limits, queues and budgets for every process: what was applied last is in force. It does\n" +
+		"not apply a file that was applied before and has since been replaced, so that no restart turns anything back;\n" +
+		"--apply does."
 	applyUsage = "apply the configuration even if a newer one has replaced it"
 )
 

@@ -16,9 +16,9 @@ func doctorCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "doctor", Short: "Look for what keeps callq from working, with the fix",
 		Long: `Look for what keeps callq from working, or soon will: the schema, clocks, settings of Postgres and Redis, old
-snapshots, bloat, what is stuck, who lives. Each check says ok, note or problem, and what mends it. It changes
-nothing, and may run beside everything else. Exit code 3 when there are problems, 5 when Postgres or Redis
-cannot be reached; notes alone are 0.`,
+snapshots, bloat, stuck calls, missing processes. Each check says ok, note or problem, and how to fix it. It
+changes nothing, and may run beside everything else. Exit code 3 if there are problems, 5 if Postgres or Redis
+cannot be reached; with notes alone it is 0.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return examine(cmd.Context(), a) },
 	}

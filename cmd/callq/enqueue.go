@@ -40,11 +40,11 @@ func enqueueCommand(a *app) *cobra.Command {
 		Long: `Insert a call of TASK (default: http), or one for each line of a file, and print the ids.
 
 Each line for --from is a JSON object with any of: queue, task, key, call_data, cost, priority,
-run_at, expires_at, unique_key, max_attempts. What a line leaves out, the flags say. The lines are
-written all or none: a line that is refused is named by its number, and nothing is inserted.
+run_at, expires_at, unique_key, max_attempts. Flags give what a line leaves out. Either all lines are
+inserted or none: if one is refused, its number is printed and nothing is inserted.
 
-A call whose unique key an unfinished call of its queue has is not inserted: the id printed is that
-call's, stderr says so, and the exit code is 0, so that a repeated command does no harm.`,
+If an unfinished call of the queue has the same unique key, the call is not inserted. callq prints that
+call's id, says so on stderr and exits with 0, so that repeating a command does no harm.`,
 		Example: `  callq enqueue --queue payments --key acct_42 --data '{"method":"POST","url":"https://api.example.com/charges"}'
   callq enqueue send_email --in 10m --data @mail.json
   callq enqueue --from calls.jsonl`,

@@ -23,9 +23,8 @@ func limitsCommand(a *app) *cobra.Command {
 	return group("limits", "Show, set and pause limits",
 		&cobra.Command{
 			Use: "list", Short: "List the limits in force, and what is used of them",
-			Long: "List the limits in force, and what is used of them; where a limit is per key, of the key that uses\n" +
-				"most. Occupied and room are read without the limits' locks: they are approximate, and nothing is\n" +
-				"decided by them.",
+			Long: "List the limits in force, and what is used of them; for a limit per key, of the key that uses most.\n" +
+				"Occupied and room are read without the limits' locks: they are approximate, and decide nothing.",
 			Args: cobra.NoArgs,
 			RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 				limits, err := report.ReadLimits(ctx, db)
@@ -101,10 +100,10 @@ func showLimit(ctx context.Context, a *app, db *database, name string) error {
 func limitsForecastCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "forecast [LIMIT]", Short: "Say until when the calls that wait now keep each limit busy",
-		Long: "Say until when the calls that wait now keep each limit busy, if it alone held them up, no others came and\n" +
-			"each took one attempt. Where a limit is per key it is the key with most calls that decides; of a limit by cost,\n" +
-			"calls are taken to cost what those of the last day did; of one of calls at once, to take as long. Where a queue\n" +
-			"is outside of its hours, or closes before, nothing is foretold but that.",
+		Long: "Say until when the calls that wait now keep each limit busy, if no other limit held them up, no calls were\n" +
+			"added and each took one attempt. For a limit per key, the key with most calls decides. Calls are assumed to\n" +
+			"cost, and to take, what those of the last day did. There is no forecast for a queue that is outside its hours\n" +
+			"or closes before.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			var names []string // all
@@ -139,8 +138,8 @@ func limitsSetCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "set LIMIT RATE", Short: "Put another rate in force until it is reset",
 		Long: "Put another rate in force, over the configuration's, until `limits reset`: 20/s for a rate, 20 for a\n" +
-			"concurrency. Its algorithm, burst, time zone and overrides stay. When it returns, nothing starts beyond the\n" +
-			"new rate: what was claimed and has not started was recalled.",
+			"concurrency. Algorithm, burst, time zone and overrides stay. When it returns, nothing starts beyond the new\n" +
+			"rate: calls that were claimed and had not started have been recalled.",
 		Args: cobra.ExactArgs(2),
 		PreRunE: func(_ *cobra.Command, args []string) (err error) {
 			if rate, err = parseSetting(args[1]); err != nil {
@@ -159,10 +158,10 @@ func limitsOpenCommand(a *app) *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
 		Use: "open LIMIT --reason TEXT", Short: "Say that nothing is missing of what a limit has used",
-		Long: "Open a limit before its time, where you know that nothing was sent which callq does not know of. After a\n" +
-			"failover or a restore, what was left of a limit counts as used, for it may have been given out. Where retention\n" +
-			"removed what was sent before a limit was added, it is shut. Both end by themselves: `limits list` says when.\n" +
-			"The reason goes into the audit, and `verify` says that its proof rests on it. A pause stays: `limits resume`.",
+		Long: "Open a limit early, if you know that nothing was sent without callq's knowledge. After a failover or a restore,\n" +
+			"what was left of a limit counts as used, for it may have been given out. A new limit is shut if retention has\n" +
+			"removed what was sent before. Both end by themselves: `limits list` says when. The reason goes into the audit,\n" +
+			"and `verify` says that its proof rests on it. This does not end a pause: see `limits resume`.",
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(*cobra.Command, []string) error {
 			if strings.TrimSpace(reason) == "" {

@@ -33,8 +33,8 @@ func maintainStatusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show how large callq's tables are, what retention would remove, and the longest snapshot",
 		Long: "Show how large callq's tables are and how much of them is dead, what retention would remove, and who has\n" +
-			"held a snapshot for longest, which keeps a vacuum from removing anything. All calls are looked at, in\n" +
-			"short transactions.",
+			"held a snapshot for longest, which keeps vacuum from removing dead rows. Reads all calls, in short\n" +
+			"transactions.",
 		Args: cobra.NoArgs,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 			m, err := readMaintenance(ctx, a, db)
@@ -105,7 +105,7 @@ func retentionCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "retention", Short: "Remove calls that ended longer ago than they are kept",
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
-			"No unit of a limit comes free by it.",
+			"That frees no unit of a limit.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			for name, value := range given {
@@ -168,10 +168,10 @@ func sweepCommand(a *app) *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
 		Use: "sweep", Short: "Mend what a crash left behind, all of it, now",
-		Long: `Run the dispatchers' sweepers now, until they find nothing more: attempts whose workers were lost, that nobody
-started or that Redis lost, expired calls, limits to open, lines of which most calls have ended. And mend lines:
-calls that wait and that no claim would find are put where one does. For that all calls are looked through. Nothing
-is claimed or published.`,
+		Long: `Run the dispatchers' recovery now, until nothing is left to do: attempts whose workers were lost, that nobody
+started or that Redis lost, expired calls, limits to open, parts of the backlog whose calls have mostly ended. It
+also repairs the backlog: waiting calls that no claim would find are put back in line. That reads all calls.
+Nothing is claimed or published.`,
 		Args: cobra.NoArgs,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 			return sweep(ctx, a, db, dryRun)

@@ -74,11 +74,10 @@ func migrateCommand(a *app) *cobra.Command {
 func migrateRolesCommand(a *app) *cobra.Command {
 	prefix, show := "", false
 	cmd := &cobra.Command{
-		Use: "roles", Short: "Make the roles of producers, daemons and viewers, and grant each what it needs",
-		Long: `Make the roles of producers, daemons and viewers, and grant each what it needs of callq's tables,
-no more. None of them can log in: grant them to the roles that do. Run it as the owner of the tables, after
-each migrate up; any number of times. Where that owner may not create roles, it says what an administrator
-is to run first.`,
+		Use: "roles", Short: "Create the roles of producers, daemons and viewers, and grant each what it needs",
+		Long: `Create the roles of producers, daemons and viewers, and grant each what it needs of callq's tables, no more.
+None of them can log in: grant them to roles that can. Run it as the owner of the tables after each migrate
+up, as often as you like. If that owner may not create roles, it says what an administrator has to run first.`,
 		Example: `  callq migrate roles
   callq migrate roles --print | less
   psql -c "CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer"`,

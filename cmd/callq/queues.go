@@ -52,8 +52,8 @@ func pauseCommand(a *app, what string) *cobra.Command {
 	var length durationFlag
 	cmd := &cobra.Command{
 		Use: "pause NAME", Short: "Let nothing more through until it is resumed",
-		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When\n" +
-			"it returns, nothing starts: what was claimed and has not started was recalled. What runs goes on.",
+		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When it\n" +
+			"returns, nothing starts: calls that were claimed and had not started have been recalled. What runs goes on.",
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(cmd *cobra.Command, args []string) error {
 			pause.Name, pause.By = args[0], operator()
@@ -98,7 +98,7 @@ func resumeCommand(a *app, what string) *cobra.Command {
 	var key string
 	cmd := &cobra.Command{
 		Use: "resume NAME", Short: "End a pause",
-		Long: "End a pause. That of one key (--key) and that of all are apart.",
+		Long: "End a pause. A pause of one key (--key) and a pause of all calls are separate.",
 		Args: cobra.ExactArgs(1), PreRunE: checkKey,
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			was, err := ledger.Resume(ctx, db.Pool, what, args[0], key, operator())

@@ -21,11 +21,10 @@ func statusCommand(a *app) *cobra.Command {
 	watch, every := false, durationFlag(time.Second)
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
-		Long: "Show queues, limits, budgets, workers and the oldest call on one screen; with --watch again and again, until\n" +
-			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait\n" +
-			"those that were cancelled or deleted are not counted in the queues and for the tasks that have fewest, as far\n" +
-			"as these have 3,000 calls together; in the others they are, until claims have passed them. The oldest call is\n" +
-			"looked for among those that stand first.",
+		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
+			"-o jsonl each screen is one line. What is free of budgets comes from Redis. Counts of waiting calls leave out\n" +
+			"cancelled and deleted calls in the smallest queues and tasks, up to 3,000 calls together; the others count\n" +
+			"them until claims have passed them. The oldest call is looked for among the first in line.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {

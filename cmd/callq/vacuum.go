@@ -18,10 +18,10 @@ func vacuumCommand(a *app) *cobra.Command {
 	full, force, dryRun := false, false, false
 	cmd := &cobra.Command{
 		Use: "vacuum", Short: "VACUUM (ANALYZE) callq's tables, without blocking anything",
-		Long: `VACUUM (ANALYZE) callq's tables, which blocks nothing and makes what is dead in them be used again. With --full
-those of them that are mostly unused are written anew, one after the other, which gives the rest back to the
-disk. Each is locked meanwhile: nothing is inserted, claimed or recorded. So it asks first, says how long that
-may take, and refuses while calls are due or run.`,
+		Long: `VACUUM (ANALYZE) callq's tables: this blocks nothing, and lets their dead space be used again. --full rewrites the
+tables that are mostly unused, one after the other, and returns the space to the disk. Each table is locked
+meanwhile: nothing is inserted, claimed or recorded. So callq asks first, says how long that may take, and
+refuses while calls are due or run.`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if force && !full {

@@ -16,9 +16,9 @@ func verifyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove the rules from the ledger",
 		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, and no attempt sent two
-requests or is missing. Each that may have been sent is charged to the limits that its queue had, and
-every counter, status and version is what the other rows say. It may run beside everything else.
-It says what the proof rests on. Exit code 3, and the rows, when a rule does not hold.`,
+requests or is missing. Every attempt that may have been sent is charged to the limits that its queue had, and
+every counter, status and version agrees with the other rows. It may run beside everything else, and says what
+the proof rests on. If a rule does not hold, it prints the rows and exits with 3.`,
 		Example: `  callq verify
   callq verify --since 24h
   callq verify --since 2026-11-01T00:00:00Z -o json`,
