@@ -1,14 +1,11 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/hibiken/asynq"
-	"github.com/jackc/pgx/v5"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/handoff"
 )
 
@@ -19,29 +16,20 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	w.config = atAnyPort
 	url, _, answer := api(t)
 	answer()
-	d := w.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
+	d := w.startReady("serve")
 	enqueue := func() string {
 		t.Helper()
-		return strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+		return w.call(url)
 	}
 	id := enqueue()
-	eventually(t, "the first call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	w.done(id)
 
-	conn, err := pgx.Connect(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
+	conn := w.connect()
 	client := w.redisClient()
 	broker, err := handoff.Open(t.Context(), client, conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	inspector := asynq.NewInspectorFromRedisClient(client)
-	if err := inspector.PauseQueue(broker.Queue("http")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, inspector.PauseQueue(broker.Queue("http")))
 	eventually(t, "status says so", func() bool { return strings.Contains(w.do("status"), "its Asynq queue is paused") })
 	if a := w.run("doctor"); a.code != exitFindings || !strings.Contains(a.stdout, "Asynq queue "+broker.Queue("http")+" is paused") {
 		t.Errorf("doctor: exit code %d:\n%s", a.code, a.stdout)
@@ -61,8 +49,6 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	if attempts := w.get(id).Attempts; attempts != 0 {
 		t.Errorf("it was claimed %d times for workers that take nothing", attempts)
 	}
-	if err := inspector.UnpauseQueue(broker.Queue("http")); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the second call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	must(t, inspector.UnpauseQueue(broker.Queue("http")))
+	w.done(id)
 }

@@ -7,62 +7,60 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/admin"
 )
 
-func (p *program) callsCommand() *cobra.Command {
+func callsCommand(a *app) *cobra.Command {
 	return group("calls", "List calls, say why they wait, retry, cancel and delete them",
-		p.callsListCommand(), p.callsGetCommand(), p.callsWhyCommand(),
-		p.callsRetryCommand(), p.callsCancelCommand(), p.callsDeleteCommand())
+		callsListCommand(a), callsGetCommand(a), callsWhyCommand(a),
+		callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))
 }
 
 // callFilter is the flags that say which calls.
 type callFilter struct {
 	status           []string
 	queue, key, task string
+	given            func(flag string) bool
 }
 
 func (f *callFilter) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.status, "status", nil, "only these: "+strings.Join(statusNames(allStatuses()), ","))
+	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(allStatuses(), ","))
 	flags.StringVar(&f.queue, "queue", "", "only of this queue")
-	flags.StringVar(&f.key, "key", "", "only with this key; an empty one: only without")
+	flags.StringVar(&f.key, "key", "", "only with this key; empty: only calls without a key")
 	flags.StringVar(&f.task, "task", "", "only of this task")
+	f.given = flags.Changed
 }
 
-// given says whether any of the flags is.
-func (f *callFilter) given(cmd *cobra.Command) bool {
-	return slices.ContainsFunc([]string{"status", "queue", "key", "task"}, cmd.Flags().Changed)
+// any reports whether any of the flags is given.
+func (f *callFilter) any() bool {
+	return slices.ContainsFunc([]string{"status", "queue", "key", "task"}, f.given)
 }
 
 // read returns the filter, with statuses among those allowed.
-func (f *callFilter) read(cmd *cobra.Command, allowed []callqueue.Status) (callqueue.Filter, error) {
-	flags := cmd.Flags()
+func (f *callFilter) read(allowed []callqueue.Status) (callqueue.Filter, error) {
 	filter := callqueue.Filter{Queue: f.queue, Task: f.task}
-	for name, value := range map[string]string{"queue": f.queue, "task": f.task} {
-		if flags.Changed(name) && value == "" {
-			return filter, usagef("--%s is empty; leave it out for any %s", name, name)
-		}
-	}
-	if flags.Changed("status") && len(f.status) == 0 {
-		return filter, usagef("--status is empty; leave it out, or name some of %s", strings.Join(statusNames(allowed), ", "))
-	}
-	if flags.Changed("key") {
+	switch {
+	case f.given("queue") && f.queue == "":
+		return filter, usagef("--queue is empty; leave it out for any queue")
+	case f.given("task") && f.task == "":
+		return filter, usagef("--task is empty; leave it out for any task")
+	case f.given("status") && len(f.status) == 0:
+		return filter, usagef("--status is empty; leave it out, or name some of %s", joined(allowed, ", "))
+	case f.given("key"):
 		filter.Key = &f.key
 	}
 	for _, name := range f.status {
 		status := callqueue.Status(strings.TrimSpace(name))
 		switch {
 		case !slices.Contains(allStatuses(), status):
-			return filter, usagef("--status %q is not a status: %s", name, strings.Join(statusNames(allStatuses()), ", "))
+			return filter, usagef("--status %q is not a status: %s", name, joined(allStatuses(), ", "))
 		case !slices.Contains(allowed, status):
-			return filter, usagef("--status %s: this is for calls that are %s", status, strings.Join(statusNames(allowed), ", "))
+			return filter, usagef("--status %s: this is for calls that are %s", status, joined(allowed, ", "))
 		}
 		filter.Statuses = append(filter.Statuses, status)
 	}
@@ -76,24 +74,26 @@ func allStatuses() []callqueue.Status {
 	}
 }
 
-func statusNames(list []callqueue.Status) []string {
-	names := make([]string, len(list))
-	for i, s := range list {
-		names[i] = string(s)
+// joined writes a list with a separator.
+func joined[T any](list []T, separator string) string {
+	texts := make([]string, len(list))
+	for i, v := range list {
+		texts[i] = fmt.Sprint(v)
 	}
-	return names
+	return strings.Join(texts, separator)
 }
 
-func (p *program) callsListCommand() *cobra.Command {
+func callsListCommand(a *app) *cobra.Command {
 	var f callFilter
+	var filter callqueue.Filter
 	var limit int
 	var before int64
 	cmd := &cobra.Command{
 		Use: "list", Short: "List calls, newest first",
-		Long: "List calls, newest first. What the next page begins with is said on stderr.",
+		Long: "List calls, newest first. stderr says how to get the next page.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			filter, err := f.read(cmd, allStatuses())
+		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
+			filter, err = f.read(allStatuses())
 			switch {
 			case err != nil:
 				return err
@@ -103,42 +103,34 @@ func (p *program) callsListCommand() *cobra.Command {
 				return usagef("--before is %d, and ids begin with 1", before)
 			}
 			filter.Before = before
-			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				return p.listCalls(ctx, pool, filter, limit)
-			})
+			return nil
 		},
+		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+			return listCalls(ctx, a, db, filter, limit)
+		}),
 	}
-	flags := cmd.Flags()
 	f.add(cmd)
-	flags.IntVar(&limit, "limit", 50, "how many at most")
-	flags.Int64Var(&before, "before", 0, "only ids below this one: the next page")
+	cmd.Flags().IntVar(&limit, "limit", 50, "how many at most")
+	cmd.Flags().Int64Var(&before, "before", 0, "only ids below this one: the next page")
 	return cmd
 }
 
-func (p *program) listCalls(ctx context.Context, pool *pgxpool.Pool, f callqueue.Filter, limit int) error {
-	client, err := callqueue.New(pool)
-	if err != nil {
-		return err
-	}
-	calls, err := client.List(ctx, f, limit)
+func listCalls(ctx context.Context, a *app, db *database, f callqueue.Filter, limit int) error {
+	calls, err := db.calls.List(ctx, f, limit)
 	if err != nil {
 		return err
 	}
 	if len(calls) == limit {
-		fmt.Fprintf(p.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
+		fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 	}
-	type call = callqueue.Summary
-	return printRows(p, calls,
-		column[call]{"ID", func(c call) string { return strconv.FormatInt(c.ID, 10) }},
-		column[call]{"QUEUE", func(c call) string { return short(c.Queue) }},
-		column[call]{"TASK", func(c call) string { return short(c.Task) }},
-		column[call]{"KEY", func(c call) string { return short(dash(c.Key)) }},
-		column[call]{"STATUS", func(c call) string { return statusText(c.Status, c.Running) }},
-		column[call]{"ATTEMPTS", func(c call) string { return strconv.Itoa(c.Attempts) }},
-		column[call]{"RUN AT", func(c call) string { return instant(&c.RunAt) }},
-		column[call]{"FINISHED AT", func(c call) string { return instant(c.FinishedAt) }},
-		column[call]{"ERROR", func(c call) string { return short(text(c.ErrorMessage)) }},
-	)
+	return printRows(a, calls, table[callqueue.Summary]{
+		"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c callqueue.Summary) []any {
+			return []any{
+				c.ID, short(c.Queue), short(c.Task), short(dash(c.Key)), statusText(c.Status, c.Running),
+				c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
+			}
+		},
+	})
 }
 
 func statusText(s callqueue.Status, running bool) string {
@@ -146,14 +138,6 @@ func statusText(s callqueue.Status, running bool) string {
 		return string(s) + ", running"
 	}
 	return string(s)
-}
-
-func inUTC(times ...*time.Time) {
-	for _, at := range times {
-		if at != nil {
-			*at = at.UTC()
-		}
-	}
 }
 
 func callIDs(args []string) ([]int64, error) {
@@ -168,24 +152,63 @@ func callIDs(args []string) ([]int64, error) {
 	return ids, nil
 }
 
-// notFound is the error for calls that there are not.
+// notFound is the error for ids without a call.
 func notFound(ids []int64) error {
-	err := fmt.Errorf("no such call: %s; it was never inserted here, or has been removed", joinIDs(ids))
-	return &exitError{exitNotFound, err}
+	return exitf(exitNotFound, "no such call: %s; it was never inserted here, or has been removed", joined(ids, ", "))
 }
 
-// asNotFound gives the error for calls that there are not its exit code.
-func asNotFound(err error) error {
-	if missing, ok := errors.AsType[*callqueue.NotFoundError](err); ok {
-		return notFound(missing.IDs)
+// eachCall reads and prints calls by their ids, and fails afterwards for those that do not exist.
+func eachCall[T any](ctx context.Context, a *app, db *database, args []string,
+	read func(call *callqueue.Record) (T, error), print func(T) error,
+) error {
+	ids, err := callIDs(args)
+	if err != nil {
+		return err
 	}
-	return err
+	var calls []T
+	var missing []int64
+	for _, id := range ids {
+		record, err := db.calls.Get(ctx, id)
+		if errors.Is(err, callqueue.ErrNotFound) {
+			missing = append(missing, id)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		call, err := read(record)
+		if err != nil {
+			return err
+		}
+		calls = append(calls, call)
+	}
+	if err := printCalls(a, calls, len(ids) == 1, print); err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		return notFound(missing)
+	}
+	return nil
 }
 
-func joinIDs(ids []int64) string {
-	texts := make([]string, len(ids))
-	for i, id := range ids {
-		texts[i] = strconv.FormatInt(id, 10)
+// printCalls writes calls: as JSON an object where one was asked for, for people each with an empty
+// line between.
+func printCalls[T any](a *app, calls []T, one bool, print func(T) error) error {
+	switch {
+	case a.output == "json" && one && len(calls) == 1:
+		return a.printJSON(calls[0])
+	case a.output == "json" && one:
+		return nil
+	case a.output != "table":
+		return printRows(a, calls, table[T]{})
 	}
-	return strings.Join(texts, ", ")
+	for i, c := range calls {
+		if i > 0 {
+			fmt.Fprintln(a.stdout)
+		}
+		if err := print(c); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,26 +11,22 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/config"
 )
 
 // change is a verb that changes calls: of the ids given, or all that fit a filter.
-type change[T any] struct {
+type change struct {
 	name, past string // "cancel", "cancelled"
 	long       string
-	// of are the statuses that a filter may name; where it names none it means those of usual.
+	// of are the statuses that a filter may name. Where it names none, it means those of usual.
 	of    []callqueue.Status
 	usual func() []callqueue.Status
-	// asks says that calls given by id are asked about too, for what is done to them cannot be undone.
+	// asks: calls given by id are asked about too, for it cannot be undone.
 	asks bool
 	// apply changes calls; of are the statuses that were asked for, nil where ids were given.
-	apply func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]T, error)
-	// read says what became of a call.
-	read func(T) changed
+	apply func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]changed, error)
 }
 
 // changed is what became of a call.
@@ -37,52 +35,52 @@ type changed struct {
 	done   bool
 	status callqueue.Status
 	open   bool   // an attempt is
-	word   string // for the table, where it was not done
-	wrong  bool   // that it was not done is a failure
+	word   string // for the table, where that is not yes or no
+	result any    // the client's, for JSON
 }
+
+func (c changed) MarshalJSON() ([]byte, error) { return json.Marshal(c.result) }
+
+// String is the call as an error names it.
+func (c changed) String() string { return fmt.Sprintf("%d (%s)", c.id, statusText(c.status, c.open)) }
 
 // changeMost is how many calls of a filter are looked up at once.
 const changeMost = 10_000
 
-func changeCommand[T any](p *program, c *change[T]) *cobra.Command {
+func changeCommand(a *app, c *change) *cobra.Command {
 	var f callFilter
 	var all bool
-	usual := strings.Join(statusNames(c.usual()), ", ")
+	usual := joined(c.usual(), ", ")
 	cmd := &cobra.Command{
 		Use:   c.name + " ID... | --status|--queue|--key|--task ... | --all",
 		Short: strings.ToUpper(c.name[:1]) + c.name[1:] + " calls, by id or all that fit a filter",
 		Long: c.long + fmt.Sprintf(`
 
-By filter, of calls that are %s (--status: %s). How many there are is asked
-about first; off a terminal that needs --yes. They are %s in small transactions, newest first; calls
+A filter takes calls that are %s (--status may name: %s). callq counts them and
+asks first; without a terminal that needs --yes. They are %s in small transactions, newest first. Calls
 inserted meanwhile are left alone.
 
-An ID that there is not is exit code 4, one that could not be %s is exit code 1, after the others.`,
-			usual, strings.Join(statusNames(c.of), ", "), c.past, c.past),
+Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs are done first.`,
+			usual, joined(c.of, ", "), c.past, c.past),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case len(args) > 0 && (all || f.given(cmd)):
+			case len(args) > 0 && (all || f.any()):
 				return usagef("give ids or a filter, not both")
-			case len(args) == 0 && !all && !f.given(cmd):
+			case len(args) == 0 && !all && !f.any():
 				return usagef("which calls? Give ids, or --status, --queue, --key or --task, or --all for all that are %s", usual)
 			case len(args) > 0:
-				ids, err := callIDs(args)
-				if err != nil {
-					return err
-				}
-				return changeByID(cmd.Context(), p, c, ids)
+				return changeByID(cmd, a, c, args)
 			}
-			filter, err := f.read(cmd, c.of)
+			filter, err := f.read(c.of)
 			if err != nil {
 				return err
 			}
 			if len(filter.Statuses) == 0 {
 				filter.Statuses = c.usual()
 			}
-			change := func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				return changeByFilter(ctx, p, c, pool, filter)
-			}
-			return p.withPostgres(cmd.Context(), commandSettings(), change)
+			return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+				return changeByFilter(ctx, a, c, db, filter)
+			})(cmd, nil)
 		},
 	}
 	f.add(cmd)
@@ -90,126 +88,121 @@ An ID that there is not is exit code 4, one that could not be %s is exit code 1,
 	return cmd
 }
 
-func changeByID[T any](ctx context.Context, p *program, c *change[T], ids []int64) error {
-	if c.asks {
-		if err := p.confirmChange(c.name, int64(len(ids))); err != nil {
-			return err
-		}
-	}
-	return p.ask(ctx, func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-		client, err := callqueue.New(pool)
-		if err != nil {
-			return err
-		}
-		calls, failure := c.apply(ctx, client, nil, ids)
-		err = printRows(p, calls,
-			column[T]{"ID", func(v T) string { return strconv.FormatInt(c.read(v).id, 10) }},
-			column[T]{strings.ToUpper(c.past), func(v T) string {
-				if r := c.read(v); !r.done {
-					return r.word
-				}
-				return "yes"
-			}},
-			column[T]{"STATUS", func(v T) string { return statusText(c.read(v).status, c.read(v).open) }},
-		)
-		if err != nil {
-			return err
-		}
-		if failure != nil {
-			return asNotFound(failure)
-		}
-		var not []string
-		for _, v := range calls {
-			if r := c.read(v); r.wrong {
-				not = append(not, fmt.Sprintf("%d (%s)", r.id, statusText(r.status, r.open)))
-			}
-		}
-		if len(not) > 0 {
-			return fmt.Errorf("not %s: %s", c.past, strings.Join(not, ", "))
-		}
-		return nil
-	})
-}
-
-// changeByFilter asks about as many as there are, and goes through them from the newest on.
-func changeByFilter[T any](ctx context.Context, p *program, c *change[T], pool *pgxpool.Pool, f callqueue.Filter,
-) error {
-	client, err := callqueue.New(pool)
+func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
+	ids, err := callIDs(args)
 	if err != nil {
 		return err
 	}
+	if c.asks {
+		if err := confirmChange(a, c.name, int64(len(ids))); err != nil {
+			return err
+		}
+	}
+	return a.query(func(ctx context.Context, db *database, _ []string) error {
+		calls, failure := c.apply(ctx, db.calls, nil, ids)
+		var not []string
+		err := printRows(a, calls, table[changed]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(c changed) []any {
+			yes := cmp.Or(c.word, map[bool]string{true: "yes", false: "no"}[c.done])
+			return []any{c.id, yes, statusText(c.status, c.open)}
+		}})
+		for _, call := range calls {
+			if !call.done && call.word == "" {
+				not = append(not, call.String())
+			}
+		}
+		missing, isMissing := errors.AsType[*callqueue.NotFoundError](failure)
+		switch {
+		case err != nil:
+			return err
+		case isMissing:
+			return notFound(missing.IDs)
+		case failure == nil && len(not) > 0:
+			return fmt.Errorf("not %s: %s", c.past, strings.Join(not, ", "))
+		}
+		return failure
+	})(cmd, args)
+}
+
+// changeByFilter asks about as many calls as there are, and goes through them from the newest on.
+func changeByFilter(ctx context.Context, a *app, c *change, db *database, f callqueue.Filter) error {
 	var matched int64
-	err = p.within(ctx, func(ctx context.Context) error {
-		newest, err := client.List(ctx, f, 1)
+	err := a.within(ctx, func(ctx context.Context) error {
+		newest, err := db.calls.List(ctx, f, 1)
 		if err != nil || len(newest) == 0 {
 			return err
 		}
 		f.Before = newest[0].ID + 1
-		matched, err = client.Count(ctx, f)
+		matched, err = db.calls.Count(ctx, f)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	if matched > 0 {
-		if err := p.confirmChange(c.name, matched); err != nil {
+		if err := confirmChange(a, c.name, matched); err != nil {
 			return err
 		}
 	}
-	done, seen := int64(0), int64(0)
+	done, seen, err := changeAll(ctx, a, c, db.calls, f, matched)
+	if err != nil {
+		fmt.Fprintf(a.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
+		return err
+	}
+	if a.output != "table" {
+		return a.printJSON(map[string]int64{"matched": matched, c.past: done})
+	}
+	fmt.Fprintf(a.stdout, "%s %s calls\n", c.past, thousands(done))
+	if left := seen - done; left > 0 {
+		fmt.Fprintf(a.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
+	}
+	return nil
+}
+
+// changeAll changes the calls of a filter, and returns how many it changed and how many it saw.
+func changeAll(ctx context.Context, a *app, c *change, client *callqueue.Client, f callqueue.Filter, matched int64,
+) (done, seen int64, err error) {
 	said := time.Now()
 	for matched > 0 {
 		var page []callqueue.Summary
-		err := p.within(ctx, func(ctx context.Context) (err error) {
+		if err := a.within(ctx, func(ctx context.Context) (err error) {
 			page, err = client.List(ctx, f, changeMost)
 			return err
-		})
+		}); err != nil {
+			return done, seen, err
+		}
 		for some := range slices.Chunk(page, 500) {
-			if err != nil {
-				break
-			}
-			err = p.within(ctx, func(ctx context.Context) error {
+			err := a.within(ctx, func(ctx context.Context) error {
 				n, err := applyTo(ctx, c, client, f.Statuses, some)
 				done += n
 				return err
 			})
+			if err != nil {
+				return done, seen, err
+			}
 			seen += int64(len(some))
 			if time.Since(said) > time.Second {
-				fmt.Fprintf(p.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
+				fmt.Fprintf(a.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
 				said = time.Now()
 			}
-		}
-		if err != nil {
-			fmt.Fprintf(p.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
-			return err
 		}
 		if len(page) < changeMost {
 			break
 		}
 		f.Before = page[len(page)-1].ID
 	}
-	if p.output != "table" {
-		return p.printJSON(map[string]int64{"matched": matched, c.past: done})
-	}
-	fmt.Fprintf(p.stdout, "%s %s calls\n", c.past, thousands(done))
-	if left := seen - done; left > 0 {
-		fmt.Fprintf(p.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
-	}
-	return nil
+	return done, seen, nil
 }
 
-// applyTo changes calls and says how many. Those that are gone meanwhile are none.
-func applyTo[T any](ctx context.Context, c *change[T], client *callqueue.Client, of []callqueue.Status,
-	calls []callqueue.Summary,
-) (int64, error) {
+// applyTo changes calls and says how many. Those that are gone by now do not count.
+func applyTo(ctx context.Context, c *change, client *callqueue.Client, of []callqueue.Status, calls []callqueue.Summary,
+) (done int64, err error) {
 	ids := make([]int64, len(calls))
 	for i, call := range calls {
 		ids[i] = call.ID
 	}
 	list, err := c.apply(ctx, client, of, ids)
-	var done int64
-	for _, v := range list {
-		if c.read(v).done {
+	for _, call := range list {
+		if call.done {
 			done++
 		}
 	}
@@ -219,12 +212,12 @@ func applyTo[T any](ctx context.Context, c *change[T], client *callqueue.Client,
 	return done, err
 }
 
-func (p *program) confirmChange(verb string, calls int64) error {
+func confirmChange(a *app, verb string, calls int64) error {
 	question := fmt.Sprintf("%s %s calls?", verb, thousands(calls))
 	if calls == 1 {
 		question = verb + " 1 call?"
 	}
-	if err := p.confirm(question); err != nil {
+	if err := a.confirm(question); err != nil {
 		return fmt.Errorf("%s %w", question, err)
 	}
 	return nil

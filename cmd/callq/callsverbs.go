@@ -9,40 +9,49 @@ import (
 	"github.com/callq/callq/callqueue"
 )
 
-func (p *program) callsCancelCommand() *cobra.Command {
+// each turns the client's results into ours.
+func each[T any](results []T, err error, of func(T) changed) ([]changed, error) {
+	list := make([]changed, len(results))
+	for i, r := range results {
+		list[i] = of(r)
+		list[i].result = r
+	}
+	return list, err
+}
+
+func callsCancelCommand(a *app) *cobra.Command {
 	unfinished := []callqueue.Status{callqueue.StatusNew, callqueue.StatusError, callqueue.StatusDispatched}
-	return changeCommand(p, &change[callqueue.Cancellation]{
+	return changeCommand(a, &change{
 		name: "cancel", past: "cancelled",
-		long: `Cancel calls that have not ended, and print what each is now. One that waits, or was handed over and has
-not started, is not made. One that runs may have reached the API: its attempt stays counted, and its
+		long: `Cancel calls that have not ended, and print the status of each. A call that waits, or was handed over and
+has not started, is never sent. One that runs may have reached the API: its attempt stays counted, and its
 handler is told to stop within about two seconds.
 
-One that was cancelled before stays so, which is no failure; one that is done or failed cannot be cancelled.`,
+Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`,
 		of:    unfinished,
 		usual: func() []callqueue.Status { return unfinished },
-		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64,
-		) ([]callqueue.Cancellation, error) {
-			return client.Cancel(ctx, ids...)
-		},
-		read: func(c callqueue.Cancellation) changed {
-			r := changed{id: c.ID, done: c.Cancelled, status: c.Status, open: c.Running, word: "no"}
-			if r.wrong = !c.Cancelled && c.Status != callqueue.StatusCancelled; !r.wrong {
-				r.word = "was already"
-			}
-			return r
+		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]changed, error) {
+			results, err := client.Cancel(ctx, ids...)
+			return each(results, err, func(r callqueue.Cancellation) changed {
+				c := changed{id: r.ID, done: r.Cancelled, status: r.Status, open: r.Running}
+				if !r.Cancelled && r.Status == callqueue.StatusCancelled {
+					c.word = "was already" // which is no failure
+				}
+				return c
+			})
 		},
 	})
 }
 
-func (p *program) callsRetryCommand() *cobra.Command {
+func callsRetryCommand(a *app) *cobra.Command {
 	var done bool
-	cmd := changeCommand(p, &change[callqueue.Retrial]{
+	cmd := changeCommand(a, &change{
 		name: "retry", past: "retried",
-		long: `Retry calls that failed or were cancelled: they wait again as if they were new, from now on, with all of
-max_attempts before them. What they sent before stays counted, and what they will send counts again.
-Calls that are done are made once more only if asked for: --done, or --status done.
+		long: `Retry calls that failed or were cancelled: they wait again like new calls, with all of max_attempts ahead.
+What they sent before stays counted, and what they send now counts too. Calls that are done are made again
+only with --done or --status done.
 
-A call is not retried while an attempt of it is open, as when it was cancelled and still runs.`,
+A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs.`,
 		of: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
 		usual: func() []callqueue.Status {
 			if done {
@@ -50,36 +59,35 @@ A call is not retried while an attempt of it is open, as when it was cancelled a
 			}
 			return []callqueue.Status{callqueue.StatusFailed}
 		},
-		apply: func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64,
-		) ([]callqueue.Retrial, error) {
+		apply: func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]changed, error) {
+			retry := client.Retry
 			if done || slices.Contains(of, callqueue.StatusDone) {
-				return client.RetryDone(ctx, ids...)
+				retry = client.RetryDone
 			}
-			return client.Retry(ctx, ids...)
-		},
-		read: func(r callqueue.Retrial) changed {
-			return changed{id: r.ID, done: r.Retried, status: r.Status, open: r.Open, word: "no", wrong: !r.Retried}
+			results, err := retry(ctx, ids...)
+			return each(results, err, func(r callqueue.Retrial) changed {
+				return changed{id: r.ID, done: r.Retried, status: r.Status, open: r.Open}
+			})
 		},
 	})
 	cmd.Flags().BoolVar(&done, "done", false, "calls that are done too")
 	return cmd
 }
 
-func (p *program) callsDeleteCommand() *cobra.Command {
+func callsDeleteCommand(a *app) *cobra.Command {
 	ended := []callqueue.Status{callqueue.StatusDone, callqueue.StatusFailed, callqueue.StatusCancelled}
-	return changeCommand(p, &change[callqueue.Deletion]{
+	return changeCommand(a, &change{
 		name: "delete", past: "deleted",
-		long: `Delete calls that have ended or wait; what waited is not made. One that was handed over or runs is not
-deleted: cancel it first. No unit of a limit comes free by it: the ledger keeps what they sent.`,
+		long: `Delete calls that have ended or wait; those that waited are never sent. A call that was handed over or runs
+is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`,
 		of:    append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError),
 		usual: func() []callqueue.Status { return ended },
 		asks:  true,
-		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64,
-		) ([]callqueue.Deletion, error) {
-			return client.Delete(ctx, ids...)
-		},
-		read: func(d callqueue.Deletion) changed {
-			return changed{id: d.ID, done: d.Deleted, status: d.Status, open: d.Open, word: "no", wrong: !d.Deleted}
+		apply: func(ctx context.Context, client *callqueue.Client, _ []callqueue.Status, ids []int64) ([]changed, error) {
+			results, err := client.Delete(ctx, ids...)
+			return each(results, err, func(r callqueue.Deletion) changed {
+				return changed{id: r.ID, done: r.Deleted, status: r.Status, open: r.Open}
+			})
 		},
 	})
 }

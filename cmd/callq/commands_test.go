@@ -16,12 +16,9 @@ import (
 func TestMigrate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for range migrations.Version() {
-		w.do("migrate", "down", "--yes")
-	}
-	if a := w.run("migrate", "down", "--yes"); a.code != 0 || !strings.Contains(a.stderr, "nothing to take back") {
-		t.Errorf("down on nothing: exit code %d, %s", a.code, a.stderr)
-	}
+	w.do("migrate", "down", "--yes")
+	w.empty()
+	w.refuses(0, "nothing to take back", "migrate", "down", "--yes")
 
 	applied := make([]int, 4)
 	var all sync.WaitGroup
@@ -45,7 +42,7 @@ func TestMigrateSQL(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	text := w.do("migrate", "sql")
-	w.exec("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+	w.empty()
 	w.exec(text)
 	for _, m := range decode[[]migrations.Migration](t, w.do("migrate", "status", "-o", "json")) {
 		if !m.Applied {
@@ -83,6 +80,7 @@ func TestEnqueue(t *testing.T) {
 
 func TestEnqueueFile(t *testing.T) {
 	t.Parallel()
+	w := newWorld(t)
 	many := func(n int) string {
 		var b strings.Builder
 		for i := range n {
@@ -110,18 +108,15 @@ func TestEnqueueFile(t *testing.T) {
 		{"a line without end", `{"key": "` + strings.Repeat("x", 1<<20), "line 1: longer than", 2, 0},
 		{"twice the same unique key", strings.Repeat(`{"unique_key": "u"}`+"\n", 2) + "{}", "2 calls inserted, 1 not", 0, 2},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.stdin = test.lines
-			a := w.run("enqueue", "--from", "-")
-			if a.code != test.code || !strings.Contains(a.stderr, test.words) {
-				t.Errorf("exit code %d, want %d with %q:\n%.500s", a.code, test.code, test.words, a.stderr)
-			}
-			if got := len(decode[[]callqueue.Summary](t, w.do("calls", "list", "--limit", "10000", "-o", "json"))); got != test.inserted {
-				t.Errorf("%d calls are there, want %d", got, test.inserted)
-			}
-		})
+		w.stdin = test.lines
+		before := one[int](w, `SELECT count(*) FROM call_queue`)
+		a := w.run("enqueue", "--from", "-")
+		if a.code != test.code || !strings.Contains(a.stderr, test.words) {
+			t.Errorf("%s: exit code %d, want %d with %q:\n%.500s", test.name, a.code, test.code, test.words, a.stderr)
+		}
+		if got := one[int](w, `SELECT count(*) FROM call_queue`) - before; got != test.inserted {
+			t.Errorf("%s: %d calls are there, want %d", test.name, got, test.inserted)
+		}
 	}
 }
 
@@ -219,9 +214,7 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 	if use := decode[ledger.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
 		t.Errorf("verify says %+v", use)
 	}
-	if out := w.do("calls", "get", "1", "-o", "json"); !strings.Contains(out, `"settled": 12`) {
-		t.Errorf("calls get says\n%s", out)
-	}
+	has(t, w.do("calls", "get", "1", "-o", "json"), `"settled": 12`)
 }
 
 // The screen names what waits for want of a queue or a worker.
@@ -259,16 +252,10 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the oldest: %+v", s.Oldest)
 	}
 	screen := w.do("status")
-	for _, words := range []string{"not in the configuration", "no workers", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial"} {
-		if !strings.Contains(screen, words) {
-			t.Errorf("the screen lacks %q:\n%s", words, screen)
-		}
-	}
+	has(t, screen, "not in the configuration", "no workers", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial")
 	w.config = "limits: {other: {rate: 5/m}}\n"
 	w.do("dispatch", "--once")
-	if list := w.do("limits", "list"); !strings.Contains(list, "idle: no queue uses it") {
-		t.Errorf("a limit that left the configuration:\n%s", list)
-	}
+	has(t, w.do("limits", "list"), "idle: no queue uses it")
 }
 
 func TestRetention(t *testing.T) {
@@ -276,12 +263,8 @@ func TestRetention(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`)
 	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now() - interval '1 hour' WHERE id <= 3`)
-	if out := w.do("maintain", "retention"); !strings.Contains(out, "removed 0 calls") {
-		t.Error(out)
-	}
-	if out := w.do("maintain", "retention", "--failed", "30m"); !strings.Contains(out, "removed 3 calls") {
-		t.Error(out)
-	}
+	has(t, w.do("maintain", "retention"), "removed 0 calls")
+	has(t, w.do("maintain", "retention", "--failed", "30m"), "removed 3 calls")
 }
 
 // What it rests on is said beside the verdict, and a time since which is looked may be given.
@@ -292,18 +275,10 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	w.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
 	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
 	out := w.do("verify")
-	for _, says := range []string{"This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner"} {
-		if !strings.Contains(out, says) {
-			t.Errorf("%q is not said:\n%s", says, out)
-		}
-	}
+	has(t, out, "This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner")
 	if r := decode[ledger.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
 		t.Errorf("since 7 days: %+v", r)
 	}
-	if out := w.do("verify", "--since", "2026-11-20T00:00:00Z"); !strings.Contains(out, "2026-11-20 00:00:00Z") {
-		t.Errorf("since a time:\n%s", out)
-	}
-	if a := w.run("verify", "--since", "yesterday"); a.code != 2 || !strings.Contains(a.stderr, "24h") {
-		t.Errorf("exit code %d: %s", a.code, a.stderr)
-	}
+	has(t, w.do("verify", "--since", "2026-11-20T00:00:00Z"), "2026-11-20 00:00:00Z")
+	w.refuses(2, "24h", "verify", "--since", "yesterday")
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq"
@@ -18,69 +17,63 @@ import (
 	"github.com/callq/callq/internal/policy"
 )
 
-func (p *program) configCommand() *cobra.Command {
-	return group("config", "Write, check, show and apply the configuration", p.configInitCommand(), &cobra.Command{
+func configCommand(a *app) *cobra.Command {
+	return group("config", "Write, check, show and apply the configuration", configInitCommand(a), &cobra.Command{
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
-		Long: "Check the file, the environment and the flags, and show every mistake with its place and what is\n" +
-			"allowed. Exit code 2 when there is one. It connects to nothing.",
+		Long: "Check the file, the environment and the flags. Show every mistake, where it is and what is allowed.\n" +
+			"Exit code 2 if there is one. Connects to nothing.",
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return p.configCheck() },
+		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
 		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, the\n" +
-			"file of a secret, or the default. Passwords are masked. It connects to nothing.",
+			"file of a secret, or the default. Passwords are masked. Connects to nothing.",
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return p.configShow() },
-	}, p.configApplyCommand())
+		RunE: func(*cobra.Command, []string) error { return showConfig(a) },
+	}, &cobra.Command{
+		Use: "apply", Short: "Put the file's limits, queues and budgets in force",
+		Long: "Put the file's limits, queues and budgets in force, in place of what was applied last. Use it as a step of a\n" +
+			"deployment, or to go back to a file that has been replaced. When it returns, nothing starts beyond the new\n" +
+			"limits. Running processes need no restart. What `limits set` has set stays.",
+		Args: cobra.NoArgs,
+		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+			if db.cfg.File == "" { // without it no limit would hold
+				return usagef("no configuration file: name one with -c or CALLQ_CONFIG")
+			}
+			changes, err := policy.Apply(ctx, db.Pool, rules(db.cfg), operator())
+			return a.printChanges("configuration", db.cfg.File, changes, err)
+		}),
+	})
 }
 
-func (p *program) configInitCommand() *cobra.Command {
+func configInitCommand(a *app) *cobra.Command {
 	force := false
 	cmd := &cobra.Command{
 		Use: "init [FILE|-]", Short: "Write a configuration with every key explained",
-		Long: "Write a configuration with every key explained, at its default. FILE is by default what -c or\n" +
-			"CALLQ_CONFIG names, or config.yaml; - is stdout. A file that is there is kept unless you agree.",
+		Long: "Write a configuration with every key explained, at its default. FILE defaults to what -c or CALLQ_CONFIG\n" +
+			"names, or config.yaml; - is stdout. callq asks before it overwrites a file.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			path := cmp.Or(p.configFile, p.variable("CALLQ_CONFIG"), "config.yaml")
+			path := cmp.Or(a.configFile, a.variable("CALLQ_CONFIG"), "config.yaml")
 			if len(args) > 0 {
 				path = args[0]
 			}
-			return p.configInit(path, force)
+			a.yes = a.yes || force
+			return initConfig(a, path)
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite the file, as --yes does")
 	return cmd
 }
 
-func (p *program) configApplyCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "apply", Short: "Put the file's limits, queues and budgets in force",
-		Long: "Put the file's limits, queues and budgets in force, in place of what was applied last, also where they were\n" +
-			"in force before and have been replaced: as a step of a deployment, or to go back. When it returns, nothing\n" +
-			"starts beyond the new limits. Running processes need no restart for it. What `limits set` has set stays.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.ask(cmd.Context(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-				if cfg.File == "" { // without it no limit would hold
-					return usagef("no configuration file: name one with -c or CALLQ_CONFIG")
-				}
-				changes, err := policy.Apply(ctx, pool, rules(cfg), p.user())
-				return p.sayChanges("configuration", cfg.File, changes, err)
-			})
-		},
-	}
-}
-
-func (p *program) configInit(path string, force bool) error {
+func initConfig(a *app, path string) error {
 	if path == "-" {
-		_, err := io.WriteString(p.stdout, callq.ConfigYAML)
+		_, err := io.WriteString(a.stdout, callq.ConfigYAML)
 		return err
 	}
-	p.yes = p.yes || force
 	err := writeNew(path, callq.ConfigYAML)
 	if errors.Is(err, fs.ErrExist) {
-		if err := p.confirm(path + " is there. Overwrite it?"); err != nil {
+		if err := a.confirm(path + " is there. Overwrite it?"); err != nil {
 			return fmt.Errorf("%s is there already: %w", path, err)
 		}
 		err = os.WriteFile(path, []byte(callq.ConfigYAML), configMode)
@@ -88,17 +81,17 @@ func (p *program) configInit(path string, force bool) error {
 	if err != nil {
 		return fmt.Errorf("write the configuration: %w", err)
 	}
-	if p.output != "table" {
-		return p.printJSON(map[string]string{"file": path})
+	if a.output != "table" {
+		return a.printJSON(map[string]string{"file": path})
 	}
-	fmt.Fprintln(p.stdout, "wrote", path)
+	fmt.Fprintln(a.stdout, "wrote", path)
 	return nil
 }
 
-// configMode lets a daemon's user read what another wrote: passwords are better kept in files of their own.
+// configMode lets a daemon's user read what another wrote: passwords belong in files of their own.
 const configMode = 0o644
 
-// writeNew refuses to touch what is there; the error is then fs.ErrExist.
+// writeNew refuses to touch a file that is there; the error is then fs.ErrExist.
 func writeNew(path, text string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, configMode)
 	if err != nil {
@@ -108,38 +101,21 @@ func writeNew(path, text string) error {
 	return errors.Join(err, file.Close())
 }
 
-// variable is the value of a variable of the environment.
-func (p *program) variable(name string) (value string) {
-	for _, e := range p.environ { // the last of a name holds
-		if text, ok := strings.CutPrefix(e, name+"="); ok {
-			value = text
-		}
-	}
-	return value
-}
-
-func valueText(v config.Value) string {
-	if list, ok := v.Value.([]string); ok {
-		return dash(strings.Join(list, ", "))
-	}
-	return dash(fmt.Sprint(v.Value))
-}
-
-func (p *program) configShow() error {
-	cfg, err := p.loadConfig()
+func showConfig(a *app) error {
+	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
 	}
-	return printRows(p, cfg.Values(),
-		column[config.Value]{"KEY", func(v config.Value) string { return v.Key }},
-		column[config.Value]{"VALUE", valueText},
-		column[config.Value]{"SOURCE", func(v config.Value) string {
-			if v.Via == "" {
-				return v.Source
-			}
-			return v.Source + " (" + v.Via + ")"
-		}},
-	)
+	return printRows(a, cfg.Values(), table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
+		value, source := dash(fmt.Sprint(v.Value)), v.Source
+		if list, ok := v.Value.([]string); ok {
+			value = dash(strings.Join(list, ", "))
+		}
+		if v.Via != "" {
+			source += " (" + v.Via + ")"
+		}
+		return []any{v.Key, value, source}
+	}})
 }
 
 // checked is what config check prints with -o json.
@@ -150,8 +126,8 @@ type checked struct {
 	Problems []config.Problem `json:"problems"`
 }
 
-func (p *program) configCheck() error {
-	cfg, err := p.loadConfig()
+func checkConfig(a *app) error {
+	cfg, err := a.loadConfig()
 	answer := checked{OK: err == nil, Warnings: []string{}, Problems: []config.Problem{}}
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		answer.Problems = problems.Problems
@@ -160,12 +136,12 @@ func (p *program) configCheck() error {
 		answer.File = cfg.File
 		answer.Warnings = append(answer.Warnings, cfg.Warnings()...)
 	}
-	if p.output != "table" {
-		if printErr := p.printJSON(answer); printErr != nil {
-			return printErr
+	if a.output != "table" {
+		if err := a.printJSON(answer); err != nil {
+			return err
 		}
 	} else if err == nil {
-		fmt.Fprintln(p.stdout, "ok:", cmp.Or(answer.File, "no file, defaults and environment only"))
+		fmt.Fprintln(a.stdout, "ok:", cmp.Or(answer.File, "no file, defaults and environment only"))
 	}
 	return err
 }

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
@@ -18,65 +21,71 @@ import (
 
 const (
 	askAgainEvery = 250 * time.Millisecond
+	askWithin     = 2 * time.Second
+	closeWithin   = 2 * time.Second
 	commandConns  = 4
-	oldestServer  = 14 // Postgres's major version
 )
 
-// withPostgres runs a command on a pool whose Postgres answers and has this program's schema. That
-// alone is bounded by --timeout.
-func (p *program) withPostgres(ctx context.Context, settings map[string]string,
-	use func(context.Context, *config.Config, *pgxpool.Pool) error,
-) error {
-	cfg, err := p.loadConfig()
-	if err != nil {
-		return err
-	}
-	pool, err := openPool(ctx, cfg, settings, commandConns)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := p.await(ctx, "Postgres", cfg.Origin("postgres.url"), func(ctx context.Context) error {
-		return checkSchema(ctx, pool)
-	}); err != nil {
-		return err
-	}
-	return use(ctx, cfg, pool)
+// database is what a command works on: a pool whose Postgres answers and has this program's schema.
+type database struct {
+	*pgxpool.Pool
+	cfg   *config.Config
+	calls *callqueue.Client
 }
 
-// ask is withPostgres for a command that is short: all of it is bounded.
-func (p *program) ask(ctx context.Context, use func(context.Context, *config.Config, *pgxpool.Pool) error) error {
-	return p.withPostgres(ctx, commandSettings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		return p.within(ctx, func(ctx context.Context) error { return use(ctx, cfg, pool) })
+// action is what a command does there with its arguments.
+type action func(ctx context.Context, db *database, args []string) error
+
+// runE is the form of cobra's RunE.
+type runE = func(*cobra.Command, []string) error
+
+// query is the RunE of a short command: --timeout bounds all that it does.
+func (a *app) query(do action) runE {
+	return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
+		return a.within(ctx, func(ctx context.Context) error { return do(ctx, db, args) })
 	})
 }
 
+// connected is the RunE of a command that takes what it takes: --timeout bounds the wait for Postgres.
+func (a *app) connected(settings map[string]string, do action) runE {
+	return func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		cfg, err := a.loadConfig()
+		if err != nil {
+			return err
+		}
+		pool, err := openPool(ctx, cfg, settings, commandConns)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		if err := a.awaitPostgres(ctx, cfg, pool); err != nil {
+			return err
+		}
+		client, err := callqueue.New(pool, callqueue.MaxData(int(cfg.Calls.MaxData)))
+		if err != nil {
+			return err
+		}
+		return do(ctx, &database{pool, cfg, client}, args)
+	}
+}
+
 // within bounds what is asked of Postgres by --timeout.
-func (p *program) within(ctx context.Context, do func(context.Context) error) error {
-	bounded, cancel := context.WithTimeout(ctx, p.timeout)
+func (a *app) within(ctx context.Context, do func(context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	err := do(bounded)
 	if err != nil && ctx.Err() == nil && errors.Is(bounded.Err(), context.DeadlineExceeded) {
-		return timedOut("Postgres", p.timeout, err)
+		return exitf(exitUnreachable, "Postgres did not answer within %s: %w", a.timeout, err)
 	}
 	return err
 }
 
-// commandSettings leave the plans to Postgres: commands read whole tables. But compiling a plan takes longer
-// than it runs. What claims calls or retires them uses ledger.Settings.
+// commandSettings leave the plans to Postgres, for commands read whole tables, but turn off JIT:
+// compiling takes longer than it saves. What claims or removes calls uses ledger.Settings.
 func commandSettings() map[string]string {
 	settings := pooledSettings()
 	settings["jit"] = "off"
-	return settings
-}
-
-// pooledSettings are those that a pooler lets through.
-func pooledSettings() map[string]string {
-	all := ledger.Settings()
-	settings := map[string]string{}
-	for _, name := range []string{"timezone", "client_encoding", "application_name"} {
-		settings[name] = all[name]
-	}
 	return settings
 }
 
@@ -99,13 +108,41 @@ func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgx
 		return nil, usagef("read postgres.url: %w", err)
 	}
 	setMode(cfg, pc.ConnConfig, settings)
-	pc.MaxConns = int32(conns) //nolint:gosec // at most 1000, and those of the parts
+	pc.MaxConns = int32(max(1, min(conns, 10_000)))
 	return pc, nil
 }
 
+// closePool closes connections. It does not wait for a Postgres that has fallen silent.
+func closePool(pool *pgxpool.Pool, log *slog.Logger) {
+	closed := make(chan struct{})
+	go func() { pool.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(closeWithin):
+		log.Warn("connections to Postgres not closed: it does not answer")
+	}
+}
+
+// checkSchema returns nil when Postgres answers and has this program's schema. A producer's role may
+// not see the schema's version, and passes.
+func checkSchema(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := migrations.Check(ctx, pool); !isForbidden(err) {
+		return err
+	}
+	return nil
+}
+
+func (a *app) awaitPostgres(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
+	return a.await(ctx, "Postgres", cfg.Origin("postgres.url"), func(ctx context.Context) error { return checkSchema(ctx, pool) })
+}
+
+func (a *app) awaitRedis(ctx context.Context, cfg *config.Config, client redis.UniversalClient) error {
+	return a.await(ctx, "Redis", cfg.Origin("redis.url"), func(ctx context.Context) error { return client.Ping(ctx).Err() })
+}
+
 // await asks a server until it answers, for as long as --timeout. A refusal is final.
-func (p *program) await(ctx context.Context, what, origin string, ask func(context.Context) error) error {
-	bounded, cancel := context.WithTimeout(ctx, p.timeout)
+func (a *app) await(ctx context.Context, what, origin string, ask func(context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	var first error
 	for {
@@ -116,29 +153,29 @@ func (p *program) await(ctx context.Context, what, origin string, ask func(conte
 		case errors.Is(ctx.Err(), context.Canceled):
 			return ctx.Err()
 		case isRefusal(err):
-			return &exitError{exitUnreachable, fmt.Errorf("%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)}
+			return exitf(exitUnreachable, "%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)
 		case poolerHint(err) != "":
 			return err
 		case isTLS(err):
-			return &exitError{exitUnreachable, fmt.Errorf("%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)}
+			return exitf(exitUnreachable, "%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)
 		case what == "Postgres" && !isUnreachable(err):
 			return err
 		case first == nil:
 			first = err
 			if bounded.Err() == nil {
-				fmt.Fprintf(p.stderr, "callq: waiting up to %s for %s: %s\n", p.timeout, what, oneLine(err.Error()))
+				fmt.Fprintf(a.stderr, "callq: waiting up to %s for %s: %s\n", a.timeout, what, oneLine(err.Error()))
 			}
 		}
 		select {
 		case <-time.After(askAgainEvery):
 		case <-bounded.Done():
-			return &exitError{exitUnreachable, fmt.Errorf(
-				"%s cannot be reached, tried for %s: %w; check that it runs and its URL (from %s)", what, p.timeout, first, origin)}
+			return exitf(exitUnreachable, "%s cannot be reached, tried for %s: %w; check that it runs and its URL (from %s)",
+				what, a.timeout, first, origin)
 		}
 	}
 }
 
-// isRefusal says that the server is there and will not have us: wrong user, password or database.
+// isRefusal reports whether the server is there and will not have us: a wrong user, password or database.
 func isRefusal(err error) bool {
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return strings.HasPrefix(pg.Code, "28") || pg.Code == "3D000"
@@ -146,43 +183,12 @@ func isRefusal(err error) bool {
 	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
 }
 
-// schemaError says that Postgres answers and cannot be used as it is.
-type schemaError struct{ reason string }
-
-func (e *schemaError) Error() string { return e.reason }
-
-// checkSchema returns nil when Postgres answers, is new enough and has the schema of this program.
-// A role that may not see the schema's version passes: it is a producer.
-func checkSchema(ctx context.Context, pool *pgxpool.Pool) error {
-	var server int
-	var exists bool
-	if err := pool.QueryRow(ctx, serverSQL).Scan(&server, &exists); err != nil {
-		return err
+// pooledSettings are those that a pooler lets through.
+func pooledSettings() map[string]string {
+	all := ledger.Settings()
+	settings := map[string]string{}
+	for _, name := range []string{"timezone", "client_encoding", "application_name"} {
+		settings[name] = all[name]
 	}
-	if server/10000 < oldestServer {
-		return &schemaError{fmt.Sprintf("Postgres is version %d, and callq needs %d or newer", server/10000, oldestServer)}
-	}
-	var version int64
-	if exists {
-		err := pool.QueryRow(ctx, schemaVersionSQL).Scan(&version)
-		if isForbidden(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read the schema's version: %w", err)
-		}
-	}
-	switch want := migrations.Version(); {
-	case version == 0:
-		return &schemaError{"callq's tables are not in this database: run `callq migrate up`"}
-	case version < want:
-		return &schemaError{fmt.Sprintf("the database has schema version %d, and this callq needs %d: run `callq migrate up`", version, want)}
-	case version > want:
-		return &schemaError{fmt.Sprintf("the database has schema version %d, and this callq knows %d: use a newer callq, or that one's `callq migrate down`", version, want)}
-	}
-	return nil
+	return settings
 }
-
-const serverSQL = `SELECT current_setting('server_version_num')::integer, to_regclass('callq_migrations') IS NOT NULL`
-
-const schemaVersionSQL = `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`

@@ -49,14 +49,14 @@ type demo struct {
 	say    io.Writer // progress
 }
 
-func (p *program) demoCommand() *cobra.Command {
+func demoCommand(a *app) *cobra.Command {
 	d := demo{}
 	rate := "100/10s"
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run 500 calls against a local API that allows 100 per 10 s",
-		Long: "Brings up a Postgres, a Redis and an API of its own, queues calls, and shows what the API saw.\n" +
-			"Nothing needs to be configured, and nothing is left behind unless --keep is given.",
+		Long: "Start a Postgres, a Redis and an API of its own, queue calls, and show what the API saw. You need not\n" +
+			"configure anything, and nothing is left behind unless you give --keep.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -66,7 +66,7 @@ func (p *program) demoCommand() *cobra.Command {
 			if d.calls < 1 || d.calls > 1_000_000 {
 				return usagef("--calls is %d; it may be 1 to 1000000", d.calls)
 			}
-			d.format, d.out, d.say = p.output, p.stdout, p.stderr
+			d.format, d.out, d.say = a.output, a.stdout, a.stderr
 			return d.run(cmd.Context())
 		},
 	}

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/local"
 )
@@ -59,23 +56,23 @@ func TestDeployments(t *testing.T) {
 			}
 			url, _, answer := api(t)
 			answer()
-			daemons := []*running{}
+			daemons := map[*process]deployed{}
 			for _, s := range services {
 				s.check(t, w)
 				if s.args[0] == "migrate" {
 					w.deploy(s).exits(exitDone)
 					continue
 				}
-				daemons = append(daemons, w.deploy(s))
+				daemons[w.deploy(s)] = s
 			}
-			for _, d := range daemons {
-				d.healthy()
+			for p, s := range daemons {
+				w.healthy(s, p)
 			}
-			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
-			for _, d := range daemons {
-				send(t, d.cmd, syscall.SIGTERM)
-				d.exits(exitDone)
+			id := w.call(url)
+			w.done(id)
+			for p := range daemons {
+				p.send(syscall.SIGTERM)
+				p.exits(exitDone)
 			}
 			if name == "compose" {
 				w.plain()
@@ -88,9 +85,7 @@ func TestDeployments(t *testing.T) {
 func (w world) onServer(roles string) world {
 	w.t.Helper()
 	server, err := local.StartPostgres(w.t.Context(), local.Postgres{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() { _ = server.Stop() })
 	w.postgres = server.URL("postgres")
 	w.exec(`CREATE DATABASE callq`)
@@ -102,36 +97,17 @@ func (w world) onServer(roles string) world {
 // plain says that nothing of callq's runs as a superuser, and that its login may not change what is not a daemon's.
 func (w world) plain() {
 	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer conn.Close(w.t.Context())
-	var owners, superusers []string
-	if err := conn.QueryRow(w.t.Context(), `SELECT
-		(SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace = 'public'::regnamespace),
-		(SELECT array_agg(rolname::text) FROM pg_roles WHERE rolsuper)`).Scan(&owners, &superusers); err != nil {
-		w.t.Fatal(err)
-	}
+	owners := one[[]string](w, `SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace = 'public'::regnamespace`)
+	superusers := one[[]string](w, `SELECT array_agg(rolname::text) FROM pg_roles WHERE rolsuper`)
 	if !slices.Equal(owners, []string{"callq_owner"}) || !slices.Equal(superusers, []string{"postgres"}) {
 		w.t.Errorf("tables are of %q, and superusers are %q", owners, superusers)
 	}
 	u, err := url.Parse(w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	u.User = url.User("callq")
 	w.postgres = u.String()
 	for _, line := range []string{"migrate down --yes", "migrate roles"} {
 		refusedTo(w.t, w, line)
-	}
-}
-
-// empty takes the schema away.
-func (w world) empty() {
-	w.t.Helper()
-	for strings.Contains(w.do("migrate", "status"), "true") {
-		w.do("migrate", "down", "--yes")
 	}
 }
 
@@ -145,7 +121,7 @@ func (s deployed) check(t *testing.T, w world) {
 			environ = append(environ, name+"="+value)
 		}
 	}
-	if code := run(t.Context(), []string{"config", "show", "-o", "json"}, nil, &out, &errs, environ); code != exitDone || errs.String() != "" {
+	if code := runCode(t.Context(), []string{"config", "show", "-o", "json"}, nil, &out, &errs, environ); code != exitDone || errs.String() != "" {
 		t.Errorf("%s: its variables are not callq's: exit code %d\n%s", s.name, code, &errs)
 	}
 	for name := range s.env {
@@ -159,72 +135,41 @@ func (s deployed) check(t *testing.T, w world) {
 		t.Errorf("%s: who reaches its port reads the pages", s.name)
 	}
 	cfg, err := config.Load(config.Source{Path: "../../config.yaml"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if least := cfg.Worker.ShutdownTimeout + afterTimeout; s.stop < least && slices.Contains([]string{"work", "serve"}, s.args[0]) && s.stop > 0 {
 		t.Errorf("%s is killed after %s, and may need %s", s.name, s.stop, least)
 	}
 }
 
-// running is a deployed service under test.
-type running struct {
-	w   world
-	of  deployed
-	cmd *exec.Cmd
-	log *buffer
-	env []string
-}
-
 // deploy runs a service as a process with its variables, which lead to the test's servers.
-func (w world) deploy(s deployed) *running {
+func (w world) deploy(s deployed) *process {
 	w.t.Helper()
-	r := &running{w: w, of: s, log: new(buffer)}
 	pg, err := pgx.ParseConfig(w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	here := map[string]string{
 		"DATABASE_URL": w.postgres, "REDIS_URL": w.redis, "CALLQ_HTTP_LISTEN": "127.0.0.1:0",
 		"PGHOST": pg.Host,
 	}
-	r.env = []string{beCallq + "=1", "CALLQ_CONFIG=../../config.yaml", "CALLQ_HTTP_TASK_PRIVATE_HOSTS=127.0.0.1", fmt.Sprint("PGPORT=", pg.Port)}
+	p := w.command(s.args...)
+	p.cmd.Env = []string{beCallq + "=1", "CALLQ_CONFIG=../../config.yaml", "CALLQ_HTTP_TASK_PRIVATE_HOSTS=127.0.0.1", fmt.Sprint("PGPORT=", pg.Port)}
 	for name, value := range s.env {
 		if its, ok := here[name]; ok {
 			value = its
 		}
-		r.env = append(r.env, name+"="+value)
+		p.cmd.Env = append(p.cmd.Env, name+"="+value)
 	}
-	r.cmd = r.callq(s.args...)
-	if err := r.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	return r
+	return p.start()
 }
 
-func (r *running) callq(args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(r.w.t.Context(), os.Args[0], args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = r.env, r.log, r.log
-	return cmd
-}
-
-func (r *running) exits(code int) {
-	r.w.t.Helper()
-	exits(r.w.t, r.cmd, r.log, code)
-}
-
-// healthy waits until the service is ready, and runs its healthcheck.
-func (r *running) healthy() {
-	t := r.w.t
-	t.Helper()
-	address := addressIn(t, r.log)
-	awaitReady(t, address)
-	if r.of.health == nil {
+// healthy waits until a service is ready, and runs its healthcheck.
+func (w world) healthy(s deployed, p *process) {
+	w.t.Helper()
+	address := addressIn(w.t, p.log)
+	awaitReady(w.t, address)
+	if s.health == nil {
 		return
 	}
-	check := r.callq(r.of.health...)
-	check.Env = append(slices.Clone(check.Env), "CALLQ_HTTP_LISTEN="+address)
-	if err := check.Run(); err != nil {
-		t.Errorf("%s: callq %v: %v\n%s", r.of.name, r.of.health, err, r.log)
-	}
+	check := w.command(s.health...)
+	check.cmd.Env = append(slices.Clone(p.cmd.Env), "CALLQ_HTTP_LISTEN="+address)
+	check.start().exits(exitDone)
 }

@@ -56,9 +56,7 @@ func readCompose(t *testing.T) (services []deployed, roles string) {
 	var file compose
 	decoder := yaml.NewDecoder(bytes.NewReader(readRepo(t, "docker-compose.yml")))
 	decoder.KnownFields(true)
-	if err := decoder.Decode(&file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, decoder.Decode(&file))
 	for _, name := range []string{"migrate", "roles", "dispatcher", "worker"} {
 		s := file.Services[name]
 		d := deployed{name: name, args: s.Command, env: s.Environment, stop: s.StopGracePeriod}
@@ -209,8 +207,6 @@ func ofCallq(t *testing.T, words []string) []string {
 func readRepo(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../..", path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text
 }

@@ -17,15 +17,15 @@ import (
 	"github.com/callq/callq/migrations"
 )
 
-func (p *program) devCommand() *cobra.Command {
+func devCommand(a *app) *cobra.Command {
 	dir := ""
 	cmd := &cobra.Command{
 		Use: "dev", Short: "Serve with a Postgres and a Redis of its own, for development",
-		Long: "Brings up a Postgres and a Redis of its own, migrates, prints how to reach them, and serves with the\n" +
-			"limits and queues of the configuration until Ctrl-C. What they hold is kept in --dir for the next time.\n" +
-			"Local APIs may be called where http_task.private_hosts or allow_private says so. Not for production.",
+		Long: "Start a Postgres and a Redis of its own, migrate, print how to reach them, and serve with the limits and\n" +
+			"queues of the configuration until Ctrl-C. Their data is kept in --dir for the next time. To call local APIs,\n" +
+			"set http_task.private_hosts or allow_private. Not for production.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.dev(cmd.Context(), dir) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return dev(cmd.Context(), a, dir) },
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "where the servers keep their data "+
 		"(default: $XDG_DATA_HOME/callq/dev, ~/.local/share/callq/dev, or for root /var/lib/callq/dev)")
@@ -45,18 +45,18 @@ func (s devStack) String() string {
 }
 
 // dev is serve on servers of its own, which end with it.
-func (p *program) dev(ctx context.Context, dir string) (err error) {
-	for path, url := range p.urls {
+func dev(ctx context.Context, a *app, dir string) (err error) {
+	for path, url := range a.urls {
 		if url.given {
 			return usagef("callq dev has servers of its own: leave --%s out, or use callq serve",
 				strings.ReplaceAll(path, ".", "-"))
 		}
 	}
-	cfg, err := p.readConfig() // a mistake is said before anything is started
+	cfg, err := a.readConfig() // a mistake is said before anything is started
 	if err != nil {
 		return err
 	}
-	if dir, err = p.devFolder(dir); err != nil {
+	if dir, err = devFolder(a, dir); err != nil {
 		return err
 	}
 	claim, note, err := local.ClaimFolder(dir)
@@ -73,7 +73,7 @@ func (p *program) dev(ctx context.Context, dir string) (err error) {
 		return fmt.Errorf("write to %s: %w", dir, err)
 	}
 
-	log := p.logger(cfg)
+	log := a.logger(cfg)
 	postgres, err := local.StartPostgres(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")})
 	if err != nil {
 		return err
@@ -91,27 +91,27 @@ func (p *program) dev(ctx context.Context, dir string) (err error) {
 		return err
 	}
 
-	if err := p.sayDev(claim, stack); err != nil {
+	if err := sayDev(a, claim, stack); err != nil {
 		return err
 	}
 	// Over whatever the file and the environment say of servers: none but these is touched.
-	p.urls["postgres.url"] = &urlFlag{given: true, text: stack.Postgres}
-	p.urls["postgres.direct_url"] = &urlFlag{given: true, text: stack.Postgres}
-	p.urls["redis.url"] = &urlFlag{given: true, text: stack.Redis}
-	return p.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true, apply: true})
+	a.urls["postgres.url"] = &urlFlag{given: true, text: stack.Postgres}
+	a.urls["postgres.direct_url"] = &urlFlag{given: true, text: stack.Postgres}
+	a.urls["redis.url"] = &urlFlag{given: true, text: stack.Redis}
+	return a.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true, apply: true})
 }
 
-func (p *program) sayDev(claim *local.Claim, stack devStack) error {
+func sayDev(a *app, claim *local.Claim, stack devStack) error {
 	note := fmt.Sprintf("process %d, DATABASE_URL='%s', REDIS_URL='%s'", stack.Process, stack.Postgres, stack.Redis)
 	if err := claim.Note(note); err != nil {
 		return fmt.Errorf("write to %s: %w", stack.Dir, err)
 	}
-	fmt.Fprintln(p.stderr,
+	fmt.Fprintln(a.stderr,
 		"callq: warning: for development, not for production: no passwords, no backups; the data is in", stack.Dir)
-	if p.output != "table" {
-		return p.printJSON(stack)
+	if a.output != "table" {
+		return a.printJSON(stack)
 	}
-	_, err := fmt.Fprint(p.stdout, stack)
+	_, err := fmt.Fprint(a.stdout, stack)
 	return err
 }
 
@@ -137,12 +137,12 @@ func migrateOwn(ctx context.Context, url string, log *slog.Logger) error {
 }
 
 // devFolder is where dev keeps its data. Root's home is closed to the user that Postgres runs as.
-func (p *program) devFolder(dir string) (string, error) {
+func devFolder(a *app, dir string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
 	}
-	home := p.variable("HOME")
-	switch data := p.variable("XDG_DATA_HOME"); {
+	home := a.variable("HOME")
+	switch data := a.variable("XDG_DATA_HOME"); {
 	case filepath.IsAbs(data):
 		return filepath.Join(data, "callq", "dev"), nil
 	case os.Geteuid() == 0:

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,77 +21,52 @@ import (
 // developing is a `callq dev` of the test's own, as a process.
 type developing struct {
 	devStack
-	t   *testing.T
-	cmd *exec.Cmd
-	log *buffer
+	*process
 }
 
 // devFolders makes a folder that every user may pass through, as homes and /var/lib are.
 func devFolders(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dev-of-callq-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
 // develop starts dev in a folder and waits for what it prints.
 func develop(t *testing.T, dir string, change func(*exec.Cmd)) *developing {
 	t.Helper()
-	d := &developing{t: t, log: new(buffer)}
-	file := filepath.Join(dir, "config.yaml")
 	// Servers that are none of its own business: it must not touch them.
-	text := atAnyPort + "postgres: {url: '" + noPostgres + "', direct_url: '" + noPostgres + "'}\nredis: {url: '" + noRedis + "'}\n"
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	d.cmd = exec.CommandContext(t.Context(), os.Args[0], "dev", "--dir", filepath.Join(dir, "data"), "-c", file, "-o", "json")
-	d.cmd.Env = append(os.Environ(), beCallq+"=1", "DATABASE_URL="+noPostgres, "REDIS_URL="+noRedis)
-	d.cmd.Stderr = d.log
+	w := world{t: t, postgres: noPostgres, redis: noRedis}
+	w.config = atAnyPort + "postgres: {url: '" + noPostgres + "', direct_url: '" + noPostgres + "'}\nredis: {url: '" + noRedis + "'}\n"
+	d := &developing{process: w.command("dev", "--dir", filepath.Join(dir, "data"), "-c", filepath.Join(dir, "config.yaml"), "-o", "json")}
+	must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(w.config), 0o644))
+	d.cmd.Env = append(os.Environ(), d.cmd.Env...)
 	d.cmd.Cancel = func() error { return d.cmd.Process.Signal(syscall.SIGTERM) } // at the end of the test
 	if change != nil {
 		change(d.cmd)
 	}
 	out, err := d.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { d.kill() })
+	must(t, err)
+	d.start()
 	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&d.devStack); err != nil {
 		t.Fatalf("%v\n%s", err, d.log)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	awaitReady(t, addressIn(t, d.log))
+	d.ready()
 	return d
-}
-
-// kill ends it as a crash does; harmless where it has ended.
-func (d *developing) kill() {
-	if d.cmd.ProcessState == nil {
-		_ = d.cmd.Process.Kill()
-		_ = d.cmd.Wait() // its error says that it was killed
-	}
 }
 
 // interrupt is Ctrl-C: all ends, and cleanly.
 func (d *developing) interrupt() {
 	d.t.Helper()
-	send(d.t, d.cmd, os.Interrupt)
-	if err := d.cmd.Wait(); err != nil {
-		d.t.Errorf("ended with %v\n%s", err, d.log)
-	}
+	d.send(os.Interrupt)
+	d.exits(exitDone)
 	if conn, err := pgx.Connect(d.t.Context(), d.Postgres); err == nil {
 		d.t.Error("Postgres lives on")
 		_ = conn.Close(d.t.Context())
@@ -104,28 +78,13 @@ func (d *developing) interrupt() {
 
 func (d *developing) redis() *redis.Client {
 	d.t.Helper()
-	options, err := redis.ParseURL(d.Redis)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	options.MaxRetries = -1
-	client := redis.NewClient(options)
-	d.t.Cleanup(func() { _ = client.Close() })
-	return client
+	return world{t: d.t, redis: d.Redis}.redisClient()
 }
 
 // one asks Postgres for a single text.
 func (d *developing) one(sql string) (answer string) {
 	d.t.Helper()
-	conn, err := pgx.Connect(d.t.Context(), d.Postgres)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(d.t.Context()))
-	if err := conn.QueryRow(d.t.Context(), sql).Scan(&answer); err != nil {
-		d.t.Fatalf("%s: %v", sql, err)
-	}
-	return answer
+	return one[string](world{t: d.t, postgres: d.Postgres}, sql)
 }
 
 // call inserts a call from plain SQL, and sees that it is done.
@@ -153,9 +112,7 @@ func TestDev(t *testing.T) {
 	eventually(t, "it listens at its own Postgres", func() bool {
 		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query = 'LISTEN callq_wake'") == "1"
 	})
-	if err := d.redis().Set(t.Context(), "kept", "yes", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.redis().Set(t.Context(), "kept", "yes", 0).Err())
 
 	second := world{t: t}.run("dev", "--dir", filepath.Join(dir, "data"))
 	for _, words := range []string{"running already", fmt.Sprint("process ", d.cmd.Process.Pid), d.Postgres, d.Redis, "--dir"} {
@@ -192,9 +149,7 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 		t.Skip("it needs root, to run callq as the user nobody; TestDev ran it as this user")
 	}
 	nobody, err := user.Lookup("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	uid, errUID := strconv.Atoi(nobody.Uid)
 	gid, errGID := strconv.Atoi(nobody.Gid)
 	if errUID != nil || errGID != nil {
@@ -204,23 +159,15 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 	answer()
 	dir := devFolders(t)
 	home := filepath.Join(dir, "home")
-	if err := os.Mkdir(home, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(home, uid, gid); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(home, 0o700))
+	must(t, os.Chown(home, uid, gid))
 	self, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program := filepath.Join(dir, "callq") // go test's own folder is closed to other users
 	syscall.ForkLock.RLock()               // a child that another test forks meanwhile would keep it open for writing, and so from being run
 	err = os.WriteFile(program, self, 0o755)
 	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	asNobody := func(cmd *exec.Cmd) {
 		cmd.Path, cmd.Dir = program, home
 		cmd.Args = append([]string{program, "dev"}, cmd.Args[4:]...) // without --dir
@@ -237,17 +184,17 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 
 func TestDevFolder(t *testing.T) {
 	t.Parallel()
-	none, err := (&program{}).devFolder("")
+	none, err := devFolder(&app{}, "")
 	if os.Geteuid() == 0 && none != "/var/lib/callq/dev" || os.Geteuid() != 0 && err == nil {
 		t.Errorf("without any home: %s, %v", none, err)
 	}
 	for _, environ := range [][]string{{"XDG_DATA_HOME=/data", "HOME=/home/u"}, {"XDG_DATA_HOME=/other", "XDG_DATA_HOME=/data"}} {
-		if got, err := (&program{environ: environ}).devFolder(""); got != "/data/callq/dev" || err != nil {
+		if got, err := devFolder(&app{environ: environ}, ""); got != "/data/callq/dev" || err != nil {
 			t.Errorf("%v: %s, %v", environ, got, err)
 		}
 	}
 	here, err := filepath.Abs("d")
-	if got, err2 := (&program{environ: []string{"XDG_DATA_HOME=/data"}}).devFolder("d"); got != here || err != nil || err2 != nil {
+	if got, err2 := devFolder(&app{environ: []string{"XDG_DATA_HOME=/data"}}, "d"); got != here || err != nil || err2 != nil {
 		t.Errorf("--dir d: %s, %v, %v", got, err, err2)
 	}
 }

@@ -83,9 +83,7 @@ func TestWorkersDiffer(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	const quiet = "http: {listen: 'off'}\nlog: {level: error}\n"
 	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, []byte(secretCanary), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(key, []byte(secretCanary), 0o600))
 	one, other := w, w
 	one.config = quiet + "http_task: {hosts: [api.example.com]}\n"
 	other.config = quiet + "http_task: {secrets: {KEY: {file: " + key + ", hosts: [api.example.com]}}}\n"

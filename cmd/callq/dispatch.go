@@ -9,24 +9,22 @@ import (
 	"github.com/callq/callq/dispatcher"
 )
 
-const defaultOnceTimeout = time.Minute
-
-func (p *program) dispatchCommand() *cobra.Command {
+func dispatchCommand(a *app) *cobra.Command {
 	once, apply := false, false
 	cmd := &cobra.Command{
 		Use: "dispatch", Short: "Run the dispatcher alone, as many as you like",
-		Long: "Run the dispatcher alone, until SIGTERM; or with --once a single whole tick, safe from\n" +
-			"system cron at any rate, beside any number of others. SIGHUP reloads limits, queues,\n" +
-			"budgets, schedule and retention; a bad file changes nothing. " + applyText,
+		Long: "Run the dispatcher alone, until SIGTERM. With --once run a single whole tick, which is safe from\n" +
+			"system cron at any rate and beside any number of other dispatchers. SIGHUP reloads limits, queues,\n" +
+			"budgets, schedule and retention; a bad file changes nothing.\n\n" + applyText,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !once {
-				return p.daemon(cmd.Context(), roles{dispatcher: true, apply: apply})
+				return a.daemon(cmd.Context(), roles{dispatcher: true, apply: apply})
 			}
 			if !cmd.Flags().Changed("timeout") {
-				p.timeout = defaultOnceTimeout
+				a.timeout = time.Minute
 			}
-			return p.dispatchOnce(cmd.Context(), apply)
+			return dispatchOnce(cmd.Context(), a, apply)
 		},
 	}
 	cmd.Flags().BoolVar(&once, "once", false, "one tick, then exit")
@@ -36,29 +34,29 @@ func (p *program) dispatchCommand() *cobra.Command {
 
 // What serve and dispatch say of what they apply.
 const (
-	applyText = "Limits, queues\n" +
-		"and budgets are applied at the start, for every process: what was applied last is in force. A file that was\n" +
-		"applied before and has been replaced since is not, so that no restart turns anything back; --apply does."
+	applyText = "At its start it applies limits, queues and budgets for every process: what was applied last is in force. It does\n" +
+		"not apply a file that was applied before and has since been replaced, so that no restart turns anything back;\n" +
+		"--apply does."
 	applyUsage = "apply the configuration even if a newer one has replaced it"
 )
 
-// dispatchOnce applies the rules and runs one tick, within --timeout. No http is served.
-func (p *program) dispatchOnce(ctx context.Context, apply bool) error {
-	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+// dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
+func dispatchOnce(ctx context.Context, a *app, apply bool) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	cfg, err := p.loadConfig()
+	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
 	}
-	s, err := openServers(ctx, cfg, p.logger(cfg), roles{dispatcher: true})
+	s, err := openServers(ctx, cfg, a.logger(cfg), roles{dispatcher: true})
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := p.await(ctx, "Postgres", cfg.Origin("postgres.url"), s.askPostgres); err != nil {
+	if err := a.awaitPostgres(ctx, cfg, s.pool); err != nil {
 		return err
 	}
-	if err := p.await(ctx, "Redis", cfg.Origin("redis.url"), s.askRedis); err != nil {
+	if err := a.awaitRedis(ctx, cfg, s.redis); err != nil {
 		return err
 	}
 	dc := dispatcherConfig(cfg, s)

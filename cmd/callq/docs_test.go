@@ -61,9 +61,7 @@ func TestDocs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var script strings.Builder
 			for _, b := range blocksIn(string(text)) {
 				if b.kind == "sh" {
@@ -124,13 +122,9 @@ func runScript(t *testing.T, script string) {
 	w, _ := newWorld(t).withRedis()
 	w.empty()
 	dir, bin := t.TempDir(), t.TempDir()
-	if err := os.Symlink(testBinary(t), filepath.Join(bin, "callq")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(testBinary(t), filepath.Join(bin, "callq")))
 	log, err := os.Create(filepath.Join(bin, "log")) // a file: what is left running does not keep it open for us
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer log.Close()
 	cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", endJobs+script)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
@@ -164,9 +158,7 @@ func endGroup(t *testing.T, group int) {
 func testBinary(t *testing.T) string {
 	t.Helper()
 	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return path
 }
 

@@ -12,122 +12,104 @@ import (
 	"github.com/callq/callq/internal/doctor"
 )
 
-func (p *program) doctorCommand() *cobra.Command {
+func doctorCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "doctor", Short: "Look for what keeps callq from working, with the fix",
 		Long: `Look for what keeps callq from working, or soon will: the schema, clocks, settings of Postgres and Redis, old
-snapshots, bloat, what is stuck, who lives. Each check says ok, note or problem, and what mends it. It changes
-nothing, and may run beside everything else. Exit code 3 when there are problems, 5 when Postgres or Redis
-cannot be reached; notes alone are 0.`,
+snapshots, bloat, stuck calls, missing processes. Each check says ok, note or problem, and how to fix it. It
+changes nothing, and may run beside everything else. Exit code 3 if there are problems, 5 if Postgres or Redis
+cannot be reached; with notes alone it is 0.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.doctor(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return examine(cmd.Context(), a) },
 	}
 }
 
-// doctor examines both servers, whether or not the other can be reached.
-func (p *program) doctor(ctx context.Context) error {
-	cfg, err := p.loadConfig()
+// examine looks at both servers, whether or not the other can be reached.
+func examine(ctx context.Context, a *app) error {
+	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
 	}
 	if _, err := cfg.RedisURL(); err != nil {
 		return err
 	}
-	findings, postgresErr := p.examinePostgres(ctx, cfg)
-	findings, postgresErr = withUnreachable(findings, "postgres", postgresErr)
-	ofRedis, redisErr := p.examineRedis(ctx, cfg)
-	ofRedis, redisErr = withUnreachable(ofRedis, "redis", redisErr)
-	if err := errors.Join(postgresErr, redisErr); err != nil {
-		return err
-	}
-	findings = append(findings, ofRedis...)
-	if err := p.printFindings(findings); err != nil {
-		return err
-	}
-	return verdict(findings)
-}
-
-// checkUnreachable ends the name of the check that says so.
-const checkUnreachable = " reachable"
-
-// withUnreachable turns a server that is away into a finding; any other error stays one.
-func withUnreachable(findings []doctor.Finding, server string, err error) ([]doctor.Finding, error) {
-	f := doctor.Finding{Check: server + checkUnreachable, Level: doctor.OK}
-	if err != nil {
-		if code, _ := judge(err); code != exitUnreachable {
-			return nil, err
+	var findings []doctor.Finding
+	code := exitFindings
+	for _, server := range []struct {
+		name    string
+		examine func(context.Context, *app, *config.Config) ([]doctor.Finding, error)
+	}{{"postgres", examinePostgres}, {"redis", examineRedis}} {
+		found, err := server.examine(ctx, a, cfg)
+		reachable := doctor.Finding{Check: server.name + " reachable", Level: doctor.OK}
+		if err != nil {
+			if is, _ := judge(err); is != exitUnreachable {
+				return err
+			}
+			code, reachable.Level, reachable.What = exitUnreachable, doctor.Problem, oneLine(err.Error())
+			reachable.Fix = "see that it runs, and that " + server.name + ".url is right: callq config show"
 		}
-		f.Level, f.What = doctor.Problem, oneLine(err.Error())
-		f.Fix = "see that it runs, and that " + server + ".url is right: callq config show"
+		findings = append(append(findings, reachable), found...)
 	}
-	return append([]doctor.Finding{f}, findings...), nil
-}
-
-func verdict(findings []doctor.Finding) error {
-	problems, code := 0, exitFindings
+	if err := printFindings(a, findings); err != nil {
+		return err
+	}
+	problems := 0
 	for _, f := range findings {
-		if f.Level != doctor.Problem {
-			continue
-		}
-		problems++
-		if f.Check == "postgres"+checkUnreachable || f.Check == "redis"+checkUnreachable {
-			code = exitUnreachable
+		if f.Level == doctor.Problem {
+			problems++
 		}
 	}
 	switch problems {
 	case 0:
 		return nil
 	case 1:
-		return &exitError{code, errors.New("doctor: 1 problem")}
+		return exitf(code, "doctor: 1 problem")
 	}
-	return &exitError{code, fmt.Errorf("doctor: %d problems", problems)}
+	return exitf(code, "doctor: %d problems", problems)
 }
 
-func (p *program) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
+func examinePostgres(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Finding, error) {
 	pool, err := openPool(ctx, cfg, commandSettings(), commandConns)
 	if err != nil {
 		return nil, err
 	}
 	defer pool.Close()
-	if err := p.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
+	if err := a.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
 		return nil, err
 	}
 	return doctor.Postgres(ctx, pool)
 }
 
-func (p *program) examineRedis(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
-	client, err := openRedis(cfg, p.logger(cfg))
+func examineRedis(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Finding, error) {
+	client, err := openRedis(cfg, a.logger(cfg))
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	if err := p.await(ctx, "Redis", cfg.Origin("redis.url"), func(ctx context.Context) error {
-		return client.Ping(ctx).Err()
-	}); err != nil {
+	if err := a.awaitRedis(ctx, cfg, client); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(p.timeout, time.Second))
+	ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Second))
 	defer cancel()
 	return doctor.Redis(ctx, client)
 }
 
 // printFindings writes a line each, and beneath it the fix: both are often too long for a column.
-func (p *program) printFindings(findings []doctor.Finding) error {
-	if p.output != "table" {
-		return printRows[doctor.Finding](p, findings)
+func printFindings(a *app, findings []doctor.Finding) error {
+	if a.output != "table" {
+		return printRows(a, findings, table[doctor.Finding]{})
 	}
 	width := 0
 	for _, f := range findings {
 		width = max(width, len(f.Check))
 	}
+	var failed error
 	for _, f := range findings {
-		line := fmt.Sprintf("%-7s  %-*s  %s", f.Level, width, f.Check, printable(f.What))
-		if _, err := fmt.Fprintln(p.stdout, line); err != nil {
-			return err
-		}
+		_, err := fmt.Fprintf(a.stdout, "%-7s  %-*s  %s\n", f.Level, width, f.Check, printable(f.What))
 		if f.Fix != "" {
-			fmt.Fprintf(p.stdout, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
+			fmt.Fprintf(a.stdout, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
 		}
+		failed = errors.Join(failed, err)
 	}
-	return nil
+	return failed
 }

@@ -30,17 +30,13 @@ func (p *page) drives(block string) int {
 		"js":   {"node", []string{"-e", "require('pg')"}, "node.js", ""},
 	}[block]
 	around, err := os.ReadFile(filepath.Join("testdata", d.around))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	before, after, found := strings.Cut(string(around), "the page's block\n")
 	if !found {
 		p.t.Fatalf("%s has no place for the page's block", d.around)
 	}
 	script := filepath.Join(p.t.TempDir(), "page"+filepath.Ext(d.around))
-	if err := os.WriteFile(script, []byte(before+"\n"+p.block(block)+after), 0o600); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, os.WriteFile(script, []byte(before+"\n"+p.block(block)+after), 0o600))
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		file := filepath.Join(dir, d.interpreter)
 		if _, _, err := p.interpret(file, d.has...); err != nil {
@@ -67,9 +63,7 @@ func words(text string) string { return strings.Join(strings.Fields(text), " ") 
 func (p *page) interpret(file string, args ...string) (stdout, stderr string, err error) {
 	p.t.Helper()
 	login, err := pgconn.ParseConfig(p.database)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	cmd := exec.CommandContext(p.t.Context(), file, args...)
 	global := filepath.Join(filepath.Dir(file), "../lib/node_modules") // where npm install -g puts it
 	cmd.Env = append(os.Environ(), "PGHOST="+login.Host, "PGPORT="+strconv.Itoa(int(login.Port)), "PGUSER="+login.User,

@@ -1,16 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/callqueue"
 )
@@ -22,9 +18,7 @@ func TestLatin1Database(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = "http: {listen: \"127.0.0.1:0\"}\nhttp_task: {allow_private: true, store: all}\nqueues: {default: {max_attempts: 1}}\n"
 	server, err := url.Parse(w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	name := strings.TrimPrefix(server.Path, "/") + "_latin1"
 	w.exec(`CREATE DATABASE ` + name + ` ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`)
 	inUTF8 := w
@@ -32,15 +26,7 @@ func TestLatin1Database(t *testing.T) {
 	server.Path = "/" + name
 	w.postgres = server.String()
 	w.do("migrate", "up")
-	cmd, log := w.command("serve")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // its error is that it was killed
-	})
-	awaitReady(t, addressIn(t, log))
+	w.spawn("serve").ready()
 
 	asked := make(chan string, 10)
 	api := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, r *http.Request) {
@@ -49,22 +35,7 @@ func TestLatin1Database(t *testing.T) {
 		_, _ = io.WriteString(answer, r.URL.Query().Get("answer"))
 	}))
 	t.Cleanup(api.Close)
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = http.ReadRequest(bufio.NewReader(conn))
-			_, _ = io.WriteString(conn, "日本\r\n\r\n")
-			_ = conn.Close()
-		}
-	}()
+	garbled := answers(t, "日本\r\n\r\n")
 
 	ended := func(data string, status callqueue.Status) string {
 		t.Helper()
@@ -78,19 +49,11 @@ func TestLatin1Database(t *testing.T) {
 	if out := ended(`{"url": "`+api.URL+`?answer=%E6%97%A5", "method": "POST"}`, callqueue.StatusDone); strings.Contains(out, "日") {
 		t.Errorf("LATIN1 has 日: %s", out)
 	}
-	if out := ended(`{"url": "http://`+listener.Addr().String()+`"}`, callqueue.StatusFailed); !strings.Contains(out, `response \"\\u65e5\\u672c\"`) {
-		t.Errorf("what went wrong is not said: %s", out)
-	}
+	has(t, ended(`{"url": "http://`+garbled+`"}`, callqueue.StatusFailed), `response \"\\u65e5\\u672c\"`)
 	if a := w.run("enqueue", "--data", `{"url": "`+api.URL+`", "body": "日本"}`); a.code == exitDone || !strings.Contains(a.stderr, "LATIN1") {
 		t.Errorf("enqueued what LATIN1 does not have: %d %s", a.code, a.stderr)
 	}
-	var encoding string
-	conn, err := pgx.Connect(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	if err := conn.QueryRow(t.Context(), `SHOW server_encoding`).Scan(&encoding); err != nil || encoding != "LATIN1" {
-		t.Errorf("the database's encoding is %s (%v), so that this shows nothing", encoding, err)
+	if encoding := one[string](w, `SHOW server_encoding`); encoding != "LATIN1" {
+		t.Errorf("the database's encoding is %s, so that this shows nothing", encoding)
 	}
 }

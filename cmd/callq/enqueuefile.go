@@ -14,10 +14,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/config"
 )
 
 // What is written at once.
@@ -26,56 +25,25 @@ const (
 	bytesAtOnce = 16 << 20
 )
 
-// line is what a line for --from may say: call_queue's columns. Null is the default, as it is there.
+// line is a call with call_queue's names, for JSON. Its fields are those of callqueue.Call.
 type line struct {
-	Queue       *string         `json:"queue"`
-	Task        *string         `json:"task"`
-	Key         *string         `json:"key"`
-	Data        json.RawMessage `json:"call_data"`
-	Cost        *int64          `json:"cost"`
-	Priority    *int            `json:"priority"`
-	RunAt       *time.Time      `json:"run_at"`
-	ExpiresAt   *time.Time      `json:"expires_at"`
-	UniqueKey   *string         `json:"unique_key"`
-	MaxAttempts *int            `json:"max_attempts"`
-}
-
-// call is the line over what the flags say.
-func (l line) call(c callqueue.Call) (callqueue.Call, error) {
-	over(&c.Queue, l.Queue)
-	over(&c.Task, l.Task)
-	over(&c.Key, l.Key)
-	over(&c.Cost, l.Cost)
-	over(&c.RunAt, l.RunAt)
-	over(&c.ExpiresAt, l.ExpiresAt)
-	over(&c.UniqueKey, l.UniqueKey)
-	over(&c.MaxAttempts, l.MaxAttempts)
-	if l.Priority != nil {
-		c.Priority = l.Priority
-	}
-	if len(l.Data) > 0 && string(l.Data) != "null" {
-		c.Data = l.Data
-	}
-	switch {
-	case c.Cost < 1:
-		return c, fmt.Errorf("cost is %d, less than 1", c.Cost)
-	case l.MaxAttempts != nil && c.MaxAttempts < 1:
-		return c, fmt.Errorf("max_attempts is %d, less than 1", c.MaxAttempts)
-	}
-	return c, nil
-}
-
-func over[T any](value, said *T) {
-	if said != nil {
-		*value = *said
-	}
+	Queue       string    `json:"queue"`
+	Task        string    `json:"task"`
+	Key         string    `json:"key"`
+	Data        any       `json:"call_data"`
+	Cost        int64     `json:"cost"`
+	Priority    *int      `json:"priority"`
+	RunAt       time.Time `json:"run_at"`
+	ExpiresAt   time.Time `json:"expires_at"`
+	UniqueKey   string    `json:"unique_key"`
+	MaxAttempts int       `json:"max_attempts"`
 }
 
 // filing is one run of enqueue --from: a transaction that takes all lines or none.
 type filing struct {
 	client  *callqueue.Client
 	tx      pgx.Tx
-	base    callqueue.Call
+	base    callqueue.Call // what the flags say
 	queues  map[string]bool
 	results []inserted
 
@@ -84,9 +52,9 @@ type filing struct {
 	bytes int              // and their size
 }
 
-// enqueueFile is bounded only in waiting for Postgres: a file takes what it takes.
-func (p *program) enqueueFile(ctx context.Context, f enqueueFlags) error {
-	in := p.input
+// enqueueFile inserts the calls of a file. --timeout bounds the wait for Postgres alone.
+func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
+	in := a.input
 	if f.from != "-" {
 		file, err := os.Open(f.from)
 		if err != nil {
@@ -95,48 +63,50 @@ func (p *program) enqueueFile(ctx context.Context, f enqueueFlags) error {
 		defer file.Close()
 		in = file
 	}
-	return p.withPostgres(ctx, commandSettings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-		client, err := f.client(ctx, p.input, cfg, pool)
-		if err != nil {
+	return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+		if err := f.resolve(ctx, a.input, db); err != nil {
 			return err
 		}
-		all := filing{client: client, base: f.call, queues: map[string]bool{}}
-		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		all := filing{client: db.calls, base: f.call, queues: map[string]bool{}}
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 			all.tx = tx
-			return all.read(ctx, in, int(cfg.Calls.MaxData))
+			return all.read(ctx, in, int(db.cfg.Calls.MaxData))
 		})
 		if err != nil {
 			return fmt.Errorf("nothing was inserted: %w", err)
 		}
-		return p.printFiled(ctx, pool, all)
-	})
+		if err := printFiled(a, all.results); err != nil {
+			return err
+		}
+		warnOfQueues(ctx, a, db, all.queues)
+		return nil
+	})(cmd, nil)
 }
 
-func (p *program) printFiled(ctx context.Context, pool *pgxpool.Pool, all filing) error {
+func printFiled(a *app, results []inserted) error {
 	duplicates := 0
-	for _, row := range all.results {
+	for _, row := range results {
 		if row.Duplicate {
 			duplicates++
 		}
-		if p.output == "table" {
-			fmt.Fprintln(p.stdout, row.ID)
+		if a.output == "table" {
+			fmt.Fprintln(a.stdout, row.ID)
 		}
 	}
-	if p.output != "table" {
-		if err := printRows(p, all.results); err != nil {
+	if a.output != "table" {
+		if err := printRows(a, results, table[inserted]{}); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintf(p.stderr, "%d calls inserted", len(all.results)-duplicates)
+	fmt.Fprintf(a.stderr, "%d calls inserted", len(results)-duplicates)
 	if duplicates > 0 {
-		fmt.Fprintf(p.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", duplicates)
+		fmt.Fprintf(a.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", duplicates)
 	}
-	fmt.Fprintln(p.stderr)
-	p.warnOfQueues(ctx, pool, all.queues)
+	fmt.Fprintln(a.stderr)
 	return nil
 }
 
-// read takes the lines in, 1,000 at a time. A blank line is passed over.
+// read takes the lines in, 1,000 at a time. It skips blank lines.
 func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
 	scanner := bufio.NewScanner(in)
 	longest := 2*maxData + 1<<16 // white space may be a part of it
@@ -169,26 +139,51 @@ func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
 	return f.write(ctx)
 }
 
+// parse reads a line over what the flags say. Null means the default, as in call_queue.
 func (f *filing) parse(text []byte) (callqueue.Call, error) {
+	var none callqueue.Call
 	if !utf8.Valid(text) {
-		return callqueue.Call{}, errors.New("not valid UTF-8")
+		return none, errors.New("not valid UTF-8")
 	}
 	if text[0] != '{' {
-		return callqueue.Call{}, errors.New("not a JSON object")
+		return none, errors.New("not a JSON object")
 	}
-	var l line
+	var data json.RawMessage
+	l := line(f.base)
+	if f.base.Priority != nil {
+		l.Priority = new(*f.base.Priority)
+	}
+	l.Data, l.MaxAttempts = &data, unset
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&l); err != nil {
-		return callqueue.Call{}, jsonError(err)
+		return none, jsonError(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return callqueue.Call{}, errors.New("something follows the JSON object")
+		return none, errors.New("something follows the JSON object")
 	}
-	return l.call(f.base)
+	if l.Priority == nil {
+		l.Priority = f.base.Priority
+	}
+	l.Data = f.base.Data
+	if len(data) > 0 && string(data) != "null" {
+		l.Data = data
+	}
+	switch {
+	case l.Cost < 1:
+		return none, fmt.Errorf("cost is %d, less than 1", l.Cost)
+	case l.MaxAttempts == unset:
+		l.MaxAttempts = f.base.MaxAttempts
+	case l.MaxAttempts < 1:
+		return none, fmt.Errorf("max_attempts is %d, less than 1", l.MaxAttempts)
+	}
+	return callqueue.Call(l), nil
 }
 
-// jsonError is what is wrong with a line, without the names of Go.
+// unset stands for a max_attempts that a line does not give.
+const unset = -1 << 31
+
+// jsonError says what is wrong with a line, without naming anything of Go.
 func jsonError(err error) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%s is a JSON %s, which it cannot be", wrong.Field, wrong.Value)
@@ -206,8 +201,8 @@ func jsonError(err error) error {
 	return fmt.Errorf("not a call: %w", err)
 }
 
-// write inserts what is at hand at once; where that meets a duplicate, or Postgres does not say
-// which call it refuses, one by one.
+// write inserts what is at hand in one statement. Where that meets a duplicate, or Postgres does not
+// say which call it refuses, it inserts one by one.
 func (f *filing) write(ctx context.Context) error {
 	calls, lines := f.calls, f.lines
 	f.calls, f.lines, f.bytes = nil, nil, 0
@@ -220,38 +215,20 @@ func (f *filing) write(ctx context.Context) error {
 		}
 		return nil
 	case isInvalid && invalid.Index >= 0:
-		return usagef("line %d: %w", lines[invalid.Index], refused(err, columnOf))
+		return usagef("line %d: %w", lines[invalid.Index], refused(err, columns))
 	case !isInvalid && !errors.Is(err, callqueue.ErrDuplicate):
 		return err
 	}
 	for i, call := range calls {
 		id, err := f.client.InsertTx(ctx, f.tx, call)
 		duplicate := errors.Is(err, callqueue.ErrDuplicate)
+		if _, invalid := errors.AsType[*callqueue.InvalidCallError](err); invalid {
+			return usagef("line %d: %w", lines[i], refused(err, columns))
+		}
 		if err != nil && !duplicate {
-			if _, invalid := errors.AsType[*callqueue.InvalidCallError](err); invalid {
-				return usagef("line %d: %w", lines[i], refused(err, columnOf))
-			}
 			return err
 		}
 		f.results = append(f.results, inserted{id, duplicate})
 	}
 	return nil
-}
-
-func columnOf(field string) string {
-	switch field {
-	case "RunAt":
-		return "run_at"
-	case "ExpiresAt":
-		return "expires_at"
-	case "UniqueKey":
-		return "unique_key"
-	case "MaxAttempts":
-		return "max_attempts"
-	case "Data":
-		return "call_data"
-	case "":
-		return "the call"
-	}
-	return string(field[0]+'a'-'A') + field[1:]
 }

@@ -25,7 +25,5 @@ func TestForecastCommand(t *testing.T) {
 			t.Errorf("limits forecast %s: exit code %d, %s%s", args, a.code, a.stdout, a.stderr)
 		}
 	}
-	if a := w.run("limits", "forecast", "nothing"); a.code != 4 || !strings.Contains(a.stderr, "no such limit: nothing") {
-		t.Errorf("exit code %d, %s", a.code, a.stderr)
-	}
+	w.refuses(4, "no such limit: nothing", "limits", "forecast", "nothing")
 }

@@ -11,13 +11,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const healthBodyMost = 64 << 10
-
-func (p *program) healthCommand() *cobra.Command {
+func healthCommand(a *app) *cobra.Command {
 	ready := false
 	cmd := &cobra.Command{
-		Use: "health", Short: "Ask the callq that runs here whether it lives, for HEALTHCHECK",
-		Long: "Ask the callq that runs on this machine, at http.listen, whether it lives, or with --ready whether\n" +
+		Use: "health", Short: "Ask the callq that runs here whether it is alive, for HEALTHCHECK",
+		Long: "Ask the callq that runs on this machine, at http.listen, whether it is alive, or with --ready whether\n" +
 			"it also reaches Postgres and Redis. Exit code 0 if so, 1 if not.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -25,15 +23,15 @@ func (p *program) healthCommand() *cobra.Command {
 			if ready {
 				path = "/readyz"
 			}
-			return p.health(cmd.Context(), path)
+			return health(cmd.Context(), a, path)
 		},
 	}
 	cmd.Flags().BoolVar(&ready, "ready", false, "ask /readyz")
 	return cmd
 }
 
-func (p *program) health(ctx context.Context, path string) error {
-	cfg, err := p.loadConfig()
+func health(ctx context.Context, a *app, path string) error {
+	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
 	}
@@ -44,17 +42,17 @@ func (p *program) health(ctx context.Context, path string) error {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "localhost"
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	url := "http://" + net.JoinHostPort(host, port) + path
 	body, status, err := get(ctx, url)
 	switch {
 	case err != nil:
-		return &exitError{exitFailed, fmt.Errorf("no callq answers: %w", err)}
+		return exitf(exitFailed, "no callq answers: %w", err)
 	case status != http.StatusOK:
-		return &exitError{exitFailed, fmt.Errorf("%s answered %d: %s", url, status, body)}
+		return exitf(exitFailed, "%s answered %d: %s", url, status, body)
 	}
-	fmt.Fprintln(p.stdout, body)
+	fmt.Fprintln(a.stdout, body)
 	return nil
 }
 
@@ -70,6 +68,6 @@ func get(ctx context.Context, url string) (body string, status int, err error) {
 		return "", 0, err
 	}
 	defer response.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(response.Body, healthBodyMost))
+	data, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
 	return strings.TrimSpace(string(data)), response.StatusCode, err
 }

@@ -16,9 +16,7 @@ func TestHoursAreShown(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	zone, err := time.LoadLocation("Asia/Kolkata") // its clocks never change
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	now := time.Now().In(zone).Truncate(time.Minute)
 	span := func(from, to time.Duration) string {
 		return now.Add(from).Format("15:04") + "-" + now.Add(to).Format("15:04") + " Asia/Kolkata"
@@ -77,18 +75,6 @@ func TestHoursAreShown(t *testing.T) {
 	says("calls why 1", "queue shut is outside its hours, which are not open together within a year: Mon 00:00-24:00 UTC and Tue")
 }
 
-// Hours that cannot be read are shown with their line.
-func TestHoursThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.config = "queues:\n  research: {hours: \"Mon-Fri 09:00-18:00 Europe/Berln\"}\n"
-	a := w.run("config", "check")
-	if a.code != 2 || !strings.Contains(a.stderr, `config.yaml:2:21: queues.research.hours: "Europe/Berln" is not a time zone`) ||
-		!strings.Contains(a.stderr, "\n      |                     ^\n      = allowed: [days] HH:MM-HH:MM [zone]") {
-		t.Errorf("exit code %d\n%s", a.code, a.stderr)
-	}
-}
-
 // A file with other hours opens and closes a queue of the running program.
 func TestSIGHUPOpensAndCloses(t *testing.T) {
 	t.Parallel()
@@ -98,11 +84,11 @@ func TestSIGHUPOpensAndCloses(t *testing.T) {
 	now := time.Now().UTC()
 	shut := atAnyPort + "queues: {pay: {hours: [" + now.Add(5*time.Hour).Format("15:04") + "-" + now.Add(6*time.Hour).Format("15:04") + "]}}\n"
 	w.config = shut
-	r := w.reloading("serve")
-	awaitReady(t, addressIn(t, r.log))
+	r := w.spawn("serve")
+	r.ready()
 	enqueue := func() string {
 		t.Helper()
-		return strings.TrimSpace(w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+		return w.call(url, "--queue", "pay")
 	}
 	waits := func(id string) {
 		t.Helper()
@@ -115,17 +101,15 @@ func TestSIGHUPOpensAndCloses(t *testing.T) {
 	waits(id)
 	r.reload(atAnyPort + "queues: {pay: {hours: [00:00-24:00]}}\n")
 	r.says("changed=[queues.pay.hours]")
-	eventually(t, "the call is done once the queue is open", func() bool { return w.get(id).Status == "done" })
+	w.done(id)
 	r.reload(shut)
 	eventually(t, "the queue is shut", func() bool {
 		return strings.Contains(w.do("queues", "list"), "outside its hours until ")
 	})
 	id = enqueue()
 	waits(id)
-	send(t, r.cmd, syscall.SIGTERM)
-	if err := r.cmd.Wait(); err != nil {
-		t.Errorf("ended with %v\n%s", err, r.log)
-	}
+	r.send(syscall.SIGTERM)
+	r.exits(exitDone)
 	if call := w.get(id); call.Status != "new" || call.Attempts != 0 {
 		t.Errorf("a call of the queue that is shut: %+v", call)
 	}

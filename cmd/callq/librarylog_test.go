@@ -1,11 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/callq/callq/callqueue"
 )
 
 // A command that finds Redis away says so itself, and go-redis nothing beside it.
@@ -13,10 +10,10 @@ func TestRedisAwayIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, args := range []string{"doctor", "maintain sweep", "dispatch --once"} {
-		cmd, errs := w.command(append(strings.Fields(args), "--timeout", "5s")...) // a process of its own, as below
-		_ = cmd.Run()                                                              // its error is the exit code
-		said := errs.String()
-		if !strings.Contains(said, "callq: waiting up to 5s for Redis") {
+		p := w.spawn(append(strings.Fields(args), "--timeout", "2s")...) // a process of its own, as below
+		p.exits(exitUnreachable)
+		said := p.log.String()
+		if !strings.Contains(said, "callq: waiting up to 2s for Redis") {
 			t.Errorf("%s does not say that Redis is away: %s", args, said)
 		}
 		for line := range strings.Lines(said) {
@@ -36,21 +33,14 @@ func TestLibrariesReportToTheLog(t *testing.T) {
 			w, _ := newWorld(t).withRedis()
 			w.config = atAnyPort + "log: {level: " + level + "}\n"
 			url := "http://" + answers(t, strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2))
-			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			awaitReady(t, addressIn(t, log))
-			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
+			id := w.call(url)
+			w.done(id)
 			if level == "debug" {
-				eventually(t, "net/http reports", func() bool {
-					return strings.Contains(log.String(), `level=DEBUG msg="library reported" message="Unsolicited response`)
-				})
+				p.says(`level=DEBUG msg="library reported" message="Unsolicited response`)
 			}
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait() // its error says how it ended
-			for line := range strings.Lines(log.String()) {
+			p.kill()
+			for line := range strings.Lines(p.log.String()) {
 				if !strings.HasPrefix(line, "time=") {
 					t.Errorf("not a line of the log: %s", line)
 				}

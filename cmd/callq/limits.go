@@ -1,85 +1,233 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
 	"strconv"
 	"strings"
+	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 )
 
-func (p *program) limitsCommand() *cobra.Command {
+func limitsCommand(a *app) *cobra.Command {
 	return group("limits", "Show, set and pause limits",
-		p.limitsListCommand(), p.limitsGetCommand(), p.limitsForecastCommand(), p.limitsSetCommand(), p.limitsResetCommand(),
-		p.pauseCommand("limit"), p.resumeCommand("limit"), p.limitsOpenCommand())
-}
-
-func (p *program) limitsListCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the limits in force, and what is used of them",
-		Long: "List the limits in force, and what is used of them; where a limit is per key, of the key that uses\n" +
-			"most. Occupied and room are read without the limits' locks: they are approximate, and nothing is\n" +
-			"decided by them.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				limits, err := admin.ReadLimits(ctx, pool)
+		&cobra.Command{
+			Use: "list", Short: "List the limits in force, and what is used of them",
+			Long: "List the limits in force, and what is used of them; for a limit per key, of the key that uses most.\n" +
+				"Occupied and room are read without the limits' locks: they are approximate, and decide nothing.",
+			Args: cobra.NoArgs,
+			RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+				limits, err := admin.ReadLimits(ctx, db)
 				if err != nil {
 					return err
 				}
-				return printRows(p, limits, limitColumns()...)
-			})
+				return printRows(a, limits, limitTable())
+			}),
 		},
-	}
+		&cobra.Command{
+			Use: "get LIMIT", Short: "Show one limit: what is used of it, its pauses, its last changes",
+			Args: cobra.ExactArgs(1),
+			RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+				return showLimit(ctx, a, db, args[0])
+			}),
+		},
+		limitsForecastCommand(a), limitsSetCommand(a),
+		&cobra.Command{
+			Use: "reset LIMIT", Short: "Put the configuration's rate in force again",
+			Args: cobra.ExactArgs(1),
+			RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+				changes, err := policy.Reset(ctx, db.Pool, args[0], operator())
+				return a.printChanges("limit", args[0], changes, err)
+			}),
+		},
+		pauseCommand(a, "limit"), resumeCommand(a, "limit"), limitsOpenCommand(a))
 }
 
-func (p *program) limitsGetCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "get LIMIT", Short: "Show one limit: what is used of it, its pauses, its last changes",
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				return p.showLimit(ctx, pool, args[0])
-			})
-		},
-	}
+func limitTable() table[admin.Limit] {
+	return table[admin.Limit]{"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE,CHANGED AT,BY", func(l admin.Limit) []any {
+		rate := l.Rate
+		if l.Config != nil {
+			rate += " (set; config: " + *l.Config + ")"
+		}
+		return []any{l.Name, rate, l.Queues, fmt.Sprint("~", l.Occupied), fmt.Sprint("~", l.Room), l.StateText(), l.ChangedAt, l.ChangedBy}
+	}}
 }
 
-func (p *program) showLimit(ctx context.Context, pool *pgxpool.Pool, name string) error {
-	d, err := admin.ReadLimit(ctx, pool, name)
+func showLimit(ctx context.Context, a *app, db *database, name string) error {
+	d, err := admin.ReadLimit(ctx, db, name)
 	switch {
 	case err != nil:
 		return err
 	case d == nil:
 		return unknownRule("limit", name)
+	case a.output != "table":
+		return a.printJSON(d)
 	}
-	if p.output != "table" {
-		return p.printJSON(d)
-	}
-	if err := printTable(p.stdout, []admin.Limit{d.Limit}, limitColumns()...); err != nil {
+	if err := limitTable().print(a.stdout, []admin.Limit{d.Limit}); err != nil {
 		return err
 	}
-	return p.printPausesAndChanges(d.Pauses, d.Changes)
+	if len(d.Pauses) > 0 {
+		fmt.Fprintln(a.stdout)
+		if err := (table[admin.Pause]{"PAUSED KEY,UNTIL,REASON,SINCE,BY", func(p admin.Pause) []any {
+			until := "resumed"
+			if p.Until != nil {
+				until = admin.Instant(p.Until)
+			}
+			return []any{dash(p.Key), until, p.Reason, p.At, p.By}
+		}}).print(a.stdout, d.Pauses); err != nil {
+			return err
+		}
+	}
+	if len(d.Changes) == 0 {
+		return nil
+	}
+	fmt.Fprintln(a.stdout)
+	return table[admin.Change]{
+		"CHANGED AT,BY,CHANGE", func(c admin.Change) []any { return []any{c.At, c.By, c.Change} },
+	}.print(a.stdout, d.Changes)
 }
 
-func limitColumns() []column[admin.Limit] {
-	return []column[admin.Limit]{
-		{"LIMIT", func(l admin.Limit) string { return l.Name }},
-		{"RATE", func(l admin.Limit) string {
-			if l.Config != nil {
-				return l.Rate + " (set; config: " + *l.Config + ")"
+func limitsForecastCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "forecast [LIMIT]", Short: "Say until when the calls that wait now keep each limit busy",
+		Long: "Say until when the calls that wait now keep each limit busy, if no other limit held them up, no calls were\n" +
+			"added and each took one attempt. For a limit per key, the key with most calls decides. Calls are assumed to\n" +
+			"cost, and to take, what those of the last day did. There is no forecast for a queue that is outside its hours\n" +
+			"or closes before.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			var names []string // all
+			if len(args) > 0 {
+				names = args
 			}
-			return l.Rate
-		}},
-		{"QUEUES", func(l admin.Limit) string { return dash(strings.Join(l.Queues, ",")) }},
-		{"OCCUPIED", func(l admin.Limit) string { return "~" + strconv.FormatInt(l.Occupied, 10) }},
-		{"ROOM", func(l admin.Limit) string { return "~" + strconv.FormatInt(l.Room, 10) }},
-		{"STATE", admin.Limit.StateText},
-		{"CHANGED AT", func(l admin.Limit) string { return instant(&l.ChangedAt) }},
-		{"BY", func(l admin.Limit) string { return l.ChangedBy }},
+			rows, err := admin.ReadForecasts(ctx, db, names)
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 && len(rows) == 0 {
+				return unknownRule("limit", args[0])
+			}
+			return printRows(a, rows, table[admin.Forecast]{
+				"LIMIT,RATE,WAITING,MOST OF A KEY,BUSY FOR,UNTIL", func(f admin.Forecast) []any {
+					key, busy := "-", "unknown: "+f.State
+					if f.Key != nil && f.OfKey > 0 {
+						key = fmt.Sprintf("%d (%s)", f.OfKey, short(dash(*f.Key)))
+					}
+					if f.Lasts != nil {
+						busy = "~" + f.Lasts.Round(time.Second).String()
+					}
+					return []any{f.Limit, f.Rate, f.Waiting, key, busy, f.Until}
+				},
+			})
+		}),
 	}
+}
+
+func limitsSetCommand(a *app) *cobra.Command {
+	var rate limit.Rate
+	return &cobra.Command{
+		Use: "set LIMIT RATE", Short: "Put another rate in force until it is reset",
+		Long: "Put another rate in force, over the configuration's, until `limits reset`: 20/s for a rate, 20 for a\n" +
+			"concurrency. Algorithm, burst, time zone and overrides stay. When it returns, nothing starts beyond the new\n" +
+			"rate: calls that were claimed and had not started have been recalled.",
+		Args: cobra.ExactArgs(2),
+		PreRunE: func(_ *cobra.Command, args []string) (err error) {
+			if rate, err = parseSetting(args[1]); err != nil {
+				return usagef("%w", err)
+			}
+			return nil
+		},
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			changes, err := policy.Override(ctx, db.Pool, args[0], rate, operator())
+			return a.printChanges("limit", args[0], changes, err)
+		}),
+	}
+}
+
+func limitsOpenCommand(a *app) *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use: "open LIMIT --reason TEXT", Short: "Say that nothing is missing of what a limit has used",
+		Long: "Open a limit early, if you know that nothing was sent without callq's knowledge. After a failover or a restore,\n" +
+			"what was left of a limit counts as used, for it may have been given out. A new limit is shut if retention has\n" +
+			"removed what was sent before. Both end by themselves: `limits list` says when. The reason goes into the audit,\n" +
+			"and `verify` says that its proof rests on it. This does not end a pause: see `limits resume`.",
+		Args: cobra.ExactArgs(1),
+		PreRunE: func(*cobra.Command, []string) error {
+			if strings.TrimSpace(reason) == "" {
+				return usagef("--reason is missing: say why you know that nothing was sent which callq does not know of")
+			}
+			return nil
+		},
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			changes, err := policy.Open(ctx, db.Pool, args[0], reason, operator())
+			return a.printChanges("limit", args[0], changes, err)
+		}),
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why nothing is missing, for the audit and verify")
+	return cmd
+}
+
+// parseSetting reads a rate, or a whole number for a concurrency. The limit says which windows a
+// rate in months may have.
+func parseSetting(text string) (limit.Rate, error) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		if n < 1 || n > 1_000_000 {
+			return limit.Rate{}, fmt.Errorf("%d at once is outside 1 to 1000000; to let nothing through, pause the limit", n)
+		}
+		return limit.Rate{Units: n}, nil
+	}
+	rate, err := limit.ParseRate(text)
+	if err == nil {
+		return rate, nil
+	}
+	if months, not := limit.Parse(text, limit.FixedWindow, 0, ""); not == nil {
+		return limit.Rate{Units: months.Units, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: months.Period}}, nil
+	}
+	return rate, err
+}
+
+// printChanges prints what changed, a line each; as JSON a list.
+func (a *app) printChanges(what, name string, changes []string, err error) error {
+	switch {
+	case errors.Is(err, ledger.ErrUnknown):
+		return unknownRule(what, name)
+	case err != nil:
+		return err
+	case a.output != "table":
+		return a.printJSON(map[string]any{"changes": append([]string{}, changes...)})
+	case len(changes) == 0:
+		fmt.Fprintln(a.stdout, what, name+": as it was")
+	}
+	for _, change := range changes {
+		fmt.Fprintln(a.stdout, printable(change))
+	}
+	return nil
+}
+
+func unknownRule(what, name string) error {
+	return exitf(exitNotFound, "no such %s: %s; `callq %ss list` shows those in force", what, cmp.Or(printable(short(name)), `""`), what)
+}
+
+// operator is who runs the command, for the audit.
+func operator() string {
+	name := "unknown"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return name + "@" + host
 }

@@ -14,23 +14,17 @@ func published(t *testing.T) world {
 	t.Helper()
 	w := newWorld(t)
 	pool, err := pgxpool.New(t.Context(), w.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	rate, err := limit.ParseRate("100/1h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = policy.Apply(t.Context(), pool, policy.Policy{
 		Limits: []policy.Limit{{Name: "stripe", Rate: rate, PerKey: true, CountCost: true}, {Name: "sockets", Rate: limit.Rate{Units: 5}}},
 		Queues: []policy.Queue{{
 			Name: "payments", Limits: []string{"stripe", "sockets"}, MaxAttempts: 3, BackoffMin: 1, BackoffMax: 1, Timeout: 1, OnLost: "retry",
 		}},
 	}, "tester")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return w
 }
 
@@ -113,20 +107,13 @@ func TestOperatorsOfLimits(t *testing.T) {
 			t.Errorf("callq %s: exit code %d, want %d and %q\n%s%s", c.args, a.code, c.code, c.says, a.stdout, a.stderr)
 		}
 	}
-	away := w
-	away.postgres = noPostgres
-	for _, args := range []string{"limits set stripe 1/s", "limits reset stripe", "limits pause stripe", "limits resume stripe", "limits get stripe", "queues list"} {
-		if a := away.run(append(strings.Fields(args), "--timeout", "100ms")...); a.code != 5 {
-			t.Errorf("callq %s without Postgres: exit code %d, want 5\n%s", args, a.code, a.stderr)
-		}
-	}
 }
 
 // What may be missing of a limit counts as used, which all who show it say, until it can count no more or an operator
 // knows better; then verify says on whose word.
 func TestLimitsOpen(t *testing.T) {
 	t.Parallel()
-	w := published(t)
+	w, _ := published(t).withRedis()
 	w.exec(`UPDATE call_limits SET complete_since = now(), per_key = false`)
 	w.exec(`UPDATE call_limit_versions SET per_key = false`)
 	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = now() WHERE name = 'stripe'`)
@@ -142,12 +129,8 @@ func TestLimitsOpen(t *testing.T) {
 			t.Errorf("callq %s: want %q\n%s", args, says, out)
 		}
 	}
-	if out := w.do("calls", "why", "1"); !strings.Contains(out, "besides there are "+missing) {
-		t.Errorf("want until when:\n%s", out)
-	}
-	if out := w.do("limits", "open", "stripe", "--reason", "the switch was clean"); !strings.Contains(out, "limit stripe: opened: the switch was clean (") {
-		t.Error(out)
-	}
+	has(t, w.do("calls", "why", "1"), "besides there are "+missing)
+	has(t, w.do("limits", "open", "stripe", "--reason", "the switch was clean"), "limit stripe: opened: the switch was clean (")
 	if out := w.do("limits", "open", "stripe", "--reason", "again"); out != "limit stripe: as it was\n" {
 		t.Error(out)
 	}

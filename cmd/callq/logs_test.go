@@ -4,71 +4,27 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // canary is in all that a log must not have.
 const canary = "c4n4ry"
 
-// leakyAPI answers with canaries in all that an answer has.
-func leakyAPI(t *testing.T) string {
-	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.Header().Set("X-Token", canary)
-		switch r.URL.Path {
-		case "/moved":
-			w.Header().Set("Location", "http://127.0.0.1/?token="+canary)
-			w.WriteHeader(http.StatusFound)
-		case "/broken":
-			w.WriteHeader(http.StatusInternalServerError)
-		case "/gone":
-			w.WriteHeader(http.StatusNotFound)
-		case "/later":
-			w.Header().Set("Retry-After", "1")
-			w.WriteHeader(http.StatusTooManyRequests)
-		case "/cut", "/twice":
-			conn, _, err := w.(http.Hijacker).Hijack()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if r.URL.Path == "/twice" {
-				answer := "HTTP/1.1 200 OK\r\nX-Token: " + canary + "\r\nContent-Length: 6\r\n\r\n" + canary
-				_, _ = io.WriteString(conn, answer+answer)
-				_, _ = io.Copy(io.Discard, conn) // until the client goes
-			}
-			_ = conn.Close()
-			return
-		}
-		_, _ = io.WriteString(w, canary)
-	}))
-	t.Cleanup(server.Close)
-	return server.URL
-}
-
 // leakyCalls are call_data with canaries, for all the ways in which a call can end.
 func leakyCalls(t *testing.T, api string) []string {
 	t.Helper()
 	refused, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	nobody := "http://" + refused.Addr().String()
 	_ = refused.Close()
 	var calls []string
 	for _, target := range []string{
-		api + "/", api + "/moved", api + "/broken", api + "/gone", api + "/cut", api + "/twice", api + "/later",
+		api + "/", api + "/redirect", api + "/error", api + "/gone", api + "/hangup", api + "/garbled", api + "/surplus", api + "/limit",
 		nobody + "/", "http://10.1.2.3/", "http://" + canary + ".invalid/", "http://u:" + canary + "@" + strings.TrimPrefix(api, "http://") + "/",
 		"ftp://" + canary + "/", "http://[" + canary + "/", canary,
 	} {
@@ -76,9 +32,7 @@ func leakyCalls(t *testing.T, api string) []string {
 			"method": "POST", "url": target + "?token=" + canary, "headers": map[string]string{"Authorization": "Bearer " + canary},
 			"json": map[string]string{"password": canary}, "timeout": "20s",
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		calls = append(calls, string(data))
 	}
 	return append(calls, `{"`+canary+`": 1}`, `{"method": "`+canary+` x", "url": "`+api+`"}`, `["`+canary+`"]`,
@@ -95,24 +49,16 @@ func TestLogsKeepSecrets(t *testing.T) {
 			t.Parallel()
 			w, redis := newWorld(t).withRedis()
 			u, err := url.Parse(w.postgres)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			u.User = url.UserPassword(u.User.Username(), canary)
 			w.postgres = u.String()
 			w.config = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1], store: all}\nlog: {level: " + level + "}\n" +
 				"queues: {default: {max_attempts: 2, backoff: 10ms}}\n"
-			cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			awaitReady(t, addressIn(t, log))
-			calls := leakyCalls(t, leakyAPI(t))
-			conn, err := pgx.Connect(t.Context(), w.postgres)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close(t.Context())
+			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
+			log := p.log
+			api, _ := leaky(t)
+			calls := leakyCalls(t, api)
+			conn := w.connect()
 			queue := func(sql string) {
 				t.Helper()
 				if _, err := conn.Exec(t.Context(), sql, calls, canary); err != nil {
@@ -141,11 +87,9 @@ func TestLogsKeepSecrets(t *testing.T) {
 				t.Errorf("%d lines for %d calls:\n%s", after-before, many, log)
 			}
 			redis.Kill()
-			eventually(t, "Redis is missed", func() bool { return strings.Contains(log.String(), "Redis") })
-			send(t, cmd, syscall.SIGTERM)
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("ended with %v", err)
-			}
+			p.says("Redis")
+			p.send(syscall.SIGTERM)
+			p.exits(exitDone)
 			for line := range strings.Lines(log.String()) {
 				if strings.Contains(line, canary) {
 					t.Errorf("it shows what it must not: %s", line)
@@ -192,14 +136,12 @@ func TestLogForms(t *testing.T) {
 	for level, least := range map[string]string{"debug": "DEBUG", "info": "INFO", "warn": "WARN", "error": "ERROR"} {
 		for _, format := range []string{"text", "json"} {
 			var out bytes.Buffer
-			p := &program{stderr: &out}
+			a := &app{stderr: &out}
 			w := world{t: t, config: "log: {level: " + level + ", format: " + format + "}\n"}
-			p.environ = w.environ()
-			cfg, err := p.readConfig()
-			if err != nil {
-				t.Fatal(err)
-			}
-			log := p.logger(cfg)
+			a.environ = w.environ()
+			cfg, err := a.readConfig()
+			must(t, err)
+			log := a.logger(cfg)
 			log.Debug("said", "n", 1)
 			log.Info("said", "n", 1)
 			log.Warn("said", "n", 1)

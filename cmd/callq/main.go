@@ -1,13 +1,14 @@
-// Command callq makes third-party API calls from a Postgres queue, exactly at the limits the APIs
-// set. docs/guarantees.md says what it promises.
+// Command callq makes third-party API calls from a Postgres queue, never above the limits that the
+// APIs set. docs/guarantees.md says what it promises.
 package main
 
 import (
 	"context"
 	"os"
-	_ "time/tzdata" // for hours, where the machine has no zones: an image without a system
+	_ "time/tzdata" // time zones, for images that have none
 )
 
 func main() {
-	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
+	err := run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())
+	os.Exit(exitCode(os.Stderr, err))
 }

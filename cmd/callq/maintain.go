@@ -3,97 +3,209 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/recovery"
 )
 
-func (p *program) maintainCommand() *cobra.Command {
+const progressEvery = 2 * time.Second
+
+func maintainCommand(a *app) *cobra.Command {
 	return group("maintain", "Look after callq's tables: what the schedule does, now",
-		p.maintainStatusCommand(), p.retentionCommand(), p.vacuumCommand(), p.sweepCommand())
+		maintainStatusCommand(a), retentionCommand(a), vacuumCommand(a), sweepCommand(a))
 }
 
-func (p *program) retentionCommand() *cobra.Command {
-	var done, failed, cancelled durationFlag
+// tablesReport is what `maintain status` shows.
+type tablesReport struct {
+	Tables    []doctor.Table     `json:"tables"`
+	Retention maintenance.Purged `json:"retention"`       // what it would remove
+	Bytes     int64              `json:"retention_bytes"` // about what that takes
+	Snapshot  *doctor.Holder     `json:"longest_snapshot"`
+	End       string             `json:"longest_snapshot_end"` // what ends it
+}
+
+func maintainStatusCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show how large callq's tables are, what retention would remove, and the longest snapshot",
+		Long: "Show how large callq's tables are and how much of them is dead, what retention would remove, and who has\n" +
+			"held a snapshot for longest, which keeps vacuum from removing dead rows. Reads all calls, in short\n" +
+			"transactions.",
+		Args: cobra.NoArgs,
+		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
+			m, err := readMaintenance(ctx, a, db)
+			if err != nil {
+				return err
+			}
+			if a.output != "table" {
+				return a.printJSON(m)
+			}
+			return printMaintenance(a.stdout, m)
+		}),
+	}
+}
+
+func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, error) {
+	m := &tablesReport{}
+	holders, err := doctor.Holders(ctx, db.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("read snapshots: %w", err)
+	}
+	if len(holders) > 0 {
+		m.Snapshot, m.End = &holders[0], holders[0].End()
+	}
+	if m.Tables, err = readTables(ctx, db); err != nil {
+		return nil, err
+	}
+	keep := maintenance.Retention(db.cfg.Retention)
+	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(a.stderr, "retention: found")); err != nil {
+		return nil, err
+	}
+	for _, t := range m.Tables {
+		rows := map[string]int64{"call_queue": m.Retention.Calls, "call_attempts": m.Retention.Attempts}[t.Name]
+		if rows > 0 {
+			m.Bytes += int64(float64(t.All()-t.FreeBytes) * min(1, float64(rows)/float64(max(t.LiveRows, rows))))
+		}
+		for _, at := range []*time.Time{t.LastVacuum, t.LastAnalyze} {
+			if at != nil {
+				*at = at.UTC()
+			}
+		}
+	}
+	return m, nil
+}
+
+func printMaintenance(to io.Writer, m *tablesReport) error {
+	err := table[doctor.Table]{"TABLE,SIZE,INDEXES,ROWS,DEAD,UNUSED,LAST VACUUM", func(t doctor.Table) []any {
+		return []any{
+			t.Name, doctor.Size(t.Bytes), doctor.Size(t.IndexBytes), fmt.Sprint("~", t.LiveRows), fmt.Sprint("~", t.DeadRows),
+			"~" + doctor.Size(t.FreeBytes), t.LastVacuum,
+		}
+	}}.print(to, m.Tables)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(to, "\nretention would remove %d calls and %d attempts, about %s\n",
+		m.Retention.Calls, m.Retention.Attempts, doctor.Size(m.Bytes))
+	if m.Snapshot == nil {
+		fmt.Fprintln(to, "nobody holds a snapshot")
+		return nil
+	}
+	fmt.Fprintf(to, "longest snapshot: %s\n  to end it: %s\n", printable(m.Snapshot.String()), printable(m.End))
+	return nil
+}
+
+func retentionCommand(a *app) *cobra.Command {
+	given := map[string]*durationFlag{"done": new(durationFlag), "failed": new(durationFlag), "cancelled": new(durationFlag)}
 	dryRun := false
 	cmd := &cobra.Command{
 		Use: "retention", Short: "Remove calls that ended longer ago than they are kept",
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
-			"No unit of a limit comes free by it.",
+			"That frees no unit of a limit.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			given := map[string]durationFlag{}
-			for name, value := range map[string]durationFlag{"done": done, "failed": failed, "cancelled": cancelled} {
-				if cmd.Flags().Changed(name) {
-					if time.Duration(value) < time.Second {
-						return usagef("--%s is %s, less than 1s", name, time.Duration(value))
-					}
-					given[name] = value
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			for name, value := range given {
+				if keep := time.Duration(*value); cmd.Flags().Changed(name) && keep < time.Second {
+					return usagef("--%s is %s, less than 1s", name, keep)
 				}
 			}
-			return p.withPostgres(cmd.Context(), ledger.Settings(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-				return p.retain(ctx, cfg, pool, given, dryRun)
-			})
+			return nil
 		},
+		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
+			keep := maintenance.Retention(db.cfg.Retention)
+			for name, kept := range map[string]*time.Duration{"done": &keep.Done, "failed": &keep.Failed, "cancelled": &keep.Cancelled} {
+				if *given[name] > 0 {
+					*kept = time.Duration(*given[name])
+				}
+			}
+			return retain(ctx, a, db, keep, dryRun)
+		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only count what would be removed")
-	cmd.Flags().Var(&done, "done", "keep calls that are done this long (default: retention.done)")
-	cmd.Flags().Var(&failed, "failed", "keep failed calls this long (default: retention.failed)")
-	cmd.Flags().Var(&cancelled, "cancelled", "keep cancelled calls this long (default: retention.cancelled)")
+	cmd.Flags().Var(given["done"], "done", "keep calls that are done this long (default: retention.done)")
+	cmd.Flags().Var(given["failed"], "failed", "keep failed calls this long (default: retention.failed)")
+	cmd.Flags().Var(given["cancelled"], "cancelled", "keep cancelled calls this long (default: retention.cancelled)")
 	return cmd
 }
 
-func (p *program) retain(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool, given map[string]durationFlag, dryRun bool) error {
-	keep := maintenance.Retention(cfg.Retention)
-	for name, value := range given {
-		switch name {
-		case "done":
-			keep.Done = time.Duration(value)
-		case "failed":
-			keep.Failed = time.Duration(value)
-		case "cancelled":
-			keep.Cancelled = time.Duration(value)
-		}
-	}
+func retain(ctx context.Context, a *app, db *database, keep maintenance.Retention, dryRun bool) error {
+	verb, run, doing := "removed", maintenance.Purge, "removed"
 	if dryRun {
-		found, err := maintenance.DryRun(ctx, pool, keep, p.retiring("found"))
-		if err != nil {
-			return err
-		}
-		return p.printRetired("would remove", found)
+		verb, run, doing = "would remove", maintenance.DryRun, "found"
 	}
-	retired, err := maintenance.Purge(ctx, pool, keep, p.retiring("removed"))
-	if err != nil {
-		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, retired.Calls, retired.Attempts)
+	r, err := run(ctx, db.Pool, keep, progress(a.stderr, doing))
+	switch {
+	case err != nil && !dryRun:
+		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, r.Calls, r.Attempts)
+	case err != nil:
+		return err
+	case a.output != "table":
+		return a.printJSON(r)
 	}
-	return p.printRetired("removed", retired)
-}
-
-func (p *program) printRetired(verb string, r maintenance.Purged) error {
-	if p.output != "table" {
-		return p.printJSON(r)
-	}
-	fmt.Fprintf(p.stdout, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
+	fmt.Fprintf(a.stdout, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
 	if r.Kept > 0 {
-		fmt.Fprintf(p.stdout, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
+		fmt.Fprintf(a.stdout, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
 	}
 	return nil
 }
 
-// retiring says on stderr how far retention is, where it takes long.
-func (p *program) retiring(verb string) func(maintenance.Purged) {
+// progress says how far retention is, where it takes long.
+func progress(to io.Writer, verb string) func(maintenance.Purged) {
 	next := time.Now().Add(progressEvery)
 	return func(r maintenance.Purged) {
 		if now := time.Now(); now.After(next) {
 			next = now.Add(progressEvery)
-			fmt.Fprintf(p.stderr, "%s %d calls and %d attempts so far\n", verb, r.Calls, r.Attempts)
+			fmt.Fprintf(to, "%s %d calls and %d attempts so far\n", verb, r.Calls, r.Attempts)
 		}
 	}
 }
 
-const progressEvery = 2 * time.Second
+func sweepCommand(a *app) *cobra.Command {
+	dryRun := false
+	cmd := &cobra.Command{
+		Use: "sweep", Short: "Mend what a crash left behind, all of it, now",
+		Long: `Run the dispatchers' recovery now, until nothing is left to do: attempts whose workers were lost, that nobody
+started or that Redis lost, expired calls, limits to open, parts of the backlog whose calls have mostly ended. It
+also repairs the backlog: waiting calls that no claim would find are put back in line. That reads all calls.
+Nothing is claimed or published.`,
+		Args: cobra.NoArgs,
+		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
+			return sweep(ctx, a, db, dryRun)
+		}),
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what it would mend")
+	return cmd
+}
+
+func sweep(ctx context.Context, a *app, db *database, dryRun bool) error {
+	log := a.logger(db.cfg)
+	client, err := openRedis(db.cfg, log)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := a.awaitRedis(ctx, db.cfg, client); err != nil {
+		return err
+	}
+	d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: log})
+	if err != nil {
+		return err
+	}
+	verb, run := "MENDED", d.RecoverAll
+	if dryRun {
+		verb, run = "TO MEND", d.RecoverDryRun
+	}
+	swept, err := run(ctx)
+	if err != nil {
+		return err
+	}
+	return printRows(a, swept, table[recovery.Recovered]{
+		verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
+	})
+}

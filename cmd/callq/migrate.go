@@ -1,13 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -15,25 +11,50 @@ import (
 	"github.com/callq/callq/migrations"
 )
 
-func (p *program) migrateCommand() *cobra.Command {
+func migrateCommand(a *app) *cobra.Command {
 	return group("migrate", "Bring the schema to this version, or back",
 		&cobra.Command{
 			Use: "up", Short: "Apply what is missing; any number at once apply it once",
-			Args: cobra.NoArgs, RunE: p.migrating(p.migrateUp),
+			Args: cobra.NoArgs,
+			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+				applied, err := migrations.Up(ctx, conn)
+				if err != nil {
+					return err
+				}
+				if len(applied) == 0 {
+					fmt.Fprintf(a.stderr, "nothing to apply: the schema is at version %d\n", migrations.Version())
+				}
+				return printMigrations(a, applied)
+			}),
 		},
 		&cobra.Command{
 			Use: "down", Short: "Take back the newest step, with the data of its tables",
 			Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, args []string) error {
-				if err := p.confirm("Take back the newest migration, and lose what its tables hold?"); err != nil {
+			PreRunE: func(*cobra.Command, []string) error {
+				return a.confirm("Take back the newest migration, and lose what its tables hold?")
+			},
+			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+				undone, err := migrations.Down(ctx, conn)
+				if err != nil {
 					return err
 				}
-				return p.migrating(p.migrateDown)(cmd, args)
-			},
+				if undone == nil {
+					fmt.Fprintln(a.stderr, "nothing to take back: no migration is applied")
+					return printMigrations(a, nil)
+				}
+				return printMigrations(a, []migrations.Migration{*undone})
+			}),
 		},
 		&cobra.Command{
 			Use: "status", Short: "List the steps, and which are applied",
-			Args: cobra.NoArgs, RunE: p.migrating(p.migrateStatus),
+			Args: cobra.NoArgs,
+			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+				all, err := migrations.Status(ctx, conn)
+				if err != nil {
+					return err
+				}
+				return printMigrations(a, all)
+			}),
 		},
 		&cobra.Command{
 			Use: "sql", Short: "Print what up would run on an empty database, for other tools",
@@ -41,20 +62,55 @@ func (p *program) migrateCommand() *cobra.Command {
 			RunE: func(*cobra.Command, []string) error {
 				text, err := migrations.SQL()
 				if err == nil {
-					_, err = io.WriteString(p.stdout, text)
+					_, err = io.WriteString(a.stdout, text)
 				}
 				return err
 			},
 		},
-		p.rolesCommand(),
+		migrateRolesCommand(a),
 	)
 }
 
-// migrating runs a verb when Postgres answers. Only the wait for it is bounded: a migration takes
+func migrateRolesCommand(a *app) *cobra.Command {
+	prefix, show := "", false
+	cmd := &cobra.Command{
+		Use: "roles", Short: "Create the roles of producers, daemons and viewers, and grant each what it needs",
+		Long: `Create the roles of producers, daemons and viewers, and grant each what it needs of callq's tables, no more.
+None of them can log in: grant them to roles that can. Run it as the owner of the tables after each migrate
+up, as often as you like. If that owner may not create roles, it says what an administrator has to run first.`,
+		Example: `  callq migrate roles
+  callq migrate roles --print | less
+  psql -c "CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer"`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			sql, err := migrations.RolesSQL(prefix)
+			if err != nil {
+				return usagef("--prefix: %w", err)
+			}
+			if show {
+				_, err := io.WriteString(a.stdout, sql)
+				return err
+			}
+			return a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+				if err := migrations.GrantRoles(ctx, conn, prefix); err != nil {
+					return err
+				}
+				return printRows(a, migrations.Roles(prefix), table[migrations.Role]{
+					"ROLE,FOR", func(r migrations.Role) []any { return []any{r.Name, r.For} },
+				})
+			})(cmd, args)
+		},
+	}
+	cmd.Flags().StringVar(&prefix, "prefix", migrations.DefaultPrefix, "what the names of the roles begin with")
+	cmd.Flags().BoolVar(&show, "print", false, "print the SQL instead of running it")
+	return cmd
+}
+
+// migrating runs a verb once Postgres answers. --timeout bounds the wait alone: a migration takes
 // what it takes.
-func (p *program) migrating(verb func(context.Context, *pgx.ConnConfig) error) func(*cobra.Command, []string) error {
+func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE {
 	return func(cmd *cobra.Command, _ []string) error {
-		cfg, err := p.loadConfig()
+		cfg, err := a.loadConfig()
 		if err != nil {
 			return err
 		}
@@ -66,7 +122,7 @@ func (p *program) migrating(verb func(context.Context, *pgx.ConnConfig) error) f
 		if cfg.Postgres.DirectURL != "" {
 			origin = cfg.Origin("postgres.direct_url")
 		}
-		if err := p.await(ctx, "Postgres", origin, func(ctx context.Context) error {
+		if err := a.await(ctx, "Postgres", origin, func(ctx context.Context) error {
 			c, err := pgx.ConnectConfig(ctx, conn.Copy())
 			if err != nil {
 				return err
@@ -80,72 +136,8 @@ func (p *program) migrating(verb func(context.Context, *pgx.ConnConfig) error) f
 	}
 }
 
-func (p *program) migrateUp(ctx context.Context, conn *pgx.ConnConfig) error {
-	applied, err := migrations.Up(ctx, conn)
-	if err != nil {
-		return err
-	}
-	if len(applied) == 0 {
-		fmt.Fprintf(p.stderr, "nothing to apply: the schema is at version %d\n", migrations.Version())
-	}
-	return p.printMigrations(applied)
-}
-
-func (p *program) migrateDown(ctx context.Context, conn *pgx.ConnConfig) error {
-	undone, err := migrations.Down(ctx, conn)
-	if err != nil {
-		return err
-	}
-	if undone == nil {
-		fmt.Fprintln(p.stderr, "nothing to take back: no migration is applied")
-		return p.printMigrations(nil)
-	}
-	return p.printMigrations([]migrations.Migration{*undone})
-}
-
-func (p *program) migrateStatus(ctx context.Context, conn *pgx.ConnConfig) error {
-	all, err := migrations.Status(ctx, conn)
-	if err != nil {
-		return err
-	}
-	return p.printMigrations(all)
-}
-
-func (p *program) printMigrations(list []migrations.Migration) error {
-	return printRows(p, list,
-		column[migrations.Migration]{"VERSION", func(m migrations.Migration) string { return fmt.Sprint(m.Version) }},
-		column[migrations.Migration]{"FILE", func(m migrations.Migration) string { return m.File }},
-		column[migrations.Migration]{"APPLIED", func(m migrations.Migration) string { return fmt.Sprint(m.Applied) }},
-	)
-}
-
-// confirm asks on a terminal and needs --yes off it.
-func (p *program) confirm(question string) error {
-	if p.yes {
-		return nil
-	}
-	if !isTerminal(p.stdin) {
-		return usagef("this cannot be undone, and there is nobody to ask: give --yes to do it")
-	}
-	fmt.Fprint(p.stderr, question+" [y/N] ")
-	answer, _ := bufio.NewReader(p.input).ReadString('\n') // none is a no
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
-	}
-	return errors.New("nothing was done")
-}
-
-// isTerminal takes every character device but the null device for one.
-func isTerminal(stream any) bool {
-	f, ok := stream.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return false
-	}
-	null, err := os.Stat(os.DevNull)
-	return err != nil || !os.SameFile(info, null)
+func printMigrations(a *app, list []migrations.Migration) error {
+	return printRows(a, list, table[migrations.Migration]{
+		"VERSION,FILE,APPLIED", func(m migrations.Migration) []any { return []any{m.Version, m.File, m.Applied} },
+	})
 }

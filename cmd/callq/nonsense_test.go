@@ -5,7 +5,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 )
 
 // What people and scripts give by mistake is refused in their words: exit code 2, and no name of Go or Postgres.
@@ -50,27 +49,14 @@ func TestReasonOfAPauseIsCut(t *testing.T) {
 	}
 }
 
-func TestWithoutServers(t *testing.T) {
+func TestAnAddressTriedTwiceIsNamedOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	t.Run("Redis: its client does not speak of it too", func(t *testing.T) {
-		t.Parallel()
-		cmd, errs := w.command("doctor", "--timeout", "100ms")
-		if err := cmd.Run(); err == nil || cmd.ProcessState.ExitCode() != 5 || strings.Contains(errs.String(), "pool.go") {
-			t.Errorf("%v\n%s", err, errs)
+	a := world{t: t, postgres: noPostgres}.run("status", "--timeout", "100ms")
+	for line := range strings.Lines(a.stderr) {
+		if strings.Count(line, "127.0.0.1:1 ") > 1 {
+			t.Errorf("exit code %d: %s", a.code, line)
 		}
-	})
-	t.Run("Postgres: an address tried twice is named once", func(t *testing.T) {
-		t.Parallel()
-		away := w
-		away.postgres = noPostgres
-		a := away.run("status", "--timeout", "100ms")
-		for line := range strings.Lines(a.stderr) {
-			if strings.Count(line, "127.0.0.1:1 ") > 1 {
-				t.Errorf("exit code %d: %s", a.code, line)
-			}
-		}
-	})
+	}
 }
 
 // A command that waits for what is typed ends with the first signal.
@@ -82,20 +68,15 @@ func TestInterruptedWhileReading(t *testing.T) {
 		var out, errs buffer
 		typed, typing := io.Pipe()
 		ended := make(chan int, 1)
-		go func() { ended <- run(ctx, args, typed, &out, &errs, w.environ()) }()
+		go func() { ended <- runCode(ctx, args, typed, &out, &errs, w.environ()) }()
 		for range 2 { // each returns when it was read, the second when the first was taken in
 			if _, err := io.WriteString(typing, "{"); err != nil {
 				t.Fatal(err)
 			}
 		}
 		interrupt()
-		select {
-		case code := <-ended:
-			if code != exitFailed || !strings.Contains(errs.String(), "interrupted") {
-				t.Errorf("callq %v: exit code %d: %s", args, code, &errs)
-			}
-		case <-time.After(waitMost):
-			t.Errorf("callq %v did not end within %s", args, waitMost)
+		if code := receive(t, ended, "the command ends"); code != exitFailed || !strings.Contains(errs.String(), "interrupted") {
+			t.Errorf("callq %v: exit code %d: %s", args, code, &errs)
 		}
 		typing.Close()
 	}

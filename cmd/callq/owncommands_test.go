@@ -111,11 +111,11 @@ func TestDemo(t *testing.T) {
 func TestNoServersToStart(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"demo"}, {"dev", "--dir", t.TempDir()}} {
-		cmd, log := world{t: t}.command(args...)
-		cmd.Env = append(cmd.Env, "CALLQ_POSTGRES_BIN=/no/such/folder")
-		_ = cmd.Run() // its error is the exit code
-		if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(log.String(), "/no/such/folder") {
-			t.Errorf("%v: exit code %d\n%s", args, code, log)
+		p := world{t: t}.command(args...)
+		p.cmd.Env = append(p.cmd.Env, "CALLQ_POSTGRES_BIN=/no/such/folder")
+		p.start().exits(exitFailed)
+		if !strings.Contains(p.log.String(), "/no/such/folder") {
+			t.Errorf("%v: %s", args, p.log)
 		}
 	}
 }
@@ -146,9 +146,7 @@ func TestConfigInit(t *testing.T) {
 	const mine = "log: {level: warn}\n"
 	write := func() {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(mine), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(mine), 0o600))
 	}
 	write()
 	a := w.run("config", "init", "-c", file)

@@ -15,9 +15,7 @@ import (
 func askAs(t *testing.T, host, address, path string) (status int, body string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.Host = host
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
@@ -39,16 +37,8 @@ func TestPagesServed(t *testing.T) {
 	id := strings.TrimSpace(w.do("enqueue", "sms", "--queue", "pay", "--key", "<script>alert(1)</script>", "--data", `{"to": "<b>"}`))
 	daemon := w
 	daemon.postgres = pgtest.NewLogins(t, w.postgres).Daemon
-	cmd, log := daemon.command("serve")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // its error is that it was killed
-	})
+	log := daemon.spawn("serve").ready().log
 	address := addressIn(t, log)
-	awaitReady(t, address)
 
 	eventually(t, "status shows the worker and what it does not handle", func() bool {
 		status, body := ask(t, address, "/")
@@ -102,13 +92,9 @@ func TestPagesOfAll(t *testing.T) {
 func TestPagesConnections(t *testing.T) {
 	t.Parallel()
 	cfg, err := config.Load(config.Source{Environ: newWorld(t).environ()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool, err := openPagesPool(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer pool.Close()
 	if _, err := pool.Exec(t.Context(), `INSERT INTO call_queue (queue) VALUES ('a')`); err == nil || !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a page may write: %v", err)
@@ -121,9 +107,7 @@ func TestPagesConnections(t *testing.T) {
 		t.Errorf("statement_timeout %s, %v", bound, err)
 	}
 	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Release()
 	if _, err := conn.Exec(t.Context(), `SET statement_timeout = 0`); err != nil { // as behind a pooler
 		t.Fatal(err)

@@ -20,9 +20,7 @@ import (
 func TestParts(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte(" hidden\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(secret, []byte(" hidden\n"), 0o600))
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
 			Anchor: limit.AnchorFinish, Per: "key", Hosts: []string{"h"}, RetryAfter: time.Minute, Windows: []limit.Window{
@@ -75,30 +73,9 @@ func TestParts(t *testing.T) {
 		t.Errorf("dispatcher: %s", diff)
 	}
 	gotWorker, err := workerConfig(cfg, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	gotWorker.Redis = nil
 	if diff := cmp.Diff(wantWorker, gotWorker); diff != "" {
 		t.Errorf("worker: %s", diff)
-	}
-}
-
-func TestRedisVersion(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		info string
-		want bool
-	}{
-		{"# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n", true},
-		{"redis_version:6.2.0", true},
-		{"redis_version:6.0.16", false},
-		{"redis_version:10.0", true},
-		{"redis_version:x", false},
-		{"redis_mode:standalone", false},
-	} {
-		if got := atLeast(infoField(test.info, "redis_version"), 6, 2); got != test.want {
-			t.Errorf("%q is new enough: %t", test.info, got)
-		}
 	}
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What belongs to
-// a session does not hold there: prepared statements, settings, LISTEN, session locks.
+// A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What
+// belongs to a session is lost there: prepared statements, settings, LISTEN, session locks.
 
-// setMode says how a connection sends statements, and which settings it makes for its session: behind a
-// pooler only those that a pooler keeps apart. The role has to bring the others, see checkSettings.
+// setMode says how a connection sends statements, and what it sets for its session. Behind a pooler
+// that is only what a pooler keeps apart: the role has to bring the rest, see checkSettings.
 func setMode(cfg *config.Config, cc *pgx.ConnConfig, settings map[string]string) {
 	switch cfg.Postgres.QueryMode {
 	case "cache_statement":
@@ -33,7 +33,7 @@ func setMode(cfg *config.Config, cc *pgx.ConnConfig, settings map[string]string)
 	maps.Copy(cc.RuntimeParams, settings)
 }
 
-// isPooled says that connections are made for a pooler.
+// isPooled reports whether connections are made for a pooler.
 func isPooled(cc *pgx.ConnConfig) bool {
 	return cc.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement
 }
@@ -77,15 +77,15 @@ func poolerHint(err error) string {
 	return ""
 }
 
-// explained is err with what to do about a pooler.
-func explained(err error) error {
+// explained is an error in one line, with what to do about a pooler.
+func explained(err error) string {
 	if hint := poolerHint(err); hint != "" {
-		return fmt.Errorf("%w; %s", err, hint)
+		return oneLine(err.Error()) + "; " + hint
 	}
-	return err
+	return oneLine(err.Error())
 }
 
-// checkSettings warns of what a pooler keeps callq from setting, with what sets it.
+// checkSettings warns of what a pooler keeps callq from setting, and says how to set it.
 func (s servers) checkSettings(ctx context.Context) {
 	if !isPooled(s.pool.Config().ConnConfig) {
 		return

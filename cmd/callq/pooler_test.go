@@ -17,9 +17,7 @@ func TestPgBouncer(t *testing.T) {
 	t.Parallel()
 	var log buffer
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{Log: &log, Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = postgres.Stop() })
 	bouncer := startPgBouncer(t, postgres, 6)
 	first, _ := newPooled(t, postgres, bouncer, "first").withRedis()
@@ -33,17 +31,13 @@ func TestPgBouncer(t *testing.T) {
 		if code := d.end(); code != exitDone {
 			t.Errorf("exit code %d", code)
 		}
-		if a := w.run("maintain", "retention"); a.code != exitUsage || !strings.Contains(a.stderr, fix) {
-			t.Errorf("exit code %d: %s", a.code, a.stderr)
-		}
+		w.refuses(exitUsage, fix, "maintain", "retention")
 	})
 	t.Run("without a way past it", func(t *testing.T) {
 		w := first
 		w.t, w.config = t, "postgres: {query_mode: cache_describe}"
 		for _, command := range []string{"migrate up", "serve", "dispatch", "dispatch --once"} {
-			if a := w.run(strings.Fields(command)...); a.code != exitUsage || !strings.Contains(a.stderr, "set postgres.direct_url") {
-				t.Errorf("%s: exit code %d: %s", command, a.code, a.stderr)
-			}
+			w.refuses(exitUsage, "set postgres.direct_url", strings.Fields(command)...)
 		}
 	})
 	for _, name := range []string{"settings missing", "settings on the role"} {
@@ -93,8 +87,7 @@ func pooled(t *testing.T, w world) (fix string) {
 		}
 	})
 	awaitReady(t, addressIn(t, &d.stderr))
-	other := w.start("work")
-	awaitReady(t, addressIn(t, &other.stderr))
+	other := w.startReady("work")
 
 	const calls = 300
 	var lines strings.Builder

@@ -81,8 +81,7 @@ func TestProducersPage(t *testing.T) {
 	t.Cleanup(api.Close)
 	daemon, viewer := w, w
 	daemon.postgres, viewer.postgres = logins.Daemon, logins.Viewer
-	d := daemon.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
+	d := daemon.startReady("serve")
 
 	p := openPage(t, api.URL, logins.Producer)
 	charge := func(order int) string { // as jsonb has it
@@ -147,9 +146,7 @@ func TestProducersPage(t *testing.T) {
 			t.Errorf("not as the page says: %+v, %s", call.Record, call.Data)
 		}
 		var data bytes.Buffer
-		if err := json.Compact(&data, call.Data); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Compact(&data, call.Data))
 		got[row{call.Queue, call.Key, data.String(), call.Priority}]++
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(row{})); diff != "" {
@@ -170,13 +167,9 @@ func TestProducersPage(t *testing.T) {
 func openPage(t *testing.T, api, database string) *page {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/producers.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conn, err := pgx.Connect(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	return &page{t: t, text: string(text), api: api, database: database, conn: conn.PgConn()}
 }
@@ -185,13 +178,9 @@ func openPage(t *testing.T, api, database string) *page {
 func TestProducersPageGo(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile("../../callqueue/example_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page, err := os.ReadFile("../../docs/producers.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, _ := strings.Cut(string(page), "\n```go\n")
 	code, _, _ := strings.Cut(rest, "```")
 	if code == "" || !strings.Contains(words(string(example)), words(code)) {
@@ -261,8 +250,7 @@ func TestExplicitNulls(t *testing.T) {
 		VALUES ('new', 0, 0, NULL, NULL, NULL, NULL, NULL, 'default', 'http', '', 1, 5, NULL, NULL,
 		'{"url": "` + api.URL + `"}')`)
 
-	d := w.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
+	w.startReady("serve")
 	eventually(t, "the calls have ended", func() bool {
 		ended := decode[[]callqueue.Summary](t, w.do("calls", "list", "--status", "done,failed", "-o", "json"))
 		return len(ended) == len(columns)+2

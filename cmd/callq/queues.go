@@ -3,56 +3,128 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
+	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/ledger"
 )
 
-func (p *program) queuesCommand() *cobra.Command {
+func queuesCommand(a *app) *cobra.Command {
 	return group("queues", "Show and pause queues", &cobra.Command{
 		Use: "list", Short: "List the queues that are in force or that calls wait in",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.ask(cmd.Context(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				waiting, err := admin.ReadWaiting(ctx, pool)
-				if err != nil {
-					return err
-				}
-				queues, err := admin.ReadQueues(ctx, pool, waiting)
-				if err != nil {
-					return err
-				}
-				if err := printRows(p, queues, queueColumns()...); err != nil || p.output != "table" {
-					return err
-				}
-				if unnamed := admin.UnnamedOf(waiting); unnamed != nil {
-					fmt.Fprintf(p.stdout, "and %s\n", unnamed)
-				}
-				return nil
-			})
-		},
-	}, p.pauseCommand("queue"), p.resumeCommand("queue"))
+		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+			waiting, err := admin.ReadWaiting(ctx, db)
+			if err != nil {
+				return err
+			}
+			queues, err := admin.ReadQueues(ctx, db, waiting)
+			if err != nil {
+				return err
+			}
+			if err := printRows(a, queues, queueTable()); err != nil || a.output != "table" {
+				return err
+			}
+			if unnamed := admin.UnnamedOf(waiting); unnamed != nil {
+				fmt.Fprintf(a.stdout, "and %s\n", unnamed)
+			}
+			return nil
+		}),
+	}, pauseCommand(a, "queue"), resumeCommand(a, "queue"))
 }
 
-func queueColumns() []column[admin.Queue] {
-	return []column[admin.Queue]{
-		{"QUEUE", func(q admin.Queue) string { return short(q.Name) }},
-		{"DUE", func(q admin.Queue) string { return strconv.FormatInt(q.Due, 10) }},
-		{"SCHEDULED", func(q admin.Queue) string { return strconv.FormatInt(q.Scheduled, 10) }},
-		{"DISPATCHED", func(q admin.Queue) string { return strconv.FormatInt(q.Dispatched, 10) }},
-		{"RUNNING", func(q admin.Queue) string { return strconv.FormatInt(q.Running, 10) }},
-		{"FAILED 24H", func(q admin.Queue) string { return strconv.FormatInt(q.Failed, 10) }},
-		{"LIMITS", func(q admin.Queue) string {
-			if !q.Configured {
-				return "(not in the configuration: its calls wait)"
+func queueTable() table[admin.Queue] {
+	return table[admin.Queue]{"QUEUE,DUE,SCHEDULED,DISPATCHED,RUNNING,FAILED 24H,LIMITS,STATE", func(q admin.Queue) []any {
+		var limits any = q.Limits
+		if !q.Configured {
+			limits = "(not in the configuration: its calls wait)"
+		}
+		return []any{short(q.Name), q.Due, q.Scheduled, q.Dispatched, q.Running, q.Failed, limits, q.StateText()}
+	}}
+}
+
+// pauseCommand pauses limits or queues: what is "limit" or "queue".
+func pauseCommand(a *app, what string) *cobra.Command {
+	pause := ledger.Paused{What: what}
+	var until string
+	var length durationFlag
+	cmd := &cobra.Command{
+		Use: "pause NAME", Short: "Let nothing more through until it is resumed",
+		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When it\n" +
+			"returns, nothing starts: calls that were claimed and had not started have been recalled. What runs goes on.",
+		Args: cobra.ExactArgs(1),
+		PreRunE: func(cmd *cobra.Command, args []string) error {
+			pause.Name, pause.By = args[0], operator()
+			if err := checkKey(cmd, args); err != nil {
+				return err
 			}
-			return dash(strings.Join(q.Limits, ","))
-		}},
-		{"STATE", admin.Queue.StateText},
+			ends := cmd.Flags().Changed("until")
+			switch {
+			case length > 0 && ends:
+				return usagef("--for and --until both say when it ends: give one of them")
+			case cmd.Flags().Changed("for") && length <= 0:
+				return usagef("--for must be above 0")
+			case length > 0:
+				pause.For = (*time.Duration)(&length)
+			case ends:
+				at, err := parseTime("until", until)
+				if err != nil {
+					return err
+				}
+				if !at.After(time.Now()) {
+					return usagef("--until %s has passed", until)
+				}
+				pause.Until = &at
+			}
+			return nil
+		},
+		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+			recalled, err := ledger.Pause(ctx, db.Pool, pause)
+			change := fmt.Sprintf("%s: paused, %d unstarted attempts recalled", pausable(what, pause.Name, pause.Key), recalled)
+			return a.printChanges(what, pause.Name, []string{change}, err)
+		}),
 	}
+	flags := cmd.Flags()
+	flags.StringVar(&pause.Key, "key", "", "only the calls of this key")
+	flags.Var(&length, "for", "how long: 10m, 1h30m, 2d")
+	flags.StringVar(&until, "until", "", "until when: 2026-11-21T09:00:00Z")
+	flags.StringVar(&pause.Reason, "reason", "by an operator", "why, for status and the audit")
+	return cmd
+}
+
+func resumeCommand(a *app, what string) *cobra.Command {
+	var key string
+	cmd := &cobra.Command{
+		Use: "resume NAME", Short: "End a pause",
+		Long: "End a pause. A pause of one key (--key) and a pause of all calls are separate.",
+		Args: cobra.ExactArgs(1), PreRunE: checkKey,
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			was, err := ledger.Resume(ctx, db.Pool, what, args[0], key, operator())
+			var changes []string
+			if was {
+				changes = []string{pausable(what, args[0], key) + ": resumed"}
+			}
+			return a.printChanges(what, args[0], changes, err)
+		}),
+	}
+	cmd.Flags().StringVar(&key, "key", "", "the pause of this key's calls")
+	return cmd
+}
+
+// checkKey refuses an empty key, such as a script's unset variable: without --key all calls are meant.
+func checkKey(cmd *cobra.Command, _ []string) error {
+	if key := cmd.Flags().Lookup("key"); key.Changed && key.Value.String() == "" {
+		return usagef("--key is empty; leave it out for the calls of all keys")
+	}
+	return nil
+}
+
+// pausable names a limit or queue, or one key of it.
+func pausable(what, name, key string) string {
+	if key != "" {
+		return fmt.Sprintf("%s %s, key %s", what, name, key)
+	}
+	return what + " " + name
 }

@@ -2,53 +2,126 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
+	"os"
 	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/internal/config"
 )
 
-// checkRedis warns of a Redis that may lose messages or is too old. Nothing is lost for
-// good by that, for Postgres is the authority: calls only wait longer.
-func (s servers) checkRedis(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	info, err := s.redis.Info(ctx, "server").Result()
-	version := infoField(info, "redis_version")
+// openRedis makes a client and does not connect: of one server, of the master that sentinels name,
+// or of a cluster. Timeouts and pool sizes in the URL hold. go-redis reports to log, for the whole
+// process.
+func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, error) {
+	redis.SetLogger(redisLog{log})
+	url, err := cfg.RedisURL()
+	if err != nil {
+		return nil, err
+	}
+	first, more := config.RedisServers(url)
+	parsed, err := redis.ParseURL(first)
+	if err != nil {
+		return nil, usagef("read redis.url: %w", err)
+	}
+	if err := trust(cfg, parsed); err != nil {
+		return nil, err
+	}
+	sentinel, cluster := cfg.Redis.Sentinel != "", cfg.Redis.Cluster
+	origin := cfg.Origin("redis.url")
 	switch {
-	case err != nil || version == "":
-		s.log.WarnContext(ctx, "Redis does not tell its version; 6.2 or newer is needed", "err", err)
-	case !atLeast(version, 6, 2):
-		s.log.WarnContext(ctx, "Redis is too old; 6.2 or newer is needed", "version", version)
+	case (sentinel || cluster) && parsed.Network == "unix":
+		return nil, usagef("redis.url (from %s) is a socket: sentinels and clusters are reached over the network", origin)
+	case !sentinel && !cluster && len(more) > 0:
+		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
+	case sentinel && cluster:
+		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
+			cfg.Origin("redis.sentinel"))
+	case cluster && parsed.DB != 0:
+		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
 	}
-	policy, err := s.redis.ConfigGet(ctx, "maxmemory-policy").Result()
-	switch set := policy["maxmemory-policy"]; {
-	case err != nil || set == "":
-		s.log.WarnContext(ctx, "Redis does not tell its maxmemory-policy; noeviction is needed", "err", err)
-	case set != "noeviction":
-		s.log.WarnContext(ctx, "Redis may evict what it holds; set maxmemory-policy noeviction", "maxmemory-policy", set)
+	if !sentinel && !cluster {
+		parsed.DialTimeout, parsed.ReadTimeout, parsed.WriteTimeout = soon(parsed.DialTimeout), soon(parsed.ReadTimeout), soon(parsed.WriteTimeout)
+		parsed.ContextTimeoutEnabled, parsed.DialerRetries = true, dials
+		return redis.NewClient(parsed), nil
 	}
+	if parsed.TLSConfig != nil {
+		parsed.TLSConfig.ServerName = "" // each server has its own
+	}
+	options := &redis.UniversalOptions{
+		Addrs: append([]string{parsed.Addr}, more...), MasterName: cfg.Redis.Sentinel, SentinelPassword: cfg.Redis.SentinelPassword,
+		Username: parsed.Username, Password: parsed.Password, DB: parsed.DB, TLSConfig: parsed.TLSConfig,
+		DialTimeout: soon(parsed.DialTimeout), ReadTimeout: soon(parsed.ReadTimeout), WriteTimeout: soon(parsed.WriteTimeout),
+		PoolSize: parsed.PoolSize, MaxRetries: parsed.MaxRetries, DialerRetries: dials, ContextTimeoutEnabled: true,
+	}
+	if sentinel {
+		return redis.NewFailoverClient(options.Failover()), nil
+	}
+	ofCluster := options.Cluster()
+	ofCluster.ClusterStateReloadInterval = 2 * time.Second // by default go-redis asks a dead node for a minute
+	return redis.NewClusterClient(ofCluster), nil
 }
 
-// infoField reads a field of INFO's answer, "" if it is not there.
-func infoField(info, name string) string {
-	for line := range strings.Lines(info) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
-			return value
-		}
+// dials is one: who waits for Redis asks again, and hears why it is away.
+const dials = 1
+
+// soon is a timeout's default.
+func soon(timeout time.Duration) time.Duration {
+	if timeout == 0 {
+		return 2 * time.Second
 	}
-	return ""
+	return timeout
 }
 
-func atLeast(version string, major, minor int) bool {
-	first, rest, _ := strings.Cut(version, ".")
-	second, _, _ := strings.Cut(rest, ".")
-	a, err1 := strconv.Atoi(first)
-	b, err2 := strconv.Atoi(second)
-	return err1 == nil && err2 == nil && (a > major || a == major && b >= minor)
+// trust lets the client believe the authority in redis.ca_file, and no other.
+func trust(cfg *config.Config, options *redis.Options) error {
+	file, origin := cfg.Redis.CAFile, cfg.Origin("redis.ca_file")
+	if file == "" {
+		return nil
+	}
+	if options.TLSConfig == nil {
+		return usagef("redis.ca_file (from %s) is for TLS, and the Redis URL is not rediss://", origin)
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return usagef("read redis.ca_file (from %s): %w", origin, err)
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(pem) {
+		return usagef("redis.ca_file (from %s): %s holds no certificate in PEM", origin, file)
+	}
+	options.TLSConfig.RootCAs = authorities
+	return nil
 }
 
-// redisLog gives go-redis's own log lines to slog: what matters of them is said by its callers.
+// isTLS reports whether a server was reached and TLS with it failed: waiting does not help.
+func isTLS(err error) bool {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok { // it answers, but not in TLS
+		return true
+	}
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok { // with sslmode=verify-ca
+		return true
+	}
+	return err != nil && strings.Contains(err.Error(), "server refused TLS connection") // pgx gives no other sign
+}
+
+func tlsSettings(server string) string {
+	if server == "Postgres" {
+		return "sslmode and sslrootcert (PGSSLMODE, PGSSLROOTCERT), and that the certificate names the URL's host"
+	}
+	return "redis.ca_file, rediss:// or redis://, and that the certificate names the URL's host"
+}
+
+// redisLog passes go-redis's own log lines to slog. Callers say what matters of them.
 type redisLog struct{ log *slog.Logger }
 
 // Printf is what go-redis calls.

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/redistest"
 )
 
@@ -52,9 +50,9 @@ func callsAreDone(t *testing.T, w world) (again func()) {
 	awaitReady(t, addressIn(t, &d.stderr))
 	again = func() {
 		t.Helper()
-		for range 20 {
-			id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-			eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+		for range 5 {
+			id := w.call(url)
+			w.done(id)
 		}
 	}
 	again()
@@ -71,8 +69,6 @@ func TestRedisSettingsThatDoNotFit(t *testing.T) {
 		{"redis://h?addr=i:1&nope=1", "cluster: true", "unexpected option"},
 	} {
 		w := world{t: t, postgres: noPostgres, redis: c.url, config: "redis: {" + c.config + "}"}
-		if a := w.run("dispatch", "--once"); a.code != exitUsage || !strings.Contains(a.stderr, c.words) {
-			t.Errorf("%s with %s: exit code %d: %s", c.url, c.config, a.code, a.stderr)
-		}
+		w.refuses(exitUsage, c.words, "dispatch", "--once")
 	}
 }

@@ -16,16 +16,12 @@ const reference = "../../docs/cli.md"
 // docs/cli.md is what the commands say of themselves. UPDATE=1 writes it anew.
 func TestReference(t *testing.T) {
 	t.Parallel()
-	got := writeReference(new(program).root())
+	got := writeReference(rootCommand(new(app)))
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(reference, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("docs/cli.md is stale: run `make docs` (-file +code):\n%s", diff)
 	}

@@ -13,13 +13,11 @@ import (
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
-	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/tasks"
 )
 
-// reloader answers SIGHUP: it reads the configuration again and gives the dispatcher and the worker what running ones
-// can take. What is wrong with it is said, and all stays as it was. Limits and the like a worker finds in Postgres,
-// where dispatchers publish them.
+// reloader answers SIGHUP. It reads the configuration again, and gives the dispatcher and the worker
+// what they can take while they run. If the file is bad, it says why, and all stays as it was.
 type reloader struct {
 	read       func() (*config.Config, error)
 	dispatcher func(dispatcher.Settings) error // nil: this daemon has none
@@ -29,14 +27,7 @@ type reloader struct {
 	last       *config.Config // the last that was good
 }
 
-// settings are what of the configuration a reload changes in a dispatcher; reloads says the same of a key.
-func settings(cfg *config.Config) dispatcher.Settings {
-	return dispatcher.Settings{
-		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: maintenance.Retention(cfg.Retention),
-	}
-}
-
-// reloads says whether a part that is there takes a key's new value; restart: only a restart does.
+// reloads reports whether a part that is there takes a key's new value, or only a restart does.
 func (r *reloader) reloads(key string) (takes, restart bool) {
 	section, _, _ := strings.Cut(key, ".")
 	switch section {
@@ -48,7 +39,7 @@ func (r *reloader) reloads(key string) (takes, restart bool) {
 	return false, true
 }
 
-// give gives the parts the configuration. The worker's is first, for it can be refused: a secret that is not there.
+// give hands the configuration to the parts. The worker comes first, for it can refuse: a secret may be missing.
 func (r *reloader) give(next *config.Config) error {
 	if r.worker != nil {
 		task, err := httpConfig(next)
@@ -65,7 +56,7 @@ func (r *reloader) give(next *config.Config) error {
 	return nil
 }
 
-// onHangUp reloads at each SIGHUP until stop is called. One that comes meanwhile is answered after it.
+// onHangUp reloads at each SIGHUP until stop is called.
 func (r *reloader) onHangUp(ctx context.Context) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
@@ -103,9 +94,7 @@ func (r *reloader) reload(ctx context.Context) {
 		r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force", "err", err)
 		return
 	}
-	for _, warning := range next.Warnings() {
-		r.log.WarnContext(ctx, "configuration may hold a slip", "warning", warning)
-	}
+	warnOfSlips(ctx, next, r.log)
 	changed, later := []string{}, []string{}
 	for _, key := range config.Changed(r.last, next) {
 		if takes, _ := r.reloads(key); takes {

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -21,47 +20,6 @@ import (
 )
 
 const retentionEvery = "schedule: {retention: '@every 1s'}\nretention: {done: 1s}\n"
-
-// reloading is a process whose configuration can be written anew.
-type reloading struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	log  *buffer
-	file string
-}
-
-func (w world) reloading(verb string) *reloading {
-	w.t.Helper()
-	r := &reloading{t: w.t}
-	r.cmd, r.log = w.command(verb)
-	for _, e := range r.cmd.Env {
-		if path, ok := strings.CutPrefix(e, "CALLQ_CONFIG="); ok {
-			r.file = path
-		}
-	}
-	if err := r.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() {
-		_ = r.cmd.Process.Kill() // the test has ended
-		_ = r.cmd.Wait()
-	})
-	return r
-}
-
-// reload writes the file and sends SIGHUP.
-func (r *reloading) reload(text string) {
-	r.t.Helper()
-	if err := os.WriteFile(r.file, []byte(text), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
-	send(r.t, r.cmd, syscall.SIGHUP)
-}
-
-func (r *reloading) says(words string) {
-	r.t.Helper()
-	eventually(r.t, "the log says "+words, func() bool { return strings.Contains(r.log.String(), words) })
-}
 
 // holds waits until limit api is so in force.
 func (w world) holds(rate string) {
@@ -80,7 +38,7 @@ func TestSIGHUP(t *testing.T) {
 	w.config = atAnyPort + "limits: {api: {rate: 100/1h}, other: {rate: 7/1h}}\nqueues: {pay: {limits: [api]}, old: {limits: [other]}}\n"
 	url, _, answer := api(t)
 	answer()
-	r := w.reloading("serve")
+	r := w.spawn("serve")
 	address := addressIn(t, r.log)
 	awaitReady(t, address)
 	w.holds("100 per 1h")
@@ -92,8 +50,8 @@ func TestSIGHUP(t *testing.T) {
 	for range 5 {
 		w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url))
 	}
-	id := strings.TrimSpace(w.do("enqueue", "--queue", "new", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-	eventually(t, "the new queue's call is done", func() bool { return w.get(id).Status == "done" })
+	id := w.call(url, "--queue", "new")
+	w.done(id)
 	eventually(t, "two of the others are", func() bool {
 		return strings.Count(w.do("calls", "list", "--queue", "pay", "--status", "done", "-o", "jsonl"), "\n") == 2
 	})
@@ -103,15 +61,13 @@ func TestSIGHUP(t *testing.T) {
 
 	r.reload(atAnyPort + "limits:\n  api: {rate: 0/1h}\nqueues: {pay: {limits: [nope]}}\nlog: {levl: debug}\n")
 	for _, words := range []string{
-		r.file + ":4:15 key=limits.api.rate", "a rate of 0 lets nothing through", r.file + ":5:25 key=queues.pay.limits", "did you mean level?",
+		r.file() + ":4:15 key=limits.api.rate", "a rate of 0 lets nothing through", r.file() + ":5:25 key=queues.pay.limits", "did you mean level?",
 	} {
 		r.says(words)
 	}
 	w.holds("2 per 1h")
-	if err := os.Remove(r.file); err != nil {
-		t.Fatal(err)
-	}
-	send(t, r.cmd, syscall.SIGHUP)
+	must(t, os.Remove(r.file()))
+	r.send(syscall.SIGHUP)
 	r.says("cannot be read: no such file")
 	if status, body := ask(t, address, "/readyz"); status != http.StatusOK {
 		t.Errorf("after the bad files /readyz answers %d %s", status, body)
@@ -123,10 +79,8 @@ func TestSIGHUP(t *testing.T) {
 	w.holds("3 per 1h")
 	eventually(t, "retention runs", func() bool { return w.run("calls", "get", id).code == exitNotFound })
 
-	send(t, r.cmd, syscall.SIGTERM)
-	if err := r.cmd.Wait(); err != nil {
-		t.Errorf("ended with %v\n%s", err, r.log)
-	}
+	r.send(syscall.SIGTERM)
+	r.exits(exitDone)
 	w.do("verify")
 }
 
@@ -138,8 +92,8 @@ func TestSIGHUPTwice(t *testing.T) {
 		return fmt.Sprintf("%slimits: {api: {rate: %d/1h}}\nqueues: {q: {limits: [api]}}\n", atAnyPort, n)
 	}
 	w.config = limits(100)
-	r := w.reloading("dispatch")
-	awaitReady(t, addressIn(t, r.log))
+	r := w.spawn("dispatch")
+	r.ready()
 	r.reload(limits(11))
 	r.reload(limits(12))
 	w.holds("12 per 1h")
@@ -147,22 +101,20 @@ func TestSIGHUPTwice(t *testing.T) {
 		r.reload(limits(n))
 	}
 	w.holds("59 per 1h")
-	awaitReady(t, addressIn(t, r.log))
+	r.ready()
 }
 
 // Postgres is away: the former settings hold, which is said, and the new ones are in force when it is back.
 func TestSIGHUPWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = postgres.Stop() })
 	w, _ := world{t: t, postgres: postgres.URL("postgres")}.withRedis()
 	w.do("migrate", "up")
 	w.config = atAnyPort + "limits: {api: {rate: 100/1h}}\nqueues: {q: {limits: [api]}}\n"
-	r := w.reloading("serve")
-	awaitReady(t, addressIn(t, r.log))
+	r := w.spawn("serve")
+	r.ready()
 	postgres.Kill()
 	r.reload(strings.ReplaceAll(w.config, "100", "5"))
 	r.says("new settings not yet in force: waiting for Postgres")
@@ -171,9 +123,7 @@ func TestSIGHUPWithoutPostgres(t *testing.T) {
 	r.reload(strings.ReplaceAll(w.config, "100", "4"))
 	eventually(t, "three answers", func() bool { return strings.Count(r.log.String(), "configuration ") == 3 })
 	r.says("heartbeat missed") // by then it has tried again
-	if err := postgres.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, postgres.Restart(t.Context()))
 	w.holds("4 per 1h")
 	if n := strings.Count(r.log.String(), "new settings not yet in force"); n != 1 {
 		t.Errorf("said %d times, want once:\n%s", n, r.log)
@@ -186,13 +136,11 @@ func TestSIGHUPWhileWaiting(t *testing.T) {
 	w, redis := newWorld(t).withRedis()
 	redis.Kill()
 	w.config = atAnyPort + "limits: {api: {rate: 100/1h}}\nqueues: {q: {limits: [api]}}\n"
-	r := w.reloading("serve")
+	r := w.spawn("serve")
 	r.says("msg=waiting for=Redis")
 	r.reload(strings.ReplaceAll(w.config, "100", "5"))
 	r.says("configuration read again")
-	if err := redis.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, redis.Restart(t.Context()))
 	w.holds("5 per 1h")
 	if strings.Contains(r.log.String(), "100 per 1h") {
 		t.Errorf("the former limit was published:\n%s", r.log)
@@ -208,8 +156,8 @@ func TestSIGHUPForHTTPTask(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	with := func(task string) string { return "http: {listen: 127.0.0.1:0}\nhttp_task: {" + task + "}\n" }
 	w.config = with("private_hosts: [127.0.0.2]")
-	r := w.reloading("serve")
-	awaitReady(t, addressIn(t, r.log))
+	r := w.spawn("serve")
+	r.ready()
 	ends := func(words string) {
 		t.Helper()
 		id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(
@@ -225,15 +173,11 @@ func TestSIGHUPForHTTPTask(t *testing.T) {
 	r.reload(allowed)
 	r.says(`http_task.secrets.KEY.file err="cannot be read`)
 	ends("is not one of this worker's http_task.secrets")
-	if err := os.WriteFile(key, []byte("not yet the key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(key, []byte("not yet the key"), 0o600))
 	r.reload(allowed)
 	r.says(`changed="[http_task.private_hosts http_task.secrets.KEY.`)
 	ends(`"status": "done"`)
-	if err := os.WriteFile(key, []byte(secretCanary), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(key, []byte(secretCanary), 0o600))
 	r.reload(allowed)
 	eventually(t, "a third answer", func() bool { return strings.Count(r.log.String(), "configuration read again") == 2 })
 	ends(`"status": "done"`)
@@ -253,12 +197,12 @@ func TestSIGHUPToWork(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
-	r := w.reloading("work")
-	awaitReady(t, addressIn(t, r.log))
+	r := w.spawn("work")
+	r.ready()
 	r.reload(atAnyPort + "worker: {labels: [a]}\nlimits: {api: {rate: 1/h}}\n")
 	r.says(`msg="configuration read again"`)
 	r.says(`need a restart" keys=[worker.labels]`)
-	awaitReady(t, addressIn(t, r.log))
+	r.ready()
 }
 
 // A file that was there and is not any more does not stand for one without limits.

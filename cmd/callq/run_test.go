@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/migrations"
@@ -23,7 +26,7 @@ import (
 
 const (
 	waitMost   = 2 * time.Minute
-	askAgain   = 20 * time.Millisecond
+	askAgain   = 40 * time.Millisecond
 	beCallq    = "CALLQ_TEST_BE_CALLQ" // set: the test's binary stands in for the program
 	noPostgres = "postgres://nobody@127.0.0.1:1/none"
 	noRedis    = "redis://127.0.0.1:1"
@@ -33,7 +36,23 @@ func TestMain(m *testing.M) {
 	if os.Getenv(beCallq) != "" {
 		main()
 	}
+	flag.Parse()
+	var err error
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		err = parallel.Value.Set("12") // these tests wait far more than they compute
+	}
+	if dir := os.Getenv("TEST_TMPDIR"); dir != "" {
+		err = errors.Join(err, os.Setenv("TMPDIR", dir)) // for servers of their own: in memory, see internal/local/servers
+	}
+	if err != nil {
+		panic(err)
+	}
 	os.Exit(m.Run())
+}
+
+// runCode is a run of the program as main does it; it returns the exit code.
+func runCode(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
+	return exitCode(stderr, run(ctx, args, stdin, stdout, stderr, environ))
 }
 
 // world is what a run of the program finds around it.
@@ -54,9 +73,7 @@ func newWorld(t *testing.T) world {
 func (w world) withRedis() (world, *local.RedisServer) {
 	w.t.Helper()
 	server, err := local.StartRedis(w.t.Context(), local.Redis{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() {
 		if err := server.Stop(); err != nil {
 			w.t.Error(err)
@@ -69,9 +86,7 @@ func (w world) withRedis() (world, *local.RedisServer) {
 func (w world) environ() []string {
 	w.t.Helper()
 	path := filepath.Join(w.t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(w.config), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, os.WriteFile(path, []byte(w.config), 0o600))
 	return []string{"DATABASE_URL=" + w.postgres, "REDIS_URL=" + w.redis, "CALLQ_CONFIG=" + path}
 }
 
@@ -87,7 +102,7 @@ func (w world) run(args ...string) answer {
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitMost)
 	defer cancel()
 	var out, errs buffer
-	code := run(ctx, args, strings.NewReader(w.stdin), &out, &errs, w.environ())
+	code := runCode(ctx, args, strings.NewReader(w.stdin), &out, &errs, w.environ())
 	if ctx.Err() != nil {
 		w.t.Fatalf("callq %v did not end within %s\n%s", args, waitMost, &errs)
 	}
@@ -104,29 +119,59 @@ func (w world) do(args ...string) string {
 	return a.stdout
 }
 
+// connect opens a connection to the database, which ends with the test.
+func (w world) connect() *pgx.Conn {
+	w.t.Helper()
+	ctx := context.WithoutCancel(w.t.Context()) // also for what runs when the test ends
+	conn, err := pgx.Connect(ctx, w.postgres)
+	must(w.t, err)
+	w.t.Cleanup(func() { _ = conn.Close(ctx) })
+	return conn
+}
+
 // exec runs SQL on the database.
 func (w world) exec(sql string) {
 	w.t.Helper()
-	ctx := context.WithoutCancel(w.t.Context()) // also when the test ends
-	conn, err := pgx.Connect(ctx, w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	ctx := context.WithoutCancel(w.t.Context())
+	conn := w.connect()
 	defer conn.Close(ctx)
 	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		w.t.Fatalf("%s: %v", sql, err)
 	}
 }
 
-// command is the program as a process of its own.
-func (w world) command(args ...string) (*exec.Cmd, *buffer) {
+// one is what a query answers.
+func one[T any](w world, sql string, args ...any) (value T) {
 	w.t.Helper()
-	cmd := exec.CommandContext(w.t.Context(), os.Args[0], args...)
-	cmd.Env = append(w.environ(), beCallq+"=1")
-	var errs buffer
-	cmd.Stderr = &errs
-	return cmd, &errs
+	conn := w.connect()
+	defer conn.Close(context.WithoutCancel(w.t.Context()))
+	if err := conn.QueryRow(w.t.Context(), sql, args...).Scan(&value); err != nil {
+		w.t.Fatalf("%s: %v", sql, err)
+	}
+	return value
 }
+
+// call enqueues a call of url, and returns its id.
+func (w world) call(url string, flags ...string) string {
+	w.t.Helper()
+	return strings.TrimSpace(w.do(append([]string{"enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)}, flags...)...))
+}
+
+// done waits until a call is. It asks on one connection: to run the program each time would take all of the
+// machine.
+func (w world) done(id string) {
+	w.t.Helper()
+	conn := w.connect()
+	defer conn.Close(context.WithoutCancel(w.t.Context()))
+	eventually(w.t, "call "+id+" is done", func() bool {
+		var is callqueue.Status
+		err := conn.QueryRow(w.t.Context(), `SELECT status FROM call_queue WHERE id = $1::text::bigint`, id).Scan(&is)
+		return err == nil && is == callqueue.StatusDone
+	})
+}
+
+// empty takes the schema away.
+func (w world) empty() { w.t.Helper(); w.exec(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`) }
 
 // buffer may be written and read at once.
 type buffer struct {
@@ -155,6 +200,32 @@ func eventually(t *testing.T, fact string, holds func() bool) {
 		case <-deadline:
 			t.Fatalf("not within %s: %s", waitMost, fact)
 		case <-time.After(askAgain):
+		}
+	}
+}
+
+// must ends the test where there is an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refuses runs what must fail, with this exit code and these words on stderr.
+func (w world) refuses(code int, words string, args ...string) {
+	w.t.Helper()
+	if a := w.run(args...); a.code != code || !strings.Contains(a.stderr, words) {
+		w.t.Errorf("callq %v: exit code %d, want %d with %q\n%s%s", args, a.code, code, words, a.stdout, a.stderr)
+	}
+}
+
+// has wants all these words in a text.
+func has(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("%q is not in:\n%s", w, text)
 		}
 	}
 }
@@ -206,18 +277,9 @@ func TestCommands(t *testing.T) {
 		{"status as json", up, "status -o json", 0, `"unhandled": []`},
 		{"status, Postgres away", away, "status --timeout 300ms", 5, unreachable},
 		{"status, Postgres silent", silent, "status --timeout 300ms", 5, unreachable},
-		{"calls get", up, "calls get 1", 0, "acct_42"},
-		{"calls get, no such call", up, "calls get 4711", 4, "no such call: 4711"},
 		{"calls get, one of two", up, "calls get 1 4711", 4, "acct_42"},
-		{"calls get, not an id", up, "calls get one", 2, `"one" is not the id`},
-		{"calls get, no id", up, "calls get", 2, "takes ID...: 0 were given"},
-		{"calls get, Postgres away", away, "calls get 1 --timeout 300ms", 5, unreachable},
-		{"calls list", up, "calls list --queue default --key acct_42 --task http --status dispatched,new", 0, "dispatched"},
-		{"calls list, no such status", up, "calls list --status running", 2, "cancelled"},
 		{"calls list, a limit of nothing", up, "calls list --limit 0", 2, "--limit is 0"},
-		{"calls list, Postgres away", away, "calls list --timeout 300ms", 5, unreachable},
 		{"limits list", up, "limits list", 0, "OCCUPIED"},
-		{"limits list, Postgres away", away, "limits list --timeout 300ms", 5, unreachable},
 		{"verify", up, "verify", 0, "every rule holds"},
 		{"verify as json", up, "verify -o json", 0, `"findings": []`},
 		{"verify, Postgres away", away, "verify --timeout 300ms", 5, unreachable},
@@ -235,7 +297,7 @@ func TestCommands(t *testing.T) {
 		{"migrate sql", nothing, "migrate sql", 0, "CREATE TABLE call_queue"},
 		{"dispatch --once", up, "dispatch --once", 0, ""},
 		{"dispatch --once, Postgres away", away, "dispatch --once --timeout 300ms", 5, "Postgres " + unreachable},
-		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 5s", 5, "Redis cannot be reached, tried for 5s"},
+		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 2s", 5, "Redis cannot be reached, tried for 2s"},
 		{"health, nobody there", world{t: t, config: "http: {listen: '127.0.0.1:1'}"}, "health", 1, "no callq answers"},
 		{"health, nowhere to ask", world{t: t, config: "http: {listen: off}"}, "health --ready", 2, "http.listen is off"},
 
@@ -290,9 +352,7 @@ func runUses(t *testing.T, uses []use, also func(*testing.T, answer)) {
 func silentServer(t *testing.T) (address string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener.Addr().String()
 }
@@ -303,7 +363,7 @@ func TestInterruptedCommand(t *testing.T) {
 	cancel()
 	var out, errs buffer
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
-	if code := run(ctx, []string{"status"}, nil, &out, &errs, w.environ()); code != exitFailed {
+	if code := runCode(ctx, []string{"status"}, nil, &out, &errs, w.environ()); code != exitFailed {
 		t.Errorf("exit code %d: %s", code, &errs)
 	}
 	if !strings.Contains(errs.String(), "interrupted") {
@@ -320,11 +380,7 @@ func TestSchemaIsChecked(t *testing.T) {
 		name, args, words string
 		prepare           func(world)
 	}{
-		{"missing", "status", "are not in this database: run `callq migrate up`", func(w world) {
-			for range newest {
-				w.do("migrate", "down", "--yes")
-			}
-		}},
+		{"missing", "status", "are not in this database: run `callq migrate up`", world.empty},
 		{"old", "calls list", old, func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
 			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")

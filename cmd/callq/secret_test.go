@@ -37,6 +37,8 @@ func leaky(t *testing.T) (url string, received *atomic.Int32) {
 		switch r.URL.Path {
 		case "/error":
 			http.Error(w, auth, http.StatusInternalServerError)
+		case "/gone":
+			http.Error(w, auth, http.StatusNotFound)
 		case "/limit":
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, auth, http.StatusTooManyRequests)
@@ -74,9 +76,7 @@ func TestSecretStaysSecret(t *testing.T) {
 	broken := httptest.NewTLSServer(http.NotFoundHandler()) // its certificate is nobody's
 	t.Cleanup(broken.Close)
 	file := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(file, []byte(secretCanary+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(secretCanary+"\n"), 0o600))
 	w.config = fmt.Sprintf(`
 http: {listen: 127.0.0.1:0}
 log: {level: debug}
@@ -91,12 +91,9 @@ http_task:
 `, file)
 	seen := monitor(t, w.redis)
 
-	cmd, log := w.command("serve") // a process of its own: the standard logger is one for all
-	cmd.Env = append(cmd.Env, "KEY="+secretCanary)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	awaitReady(t, addressIn(t, log))
+	p := w.command("serve") // a process of its own: the standard logger is one for all
+	p.cmd.Env = append(p.cmd.Env, "KEY="+secretCanary)
+	p.start().ready()
 	type call struct{ id, secret, url, status, words string }
 	calls := []call{
 		{"", "KEY", api + "/echo", "done", "***"},
@@ -128,16 +125,15 @@ http_task:
 			t.Errorf("%s: want %s with %s\n%s", c.url, c.status, c.words, got)
 		}
 	}
-	eventually(t, "net/http reports what it did not ask for", func() bool { return strings.Contains(log.String(), "Unsolicited response") })
+	p.says("Unsolicited response")
 	shown.WriteString(w.run("status").stdout + w.run("limits", "list").stdout + w.run("config", "check").stdout)
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // its error says how it ended
+	p.kill()
 
 	if n := received.Load(); n != 8 {
 		t.Errorf("the API had the secret %d times, want 8", n)
 	}
 	for place, text := range map[string]string{
-		"what commands show": shown.String(), "the log": log.String(), "what Redis was told": seen(),
+		"what commands show": shown.String(), "the log": p.log.String(), "what Redis was told": seen(),
 		"the tables": everyRow(t, w.postgres), "Redis": everyKey(t, w.redis),
 	} {
 		if text == "" || strings.Contains(text, "canary") || strings.Contains(text, "sk_live") {
@@ -153,13 +149,9 @@ http_task:
 func monitor(t *testing.T, url string) (seen func() string) {
 	t.Helper()
 	options, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conn, err := redis.NewDialer(options)(t.Context(), options.Network, options.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	if _, err := io.WriteString(conn, "MONITOR\r\n"); err != nil {
 		t.Fatal(err)
@@ -181,15 +173,11 @@ func everyRow(t *testing.T, url string) string {
 	t.Helper()
 	ctx := t.Context()
 	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.WithoutCancel(ctx))
 	read := func(sql string) []string {
 		rows, err := conn.Query(ctx, sql)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		list, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatalf("%s: %v", sql, err)
@@ -210,9 +198,7 @@ func everyRow(t *testing.T, url string) string {
 func everyKey(t *testing.T, url string) string {
 	t.Helper()
 	options, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := redis.NewClient(options)
 	defer client.Close()
 	all := fmt.Sprint(time.Now())

@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
@@ -32,8 +30,16 @@ func (w world) start(args ...string) *daemon {
 	ctx, stop := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	d := &daemon{t: w.t, stop: stop, code: make(chan int, 1)}
 	environ := w.environ()
-	go func() { d.code <- run(ctx, args, strings.NewReader(""), new(buffer), &d.stderr, environ) }()
+	go func() { d.code <- runCode(ctx, args, strings.NewReader(""), new(buffer), &d.stderr, environ) }()
 	w.t.Cleanup(func() { d.end() })
+	return d
+}
+
+// startReady starts a daemon, and waits until it is ready.
+func (w world) startReady(command string) *daemon {
+	w.t.Helper()
+	d := w.start(command)
+	awaitReady(w.t, addressIn(w.t, &d.stderr))
 	return d
 }
 
@@ -41,16 +47,8 @@ func (w world) start(args ...string) *daemon {
 func (d *daemon) end() int {
 	d.t.Helper()
 	d.stop()
-	var code int
-	eventually(d.t, "the daemon ends", func() bool {
-		select {
-		case code = <-d.code:
-			d.code <- code
-			return true
-		default:
-			return false
-		}
-	})
+	code := receive(d.t, d.code, "the daemon ends")
+	d.code <- code // for who asks again
 	return code
 }
 
@@ -103,16 +101,14 @@ func api(t *testing.T) (url string, arrived <-chan struct{}, answer func()) {
 	return server.URL, requests, answer
 }
 
-func receive(t *testing.T, from <-chan struct{}, fact string) {
+func receive[T any](t *testing.T, from <-chan T, fact string) (value T) {
 	t.Helper()
-	eventually(t, fact, func() bool {
-		select {
-		case <-from:
-			return true
-		default:
-			return false
-		}
-	})
+	select {
+	case value = <-from:
+	case <-time.After(waitMost):
+		t.Fatalf("not within %s: %s", waitMost, fact)
+	}
+	return value
 }
 
 func (w world) get(id string) shown {
@@ -130,7 +126,7 @@ func TestServe(t *testing.T) {
 	address := addressIn(t, &d.stderr)
 	awaitReady(t, address)
 
-	id := strings.TrimSpace(w.do("enqueue", "--queue", "pay", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	id := w.call(url, "--queue", "pay")
 	receive(t, arrived, "the request arrives")
 	if call := w.get(id); !call.Running || call.Attempts != 1 {
 		t.Errorf("while it runs: %+v", call.Record)
@@ -139,7 +135,7 @@ func TestServe(t *testing.T) {
 		t.Errorf("the workers: %+v", s.Workers)
 	}
 	answer()
-	eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
+	w.done(id)
 	if ledger := w.get(id).Ledger; len(ledger) != 1 || ledger[0].Outcome != "done" {
 		t.Errorf("the ledger: %+v", ledger)
 	}
@@ -161,24 +157,6 @@ func TestServe(t *testing.T) {
 	}
 	if a := health.run("health"); a.code != exitFailed {
 		t.Errorf("health after the end: exit code %d", a.code)
-	}
-}
-
-// dispatch and work do together what serve does, each with its own settings.
-func TestDispatchAndWork(t *testing.T) {
-	t.Parallel()
-	w, _ := newWorld(t).withRedis()
-	url, _, answer := api(t)
-	answer()
-	w.config = atAnyPort
-	worker := w.start("work")
-	awaitReady(t, addressIn(t, &worker.stderr))
-	dispatcher := w.start("dispatch")
-	awaitReady(t, addressIn(t, &dispatcher.stderr))
-	id := strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
-	eventually(t, "the call is done", func() bool { return w.get(id).Status == callqueue.StatusDone })
-	if a, b := worker.end(), dispatcher.end(); a != exitDone || b != exitDone {
-		t.Errorf("exit codes %d and %d", a, b)
 	}
 }
 
@@ -206,9 +184,7 @@ func TestServeWaits(t *testing.T) {
 	if status, _ := ask(t, address, "/livez"); status != http.StatusOK {
 		t.Errorf("/livez: %d", status)
 	}
-	if err := redis.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, redis.Restart(t.Context()))
 	awaitReady(t, address)
 	if code := d.end(); code != exitDone {
 		t.Errorf("exit code %d", code)
@@ -220,28 +196,13 @@ func TestServeWaits(t *testing.T) {
 	}
 }
 
-// A daemon that never met its servers still ends well.
-func TestStopWhileWaiting(t *testing.T) {
-	t.Parallel()
-	w := world{t: t, postgres: noPostgres, redis: noRedis, config: atAnyPort}
-	for _, command := range []string{"serve", "dispatch", "work"} {
-		d := w.start(command)
-		eventually(t, command+" waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting for=Postgres") })
-		if code := d.end(); code != exitDone {
-			t.Errorf("%s: exit code %d\n%s", command, code, &d.stderr)
-		}
-	}
-}
-
 func TestTakenAddress(t *testing.T) {
 	t.Parallel()
 	taken := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(taken.Close)
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
 	w.config = "http: {listen: '" + strings.TrimPrefix(taken.URL, "http://") + "'}"
-	if a := w.run("serve"); a.code != exitFailed || !strings.Contains(a.stderr, "address already in use; set http.listen") {
-		t.Errorf("serve: exit code %d\n%s", a.code, a.stderr)
-	}
+	w.refuses(exitFailed, "address already in use; set http.listen", "serve")
 	for _, command := range []string{"dispatch", "work"} {
 		d := w.start(command)
 		eventually(t, command+" warns and goes on", func() bool {
@@ -252,23 +213,12 @@ func TestTakenAddress(t *testing.T) {
 }
 
 // serving is a process that serves, and has a request on its way.
-func (w world) serving(url string, arrived <-chan struct{}) (cmd *exec.Cmd, log *buffer, id string) {
+func (w world) serving(url string, arrived <-chan struct{}) (p *process, id string) {
 	w.t.Helper()
-	cmd, log = w.command("serve")
-	if err := cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	awaitReady(w.t, addressIn(w.t, log))
-	id = strings.TrimSpace(w.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, url)))
+	p = w.spawn("serve").ready()
+	id = w.call(url)
 	receive(w.t, arrived, "the request arrives")
-	return cmd, log, id
-}
-
-func send(t *testing.T, cmd *exec.Cmd, sig os.Signal) {
-	t.Helper()
-	if err := cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	return p, id
 }
 
 func TestSIGTERMDrains(t *testing.T) {
@@ -276,17 +226,15 @@ func TestSIGTERMDrains(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
 	url, arrived, answer := api(t)
-	cmd, log, id := w.serving(url, arrived)
+	p, id := w.serving(url, arrived)
 
-	send(t, cmd, syscall.SIGTERM)
-	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
-	if status, body := ask(t, addressIn(t, log), "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {
+	p.send(syscall.SIGTERM)
+	p.says("worker draining")
+	if status, body := ask(t, addressIn(t, p.log), "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {
 		t.Errorf("/readyz while it drains: %d %s", status, body)
 	}
 	answer()
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("ended with %v\n%s", err, log)
-	}
+	p.exits(exitDone)
 	if call := w.get(id); call.Status != callqueue.StatusDone || call.Attempts != 1 {
 		t.Errorf("what ran: %+v", call.Record)
 	}
@@ -297,13 +245,11 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
 	url, arrived, _ := api(t)
-	cmd, log, _ := w.serving(url, arrived)
+	p, _ := w.serving(url, arrived)
 
-	send(t, cmd, syscall.SIGTERM)
-	eventually(t, "it drains", func() bool { return strings.Contains(log.String(), "worker draining") })
-	send(t, cmd, syscall.SIGINT)
-	_ = cmd.Wait() // its error is the exit code
-	if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(log.String(), "second signal") {
-		t.Errorf("exit code %d\n%s", code, log)
-	}
+	p.send(syscall.SIGTERM)
+	p.says("worker draining")
+	p.send(syscall.SIGINT)
+	p.exits(exitFailed)
+	p.says("second signal")
 }

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -34,9 +31,7 @@ type gate struct {
 func newGate(t *testing.T, dial func() (net.Conn, error)) *gate {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g := &gate{address: listener.Addr().String()}
 	var mu sync.Mutex
 	conns := []net.Conn{}
@@ -95,9 +90,7 @@ func (g *gate) shut() { g.hold.Do(g.held.Lock) }
 func (w world) behindGate() (world, *gate) {
 	w.t.Helper()
 	cc, err := pgx.ParseConfig(w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	network, address := "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port))
 	if filepath.IsAbs(cc.Host) {
 		network, address = "unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port))
@@ -108,30 +101,10 @@ func (w world) behindGate() (world, *gate) {
 	return w, g
 }
 
-// exits waits for a process's end and wants its exit code.
-func exits(t *testing.T, cmd *exec.Cmd, log *buffer, code int) {
-	t.Helper()
-	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }() // its error is the exit code
-	eventually(t, "the process ends", func() bool {
-		select {
-		case <-ended:
-			return true
-		default:
-			return false
-		}
-	})
-	if got := cmd.ProcessState.ExitCode(); got != code {
-		t.Errorf("exit code %d, want %d\n%s", got, code, log)
-	}
-}
-
 // freeze stops a Redis, so that it takes connections and never answers. Stop ends it all the same.
 func freeze(t *testing.T, redis *local.RedisServer) {
 	t.Helper()
-	if err := syscall.Kill(redis.Pid(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(redis.Pid(), syscall.SIGSTOP))
 	t.Cleanup(redis.Kill)
 }
 
@@ -150,12 +123,12 @@ func TestSIGTERMWhileServersAreAway(t *testing.T) {
 			w, g := direct.behindGate()
 			w.config = impatient
 			url, arrived, _ := api(t)
-			cmd, log, id := w.serving(url, arrived)
+			p, id := w.serving(url, arrived)
 			postgresAway := name == "Postgres is silent" || name == "both are silent"
 			takeAway(t, g, redis)
-			send(t, cmd, syscall.SIGTERM)
-			exits(t, cmd, log, exitDone)
-			said := log.String()
+			p.send(syscall.SIGTERM)
+			p.exits(exitDone)
+			said := p.log.String()
 			for line, want := range map[string]bool{
 				"worker cuts off what still runs":      true,
 				"worker stopped":                       true,
@@ -182,16 +155,16 @@ func TestCutOff(t *testing.T) {
 	w, _ := newWorld(t).withRedis()
 	w.config = impatient
 	url, arrived, _ := api(t)
-	cmd, log, id := w.serving(url, arrived)
-	send(t, cmd, syscall.SIGTERM)
-	exits(t, cmd, log, exitDone)
+	p, id := w.serving(url, arrived)
+	p.send(syscall.SIGTERM)
+	p.exits(exitDone)
 	call := w.get(id)
 	if call.Status != callqueue.StatusError || call.Running || call.FailedCount != 1 || call.ErrorMessage == nil || !strings.Contains(*call.ErrorMessage, "cut off") {
 		t.Errorf("what ran: %+v", call.Record)
 	}
 	for _, line := range []string{"worker draining", "running=1 shutdown_timeout=1s", "worker cuts off what still runs", "worker stopped", "dispatcher draining", "dispatcher stopped"} {
-		if n := strings.Count(log.String(), line); n != 1 {
-			t.Errorf("%d times in the log, want once: %s\n%s", n, line, log)
+		if n := strings.Count(p.log.String(), line); n != 1 {
+			t.Errorf("%d times in the log, want once: %s\n%s", n, line, p.log)
 		}
 	}
 }
@@ -200,32 +173,17 @@ func TestCutOff(t *testing.T) {
 func TestSignalWhileWaiting(t *testing.T) {
 	t.Parallel()
 	silent := "postgres://nobody@" + silentServer(t) + "/none?sslmode=disable"
-	for _, postgres := range []string{noPostgres, silent} {
+	for name, postgres := range map[string]string{"away": noPostgres, "silent": silent} {
 		for _, command := range []string{"serve", "dispatch", "work"} {
-			w := world{t: t, postgres: postgres, redis: noRedis, config: atAnyPort}
-			cmd, log := w.command(command)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, command+" waits", func() bool { return strings.Contains(log.String(), "msg=waiting for=Postgres") })
-			send(t, cmd, os.Signal(syscall.SIGTERM))
-			exits(t, cmd, log, exitDone)
+			t.Run(command+", Postgres "+name, func(t *testing.T) {
+				t.Parallel()
+				p := world{t: t, postgres: postgres, redis: noRedis, config: atAnyPort}.spawn(command)
+				p.says("msg=waiting for=Postgres")
+				p.send(syscall.SIGTERM)
+				p.exits(exitDone)
+			})
 		}
 	}
-}
-
-// number is what a query answers.
-func (w world) number(sql string) (n int) {
-	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.postgres)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(w.t.Context()))
-	if err := conn.QueryRow(w.t.Context(), sql).Scan(&n); err != nil {
-		w.t.Fatal(err)
-	}
-	return n
 }
 
 // What the worker had taken and not started goes back, and the log says how many that were.
@@ -236,19 +194,16 @@ func TestHandedBackIsSaid(t *testing.T) {
 	url, arrived, _ := api(t)
 	w.stdin = strings.Repeat(fmt.Sprintf(`{"call_data": {"url": %q}}`+"\n", url), 6)
 	w.do("enqueue", "--from", "-")
-	cmd, log := w.command("serve") // which claims more than it has slots, for they are all free
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	p := w.spawn("serve") // which claims more than it has slots, for they are all free
 	receive(t, arrived, "the first runs")
 	receive(t, arrived, "the second runs")
-	if n := w.number(`SELECT count(*) FROM call_open`); n <= 2 {
+	if n := one[int](w, `SELECT count(*) FROM call_open`); n <= 2 {
 		t.Errorf("%d attempts are open, want more than the 2 that run", n)
 	}
-	send(t, cmd, syscall.SIGTERM)
-	exits(t, cmd, log, exitDone)
-	back := w.number(`SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
-	if open := w.number(`SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
-		t.Errorf("%d attempts went back, %d are open\n%s", back, open, log)
+	p.send(syscall.SIGTERM)
+	p.exits(exitDone)
+	back := one[int](w, `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
+	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(p.log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
+		t.Errorf("%d attempts went back, %d are open\n%s", back, open, p.log)
 	}
 }

@@ -1,42 +1,43 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/budget"
 )
 
-func (p *program) statusCommand() *cobra.Command {
+func statusCommand(a *app) *cobra.Command {
 	watch, every := false, durationFlag(time.Second)
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
-		Long: "Show queues, limits, budgets, workers and the oldest call on one screen; with --watch again and again, until\n" +
-			"Ctrl-C. What is free of budgets it asks Redis. With -o jsonl each is one line. Of the calls that wait\n" +
-			"those that were cancelled or deleted are not counted in the queues and for the tasks that have fewest, as far\n" +
-			"as these have 3,000 calls together; in the others they are, until claims have passed them. The oldest call is\n" +
-			"looked for among those that stand first.",
+		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
+			"-o jsonl each screen is one line. What is free of budgets comes from Redis. Counts of waiting calls leave out\n" +
+			"cancelled and deleted calls in the smallest queues and tasks, up to 3,000 calls together; the others count\n" +
+			"them until claims have passed them. The oldest call is looked for among the first in line.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case watch && every < durationFlag(100*time.Millisecond):
 				return usagef("--every is %s, less than 100ms", time.Duration(every))
 			case !watch && cmd.Flags().Changed("every"):
 				return usagef("--every is for --watch")
 			case watch:
-				return p.watchStatus(cmd.Context(), time.Duration(every))
+				return watchStatus(cmd, a, time.Duration(every))
 			}
-			return p.ask(cmd.Context(), func(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-				return p.showStatus(ctx, cfg, pool)
-			})
+			return a.query(func(ctx context.Context, db *database, _ []string) error {
+				return showStatus(ctx, a, db)
+			})(cmd, args)
 		},
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until Ctrl-C")
@@ -44,69 +45,170 @@ func (p *program) statusCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *program) showStatus(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
-	s, err := admin.ReadStatus(ctx, pool)
+// watchStatus shows the status again and again until Ctrl-C, which is its good end. Once it has
+// begun, Postgres may come and go: that may be what somebody watches for.
+func watchStatus(cmd *cobra.Command, a *app, every time.Duration) error {
+	err := a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		away := false
+		for first := true; ; first = false {
+			screen, err := statusScreen(ctx, a, db)
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case err != nil && !isUnreachable(err):
+				return err
+			case err != nil && !away:
+				fmt.Fprintf(a.stderr, "callq: status is not shown while Postgres cannot be reached: %s\n", oneLine(err.Error()))
+			case err == nil:
+				if err := showScreen(a, screen, first); err != nil {
+					return err
+				}
+			}
+			away = err != nil
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})(cmd, nil)
+	if cmd.Context().Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// statusScreen is one whole screen, so that a terminal never shows half of one.
+func statusScreen(ctx context.Context, a *app, db *database) ([]byte, error) {
+	bounded, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	var screen bytes.Buffer
+	on := *a
+	on.stdout = &screen
+	err := showStatus(bounded, &on, db)
+	return screen.Bytes(), err
+}
+
+func showScreen(a *app, screen []byte, first bool) error {
+	before := ""
+	switch {
+	case a.output != "table":
+	case isTerminal(a.stdout):
+		before = "\x1b[H\x1b[J" // go to the top left, and clear what is below
+	case !first:
+		before = "\n"
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s%s", before, screen)
+	return err
+}
+
+func showStatus(ctx context.Context, a *app, db *database) error {
+	s, err := admin.ReadStatus(ctx, db.Pool)
 	if err != nil {
 		return err
 	}
-	lookAtBudgets(ctx, cfg, s.Budgets)
-	if p.output != "table" {
-		return p.printJSON(s)
+	readBudgets(ctx, db, s.Budgets)
+	if a.output != "table" {
+		return a.printJSON(s)
 	}
-	return p.printStatus(s)
+	return printStatus(a.stdout, s)
 }
 
-func (p *program) printStatus(s *admin.Status) error {
-	if err := printTable(p.stdout, s.Queues, queueColumns()...); err != nil {
+func printStatus(to io.Writer, s *admin.Status) error {
+	if err := queueTable().print(to, s.Queues); err != nil {
 		return err
 	}
 	if s.Unnamed != nil {
-		fmt.Fprintf(p.stdout, "and %s\n", s.Unnamed)
+		fmt.Fprintf(to, "and %s\n", s.Unnamed)
 	}
 	if len(s.Limits) > 0 {
-		fmt.Fprintln(p.stdout)
-		if err := printTable(p.stdout, s.Limits, limitColumns()[:6]...); err != nil {
+		fmt.Fprintln(to)
+		limits := table[admin.Limit]{"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] }}
+		if err := limits.print(to, s.Limits); err != nil {
 			return err
 		}
 	}
 	if len(s.Budgets) > 0 {
-		fmt.Fprintln(p.stdout)
-		if err := printTable(p.stdout, s.Budgets, budgetColumns()...); err != nil {
+		fmt.Fprintln(to)
+		if err := budgetTable().print(to, s.Budgets); err != nil {
 			return err
 		}
 	}
 	if text := s.OthersText(); text != "" {
-		fmt.Fprintln(p.stdout, "\n"+printable(text))
+		fmt.Fprintln(to, "\n"+printable(text))
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		p.printDifference("http_task."+key, s.HTTPTask[key], admin.EachOwn)
+		fmt.Fprintf(to, "\nlive processes differ on %s\n", printable("http_task."+key))
+		for _, w := range s.HTTPTask[key] {
+			fmt.Fprintf(to, "  %s: %s\n", printable(strings.Join(w.By, ", ")), printable(w.Rule))
+		}
+		fmt.Fprintf(to, "  in force: %s\n", admin.EachOwn)
 	}
-	fmt.Fprintln(p.stdout)
+	fmt.Fprintln(to)
 	if len(s.Workers) == 0 {
-		fmt.Fprintln(p.stdout, "no workers: nothing is sent until one runs (callq serve, callq work)")
-	} else if err := printTable(p.stdout, s.Workers,
-		column[admin.Worker]{"WORKER", func(w admin.Worker) string { return w.ID }},
-		column[admin.Worker]{"POOL", func(w admin.Worker) string { return w.Pool }},
-		column[admin.Worker]{"TASKS", func(w admin.Worker) string { return short(strings.Join(w.Tasks, ",")) }},
-		column[admin.Worker]{"RUNNING", func(w admin.Worker) string { return fmt.Sprintf("%d of %d", w.Running, w.Slots) }},
-		column[admin.Worker]{"LAST BEAT", func(w admin.Worker) string {
-			if state := w.StateText(); state != "" {
-				return admin.Ago(s.At, w.BeatAt) + ": " + state
-			}
-			return admin.Ago(s.At, w.BeatAt)
-		}},
-	); err != nil {
+		fmt.Fprintln(to, "no workers: nothing is sent until one runs (callq serve, callq work)")
+	} else if err := workerTable(s.At).print(to, s.Workers); err != nil {
 		return err
 	}
 	for _, t := range s.Unhandled {
-		fmt.Fprintln(p.stdout, t)
+		fmt.Fprintln(to, t)
 	}
-	counted := func(q admin.Queue) bool { return q.Due > 0 }
 	switch {
 	case s.Oldest != nil:
-		fmt.Fprintf(p.stdout, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt))
-	case slices.ContainsFunc(s.Queues, counted):
-		fmt.Fprintln(p.stdout, "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them")
+		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt))
+	case slices.ContainsFunc(s.Queues, func(q admin.Queue) bool { return q.Due > 0 }):
+		fmt.Fprintln(to, "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them")
 	}
 	return nil
+}
+
+func workerTable(now time.Time) table[admin.Worker] {
+	return table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST BEAT", func(w admin.Worker) []any {
+		beat := admin.Ago(now, w.BeatAt)
+		if state := w.StateText(); state != "" {
+			beat += ": " + state
+		}
+		return []any{w.ID, w.Pool, short(strings.Join(w.Tasks, ",")), fmt.Sprintf("%d of %d", w.Running, w.Slots), beat}
+	}}
+}
+
+func budgetTable() table[admin.Budget] {
+	return table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
+		free := "unknown: " + short(b.Unknown)
+		switch {
+		case b.Free != nil && b.Waiting > 0:
+			free = fmt.Sprintf("%d; draws wait for up to %s", *b.Free, b.Waiting.Round(time.Millisecond))
+		case b.Free != nil:
+			free = fmt.Sprint(*b.Free)
+		}
+		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, free}
+	}}
+}
+
+// readBudgets asks Redis, which a status without budgets does not need, what is free. Where Redis
+// does not answer, each budget says so.
+func readBudgets(ctx context.Context, db *database, budgets []admin.Budget) {
+	if len(budgets) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	client, err := openRedis(db.cfg, slog.New(slog.DiscardHandler))
+	if err == nil {
+		defer client.Close()
+	}
+	for i := range budgets {
+		b := &budgets[i]
+		var free int64
+		if err == nil {
+			free, b.Waiting, err = budget.Look(ctx, client, b.Name, b.Rule())
+		}
+		if err != nil { // the others need not wait for it too
+			b.Unknown = oneLine(err.Error())
+			continue
+		}
+		b.Free = &free
+	}
 }

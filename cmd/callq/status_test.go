@@ -41,13 +41,9 @@ func TestStatusOfCallsThatEndedInLine(t *testing.T) {
 	w.exec(`INSERT INTO call_queue (queue) SELECT 'payments' FROM generate_series(1, 10300);
 		UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id < 10300`)
 	const says = "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n"
-	if text := w.do("status"); !strings.Contains(text, says) {
-		t.Errorf("status says\n%s, want %s", text, says)
-	}
+	has(t, w.do("status"), says)
 	w.exec(`DELETE FROM call_queue WHERE id < 10300; UPDATE call_queue SET run_at = now() - interval '1 day'`)
-	if text := w.do("status"); !strings.Contains(text, "oldest due call: 10300 in payments, due 24h") {
-		t.Errorf("status says\n%s", text)
-	}
+	has(t, w.do("status"), "oldest due call: 10300 in payments, due 24h")
 }
 
 // A worker that handles the task does not help a queue whose label it does not carry.
@@ -59,9 +55,7 @@ func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
 	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait\n"
-	if text := w.do("status"); !strings.Contains(text, says) {
-		t.Errorf("status says\n%s, want %s", text, says)
-	}
+	has(t, w.do("status"), says)
 	w.exec(`UPDATE call_workers SET labels = '{ip-b,ip-a}'`)
 	if text := w.do("status"); strings.Contains(text, "no live worker") {
 		t.Errorf("status says\n%s", text)

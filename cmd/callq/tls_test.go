@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
+	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
 	"io"
 	"math/big"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,91 +20,36 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/redistest"
 )
 
-// authority signs certificates, in files.
-type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	file string
-}
-
-func newAuthority(t *testing.T) authority {
+// certificates writes, as files, a certificate for 127.0.0.1 that is its own authority, its key, and another's authority.
+func certificates(t *testing.T) (cert, key, other string) {
 	t.Helper()
-	a := authority{t: t, file: filepath.Join(t.TempDir(), "ca.pem")}
-	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "test authority"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	pair := httptest.NewTLSServer(nil)
+	defer pair.Close()
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+		return path
 	}
-	der, key := a.sign(template, template, nil)
-	var err error
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		t.Fatal(err)
-	}
-	a.key = key
-	a.write(a.file, "CERTIFICATE", der)
-	return a
-}
-
-func (a authority) sign(template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	if by == nil {
-		by = key
-	}
-	template.SerialNumber = big.NewInt(time.Now().UnixNano())
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return der, key
-}
-
-// server makes a certificate for the name localhost, and its key.
-func (a authority) server() (cert, key string) {
-	a.t.Helper()
-	der, own := a.sign(&x509.Certificate{DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, a.cert, a.key)
-	raw, err := x509.MarshalPKCS8PrivateKey(own)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	dir := a.t.TempDir()
-	cert, key = filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key")
-	a.write(cert, "CERTIFICATE", der)
-	a.write(key, "PRIVATE KEY", raw)
-	return cert, key
-}
-
-func (a authority) write(path, kind string, der []byte) {
-	a.t.Helper()
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-}
-
-func (a authority) read(path string) []byte {
-	a.t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return data
+	private, err := x509.MarshalPKCS8PrivateKey(pair.TLS.Certificates[0].PrivateKey)
+	must(t, err)
+	public, stranger, err := ed25519.GenerateKey(nil)
+	must(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, stranger)
+	must(t, err)
+	return write("cert", "CERTIFICATE", pair.Certificate().Raw), write("key", "PRIVATE KEY", private), write("other", "CERTIFICATE", der)
 }
 
 // answers is a server with one answer to whatever it is told.
 func answers(t *testing.T, words string) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed with the test
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {
@@ -151,38 +95,35 @@ func encrypt(t *testing.T, postgres *local.PostgresServer, files map[string][]by
 // TLS fails.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t)
-	cert, key := ca.server()
+	cert, key, other := certificates(t)
+	read := func(path string) []byte {
+		text, err := os.ReadFile(path)
+		must(t, err)
+		return text
+	}
 	pgPort, redisPort := redistest.FreePort(t), redistest.FreePort(t)
 	postgres, err := local.StartPostgres(t.Context(), local.Postgres{
 		Settings: map[string]string{"port": pgPort, "listen_addresses": "127.0.0.1", "fsync": "off"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = postgres.Stop() })
-	encrypt(t, postgres, map[string][]byte{"server.crt": ca.read(cert), "server.key": ca.read(key)})
+	encrypt(t, postgres, map[string][]byte{"server.crt": read(cert), "server.key": read(key)})
 	_, client := redistest.Start(t, map[string]string{
-		"tls-port": redisPort, "tls-cert-file": cert, "tls-key-file": key, "tls-ca-cert-file": ca.file, "tls-auth-clients": "no",
+		"tls-port": redisPort, "tls-cert-file": cert, "tls-key-file": key, "tls-ca-cert-file": cert, "tls-auth-clients": "no",
 		"bind": "127.0.0.1",
 	}, redis.Options{})
-	if err := client.ConfigSet(t.Context(), "requirepass", "hunter2").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.ConfigSet(t.Context(), "requirepass", "hunter2").Err())
 	url := func(host, more string) string {
 		return fmt.Sprintf("postgres://postgres:hunter2@%s:%s/postgres?%s", host, pgPort, more)
 	}
-	secure := "sslmode=verify-full&sslrootcert=" + ca.file
-	caLine := fmt.Sprintf("redis: {ca_file: %q}\n", ca.file)
+	secure := "sslmode=verify-full&sslrootcert=" + cert
+	caLine := fmt.Sprintf("redis: {ca_file: %q}\n", cert)
 	good := world{
-		t: t, postgres: url("localhost", secure), redis: "rediss://:hunter2@localhost:" + redisPort, config: atAnyPort + caLine,
+		t: t, postgres: url("127.0.0.1", secure), redis: "rediss://:hunter2@127.0.0.1:" + redisPort, config: atAnyPort + caLine,
 	}
 	good.do("migrate", "up")
-	other := newAuthority(t).file
 	notPEM := filepath.Join(t.TempDir(), "not.pem")
-	if err := os.WriteFile(notPEM, []byte("hello"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(notPEM, []byte("hello"), 0o600))
 	with := func(change func(*world)) world { w := good; change(&w); return w }
 	for _, c := range []struct {
 		name  string
@@ -191,21 +132,21 @@ func TestTLS(t *testing.T) {
 		code  int
 		words []string
 	}{
-		{"Postgres, another authority", with(func(w *world) { w.postgres = url("localhost", "sslmode=verify-full&sslrootcert="+other) }), "status", 5, []string{"certificate", "sslrootcert", "DATABASE_URL"}},
-		{"Postgres, verify-ca, another authority", with(func(w *world) { w.postgres = url("localhost", "sslmode=verify-ca&sslrootcert="+other) }), "status", 5, []string{"certificate", "sslrootcert"}},
-		{"Postgres, no authority", with(func(w *world) { w.postgres = url("localhost", "sslmode=verify-full") }), "status", 5, []string{"certificate", "sslrootcert"}},
-		{"Postgres, another name", with(func(w *world) { w.postgres = url("127.0.0.1", secure) }), "migrate status", 5, []string{"certificate", "127.0.0.1", "names the URL's host"}},
-		{"Postgres, verify-ca, another name", with(func(w *world) { w.postgres = url("127.0.0.1", "sslmode=verify-ca&sslrootcert="+ca.file) }), "status", 0, nil},
-		{"Postgres, no such file", with(func(w *world) { w.postgres = url("localhost", "sslmode=verify-full&sslrootcert=/no/such.pem") }), "status", 2, []string{"unable to read CA file"}},
+		{"Postgres, another authority", with(func(w *world) { w.postgres = url("127.0.0.1", "sslmode=verify-full&sslrootcert="+other) }), "status", 5, []string{"certificate", "sslrootcert", "DATABASE_URL"}},
+		{"Postgres, verify-ca, another authority", with(func(w *world) { w.postgres = url("127.0.0.1", "sslmode=verify-ca&sslrootcert="+other) }), "status", 5, []string{"certificate", "sslrootcert"}},
+		{"Postgres, no authority", with(func(w *world) { w.postgres = url("127.0.0.1", "sslmode=verify-full") }), "status", 5, []string{"certificate", "sslrootcert"}},
+		{"Postgres, another name", with(func(w *world) { w.postgres = url("localhost", secure) }), "migrate status", 5, []string{"certificate", "localhost", "names the URL's host"}},
+		{"Postgres, verify-ca, another name", with(func(w *world) { w.postgres = url("localhost", "sslmode=verify-ca&sslrootcert="+cert) }), "status", 0, nil},
+		{"Postgres, no such file", with(func(w *world) { w.postgres = url("127.0.0.1", "sslmode=verify-full&sslrootcert=/no/such.pem") }), "status", 2, []string{"unable to read CA file"}},
 		{"Postgres without TLS", with(func(w *world) { w.postgres = "postgres://u:hunter2@" + answers(t, "N") + "/d?sslmode=require" }), "status", 5, []string{"refused TLS", "sslmode"}},
 		{"Redis without TLS", with(func(w *world) { w.redis = "rediss://:hunter2@" + answers(t, "-ERR\r\n") }), "dispatch --once", 5, []string{"not look like a TLS", "rediss:// or redis://"}},
 		{"Redis, another authority", with(func(w *world) { w.config = fmt.Sprintf("redis: {ca_file: %q}", other) }), "dispatch --once", 5, []string{"Redis is there", "certificate", "redis.ca_file"}},
 		{"Redis, no authority", with(func(w *world) { w.config = "" }), "dispatch --once", 5, []string{"certificate", "redis.ca_file"}},
-		{"Redis, another name", with(func(w *world) { w.redis = "rediss://:hunter2@127.0.0.1:" + redisPort }), "dispatch --once", 5, []string{"certificate", "127.0.0.1"}},
-		{"Redis, wrong password", with(func(w *world) { w.redis = "rediss://:ter2hun@localhost:" + redisPort }), "dispatch --once", 5, []string{"refused the connection"}},
+		{"Redis, another name", with(func(w *world) { w.redis = "rediss://:hunter2@localhost:" + redisPort }), "dispatch --once", 5, []string{"certificate", "localhost"}},
+		{"Redis, wrong password", with(func(w *world) { w.redis = "rediss://:ter2hun@127.0.0.1:" + redisPort }), "dispatch --once", 5, []string{"refused the connection"}},
 		{"Redis, no such file", with(func(w *world) { w.config = "redis: {ca_file: /no/such.pem}" }), "dispatch --once", 2, []string{"redis.ca_file", "/no/such.pem"}},
 		{"Redis, not a certificate", with(func(w *world) { w.config = fmt.Sprintf("redis: {ca_file: %q}", notPEM) }), "dispatch --once", 2, []string{"holds no certificate"}},
-		{"Redis, an authority and no TLS", with(func(w *world) { w.redis = "redis://:hunter2@localhost:" + redisPort }), "dispatch --once", 2, []string{"is not rediss://"}},
+		{"Redis, an authority and no TLS", with(func(w *world) { w.redis = "redis://:hunter2@127.0.0.1:" + redisPort }), "dispatch --once", 2, []string{"is not rediss://"}},
 		{"all well", good, "dispatch --once", 0, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -227,10 +168,9 @@ func TestTLS(t *testing.T) {
 
 	api, _, answer := api(t)
 	answer()
-	d := good.start("serve")
-	awaitReady(t, addressIn(t, &d.stderr))
-	id := strings.TrimSpace(good.do("enqueue", "--data", fmt.Sprintf(`{"url": %q}`, api)))
-	eventually(t, "the call is done", func() bool { return good.get(id).Status == callqueue.StatusDone })
+	d := good.startReady("serve")
+	id := good.call(api)
+	good.done(id)
 	if code := d.end(); code != exitDone {
 		t.Errorf("exit code %d\n%s", code, &d.stderr)
 	}

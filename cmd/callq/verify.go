@@ -3,130 +3,90 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strconv"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger"
 )
 
-func (p *program) verifyCommand() *cobra.Command {
+func verifyCommand(a *app) *cobra.Command {
 	var since sinceFlag
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove the rules from the ledger",
 		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, and no attempt sent two
-requests or is missing. Each that may have been sent is charged to the limits that its queue had, and
-every counter, status and version is what the other rows say. It may run beside everything else.
-It says what the proof rests on. Exit code 3, and the rows, when a rule does not hold.`,
+requests or is missing. Every attempt that may have been sent is charged to the limits that its queue had, and
+every counter, status and version agrees with the other rows. It may run beside everything else, and says what
+the proof rests on. If a rule does not hold, it prints the rows and exits with 3.`,
 		Example: `  callq verify
   callq verify --since 24h
   callq verify --since 2026-11-01T00:00:00Z -o json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.withPostgres(cmd.Context(), commandSettings(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				report, err := ledger.VerifySince(ctx, pool, time.Time(since))
-				if err != nil {
-					return err
-				}
-				if err := p.printReport(report); err != nil {
-					return err
-				}
-				if n := len(report.Findings); n > 0 {
-					return &exitError{exitFindings, fmt.Errorf("verify: %d rows break a rule", n)}
-				}
-				return nil
-			})
-		},
+		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+			report, err := ledger.VerifySince(ctx, db.Pool, since.Time)
+			if err != nil {
+				return err
+			}
+			if a.output != "table" {
+				err = a.printJSON(report)
+			} else {
+				err = printProof(a.stdout, report)
+			}
+			if n := len(report.Findings); n > 0 && err == nil {
+				return exitf(exitFindings, "verify: %d rows break a rule", n)
+			}
+			return err
+		}),
 	}
 	cmd.Flags().Var(&since, "since", "look only at what came since then: a time, or so long ago (default: all)")
 	return cmd
 }
 
-// sinceFlag is a moment, given as one or as how long ago it was.
-type sinceFlag time.Time
-
-func (f *sinceFlag) Type() string { return "time" }
-
-func (f *sinceFlag) String() string {
-	if time.Time(*f).IsZero() {
-		return ""
-	}
-	return time.Time(*f).Format(time.RFC3339)
-}
-
-func (f *sinceFlag) Set(text string) error {
-	if d, err := config.ParseDuration(text); err == nil {
-		*f = sinceFlag(time.Now().Add(-d))
-		return nil
-	}
-	t, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return fmt.Errorf("write a time such as 2026-11-01T00:00:00Z, or how long ago, such as 24h or 7d")
-	}
-	*f = sinceFlag(t)
-	return nil
-}
-
-func (p *program) printReport(r *ledger.Report) error {
-	if p.output != "table" {
-		return p.printJSON(r)
-	}
+func printProof(to io.Writer, r *ledger.Report) error {
 	if len(r.Limits) > 0 {
-		err := printTable(p.stdout, r.Limits,
-			column[ledger.LimitUse]{"LIMIT", func(l ledger.LimitUse) string { return l.Limit }},
-			column[ledger.LimitUse]{"IN FORCE FROM", func(l ledger.LimitUse) string { return instant(&l.From) }},
-			column[ledger.LimitUse]{"RATE", func(l ledger.LimitUse) string { return l.InForce().String() }},
-			column[ledger.LimitUse]{"STARTS", func(l ledger.LimitUse) string { return strconv.FormatInt(l.Starts, 10) }},
-			column[ledger.LimitUse]{"MOST IN A WINDOW", func(l ledger.LimitUse) string { return fmt.Sprintf("%d of %d", l.Most, l.InForce().Most()) }},
-		)
+		err := table[ledger.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l ledger.LimitUse) []any {
+			rate := l.InForce()
+			return []any{l.Limit, l.From, rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, rate.Most())}
+		}}.print(to, r.Limits)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(p.stdout)
-		p.printAbove(r.Limits)
+		fmt.Fprintln(to)
+		printAbove(to, r.Limits)
 	}
-	if len(r.Findings) > 0 {
-		err := printTable(p.stdout, r.Findings,
-			column[ledger.Violation]{"RULE THAT DOES NOT HOLD", func(v ledger.Violation) string { return v.Rule }},
-			column[ledger.Violation]{"LIMIT", func(v ledger.Violation) string { return dash(v.Limit) }},
-			column[ledger.Violation]{"CALL", func(v ledger.Violation) string { return number(v.CallID) }},
-			column[ledger.Violation]{"ATTEMPT", func(v ledger.Violation) string { return number(int64(v.Attempt)) }},
-			column[ledger.Violation]{"DETAIL", func(v ledger.Violation) string { return v.Detail }},
-		)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(p.stdout)
-	}
-	fmt.Fprintln(p.stdout, "This rests on:")
-	for _, what := range r.RestsOn {
-		fmt.Fprintln(p.stdout, "- "+printable(what))
-	}
-	fmt.Fprintln(p.stdout)
 	verdict := "every rule holds"
 	if len(r.Findings) > 0 {
 		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
+		err := table[ledger.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v ledger.Violation) []any {
+			return []any{v.Rule, dash(v.Limit), number(v.CallID), number(int64(v.Attempt)), v.Detail}
+		}}.print(to, r.Findings)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(to)
 	}
-	fmt.Fprintf(p.stdout, "%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
-	return nil
+	fmt.Fprintln(to, "This rests on:")
+	for _, what := range r.RestsOn {
+		fmt.Fprintln(to, "- "+printable(what))
+	}
+	_, err := fmt.Fprintf(to, "\n%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
+	return err
 }
 
-// printAbove says which limits were charged more than the calls' costs said: no rule of callq's is broken, but
-// the API may have been asked for more than the rate.
-func (p *program) printAbove(limits []ledger.LimitUse) {
+// printAbove says which limits were charged more than the calls' costs said. That breaks no rule of
+// callq's, but the API may have been asked for more than the rate.
+func printAbove(to io.Writer, limits []ledger.LimitUse) {
 	said := false
 	for _, l := range limits {
 		if l.Above > 0 {
-			fmt.Fprintf(p.stdout, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
+			fmt.Fprintf(to, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
 				"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.InForce().Most())
 			said = true
 		}
 	}
 	if said {
-		fmt.Fprintln(p.stdout)
+		fmt.Fprintln(to)
 	}
 }
 

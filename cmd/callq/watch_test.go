@@ -24,7 +24,7 @@ func TestStatusWatch(t *testing.T) {
 			environ := w.environ()
 			w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
 			go func() {
-				code <- run(ctx, []string{"status", "--watch", "--every", "100ms", "-o", output}, strings.NewReader(""), &out, &errs, environ)
+				code <- runCode(ctx, []string{"status", "--watch", "--every", "100ms", "-o", output}, strings.NewReader(""), &out, &errs, environ)
 			}()
 			eventually(t, "three screens", func() bool { return strings.Count(out.String(), mark) >= 3 })
 			interrupt()
@@ -51,7 +51,7 @@ func TestStatusWatchOutage(t *testing.T) {
 	code := make(chan int, 1)
 	environ := w.environ()
 	go func() {
-		code <- run(ctx, []string{"status", "--watch", "--every", "100ms", "-o", "jsonl", "--timeout", "5s"}, strings.NewReader(""), &out, &errs, environ)
+		code <- runCode(ctx, []string{"status", "--watch", "--every", "100ms", "-o", "jsonl", "--timeout", "5s"}, strings.NewReader(""), &out, &errs, environ)
 	}()
 	eventually(t, "a screen", func() bool { return out.String() != "" })
 	database := databaseOf(t, w.postgres)
@@ -71,8 +71,6 @@ func TestStatusWatchOutage(t *testing.T) {
 func databaseOf(t *testing.T, url string) string {
 	t.Helper()
 	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return config.Database
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -77,30 +78,15 @@ func version(ctx context.Context, pool *pgxpool.Pool) ([]Finding, bool, error) {
 }
 
 func readVersion(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	var exists bool
-	var has int64
-	if err := pool.QueryRow(ctx, `SELECT to_regclass('callq_migrations') IS NOT NULL`).Scan(&exists); err != nil {
+	err := migrations.Check(ctx, pool)
+	if problem, ok := errors.AsType[*migrations.SchemaError](err); ok {
+		return one(Problem, problem.What, problem.Fix), nil
+	}
+	if err != nil {
 		return nil, err
 	}
-	if exists {
-		if err := pool.QueryRow(ctx, versionSQL).Scan(&has); err != nil {
-			return nil, err
-		}
-	}
-	switch want := migrations.Version(); {
-	case has == 0:
-		return one(Problem, "callq's tables are not in this database", "callq migrate up"), nil
-	case has < want:
-		return one(Problem, fmt.Sprintf("the schema has version %d, and this callq needs %d",
-			has, want), "callq migrate up"), nil
-	case has > want:
-		return one(Problem, fmt.Sprintf("the schema has version %d, and this callq knows %d", has, want),
-			"use a newer callq, or that one's `callq migrate down`"), nil
-	}
-	return one(OK, fmt.Sprint(has), ""), nil
+	return one(OK, fmt.Sprint(migrations.Version()), ""), nil
 }
-
-const versionSQL = `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`
 
 // drift compares the schema with what the migrations make of it.
 func drift(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {

@@ -1,13 +1,6 @@
 package main
 
 import (
-	"log/slog"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/maintenance"
@@ -15,29 +8,22 @@ import (
 	"github.com/callq/callq/tasks"
 )
 
-// What the configuration says, in the words of the packages that it configures. Nothing else
-// translates between them.
-
-// servers are what every part uses.
-type servers struct {
-	pool    *pgxpool.Pool
-	redis   redis.UniversalClient
-	listen  *pgx.ConnConfig
-	log     *slog.Logger
-	metrics prometheus.Registerer // nil: none
-}
+// This file alone translates the configuration into what the packages take.
 
 func dispatcherConfig(cfg *config.Config, s servers) dispatcher.Config {
 	return dispatcher.Config{
-		Pool:      s.pool,
-		Redis:     s.redis,
-		Listen:    s.listen,
+		Pool: s.pool, Redis: s.redis, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
 		Policy:    rules(cfg),
 		Schedule:  dispatcher.Schedule(cfg.Schedule),
 		Retention: maintenance.Retention(cfg.Retention),
 		MaxData:   int64(cfg.Calls.MaxData),
-		Logger:    s.log,
-		Metrics:   s.metrics,
+	}
+}
+
+// settings are what a reload changes in a dispatcher. (*reloader).reloads names the same sections.
+func settings(cfg *config.Config) dispatcher.Settings {
+	return dispatcher.Settings{
+		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: maintenance.Retention(cfg.Retention),
 	}
 }
 
@@ -82,14 +68,9 @@ func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
 		return tasks.Config{}, err
 	}
 	return tasks.Config{
-		Pool:            s.pool,
-		Redis:           s.redis,
-		Concurrency:     cfg.Worker.Concurrency,
-		Labels:          cfg.Worker.Labels,
-		ShutdownTimeout: cfg.Worker.ShutdownTimeout,
-		HTTP:            &task,
-		Logger:          s.log,
-		Metrics:         s.metrics,
+		Pool: s.pool, Redis: s.redis, Logger: s.log, Metrics: s.metrics,
+		Concurrency: cfg.Worker.Concurrency, Labels: cfg.Worker.Labels, ShutdownTimeout: cfg.Worker.ShutdownTimeout,
+		HTTP: &task,
 	}, nil
 }
 
@@ -104,23 +85,7 @@ func httpConfig(cfg *config.Config) (tasks.HTTPConfig, error) {
 		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
 	}
 	return tasks.HTTPConfig{
-		Hosts:        cfg.HTTPTask.Hosts,
-		PrivateHosts: cfg.HTTPTask.PrivateHosts,
-		AllowPrivate: cfg.HTTPTask.AllowPrivate,
-		Store:        cfg.HTTPTask.Store,
-		Secrets:      secrets,
+		Hosts: cfg.HTTPTask.Hosts, PrivateHosts: cfg.HTTPTask.PrivateHosts, AllowPrivate: cfg.HTTPTask.AllowPrivate,
+		Store: cfg.HTTPTask.Store, Secrets: secrets,
 	}, nil
-}
-
-// logger writes to stderr as the configuration says.
-func (p *program) logger(cfg *config.Config) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
-		level = slog.LevelInfo // cannot happen: the configuration allows slog's names only
-	}
-	options := &slog.HandlerOptions{Level: level}
-	if cfg.Log.Format == "json" {
-		return slog.New(slog.NewJSONHandler(p.stderr, options))
-	}
-	return slog.New(slog.NewTextHandler(p.stderr, options))
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -36,20 +35,22 @@ type exitError struct {
 func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
 
-func usagef(format string, args ...any) error {
-	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+func exitf(code int, format string, args ...any) error {
+	return &exitError{code, fmt.Errorf(format, args...)}
 }
 
-// report says on stderr what went wrong, and returns the exit code.
-func (p *program) report(err error) int {
+func usagef(format string, args ...any) error { return exitf(exitUsage, format, args...) }
+
+// exitCode says on stderr what went wrong, and returns the exit code.
+func exitCode(stderr io.Writer, err error) int {
 	code, text := judge(err)
 	if text != "" {
-		fmt.Fprintln(p.stderr, text)
+		fmt.Fprintln(stderr, text)
 	}
 	return code
 }
 
-// judge returns the exit code of an error and what to say of it.
+// judge returns an error's exit code and what to say of it.
 func judge(err error) (int, string) {
 	if err == nil {
 		return exitDone, ""
@@ -84,29 +85,30 @@ func judge(err error) (int, string) {
 	return exitFailed, text
 }
 
-// isUnreachable tells a server that is away or does not answer from one that refused a statement.
+// isUnreachable tells a server that is away or silent from one that refused a statement.
 func isUnreachable(err error) bool {
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08") || pg.Code == "53300"
+	_, connecting := errors.AsType[*pgconn.ConnectError](err)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok { // 55000: the database takes no connections now
+		return strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08") || pg.Code == "53300" || connecting && pg.Code == "55000"
 	}
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+	if connecting {
 		return true
 	}
 	if e, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
-		_, ofFile := e.(syscall.Errno) // bare: what concerns a connection is wrapped in net's own
+		_, ofFile := e.(syscall.Errno) // bare: net wraps those of a connection
 		return !ofFile
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// isForbidden says that Postgres did not let this role do it.
+// isForbidden reports whether Postgres did not let this role do it.
 func isForbidden(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pg.Code == "42501"
 }
 
-// oneLine makes pgx's message about several addresses one line. An address that was tried twice, with TLS
-// and without, is named once.
+// oneLine makes one line of pgx's message about several addresses. An address that was tried with
+// and without TLS is named once.
 func oneLine(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\t' })
 	for i := len(lines) - 2; i >= 0; i-- {
@@ -115,9 +117,4 @@ func oneLine(text string) string {
 		}
 	}
 	return strings.ReplaceAll(strings.Join(lines, " "), ":  ", ": ")
-}
-
-// timedOut says in a command's words that a server did not answer in time.
-func timedOut(what string, after time.Duration, err error) error {
-	return &exitError{exitUnreachable, fmt.Errorf("%s did not answer within %s: %w", what, after, err)}
 }

@@ -3,10 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -14,39 +11,40 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/web"
+	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
 )
 
-func (p *program) serveCommand() *cobra.Command {
+func serveCommand(a *app) *cobra.Command {
 	apply := false
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
-		Long: "Run a dispatcher, a worker and the http listener in one process, until SIGTERM, which drains.\n" +
+		Long: "Run a dispatcher, a worker and the http listener in one process. SIGTERM drains it.\n" +
 			"SIGHUP reloads limits, queues, budgets, schedule, retention and http_task; a bad file changes nothing.\n" +
-			"It never migrates: run `callq migrate up` first. " + applyText,
+			"It never migrates: run `callq migrate up` first.\n\n" + applyText,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true, apply: apply})
+			return a.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true, apply: apply})
 		},
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, applyUsage)
 	return cmd
 }
 
-func (p *program) workCommand() *cobra.Command {
+func workCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "work", Short: "Run a worker alone, as many as you like",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.daemon(cmd.Context(), roles{worker: true})
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.daemon(cmd.Context(), roles{worker: true}) },
 	}
 }
 
@@ -58,8 +56,7 @@ type roles struct {
 }
 
 // conns is how many connections the parts need at least.
-func (r roles) conns() int {
-	n := 0
+func (r roles) conns() (n int) {
 	if r.dispatcher {
 		n += 4
 	}
@@ -76,24 +73,15 @@ type part struct {
 	ready func() error
 }
 
-const (
-	awaitEvery    = 500 * time.Millisecond
-	askWithin     = 2 * time.Second
-	closeWithin   = 2 * time.Second
-	headersWithin = 5 * time.Second
-)
-
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or
-// Redis is away it waits, says so once, and answers 503 on /readyz; it never ends for that.
-func (p *program) daemon(ctx context.Context, roles roles) error {
-	cfg, err := p.readConfig()
+// Redis is away it waits, says so once, and answers 503 on /readyz. It never ends for that.
+func (a *app) daemon(ctx context.Context, roles roles) error {
+	cfg, err := a.readConfig()
 	if err != nil {
 		return err
 	}
-	log := p.logger(cfg)
-	for _, warning := range cfg.Warnings() {
-		log.WarnContext(ctx, "configuration may hold a slip", "warning", warning)
-	}
+	log := a.logger(cfg)
+	warnOfSlips(ctx, cfg, log)
 	s, err := openServers(ctx, cfg, log, roles)
 	if err != nil {
 		return err
@@ -102,7 +90,7 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = registry
-	reloads := reloader{read: p.readConfig, log: log, started: cfg, last: cfg}
+	reloads := reloader{read: a.readConfig, log: log, started: cfg, last: cfg}
 	parts, err := makeParts(cfg, s, roles, &reloads)
 	if err != nil {
 		return err
@@ -118,13 +106,13 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	defer stopServing()
 	var listening sync.WaitGroup
 	if listener != nil {
-		shown, closePages, err := openPages(ctx, cfg, listener.Addr(), log)
+		pages, closePages, err := openPages(ctx, cfg, listener.Addr(), log)
 		if err != nil {
 			return err
 		}
 		defer closePages()
 		handler := web.New(web.Config{
-			Checks: checks(ctx, s, parts), Metrics: registry, Pages: shown, Known: web.KnownHosts(listener.Addr(), cfg.HTTP.Listen),
+			Checks: checks(ctx, s, parts), Metrics: registry, Pages: pages, Known: web.KnownHosts(listener.Addr(), cfg.HTTP.Listen),
 		})
 		listening.Go(func() { serveHTTP(serving, listener, handler, log) })
 	}
@@ -141,40 +129,9 @@ func (p *program) daemon(ctx context.Context, roles roles) error {
 	return err
 }
 
-func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, roles roles) (servers, error) {
-	client, err := openRedis(cfg, log)
-	if err != nil {
-		return servers{}, err
-	}
-	var listen *pgx.ConnConfig
-	if roles.dispatcher { // a worker does without
-		if listen, err = directConn(cfg); err != nil {
-			return servers{}, err
-		}
-	}
-	pool, err := openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, roles.conns()))
-	if err != nil {
-		return servers{}, err
-	}
-	standardTo(log)
-	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
-}
-
-func (s servers) close() {
-	closePool(s.pool, s.log)
-	if err := s.redis.Close(); err != nil {
-		s.log.Warn("Redis client not closed", "err", err)
-	}
-}
-
-// closePool closes connections. A Postgres that has fallen silent is not waited for.
-func closePool(pool *pgxpool.Pool, log *slog.Logger) {
-	closed := make(chan struct{})
-	go func() { pool.Close(); close(closed) }()
-	select {
-	case <-closed:
-	case <-time.After(closeWithin):
-		log.Warn("connections to Postgres not closed: it does not answer")
+func warnOfSlips(ctx context.Context, cfg *config.Config, log *slog.Logger) {
+	for _, warning := range cfg.Warnings() {
+		log.WarnContext(ctx, "configuration may hold a slip", "warning", warning)
 	}
 }
 
@@ -228,10 +185,46 @@ func checks(ctx context.Context, s servers, parts []part) []web.Check {
 	return list
 }
 
+// servers are what every part uses.
+type servers struct {
+	pool    *pgxpool.Pool
+	redis   redis.UniversalClient
+	listen  *pgx.ConnConfig
+	log     *slog.Logger
+	metrics prometheus.Registerer // nil: none
+}
+
+// openServers makes the clients and does not connect.
+func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, roles roles) (servers, error) {
+	client, err := openRedis(cfg, log)
+	if err != nil {
+		return servers{}, err
+	}
+	var listen *pgx.ConnConfig
+	if roles.dispatcher { // a worker does without
+		if listen, err = directConn(cfg); err != nil {
+			return servers{}, err
+		}
+	}
+	pool, err := openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, roles.conns()))
+	if err != nil {
+		return servers{}, err
+	}
+	standardTo(log)
+	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
+}
+
+func (s servers) close() {
+	closePool(s.pool, s.log)
+	if err := s.redis.Close(); err != nil {
+		s.log.Warn("Redis client not closed", "err", err)
+	}
+}
+
 func (s servers) askPostgres(ctx context.Context) error { return checkSchema(ctx, s.pool) }
 func (s servers) askRedis(ctx context.Context) error    { return s.redis.Ping(ctx).Err() }
 
-// await returns when Postgres, its schema and Redis are there; false: ctx ended first.
+// await returns true when Postgres, its schema and Redis are there, false when ctx ended first.
 func (s servers) await(ctx context.Context) bool {
 	waiting := ""
 	for {
@@ -248,12 +241,12 @@ func (s servers) await(ctx context.Context) bool {
 			return true
 		case what != waiting:
 			waiting = what
-			s.log.WarnContext(ctx, "waiting", "for", what, "err", oneLine(explained(err).Error()))
+			s.log.WarnContext(ctx, "waiting", "for", what, "err", explained(err))
 		}
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(awaitEvery):
+		case <-time.After(2 * askAgainEvery):
 		}
 	}
 }
@@ -262,53 +255,26 @@ func (s servers) missing(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	if err := s.askPostgres(ctx); err != nil {
-		if _, ok := errors.AsType[*schemaError](err); ok {
+		if _, ok := errors.AsType[*migrations.SchemaError](err); ok {
 			return "the schema", err
 		}
 		return "Postgres", err
 	}
-	if err := s.askRedis(ctx); err != nil {
-		return "Redis", err
-	}
-	return "", nil
+	return "Redis", s.askRedis(ctx)
 }
 
-// listen opens the http listener; nil: none.
-func listen(ctx context.Context, addr string, must bool, log *slog.Logger) (net.Listener, error) {
-	if addr == "off" {
-		return nil, nil
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
-	switch {
-	case err != nil && must:
-		return nil, &exitError{exitFailed, fmt.Errorf("serve http: %w; set http.listen (CALLQ_HTTP_LISTEN) to an address that is free, or off", err)}
-	case err != nil:
-		log.WarnContext(ctx, "http not served", "listen", addr, "err", err)
-		return nil, nil
-	}
-	log.InfoContext(ctx, "http served", "address", listener.Addr().String())
-	return listener, nil
-}
-
-// serveHTTP serves until ctx ends.
-func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) {
-	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: headersWithin,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-	var served error
-	ended := make(chan struct{})
-	go func() { served = server.Serve(listener); close(ended) }()
-	select {
-	case <-ended:
-		log.ErrorContext(ctx, "http no longer served", "err", served)
-		return
-	case <-ctx.Done():
-	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
+// checkRedis warns of a Redis that is too old or may lose messages. Nothing is lost for good by
+// that, for Postgres is the authority: calls only wait longer.
+func (s servers) checkRedis(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	if server.Shutdown(bounded) != nil {
-		_ = server.Close() // a client that does not end does not keep us
+	findings, err := doctor.Redis(ctx, s.redis)
+	if err != nil {
+		s.log.WarnContext(ctx, "Redis not examined", "err", err)
 	}
-	<-ended
+	for _, f := range findings {
+		if f.Level != doctor.OK {
+			s.log.WarnContext(ctx, "Redis is not as callq needs it", "check", f.Check, "what", f.What, "fix", f.Fix)
+		}
+	}
 }
