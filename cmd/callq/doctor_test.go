@@ -199,8 +199,8 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"calls astray", exitFindings, []harmed{
 			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "1 calls are dispatched without an open attempt", "UPDATE call_queue SET status = 'new' WHERE id IN (1)"},
-			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM call_inbox`), "calls in no line", doctor.Problem, "1 calls wait and are in no line", "callq maintain sweep"},
-			{sql(`INSERT INTO call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no line", doctor.Problem, "1 lines do not add up", "callq maintain sweep"},
+			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM call_inbox`), "calls in no flow", doctor.Problem, "1 calls wait and are in no flow", "callq maintain sweep"},
+			{sql(`INSERT INTO call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "1 flows do not add up", "callq maintain sweep"},
 			{sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},
 			{sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
 		}},

@@ -197,9 +197,9 @@ func sweep(ctx context.Context, a *app, db *database, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	verb, run := "MENDED", d.RecoverAll
+	verb, run := "RECOVERED", d.RecoverAll
 	if dryRun {
-		verb, run = "TO MEND", d.RecoverDryRun
+		verb, run = "TO RECOVER", d.RecoverDryRun
 	}
 	swept, err := run(ctx)
 	if err != nil {

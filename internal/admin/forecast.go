@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/backlog"
 )
 
 // Forecast is until when a limit is kept busy by what waits for it now.

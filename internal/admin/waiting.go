@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/ledger"
 )
 
 // Waiting is how many calls wait in a queue for one task, and whether no worker is there for them.

@@ -72,7 +72,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 			{"overdue attempts", overdue},
 			{"held rows", heldRows},
 			{"calls set aside", setAside},
-			{"calls in no line", astray},
+			{"calls in no flow", orphans},
 			{"dispatched calls", withoutAttempt},
 			{"dead letters", deadLetters},
 			{"late requests", lateRequests},

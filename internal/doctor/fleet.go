@@ -9,9 +9,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/policy"
-	"github.com/callq/callq/internal/admin"
 )
 
 // Who lives: workers, dispatchers, and whether they agree.

@@ -48,7 +48,7 @@ SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timest
         - (SELECT timeout FROM call_queues q WHERE q.name = o.queue))
 FROM call_open o`
 
-func astray(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func orphans(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	a, err := backlog.FindOrphans(ctx, pool, lookMost)
 	if err != nil {
 		return nil, err

@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
