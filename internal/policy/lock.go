@@ -14,24 +14,28 @@ import (
 
 // LockedLimit is a limit's row as read under its lock.
 type LockedLimit struct {
-	Name          string        `db:"name"`
-	Units         int64         `db:"rate"`
-	Window        time.Duration `db:"window_size"` // 0: a concurrency limit
-	Shape         limit.Shape   `db:"shape"`
-	PerKey        bool          `db:"per_key"`
-	Overrides     bool          `db:"overrides"` // some keys have another rate
-	CountCost     bool          `db:"count_cost"`
-	ConfigRate    *int64        `db:"config_rate"` // while an operator has set another
-	ConfigShape   *limit.Shape  `db:"config_shape"`
-	Anchor        limit.Anchor  `db:"anchor"` // "": as the task has it
-	Slack         time.Duration `db:"slack"`
-	SendWithin    time.Duration `db:"send_within"`
-	UnderWay      time.Duration `db:"under_way"` // the longest from a start to its until
-	Epoch         string        `db:"epoch"`
-	MissingUntil  *time.Time    `db:"missing_until"`
-	KnownAt       *time.Time    `db:"known_at"`
-	KnownLess     int64         `db:"known_less"`
-	CompleteSince *time.Time    `db:"complete_since"`
+	Name       string        `db:"name"`
+	Units      int64         `db:"rate"`
+	Window     time.Duration `db:"window_size"` // 0: a concurrency limit
+	Shape      limit.Shape   `db:"shape"`
+	PerKey     bool          `db:"per_key"`
+	Overrides  bool          `db:"overrides"` // some keys have another rate
+	CountCost  bool          `db:"count_cost"`
+	Anchor     limit.Anchor  `db:"anchor"` // "": as the task has it
+	Slack      time.Duration `db:"slack"`
+	SendWithin time.Duration `db:"send_within"`
+	UnderWay   time.Duration `db:"under_way"` // the longest from a start to its until
+	configured
+	LimitUsage
+}
+
+// LimitUsage is what is known of a limit's usage.
+type LimitUsage struct {
+	Epoch         string     `db:"epoch"`          // the last that it entered
+	CompleteSince *time.Time `db:"complete_since"` // nil: not counted yet
+	MissingUntil  *time.Time `db:"missing_until"`  // nil: nothing is missing
+	KnownAt       *time.Time `db:"known_at"`
+	KnownLess     int64      `db:"known_less"`
 }
 
 // Rate is the limit's rate in force.
@@ -43,8 +47,8 @@ func (l LockedLimit) Rate() limit.Rate {
 // whichever rate allows more.
 func (l LockedLimit) MaxCost() int64 {
 	most := l.Rate().Most()
-	if l.ConfigRate != nil && l.ConfigShape != nil {
-		most = max(most, limit.Rate{Units: *l.ConfigRate, Shape: *l.ConfigShape}.Most())
+	if config := l.config(); config != nil {
+		most = max(most, config.Most())
 	}
 	return most
 }
@@ -112,7 +116,7 @@ const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues W
 
 // LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database.
 const LockLimitsSQL = `
-SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, config_rate, config_shape, coalesce(anchor, '') AS anchor, slack,
+SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, config_rate, config_window, config_shape, coalesce(anchor, '') AS anchor, slack,
     send_within, epoch, missing_until,
     known_at, known_less, complete_since,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(

@@ -11,22 +11,27 @@ import (
 
 // limitRow is a limit's row as it stands, or is to.
 type limitRow struct {
-	Name         string           `db:"name"`
-	Units        int64            `db:"rate"`
-	Window       time.Duration    `db:"window_size"`
-	Shape        limit.Shape      `db:"shape"`
-	PerKey       bool             `db:"per_key"`
-	Overrides    map[string]int64 `db:"overrides"`
-	CountCost    bool             `db:"count_cost"`
-	Anchor       string           `db:"anchor"`
-	Slack        time.Duration    `db:"slack"`
-	SendWithin   time.Duration    `db:"send_within"`
-	Hosts        []string         `db:"hosts"`
-	RetryAfter   time.Duration    `db:"retry_after"`
-	Queues       []string         `db:"queues"`
-	ConfigRate   *int64           `db:"config_rate"` // while an operator has set another
-	ConfigWindow *time.Duration   `db:"config_window"`
-	ConfigShape  *limit.Shape     `db:"config_shape"`
+	Name       string           `db:"name"`
+	Units      int64            `db:"rate"`
+	Window     time.Duration    `db:"window_size"`
+	Shape      limit.Shape      `db:"shape"`
+	PerKey     bool             `db:"per_key"`
+	Overrides  map[string]int64 `db:"overrides"`
+	CountCost  bool             `db:"count_cost"`
+	Anchor     string           `db:"anchor"`
+	Slack      time.Duration    `db:"slack"`
+	SendWithin time.Duration    `db:"send_within"`
+	Hosts      []string         `db:"hosts"`
+	RetryAfter time.Duration    `db:"retry_after"`
+	Queues     []string         `db:"queues"`
+	configured
+}
+
+// configured is the configuration's rate while an override is in force; else its fields are nil.
+type configured struct {
+	ConfigRate   *int64         `db:"config_rate"`
+	ConfigWindow *time.Duration `db:"config_window"`
+	ConfigShape  *limit.Shape   `db:"config_shape"`
 }
 
 func (row limitRow) rate() limit.Rate {
@@ -37,18 +42,18 @@ func (row *limitRow) setRate(r limit.Rate) {
 	row.Units, row.Window, row.Shape = r.Units, r.Window, r.Shape
 }
 
-// config is the rate of the configuration, while an operator has set another; else nil.
-func (row limitRow) config() *limit.Rate {
-	if row.ConfigRate == nil || row.ConfigWindow == nil || row.ConfigShape == nil {
+// config is the configuration's rate while an override is in force; else nil.
+func (c configured) config() *limit.Rate {
+	if c.ConfigRate == nil || c.ConfigWindow == nil || c.ConfigShape == nil {
 		return nil
 	}
-	return &limit.Rate{Units: *row.ConfigRate, Window: *row.ConfigWindow, Shape: *row.ConfigShape}
+	return &limit.Rate{Units: *c.ConfigRate, Window: *c.ConfigWindow, Shape: *c.ConfigShape}
 }
 
-func (row *limitRow) setConfig(r *limit.Rate) {
-	row.ConfigRate, row.ConfigWindow, row.ConfigShape = nil, nil, nil
+func (c *configured) setConfig(r *limit.Rate) {
+	*c = configured{}
 	if r != nil {
-		row.ConfigRate, row.ConfigWindow, row.ConfigShape = &r.Units, &r.Window, &r.Shape
+		c.ConfigRate, c.ConfigWindow, c.ConfigShape = &r.Units, &r.Window, &r.Shape
 	}
 }
 
