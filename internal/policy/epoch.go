@@ -9,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A server that was promoted, or restored, may lack what the one before it gave out last. That one kept to the limits:
-// with what is known to be charged, it gave out no more than the rate. So what is known to be charged counts for as long
-// as ever, and the rest of the rate counts as used, until nothing that is missing can count any more (limit.Missing).
-// What was open is part of that rest: its units may have been given back, and out again (docs/design.md has the proof).
+// A server that was promoted or restored may lack what its predecessor gave out last. The predecessor kept to the limits:
+// together with what is known to be charged, it gave out no more than the rate. So known charges count as usual, and the
+// rest of the rate counts as used until nothing that is missing can count any more (limit.Missing). Attempts that were open
+// are part of that rest: their units may have been given back, and out again. docs/design.md has the proof.
 //
-// A limit that is published later kept nobody to its rate. It is shut for as long: when the epoch was entered is written
-// down, by whoever first sees it. Late is safe.
+// A limit that is applied later bounded nobody before, so it is closed for as long. Whoever first sees the epoch writes down
+// when that was. Late is safe.
 
 // Entered is a limit of which units may be missing.
 type Entered struct {
@@ -44,8 +44,8 @@ func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) (limits []Entered, err 
 
 const lockFormerSQL = `SELECT FROM call_limits WHERE epoch <> callq_epoch() ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
-// One row, of the epoch that holds now. The first of all has no beginning: no other server had been
-// before. Whoever is second finds the first's row.
+// noteEpochSQL keeps one row, of the current epoch. The first epoch has no beginning: there was no server before. Whoever comes
+// second finds the row of the first.
 const noteEpochSQL = `
 WITH former AS (
     DELETE FROM call_meta WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name
@@ -55,8 +55,8 @@ SELECT 'epoch ' || callq_epoch(), CASE
     WHEN EXISTS (SELECT FROM former) OR EXISTS (SELECT FROM call_limits WHERE epoch <> callq_epoch()) THEN clock_timestamp() END
 ON CONFLICT (name) DO NOTHING`
 
-// A limit that is not counted yet has bounded nobody, nor has one of which more than the rate was missing when it
-// entered the epoch before, if that may still count. What it was lowered by since then bounds both.
+// A limit that is not counted yet has bounded nobody. Nor has one of which more than the rate was missing when it entered the
+// epoch before, if that may still count. What it was lowered by since then bounds both.
 const (
 	enterSQL = `
 UPDATE call_limits l
@@ -67,8 +67,8 @@ SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timesta
 	enteredSQL = ` RETURNING name, missing_until`
 )
 
-// missAfterFailover shuts limits that are published anew, or in another form, until nothing that an old server gave out
-// can count for them as they now are. The limits' rows are locked: they have just been written.
+// missAfterFailover closes limits that are new, or have another form, until nothing that a former server gave out can count for
+// them. Their rows are locked: they have just been written.
 func missAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
 	if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
 		return fmt.Errorf("note the epoch: %w", err)
@@ -114,8 +114,8 @@ const restoredSQL = `
 INSERT INTO call_meta AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
 
-// mayArriveForSQL is for how long after a failover a request of the old server may arrive. A handler whose claim or start
-// never reached the new server may send until its timeout, unless the limit is anchored at the start.
+// mayArriveForSQL is how long after a failover a request of the former server may arrive. A handler whose claim or start never
+// reached the new server may send until its timeout, unless the limit is anchored at the start.
 const mayArriveForSQL = `l.send_within + interval '5 seconds' + l.slack
     + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`

@@ -9,7 +9,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// limitRow is a limit's row as it stands, or is to.
+// limitRow is a limit's row as it is, or is to be.
 type limitRow struct {
 	Name       string           `db:"name"`
 	Units      int64            `db:"rate"`
@@ -76,7 +76,7 @@ func (row limitRow) equal(other limitRow) bool {
 
 func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// onlyRaised says whether now differs from row in nothing but a rate that is not lower.
+// onlyRaised reports whether now differs from row only in a rate that is not lower.
 func (row limitRow) onlyRaised(now limitRow) bool {
 	for _, key := range slices.Concat(slices.Collect(maps.Keys(row.Overrides)), slices.Collect(maps.Keys(now.Overrides))) {
 		if now.unitsOf(key) < row.unitsOf(key) {
@@ -87,7 +87,7 @@ func (row limitRow) onlyRaised(now limitRow) bool {
 		now.Anchor == row.Anchor && now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
 }
 
-// unitsOf is what a key has in a window.
+// unitsOf is how many units a key has in a window.
 func (row limitRow) unitsOf(key string) int64 {
 	if units, own := row.Overrides[key]; own {
 		return units
@@ -95,25 +95,25 @@ func (row limitRow) unitsOf(key string) int64 {
 	return row.Units
 }
 
-// overridesFit says whether the keys' own units, which are of the row's window, are of that of r too.
+// overridesFit reports whether the overrides, which are of the row's window, fit the window of r.
 func (row limitRow) overridesFit(r limit.Rate) bool {
 	return len(row.Overrides) == 0 || row.rate().Span() == r.Span()
 }
 
-// reachesShort says whether the usage kept for row may lack what now must count: a longer window,
-// another queue, or units counted in another way.
+// reachesShort reports whether the usage kept for row may lack what now must count: now has a longer window or another queue, or
+// counts units in another way.
 func (row limitRow) reachesShort(now limitRow) bool {
 	return now.Window > row.Window || now.PerKey != row.PerKey || now.CountCost != row.CountCost ||
 		slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
 }
 
-// bounded says whether what kept to row, and may be missing, is bounded by now too: but for what row allowed more (less).
+// bounded reports whether now also bounds what kept to row and may be missing, except for what row allowed more (less).
 func (row limitRow) bounded(now limitRow) bool {
 	return !row.reachesShort(now) && now.rate().Comparable(row.rate()) &&
 		(now.Shape.Algorithm != limit.TokenBucket || now.rate().AtLeast(row.rate()))
 }
 
-// less is by how much now allows less than row, to the key that loses most.
+// less is by how much now allows less than row, for the key that loses most.
 func (row limitRow) less(now limitRow) int64 {
 	least := min(0, now.Units-row.Units)
 	for _, key := range slices.Concat(slices.Collect(maps.Keys(row.Overrides)), slices.Collect(maps.Keys(now.Overrides))) {
