@@ -86,6 +86,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+//callq:guarantee 12
 func TestCancelMany(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)

@@ -50,6 +50,7 @@ func enqueuer(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
 	return other
 }
 
+//callq:guarantee 13
 func TestEnqueueCall(t *testing.T) {
 	t.Parallel()
 	client, owner := newClient(t)
@@ -96,6 +97,7 @@ func TestEnqueueCall(t *testing.T) {
 	}
 }
 
+//callq:guarantee 13
 func TestEnqueueCallRefuses(t *testing.T) {
 	t.Parallel()
 	_, owner := newClient(t)
@@ -134,6 +136,8 @@ func TestEnqueueCallRefuses(t *testing.T) {
 }
 
 // What dispatchers take, the function takes. What a session says of itself lifts nothing.
+//
+//callq:guarantee 13
 func TestEnqueueCallMaxData(t *testing.T) {
 	t.Parallel()
 	_, owner := newClient(t)

@@ -8,6 +8,8 @@ import (
 )
 
 // Whatever one call holds, the others of its queue are claimed, and it fails with the reason.
+//
+//callq:guarantee 12
 func TestOneCallStopsNoOther(t *testing.T) {
 	t.Parallel()
 	const numbers = `INSERT INTO call_queue (key, call_data) SELECT 'bad', jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`

@@ -11,6 +11,8 @@ import (
 
 // Sixteen processes that tick at once give out exactly what the limits allow: not a unit more,
 // and, since they wait for each other's locks, not one less.
+//
+//callq:guarantee 1
 func TestClaimRace(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
@@ -62,6 +64,8 @@ func TestClaimRace(t *testing.T) {
 
 // A claim waits for the rules, the limits and the room, and reads all that counts, the clock too,
 // once it has them. A look between ticks passes by instead.
+//
+//callq:guarantee 1 13
 func TestClaimReadsUnderItsLocks(t *testing.T) {
 	t.Parallel()
 	const fillRoom = `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
@@ -120,6 +124,8 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 }
 
 // A claim passes over a call whose row somebody holds.
+//
+//callq:guarantee 12
 func TestClaimPassesOverHeldCalls(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -53,6 +53,8 @@ func (s *system) setClock(by time.Duration) {
 
 // What was under way when the clock was set forward stays occupied for as long as it would have: a
 // gain is remembered for a window and for what was under way.
+//
+//callq:guarantee 1
 func TestClockSetForward(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -78,6 +80,8 @@ func TestClockSetForward(t *testing.T) {
 
 // What one process saw the clock gain the next knows, as `dispatch --once` is each time. Two that see the same step do
 // not add it up.
+//
+//callq:guarantee 1
 func TestClockSetForwardBeforeARestart(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -100,6 +104,8 @@ func TestClockSetForwardBeforeARestart(t *testing.T) {
 }
 
 // What a failover loses of it, who saw it writes down again.
+//
+//callq:guarantee 1
 func TestClockSetForwardBeforeAFailover(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

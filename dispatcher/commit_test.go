@@ -53,6 +53,8 @@ func (c *cutConn) Read(b []byte) (int, error) {
 }
 
 // What a commit whose answer was lost has opened counts, and the sweeper hands it over; what it has not is claimed anew.
+//
+//callq:guarantee 3
 func TestCommitWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for name, committed := range map[string]bool{"it was committed": true, "it was not": false} {

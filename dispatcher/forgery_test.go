@@ -149,6 +149,8 @@ var forgeries = []struct{ name, sql string }{
 }
 
 // Every forgery is found in a history that the real program made, and nothing in the history as it is.
+//
+//callq:guarantee 6
 func TestVerifyFindsEveryForgery(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -32,6 +32,8 @@ func (s *system) clockAt(at string) {
 
 // Nothing is claimed outside of a queue's hours, nor started after they ended; what has started goes on, and the
 // rest waits again.
+//
+//callq:guarantee 11
 func TestHours(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -85,6 +87,8 @@ func TestHours(t *testing.T) {
 }
 
 // All hours of a queue must be open, and it closes with the first; what is never open never goes.
+//
+//callq:guarantee 11
 func TestHoursOfSeveral(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -111,6 +115,8 @@ func TestHoursOfSeveral(t *testing.T) {
 }
 
 // A look says when to look again, and nobody need tick for a queue to open.
+//
+//callq:guarantee 11
 func TestHoursBegin(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -145,6 +151,8 @@ func TestHoursBegin(t *testing.T) {
 }
 
 // Other hours are published as other limits are: audited, in one form, and what has not started is recalled.
+//
+//callq:guarantee 11
 func TestHoursArePublished(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -184,6 +192,8 @@ func TestHoursArePublished(t *testing.T) {
 }
 
 // Hours whose zone a dispatcher does not know (another's zones are newer) keep it from this queue alone.
+//
+//callq:guarantee 11
 func TestHoursOfAnUnknownZone(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -9,6 +9,8 @@ import (
 
 // A call that expired and whose row errs keeps no other from expiring. Names that no index takes in come from before
 // they were refused.
+//
+//callq:guarantee 12
 func TestExpiryThatErrs(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -26,6 +28,8 @@ func TestExpiryThatErrs(t *testing.T) {
 }
 
 // So it is with attempts that a sweeper closes; and a count of failures stays at the most that it can be.
+//
+//callq:guarantee 12
 func TestClosingThatErrs(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -48,6 +52,8 @@ func TestClosingThatErrs(t *testing.T) {
 
 // Somebody's open transaction on the rows of some calls keeps neither the others from being swept, nor claims
 // from being made; once it ends, its calls are swept too.
+//
+//callq:guarantee 12
 func TestSweepsWaitForNobody(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

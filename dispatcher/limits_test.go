@@ -26,6 +26,7 @@ func perKey(name string, units int64, window time.Duration) policy.Limit {
 	return policy.Limit{Name: name, Rate: limit.Rate{Units: units, Window: window}, PerKey: true}
 }
 
+//callq:guarantee 1
 func TestPerKey(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -51,6 +52,8 @@ func TestPerKey(t *testing.T) {
 
 // Keys take turns, also from one claim to the next, however long the backlog of one is and
 // whatever its own limit says.
+//
+//callq:guarantee 10
 func TestKeysTakeTurns(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -71,6 +74,8 @@ func TestKeysTakeTurns(t *testing.T) {
 }
 
 // More keys than a claim looks at, nearly all of them blocked: the others are found all the same.
+//
+//callq:guarantee 10
 func TestManyBlockedKeys(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -89,6 +94,7 @@ func TestManyBlockedKeys(t *testing.T) {
 	s.verify()
 }
 
+//callq:guarantee 1 10
 func TestCountCost(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -116,6 +122,7 @@ func TestCountCost(t *testing.T) {
 	s.verify()
 }
 
+//callq:guarantee 1
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -153,6 +160,8 @@ func TestConcurrency(t *testing.T) {
 }
 
 // A limit that changes what it counts, and whose, is counted anew from the ledger.
+//
+//callq:guarantee 7
 func TestLimitChangesItsForm(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -175,6 +184,8 @@ func TestLimitChangesItsForm(t *testing.T) {
 
 // What runs while its limit changes its form will be charged in the former one, where claims no longer
 // look: the limit stays shut until it has closed, and then counts it in the new one.
+//
+//callq:guarantee 7
 func TestLimitChangesItsFormUnderACall(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -203,6 +214,8 @@ func TestLimitChangesItsFormUnderACall(t *testing.T) {
 
 // Eight processes that tick at once exceed neither what is allowed in all nor what is allowed to
 // each key, and leave nothing of it.
+//
+//callq:guarantee 1
 func TestClaimRacePerKey(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

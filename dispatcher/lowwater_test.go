@@ -10,6 +10,8 @@ import (
 )
 
 // The bound of each process rises as attempts end, and never above one that is open, whoever claimed it.
+//
+//callq:guarantee 13
 func TestOpenFromRises(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -58,6 +58,8 @@ func hourly(units int64) policy.Policy { return rules(sliding("api", units, time
 
 // Of processes that differ what was applied last holds, at once, and what was claimed under the former is recalled.
 // All of them say that they differ.
+//
+//callq:guarantee 7
 func TestLastAppliedHolds(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -88,6 +90,8 @@ func TestLastAppliedHolds(t *testing.T) {
 }
 
 // A process that starts with what has been replaced turns nothing back, and says so, until somebody says otherwise.
+//
+//callq:guarantee 7
 func TestRestartTurnsNothingBack(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -124,6 +128,8 @@ func TestRestartTurnsNothingBack(t *testing.T) {
 }
 
 // A start without a limit, as where the file was not found, does not take away those in force.
+//
+//callq:guarantee 7
 func TestStartWithoutLimitsTakesNoneAway(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -214,6 +220,8 @@ func TestDispatcherKilled(t *testing.T) {
 }
 
 // What an operator sets stays, whoever applies what, and what the configuration says is noted beside it.
+//
+//callq:guarantee 7
 func TestSetLimitStays(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

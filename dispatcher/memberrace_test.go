@@ -17,6 +17,8 @@ import (
 
 // Eight processes come and go at once, with claims in between: none waits for ever, and what holds is all of what one
 // of them has applied, the last.
+//
+//callq:guarantee 7 13
 func TestPublishersRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -69,6 +71,8 @@ func TestPublishersRace(t *testing.T) {
 }
 
 // A process that is frozen while it publishes holds what all others wait for: Postgres ends that.
+//
+//callq:guarantee 13
 func TestPublisherFrozen(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

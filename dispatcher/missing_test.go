@@ -56,6 +56,8 @@ func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
 }
 
 // The room that was left counts as used once.
+//
+//callq:guarantee 1
 func TestRoomLeftAtAFailoverIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -73,6 +75,8 @@ func TestRoomLeftAtAFailoverIsUsedOnce(t *testing.T) {
 
 // What was open is part of the room that was left: its unit may have been given back, and out again, whatever
 // becomes of it here.
+//
+//callq:guarantee 1
 func TestOpenAtAFailoverIsNotCountedTwice(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -95,6 +99,8 @@ func TestOpenAtAFailoverIsNotCountedTwice(t *testing.T) {
 }
 
 // A rate that is lowered or raised while units may be missing bounds those that were given out under the former.
+//
+//callq:guarantee 1
 func TestLimitChangesWhileUnitsAreMissing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ units, claims int64 }{"lowered": {8, 1}, "raised": {20, 2}} {
@@ -115,6 +121,8 @@ func TestLimitChangesWhileUnitsAreMissing(t *testing.T) {
 }
 
 // A token bucket is empty when the last of what may be missing has arrived, and fills from then on.
+//
+//callq:guarantee 1
 func TestTokenBucketAfterAFailover(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -43,6 +43,8 @@ type asking struct {
 }
 
 // What a claim counts as occupied is what an oracle adds up row by row.
+//
+//callq:guarantee 1
 func TestOccupied(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -10,6 +10,8 @@ import (
 
 // A limit that is given a longer window and another queue stays shut until all that was open has
 // closed; then it has counted what its queues sent within the new window, and nothing twice.
+//
+//callq:guarantee 7
 func TestLimitIsCountedFromTheLedger(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -71,6 +73,8 @@ func TestLimitCountsQueuesThatLeft(t *testing.T) {
 }
 
 // Where retention may have cut the ledger within the window, what is missing counts as used, until it no longer can.
+//
+//callq:guarantee 1 7
 func TestLimitBehindTheMark(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

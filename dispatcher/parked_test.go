@@ -11,6 +11,8 @@ import (
 
 // With more keys than a claim looks at, those that are blocked are put aside. Whatever may end that has them
 // looked at again: here each key has one call that took its unit, and one that waits for it.
+//
+//callq:guarantee 10
 func TestParkedKeysAreWoken(t *testing.T) {
 	t.Parallel()
 	const keys = 600
@@ -86,6 +88,8 @@ func TestParkedKeysAreWoken(t *testing.T) {
 }
 
 // A large call that is put aside is not passed by small ones behind it, but by one of a smaller priority.
+//
+//callq:guarantee 10
 func TestParkedCallIsNotPassed(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

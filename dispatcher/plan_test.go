@@ -10,6 +10,8 @@ import (
 
 // The plans of the statements that run all the time. call_workers, the rules and the pauses are small, and may
 // be read as a whole.
+//
+//callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	pgtest.CheckPlans(t, ledger.Settings(), pgtest.FillSQL, []string{"call_workers", "call_queues", "call_limits", "call_pauses"}, map[string]pgtest.Planned{

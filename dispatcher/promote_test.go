@@ -17,6 +17,8 @@ import (
 // A standby that is promoted is a new epoch: what the old server gave out and had not ended is
 // lost, and charged as of now; what was left of the limits counts as used until nothing else that the old server may
 // have given out can count; an attempt of the old epoch can no longer start.
+//
+//callq:guarantee 1
 func TestPromotion(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -115,6 +115,8 @@ func TestPublishSaysWhatChanged(t *testing.T) {
 }
 
 // What was claimed and has not started is recalled when the rate falls, what has started counts.
+//
+//callq:guarantee 1 7
 func TestPublishLowered(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -140,6 +142,8 @@ func TestPublishLowered(t *testing.T) {
 }
 
 // A start that is under way while the rate is lowered belongs to the former rate.
+//
+//callq:guarantee 7 12
 func TestPublishLoweredDuringStarts(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -167,6 +171,8 @@ func TestPublishLoweredDuringStarts(t *testing.T) {
 
 // Limits fall and rise while eight dispatchers claim and workers start and end attempts: at no
 // start is any version of the limit exceeded.
+//
+//callq:guarantee 7
 func TestPublishRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -113,6 +113,7 @@ func TestExpire(t *testing.T) {
 	s.verify()
 }
 
+//callq:guarantee 3
 func TestResend(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -154,6 +155,8 @@ func TestResend(t *testing.T) {
 }
 
 // Two dispatchers that find the same lost messages send each once, and none while somebody holds its attempts.
+//
+//callq:guarantee 12
 func TestResendRace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -270,6 +273,7 @@ func TestResendToAnotherPool(t *testing.T) {
 	}
 }
 
+//callq:guarantee 1
 func TestOlderEpoch(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -341,6 +345,8 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 
 // A limit that is published, or given a longer window, after a failover is shut for as long as if it had
 // been there before; one of a database that has always been the same is not shut at all.
+//
+//callq:guarantee 1
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
 	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`

@@ -8,6 +8,8 @@ import (
 
 // What a plain INSERT may hold that can never be called is failed by the claim, with the reason:
 // it has no attempt and uses no unit.
+//
+//callq:guarantee 12
 func TestRefuse(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -57,6 +59,8 @@ func TestRefuse(t *testing.T) {
 
 // A queue's name that no index takes in, of a row from before such were refused, keeps no call from failing, nor the
 // queue that it is cut to from its own.
+//
+//callq:guarantee 12
 func TestRefuseLongQueue(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -144,6 +148,8 @@ func TestOrder(t *testing.T) {
 }
 
 // Calls that nobody can take yet wait, whatever their priority, and hold up nobody.
+//
+//callq:guarantee 3
 func TestWaitWithoutBlocking(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

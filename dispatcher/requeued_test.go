@@ -39,6 +39,8 @@ func TestRequeuedByHand(t *testing.T) {
 
 // Where somebody's open transaction holds one, the others are claimed all the same, and it is dispatched again too:
 // at once where only its attempt is held.
+//
+//callq:guarantee 12
 func TestRequeuedAndHeld(t *testing.T) {
 	t.Parallel()
 	for held, meanwhile := range map[string]int{

@@ -11,6 +11,8 @@ import (
 
 // A queue whose calls need units of two limits at once, or several units of one, gets its share beside others
 // that take each unit as it comes free.
+//
+//callq:guarantee 10
 func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 	t.Parallel()
 	const window = 10 * time.Second

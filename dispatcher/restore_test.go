@@ -9,6 +9,8 @@ import (
 
 // Where the data are set back under a dispatcher, as by a restore in place, what was left of the limits counts as used, as
 // after a failover: what was given out since the backup is in no table. Whoever comes later finds it so.
+//
+//callq:guarantee 1
 func TestRestoredInPlace(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -11,6 +11,8 @@ import (
 )
 
 // However often calls are deleted and retention runs while a limit is full, no unit comes free.
+//
+//callq:guarantee 4 12
 func TestRetentionFreesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -74,6 +76,8 @@ func (s *system) retain() maintenance.Purged {
 }
 
 // A call that another table refers to stays, and no other for its sake.
+//
+//callq:guarantee 12
 func TestRetentionPassesOver(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -9,6 +9,8 @@ import (
 
 // Versions of limits go with the ledger: those stay that an attempt was claimed under, that came later, or that
 // a window may need; and the last of each limit always. verify knows what was in force when, before and after.
+//
+//callq:guarantee 6 13
 func TestRetentionPrunesVersions(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -10,6 +10,8 @@ import (
 
 // However many processes claim at once, no more is handed over than the workers can take up soon:
 // together they fill that exactly.
+//
+//callq:guarantee 8 13
 func TestUnstartedAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+//callq:guarantee 10
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	call := func(id int64, key string, cost int64) candidate {

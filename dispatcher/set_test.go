@@ -20,6 +20,8 @@ func (s *system) set(units int64, window time.Duration) {
 }
 
 // What an operator sets holds until it is reset, whatever is published meanwhile.
+//
+//callq:guarantee 7
 func TestSetLimit(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -65,6 +67,7 @@ func TestSetLimit(t *testing.T) {
 	s.verify()
 }
 
+//callq:guarantee 7 12
 func TestPause(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
@@ -112,6 +115,8 @@ func TestPause(t *testing.T) {
 }
 
 // Somebody's transaction on a claimed call's row keeps it from being recalled, and not its limit from being paused.
+//
+//callq:guarantee 12
 func TestPauseBesideAHeldRow(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -144,6 +149,8 @@ func TestPauseBesideAHeldRow(t *testing.T) {
 }
 
 // What is claimed while a pause waits for the claim's lock is recalled too.
+//
+//callq:guarantee 7
 func TestPauseDuringAClaim(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -9,6 +9,8 @@ import (
 
 // What is settled below a call's cost is free at once, and no sooner; what is settled above it counts from
 // then on.
+//
+//callq:guarantee 1
 func TestSettledUnits(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -42,6 +44,8 @@ func TestSettledUnits(t *testing.T) {
 }
 
 // A lost attempt keeps the cost that was claimed.
+//
+//callq:guarantee 1
 func TestLostIsNotSettled(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -59,6 +63,8 @@ func TestLostIsNotSettled(t *testing.T) {
 }
 
 // A limit that begins to count cost, or is new, counts what was settled.
+//
+//callq:guarantee 1
 func TestSettledUnitsAreCountedAnew(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -84,6 +90,8 @@ func TestSettledUnitsAreCountedAnew(t *testing.T) {
 
 // A handler of one's own has a write gate only where a limit is anchored at the start. Without one it counts until
 // it ends, even where the limit is given that anchor while it runs.
+//
+//callq:guarantee 1
 func TestOwnHandlersGate(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -34,6 +34,8 @@ func (s *system) opened(r policy.Policy) int {
 }
 
 // A token bucket gives out its burst, then what has come in since; what has not started has not left it.
+//
+//callq:guarantee 1
 func TestTokenBucket(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -77,6 +79,8 @@ func TestTokenBucketPerKeyByCost(t *testing.T) {
 }
 
 // A fixed window gives all of its units out in each window of its calendar.
+//
+//callq:guarantee 1
 func TestFixedWindow(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -95,6 +99,8 @@ func TestFixedWindow(t *testing.T) {
 }
 
 // A limit that becomes another algorithm's counts what was used under the former.
+//
+//callq:guarantee 1
 func TestAlgorithmIsChanged(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -119,6 +125,8 @@ func TestAlgorithmIsChanged(t *testing.T) {
 }
 
 // Keys may have another rate than the others; lowering it recalls what is beyond.
+//
+//callq:guarantee 1
 func TestOverrides(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)

@@ -13,6 +13,8 @@ import (
 
 // Names that are too long are refused where they are written, with what to do. What is there already can be
 // changed in all else.
+//
+//callq:guarantee 12
 func TestNamesAreBounded(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -49,6 +51,8 @@ func TestNamesAreBounded(t *testing.T) {
 }
 
 // A call is not tried for ever: what a row may say of that is bounded, as for its queue.
+//
+//callq:guarantee 12
 func TestMaxAttemptsIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -16,6 +16,8 @@ import (
 
 // Every function that runs as its owner is known here; none of them is for anybody, and each finds what it names in
 // callq's schema or Postgres's own.
+//
+//callq:guarantee 13
 func TestDefinerFunctions(t *testing.T) {
 	t.Parallel()
 	rows, err := pgtest.New(t).Query(t.Context(), `
@@ -39,6 +41,8 @@ func TestDefinerFunctions(t *testing.T) {
 }
 
 // A login without any rights cannot have a function of its own run as the owner of callq's tables.
+//
+//callq:guarantee 13
 func TestNobodyBecomesTheOwner(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

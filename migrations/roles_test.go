@@ -16,6 +16,8 @@ import (
 )
 
 // The privilege matrix: who may do what, by SQL and by the Go client.
+//
+//callq:guarantee 13
 func TestPrivileges(t *testing.T) {
 	t.Parallel()
 	postgres := pgtest.NewURL(t)
@@ -105,6 +107,8 @@ func refusal(t *testing.T, conn *pgx.Conn, sql string) error {
 }
 
 // Every table, sequence and function of the schema is somebody's: a new one must be granted.
+//
+//callq:guarantee 13
 func TestRolesKnowEverything(t *testing.T) {
 	t.Parallel()
 	postgres := pgtest.NewURL(t)
@@ -147,6 +151,8 @@ func TestRolesTakeBack(t *testing.T) {
 }
 
 // The Go client does as a producer all that it does.
+//
+//callq:guarantee 13
 func TestProducersClient(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), pgtest.NewLogins(t, pgtest.NewURL(t)).Producer)

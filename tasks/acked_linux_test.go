@@ -13,6 +13,8 @@ import (
 
 // A request that is not answered soon is known to be with the API's machine once that has acknowledged it, and where
 // the answer takes long that is told.
+//
+//callq:guarantee 1
 func TestAcknowledged(t *testing.T) {
 	t.Parallel()
 	gate, peer := gatedPair(t)
@@ -60,6 +62,8 @@ func TestAcknowledged(t *testing.T) {
 }
 
 // What the other side's machine has no room for is not acknowledged.
+//
+//callq:guarantee 1
 func TestNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	gate, peer := gatedPair(t)
@@ -80,6 +84,8 @@ func TestNotAcknowledged(t *testing.T) {
 }
 
 // What nobody acknowledges the kernel sends again for as long as limits count on, and no longer.
+//
+//callq:guarantee 1
 func TestSentAgainForSoLong(t *testing.T) {
 	t.Parallel()
 	gate, _ := gatedPair(t)

@@ -70,6 +70,8 @@ func TestAsynqHandlers(t *testing.T) {
 }
 
 // 300 calls leave nothing in Redis but a few keys that do not grow in number.
+//
+//callq:guarantee 8
 func TestRedisStaysSmall(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
@@ -92,6 +94,8 @@ func TestRedisStaysSmall(t *testing.T) {
 }
 
 // What somebody repeats by hand, in Asynqmon or in Redis, runs nothing twice.
+//
+//callq:guarantee 2
 func TestRepeatedByHand(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int64

@@ -140,6 +140,8 @@ func until(t *testing.T, what string, so func() bool) {
 }
 
 // Of eight workers' handlers none returns from a draw before its units are there, on Redis's clock.
+//
+//callq:guarantee 14
 func TestDrawIsNeverEarly(t *testing.T) {
 	t.Parallel()
 	const workers, draws, rate, burst = 8, 25, 100, 10
@@ -179,6 +181,8 @@ func TestDrawIsNeverEarly(t *testing.T) {
 }
 
 // What cannot be had in time is refused at once, with how long it would take, and takes nothing.
+//
+//callq:guarantee 15
 func TestDrawRefused(t *testing.T) {
 	t.Parallel()
 	d := newDrawing(t)
@@ -264,6 +268,8 @@ func TestDrawFollowsTheRules(t *testing.T) {
 
 // While Redis is gone, or frozen, draws go through or wait, as their budget says; that is logged once, and
 // once that it is over.
+//
+//callq:guarantee 19
 func TestDrawWithoutRedis(t *testing.T) {
 	t.Parallel()
 	for what, strike := range map[string]func(d *drawing) (heal func() error){
@@ -342,6 +348,8 @@ func TestDrawWithoutRedis(t *testing.T) {
 }
 
 // A Redis that forgets, its scripts too, gives one more burst and goes on.
+//
+//callq:guarantee 18
 func TestDrawAfterAFlush(t *testing.T) {
 	t.Parallel()
 	d := newDrawing(t)

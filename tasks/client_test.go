@@ -49,6 +49,7 @@ func (c *client) do(method, url, body string) (status int, err error) {
 	return answer.StatusCode, err
 }
 
+//callq:guarantee 2
 func TestClientSendsOneRequest(t *testing.T) {
 	t.Parallel()
 	var served atomic.Int32
@@ -102,6 +103,8 @@ func TestClientSendsOneRequest(t *testing.T) {
 }
 
 // A server that reads a request on a reused connection and hangs up, as for the http task.
+//
+//callq:guarantee 2
 func TestClientHangUpOnAReusedConnection(t *testing.T) {
 	t.Parallel()
 	var hangups atomic.Int32
@@ -180,6 +183,8 @@ func TestClientPassesOverClosedConnections(t *testing.T) {
 }
 
 // Nothing is written later than send_within after the start was asked for, and that is said.
+//
+//callq:guarantee 1
 func TestClientIsTooLate(t *testing.T) {
 	t.Parallel()
 	var served atomic.Int32

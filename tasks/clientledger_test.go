@@ -72,6 +72,8 @@ const untilSQL = `(SELECT (c->>'until')::timestamptz FROM call_attempts, jsonb_a
 
 // What went through the client counts, under a limit that is anchored at the start, until it arrived; under others
 // until the handler ended, for it may have sent by other means too.
+//
+//callq:guarantee 1
 func TestClientBoundsTheArrival(t *testing.T) {
 	t.Parallel()
 	answer, begun, finish := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
@@ -135,6 +137,8 @@ func TestClientBoundsTheArrival(t *testing.T) {
 
 // A request that the gate refuses is not sent, and a handler that returns that uses no unit and no attempt. Where
 // something was sent the gate knows better than the handler.
+//
+//callq:guarantee 1
 func TestClientNotSent(t *testing.T) {
 	t.Parallel()
 	var served atomic.Int32

@@ -15,6 +15,8 @@ import (
 )
 
 // When the handler has ended nothing more is written, whatever it has left behind.
+//
+//callq:guarantee 2
 func TestClientEndsWithItsHandler(t *testing.T) {
 	t.Parallel()
 	arrived, written, finish := make(chan string, 10), make(chan struct{}, 10), make(chan struct{})

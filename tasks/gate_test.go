@@ -52,6 +52,7 @@ func gatedPair(t *testing.T) (*gatedConn, *net.TCPConn) {
 	return gate, receive(t, peers)
 }
 
+//callq:guarantee 2
 func TestGateLetsOneRequestThrough(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -10,6 +10,8 @@ import (
 )
 
 // Somebody's open transaction on the rows of some running calls keeps only their outcomes waiting.
+//
+//callq:guarantee 12
 func TestOutcomesWaitForNoOther(t *testing.T) {
 	t.Parallel()
 	begun, end := make(chan struct{}), make(chan struct{})

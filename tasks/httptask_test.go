@@ -108,6 +108,8 @@ func isPermanent(err error) bool {
 
 // A server that reads a request on a reused connection and hangs up. Left to itself net/http sends
 // it again on another connection, idempotent as it is, which the first half shows.
+//
+//callq:guarantee 2
 func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
 	t.Parallel()
 	for _, secure := range []bool{false, true} {
@@ -214,6 +216,8 @@ func TestNothingIsSent(t *testing.T) {
 }
 
 // Cancelled at any moment around the write, what run says is what the server saw.
+//
+//callq:guarantee 2
 func TestCancelledAroundTheWrite(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

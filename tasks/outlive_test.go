@@ -12,6 +12,8 @@ import (
 
 // A handler that does not return at its timeout keeps its attempt and its units, though sweepers look for what is
 // overdue; how it ends is recorded as if it had been in time.
+//
+//callq:guarantee 1 12
 func TestHandlerOutlivesItsTimeout(t *testing.T) {
 	t.Parallel()
 	begun, end := make(chan struct{}, 10), make(chan struct{})
@@ -34,6 +36,8 @@ func TestHandlerOutlivesItsTimeout(t *testing.T) {
 }
 
 // Of a worker that is gone nothing is put off.
+//
+//callq:guarantee 1
 func TestDeadlinesOfAWorkerThatIsGone(t *testing.T) {
 	t.Parallel()
 	begun := make(chan struct{}, 10)

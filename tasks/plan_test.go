@@ -8,6 +8,8 @@ import (
 )
 
 // The statements that a worker runs for each message, and each beat, find every row by its id.
+//
+//callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues", "call_limits"}, map[string]pgtest.Planned{

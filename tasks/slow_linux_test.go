@@ -12,6 +12,8 @@ import (
 
 // An API that answers slowly gets as many requests as its limit allows: their units come free a window after they
 // arrived, not after their answers.
+//
+//callq:guarantee 1
 func TestSlowAnswersFreeUnits(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})

@@ -260,6 +260,8 @@ func TestEndings(t *testing.T) {
 }
 
 // Whatever Redis repeats, a handler runs once per attempt.
+//
+//callq:guarantee 2
 func TestRepeatedDeliveries(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

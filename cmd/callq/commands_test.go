@@ -178,6 +178,8 @@ func TestCallsList(t *testing.T) {
 }
 
 // A call done without an attempt that is: verify names it and exits 3.
+//
+//callq:guarantee 6
 func TestVerifyFinds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -194,6 +196,8 @@ func TestVerifyFinds(t *testing.T) {
 }
 
 // What a handler settled above its call's cost is said, and breaks no rule; calls get has it.
+//
+//callq:guarantee 6
 func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -268,6 +272,8 @@ func TestRetention(t *testing.T) {
 }
 
 // What it rests on is said beside the verdict, and a time since which is looked may be given.
+//
+//callq:guarantee 6
 func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

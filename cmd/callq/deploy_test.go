@@ -34,6 +34,8 @@ type deployed struct {
 
 // What docker-compose.yml, the image and the systemd units run is run here, with their arguments and
 // variables, against servers of the test's own; only where these are is put in their place.
+//
+//callq:guarantee 13
 func TestDeployments(t *testing.T) {
 	t.Parallel()
 	unit := func(name string) []deployed {

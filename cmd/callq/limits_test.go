@@ -111,6 +111,8 @@ func TestOperatorsOfLimits(t *testing.T) {
 
 // What may be missing of a limit counts as used, which all who show it say, until it can count no more or an operator
 // knows better; then verify says on whose word.
+//
+//callq:guarantee 6
 func TestLimitsOpen(t *testing.T) {
 	t.Parallel()
 	w, _ := published(t).withRedis()

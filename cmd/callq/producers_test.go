@@ -64,6 +64,8 @@ func (p *page) runs(sql string, args ...string) {
 
 // What docs/producers.md says is so: each statement, run as the role that it names, makes the calls it
 // says; a daemon without any right to the schema makes them, and a viewer sees them.
+//
+//callq:guarantee 13
 func TestProducersPage(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()

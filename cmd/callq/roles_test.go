@@ -11,6 +11,8 @@ import (
 )
 
 // What viewers and producers run of the program.
+//
+//callq:guarantee 13
 func TestCommandsOfRoles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

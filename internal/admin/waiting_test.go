@@ -146,6 +146,8 @@ func TestWaitingIsReadOnce(t *testing.T) {
 
 // Queues that are in no configuration, and tasks that no worker takes, of which a producer may write any number, are
 // named for the 100 pairs of which most wait; what is left is counted. What is configured is always there.
+//
+//callq:guarantee 12
 func TestManyUnknownQueues(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -11,6 +11,8 @@ import (
 )
 
 // Each statement reads no more of the tables than it needs: in order and to a limit where it is only to read the first.
+//
+//callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	const key = "call_flows_pkey key"

@@ -65,6 +65,8 @@ func some(rng *rand.Rand, r budget.Rule) time.Duration {
 
 // Whatever the rule, and whenever one draws: no span has more than burst + rate x t; nothing waits for longer
 // than an exact bucket would have it wait, but for what rounding costs; what is refused takes nothing.
+//
+//callq:guarantee 14 15
 func TestBucketKeepsItsRule(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -128,6 +130,8 @@ func TestBucketKeepsItsRule(t *testing.T) {
 
 // A clock that is set back gives nothing away: in true time no span has more. Nor does it stop draws until it
 // has caught up: they stand behind those that wait, as if no time had passed since the last of them was asked for.
+//
+//callq:guarantee 17
 func TestBucketWhileTheClockIsSetBack(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -157,6 +161,8 @@ func TestBucketWhileTheClockIsSetBack(t *testing.T) {
 
 // A clock that is set forward, and a Redis that forgets, give a burst each time, and no more where nobody
 // waits; that they do give it shows that this test would notice.
+//
+//callq:guarantee 18
 func TestBucketIsFullAgain(t *testing.T) {
 	t.Parallel()
 	for what, again := range map[string]func(client *redis.Client, clock *time.Duration){
@@ -204,6 +210,8 @@ func slower(a, b limit.Rate) bool {
 
 // When the rule changes, each holds for what was granted under it, and the looser of them for all; whoever comes
 // later stands behind those who wait, and never for longer than they and an empty bucket would have it.
+//
+//callq:guarantee 16
 func TestBucketWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -242,6 +250,8 @@ func TestBucketWhoseRuleChanges(t *testing.T) {
 }
 
 // Eight clients at once, on Redis's own clock: never over the rule, and all of it is used.
+//
+//callq:guarantee 14 15
 func TestDrawRace(t *testing.T) {
 	t.Parallel()
 	const clients, draws = 8, 400

@@ -13,6 +13,8 @@ import (
 )
 
 // Tidy takes away what Asynq keeps and nobody needs, and nothing else.
+//
+//callq:guarantee 8
 func TestTidy(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)

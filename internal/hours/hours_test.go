@@ -109,6 +109,8 @@ func TestParseRefuses(t *testing.T) {
 }
 
 // Days on which clocks change, and what they leave out or show twice.
+//
+//callq:guarantee 11
 func TestOpenAcrossJumps(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -247,6 +249,8 @@ func scan(t *testing.T, what string, from, to time.Time, is func(time.Time) bool
 
 // Whatever the hours, a year of them, minute by minute, is as a wall clock shows it; and what they are written as
 // is read as the same.
+//
+//callq:guarantee 11
 func TestOpenAgreesWithTheWallClock(t *testing.T) {
 	t.Parallel()
 	zones := []string{
@@ -274,6 +278,7 @@ func TestOpenAgreesWithTheWallClock(t *testing.T) {
 	}
 }
 
+//callq:guarantee 11
 func TestAllAgreeWithTheWallClocks(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 4))

@@ -12,6 +12,8 @@ import (
 
 // That a request was acknowledged is noted of the attempt that has the token, and of no other; what others hold is not
 // waited for.
+//
+//callq:guarantee 1 12
 func TestAcknowledge(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -38,6 +40,8 @@ func TestAcknowledge(t *testing.T) {
 }
 
 // What was acknowledged while the attempt was open holds at its end, whoever ends it.
+//
+//callq:guarantee 1
 func TestCloseAcknowledged(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

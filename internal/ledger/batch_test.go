@@ -122,6 +122,8 @@ func TestBatchesThatTakeLong(t *testing.T) {
 }
 
 // One whose value Postgres does not take, or that is too large for it, fails alone.
+//
+//callq:guarantee 12
 func TestBadDataFailsAlone(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"22P05", "54000"} {
@@ -150,6 +152,8 @@ func TestBadDataFailsAlone(t *testing.T) {
 }
 
 // It is found in few statements, however many requests are in the batch.
+//
+//callq:guarantee 12
 func TestBadDataIsFoundByHalves(t *testing.T) {
 	t.Parallel()
 	statements := 0

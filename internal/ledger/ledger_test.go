@@ -129,6 +129,8 @@ func TestClose(t *testing.T) {
 
 // The ledger may know attempts of a former call of the same id. They stay there, and keep neither this call nor
 // those that are closed with it from their end.
+//
+//callq:guarantee 13
 func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, ledger.Settings())
@@ -154,6 +156,8 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 }
 
 // until, as the closing writes it, is limit.Arrival.Until's for either anchor.
+//
+//callq:guarantee 1
 func TestCloseUntil(t *testing.T) {
 	t.Parallel()
 	ms := func(n int64) *time.Duration { d := time.Duration(n) * time.Millisecond; return &d }
@@ -205,6 +209,7 @@ func TestCloseUntil(t *testing.T) {
 	}
 }
 
+//callq:guarantee 5
 func TestCloseIsCompareAndSet(t *testing.T) {
 	t.Parallel()
 	const none = `SELECT count(*) = 0 FROM call_attempts`
@@ -255,6 +260,8 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 }
 
 // A call that was cancelled or deleted while its attempt ran keeps its status; the unit stays used.
+//
+//callq:guarantee 5
 func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 	t.Parallel()
 	for _, change := range []string{`UPDATE call_queue SET status = 'cancelled'`, `DELETE FROM call_queue`} {

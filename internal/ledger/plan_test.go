@@ -7,6 +7,8 @@ import (
 )
 
 // The start and the close find every row by its id, and so lock rows in the order of the ids they were asked for.
+//
+//callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	pgtest.CheckPlans(t, Settings(), fillSQL, nil, map[string]pgtest.Planned{

@@ -53,6 +53,8 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 }
 
 // What is settled is charged to limits that count cost, and noted; the others count a call as before.
+//
+//callq:guarantee 1
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -95,6 +97,8 @@ func TestSettle(t *testing.T) {
 
 // Verify counts what was settled from the end on, and the claimed cost until then, as claims do. What was
 // settled above that is no rule broken, but is said.
+//
+//callq:guarantee 6
 func TestVerifySettled(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -123,6 +127,8 @@ func TestVerifySettled(t *testing.T) {
 }
 
 // A settlement that was forged afterwards is found.
+//
+//callq:guarantee 6
 func TestVerifyFindsForgedSettlements(t *testing.T) {
 	t.Parallel()
 	const settled, usage = "a settled attempt was charged what was settled", "the usage of a limit is what its attempts were charged"

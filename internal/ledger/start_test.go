@@ -11,6 +11,7 @@ import (
 	"github.com/callq/callq/internal/pgtest"
 )
 
+//callq:guarantee 2
 func TestStartIsCompareAndSet(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -52,6 +53,7 @@ func TestStartIsDurable(t *testing.T) {
 	}
 }
 
+//callq:guarantee 2
 func TestStartTwiceInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -93,6 +95,8 @@ func TestStartRefuses(t *testing.T) {
 
 // After a failover that lost calls their ids are given out again: what was loaded under a former epoch
 // is another call.
+//
+//callq:guarantee 2
 func TestStartIsOfTheEpochThatWasLoaded(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -199,6 +203,8 @@ func TestStartOppositeOrders(t *testing.T) {
 }
 
 // An attempt whose row somebody's transaction holds keeps no other from starting, and starts once that has ended.
+//
+//callq:guarantee 12
 func TestStartWaitsForNoOther(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -90,6 +90,7 @@ func verify(t *testing.T, pool *pgxpool.Pool) *ledger.Report {
 	return report
 }
 
+//callq:guarantee 6
 func TestVerifyCleanHistory(t *testing.T) {
 	t.Parallel()
 	report := verify(t, history(t))
@@ -106,6 +107,8 @@ func TestVerifyCleanHistory(t *testing.T) {
 }
 
 // Every forgery of the history is found, under the rule that it breaks.
+//
+//callq:guarantee 6
 func TestVerifyFindsForgeries(t *testing.T) {
 	t.Parallel()
 	const (
@@ -252,6 +255,8 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 }
 
 // What Verify says of the windows is what an oracle says that looks at each start by itself.
+//
+//callq:guarantee 6
 func TestVerifyWindows(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -27,6 +27,8 @@ func startedAt(t *testing.T, shape string, times ...string) *pgxpool.Pool {
 }
 
 // What Postgres's clock gained between two starts did not pass between them.
+//
+//callq:guarantee 6
 func TestVerifyKnowsGains(t *testing.T) {
 	t.Parallel()
 	const sliding, bucket, fixed = `{}`, `{"algorithm": "token_bucket", "period": "10s", "burst": 1}`, `{"algorithm": "fixed_window", "period": "10s"}`
@@ -68,6 +70,8 @@ func TestVerifyKnowsGains(t *testing.T) {
 }
 
 // Of what a clock that was set back showed twice nobody knows the order.
+//
+//callq:guarantee 6
 func TestVerifyKnowsSetBacks(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:05", "12:00:05.5", "12:00:08")
@@ -94,6 +98,8 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 }
 
 // Nor is it known which limits a queue had then, where they changed.
+//
+//callq:guarantee 6
 func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:01")
@@ -112,6 +118,8 @@ func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 }
 
 // Since a time only what came since is looked at, with what counts in its windows.
+//
+//callq:guarantee 6
 func TestVerifySince(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:00", "12:00:05", "13:00:00", "13:00:04", "13:00:30")

@@ -11,6 +11,8 @@ import (
 )
 
 // The running sums are those that the definitions give, moment by moment.
+//
+//callq:guarantee 6
 func TestTakenAt(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {

@@ -64,6 +64,8 @@ func instant(t *testing.T, text string) time.Time {
 // Over years, in zones of every kind: a window never begins after what is in it, begins no earlier than the
 // longest, its begin does not go back, two instants that the zone shows in the same window share theirs, and
 // the end is the first moment from which on what was before no longer counts.
+//
+//callq:guarantee 1
 func TestCalendarHolds(t *testing.T) {
 	t.Parallel()
 	for _, zone := range []string{"UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Africa/Cairo", "America/Havana", "Australia/Lord_Howe", "Antarctica/Troll", "Asia/Kolkata", "Atlantic/Azores"} {

@@ -6,6 +6,8 @@ import (
 )
 
 // Of what may be missing nothing is given out again while it may count; what runs off of what is known is.
+//
+//callq:guarantee 1
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)

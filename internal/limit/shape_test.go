@@ -76,6 +76,8 @@ func TestSetKeepsTheAlgorithm(t *testing.T) {
 
 // Requests whenever there is room, which arrive at once or as late as their until: never more than burst +
 // rate x t of them in any t, and, where many wait, nearly so many.
+//
+//callq:guarantee 1
 func TestTokenBucketNeverOver(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(60) {

@@ -7,6 +7,7 @@ import (
 	"github.com/callq/callq/internal/pgtest"
 )
 
+//callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	pgtest.CheckPlans(t, ledger.Settings(), pgtest.FillSQL, []string{"call_queues", "call_limits"}, map[string]pgtest.Planned{

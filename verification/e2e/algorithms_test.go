@@ -14,6 +14,8 @@ import (
 
 // Four dispatchers, and limits that are no sliding windows over all calls: what the API saw is within each, by
 // its definition and on the API's clock.
+//
+//callq:guarantee 1
 func TestLimitsOfEveryAlgorithm(t *testing.T) {
 	t.Parallel()
 	const own, others = 20, 5

@@ -55,6 +55,7 @@ func scenarios() []scenario {
 	}
 }
 
+//callq:guarantee 1 4
 func TestExact(t *testing.T) {
 	for _, sc := range scenarios() {
 		t.Run(sc.name, func(t *testing.T) {

@@ -65,6 +65,7 @@ func (s *stack) served(n int) {
 	}
 }
 
+//callq:guarantee 3
 func TestDispatchersKilled(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	s.spawn("work")
@@ -80,6 +81,8 @@ func TestDispatchersKilled(t *testing.T) {
 
 // A claim that was committed and never handed over is found by the next dispatcher. Redis is
 // frozen, so that the dispatcher hangs between the two; what reached Redis all the same is flushed.
+//
+//callq:guarantee 3
 func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	victim := s.spawn("dispatch")
@@ -96,6 +99,7 @@ func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
 	s.exact(faultRate, faultWindow, 30)
 }
 
+//callq:guarantee 3 4
 func TestWorkerKilledDuringCalls(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: 300 * time.Millisecond})
 	s.start(2, 0)
@@ -109,6 +113,7 @@ func TestWorkerKilledDuringCalls(t *testing.T) {
 	s.settled(80)
 }
 
+//callq:guarantee 3
 func TestRedisFlushed(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
@@ -120,6 +125,7 @@ func TestRedisFlushed(t *testing.T) {
 	s.settled(100)
 }
 
+//callq:guarantee 3
 func TestRedisAwayForTenSeconds(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
@@ -133,6 +139,7 @@ func TestRedisAwayForTenSeconds(t *testing.T) {
 	s.settled(100)
 }
 
+//callq:guarantee 3
 func TestPostgresRestarted(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: 100 * time.Millisecond})
 	s.start(2, 2)
@@ -149,6 +156,8 @@ func TestPostgresRestarted(t *testing.T) {
 
 // A server that acknowledges commits before they are durable, as some are set up to, forgets a start
 // when it crashes, and the attempt would be sent again.
+//
+//callq:guarantee 2
 func TestPostgresKilledWithAsynchronousCommits(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: time.Second})
 	for _, sql := range []string{
@@ -192,6 +201,8 @@ func TestTerminateDrains(t *testing.T) {
 }
 
 // A worker that is frozen past its deadlines and thawed adds nothing and overwrites nothing.
+//
+//callq:guarantee 5
 func TestWorkerFrozen(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: 500 * time.Millisecond})
 	s.start(1, 0)
@@ -233,6 +244,8 @@ func (s *stack) dispatcherInItsClaim() (dispatcher *process, release func()) {
 
 // A dispatcher that is frozen within its claim, for however long, holds up the others only until
 // Postgres ends its transaction.
+//
+//callq:guarantee 3
 func TestDispatcherFrozenInItsClaim(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	frozen, release := s.dispatcherInItsClaim()
@@ -272,6 +285,8 @@ func TestServersAwayAtStart(t *testing.T) {
 
 // An API that reads a request on a reused connection and hangs up: net/http by itself would send
 // it again on another.
+//
+//callq:guarantee 2
 func TestHangUpOnReusedConnection(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{HangUp: func(call string, nth int) bool {
 		var id int

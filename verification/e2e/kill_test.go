@@ -137,6 +137,8 @@ func killAPI(seed uint64) fakeapi.Config {
 
 // TestKill kills, freezes and flushes at random what callq consists of, under load, and then holds
 // what the API saw and what the tables say against every rule.
+//
+//callq:guarantee 1 2 3 4 5 6
 func TestKill(t *testing.T) {
 	seed := *killSeed
 	if seed == 0 {

@@ -34,6 +34,8 @@ func (s *stack) insertKeyed(keys, n int, cost func() int) {
 func one() int { return 1 }
 
 // Eight dispatchers, a limit for each key and one for all: neither is ever exceeded.
+//
+//callq:guarantee 1
 func TestLimitsPerKeyAndInAll(t *testing.T) {
 	t.Parallel()
 	const perKey, all, window = 5, 30, time.Second
@@ -53,6 +55,8 @@ queues: {default: {limits: [each, all]}}`, perKey, window, all, window), fakeapi
 
 // Workers and dispatchers are killed under limits of concurrency: at the API there are never more
 // requests at once, in all or of a key.
+//
+//callq:guarantee 1
 func TestLimitsOfConcurrency(t *testing.T) {
 	t.Parallel()
 	const perKey, all = 2, 6
@@ -78,6 +82,8 @@ queues: {default: {limits: [each, all], timeout: 2s, backoff: 100ms..200ms, max_
 }
 
 // Requests and tokens, as LLM providers count: neither is exceeded, and the tighter one is used.
+//
+//callq:guarantee 1
 func TestLimitsByCost(t *testing.T) {
 	t.Parallel()
 	const requests, tokens, window = 25, 3000, 2 * time.Second
@@ -105,6 +111,8 @@ queues: {default: {limits: [rpm, tpm]}}`, requests, window, tokens, window), fak
 }
 
 // Sixteen at a time, thrice, each claim slowed: exactly the units of two limits are given out.
+//
+//callq:guarantee 1
 func TestLimitsUnderOnce(t *testing.T) {
 	t.Parallel()
 	const wide, narrow = 90, 60
@@ -144,6 +152,8 @@ queues: {one: {limits: [wide, narrow]}, two: {limits: [wide]}}`, wide, narrow), 
 }
 
 // 10,000 calls at 500 a second through 24 queues that share the limit.
+//
+//callq:guarantee 1
 func TestLimitsThroughManyQueues(t *testing.T) {
 	const queues, calls, rate = 24, 10_000, 500
 	rules := fmt.Sprintf("limits: {api: {rate: %d/1s}}\nqueues:\n", rate)
@@ -174,6 +184,8 @@ func TestLimitsThroughManyQueues(t *testing.T) {
 
 // A million due calls without a limit: without a worker Redis stays almost empty, and with one it
 // never holds more than that can take up soon.
+//
+//callq:guarantee 8
 func TestBackpressure(t *testing.T) {
 	const calls, slots = 1_000_000, 20 // the stack's workers have 20
 	s := newStack(t, "queues: {default: {}}", fakeapi.Config{})

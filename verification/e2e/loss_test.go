@@ -13,6 +13,8 @@ import (
 
 // A network that loses packets, or is slow, has no window exceeded: TCP sends again what was lost, so that requests
 // arrive later than they were written.
+//
+//callq:guarantee 1
 func TestPacketLoss(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("it makes network namespaces: run make loss as root")

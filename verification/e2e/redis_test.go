@@ -47,6 +47,8 @@ func (s *stack) loseRedis(lose func()) {
 }
 
 // The master dies under load, and sentinels promote its replica.
+//
+//callq:guarantee 3
 func TestRedisSentinelFailover(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	servers, ports := redistest.Sentinels(t, 3, "themaster", "sesame")
@@ -59,6 +61,8 @@ func TestRedisSentinelFailover(t *testing.T) {
 }
 
 // The node of a cluster of three that has the workers' queue dies under load, and its replica takes over.
+//
+//callq:guarantee 3
 func TestRedisClusterFailover(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	nodes := redistest.Cluster(t, 3, 1)
@@ -81,6 +85,8 @@ func TestRedisClusterFailover(t *testing.T) {
 }
 
 // Whatever is done by hand to Asynq's tasks, as Asynqmon can, nothing is sent twice and nothing is lost.
+//
+//callq:guarantee 2 3
 func TestRedisMeddledWith(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	client := s.redisClient

@@ -68,6 +68,8 @@ var mutants = []variant{
 
 // TestRulesHold: near the beginning of every configuration, which is all that there is time for here.
 // Every move is met there, so none of what `make model` explores is out of reach.
+//
+//callq:guarantee 1 2 3 4 5 6
 func TestRulesHold(t *testing.T) {
 	t.Parallel()
 	var met [moveCount]bool
@@ -125,6 +127,8 @@ func TestExplorersAgree(t *testing.T) {
 }
 
 // TestMutants: each broken rule is noticed, by what it breaks.
+//
+//callq:guarantee 1 2 3 4 5 6
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	for _, v := range mutants {
@@ -136,6 +140,8 @@ func TestMutants(t *testing.T) {
 }
 
 // TestDifferences: what the code does otherwise is still a violation; if not, its line can go.
+//
+//callq:guarantee 1 2 3 4 5 6
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	for _, d := range Differences() {

@@ -5,6 +5,8 @@ import "testing"
 // TestTidyLosesNothing: without what tidy leaves out (New), the same is reached, and nothing else. Where
 // the clock is set forward, dispatchers look sooner with tidy, and no state is reached that is not
 // without it. With the race detector only what is small is compared; `make model` has the rest.
+//
+//callq:guarantee 1 2 3 4 5 6
 func TestTidyLosesNothing(t *testing.T) {
 	t.Parallel()
 	base := Configuration{

@@ -224,6 +224,8 @@ func deleteRunning(w *world) {
 const mutantSeeds = 120
 
 // TestMutants: the simulation notices each rule that is turned off, within some seeds.
+//
+//callq:guarantee 1 2 3 4 5 6 7 11
 func TestMutants(t *testing.T) {
 	if testing.Short() || !*mutantsFlag {
 		t.Skip("takes a minute: -mutants runs it, which make sim gives, and .ci/run runs that")
