@@ -169,7 +169,7 @@ func progress(to io.Writer, verb string) func(maintenance.Purged) {
 func sweepCommand(a *app) *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
-		Use: "sweep", Short: "Mend what a crash left behind, all of it, now",
+		Use: "sweep", Short: "Recover what a crash left behind, all of it, now",
 		Long: `Run the dispatchers' recovery now, until nothing is left to do: attempts whose workers were lost, that nobody
 started or that Redis lost, expired calls, limits to open, parts of the backlog whose calls have mostly ended. It
 also repairs the backlog: waiting calls that no claim would find are put back in line. That reads all calls.
@@ -179,7 +179,7 @@ Nothing is claimed or published.`,
 			return sweep(ctx, a, db, dryRun)
 		}),
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what it would mend")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what it would recover")
 	return cmd
 }
 

@@ -16,7 +16,7 @@ type Ask struct {
 	Want int64
 }
 
-// Entry is a call in flow.
+// Entry is a call's place in a flow.
 type Entry struct {
 	Ask   int64 `db:"ask"` // the place in the asks
 	Seq   int64 `db:"seq"` // its segment
@@ -33,10 +33,10 @@ type Call struct {
 	Unread  bool      `db:"-"`       // there was no time to see what is wrong with its call_data: Read does
 }
 
-// First locks the calls that stand first in each flow, at most as many as are wanted of it, and returns
-// those that may be claimed, flow by flow; what another transaction holds is passed over. passed are the
-// entries of the same places that may not, and ended ones behind those: Return says what becomes of them. Calls with more than maxData
-// bytes of call_data are refused; once that has consumed readFor to see, the others come unread.
+// First locks the first calls of each flow, at most as many as are wanted of it, and returns those that may be claimed, flow by
+// flow. It skips rows that another transaction holds. passed are the entries at the same places that may not be claimed, and
+// ended ones behind them: give them to Requeue. Calls with more than maxData bytes of call_data are refused. Once checking that
+// has taken readFor, the other calls come unread.
 func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask) (calls []Call, passed []Entry, err error) {
 	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
 	if err != nil {
@@ -67,12 +67,12 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 	return calls, passed, err
 }
 
-// skipMost is how many calls that have ended a claim passes beside those that it asked for. A limit may let it ask for one
-// at a time: behind a million that were cancelled, the next that waits would be found after hours.
+// skipMost is how many ended calls a claim passes beside those that it asked for. A limit may let it ask for one at a time. Behind a
+// million cancelled calls, it would take hours to find the next that waits.
 const skipMost = 4096
 
-// pass returns the entries that were asked for and are not here; and where nothing of a flow is, also those behind them
-// that have ended, up to the first that waits.
+// pass returns the entries that were asked for and are not among calls. If nothing of a flow is, it also returns the ended ones
+// behind them, up to the first that waits.
 func pass(ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool) (passed []Entry, err error) {
 	short, empty := slices.Clone(asks), int64(0) // only those whose calls did not all come
 	for i := range short {
@@ -124,7 +124,7 @@ LEFT JOIN LATERAL (SELECT id FROM call_queue WHERE id = e.id AND status IN ('new
 // ReadFor is how long a claim looks at call_data, by default.
 const ReadFor = 250 * time.Millisecond
 
-// Read looks at calls that came unread, however long it takes.
+// Read checks calls that came unread, however long it takes.
 func Read(ctx context.Context, tx pgx.Tx, maxData int64, calls ...*Call) error {
 	ids := make([]int64, len(calls))
 	for i, c := range calls {
@@ -156,8 +156,8 @@ func named(queue string, asks []Ask, args pgx.StrictNamedArgs) pgx.StrictNamedAr
 	return args
 }
 
-// entriesSQL reads segments through their primary key, in its order, and no more of them than are needed:
-// nothing is sorted between the index and the LIMIT (TestPlans).
+// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the index
+// and the LIMIT (TestPlans).
 const entriesSQL = `
 WITH entries AS MATERIALIZED (
     SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
@@ -179,10 +179,9 @@ WITH entries AS MATERIALIZED (
 // flowOfSQL is the flow of a call c.
 const flowOfSQL = `(callq_flow_name(c.queue, 'default'), callq_flow_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_flow_name(c.task, 'http'))`
 
-// call_data is read only where it could be over the limit: of a number that takes 10 bytes 131,072 digits may be
-// printed, and what is packed says nothing. And it is read only for a while, by the real clock: a claim that took in too
-// much would never end. Not even one may be read in that while, on a busy machine: so a claim reads one more
-// (Read). A call that was moved to another flow is in flow there too.
+// firstSQL reads call_data only if it may be over the bound: a number of 10 bytes may print 131,072 digits, and compressed data says
+// nothing of its length. It reads for a limited time, by the real clock, or a claim might never end. On a busy machine, that time
+// may not suffice for one call: so a claim reads one more (Read). A call that moved to another flow has an entry there too.
 const firstSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
@@ -211,9 +210,9 @@ CROSS JOIN LATERAL (
     FOR UPDATE SKIP LOCKED
 ) q`
 
-// tooLongSQL measures the text of call_data, which is what a worker loads and an API is sent. Where few bytes could
-// be much text, or much is packed, Postgres would take seconds to make it, or not be able to: there the
-// size unpacked, which is at most 4 times the text, and the digits of large numbers come first.
+// tooLongSQL measures the text of call_data, which a worker loads and an API gets. If few bytes could be much text, or the data is
+// compressed, Postgres might take seconds to print it, or fail. Then the size of the value, which is at most 4 times the text, and
+// the digits of large numbers come first.
 const tooLongSQL = `CASE
         WHEN (pg_column_size(q.call_data) > 4096 OR pg_column_compression(q.call_data) IS NOT NULL)
             AND (pg_column_size(q.call_data #> '{}') > 5 * @most::bigint + 100 OR ` + digitsSQL + ` > @most::bigint)
@@ -222,8 +221,7 @@ const tooLongSQL = `CASE
             THEN 'call_data has ' || octet_length(q.call_data::text) || ' bytes, over the limit of ' || @most::bigint
         END`
 
-// digitsSQL is a bound from below of what numbers print as, by a tenth at most, and costs what it takes to
-// pass over them.
+// digitsSQL is a lower bound of what numbers print as, short by a tenth at most. It costs about as much as skipping over them.
 const digitsSQL = `(SELECT coalesce(sum(scale(n::numeric) + CASE
                 WHEN abs(n::numeric) < 1e100 THEN 0 WHEN abs(n::numeric) < 1e1000 THEN 100
                 WHEN abs(n::numeric) < 1e10000 THEN 1000 WHEN abs(n::numeric) < 1e100000 THEN 10000 ELSE 100000 END), 0)
@@ -235,14 +233,14 @@ FROM unnest(@ids::bigint[]) WITH ORDINALITY AS a (id, n)
 CROSS JOIN LATERAL (SELECT call_data FROM call_queue c WHERE c.id = a.id OFFSET 0) q
 ORDER BY a.n`
 
-// Return puts calls that still wait, and could not be locked or are not due after all, back into the inbox.
+// Requeue puts calls back into the inbox that still wait, but could not be locked or are not due after all.
 func Requeue(b *pgx.Batch, ids []int64) {
 	if len(ids) > 0 {
 		b.Queue(requeueSQL, ids)
 	}
 }
 
-// What holds a call may be done with it in a moment. The clock may have been set back since it was due.
+// Whoever holds a call may be done with it in a moment. The clock may have been set back since the call was due.
 const requeueSQL = `
 INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
 SELECT callq_flow_name(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),

@@ -8,8 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Orphans is what no claim would find: rows of these tables that were removed or written by hand, or a
-// trigger that was off.
+// Orphans is what no claim would find, because rows of these tables were removed or written by hand, or a trigger was off.
 type Orphans struct {
 	Calls int64 `json:"calls"` // that wait and are in no flow and not in the inbox
 	Flows int64 `json:"flows"` // that do not add up: their calls may never be reached
@@ -19,7 +18,7 @@ type beginner interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
-// FindOrphans looks through all calls, in one snapshot; with within above 0 for no longer than that.
+// FindOrphans reads all calls, in one snapshot. If within is above 0, it takes no longer than that.
 func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphans, error) {
 	var found Orphans
 	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
@@ -34,9 +33,9 @@ func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphan
 	return found, nil
 }
 
-// Repair makes all of it inbox, for the next claims to take in; broken_flows are dropped first,
-// which makes their calls such as are in no flow. What is interrupted is repaired by the next run. A call that
-// comes into a flow meanwhile is in flow twice, which is harmless.
+// Repair puts all orphans into the inbox, for the next claims to drain. It first drops flows that do not add up, so that their calls
+// become orphans. If it is interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is
+// harmless.
 func Repair(ctx context.Context, db beginner) (Orphans, error) {
 	var repaired Orphans
 	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
@@ -61,7 +60,7 @@ func Repair(ctx context.Context, db beginner) (Orphans, error) {
 		return tx.QueryRow(ctx, inboxOrphansSQL, queues).Scan(&repaired.Calls)
 	})
 	if err != nil {
-		return Orphans{}, fmt.Errorf("mend flows: %w", err)
+		return Orphans{}, fmt.Errorf("repair flows: %w", err)
 	}
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
@@ -78,18 +77,17 @@ func Repair(ctx context.Context, db beginner) (Orphans, error) {
 	return repaired, nil
 }
 
-// wholeTablesSQL undoes what callq's connections set so that claims keep their plans: here every row is
-// read once.
+// wholeTablesSQL undoes the settings by which callq's connections keep the plans of claims: here every row is read once.
 const wholeTablesSQL = `
 SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', 'on', true),
     set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'auto', true),
     set_config('statement_timeout', $1::bigint::text, true)`
 
-// notInBacklog completes a FROM call_queue q.
+// notInBacklog is a condition on call_queue q.
 const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`
 
-// A flow adds up when its segments lie between its head and its tail and hold what it says; segments without
-// a flow would be in the way of the next one's.
+// A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow would be in
+// the way of a later one's.
 const brokenSQL = `
 WITH broken AS MATERIALIZED (
     SELECT queue, key, priority, task
@@ -102,7 +100,7 @@ WITH broken AS MATERIALIZED (
 const orphansSQL = brokenSQL + `
 SELECT (SELECT count(*) FROM call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM broken)`
 
-// By bytes, as publishers lock them. A queue that is not in force has no row, and no claims.
+// In byte order, as appliers lock them. A queue that is not in force has no row, and no claims.
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 const dropBrokenSQL = brokenSQL + `, flows AS (

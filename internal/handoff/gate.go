@@ -10,17 +10,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// gate is the Redis client of an asynq.Server. Asynq polls for tasks; where it finds none, the gate has it wait
-// in Redis for the next instead, so that an idle worker costs nothing and a task is taken up at once. It waits by
-// moving the last id of the list of pending tasks to where it is, which takes nothing: a wait that is given
-// up, or whose answer is lost, loses no task.
+// gate is the Redis client of an asynq.Server. Asynq polls for tasks. If there are none, the gate makes it wait in Redis for the next,
+// so that an idle worker costs nothing and takes up a task at once. It waits by moving the last id of the list of pending tasks
+// to where it is, which changes nothing: a wait that is given up, or whose answer is lost, loses no task.
 //
-// The lease that a task is taken with begins when Asynq asks, so the gate keeps the question no longer than
-// askFor; then Asynq asks anew. And it keeps from Asynq the channel on which Asynqmon cancels tasks: what runs is
-// callq's, and its listener panics where its Redis client is closed before it.
+// The lease of a task begins when Asynq asks, so the gate holds the question no longer than askFor; then Asynq asks anew. The gate
+// also hides the channel on which Asynqmon cancels tasks: what runs is callq's, and Asynq's listener panics if its Redis client
+// is closed before it.
 //
-// It knows Asynq's dequeue script by its first key. Where an upgrade changes that, or Redis does not allow the
-// wait, Asynq polls each checkEvery, and a test goes red.
+// The gate knows Asynq's dequeue script by its first key. If an upgrade changes that, or Redis does not allow the wait, Asynq polls
+// every checkEvery, and a test fails.
 type gate struct {
 	redis.UniversalClient
 	pending, paused string // keys
@@ -41,7 +40,7 @@ const (
 	pausedLook = 2 * time.Second
 )
 
-// EvalSha runs Asynq's scripts. That of its dequeue it answers when there is a task, or when the gate is closed.
+// EvalSha runs Asynq's scripts. It answers the dequeue script when there is a task, or when the gate is closed.
 func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
 	if len(keys) == 0 || keys[0] != g.pending {
 		return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
@@ -69,12 +68,12 @@ func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...a
 	return redis.NewCmdResult(nil, redis.Nil)
 }
 
-// Subscribe is how Asynq asks to be told of cancelled tasks.
+// Subscribe hides the channel on which Asynq hears of cancelled tasks.
 func (g *gate) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
 	return g.nowhere.Subscribe(ctx, channels...)
 }
 
-// wait returns when a task is pending, which it says, or when it has waited for long enough.
+// wait returns true when a task is pending, and false when it has waited long enough.
 func (g *gate) wait() (pending bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.open), waitMost+waitGrace)
 	defer cancel()
@@ -89,7 +88,7 @@ func (g *gate) wait() (pending bool) {
 	return err == nil
 }
 
-// followPaused keeps Paused right while nothing is pending, too.
+// followPaused keeps Paused current while nothing is pending.
 func (g *gate) followPaused() {
 	for g.open.Err() == nil {
 		g.lookPaused()
@@ -97,8 +96,7 @@ func (g *gate) followPaused() {
 	}
 }
 
-// lookPaused asks whether the Asynq queue is paused, by Asynqmon for example. What waits in it then is
-// taken by nobody.
+// lookPaused asks whether the Asynq queue is paused, for example by Asynqmon. Then nobody takes what waits in it.
 func (g *gate) lookPaused() bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.open), waitGrace)
 	defer cancel()
@@ -113,7 +111,7 @@ func (g *gate) lookPaused() bool {
 	return g.isPaused.Load()
 }
 
-// answered says when Redis is gone, and when it is back.
+// answered logs when Redis is gone and when it is back.
 func (g *gate) answered(ctx context.Context, err error) {
 	switch away := err != nil; {
 	case away == g.away:

@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Send hands messages over, in one round trip. After an error they may be there all the same. A message
-// whose id is there already is not sent a second time.
+// Send hands messages over, in one round trip. After an error they may have arrived all the same. It does not send a message again whose
+// id is there already.
 func (b *Broker) Send(ctx context.Context, messages ...Message) error {
 	tasks := make([]*asynq.Task, len(messages))
 	for i, m := range messages {
@@ -34,8 +34,7 @@ func (b *Broker) Send(ctx context.Context, messages ...Message) error {
 	return nil
 }
 
-// enqueue is given a fresh asynq.Client each time: one announces a queue but once, and not again where Redis was
-// emptied.
+// enqueue makes a new asynq.Client each time: a client announces a queue only once, and not again after Redis was emptied.
 func enqueue(ctx context.Context, client redis.UniversalClient, tasks []*asynq.Task) error {
 	sender := asynq.NewClientFromRedisClient(client)
 	for _, t := range tasks {
@@ -46,7 +45,7 @@ func enqueue(ctx context.Context, client redis.UniversalClient, tasks []*asynq.T
 	return nil
 }
 
-// batch collects what an asynq.Client sends into one pipeline: one at a time 16 tasks take six times as long.
+// batch collects what an asynq.Client sends into one pipeline. One at a time, 16 tasks take six times as long.
 type batch struct {
 	redis.UniversalClient
 	pipe redis.Pipeliner
@@ -57,15 +56,14 @@ func (b *batch) SAdd(ctx context.Context, key string, members ...any) *redis.Int
 	return b.pipe.SAdd(ctx, key, members...)
 }
 
-// EvalSha enqueues a task. What Redis answers, the pipeline learns; here it is taken to be that all is well.
+// EvalSha enqueues a task. It answers at once as if all were well; the pipeline learns what Redis says.
 func (b *batch) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
 	b.pipe.EvalSha(ctx, sha, keys, args...)
 	return redis.NewCmdResult(int64(1), nil)
 }
 
-// Pending are the ids of the messages that nobody has taken yet. Its cost follows their number, which the
-// dispatchers keep to what the workers can take up soon. (Asynq's Inspector lists them by pages, and passes over
-// some where others are taken meanwhile.)
+// Pending returns the ids of the messages that nobody has taken yet. Its cost follows their number, which dispatchers keep to what
+// workers can take up soon. (Asynq's Inspector lists them by pages, and misses some if others are taken meanwhile.)
 func (b *Broker) Pending(ctx context.Context, pool string) (map[string]bool, error) {
 	list, err := b.client.LRange(ctx, keyOf(b.Queue(pool), "pending"), 0, -1).Result()
 	if err != nil {

@@ -12,19 +12,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Server takes the messages of a pool and delivers them. Make it with NewServer, then Run it, once.
+// Server takes the messages of a pool and delivers them. Make it with NewServer, then call Run once.
 type Server struct {
 	cfg  ServerConfig
 	gate *gate
 	asyn *asynq.Server
 
 	mu     sync.Mutex
-	shut   bool // what Asynq still delivers is dropped: the dispatchers' sweeper sends it again
+	shut   bool // what Asynq still delivers is dropped: recovery sends it again
 	inHand sync.WaitGroup
 	stop   context.CancelFunc
 }
 
-// ServerConfig says what a Server needs; all of it is required.
+// ServerConfig says what a Server needs. All fields are required.
 type ServerConfig struct {
 	Pool        string
 	Concurrency int           // messages at once
@@ -61,11 +61,11 @@ func (b *Broker) NewServer(cfg ServerConfig) *Server {
 	return s
 }
 
-// Paused says whether the pool's Asynq queue was paused, as far as that is known: it is asked for every 2 s.
+// Paused reports whether the pool's Asynq queue was paused, as of the last 2 s.
 func (s *Server) Paused() bool { return s.gate.isPaused.Load() }
 
-// Run takes messages and delivers them until ctx ends; it returns when those that it has taken are
-// delivered. While Redis is away it waits.
+// Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is away,
+// it waits.
 func (s *Server) Run(ctx context.Context) error {
 	mux := asynq.NewServeMux()
 	mux.HandleFunc(prefix, s.deliver)
@@ -89,8 +89,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// deliver is Asynq's handler. It does not hand Asynq's context on: trouble with Redis must not abort calls. Nor
-// does it fail: Asynq can do nothing for a message.
+// deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail: Asynq can
+// do nothing for a message.
 func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	s.mu.Lock()
 	if s.shut {
@@ -125,7 +125,7 @@ func waitFor(done <-chan struct{}, most time.Duration) bool {
 	}
 }
 
-// asynqLog gives Asynq's own log lines to slog: what matters of them the gate says.
+// asynqLog passes Asynq's own log lines to slog. The gate logs what matters of them.
 type asynqLog struct{ log *slog.Logger }
 
 func (l asynqLog) Debug(args ...any) { l.log.Debug("Asynq reported", "message", fmt.Sprint(args...)) }

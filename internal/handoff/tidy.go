@@ -11,12 +11,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// orphanAfter is since when a lease must have run out, for Asynq's servers themselves look once a minute.
+// orphanAfter is how long ago a lease must have run out: Asynq's own servers look once a minute.
 const orphanAfter = 3 * time.Minute
 
-// Tidy takes away what Asynq keeps and nobody needs: archived tasks (of workers that died, or cancelled in
-// Asynqmon), those that nobody holds a lease of, and the queues of all pools but these. It says how many there
-// were.
+// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), tasks without a lease,
+// and the queues of all pools but these. It returns how many it removed.
 func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 	inspector := asynq.NewInspectorFromRedisClient(b.client)
 	queues, err := within(ctx, inspector.Queues)
@@ -51,7 +50,7 @@ func (b *Broker) removeArchived(ctx context.Context, inspector *asynq.Inspector,
 	return archived + orphans, err
 }
 
-// removeQueue takes first what is active, or Asynq refuses, and last the counters, which Asynq leaves.
+// removeQueue first removes active tasks, which Asynq refuses to delete, and last the counters, which Asynq leaves.
 func (b *Broker) removeQueue(ctx context.Context, inspector *asynq.Inspector, queue string) (int, error) {
 	if _, err := b.removeActive(ctx, queue, time.Now().Add(24*time.Hour)); err != nil {
 		return 0, err
