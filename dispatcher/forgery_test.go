@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
@@ -166,7 +166,7 @@ func TestVerifyFindsEveryForgery(t *testing.T) {
 		if tag, err := s.owner.Exec(t.Context(), f.sql); err != nil || tag.RowsAffected() == 0 {
 			t.Errorf("%s: it changed %d rows: %v", f.name, tag.RowsAffected(), err)
 		}
-		report, err := ledger.Verify(t.Context(), s.owner)
+		report, err := verify.Run(t.Context(), s.owner, verify.Options{})
 		switch {
 		case err != nil:
 			t.Errorf("%s: %v", f.name, err)

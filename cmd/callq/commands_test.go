@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/report"
 	"github.com/callq/callq/migrations"
 )
@@ -193,7 +193,7 @@ func TestVerifyFinds(t *testing.T) {
 		t.Errorf("exit code %d:\n%s%s", a.code, a.stdout, a.stderr)
 	}
 	a = w.run("verify", "-o", "json")
-	if r := decode[ledger.Report](t, a.stdout); a.code != exitFindings || len(r.Findings) == 0 || r.Findings[0].CallID != 1 {
+	if r := decode[verify.Report](t, a.stdout); a.code != exitFindings || len(r.Findings) == 0 || r.Findings[0].CallID != 1 {
 		t.Errorf("exit code %d, findings %+v", a.code, r.Findings)
 	}
 }
@@ -216,7 +216,7 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 	if out := w.do("verify"); !strings.Contains(out, says) || !strings.Contains(out, "8 of 10") || !strings.Contains(out, "every rule holds") {
 		t.Errorf("verify says\n%s", out)
 	}
-	if use := decode[ledger.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
+	if use := decode[verify.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
 		t.Errorf("verify says %+v", use)
 	}
 	if out := w.do("calls", "get", "1", "-o", "json"); !strings.Contains(out, `"settled": 12`) {
@@ -297,7 +297,7 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 			t.Errorf("%q is not said:\n%s", says, out)
 		}
 	}
-	if r := decode[ledger.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
+	if r := decode[verify.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
 		t.Errorf("since 7 days: %+v", r)
 	}
 	if out := w.do("verify", "--since", "2026-11-20T00:00:00Z"); !strings.Contains(out, "2026-11-20 00:00:00Z") {

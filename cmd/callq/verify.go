@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/cmd/callq/config"
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 )
 
 func (p *program) verifyCommand() *cobra.Command {
@@ -27,7 +27,7 @@ It says what the proof rests on. Exit code 3, and the rows, when a rule does not
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.withPostgres(cmd.Context(), commandSettings(), func(ctx context.Context, _ *config.Config, pool *pgxpool.Pool) error {
-				report, err := ledger.VerifySince(ctx, pool, time.Time(since))
+				report, err := verify.Run(ctx, pool, verify.Options{Since: time.Time(since)})
 				if err != nil {
 					return err
 				}
@@ -70,17 +70,17 @@ func (f *sinceFlag) Set(text string) error {
 	return nil
 }
 
-func (p *program) printReport(r *ledger.Report) error {
+func (p *program) printReport(r *verify.Report) error {
 	if p.output != "table" {
 		return p.printJSON(r)
 	}
 	if len(r.Limits) > 0 {
 		err := printTable(p.stdout, r.Limits,
-			column[ledger.LimitUse]{"LIMIT", func(l ledger.LimitUse) string { return l.Limit }},
-			column[ledger.LimitUse]{"IN FORCE FROM", func(l ledger.LimitUse) string { return instant(&l.From) }},
-			column[ledger.LimitUse]{"RATE", func(l ledger.LimitUse) string { return l.InForce().String() }},
-			column[ledger.LimitUse]{"STARTS", func(l ledger.LimitUse) string { return strconv.FormatInt(l.Starts, 10) }},
-			column[ledger.LimitUse]{"MOST IN A WINDOW", func(l ledger.LimitUse) string { return fmt.Sprintf("%d of %d", l.Most, l.InForce().Most()) }},
+			column[verify.LimitUse]{"LIMIT", func(l verify.LimitUse) string { return l.Limit }},
+			column[verify.LimitUse]{"IN FORCE FROM", func(l verify.LimitUse) string { return instant(&l.From) }},
+			column[verify.LimitUse]{"RATE", func(l verify.LimitUse) string { return l.InForce().String() }},
+			column[verify.LimitUse]{"STARTS", func(l verify.LimitUse) string { return strconv.FormatInt(l.Starts, 10) }},
+			column[verify.LimitUse]{"MOST IN A WINDOW", func(l verify.LimitUse) string { return fmt.Sprintf("%d of %d", l.Most, l.InForce().Most()) }},
 		)
 		if err != nil {
 			return err
@@ -90,11 +90,11 @@ func (p *program) printReport(r *ledger.Report) error {
 	}
 	if len(r.Findings) > 0 {
 		err := printTable(p.stdout, r.Findings,
-			column[ledger.Violation]{"RULE THAT DOES NOT HOLD", func(v ledger.Violation) string { return v.Rule }},
-			column[ledger.Violation]{"LIMIT", func(v ledger.Violation) string { return dash(v.Limit) }},
-			column[ledger.Violation]{"CALL", func(v ledger.Violation) string { return number(v.CallID) }},
-			column[ledger.Violation]{"ATTEMPT", func(v ledger.Violation) string { return number(int64(v.Attempt)) }},
-			column[ledger.Violation]{"DETAIL", func(v ledger.Violation) string { return v.Detail }},
+			column[verify.Violation]{"RULE THAT DOES NOT HOLD", func(v verify.Violation) string { return v.Rule }},
+			column[verify.Violation]{"LIMIT", func(v verify.Violation) string { return dash(v.Limit) }},
+			column[verify.Violation]{"CALL", func(v verify.Violation) string { return number(v.CallID) }},
+			column[verify.Violation]{"ATTEMPT", func(v verify.Violation) string { return number(int64(v.Attempt)) }},
+			column[verify.Violation]{"DETAIL", func(v verify.Violation) string { return v.Detail }},
 		)
 		if err != nil {
 			return err
@@ -116,7 +116,7 @@ func (p *program) printReport(r *ledger.Report) error {
 
 // printAbove says which limits were charged more than the calls' costs said: no rule of callq's is broken, but
 // the API may have been asked for more than the rate.
-func (p *program) printAbove(limits []ledger.LimitUse) {
+func (p *program) printAbove(limits []verify.LimitUse) {
 	said := false
 	for _, l := range limits {
 		if l.Above > 0 {

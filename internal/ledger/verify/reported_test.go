@@ -1,4 +1,4 @@
-package ledger_test
+package verify_test
 
 import (
 	"slices"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,16 +17,16 @@ import (
 // window are allowed.
 func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 	t.Helper()
-	id := open(t, pool)
-	exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
+	id := ledgertest.Open(t, pool)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+	ledgertest.Exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
 			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
 		applied_at, applied_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
-	exec(t, pool, publishedSQL)
-	exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
-	exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
+	ledgertest.Exec(t, pool, publishedSQL)
+	ledgertest.Exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
 	return id
 }
 
@@ -78,15 +79,15 @@ func TestSettle(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			id := openOf(t, pool, c.cost)
-			start(t, pool, request(id, id))
+			ledgertest.Start(t, pool, ledgertest.Request(id, id))
 			settle(t, pool, id, c.settled, c.change)
 			for name, units := range map[string]int64{"api": c.api, "rpm": c.rpm} {
-				want(t, pool, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
+				ledgertest.Want(t, pool, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
 					FROM call_attempts`, name, units)
-				want(t, pool, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
+				ledgertest.Want(t, pool, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
 			}
-			want(t, pool, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
-			for _, v := range verify(t, pool).Findings {
+			ledgertest.Want(t, pool, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
+			for _, v := range run(t, pool).Findings {
 				t.Errorf("found %+v", v)
 			}
 		})
@@ -99,24 +100,24 @@ func TestVerifySettled(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	first, second := openOf(t, pool, 6), openOf(t, pool, 4)
-	start(t, pool, request(first, first))
-	start(t, pool, request(second, second))
+	ledgertest.Start(t, pool, ledgertest.Request(first, first))
+	ledgertest.Start(t, pool, ledgertest.Request(second, second))
 	settle(t, pool, first, new(int64(1)), nil)
 	third := openOf(t, pool, 5) // the first took 1, the second may take 4
-	start(t, pool, request(third, third))
-	report := verify(t, pool)
+	ledgertest.Start(t, pool, ledgertest.Request(third, third))
+	report := run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) > 0 || use.Most != 10 || use.Above != 0 || use.MostSettled != 10 {
 		t.Errorf("%+v, and found %+v", use, report.Findings)
 	}
 	settle(t, pool, second, new(int64(9)), nil)
-	report = verify(t, pool)
+	report = run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) > 0 || use.Most != 10 || use.Above != 5 || use.MostSettled != 15 {
 		t.Errorf("%+v, and found %+v", use, report.Findings)
 	}
 	fourth := openOf(t, pool, 2) // which no claim may open: the third may still take 5, and 10 are used
-	start(t, pool, request(fourth, fourth))
-	exec(t, pool, `UPDATE call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
-	report = verify(t, pool)
+	ledgertest.Start(t, pool, ledgertest.Request(fourth, fourth))
+	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
+	report = run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) != 1 || report.Findings[0].CallID != fourth || use.Most != 12 {
 		t.Errorf("%+v, and found %+v; want call %d over the rate", use, report.Findings, fourth)
 	}
@@ -139,11 +140,11 @@ func TestVerifyFindsForgedSettlements(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			id := openOf(t, pool, 6)
-			start(t, pool, request(id, id))
+			ledgertest.Start(t, pool, ledgertest.Request(id, id))
 			settle(t, pool, id, new(int64(4)), nil)
-			exec(t, pool, c.forgery)
+			ledgertest.Exec(t, pool, c.forgery)
 			var found []string
-			for _, v := range verify(t, pool).Findings {
+			for _, v := range run(t, pool).Findings {
 				found = append(found, v.Rule)
 			}
 			if !slices.Equal(found, c.rules) {

@@ -1,4 +1,4 @@
-package ledger_test
+package verify_test
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5"
@@ -28,7 +30,7 @@ func history(t *testing.T) *pgxpool.Pool {
 		c.CallID, c.Attempt = id, attempt
 		if c.Arrival != nil || c.Token != 0 {
 			c.Token = 7
-			start(t, pool, ledger.StartRequest{CallID: id, Attempt: attempt, Token: 7, Timeout: time.Second})
+			ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: attempt, Token: 7, Timeout: time.Second})
 		} else {
 			c.Unstarted = true
 		}
@@ -43,47 +45,47 @@ func history(t *testing.T) *pgxpool.Pool {
 	unsent := ledger.Closing{Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew}
 	permanent := ledger.Closing{Outcome: callqueue.OutcomePermanent, Token: 7, Requests: none, Status: callqueue.StatusFailed, Failed: true}
 
-	end(open(t, pool), 1, done) // call 1
-	retried := open(t, pool)    // call 2
+	end(ledgertest.Open(t, pool), 1, done) // call 1
+	retried := ledgertest.Open(t, pool)    // call 2
 	end(retried, 1, failed)
 	reopen(t, pool, retried)
 	end(retried, 2, unsent)
 	reopen(t, pool, retried)
 	end(retried, 3, done)
-	end(open(t, pool), 1, lost)      // call 3
-	end(open(t, pool), 1, unsent)    // call 4
-	end(open(t, pool), 1, permanent) // call 5
-	deleted := open(t, pool)         // call 6, while it ran
-	start(t, pool, request(deleted, 7))
-	exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
+	end(ledgertest.Open(t, pool), 1, lost)      // call 3
+	end(ledgertest.Open(t, pool), 1, unsent)    // call 4
+	end(ledgertest.Open(t, pool), 1, permanent) // call 5
+	deleted := ledgertest.Open(t, pool)         // call 6, while it ran
+	ledgertest.Start(t, pool, ledgertest.Request(deleted, 7))
+	ledgertest.Exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
 	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests}}); err != nil {
 		t.Fatal(err)
 	}
-	cancelled := open(t, pool) // call 7, while it runs
-	start(t, pool, request(cancelled, 7))
-	exec(t, pool, `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id = $1`, cancelled)
-	open(t, pool)                             // call 8, not started
-	start(t, pool, request(open(t, pool), 7)) // call 9, running
-	exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
-	exec(t, pool, `UPDATE call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
-	exec(t, pool, publishedSQL)
+	cancelled := ledgertest.Open(t, pool) // call 7, while it runs
+	ledgertest.Start(t, pool, ledgertest.Request(cancelled, 7))
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id = $1`, cancelled)
+	ledgertest.Open(t, pool)                                                   // call 8, not started
+	ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 7)) // call 9, running
+	ledgertest.Exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	ledgertest.Exec(t, pool, publishedSQL)
 	return pool
 }
 
 // reopen claims a call again.
 func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	t.Helper()
-	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
+	ledgertest.Exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
 		SELECT id, attempts, 0, 1, 1, dispatched_at, clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
 		FROM call_queue WHERE id = $1`, id)
 }
 
-func verify(t *testing.T, pool *pgxpool.Pool) *ledger.Report {
+func run(t *testing.T, pool *pgxpool.Pool) *verify.Report {
 	t.Helper()
-	report, err := ledger.Verify(context.Background(), pool)
+	report, err := verify.Run(context.Background(), pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +94,7 @@ func verify(t *testing.T, pool *pgxpool.Pool) *ledger.Report {
 
 func TestVerifyCleanHistory(t *testing.T) {
 	t.Parallel()
-	report := verify(t, history(t))
+	report := run(t, history(t))
 	for _, v := range report.Findings {
 		t.Errorf("found %+v", v)
 	}
@@ -159,9 +161,9 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := history(t)
-			exec(t, pool, c.forgery)
+			ledgertest.Exec(t, pool, c.forgery)
 			var found []string
-			for _, v := range verify(t, pool).Findings {
+			for _, v := range run(t, pool).Findings {
 				found = append(found, v.Rule)
 			}
 			slices.Sort(found)
@@ -233,17 +235,17 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
-			start(t, pool, request(open(t, pool), 7))
-			start(t, pool, request(open(t, pool), 8))
-			exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
-			exec(t, pool, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
-			exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
-			exec(t, pool, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
+			ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 7))
+			ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 8))
+			ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
+			ledgertest.Exec(t, pool, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
+			ledgertest.Exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
+			ledgertest.Exec(t, pool, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
 			if c.setup != "" {
-				exec(t, pool, c.setup)
+				ledgertest.Exec(t, pool, c.setup)
 			}
-			exec(t, pool, publishedSQL)
-			report := verify(t, pool)
+			ledgertest.Exec(t, pool, publishedSQL)
+			report := run(t, pool)
 			if report.Limits[0].Most != c.most || (len(report.Findings) > 0) != (c.most > 1) {
 				t.Errorf("most in a window: %d, want %d; found %v", report.Limits[0].Most, c.most, report.Findings)
 			}
@@ -301,7 +303,7 @@ func TestVerifyWindows(t *testing.T) {
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		report, err := ledger.Verify(context.Background(), pool)
+		report, err := verify.Run(context.Background(), pool, verify.Options{})
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -372,13 +374,13 @@ func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
-			exec(t, pool, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+			ledgertest.Exec(t, pool, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 				SELECT i, 1, 6 - 5 * (i - 1), at, at, at, at, 'done', 'default', 'http', '',
 					jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', CASE WHEN %t THEN 1 ELSE 6 END, 'until', at))
 				FROM (SELECT i, now() - (3 - i) * interval '1 min' AS at FROM generate_series(1, 2) i) a`, c.byCost))
-			exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
+			ledgertest.Exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', 1, now() - interval '1 day', 100, '1 h', NOT %[1]t, 'test'), ('api', 2, now() - interval '90 s', %[2]d, '1 h', %[1]t, 'test')`, c.byCost, c.rate))
-			report := verify(t, pool)
+			report := run(t, pool)
 			if most := report.Limits[1].Most; most != c.most {
 				t.Errorf("most in a window: %d, want %d; found %v", most, c.most, report.Findings)
 			}
