@@ -48,7 +48,7 @@ func TestCloseAcknowledged(t *testing.T) {
 	if err := ledger.Acknowledge(t.Context(), pool, []ledger.Ack{{CallID: id, Attempt: 1, Token: 7, After: 30 * time.Millisecond}}); err != nil {
 		t.Fatal(err)
 	}
-	ledgertest.Want(t, pool, `SELECT callq_open_until(started_at, send_within, acked_at, '500 ms') = $1::timestamptz + send_within + interval '500 ms' FROM call_open`, startedAt)
+	ledgertest.Want(t, pool, `SELECT callq_occupied_until(task, epoch, started_at, send_within, acked_at, 'start', epoch, '500 ms') = $1::timestamptz + send_within + interval '500 ms' FROM call_open`, startedAt)
 	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
 		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeLost, Status: callqueue.StatusFailed, Failed: true,
 		Arrival: &limit.Arrival{Written: 5 * time.Millisecond, Closed: 9 * time.Second},

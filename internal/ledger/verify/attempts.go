@@ -70,19 +70,7 @@ func (a *attempt) custom() bool { return a.Task != "http" }
 // readAttempts reads each attempt once, in the order of the starts. It checks the attempt against what was in force
 // when it was claimed, and adds it to the windows that it started in and to the usage of the last windows.
 func (v *verifier) readAttempts(ctx context.Context) error {
-	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.countsFrom())
-	if err != nil {
-		return err
-	}
-	var a attempt
-	if _, err := pgx.ForEachRow(rows, []any{
-		&a.CallID, &a.Attempt, &a.At, &a.Claimed, &a.Started, &a.Finished, &a.Cost, &a.Queue, &a.Task, &a.Key,
-		&a.Arrived, &a.Settled, &a.Requests, &a.Outcome, &a.Charged,
-		&a.Acked, &a.SendWithin, &a.Limits, &a.Keys, &a.Costs,
-	}, func() error {
-		v.checkAttempt(&a)
-		return nil
-	}); err != nil {
+	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
 		return err
 	}
 	for _, name := range sortedKeys(v.policy.versions) {
@@ -92,6 +80,24 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 		v.report.Findings = append(v.report.Findings, w.over...)
 	}
 	return nil
+}
+
+// eachAttempt calls do with each attempt, which is do's until it returns.
+func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
+	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.countsFrom())
+	if err != nil {
+		return err
+	}
+	var a attempt
+	_, err = pgx.ForEachRow(rows, []any{
+		&a.CallID, &a.Attempt, &a.At, &a.Claimed, &a.Started, &a.Finished, &a.Cost, &a.Queue, &a.Task, &a.Key,
+		&a.Arrived, &a.Settled, &a.Requests, &a.Outcome, &a.Charged,
+		&a.Acked, &a.SendWithin, &a.Limits, &a.Keys, &a.Costs,
+	}, func() error {
+		do(&a)
+		return nil
+	})
+	return err
 }
 
 // countsFrom is the latest arrival that no verified window counts any more.
