@@ -2,13 +2,12 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// Ack says that an open attempt's request was acknowledged by the API's machine.
+// Ack notes that the API's machine acknowledged the request of an open attempt.
 type Ack struct {
 	CallID  int64
 	Attempt int32
@@ -16,26 +15,18 @@ type Ack struct {
 	After   time.Duration // on the worker's clock, from before it asked for the start
 }
 
-// Acknowledge notes when the requests of open attempts had arrived, so that their units need not wait for the
-// attempts' ends.
+// Acknowledge stores when the requests of open attempts had arrived, so that their units come free before the attempts end.
 func Acknowledge(ctx context.Context, db DB, acks []Ack) error {
-	ids, attempts := make([]int64, len(acks)), make([]int32, len(acks))
-	tokens, after := make([]int64, len(acks)), make([]*int64, len(acks))
-	for i, a := range acks {
-		ids[i], attempts[i], tokens[i], after[i] = a.CallID, a.Attempt, a.Token, micros(&a.After)
-	}
-	rows, err := db.Query(ctx, acknowledgeSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts, "tokens": tokens, "after": after})
-	if err != nil {
-		return fmt.Errorf("acknowledge requests: %w", err)
-	}
-	rows.Close()
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("acknowledge requests: %w", err)
-	}
-	return nil
+	_, err := queryIDs(ctx, db, acknowledgeSQL, pgx.StrictNamedArgs{
+		"ids":      column(acks, func(a Ack) int64 { return a.CallID }),
+		"attempts": column(acks, func(a Ack) int32 { return a.Attempt }),
+		"tokens":   column(acks, func(a Ack) int64 { return a.Token }),
+		"after":    column(acks, func(a Ack) int64 { return ceilMicros(a.After) }),
+	})
+	return wrap("acknowledge requests", err)
 }
 
-// It takes the rows' locks in id order, as closeSQL does, and waits for none: who has the lock closes the attempt.
+// acknowledgeSQL locks the rows in id order, as closeSQL does, and waits for none: whoever holds a row closes the attempt.
 const acknowledgeSQL = `
 WITH asked AS MATERIALIZED (
     SELECT *

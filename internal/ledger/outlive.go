@@ -2,34 +2,26 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// Running is an open attempt of the worker that has its token.
+// Running is an open attempt that this worker's token started.
 type Running struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
 }
 
-// KeepOpen puts off the deadlines of attempts by which sweepers take them for lost, to 30 s from now, and returns the
-// calls of those that are still open. Others' locks are not waited for: what is locked is not returned.
+// KeepOpen extends the deadlines after which recovery finds attempts lost to 30 s from now. It returns the calls whose
+// attempts are still open. It does not wait for locks: a locked attempt is not returned.
 func KeepOpen(ctx context.Context, db DB, attempts []Running) ([]int64, error) {
-	ids, numbers, tokens := make([]int64, len(attempts)), make([]int32, len(attempts)), make([]int64, len(attempts))
-	for i, a := range attempts {
-		ids[i], numbers[i], tokens[i] = a.CallID, a.Attempt, a.Token
-	}
-	rows, err := db.Query(ctx, keepOpenSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": numbers, "tokens": tokens})
-	if err != nil {
-		return nil, fmt.Errorf("keep attempts open: %w", err)
-	}
-	kept, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("keep attempts open: %w", err)
-	}
-	return kept, nil
+	kept, err := queryIDs(ctx, db, keepOpenSQL, pgx.StrictNamedArgs{
+		"ids":      column(attempts, func(a Running) int64 { return a.CallID }),
+		"attempts": column(attempts, func(a Running) int32 { return a.Attempt }),
+		"tokens":   column(attempts, func(a Running) int64 { return a.Token }),
+	})
+	return kept, wrap("keep attempts open", err)
 }
 
 const keepOpenSQL = `

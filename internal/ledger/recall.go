@@ -43,10 +43,3 @@ SELECT call_id, attempt FROM call_open
 WHERE started_at IS NULL AND epoch = (SELECT callq_epoch()) AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
 ORDER BY call_id
 FOR UPDATE`
-
-func wrap(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", what, err)
-}
