@@ -11,8 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// headroom is what a queue's limits allow at a moment, in all or to each of some keys, and when
-// they allow more.
+// headroom is what a queue's limits allow at a moment, in all or for some keys, and when they allow more.
 type headroom struct {
 	limit.Admission // in the order of limits
 	limits          []policy.LockedLimit
@@ -32,11 +31,10 @@ type occupied struct {
 	At       time.Time  `db:"at"`       // Postgres's clock once it was counted
 }
 
-// errClockSetBack: what started since the clock was read may seem to be long over.
+// errClockSetBack: what started since the claim read the clock may seem to be long over.
 var errClockSetBack = errors.New("the clock of Postgres was set back within a claim")
 
-// headroom counts what is occupied of the limits, of those per key for these keys. It needs the
-// limits' locks.
+// headroom counts what is occupied of the limits; of limits per key, for these keys. It needs the limits' locks.
 func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, keys []string, from int64, now time.Time) (*headroom, error) {
 	h := &headroom{limits: limits, now: now, next: map[limitKey]time.Time{}}
 	own, err := overridesOf(ctx, tx, limits, keys)
@@ -124,8 +122,8 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, limits []policy.Locke
 	return h, nil
 }
 
-// wait is for how long a held call cannot be admitted. Nobody knows when a unit of a concurrency
-// limit comes free: then known is false, and whoever frees it says so.
+// wait is how long a held call cannot be admitted. When a unit of a concurrency limit comes free is not known: whoever frees
+// it wakes the dispatchers.
 func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 	known = true
 	for i, l := range h.limits {
@@ -148,8 +146,7 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 	return wait, known
 }
 
-// closed says whether no call of a key can be admitted now, and whether that is for a limit which
-// all keys share.
+// closed reports whether no call of a key can be admitted now, and whether a limit that all keys share is the cause.
 func (h *headroom) closed(key string) (closed, shared bool) {
 	if h.Most(key) > 0 {
 		return false, false
@@ -196,7 +193,7 @@ WITH asked AS MATERIALIZED (
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )`
 
-// overridesOf are the units of their own that some of these keys have. It needs the limits' locks.
+// overridesOf is the overrides of these keys. It needs the limits' locks.
 func overridesOf(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, keys []string) (map[limitKey]int64, error) {
 	var names []string
 	for _, l := range limits {
@@ -228,8 +225,8 @@ SELECT l.name, o.key, o.value::bigint
 FROM call_limits l CROSS JOIN LATERAL jsonb_each_text(l.overrides) o
 WHERE l.name = ANY($1::text[]) AND o.key = ANY($2::text[])`
 
-// readCharges reads what was given out of the token buckets among the limits, charge by charge: how much there
-// is depends on when. It needs the limits' locks, and asks as occupiedSQL does.
+// readCharges reads the charges of the token buckets among the limits one by one, because a token bucket's level depends on
+// their times. It needs the limits' locks, and its arguments are occupiedSQL's.
 func readCharges(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, names, keys []string, since []time.Time, from int64, now time.Time, uses map[limitKey]limit.Use) error {
 	is := map[string]bool{}
 	for _, l := range limits {

@@ -84,7 +84,7 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 
 // eachAttempt calls do with each attempt, which is do's until it returns.
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
-	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.countsFrom())
+	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.policy.countsFrom(v.since, v.now))
 	if err != nil {
 		return err
 	}
@@ -98,24 +98,6 @@ func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
 		return nil
 	})
 	return err
-}
-
-// countsFrom is the latest arrival that no verified window counts any more.
-func (v *verifier) countsFrom() *time.Time {
-	if v.since == nil {
-		return nil
-	}
-	longest := time.Minute
-	for _, h := range v.policy.versions {
-		for _, r := range h {
-			longest = max(longest, r.Window+r.Window/50+time.Minute) // and a bucket of usage
-		}
-	}
-	from := *v.since
-	if v.now.Before(from) {
-		from = v.now
-	}
-	return new(from.Add(-longest - v.policy.gains.All()))
 }
 
 // attemptsSQL skips times such as infinity, which would end the scan: timelessSQL finds them.

@@ -129,6 +129,24 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	return v.readUsage(ctx)
 }
 
+// countsFrom is the latest arrival that no window since then counts any more; nil: all windows count.
+func (p *policy) countsFrom(since *time.Time, now time.Time) *time.Time {
+	if since == nil {
+		return nil
+	}
+	longest := time.Minute
+	for _, h := range p.versions {
+		for _, r := range h {
+			longest = max(longest, r.Window+r.Window/50+time.Minute) // and a bucket of usage
+		}
+	}
+	from := *since
+	if now.Before(from) {
+		from = now
+	}
+	return new(from.Add(-longest - p.gains.All()))
+}
+
 // shownTwice reports whether a clock that was set back may have shown t twice.
 func (p *policy) shownTwice(t time.Time) bool {
 	return slices.ContainsFunc(p.losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })

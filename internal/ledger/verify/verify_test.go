@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -34,9 +35,7 @@ func history(t *testing.T) *pgxpool.Pool {
 		} else {
 			c.Unstarted = true
 		}
-		if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 {
-			t.Fatalf("Close = %v, %v", closed, err)
-		}
+		ledgertest.Close(t, pool, c)
 	}
 	requests, none := new(int16(1)), new(int16(0))
 	done := ledger.Closing{Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests, Status: callqueue.StatusDone}
@@ -58,9 +57,7 @@ func history(t *testing.T) *pgxpool.Pool {
 	deleted := ledgertest.Open(t, pool)         // call 6, while it ran
 	ledgertest.Start(t, pool, ledgertest.Request(deleted, 7))
 	ledgertest.Exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
-	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests}}); err != nil {
-		t.Fatal(err)
-	}
+	ledgertest.Close(t, pool, ledger.Closing{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests})
 	cancelled := ledgertest.Open(t, pool) // call 7, while it runs
 	ledgertest.Start(t, pool, ledgertest.Request(cancelled, 7))
 	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id = $1`, cancelled)
@@ -85,19 +82,32 @@ func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 
 func run(t *testing.T, pool *pgxpool.Pool) *verify.Report {
 	t.Helper()
-	report, err := verify.Run(context.Background(), pool, verify.Options{})
+	report, err := verify.Run(t.Context(), pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return report
 }
 
+// wantBroken verifies that these rules are broken, and no others.
+func wantBroken(t *testing.T, pool *pgxpool.Pool, rules ...string) {
+	t.Helper()
+	broken := map[string]bool{}
+	report := run(t, pool)
+	for _, f := range report.Findings {
+		broken[f.Rule] = true
+	}
+	slices.Sort(rules)
+	if found := slices.Sorted(maps.Keys(broken)); !slices.Equal(found, rules) {
+		t.Errorf("broken rules %q, want %q: %+v", found, rules, report.Findings)
+	}
+}
+
 func TestVerifyCleanHistory(t *testing.T) {
 	t.Parallel()
-	report := run(t, history(t))
-	for _, v := range report.Findings {
-		t.Errorf("found %+v", v)
-	}
+	pool := history(t)
+	wantBroken(t, pool)
+	report := run(t, pool)
 	if report.Calls != 11 || report.Attempts != 11 {
 		t.Errorf("%d calls and %d attempts, want 11 and 11", report.Calls, report.Attempts)
 	}
@@ -107,7 +117,7 @@ func TestVerifyCleanHistory(t *testing.T) {
 	}
 }
 
-// Every forgery of the history is found, under the rule that it breaks.
+// Every forgery of the history is found, as a breach of the rules that it breaks.
 func TestVerifyFindsForgeries(t *testing.T) {
 	t.Parallel()
 	const (
@@ -162,16 +172,7 @@ func TestVerifyFindsForgeries(t *testing.T) {
 			t.Parallel()
 			pool := history(t)
 			ledgertest.Exec(t, pool, c.forgery)
-			var found []string
-			for _, v := range run(t, pool).Findings {
-				found = append(found, v.Rule)
-			}
-			slices.Sort(found)
-			found = slices.Compact(found)
-			slices.Sort(c.rules)
-			if !slices.Equal(found, c.rules) {
-				t.Errorf("broken rules %q, want %q", found, c.rules)
-			}
+			wantBroken(t, pool, c.rules...)
 		})
 	}
 }
@@ -196,7 +197,7 @@ func (c charge) really() int64 {
 // change is a version of the limit.
 type change struct {
 	From, Window int
-	Rate         int64 // 0: taken away
+	Rate         int64 // 0: removed
 }
 
 // overAt is the oracle: the units that count in the window that ends with start t, as far as a claim before it
@@ -229,7 +230,7 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 		{"not acknowledged", `UPDATE call_open SET acked_at = NULL`, 2},
 		{"acknowledged late", `UPDATE call_open SET acked_at = started_at + interval '2.5 s'`, 2},
 		{"anchored at the finish", `UPDATE call_limits SET anchor = 'finish'`, 2},
-		{"a handler of one's own", `UPDATE call_open SET task = 'mine'`, 2},
+		{"a custom handler", `UPDATE call_open SET task = 'mine'`, 2},
 		{"of an older epoch: it will be charged by its start", `UPDATE call_limits SET epoch = 'former'`, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -253,7 +254,7 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 	}
 }
 
-// What Verify says of the windows is what an oracle says that looks at each start by itself.
+// Run and an oracle that judges each start by itself agree about the windows.
 func TestVerifyWindows(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -321,7 +322,7 @@ func TestVerifyWindows(t *testing.T) {
 			if v.Rate == 0 {
 				continue
 			}
-			to := 1 << 30 // until the next that is not its being taken away: what runs on is held to it
+			to := 1 << 30 // until the next that is not its removal: what runs on is held to it
 			for _, next := range changes[i+1:] {
 				if next.Rate != 0 {
 					to = next.From
