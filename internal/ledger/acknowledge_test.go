@@ -11,8 +11,7 @@ import (
 	"github.com/callq/callq/internal/pgtest"
 )
 
-// That a request was acknowledged is noted of the attempt that has the token, and of no other; what others hold is not
-// waited for.
+// Acknowledge stores the time for the attempt that has the token, and for no other. It does not wait for locked rows.
 func TestAcknowledge(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -38,7 +37,7 @@ func TestAcknowledge(t *testing.T) {
 	ledgertest.Want(t, pool, `SELECT array_agg(acked_at - started_at ORDER BY call_id) = ARRAY['30 ms', NULL, NULL, NULL]::interval[] FROM call_open`)
 }
 
-// What was acknowledged while the attempt was open holds at its end, whoever ends it.
+// An acknowledgement of the open attempt holds when it closes, whoever closes it.
 func TestCloseAcknowledged(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -49,11 +48,9 @@ func TestCloseAcknowledged(t *testing.T) {
 		t.Fatal(err)
 	}
 	ledgertest.Want(t, pool, `SELECT callq_occupied_until(task, epoch, started_at, send_within, acked_at, 'start', epoch, '500 ms') = $1::timestamptz + send_within + interval '500 ms' FROM call_open`, startedAt)
-	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+	ledgertest.Close(t, pool, ledger.Closing{
 		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeLost, Status: callqueue.StatusFailed, Failed: true,
 		Arrival: &limit.Arrival{Written: 5 * time.Millisecond, Closed: 9 * time.Second},
-	}}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	ledgertest.Want(t, pool, `SELECT arrived_by = $1::timestamptz + interval '505 ms' FROM call_attempts`, startedAt)
 }

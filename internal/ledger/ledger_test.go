@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// The same of closes: of each attempt one takes effect.
+// Concurrent closes in opposite orders do not deadlock, and each attempt closes once.
 func TestCloseOppositeOrders(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, map[string]string{"deadlock_timeout": "10ms"}) // before a lock times out
@@ -63,13 +63,10 @@ func TestClose(t *testing.T) {
 	id := ledgertest.Open(t, pool)
 	startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
 	by := 40 * time.Millisecond
-	closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+	ledgertest.Close(t, pool, ledger.Closing{
 		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Result: []byte(`{"status":200}`),
 		Arrival: &limit.Arrival{By: &by, Written: time.Second, EndBy: &by, Closed: time.Second}, Status: callqueue.StatusDone,
-	}})
-	if err != nil || len(closed) != 1 || closed[0] != id {
-		t.Fatalf("Close = %v, %v", closed, err)
-	}
+	})
 	ledgertest.Want(t, pool, `SELECT status = 'done' AND unique_key IS NULL AND finished_at IS NOT NULL AND failed_count = 0 FROM call_queue`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open`)
 	ledgertest.Want(t, pool, `SELECT outcome = 'done' AND arrived_by = $1::timestamptz + interval '40 ms' AND result->>'status' = '200'
@@ -78,8 +75,7 @@ func TestClose(t *testing.T) {
 		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM call_usage`, startedAt)
 }
 
-// The ledger may know attempts of a former call of the same id. They stay there, and keep neither this call nor
-// those that are closed with it from their end.
+// The ledger may have attempts of a former call with the same id. They stay, and prevent no close.
 func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, ledger.Settings())
@@ -104,7 +100,7 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	ledgertest.Want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
 }
 
-// until, as the closing writes it, is limit.Arrival.Until's for either anchor.
+// A close writes limit.Arrival.Until's until, for either anchor.
 func TestCloseUntil(t *testing.T) {
 	t.Parallel()
 	ms := func(n int64) *time.Duration { d := time.Duration(n) * time.Millisecond; return &d }
@@ -142,12 +138,10 @@ func TestCloseUntil(t *testing.T) {
 					t.Errorf("anchor %s: limit says %s, want %d ms", anchor, until, after)
 				}
 				startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
-				if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+				ledgertest.Close(t, pool, ledger.Closing{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
 					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
-				}}); err != nil {
-					t.Fatal(err)
-				}
+				})
 				ledgertest.Want(t, pool, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
 				ledgertest.Want(t, pool, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
 					AND run_at > now() FROM call_queue`)
@@ -205,7 +199,7 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 	}
 }
 
-// A call that was cancelled or deleted while its attempt ran keeps its status; the unit stays used.
+// A call that was cancelled or deleted while its attempt ran keeps its status, and its unit stays used.
 func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 	t.Parallel()
 	for _, change := range []string{`UPDATE call_queue SET status = 'cancelled'`, `DELETE FROM call_queue`} {
@@ -214,20 +208,18 @@ func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 		ledgertest.Start(t, pool, ledgertest.Request(id, 7))
 		ledgertest.Exec(t, pool, change)
 		by := time.Millisecond
-		if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+		ledgertest.Close(t, pool, ledger.Closing{
 			CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
 			Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
-		}}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
 		ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
 		ledgertest.Want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
 	}
 }
 
-// What a cancelled call's last attempt came to is counted, though it leaves the status; also where the
-// closing had begun before the cancellation committed.
+// A close counts the failure of a cancelled call and leaves its status, also if the close began before the cancellation
+// committed.
 func TestCloseOfACancelledCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -63,7 +63,7 @@ func Start(t *testing.T, pool *pgxpool.Pool, requests ...ledger.StartRequest) ma
 // Close closes one attempt.
 func Close(t *testing.T, pool *pgxpool.Pool, c ledger.Closing) {
 	t.Helper()
-	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 {
+	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 || closed[0] != c.CallID {
 		t.Fatalf("Close = %v, %v", closed, err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// startedAt is a ledger of calls that started at these times of 2026-01-01, and were answered at once, under a limit of
-// one a 10 s.
+// startedAt is a ledger of calls that started at these times of 2026-01-01 under a limit of 1 per 10 s. Each was answered at
+// once.
 func startedAt(t *testing.T, shape string, times ...string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -27,7 +27,7 @@ func startedAt(t *testing.T, shape string, times ...string) *pgxpool.Pool {
 	return pool
 }
 
-// What Postgres's clock gained between two starts did not pass between them.
+// A window is longer by what Postgres's clock gained within it.
 func TestVerifyKnowsGains(t *testing.T) {
 	t.Parallel()
 	const sliding, bucket, fixed = `{}`, `{"algorithm": "token_bucket", "period": "10s", "burst": 1}`, `{"algorithm": "fixed_window", "period": "10s"}`
@@ -68,7 +68,7 @@ func TestVerifyKnowsGains(t *testing.T) {
 	}
 }
 
-// Of what a clock that was set back showed twice nobody knows the order.
+// Starts at times that the clock showed twice, because it was set back, are held to no window.
 func TestVerifyKnowsSetBacks(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:05", "12:00:05.5", "12:00:08")
@@ -94,7 +94,7 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 	}
 }
 
-// Nor is it known which limits a queue had then, where they changed.
+// Claims at such times are not compared with the limits that their queue had.
 func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:01")
@@ -112,7 +112,7 @@ func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	}
 }
 
-// Since a time only what came since is looked at, with what counts in its windows.
+// Options.Since verifies what came since then, with what counts in its windows.
 func TestVerifySince(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:00", "12:00:05", "13:00:00", "13:00:04", "13:00:30")
@@ -145,7 +145,7 @@ func TestVerifySince(t *testing.T) {
 	}
 }
 
-// Since a time to come nothing is looked at, and what is used was charged before.
+// Options.Since in the future verifies open attempts only.
 func TestVerifySinceATimeToCome(t *testing.T) {
 	t.Parallel()
 	report, err := verify.Run(t.Context(), history(t), verify.Options{Since: time.Now().Add(time.Hour)})

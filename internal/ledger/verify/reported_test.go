@@ -29,14 +29,14 @@ func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 	return id
 }
 
-// publishedSQL has the limits be as they are since an hour ago.
+// publishedSQL makes the limits' present form an hour old.
 const publishedSQL = `
 INSERT INTO call_limit_versions AS c (limit_name, version, effective_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_by)
 SELECT name, 1, now() - interval '1 hour', rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, 'test' FROM call_limits
 ON CONFLICT (limit_name, version) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, count_cost = excluded.count_cost,
     anchor = excluded.anchor, slack = excluded.slack`
 
-// settle ends an attempt that has started; nil: nothing was settled.
+// settle closes a started attempt with a reported cost; nil: none.
 func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change func(*ledger.Closing)) {
 	t.Helper()
 	took := time.Millisecond
@@ -50,7 +50,7 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 	ledgertest.Close(t, pool, c)
 }
 
-// What is settled is charged to limits that count cost, and noted; the others count a call as before.
+// Limits that count cost charge the reported cost, and the ledger has it. Other limits count a call as before.
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -89,8 +89,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// Verify counts what was settled from the end on, and the claimed cost until then, as claims do. What was
-// settled above that is no rule broken, but is said.
+// Run counts the claimed cost until the end and the reported cost from then on, as claims do. A reported cost above the
+// claimed cost breaks no rule, but is reported.
 func TestVerifySettled(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -118,7 +118,7 @@ func TestVerifySettled(t *testing.T) {
 	}
 }
 
-// A settlement that was forged afterwards is found.
+// A reported cost that was forged afterwards is found.
 func TestVerifyFindsForgedSettlements(t *testing.T) {
 	t.Parallel()
 	const settled, usage = "a settled attempt was charged what was settled", "the usage of a limit is what its attempts were charged"

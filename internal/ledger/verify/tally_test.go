@@ -10,7 +10,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// The running sums are those that the definitions give, moment by moment.
+// The running sums are what an oracle adds up by the definitions, moment by moment.
 func TestTally(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
@@ -43,7 +43,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// countAll is how much was taken with each of these, which are in order, what started at one moment together.
+// countAll is what counts at each start of the sorted list; starts of one moment count together.
 func countAll(rate limit.Rate, list []spent) []int64 {
 	sums := newTally(version{Rate: rate.Units, Window: rate.Window, Shape: rate.Shape, CountCost: true}, nil)
 	var all []int64
@@ -94,7 +94,7 @@ func countOne(rate limit.Rate, list []spent, i int) int64 {
 	return int64(math.Ceil(most - 1e-6))
 }
 
-// What was found is told by call, whatever the order of the starts.
+// A calendar window ends at midnight of its time zone, and a start whose request may arrive later counts in the next.
 func TestTallyOfACalendar(t *testing.T) {
 	t.Parallel()
 	rate, err := limit.Parse("2/1d", limit.FixedWindow, 0, "America/New_York")
