@@ -44,7 +44,8 @@ func TestImports(t *testing.T) {
 		{name: "callqueue", modules: []string{pgx}},
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
-		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
+		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
+		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
 		{
 			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/ledger", "internal/limit"},
 			modules: []string{asynq, pgx, prometheus, redis, sync, sys},

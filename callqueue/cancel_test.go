@@ -16,6 +16,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -216,7 +217,7 @@ func TestCancelRaces(t *testing.T) {
 		}
 		isSo(t, pool, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NULL`)
 		isSo(t, pool, `SELECT count(*) = 0 FROM call_queue q JOIN call_attempts a ON a.call_id = q.id WHERE q.status = 'done' AND a.outcome <> 'done'`)
-		report, err := ledger.Verify(t.Context(), pool)
+		report, err := verify.Run(t.Context(), pool, verify.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

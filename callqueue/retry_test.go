@@ -15,6 +15,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -79,7 +80,7 @@ func TestRetry(t *testing.T) {
 	}
 	verify := func() {
 		t.Helper()
-		report, err := ledger.Verify(t.Context(), pool)
+		report, err := verify.Run(t.Context(), pool, verify.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,7 +211,7 @@ func TestChangesRace(t *testing.T) {
 	all.Wait()
 	isSo(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
 	isSo(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
-	report, err := ledger.Verify(t.Context(), pool)
+	report, err := verify.Run(t.Context(), pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

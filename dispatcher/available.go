@@ -30,7 +30,7 @@ type asked struct {
 	use   limit.Use
 }
 
-// errClockSetBack: what started since the clock was read may seem to be long over.
+// errClockSetBack: what started since the claim read the clock may seem to be long over.
 var errClockSetBack = errors.New("the clock of Postgres was set back within a claim")
 
 // headroom counts the occupied units of the limits, of those per key for these keys. It needs the limits' locks. No attempt
@@ -199,8 +199,8 @@ func byKey(asks []*asked) map[limitKey]*asked {
 	return of
 }
 
-// wait is for how long a held call cannot be admitted. Nobody knows when a unit of a concurrency
-// limit comes free: then known is false, and whoever frees it says so.
+// wait is how long a held call cannot be admitted. When a unit of a concurrency limit comes free is not known: whoever frees
+// it wakes the dispatchers.
 func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 	known = true
 	for i, l := range h.limits {
@@ -223,8 +223,7 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 	return wait, known
 }
 
-// closed says whether no call of a key can be admitted now, and whether that is for a limit which
-// all keys share.
+// closed reports whether no call of a key can be admitted now, and whether a limit that all keys share is the cause.
 func (h *headroom) closed(key string) (closed, shared bool) {
 	if h.Most(key) > 0 {
 		return false, false
@@ -233,17 +232,14 @@ func (h *headroom) closed(key string) (closed, shared bool) {
 	return true, shared
 }
 
-// occupiedSQL reads open attempts and usage in one statement, and calls nothing that would take a
-// snapshot of its own: a closing that commits between two readings would be missed by both. An
-// attempt that has not started, or whose limit is anchored at the finish, is occupied for as long
-// as it is open; so is one of an older epoch, which will be charged at the time of its sweep. $2
-// is the key that is asked about (empty where the limit is not per key), $3 is since when it counts, which is
-// what has a later until (limit.Rate.Since); $4 is the batch from which on attempts are open. Buckets are
-// labelled with their end. One without a send_within has no gate, for it was claimed when no limit of its was
-// anchored at the start: it is not bounded by its start either. The unit of an open attempt can come free from its start on, or from when it was
-// acknowledged, where that bounds it; else its until is yet to come, and so is when it comes free.
+// occupiedSQL adds up what is occupied of each limit ($1) and key ($2, empty where the limit is not per key) since $3
+// (limit.Rate.Since); $4 is the batch from which on attempts may be open. It reads open attempts and usage in one statement, and
+// calls nothing that takes a snapshot of its own: two readings would both miss a close that commits between them.
 //
-// Each open attempt is read once, however many keys are asked about (TestOccupiedIsLinear): Settings leave
+// The unit of an open attempt can come free from its start on, or from its acknowledgement, where that bounds it. Else its
+// until is unknown, and so is when it comes free. Usage buckets are labelled with their end.
+//
+// It reads each open attempt once, however many keys are asked about (TestOccupiedIsLinear): the sessions' settings leave
 // joins only nested loops, but IN within another condition is looked up in a hash.
 const occupiedSQL = unitsSQL + `
 SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former, min(freed_at) AS freed_at, clock_timestamp() AS at
@@ -258,11 +254,8 @@ WITH asked AS MATERIALIZED (
     FROM (SELECT name, min(since) AS since FROM asked GROUP BY name) a
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT u.name, u.key, u.cost, l.since, o.epoch <> l.epoch AS former,
-        callq_open_until(o.started_at, o.send_within, o.acked_at, l.slack) AS until,
-        CASE WHEN o.epoch = l.epoch AND o.send_within IS NOT NULL
-                AND coalesce(l.anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
-            THEN greatest(o.started_at, o.acked_at) END AS bounded_from
+    SELECT u.name, u.key, u.cost, l.since, o.epoch <> l.epoch AS former, greatest(o.started_at, o.acked_at) AS freed_at,
+        callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, l.anchor, l.epoch, l.slack) AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     CROSS JOIN LATERAL (SELECT * FROM rules WHERE name = u.name LIMIT 1) l
@@ -271,8 +264,7 @@ WITH asked AS MATERIALIZED (
 ), units AS (
     SELECT name, key, 0 AS cost, false AS former, NULL::timestamptz AS freed_at, NULL::timestamptz AS until FROM asked
     UNION ALL
-    SELECT name, key, cost, former, bounded_from, CASE WHEN bounded_from IS NULL THEN 'infinity' ELSE until END FROM open
-    WHERE bounded_from IS NULL OR until > since
+    SELECT name, key, cost, former, CASE WHEN until < 'infinity' THEN freed_at END, until FROM open WHERE until > since
     UNION ALL
     SELECT a.name, a.key, u.used, u.shard < 0, u.bucket, u.bucket
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since

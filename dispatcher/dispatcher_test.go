@@ -12,6 +12,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/policy"
@@ -90,7 +91,7 @@ func (s *system) run(run func(context.Context) error) {
 
 func (s *system) verify() {
 	s.t.Helper()
-	report, err := ledger.Verify(context.Background(), s.pool)
+	report, err := verify.Run(context.Background(), s.pool, verify.Options{})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
@@ -27,8 +27,8 @@ var forgeries = []struct{ name, sql string }{
 	{"one lost attempt is charged nothing", `UPDATE call_attempts SET charged = '[]', arrived_by = NULL WHERE outcome = 'lost'`},
 	{"a handler's attempt is charged nothing", `UPDATE call_attempts SET charged = '[]', arrived_by = NULL WHERE task = 'mine'`},
 	{"a failed request is charged nothing", `UPDATE call_attempts SET charged = '[]', arrived_by = NULL WHERE outcome = 'permanent'`},
-	{"one limit's charge taken away", `UPDATE call_attempts SET charged = charged - 0 WHERE jsonb_array_length(charged) = 2`},
-	{"the other limit's charge taken away", `UPDATE call_attempts SET charged = charged - 1 WHERE jsonb_array_length(charged) = 2`},
+	{"one limit's charge removed", `UPDATE call_attempts SET charged = charged - 0 WHERE jsonb_array_length(charged) = 2`},
+	{"the other limit's charge removed", `UPDATE call_attempts SET charged = charged - 1 WHERE jsonb_array_length(charged) = 2`},
 	{"charged to another limit", `UPDATE call_attempts SET charged = jsonb_set(charged, '{0,limit}', '"day"') WHERE call_id = 1`},
 	{"charged to a limit that does not exist", `UPDATE call_attempts SET charged = jsonb_set(charged, '{0,limit}', '"none"') WHERE call_id = 1`},
 	{"charged twice", `UPDATE call_attempts SET charged = charged || charged WHERE call_id = 1`},
@@ -130,7 +130,7 @@ var forgeries = []struct{ name, sql string }{
 	{"a version of fewer queues", `UPDATE call_limit_versions SET queues = array_remove(queues, 'heavy') WHERE limit_name = 'api' AND version = 2`},
 	{"a version that never was", `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
 		SELECT limit_name, 1 + version, clock_timestamp(), 10 * rate, window_size, slack, send_within, queues, applied_by FROM call_limit_versions WHERE limit_name = 'day' ORDER BY version DESC LIMIT 1`},
-	{"a limit taken away, and back", `UPDATE call_limit_versions SET rate = NULL WHERE limit_name = 'api' AND version = 2`},
+	{"a limit removed, and back", `UPDATE call_limit_versions SET rate = NULL WHERE limit_name = 'api' AND version = 2`},
 	{"a limit unlike its last version, its rate", `UPDATE call_limits SET rate = rate * 2 WHERE name = 'api'`},
 	{"a limit unlike its last version, its window", `UPDATE call_limits SET window_size = '1 min' WHERE name = 'api'`},
 	{"a limit unlike its last version, its slack", `UPDATE call_limits SET slack = '0' WHERE name = 'api'`},
@@ -168,7 +168,7 @@ func TestVerifyFindsEveryForgery(t *testing.T) {
 		if tag, err := s.owner.Exec(t.Context(), f.sql); err != nil || tag.RowsAffected() == 0 {
 			t.Errorf("%s: it changed %d rows: %v", f.name, tag.RowsAffected(), err)
 		}
-		report, err := ledger.Verify(t.Context(), s.owner)
+		report, err := verify.Run(t.Context(), s.owner, verify.Options{})
 		switch {
 		case err != nil:
 			t.Errorf("%s: %v", f.name, err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
@@ -158,7 +159,7 @@ func TestOpenLimit(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT count(*) = 4 FROM call_open`)
 	s.want(`SELECT count(*) = 1 FROM call_audit WHERE by = 'an operator' AND change LIKE 'opened: a clean switchover (%'`)
-	report, err := ledger.Verify(t.Context(), s.pool)
+	report, err := verify.Run(t.Context(), s.pool, verify.Options{})
 	if err != nil || !strings.Contains(strings.Join(report.RestsOn, "\n"), "a clean switchover") {
 		t.Error(report, err)
 	}

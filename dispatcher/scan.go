@@ -4,10 +4,10 @@ import "time"
 
 // scanWindow is how far back polls look for what fell due. While somebody holds an old snapshot, an index keeps entries that
 // were long dealt with, and reading them all takes longer and longer. So a poll goes back to the beginning only if that has
-// not just taken long. Else it goes back to a little before the last intake. What is older and was committed since is found
+// not just taken long. Else it goes back to a little before the last drain. What is older and was committed since is found
 // by the next poll that goes back to the beginning.
 type scanWindow struct {
-	drained map[string]time.Time // queue to Postgres's time of the last intake that left nothing
+	drained map[string]time.Time // queue to Postgres's time of the last drain that left nothing
 	whole   bool                 // this poll goes back to the beginning
 	began   time.Time            // monotonic
 	rest    time.Time            // until when polls need not do so again
@@ -45,7 +45,7 @@ func (r *scanWindow) again(now time.Time) time.Duration {
 	return r.rest.Sub(now)
 }
 
-// since is for an intake within the poll.
+// since is for a drain within the poll.
 func (r *scanWindow) since(queue string) time.Time {
 	at, ok := r.drained[queue]
 	if r.whole || !ok {
@@ -54,7 +54,7 @@ func (r *scanWindow) since(queue string) time.Time {
 	return at.Add(-scanBehind)
 }
 
-// note notes up to what, in Postgres's time, an intake left nothing; zero: the next goes on from the beginning.
+// note notes up to what, in Postgres's time, a drain left nothing; zero: the next goes on from the beginning.
 func (r *scanWindow) note(queue string, upTo time.Time) {
 	if upTo.IsZero() {
 		delete(r.drained, queue)

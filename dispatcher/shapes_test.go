@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
@@ -151,7 +151,7 @@ func TestOverrides(t *testing.T) {
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 	s.verify()
 	s.exec(`UPDATE call_limit_versions SET overrides = '{"big": 4}'`)
-	report, err := ledger.Verify(t.Context(), s.pool)
+	report, err := verify.Run(t.Context(), s.pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

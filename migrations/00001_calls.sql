@@ -126,12 +126,18 @@ CREATE INDEX call_open_batch_idx ON call_open (batch);
 
 CREATE SEQUENCE call_batch_seq;
 
--- The latest moment at which an open attempt's request can reach the API: limit.Arrival.Until's formula for an
--- attempt that is anchored at its start and has not ended. 5 seconds is limit.ResendMost. It is plain SQL, so that
--- Postgres puts it in the place of its call.
-CREATE FUNCTION callq_open_until(started_at timestamptz, send_within interval, acked_at timestamptz, slack interval)
+-- callq_occupied_until is until when an open attempt occupies units of a limit. One that is anchored at its start occupies them
+-- until the latest moment at which its request can reach the API: limit.Arrival.Until's formula for an attempt that has not
+-- ended. 5 seconds is limit.ResendMost. Every other one occupies them while it is open, which is 'infinity': it has not
+-- started; it has no send_within, so no gate bounds its request; or it is from before a failover, and is charged when it is
+-- recovered. Plain SQL over scalars: Postgres inlines it.
+CREATE FUNCTION callq_occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
+    limit_anchor text, limit_epoch text, slack interval)
 RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN acked_at IS NULL THEN started_at + send_within + interval '5 seconds' + slack
+    SELECT CASE
+        WHEN started_at IS NULL OR send_within IS NULL OR epoch <> limit_epoch
+            OR coalesce(limit_anchor, CASE task WHEN 'http' THEN 'start' ELSE 'finish' END) <> 'start' THEN 'infinity'
+        WHEN acked_at IS NULL THEN started_at + send_within + interval '5 seconds' + slack
         ELSE greatest(acked_at, started_at + send_within + slack) END
 $$;
 
@@ -165,5 +171,5 @@ CREATE TABLE call_attempts (
 DROP TABLE call_attempts, call_open, call_queue;
 DROP SEQUENCE call_batch_seq;
 DROP FUNCTION callq_call_bounded();
-DROP FUNCTION callq_open_until(timestamptz, interval, timestamptz, interval);
+DROP FUNCTION callq_occupied_until(text, text, timestamptz, interval, timestamptz, text, text, interval);
 DROP FUNCTION callq_epoch();

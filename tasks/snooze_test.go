@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/tasks"
 )
 
 // verify fails the test for every rule that the ledger breaks.
 func (b *bench) verify() {
 	b.t.Helper()
-	report, err := ledger.Verify(context.Background(), b.pool)
+	report, err := verify.Run(context.Background(), b.pool, verify.Options{})
 	if err != nil {
 		b.t.Fatal(err)
 	}

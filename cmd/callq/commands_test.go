@@ -9,7 +9,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/migrations"
 )
 
@@ -190,7 +190,7 @@ func TestVerifyFinds(t *testing.T) {
 		t.Errorf("exit code %d:\n%s%s", a.code, a.stdout, a.stderr)
 	}
 	a = w.run("verify", "-o", "json")
-	if r := decode[ledger.Report](t, a.stdout); a.code != exitFindings || len(r.Findings) == 0 || r.Findings[0].CallID != 1 {
+	if r := decode[verify.Report](t, a.stdout); a.code != exitFindings || len(r.Findings) == 0 || r.Findings[0].CallID != 1 {
 		t.Errorf("exit code %d, findings %+v", a.code, r.Findings)
 	}
 }
@@ -215,7 +215,7 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 	if out := w.do("verify"); !strings.Contains(out, says) || !strings.Contains(out, "8 of 10") || !strings.Contains(out, "every rule holds") {
 		t.Errorf("verify says\n%s", out)
 	}
-	if use := decode[ledger.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
+	if use := decode[verify.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {
 		t.Errorf("verify says %+v", use)
 	}
 	has(t, w.do("calls", "get", "1", "-o", "json"), `"settled": 12`)
@@ -282,7 +282,7 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
 	out := w.do("verify")
 	has(t, out, "This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner")
-	if r := decode[ledger.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
+	if r := decode[verify.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
 		t.Errorf("since 7 days: %+v", r)
 	}
 	has(t, w.do("verify", "--since", "2026-11-20T00:00:00Z"), "2026-11-20 00:00:00Z")

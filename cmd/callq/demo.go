@@ -20,6 +20,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/policy"
@@ -233,7 +234,7 @@ func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) err
 	} else if err := json.NewEncoder(d.out).Encode(v); err != nil {
 		return err
 	}
-	report, err := ledger.Verify(ctx, pool)
+	report, err := verify.Run(ctx, pool, verify.Options{})
 	switch {
 	case err != nil:
 		return err

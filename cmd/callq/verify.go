@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 )
 
 func verifyCommand(a *app) *cobra.Command {
@@ -24,7 +24,7 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
   callq verify --since 2026-11-01T00:00:00Z -o json`,
 		Args: cobra.NoArgs,
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-			report, err := ledger.VerifySince(ctx, db.Pool, since.Time)
+			report, err := verify.Run(ctx, db.Pool, verify.Options{Since: since.Time})
 			if err != nil {
 				return err
 			}
@@ -43,9 +43,9 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 	return cmd
 }
 
-func printProof(to io.Writer, r *ledger.Report) error {
+func printProof(to io.Writer, r *verify.Report) error {
 	if len(r.Limits) > 0 {
-		err := table[ledger.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l ledger.LimitUse) []any {
+		err := table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l verify.LimitUse) []any {
 			rate := l.InForce()
 			return []any{l.Limit, l.From, rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, rate.Most())}
 		}}.print(to, r.Limits)
@@ -58,7 +58,7 @@ func printProof(to io.Writer, r *ledger.Report) error {
 	verdict := "every rule holds"
 	if len(r.Findings) > 0 {
 		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
-		err := table[ledger.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v ledger.Violation) []any {
+		err := table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
 			return []any{v.Rule, dash(v.Limit), number(v.CallID), number(int64(v.Attempt)), v.Detail}
 		}}.print(to, r.Findings)
 		if err != nil {
@@ -76,7 +76,7 @@ func printProof(to io.Writer, r *ledger.Report) error {
 
 // printAbove says which limits were charged more than the calls' costs said. That breaks no rule of
 // callq's, but the API may have been asked for more than the rate.
-func printAbove(to io.Writer, limits []ledger.LimitUse) {
+func printAbove(to io.Writer, limits []verify.LimitUse) {
 	said := false
 	for _, l := range limits {
 		if l.Above > 0 {

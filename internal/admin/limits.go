@@ -167,16 +167,14 @@ WITH marks AS (
     WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ), open AS (
     SELECT u.name, u.key, sum(u.cost) AS cost, sum(u.cost) FILTER (WHERE o.epoch <> m.epoch) AS former,
-        min(CASE m.starts WHEN 'start' THEN o.started_at END) AS freed_at
+        min(greatest(o.started_at, o.acked_at)) FILTER (WHERE m.until < 'infinity') AS freed_at
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     CROSS JOIN LATERAL (
-        SELECT *, coalesce(anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) AS starts
+        SELECT *, callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, anchor, epoch, slack) AS until
         FROM marks WHERE name = u.name
     ) m
-    WHERE CASE m.starts WHEN 'start' THEN coalesce(callq_open_until(o.started_at, o.send_within, o.acked_at, m.slack), 'infinity')
-               ELSE 'infinity' END > m.since
-      AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)
+    WHERE m.until > m.since AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)
     GROUP BY u.name, u.key
 ), used AS (
     SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, sum(u.used) FILTER (WHERE u.shard < 0) AS former, min(u.bucket) AS freed_at

@@ -69,19 +69,16 @@ func readCharges(ctx context.Context, db ledger.DB, limits []Limit, key *string)
 	return charges, nil
 }
 
+// chargesSQL shows a charge that ends nobody knows when as one that ends in 100 years.
 const chargesSQL = `
 WITH asked AS (
-    SELECT name, per_key, slack, anchor, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
+    SELECT name, per_key, slack, anchor, epoch, clock_timestamp() - window_size * 1.001 AS since FROM call_limits WHERE name = ANY($1)
 )
-SELECT u.name, u.key, CASE a.starts
-        WHEN 'start' THEN coalesce(callq_open_until(o.started_at, o.send_within, o.acked_at, a.slack), far.away)
-        ELSE far.away END, u.cost
+SELECT u.name, u.key, least(now() + interval '100 years',
+    callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, a.anchor, a.epoch, a.slack)), u.cost
 FROM call_open o
-CROSS JOIN (SELECT now() + interval '100 years' AS away) far
 CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
-CROSS JOIN LATERAL (
-    SELECT *, coalesce(anchor, CASE o.task WHEN 'http' THEN 'start' ELSE 'finish' END) AS starts FROM asked WHERE name = u.name
-) a
+JOIN asked a ON a.name = u.name
 WHERE $2::text IS NULL OR u.key = CASE WHEN a.per_key THEN $2 ELSE '' END
 UNION ALL
 SELECT u.limit_name, u.key, u.bucket, u.used

@@ -8,22 +8,22 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// How much one intake does: about so many flows, which is rows of inbox, but for those of many keys, and calls.
+// The bounds of one drain. An inbox row is one flow, or, if it has many keys, as many flows as calls.
 const (
-	maxRows  = 2000
+	maxFlows = 2000
 	maxCalls = 50_000
 	maxWakes = 1000
 )
 
-// Drained is what came of an intake.
+// Drained is the result of a drain.
 type Drained struct {
-	Some bool      // there was something
+	Some bool      // it drained or woke something
 	All  bool      // nothing else was due
-	UpTo time.Time // nothing else was due that fell due before; zero: there may have been
+	UpTo time.Time // nothing else fell due before; zero: unknown
 }
 
-// Drain takes a queue's inbox into its flows, as far as it is due now, and wakes flows whose time has
-// come. It looks at what fell due from since on; zero: at all.
+// Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. It reads what fell due
+// from since on; zero: everything.
 func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
 	var n, woken int64
@@ -33,11 +33,11 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	from := bound(since)
 	var asks pgx.Batch
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
-		"queue": queue, "since": from, "now": now, "rows": maxRows, "calls": maxCalls,
+		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
 	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All, &last) })
 	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
-		return t, fmt.Errorf("take in what is new: %w", err)
+		return t, fmt.Errorf("drain the inbox: %w", err)
 	}
 	switch {
 	case woken == maxWakes:
@@ -55,7 +55,7 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	wakes.Queue(wakeKeysSQL, queue, keys)
 	if onward != nil {
 		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
-		t.All = false // perhaps; word of it is left for now
+		t.All = false // perhaps: wakeOnwardSQL may enter the next key into the inbox
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
@@ -71,18 +71,21 @@ func bound(since time.Time) *time.Time {
 	return &since
 }
 
-// drainSQL finds inbox through call_inbox_due_idx. It takes whole rows, until they have calls enough. New
-// segments go behind the flow's last, but those of calls that wait again, and were due before the flow's
-// first (they were claimed, and not sent), before it: then what has left the first segment is cut from it.
-// Rows of many calls are cut into segments as they are, for sorting each call would cost the most of all. A
-// new flow is parked as those of its key are that it may not pass.
+// drainSQL files the calls of due inbox rows into segments of their flows.
 const drainSQL = `
-WITH due AS MATERIALIZED (
+WITH ` + drainDue + drainConsumed + drainRanked + drainSegments + drainPlaced + drainFiled + drainEntered + `
+SELECT inbox, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
+FROM consumed`
+
+// The steps of drainSQL.
+const (
+	// due removes whole inbox rows, found through call_inbox_due_idx, until they have flows or calls enough.
+	drainDue = `due AS MATERIALIZED (
     DELETE FROM call_inbox
     WHERE ctid = ANY (ARRAY(
         SELECT ctid
         FROM (
-            SELECT ctid, sum(calls) OVER until - calls AS before, sum(flows) OVER until - flows AS lines_before
+            SELECT ctid, sum(calls) OVER until - calls AS before, sum(flows) OVER until - flows AS flows_before
             FROM (
                 SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS flows FROM call_inbox
                 WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
@@ -91,15 +94,22 @@ WITH due AS MATERIALIZED (
             ) first
             WINDOW until AS (ORDER BY at, ctid)
         ) counted
-        WHERE before < @calls::bigint AND lines_before < @rows))
+        WHERE before < @calls::bigint AND flows_before < @rows))
     RETURNING at, task, key, priority, calls, ids, keys, again, onward
-), consumed AS MATERIALIZED (
+), `
+
+	// consumed sums the rows up: the keys to wake, and whether nothing else was due.
+	drainConsumed = `consumed AS MATERIALIZED (
     SELECT count(*) AS inbox, max(at) AS last,
         coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
         min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
         coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
-), known AS MATERIALIZED (
+), `
+
+	// ranked decides which calls go to the front of their flow: those that wait again, and were due before the flow's
+	// first call (they were claimed, and not sent).
+	drainRanked = `known AS MATERIALIZED (
     SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, again
     FROM due
     WHERE ids IS NOT NULL
@@ -130,7 +140,11 @@ WITH due AS MATERIALIZED (
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
     ) f ON true
     WHERE d.again
-), called AS (
+), `
+
+	// segments cuts the calls into segments of 256. Rows of 256 calls or more are cut as they are: to sort each call would
+	// cost more than all the rest.
+	drainSegments = `called AS (
     SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS segment
     FROM (
         SELECT r.key, r.priority, r.task, r.front, r.at, i.id
@@ -153,7 +167,10 @@ WITH due AS MATERIALIZED (
         WHERE keys IS NULL AND calls >= 256
     ) c
     WINDOW flow AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
-), placed AS MATERIALIZED (
+), `
+
+	// placed numbers the segments: before the flow's head, or behind its tail.
+	drainPlaced = `placed AS MATERIALIZED (
     SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
         CASE WHEN c.front THEN l.head - c.of + c.segment ELSE coalesce(l.tail, 0) + 1 + c.segment END AS seq
     FROM segments c
@@ -161,7 +178,10 @@ WITH due AS MATERIALIZED (
         SELECT head, consumed, tail FROM call_flows
         WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
     ) l ON true
-), filed AS (
+), `
+
+	// filed inserts the segments. cut removes what is consumed from a head that no longer is the first.
+	drainFiled = `filed AS (
     INSERT INTO call_segments (queue, key, priority, task, seq, at, ids)
     SELECT @queue, key, priority, task, seq, at, ids FROM placed
 ), cut AS (
@@ -177,7 +197,10 @@ WITH due AS MATERIALIZED (
         ) c
     ) f
     WHERE w.ctid = f.place
-), entered AS (
+), `
+
+	// entered updates the flows. A new one is parked as long as those of its key that it may not pass.
+	drainEntered = `entered AS (
     INSERT INTO call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
     SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
         (SELECT max(wake_at) FROM (
@@ -191,12 +214,11 @@ WITH due AS MATERIALIZED (
     ) p
     ON CONFLICT (queue, key, priority, task) DO UPDATE
     SET calls = l.calls + excluded.calls, head = excluded.head, consumed = excluded.consumed, tail = excluded.tail
+)`
 )
-SELECT inbox, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
-FROM consumed`
 
-// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass
-// one of a smaller priority.
+// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass one of a lower
+// priority number.
 const wakeDueSQL = `
 WITH woken AS (
     UPDATE call_flows
@@ -227,8 +249,8 @@ WHERE ctid = ANY (ARRAY(
     CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
 
-// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all of its last key, and leaves word
-// where to go on: at the next key, so that it comes to an end however many flows a key has.
+// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key into
+// the inbox, to go on from there; so it ends, however many flows a key has.
 const wakeOnwardSQL = `
 WITH slice AS MATERIALIZED (
     SELECT ctid AS place, key, wake_at FROM call_flows
@@ -245,8 +267,8 @@ SELECT $1, $3, n.key, true
 FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last
 CROSS JOIN LATERAL (SELECT key FROM call_flows WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
 
-// WakeAll has the next intakes of queues wake all their flows: their keys may no longer be blocked. It needs
-// no lock. (For one key it is said where that is found: closeSQL, cancelSQL, wakeKeySQL.)
+// WakeAll makes the next drains of queues wake all their flows: their keys may no longer be blocked. It needs no lock.
+// (closeSQL, cancelSQL and wakeKeySQL wake a single key.)
 func WakeAll(ctx context.Context, tx pgx.Tx, queues []string) error {
 	if len(queues) == 0 {
 		return nil

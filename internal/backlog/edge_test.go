@@ -28,7 +28,7 @@ func TestNamesThatAreTooLong(t *testing.T) {
 			q.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`) // they are from before it
 			q.exec(insert)
 			q.exec(`UPDATE call_queue SET priority = 6 WHERE id = 1`)
-			q.intake()
+			q.drain()
 			q.sound()
 			got := q.claim(9)
 			slices.Sort(got)
@@ -44,9 +44,9 @@ func TestDueSinceEver(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('q', '-infinity')`)
-	q.intake()
+	q.drain()
 	q.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('q', now()), ('q', '-infinity')`)
-	q.intake()
+	q.drain()
 	q.sound()
 	if got, want := q.claim(9), []int64{1, 3, 2}; !slices.Equal(got, want) {
 		t.Errorf("claimed %v, want %v", got, want)
@@ -61,7 +61,7 @@ func TestWakeAllComesToAnEnd(t *testing.T) {
 			t.Parallel()
 			q := newQueue(t)
 			q.exec(`INSERT INTO call_queue (queue, key, task) SELECT 'q', ` + keys + `, 't' || i FROM generate_series(1, 2500) i`)
-			q.intake()
+			q.drain()
 			q.exec(`UPDATE call_flows SET wake_at = now() + interval '2 h'`)
 			q.tx(func(ctx context.Context, tx pgx.Tx) error { return backlog.WakeAll(ctx, tx, []string{"q"}) })
 			for range 5 { // slices
@@ -86,9 +86,9 @@ func TestKeyWakesAsAWhole(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue, key, priority) VALUES ('q', 'k', 3), ('q', 'k', 5), ('q', 'other', 5)`)
-	q.intake()
+	q.drain()
 	q.exec(`UPDATE call_flows SET wake_at = now() + CASE WHEN key = 'k' AND priority = 5 THEN interval '1 min' ELSE interval '2 h' END`)
-	q.intake()
+	q.drain()
 	if got, want := q.claim(1), []int64{1, 2}; !slices.Equal(got, want) {
 		t.Errorf("claimed %v, want %v", got, want)
 	}
@@ -103,7 +103,7 @@ func TestPackedNumbersAreMeasured(t *testing.T) {
 	}{{150, 1 << 20}, {18_000, 64 << 20}} {
 		q := newQueue(t)
 		q.exec(fmt.Sprintf(`INSERT INTO call_queue (queue, call_data) SELECT 'q', jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`, c.numbers))
-		q.intake()
+		q.drain()
 		q.tx(func(ctx context.Context, tx pgx.Tx) error {
 			walked, err := backlog.Walk(ctx, tx, q.name, "", []string{"http"}, 10)
 			if err != nil {

@@ -59,8 +59,8 @@ func (q *queue) tx(run func(ctx context.Context, tx pgx.Tx) error) {
 	}
 }
 
-// intake takes in all that is due.
-func (q *queue) intake() {
+// drain drains all that is due.
+func (q *queue) drain() {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
 		for {
@@ -159,33 +159,33 @@ func TestOrder(t *testing.T) {
 	}{
 		"segments, partly consumed": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 700)`)
-			q.intake()
+			q.drain()
 			if got := q.claim(300); !slices.Equal(got, ids(1, 300)) {
 				q.t.Errorf("first %v", got)
 			}
 		}, 1000, ids(301, 700)},
 		"by when they are due": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue, run_at) SELECT 'q', now() - i * interval '1 s' FROM generate_series(1, 5) i`)
-			q.intake()
+			q.drain()
 		}, 10, []int64{5, 4, 3, 2, 1}},
 		"what comes back unsent goes first": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 600)`)
-			q.intake()
+			q.drain()
 			q.claim(300)
 			q.exec(`UPDATE call_queue SET status = 'new' WHERE id IN (7, 9, 300)`)
-			q.intake()
+			q.drain()
 		}, 5, []int64{7, 9, 300, 301, 302}},
 		"what comes back into an empty flow": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 3)`)
-			q.intake()
+			q.drain()
 			q.claim(9)
 			q.exec(`UPDATE call_queue SET status = 'error', run_at = now() + id * interval '1 ms'`)
 			q.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('q', now() + interval '1 min')`)
-			q.intake()
+			q.drain()
 		}, 9, []int64{1, 2, 3, 4}},
 		"what has ended is passed": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 20)`)
-			q.intake()
+			q.drain()
 			q.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id < 5`)
 			q.exec(`DELETE FROM call_queue WHERE id = 6`)
 			if got := q.claim(3); len(got) > 0 {
@@ -194,16 +194,16 @@ func TestOrder(t *testing.T) {
 		}, 4, []int64{5, 7, 8}},
 		"what plain SQL moves is where it was moved to": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 4)`)
-			q.intake()
+			q.drain()
 			q.exec(`UPDATE call_queue SET key = 'b' WHERE id = 1`)
 			q.exec(`UPDATE call_queue SET priority = 0 WHERE id = 4`)
 			q.exec(`UPDATE call_queue SET queue = 'other' WHERE id = 2`)
-			q.intake()
+			q.drain()
 		}, 9, []int64{4, 3, 1}},
 		"what is in flow twice": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) VALUES ('q'), ('q')`)
 			q.exec(`INSERT INTO call_inbox SELECT * FROM call_inbox`)
-			q.intake()
+			q.drain()
 		}, 9, []int64{1, 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,7 +224,7 @@ func TestLockedCallComesLater(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue) VALUES ('q'), ('q'), ('q')`)
-	q.intake()
+	q.drain()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT FROM call_queue WHERE id = 2 FOR UPDATE`); err != nil {
 			return err
@@ -235,7 +235,7 @@ func TestLockedCallComesLater(t *testing.T) {
 		return nil
 	})
 	q.sound()
-	q.intake()
+	q.drain()
 	if got := q.claim(9); !slices.Equal(got, []int64{2}) {
 		t.Errorf("then %v", got)
 	}
@@ -288,11 +288,11 @@ func TestProducersAtOnce(t *testing.T) {
 			}
 			left--
 		default:
-			q.intake()
+			q.drain()
 			claimed = append(claimed, q.claim(7)...)
 		}
 	}
-	q.intake()
+	q.drain()
 	q.sound()
 	for {
 		more := q.claim(100)

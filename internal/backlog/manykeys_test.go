@@ -11,7 +11,7 @@ import (
 )
 
 // Where most calls of a statement have a key of their own, they are few rows of inbox: each comes into its own flow,
-// some two thousand with each intake, and out once.
+// some two thousand with each drain, and out once.
 func TestManyKeysAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, insert := range map[string]string{
@@ -52,7 +52,7 @@ func TestManyKeysAtOnce(t *testing.T) {
 				})
 				now := q.value(`SELECT count(*) FROM call_flows`)
 				if now-before > 2000+2048 {
-					t.Errorf("an intake made %d flows", now-before)
+					t.Errorf("a drain made %d flows", now-before)
 				}
 				before = now
 			}
@@ -61,7 +61,7 @@ func TestManyKeysAtOnce(t *testing.T) {
 				t.Errorf("all is consumed in, but for %d rows of inbox", left)
 			}
 			q.exec(`UPDATE call_queue SET key = left(key, 255) WHERE octet_length(key) > 255`) // so that they come out
-			q.intake()
+			q.drain()
 			claimed := q.claimAll()
 			slices.Sort(claimed)
 			if n := len(slices.Compact(slices.Clone(claimed))); n < len(claimed) {

@@ -17,7 +17,7 @@ func TestPlans(t *testing.T) {
 	t.Parallel()
 	const key = "call_flows_pkey key"
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues"}, map[string]pgtest.Planned{
-		"intake":      {SQL: drainSQL, Uses: []string{"call_inbox_due_idx at", key, "call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_inbox_due_idx"},
+		"drain":       {SQL: drainSQL, Uses: []string{"call_inbox_due_idx at", key, "call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_inbox_due_idx"},
 		"wake due":    {SQL: wakeDueSQL, Uses: []string{"call_flows_wake_idx wake_at", key}, Ordered: "call_flows_wake_idx"},
 		"wake keys":   {SQL: wakeKeysSQL, Uses: []string{key}},
 		"wake onward": {SQL: wakeOnwardSQL, Uses: []string{key}},
@@ -37,7 +37,7 @@ func TestPlans(t *testing.T) {
 func TestNewCallsAreNotCompared(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, ledger.Settings())
-	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": maxRows, "calls": maxCalls}
+	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": maxFlows, "calls": maxCalls}
 	rows, err := pool.Query(t.Context(), "EXPLAIN "+drainSQL, pgx.QueryExecModeExec, args)
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func TestRepair(t *testing.T) {
 			q.exec(`INSERT INTO call_queues (name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 				VALUES ('q', '{}', 3, '1 s', '1 s', '1 s', 'retry')`)
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN n <= 600 THEN 'a' ELSE 'b' END FROM generate_series(1, 900) AS n`)
-			q.intake()
+			q.drain()
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 100)`)
 			q.exec(`DO $$ BEGIN ` + statements(c.harm) + ` END $$`)
 
@@ -49,7 +49,7 @@ func TestRepair(t *testing.T) {
 			q.sound()
 			var claimed []int64
 			for some := true; some; {
-				q.intake()
+				q.drain()
 				now := q.claim(1000)
 				claimed, some = append(claimed, now...), len(now) > 0
 				q.sound()
@@ -79,7 +79,7 @@ func TestRepairLongNames(t *testing.T) {
 	if repaired, err := backlog.Repair(t.Context(), q.pool); err != nil || repaired.Calls != 4 {
 		t.Fatalf("repaired %+v, %v, want 4 calls", repaired, err)
 	}
-	q.intake()
+	q.drain()
 	if n := len(q.claim(10)); n != 2 {
 		t.Errorf("%d calls of queue q and task http come out, want 2", n)
 	}

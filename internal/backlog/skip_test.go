@@ -17,7 +17,7 @@ func TestEndedCallsAreSkipped(t *testing.T) {
 			q := newQueue(t)
 			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 10000)`)
 			q.exec(`UPDATE call_queue SET key = ` + key)
-			q.intake()
+			q.drain()
 			q.exec(`UPDATE call_queue SET status = CASE id % 2 WHEN 0 THEN 'cancelled' ELSE 'done' END WHERE id NOT IN (300, 6000, 9001)`)
 			q.exec(`DELETE FROM call_queue WHERE id BETWEEN 7000 AND 8000`)
 			var claimed []int64
@@ -37,7 +37,7 @@ func TestSkippedCallsWaitAgain(t *testing.T) {
 	t.Parallel()
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'k' FROM generate_series(1, 30000)`)
-	q.intake()
+	q.drain()
 	q.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id % 1000 > 0`)
 	var all errgroup.Group
 	for from := range 4 {
@@ -57,7 +57,7 @@ func TestSkippedCallsWaitAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.sound()
-	q.intake()
+	q.drain()
 	q.claimAll()
 	if n := q.value(`SELECT count(*) FROM call_queue WHERE status = 'new'`); n > 0 {
 		t.Errorf("%d calls never came out", n)

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// intakeAt takes in what is due then.
-func (q *queue) intakeAt(now time.Time) {
+// drainAt drains what is due then.
+func (q *queue) drainAt(now time.Time) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
 		for {
@@ -71,7 +71,7 @@ func TestManyTimes(t *testing.T) {
 			}
 			for _, after := range []time.Duration{59 * time.Second, time.Minute, 61 * time.Second, 100 * time.Second, 30 * time.Minute, 2 * time.Hour} {
 				now := began.Add(after)
-				q.intakeAt(now)
+				q.drainAt(now)
 				q.inLineRight()
 				for what, count := range map[string]string{
 					"in flows":        `SELECT coalesce(sum(calls), 0) FROM call_flows WHERE queue = 'q'`,
@@ -84,7 +84,7 @@ func TestManyTimes(t *testing.T) {
 				}
 			}
 			q.exec(`UPDATE call_queue SET task = 'http' WHERE task = 'mail'`)
-			q.intakeAt(began.Add(2 * time.Hour))
+			q.drainAt(began.Add(2 * time.Hour))
 			claimed := q.claimAll()
 			if q.value(`SELECT count(*) FROM call_flows WHERE queue = 'q'`) == 1 {
 				var back int64

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Batch groups what many goroutines ask at once into single statements: while one statement is
-// under way the next requests gather, so a lone request waits for nothing and a crowd shares
-// one commit. Written by its users through Do and Tell; its lanes run until Run's context ends.
+// Batch groups the requests of many goroutines into single statements. While one statement runs, the next requests gather: a
+// single request waits for nothing, and a crowd shares one commit. Callers send requests through Do and Tell. Its lanes
+// run until Run's context ends.
 type Batch[Q, A any] struct {
 	requests chan request[Q, A]
-	turn     chan struct{} // holds a token while a lane has the turn
+	turn     chan struct{} // holds a token while a lane gathers
 	run      func(context.Context, []Q) ([]A, error)
 	weigh    func(Q) int // bytes that a request carries
-	most     int
-	now      atomic.Int64 // the most for now: fewer while statements take long
+	size     int
+	now      atomic.Int64 // the maximum for now: less while statements take long
 }
 
 type request[Q, A any] struct {
@@ -24,15 +24,15 @@ type request[Q, A any] struct {
 	done func(A, error)
 }
 
-// NewBatch groups up to most requests into one call of run, which answers them in their order, and fewer
-// where they carry much, as weigh says, or where run takes long: a statement must not be more than its
-// timeout allows, for then nothing in it would ever be done. weigh may be nil.
-func NewBatch[Q, A any](most int, weigh func(Q) int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
+// NewBatch groups up to size requests into one call of run, which answers them in their order. It groups fewer if they are
+// large, as weigh measures them, or if run takes long: a statement beyond its timeout would never get anything done. weigh may
+// be nil.
+func NewBatch[Q, A any](size int, weigh func(Q) int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
 	if weigh == nil {
 		weigh = func(Q) int { return 0 }
 	}
-	b := &Batch[Q, A]{requests: make(chan request[Q, A], most), turn: make(chan struct{}, 1), run: run, weigh: weigh, most: most}
-	b.now.Store(int64(most))
+	b := &Batch[Q, A]{requests: make(chan request[Q, A], size), turn: make(chan struct{}, 1), run: run, weigh: weigh, size: size}
+	b.now.Store(int64(size))
 	return b
 }
 
@@ -43,7 +43,7 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 		wg.Go(func() { b.lane(ctx) })
 	}
 	wg.Wait()
-	for { // nobody serves these any more
+	for { // no lane serves these any more
 		select {
 		case r := <-b.requests:
 			var none A
@@ -54,7 +54,7 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 	}
 }
 
-// Do asks and waits for the answer. When ctx ends first, what became of the request is unknown.
+// Do sends a request and waits for the answer. If ctx ends first, the request's outcome is unknown.
 func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (answer A, err error) {
 	type reply struct {
 		answer A
@@ -70,8 +70,8 @@ func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (answer A, err error) {
 	}
 }
 
-// Tell asks without waiting for the answer, with which a lane calls done; that must not block. It
-// waits for a place among the requests, or for the end of ctx, which is then the answer.
+// Tell sends a request without waiting for the answer. A lane calls done with it; done must not block. Tell waits for a
+// free place among the requests, or for the end of ctx, which is then the answer.
 func (b *Batch[Q, A]) Tell(ctx context.Context, ask Q, done func(A, error)) {
 	select {
 	case b.requests <- request[Q, A]{ask, done}:
@@ -81,7 +81,7 @@ func (b *Batch[Q, A]) Tell(ctx context.Context, ask Q, done func(A, error)) {
 	}
 }
 
-// Offer asks where there is a place among the requests, and wants no answer.
+// Offer sends a request that needs no answer, if there is a free place among the requests.
 func (b *Batch[Q, A]) Offer(ask Q) {
 	select {
 	case b.requests <- request[Q, A]{ask, func(A, error) {}}:
@@ -89,9 +89,9 @@ func (b *Batch[Q, A]) Offer(ask Q) {
 	}
 }
 
-// lane serves what is waiting when it has the turn to look. It passes the turn on at once, unless what
-// it found is a crowd: then the next gathers until that is served, for one large statement costs less than
-// two; but not for long, since this one may be stuck.
+// lane gathers what waits when it has the turn, and serves it. It passes the turn on at once, unless it found a crowd. Then the
+// next batch gathers until the crowd is served, since one large statement costs less than two; but not for long, since
+// this one may be stuck.
 func (b *Batch[Q, A]) lane(ctx context.Context) {
 	for {
 		select {
@@ -144,18 +144,18 @@ func (b *Batch[Q, A]) gather(first request[Q, A]) []request[Q, A] {
 	return batch
 }
 
-// learn has the next statements do less where one of n requests took long, and then more again.
+// learn makes the next statements smaller after one of n requests took long, and larger again later.
 func (b *Batch[Q, A]) learn(n int, took time.Duration) {
 	switch now := int(b.now.Load()); {
 	case took > long:
 		b.now.Store(int64(max(min(now, n)/2, 1)))
 	case took < long/4 && n >= now:
-		b.now.Store(int64(min(2*now, b.most)))
+		b.now.Store(int64(min(2*now, b.size)))
 	}
 }
 
-// serve answers a batch. Where the data of one request spoils the statement, its halves are sent, and so
-// on, so that only that one fails.
+// serve answers a batch. If one request may have spoiled the statement, serve sends each half, and so on, until that one
+// fails alone.
 func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	asks := make([]Q, len(batch))
 	for i, r := range batch {

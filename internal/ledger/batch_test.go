@@ -133,22 +133,30 @@ func TestBadDataFailsAlone(t *testing.T) {
 			}
 			return asks, nil
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		var asked, lanes sync.WaitGroup
-		for _, ask := range []string{"good", "bad", "fair"} {
-			asked.Add(1)
-			b.Tell(ctx, ask, func(answer string, err error) {
-				defer asked.Done()
-				if bad := ask == "bad"; ledger.BadData(err) != bad || !bad && answer != ask {
-					t.Errorf("%s: %q is answered with %q, %v", code, ask, answer, err)
-				}
-			})
-		}
-		lanes.Go(func() { b.Run(ctx, 1) })
-		asked.Wait()
-		cancel()
-		lanes.Wait()
+		tellAll(t, b, []string{"good", "bad", "fair"}, func(ask, answer string, err error) {
+			if bad := ask == "bad"; ledger.BadData(err) != bad || !bad && answer != ask {
+				t.Errorf("%s: %q is answered with %q, %v", code, ask, answer, err)
+			}
+		})
 	}
+}
+
+// tellAll sends requests, and then starts one lane; it waits until each is answered.
+func tellAll[Q, A any](t *testing.T, b *ledger.Batch[Q, A], asks []Q, answered func(Q, A, error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var asked, lanes sync.WaitGroup
+	for _, ask := range asks {
+		asked.Add(1)
+		b.Tell(ctx, ask, func(answer A, err error) {
+			defer asked.Done()
+			answered(ask, answer, err)
+		})
+	}
+	lanes.Go(func() { b.Run(ctx, 1) })
+	asked.Wait()
+	cancel()
+	lanes.Wait()
 }
 
 // It is found in few statements, however many requests are in the batch.
@@ -164,21 +172,15 @@ func TestBadDataIsFoundByHalves(t *testing.T) {
 		}
 		return asks, nil
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	var asked, lanes sync.WaitGroup
+	var asks []int
 	for ask := range 1024 {
-		asked.Add(1)
-		b.Tell(ctx, ask, func(_ int, err error) {
-			defer asked.Done()
-			if (err != nil) != (ask == 700) {
-				t.Errorf("%d is answered with %v", ask, err)
-			}
-		})
+		asks = append(asks, ask)
 	}
-	lanes.Go(func() { b.Run(ctx, 1) })
-	asked.Wait()
-	cancel()
-	lanes.Wait()
+	tellAll(t, b, asks, func(ask, _ int, err error) {
+		if (err != nil) != (ask == 700) {
+			t.Errorf("%d is answered with %v", ask, err)
+		}
+	})
 	if statements > 21 {
 		t.Errorf("%d statements, want 21 at most", statements)
 	}

@@ -2,43 +2,21 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
-
-// Busy says whether a statement gave up since somebody else held one of its rows: an open transaction.
-func Busy(err error) bool {
-	pg, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pg.Code == "55P03" // lock_not_available
-}
-
-// Reason is what Postgres said of an error, without the code: fit for a row that users read.
-func Reason(err error) string {
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return pg.Message
-	}
-	return err.Error()
-}
-
-// ErrBusy says that somebody else holds the row of a call or of its attempt.
-var ErrBusy = errors.New("another transaction holds the call's row")
 
 // Transactor begins transactions: a pool or a connection.
 type Transactor interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
-// CloseFree is Close for attempts whose rows nobody else holds. It waits for none; busy are the ids of the calls
-// that it left.
+// CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls
+// that it skipped.
 func CloseFree(ctx context.Context, db Transactor, closings []Closing) (closed, busy []int64, err error) {
-	ids := make([]int64, len(closings))
-	for i, c := range closings {
-		ids[i] = c.CallID
-	}
+	ids := column(closings, func(c Closing) int64 { return c.CallID })
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
 		if busy, err = queryIDs(ctx, tx, busySQL, ids); err != nil {
 			return fmt.Errorf("lock what is free: %w", err)
@@ -55,12 +33,21 @@ func CloseFree(ctx context.Context, db Transactor, closings []Closing) (closed, 
 	return closed, busy, nil
 }
 
-// StartFree is Start for attempts whose rows nobody else holds. It waits for none: the answers of the others are Busy.
+// busySQL locks the free rows for the transaction, and returns the others.
+const busySQL = `
+WITH open AS MATERIALIZED (
+    SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE SKIP LOCKED
+), calls AS MATERIALIZED (
+    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT DISTINCT a.id
+FROM unnest($1::bigint[]) AS a (id)
+WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.id AND a.id)
+   OR a.id NOT IN (SELECT id FROM calls) AND EXISTS (SELECT FROM call_queue q WHERE q.id BETWEEN a.id AND a.id)`
+
+// StartFree is Start for attempts whose rows nobody else has locked. It waits for none: the other answers are Busy.
 func StartFree(ctx context.Context, db Transactor, worker string, requests []StartRequest) (answers []StartAnswer, err error) {
-	ids := make([]int64, len(requests))
-	for i, r := range requests {
-		ids[i] = r.CallID
-	}
+	ids := column(requests, func(r StartRequest) int64 { return r.CallID })
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		busy, err := queryIDs(ctx, tx, busyOpenSQL, ids)
 		if err != nil {
@@ -82,6 +69,7 @@ func StartFree(ctx context.Context, db Transactor, worker string, requests []Sta
 	return answers, err
 }
 
+// busyOpenSQL is busySQL for open rows alone.
 const busyOpenSQL = `
 WITH open AS MATERIALIZED (
     SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR NO KEY UPDATE SKIP LOCKED
@@ -89,15 +77,3 @@ WITH open AS MATERIALIZED (
 SELECT DISTINCT a.id
 FROM unnest($1::bigint[]) AS a (id)
 WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.id AND a.id)`
-
-// busySQL locks the rows that are free, for the transaction, and returns the others.
-const busySQL = `
-WITH open AS MATERIALIZED (
-    SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE SKIP LOCKED
-), calls AS MATERIALIZED (
-    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-)
-SELECT DISTINCT a.id
-FROM unnest($1::bigint[]) AS a (id)
-WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.id AND a.id)
-   OR a.id NOT IN (SELECT id FROM calls) AND EXISTS (SELECT FROM call_queue q WHERE q.id BETWEEN a.id AND a.id)`

@@ -9,12 +9,41 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Connect returns a pool of the caller's own, made from another's configuration: its sessions have [Settings],
-// and it has at least so many connections. Without the settings plans are made anew at each call, or for tables as
-// they were when they were empty, and calls take ten times as long. A pool that has all of it is returned as it
-// is. A pooler in transaction mode lets no settings through but the encoding: there the role has to bring them.
+// Settings are what callq's own connections set.
 //
-// end closes what was made.
+// Statements find rows by id, whatever the tables held when the plan was made. So plans are generic, and may only
+// use nested loops over index scans. Three forms in the statements help, and mean the same everywhere:
+//
+//   - q.id BETWEEN x.id AND x.id joins a table that grows. With q.id = x.id Postgres may scan the whole index in order: on a
+//     table that was empty when it was analyzed, that seems to cost as little.
+//   - q.id = ANY (ARRAY[x.id]) does the same where the index has more columns; it costs a little more.
+//   - OFFSET 0 keeps a subquery apart from the statement around it. The subquery is then planned by its own conditions, and
+//     runs once for each outer row.
+//
+// Times add up alike in every zone. Postgres ends a transaction whose process is frozen, so that it does not hold its locks. What is
+// committed is durable, whatever the server's default: a crash must not forget a start.
+func Settings() map[string]string {
+	return map[string]string{
+		"timezone":          "UTC",
+		"client_encoding":   "UTF8", // whatever the database's is
+		"plan_cache_mode":   "force_generic_plan",
+		"enable_seqscan":    "off",
+		"enable_bitmapscan": "off",
+		"enable_hashjoin":   "off",
+		"enable_mergejoin":  "off",
+		"jit":               "off",
+		"application_name":  "callq",
+
+		"synchronous_commit":                  "on",
+		"idle_in_transaction_session_timeout": "5s",
+	}
+}
+
+// Connect returns a pool made from another's configuration, whose sessions have [Settings] and which has at least so many
+// connections. Without the settings calls take ten times as long. A pool that has all of it is returned as it is. A
+// pooler in transaction mode passes no settings on but the encoding: there the role must have them.
+//
+// end closes a pool that Connect made.
 func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpool.Pool, end func(), err error) {
 	config := pool.Config() // a copy
 	params, wanted := config.ConnConfig.RuntimeParams, Settings()
@@ -44,7 +73,7 @@ func hasAll(params, wanted map[string]string) bool {
 	return true
 }
 
-// closeWithin waits for connections that are in use no longer than so: a Postgres that is silent may hold them.
+// closeWithin waits for connections in use no longer than most: a silent Postgres may hold them.
 func closeWithin(pool *pgxpool.Pool, most time.Duration) {
 	closed := make(chan struct{})
 	go func() { pool.Close(); close(closed) }()

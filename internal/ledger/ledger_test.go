@@ -9,70 +9,21 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// open makes a call with an open attempt that nobody has started, charged to the limit "api".
-func open(t *testing.T, pool *pgxpool.Pool) int64 {
-	t.Helper()
-	var id int64
-	err := pool.QueryRow(t.Context(), openSQL).Scan(&id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
-}
-
-const openSQL = `
-WITH rule AS (
-    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by,
-        complete_since, epoch)
-    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq_epoch())
-    ON CONFLICT DO NOTHING
-), version AS (
-    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
-    VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', '500 ms', '300 ms', '{default}', 'test')
-    ON CONFLICT DO NOTHING
-), call AS (
-    INSERT INTO call_queue (status, attempts, dispatched_at, unique_key) VALUES ('dispatched', 1, now(), gen_random_uuid()) RETURNING id
-)
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
-    queue, task, key, limits, keys, costs)
-SELECT id, 1, 0, 1, 1, now(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(),
-    'http', 'default', 'http', '', '{api}', '{""}', '{1}'
-FROM call
-RETURNING call_id`
-
-func start(t *testing.T, pool *pgxpool.Pool, requests ...ledger.StartRequest) map[int64]ledger.StartAnswer {
-	t.Helper()
-	answers, err := ledger.Start(t.Context(), pool, "w", requests)
-	if err != nil {
-		t.Fatal(err)
-	}
-	byToken := map[int64]ledger.StartAnswer{}
-	for _, a := range answers {
-		byToken[a.Token] = a
-	}
-	if len(byToken) != len(requests) {
-		t.Fatalf("%d answers to %d requests", len(byToken), len(requests))
-	}
-	return byToken
-}
-
-func request(id, token int64) ledger.StartRequest {
-	return ledger.StartRequest{CallID: id, Attempt: 1, Token: token, Timeout: time.Second}
-}
-
-// The same of closes: of each attempt one takes effect.
+// Concurrent closes in opposite orders do not deadlock, and each attempt closes once.
 func TestCloseOppositeOrders(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, map[string]string{"deadlock_timeout": "10ms"}) // before a lock times out
 	const n = 300
 	ids := make([]int64, n)
 	for i := range ids {
-		ids[i] = open(t, pool)
+		ids[i] = ledgertest.Open(t, pool)
 	}
 	var closed atomic.Int64
 	var wg sync.WaitGroup
@@ -109,26 +60,22 @@ func TestCloseOppositeOrders(t *testing.T) {
 func TestClose(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
-	startedAt := start(t, pool, request(id, 7))[7].StartedAt
+	id := ledgertest.Open(t, pool)
+	startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
 	by := 40 * time.Millisecond
-	closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+	ledgertest.Close(t, pool, ledger.Closing{
 		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Result: []byte(`{"status":200}`),
 		Arrival: &limit.Arrival{By: &by, Written: time.Second, EndBy: &by, Closed: time.Second}, Status: callqueue.StatusDone,
-	}})
-	if err != nil || len(closed) != 1 || closed[0] != id {
-		t.Fatalf("Close = %v, %v", closed, err)
-	}
-	want(t, pool, `SELECT status = 'done' AND unique_key IS NULL AND finished_at IS NOT NULL AND failed_count = 0 FROM call_queue`)
-	want(t, pool, `SELECT count(*) = 0 FROM call_open`)
-	want(t, pool, `SELECT outcome = 'done' AND arrived_by = $1::timestamptz + interval '40 ms' AND result->>'status' = '200'
+	})
+	ledgertest.Want(t, pool, `SELECT status = 'done' AND unique_key IS NULL AND finished_at IS NOT NULL AND failed_count = 0 FROM call_queue`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT outcome = 'done' AND arrived_by = $1::timestamptz + interval '40 ms' AND result->>'status' = '200'
 		AND (charged->0->>'until')::timestamptz = arrived_by AND charged->0->>'limit' = 'api' FROM call_attempts`, startedAt)
-	want(t, pool, `SELECT sum(used) = 1 AND min(bucket) >= $1::timestamptz + interval '40 ms'
+	ledgertest.Want(t, pool, `SELECT sum(used) = 1 AND min(bucket) >= $1::timestamptz + interval '40 ms'
 		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM call_usage`, startedAt)
 }
 
-// The ledger may know attempts of a former call of the same id. They stay there, and keep neither this call nor
-// those that are closed with it from their end.
+// The ledger may have attempts of a former call with the same id. They stay, and prevent no close.
 //
 //callq:guarantee 13
 func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
@@ -136,26 +83,26 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	pool := pgtest.NewWith(t, ledger.Settings())
 	daemon := pgtest.AsDaemon(t, pool)
 	closing := func(id int64) ledger.Closing {
-		start(t, daemon, request(id, id))
+		ledgertest.Start(t, daemon, ledgertest.Request(id, id))
 		return ledger.Closing{CallID: id, Attempt: 1, Token: id, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Arrival: &limit.Arrival{}}
 	}
 	for life := range 3 {
-		exec(t, pool, `TRUNCATE call_queue RESTART IDENTITY`)
+		ledgertest.Exec(t, pool, `TRUNCATE call_queue RESTART IDENTITY`)
 		var closings []ledger.Closing
 		for range 3 {
-			closings = append(closings, closing(open(t, pool)))
+			closings = append(closings, closing(ledgertest.Open(t, pool)))
 		}
 		closed, err := ledger.Close(t.Context(), daemon, closings)
 		if err != nil || len(closed) != len(closings) {
 			t.Fatalf("Close = %v, %v", closed, err)
 		}
-		exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
+		ledgertest.Exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
 			task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1 AND attempt = 1 AND $1`, life == 0)
 	}
-	want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
+	ledgertest.Want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
 }
 
-// until, as the closing writes it, is limit.Arrival.Until's for either anchor.
+// A close writes limit.Arrival.Until's until, for either anchor.
 //
 //callq:guarantee 1
 func TestCloseUntil(t *testing.T) {
@@ -189,20 +136,18 @@ func TestCloseUntil(t *testing.T) {
 			t.Parallel()
 			for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
 				pool := pgtest.New(t)
-				id := open(t, pool)
-				exec(t, pool, `UPDATE call_limits SET anchor = $1`, anchor)
+				id := ledgertest.Open(t, pool)
+				ledgertest.Exec(t, pool, `UPDATE call_limits SET anchor = $1`, anchor)
 				if until := c.arrival.Until(limit.Anchor(anchor), 500*time.Millisecond); until != *ms(after) {
 					t.Errorf("anchor %s: limit says %s, want %d ms", anchor, until, after)
 				}
-				startedAt := start(t, pool, request(id, 7))[7].StartedAt
-				if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+				startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
+				ledgertest.Close(t, pool, ledger.Closing{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
 					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
-				}}); err != nil {
-					t.Fatal(err)
-				}
-				want(t, pool, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
-				want(t, pool, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
+				})
+				ledgertest.Want(t, pool, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
+				ledgertest.Want(t, pool, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
 					AND run_at > now() FROM call_queue`)
 			}
 		})
@@ -232,12 +177,12 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
-			id := open(t, pool)
+			id := ledgertest.Open(t, pool)
 			if c.started {
-				start(t, pool, request(id, 7))
+				ledgertest.Start(t, pool, ledgertest.Request(id, 7))
 			}
 			if c.change != "" {
-				exec(t, pool, c.change)
+				ledgertest.Exec(t, pool, c.change)
 			}
 			c.closing.CallID, c.closing.Outcome, c.closing.Status = id, callqueue.OutcomeNotSent, callqueue.StatusNew
 			closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c.closing, c.closing})
@@ -248,49 +193,47 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 				t.Errorf("closed %v, want %v", closed, c.closes)
 			}
 			if !c.closes {
-				want(t, pool, none)
-				want(t, pool, `SELECT status = 'dispatched' FROM call_queue`)
+				ledgertest.Want(t, pool, none)
+				ledgertest.Want(t, pool, `SELECT status = 'dispatched' FROM call_queue`)
 				return
 			}
-			want(t, pool, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
-			want(t, pool, `SELECT count(*) = 0 FROM call_usage`)
-			want(t, pool, `SELECT status = 'new' FROM call_queue`)
+			ledgertest.Want(t, pool, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
+			ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_usage`)
+			ledgertest.Want(t, pool, `SELECT status = 'new' FROM call_queue`)
 		})
 	}
 }
 
-// A call that was cancelled or deleted while its attempt ran keeps its status; the unit stays used.
+// A call that was cancelled or deleted while its attempt ran keeps its status, and its unit stays used.
 //
 //callq:guarantee 5
 func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 	t.Parallel()
 	for _, change := range []string{`UPDATE call_queue SET status = 'cancelled'`, `DELETE FROM call_queue`} {
 		pool := pgtest.New(t)
-		id := open(t, pool)
-		start(t, pool, request(id, 7))
-		exec(t, pool, change)
+		id := ledgertest.Open(t, pool)
+		ledgertest.Start(t, pool, ledgertest.Request(id, 7))
+		ledgertest.Exec(t, pool, change)
 		by := time.Millisecond
-		if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+		ledgertest.Close(t, pool, ledger.Closing{
 			CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
 			Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
-		}}); err != nil {
-			t.Fatal(err)
-		}
-		want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
-		want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
-		want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
+		})
+		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
+		ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
+		ledgertest.Want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
 	}
 }
 
-// What a cancelled call's last attempt came to is counted, though it leaves the status; also where the
-// closing had begun before the cancellation committed.
+// A close counts the failure of a cancelled call and leaves its status, also if the close began before the cancellation
+// committed.
 func TestCloseOfACancelledCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	before, during := open(t, pool), open(t, pool)
-	start(t, pool, request(before, 7), request(during, 8))
+	before, during := ledgertest.Open(t, pool), ledgertest.Open(t, pool)
+	ledgertest.Start(t, pool, ledgertest.Request(before, 7), ledgertest.Request(during, 8))
 	const cancel = `UPDATE call_queue SET status = 'cancelled', finished_at = now() - interval '1 h', unique_key = NULL WHERE id = $1`
-	exec(t, pool, cancel, before)
+	ledgertest.Exec(t, pool, cancel, before)
 
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
@@ -321,12 +264,12 @@ func TestCloseOfACancelledCall(t *testing.T) {
 	if err := <-closed; err != nil {
 		t.Fatal(err)
 	}
-	want(t, pool, `SELECT count(*) = 2 FROM call_queue WHERE status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_queue WHERE status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL
 		AND run_at <= now() AND finished_at > now() - interval '50 min' AND error_message = 'x'`)
-	want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
-	want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
-	for _, v := range verify(t, pool).Findings {
-		t.Errorf("found %+v", v)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
+	ledgertest.Want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
+	if report, err := verify.Run(t.Context(), pool, verify.Options{}); err != nil || len(report.Findings) > 0 {
+		t.Errorf("verify: %+v, %v", report, err)
 	}
 }
 
@@ -339,24 +282,5 @@ func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
 		if err != nil || time.Now().After(end) {
 			t.Fatalf("no statement waits for a lock (%v)", err)
 		}
-	}
-}
-
-func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// want fails the test unless the query answers true.
-func want(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
-	t.Helper()
-	var ok *bool
-	if err := pool.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
-		t.Fatal(err)
-	}
-	if ok == nil || !*ok {
-		t.Errorf("not so: %s", sql)
 	}
 }

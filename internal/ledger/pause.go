@@ -11,27 +11,25 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Paused is a queue or a limit of which nothing may be claimed for a while; with a key, only that
-// key's calls may not.
+// Paused is a queue or a limit that is paused: nothing of it may be claimed. With a key, only that key is paused.
 type Paused struct {
 	What   string // "queue" or "limit"
 	Name   string
 	Key    string
-	Until  *time.Time     // Postgres's clock; nil: For, or until it is resumed
+	Until  *time.Time     // by Postgres's clock; nil: For, or until it is resumed
 	For    *time.Duration // from now; nil: Until
 	Reason string
 	By     string
-	// Extend leaves a pause alone that lasts longer, and does not write each extension down.
+	// Extend keeps a pause that lasts longer, and does not audit each extension.
 	Extend bool
 }
 
-// ErrUnknown says that there is no such queue or limit.
+// ErrUnknown: there is no such queue or limit.
 var ErrUnknown = errors.New("there is no such queue or limit")
 
-// Pause keeps anything from being claimed, and then recalls what was and has not started: once it returns, nothing
-// starts that was not running. It returns how many attempts were recalled. After an error nothing more may be claimed all the
-// same: the recall waits for whoever holds an attempt's row. (What a claim commits while its lock is waited for must
-// be seen, whatever isolation the server gives by default.)
+// Pause stops claims, and then recalls the claimed attempts that have not started. Once it returns, nothing starts that was
+// not running. It returns how many attempts it recalled. After an error of the recall, which waits for locks, claims stay
+// stopped. Its transactions are READ COMMITTED, to see what a claim commits while they wait for its lock.
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
 	paused := false
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -94,7 +92,7 @@ ON CONFLICT (what, name, key) DO UPDATE
 SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
 WHERE NOT @extend OR p.until < excluded.until`
 
-// Resume ends a pause, and says whether there was one. A key's pause and that of all are apart.
+// Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
 func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (bool, error) {
 	was := false
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -126,7 +124,7 @@ func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string)
 
 const resumeSQL = `DELETE FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3`
 
-// The key's lines may have been put aside while it was paused (internal/backlog).
+// wakeKeySQL wakes the key's flows, which may have been parked while it was paused (internal/backlog).
 const wakeKeySQL = `
 INSERT INTO call_inbox (queue, at, key)
 SELECT queue, clock_timestamp(), $3
@@ -138,10 +136,10 @@ FROM (
 
 const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '')`
 
-// AuditSQL writes down who changed what, and how.
+// AuditSQL records who changed what, and how.
 const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
-// lockRule takes the lock that claims take, so that each is before or after.
+// lockRule takes the lock that claims take, so that each claim comes before or after.
 func lockRule(ctx context.Context, tx pgx.Tx, what, name string) error {
 	sql := lockQueueSQL
 	if what == "limit" {

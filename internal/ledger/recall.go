@@ -8,18 +8,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Unstarted says which attempts to recall: of these queues, or charged to this limit; with a key
-// only that key's.
+// Unstarted selects the attempts to recall: of these queues, or charged to this limit; with a key, only that key's.
 type Unstarted struct {
 	Queues []string
 	Limit  string
 	Key    string
 }
 
-// Recall closes attempts that nobody has started, unsent: nothing is charged, and their calls wait
-// again. No claim opens others meanwhile: the caller holds the locks of the queues or limits, or has paused
-// them. It waits for the attempts' own locks: a start may be in doubt, and must be seen to have
-// happened or not. It returns how many it recalled.
+// Recall closes attempts that nobody has started, unsent. It charges nothing, and their calls wait again. The caller holds
+// the locks of the queues or limits, or has paused them, so no claim opens others meanwhile. Recall waits for the attempts'
+// locks, until it knows whether a start has happened. It returns how many it recalled.
 func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error) {
 	rows, err := tx.Query(ctx, recallSQL, append([]string{}, u.Queues...), u.Limit, u.Key)
 	if err != nil {
@@ -43,10 +41,3 @@ SELECT call_id, attempt FROM call_open
 WHERE started_at IS NULL AND epoch = (SELECT callq_epoch()) AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
 ORDER BY call_id
 FOR UPDATE`
-
-func wrap(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", what, err)
-}

@@ -8,36 +8,34 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// StartRequest asks that an attempt be started. Token is the asker's own, drawn once per attempt
-// it runs: asking again with the same one is safe, and answers as if for the first time.
+// StartRequest asks to start an attempt. The worker draws a token once per attempt that it runs. To ask again with the
+// same token is safe, and gives the first answer.
 type StartRequest struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
-	// Epoch is the one that the attempt was loaded under: after a failover that lost calls its ids may be
-	// another's. "": nothing was loaded.
+	// Epoch is the failover epoch in which the attempt was loaded: after a failover that lost calls, its id may be another
+	// call's. "": nothing was loaded.
 	Epoch string
-	// Timeout is how long the handler may take; 0: as long as its queue says, and the answer says
-	// all else that is to be known of the attempt.
+	// Timeout is how long the handler may take. 0: the queue's timeout; the answer then has the Work.
 	Timeout time.Duration
 }
 
-// StartAnswer says what became of a StartRequest.
+// StartAnswer answers a StartRequest.
 type StartAnswer struct {
 	CallID int64
 	Token  int64
-	// StartedAt is Postgres's clock inside the start; nil: not started, and it never will be for
-	// this token.
+	// StartedAt is Postgres's clock at the start; nil: this token has not started it, and never will.
 	StartedAt *time.Time
-	// SendWithin is how long after asking the request may be written; nil: no limit asks.
+	// SendWithin is how long after asking the worker may write the request; nil: no limit bounds it.
 	SendWithin *time.Duration
-	// Gone: the attempt is open but its call was deleted or cancelled; close it unsent.
+	// Gone: the attempt is open, but its call was deleted or cancelled. Close it unsent.
 	Gone bool
-	// Busy: somebody else holds the attempt's row; ask again, apart from others.
+	// Busy: another transaction has locked the attempt's row. Ask again, apart from others.
 	Busy bool
-	// Expired: the attempt is open but its call's time has passed; close it unsent.
+	// Expired: the attempt is open, but its call has expired. Close it unsent.
 	Expired bool
-	// Work is nil unless it was started and asked for.
+	// Work is nil unless the attempt was started and the request had no Timeout.
 	Work *Work
 }
 
@@ -57,28 +55,24 @@ type Work struct {
 	Frees       bool     // its end frees a unit of a concurrency limit
 }
 
-// StartWithin is how long a claimed attempt may wait for its start. If its queue's hours end sooner, that is the end: nothing
-// starts after it, and recovery takes back what was handed over.
+// StartWithin is how long a claimed attempt may wait for its start, or until its queue's hours end, if that is sooner. Nothing
+// starts after it: recovery closes the attempt unsent.
 const StartWithin = 30 * time.Second
 
-// CreatedAtSQL is created_at of a call q as Go can read it: not infinite, which one row would spoil its statement with.
+// CreatedAtSQL is created_at of a call q within what Go can read: one infinite time would spoil the statement.
 const CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 23:59:59.999999Z')`
 
-// Start starts attempts, each by a compare-and-set on its open row, locked in id order; it is
-// durable when it returns. An error leaves unknown what has started: ask again with the same
-// tokens; one that is [Busy] says that nothing has. Answers come in the requests' order.
+// Start starts attempts, each by a compare-and-set on its open row, locked in id order. The starts are durable when it returns.
+// Answers come in the requests' order. After an error it is unknown what has started: ask again with the same tokens. After
+// an error that is [Busy] nothing has.
 func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
-	ids, attempts := make([]int64, len(requests)), make([]int32, len(requests))
-	tokens, timeouts := make([]int64, len(requests)), make([]*int64, len(requests))
-	epochs := make([]string, len(requests))
-	for i, r := range requests {
-		ids[i], attempts[i], tokens[i], epochs[i] = r.CallID, r.Attempt, r.Token, r.Epoch
-		if r.Timeout != 0 {
-			timeouts[i] = micros(&r.Timeout)
-		}
-	}
 	rows, err := db.Query(ctx, startSQL, pgx.StrictNamedArgs{
-		"ids": ids, "attempts": attempts, "tokens": tokens, "epochs": epochs, "timeouts": timeouts, "worker": worker,
+		"worker":   worker,
+		"ids":      column(requests, func(r StartRequest) int64 { return r.CallID }),
+		"attempts": column(requests, func(r StartRequest) int32 { return r.Attempt }),
+		"tokens":   column(requests, func(r StartRequest) int64 { return r.Token }),
+		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
+		"timeouts": column(requests, func(r StartRequest) *int64 { return micros(nonZero(r.Timeout)) }),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start attempts: %w", err)
@@ -103,7 +97,7 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 	return answers, nil
 }
 
-// scanAnswer goes by the columns' order: finding twenty fields by name in each row is dear.
+// scanAnswer scans by position: to find twenty fields by name in each row is slow.
 func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 	var a StartAnswer
 	var wanted bool
@@ -117,18 +111,16 @@ func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 	return a, err
 }
 
-// asked finds each row by its id, in id order, and so the rows are locked in that order; it carries what
-// the rest needs: to join two lists of a batch's size is quadratic where Settings leave only nested
-// loops. The epoch is read once, for each reading opens a file.
+// startSQL locks the open rows in id order, in which asked finds them. asked carries what the rest needs: to join two lists of a
+// batch's size is quadratic under [Settings]. It reads the epoch once, for each reading opens a file.
 //
-// The conditions stand on call_open's own columns, for only those are read again after a wait
-// for a lock. A row that already carries the token keeps its first started_at and deadline, and the
-// timeout that is answered is that deadline's, whatever the queue says by now. One batch may ask
-// for an attempt twice, when Redis delivered it twice: only the token that the row took counts.
-// The clock is read after the asker's own, and that is what its bounds rest on; a start is never
-// earlier than its claim, though the clock may have been set back in between. The commit waits for
-// the disk, whatever the server or the worker's own pool is set to. A queue that has left the config
-// keeps the defaults for what is under way.
+// The conditions stand on call_open's own columns, because Postgres checks only those again after it waits for a lock. A row
+// with the token keeps its first started_at and deadline; the answer's timeout is that deadline's. If Redis delivered an
+// attempt twice, one batch may ask for it twice: the token that the row took counts.
+//
+// The clock is read after the worker has read its own, on which its bounds rest. A start is never earlier than its claim, even if the clock
+// was set back in between. The commit waits for the disk, whatever the server or the worker's pool is set to. A queue
+// that left the configuration has the defaults.
 const startSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,

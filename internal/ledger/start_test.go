@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -15,15 +16,15 @@ import (
 func TestStartIsCompareAndSet(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
-	first := start(t, pool, request(id, 7))[7]
+	id := ledgertest.Open(t, pool)
+	first := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]
 	if first.StartedAt == nil || first.SendWithin == nil || *first.SendWithin != 300*time.Millisecond {
 		t.Fatalf("the first start answered %+v", first)
 	}
-	if again := start(t, pool, request(id, 7))[7]; again.StartedAt == nil || !again.StartedAt.Equal(*first.StartedAt) {
+	if again := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; again.StartedAt == nil || !again.StartedAt.Equal(*first.StartedAt) {
 		t.Errorf("the same token asked again: %+v, want the first answer", again)
 	}
-	if other := start(t, pool, request(id, 8))[8]; other.StartedAt != nil {
+	if other := ledgertest.Start(t, pool, ledgertest.Request(id, 8))[8]; other.StartedAt != nil {
 		t.Error("another token started the same attempt")
 	}
 }
@@ -32,7 +33,7 @@ func TestStartIsCompareAndSet(t *testing.T) {
 func TestStartIsDurable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
+	id := ledgertest.Open(t, pool)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +42,7 @@ func TestStartIsDurable(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SET LOCAL synchronous_commit = off`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ledger.Start(t.Context(), tx, "w", []ledger.StartRequest{request(id, 7)}); err != nil {
+	if _, err := ledger.Start(t.Context(), tx, "w", []ledger.StartRequest{ledgertest.Request(id, 7)}); err != nil {
 		t.Fatal(err)
 	}
 	var commit string
@@ -57,8 +58,8 @@ func TestStartIsDurable(t *testing.T) {
 func TestStartTwiceInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
-	answers := start(t, pool, request(id, 7), request(id, 8))
+	id := ledgertest.Open(t, pool)
+	answers := ledgertest.Start(t, pool, ledgertest.Request(id, 7), ledgertest.Request(id, 8))
 	if (answers[7].StartedAt == nil) == (answers[8].StartedAt == nil) {
 		t.Errorf("two deliveries of one attempt: %+v, want exactly one started", answers)
 	}
@@ -83,9 +84,9 @@ func TestStartRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
-			id := open(t, pool)
-			exec(t, pool, c.change)
-			got := start(t, pool, request(id, 7))[7]
+			id := ledgertest.Open(t, pool)
+			ledgertest.Exec(t, pool, c.change)
+			got := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]
 			if got.StartedAt != nil || got.Gone != c.gone || got.Expired != c.expired {
 				t.Errorf("got %+v, want not started, gone %v, expired %v", got, c.gone, c.expired)
 			}
@@ -100,18 +101,18 @@ func TestStartRefuses(t *testing.T) {
 func TestStartIsOfTheEpochThatWasLoaded(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
+	id := ledgertest.Open(t, pool)
 	var epoch string
 	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM call_open`).Scan(&epoch); err != nil {
 		t.Fatal(err)
 	}
-	r := request(id, 7)
+	r := ledgertest.Request(id, 7)
 	r.Epoch = "former"
-	if got := start(t, pool, r)[7]; got.StartedAt != nil {
+	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt != nil {
 		t.Errorf("started as of a former epoch: %+v", got)
 	}
 	r.Epoch = epoch
-	if got := start(t, pool, r)[7]; got.StartedAt == nil {
+	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt == nil {
 		t.Error("not started as of its own")
 	}
 }
@@ -120,15 +121,15 @@ func TestStartIsOfTheEpochThatWasLoaded(t *testing.T) {
 func TestStartAnswersWithTheWork(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
-	exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
-	exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
-	exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
-	if told := start(t, pool, request(id, 7))[7]; told.Work != nil {
+	id := ledgertest.Open(t, pool)
+	ledgertest.Exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
+	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Work != nil {
 		t.Errorf("nobody asked for %+v", told.Work)
 	}
-	exec(t, pool, `UPDATE call_open SET token = NULL, started_at = NULL, deadline = NULL`)
-	got := start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
+	ledgertest.Exec(t, pool, `UPDATE call_open SET token = NULL, started_at = NULL, deadline = NULL`)
+	got := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
 	var want ledger.Work
 	var inTime bool
 	err := pool.QueryRow(t.Context(), `
@@ -146,8 +147,8 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	if !inTime {
 		t.Error("the deadline is not the queue's timeout after the start")
 	}
-	exec(t, pool, `UPDATE call_queues SET timeout = '2 h'`)
-	again := start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
+	ledgertest.Exec(t, pool, `UPDATE call_queues SET timeout = '2 h'`)
+	again := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
 	if again.Work == nil || again.Work.Timeout != 7*time.Second {
 		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
 	}
@@ -161,7 +162,7 @@ func TestStartOppositeOrders(t *testing.T) {
 	const n = 40
 	ids := make([]int64, n)
 	for i := range ids {
-		ids[i] = open(t, pool)
+		ids[i] = ledgertest.Open(t, pool)
 	}
 	starts := make([]int, 4)
 	var wg sync.WaitGroup
@@ -174,7 +175,7 @@ func TestStartOppositeOrders(t *testing.T) {
 				if worker%2 == 1 {
 					at = n - 1 - i
 				}
-				requests[i] = request(ids[at], int64(1000*worker+i+1))
+				requests[i] = ledgertest.Request(ids[at], int64(1000*worker+i+1))
 			}
 			<-gate
 			answers, err := ledger.Start(context.Background(), pool, "w", requests)
@@ -210,9 +211,9 @@ func TestStartWaitsForNoOther(t *testing.T) {
 	pool := pgtest.New(t)
 	var requests []ledger.StartRequest
 	for i := range int64(3) {
-		requests = append(requests, request(open(t, pool), i+1))
+		requests = append(requests, ledgertest.Request(ledgertest.Open(t, pool), i+1))
 	}
-	requests = append(requests, request(999, 4)) // not open
+	requests = append(requests, ledgertest.Request(999, 4)) // not open
 	holder, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -238,7 +239,7 @@ func TestStartWaitsForNoOther(t *testing.T) {
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	again := start(t, pool, requests...)
+	again := ledgertest.Start(t, pool, requests...)
 	for i, a := range answers {
 		b := again[a.Token]
 		if (b.StartedAt == nil) != (i == 3) || a.StartedAt != nil && !b.StartedAt.Equal(*a.StartedAt) {

@@ -144,7 +144,7 @@ func (a *application) open(ctx context.Context, name, reason string) error {
 		return err
 	}
 	until := l.Rate().Passed(missing.Until, 0).UTC().Format(time.RFC3339)
-	a.changed("limit", name, ledger.OpenedPrefix+reason+" (what may be missing would have counted as used until "+until+")")
+	a.changed("limit", name, "opened: "+reason+" (what may be missing would have counted as used until "+until+")")
 	return nil
 }
 

@@ -182,9 +182,13 @@ func mutants() []struct {
 
 // openUntilSQL counts open attempts for another while after their requests were written.
 func openUntilSQL(resends string) string {
-	return `CREATE OR REPLACE FUNCTION callq_open_until(started_at timestamptz, send_within interval, acked_at timestamptz, slack interval)
+	return `CREATE OR REPLACE FUNCTION callq_occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
+			limit_anchor text, limit_epoch text, slack interval)
 		RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
-			SELECT CASE WHEN acked_at IS NULL THEN started_at + send_within + ` + resends + ` + slack
+			SELECT CASE
+				WHEN started_at IS NULL OR send_within IS NULL OR epoch <> limit_epoch
+					OR coalesce(limit_anchor, CASE task WHEN 'http' THEN 'start' ELSE 'finish' END) <> 'start' THEN 'infinity'
+				WHEN acked_at IS NULL THEN started_at + send_within + ` + resends + ` + slack
 				ELSE greatest(acked_at, started_at + send_within + slack) END $$`
 }
 

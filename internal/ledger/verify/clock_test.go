@@ -1,4 +1,4 @@
-package ledger_test
+package verify_test
 
 import (
 	"fmt"
@@ -6,27 +6,28 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// startedAt is a ledger of calls that started at these times of 2026-01-01, and were answered at once, under a limit of
-// one a 10 s.
+// startedAt is a ledger of calls that started at these times of 2026-01-01 under a limit of 1 per 10 s. Each was answered at
+// once.
 func startedAt(t *testing.T, shape string, times ...string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, slack, send_within, queues, applied_at, applied_by, epoch)
+	ledgertest.Exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, slack, send_within, queues, applied_at, applied_by, epoch)
 		VALUES ('api', 1, 1, '10 s', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq_epoch())`, shape)
-	exec(t, pool, publishedSQL)
-	exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31', shape = $1`, shape)
-	exec(t, pool, `INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+	ledgertest.Exec(t, pool, publishedSQL)
+	ledgertest.Exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31', shape = $1`, shape)
+	ledgertest.Exec(t, pool, `INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 		SELECT i, 1, 1, 1, at, at, at, at, 'done', 'default', 'http', '', jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', at))
 		FROM unnest($1::text[]) WITH ORDINALITY AS a (time, i) CROSS JOIN LATERAL (SELECT ('2026-01-01 ' || time)::timestamptz) t (at)`, times)
 	return pool
 }
 
-// What Postgres's clock gained between two starts did not pass between them.
+// A window is longer by what Postgres's clock gained within it.
 //
 //callq:guarantee 6
 func TestVerifyKnowsGains(t *testing.T) {
@@ -50,11 +51,11 @@ func TestVerifyKnowsGains(t *testing.T) {
 			t.Parallel()
 			pool := startedAt(t, c.shape, c.first, c.second)
 			if c.shape == bucket { // for 20 times what fills it
-				exec(t, pool, `UPDATE call_limits SET window_size = '200 s'`)
-				exec(t, pool, publishedSQL)
+				ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '200 s'`)
+				ledgertest.Exec(t, pool, publishedSQL)
 			}
-			exec(t, pool, `INSERT INTO call_clock_gains (at, by) SELECT ('2026-01-01 ' || at)::timestamptz, '8 s' FROM string_to_table(nullif($1, ''), ' ') at`, c.gained)
-			report := verify(t, pool)
+			ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) SELECT ('2026-01-01 ' || at)::timestamptz, '8 s' FROM string_to_table(nullif($1, ''), ' ') at`, c.gained)
+			report := run(t, pool)
 			if over := len(report.Findings) > 0; over != c.over || over && !strings.Contains(report.Findings[0].Rule, "window") {
 				t.Errorf("most %d, found %+v", report.Limits[0].Most, report.Findings)
 			}
@@ -69,61 +70,61 @@ func TestVerifyKnowsGains(t *testing.T) {
 	}
 }
 
-// Of what a clock that was set back showed twice nobody knows the order.
+// Starts at times that the clock showed twice, because it was set back, are held to no window.
 //
 //callq:guarantee 6
 func TestVerifyKnowsSetBacks(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:05", "12:00:05.5", "12:00:08")
-	exec(t, pool, `UPDATE call_limits SET window_size = '0', anchor = 'finish'`) // one at once
-	exec(t, pool, publishedSQL)
-	exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31'`)
-	exec(t, pool, `UPDATE call_attempts SET finished_at = started_at + interval '1 s', arrived_by = started_at + interval '1 s',
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '0', anchor = 'finish'`) // one at once
+	ledgertest.Exec(t, pool, publishedSQL)
+	ledgertest.Exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31'`)
+	ledgertest.Exec(t, pool, `UPDATE call_attempts SET finished_at = started_at + interval '1 s', arrived_by = started_at + interval '1 s',
 		charged = jsonb_set(charged, '{0,until}', to_jsonb(started_at + interval '1 s'))`)
-	over := func() int { return len(verify(t, pool).Findings) }
+	over := func() int { return len(run(t, pool).Findings) }
 	if n := over(); n != 1 {
-		t.Errorf("%d findings without a step, want that two ran at once: %+v", n, verify(t, pool).Findings)
+		t.Errorf("%d findings without a step, want that two ran at once: %+v", n, run(t, pool).Findings)
 	}
-	exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.8', '-1.3 s')`)
+	ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.8', '-1.3 s')`)
 	if n := over(); n != 0 {
-		t.Errorf("%d findings of what began at times that came twice: %+v", n, verify(t, pool).Findings)
+		t.Errorf("%d findings of what began at times that came twice: %+v", n, run(t, pool).Findings)
 	}
-	if all := fmt.Sprint(verify(t, pool).RestsOn); !strings.Contains(all, "showed twice") || strings.Contains(all, "was not set") {
+	if all := fmt.Sprint(run(t, pool).RestsOn); !strings.Contains(all, "showed twice") || strings.Contains(all, "was not set") {
 		t.Errorf("it rests on %s", all)
 	}
-	exec(t, pool, `UPDATE call_clock_gains SET at = '2026-01-01 12:00:06'`)
+	ledgertest.Exec(t, pool, `UPDATE call_clock_gains SET at = '2026-01-01 12:00:06'`)
 	if n := over(); n != 1 {
 		t.Errorf("%d findings of what began at others, want 1", n)
 	}
 }
 
-// Nor is it known which limits a queue had then, where they changed.
+// Claims at such times are not compared with the limits that their queue had.
 //
 //callq:guarantee 6
 func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:01")
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+	ledgertest.Exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
 		SELECT 2, 1, 0, 1, 1, at, at, at, '500 ms', callq_epoch(), 'http', 'default', 'http', '', '{api}', '{""}', '{1}' FROM (VALUES ('2026-01-01 12:00:01'::timestamptz)) v (at)`)
-	exec(t, pool, `UPDATE call_limits SET version = 2, queues = '{other}'`)
-	exec(t, pool, `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET version = 2, queues = '{other}'`)
+	ledgertest.Exec(t, pool, `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
 		SELECT name, 2, '2026-01-01 11:59:10', rate, window_size, slack, send_within, queues, 'test' FROM call_limits`)
-	if found := verify(t, pool).Findings; len(found) != 2 {
+	if found := run(t, pool).Findings; len(found) != 2 {
 		t.Errorf("found %+v without a step, want that both have another limit than their queue had", found)
 	}
-	exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 11:59:05', '-1 min')`)
-	if found := verify(t, pool).Findings; len(found) != 0 {
+	ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 11:59:05', '-1 min')`)
+	if found := run(t, pool).Findings; len(found) != 0 {
 		t.Errorf("found %+v of what was claimed before the step, or after", found)
 	}
 }
 
-// Since a time only what came since is looked at, with what counts in its windows.
+// Options.Since verifies what came since then, with what counts in its windows.
 //
 //callq:guarantee 6
 func TestVerifySince(t *testing.T) {
 	t.Parallel()
 	pool := startedAt(t, `{}`, "12:00:00", "12:00:05", "13:00:00", "13:00:04", "13:00:30")
-	exec(t, pool, `UPDATE call_attempts SET charged = '[]' WHERE call_id = 1`)
+	ledgertest.Exec(t, pool, `UPDATE call_attempts SET charged = '[]' WHERE call_id = 1`)
 	for since, want := range map[string]string{
 		"":                     "5 attempts, 4 starts, found 1 4",
 		"2026-01-01T12:00:01Z": "4 attempts, 4 starts, found 4",
@@ -134,7 +135,7 @@ func TestVerifySince(t *testing.T) {
 		if since != "" {
 			at, _ = time.Parse(time.RFC3339, since)
 		}
-		report, err := ledger.VerifySince(t.Context(), pool, at)
+		report, err := verify.Run(t.Context(), pool, verify.Options{Since: at})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,10 +153,10 @@ func TestVerifySince(t *testing.T) {
 	}
 }
 
-// Since a time to come nothing is looked at, and what is used was charged before.
+// Options.Since in the future verifies open attempts only.
 func TestVerifySinceATimeToCome(t *testing.T) {
 	t.Parallel()
-	report, err := ledger.VerifySince(t.Context(), history(t), time.Now().Add(time.Hour))
+	report, err := verify.Run(t.Context(), history(t), verify.Options{Since: time.Now().Add(time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}

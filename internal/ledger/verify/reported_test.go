@@ -1,12 +1,12 @@
-package ledger_test
+package verify_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,27 +16,27 @@ import (
 // window are allowed.
 func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
 	t.Helper()
-	id := open(t, pool)
-	exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
+	id := ledgertest.Open(t, pool)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+	ledgertest.Exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
 			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
 		applied_at, applied_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
-	exec(t, pool, publishedSQL)
-	exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
-	exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
+	ledgertest.Exec(t, pool, publishedSQL)
+	ledgertest.Exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
 	return id
 }
 
-// publishedSQL has the limits be as they are since an hour ago.
+// publishedSQL makes the limits' present form an hour old.
 const publishedSQL = `
 INSERT INTO call_limit_versions AS c (limit_name, version, effective_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_by)
 SELECT name, 1, now() - interval '1 hour', rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, 'test' FROM call_limits
 ON CONFLICT (limit_name, version) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, count_cost = excluded.count_cost,
     anchor = excluded.anchor, slack = excluded.slack`
 
-// settle ends an attempt that has started; nil: nothing was settled.
+// settle closes a started attempt with a reported cost; nil: none.
 func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change func(*ledger.Closing)) {
 	t.Helper()
 	took := time.Millisecond
@@ -47,14 +47,10 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 	if change != nil {
 		change(&c)
 	}
-	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 {
-		t.Fatalf("Close = %v, %v", closed, err)
-	}
+	ledgertest.Close(t, pool, c)
 }
 
-// What is settled is charged to limits that count cost, and noted; the others count a call as before.
-//
-//callq:guarantee 1
+// Limits that count cost charge the reported cost, and the ledger has it. Other limits count a call as before.
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -80,53 +76,51 @@ func TestSettle(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			id := openOf(t, pool, c.cost)
-			start(t, pool, request(id, id))
+			ledgertest.Start(t, pool, ledgertest.Request(id, id))
 			settle(t, pool, id, c.settled, c.change)
 			for name, units := range map[string]int64{"api": c.api, "rpm": c.rpm} {
-				want(t, pool, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
+				ledgertest.Want(t, pool, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
 					FROM call_attempts`, name, units)
-				want(t, pool, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
+				ledgertest.Want(t, pool, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
 			}
-			want(t, pool, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
-			for _, v := range verify(t, pool).Findings {
-				t.Errorf("found %+v", v)
-			}
+			ledgertest.Want(t, pool, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
+			wantBroken(t, pool)
 		})
 	}
 }
 
-// Verify counts what was settled from the end on, and the claimed cost until then, as claims do. What was
-// settled above that is no rule broken, but is said.
+// Run counts the claimed cost until the end and the reported cost from then on, as claims do. A reported cost above the
+// claimed cost breaks no rule, but is reported.
 //
 //callq:guarantee 6
 func TestVerifySettled(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	first, second := openOf(t, pool, 6), openOf(t, pool, 4)
-	start(t, pool, request(first, first))
-	start(t, pool, request(second, second))
+	ledgertest.Start(t, pool, ledgertest.Request(first, first))
+	ledgertest.Start(t, pool, ledgertest.Request(second, second))
 	settle(t, pool, first, new(int64(1)), nil)
 	third := openOf(t, pool, 5) // the first took 1, the second may take 4
-	start(t, pool, request(third, third))
-	report := verify(t, pool)
+	ledgertest.Start(t, pool, ledgertest.Request(third, third))
+	report := run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) > 0 || use.Most != 10 || use.Above != 0 || use.MostSettled != 10 {
 		t.Errorf("%+v, and found %+v", use, report.Findings)
 	}
 	settle(t, pool, second, new(int64(9)), nil)
-	report = verify(t, pool)
+	report = run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) > 0 || use.Most != 10 || use.Above != 5 || use.MostSettled != 15 {
 		t.Errorf("%+v, and found %+v", use, report.Findings)
 	}
 	fourth := openOf(t, pool, 2) // which no claim may open: the third may still take 5, and 10 are used
-	start(t, pool, request(fourth, fourth))
-	exec(t, pool, `UPDATE call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
-	report = verify(t, pool)
+	ledgertest.Start(t, pool, ledgertest.Request(fourth, fourth))
+	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
+	report = run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) != 1 || report.Findings[0].CallID != fourth || use.Most != 12 {
 		t.Errorf("%+v, and found %+v; want call %d over the rate", use, report.Findings, fourth)
 	}
 }
 
-// A settlement that was forged afterwards is found.
+// A reported cost that was forged afterwards is found.
 //
 //callq:guarantee 6
 func TestVerifyFindsForgedSettlements(t *testing.T) {
@@ -145,16 +139,10 @@ func TestVerifyFindsForgedSettlements(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			id := openOf(t, pool, 6)
-			start(t, pool, request(id, id))
+			ledgertest.Start(t, pool, ledgertest.Request(id, id))
 			settle(t, pool, id, new(int64(4)), nil)
-			exec(t, pool, c.forgery)
-			var found []string
-			for _, v := range verify(t, pool).Findings {
-				found = append(found, v.Rule)
-			}
-			if !slices.Equal(found, c.rules) {
-				t.Errorf("broken rules %q, want %q", found, c.rules)
-			}
+			ledgertest.Exec(t, pool, c.forgery)
+			wantBroken(t, pool, c.rules...)
 		})
 	}
 }

@@ -1,10 +1,20 @@
-package ledger
+package verify
 
-type rule struct{ name, sql string }
+import "context"
 
-// rules are what must hold of calls, with all of their attempts. Each statement returns the rows that break it.
-func rules() []rule {
-	return []rule{
+func (v *verifier) count(ctx context.Context) error {
+	return v.tx.QueryRow(ctx, countSQL, v.since).Scan(&v.report.Calls, &v.now)
+}
+
+const countSQL = `SELECT count(*), clock_timestamp() FROM call_queue q WHERE ` + verified
+
+// verified selects the calls q to verify: $1 is Options.Since.
+const verified = `($1::timestamptz IS NULL OR q.created_at >= $1 OR q.dispatched_at >= $1 OR q.finished_at >= $1
+        OR q.status NOT IN ('done', 'failed', 'cancelled'))`
+
+// checkCalls finds the calls that their attempts contradict.
+func (v *verifier) checkCalls(ctx context.Context) error {
+	return v.check(ctx, []rule{
 		{"an attempt is open or in the ledger, not both", bothSQL},
 		{"the times of an attempt are moments", timelessSQL},
 		{"an open attempt has started, or has not", startedSQL},
@@ -13,7 +23,7 @@ func rules() []rule {
 		{"a call was retried after attempts that it had", retriedSQL},
 		{"the status of a call fits its attempts", statusSQL},
 		{"a call was dispatched and ended when its last attempt was", timesSQL},
-	}
+	}, v.since, maxFindings)
 }
 
 const bothSQL = `
@@ -22,54 +32,62 @@ FROM call_open JOIN call_attempts USING (call_id, attempt)
 WHERE $1::timestamptz IS NULL OR finished_at >= $1
 ORDER BY call_id LIMIT $2`
 
-// What a start writes, it writes at once.
+const (
+	timeless    = `('infinity' IN (claimed_at, started_at, arrived_by, finished_at) OR '-infinity' IN (claimed_at, started_at, arrived_by, finished_at)) IS TRUE`
+	timelessSQL = `
+SELECT call_id, attempt, 'one of its times is infinite' AS detail
+FROM call_attempts
+WHERE ($1::timestamptz IS NULL OR finished_at >= $1) AND ` + timeless + ` ORDER BY call_id LIMIT $2`
+)
+
+// A start writes all of its columns at once.
 const startedSQL = `
 SELECT call_id, attempt, 'of the time, token, worker and deadline of its start it has some and lacks some' AS detail
 FROM call_open
 WHERE num_nulls(started_at, token, worker, deadline) NOT IN (0, 4) AND ($1::timestamptz IS NULL OR true)
 ORDER BY call_id LIMIT $2`
 
-// Attempts of former calls with the same id are numbered from 0 down (close.go: setAsideSQL).
+// gapsSQL leaves out attempts of former calls with the same id, which are numbered from 0 down.
 const gapsSQL = `
 WITH rows AS (
     SELECT call_id, attempt FROM call_attempts WHERE attempt > 0 UNION ALL SELECT call_id, attempt FROM call_open
 ), known AS (
     SELECT call_id, count(DISTINCT attempt) AS n, min(attempt) AS first, max(attempt) AS last
     FROM rows JOIN call_queue q ON q.id = rows.call_id
-    WHERE ` + lookedAt + `
+    WHERE ` + verified + `
     GROUP BY call_id
 )
 SELECT q.id AS call_id, q.attempts AS attempt,
     'the call counts ' || q.attempts || ' attempts, and ' || coalesce(k.n, 0) || ' are known'
         || coalesce(' (' || k.first || ' to ' || k.last || ')', '') AS detail
 FROM call_queue q LEFT JOIN known k ON k.call_id = q.id
-WHERE (q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts) AND ` + lookedAt + `
+WHERE (q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts) AND ` + verified + `
 ORDER BY q.id LIMIT $2`
 
-// Of a call that an operator retried, the attempts before that count no longer; they are retried_after many.
+// When an operator retries a call, its first retried_after attempts stop counting.
 const failedCountSQL = `
 WITH failed AS (
     SELECT a.call_id, count(*) AS n
     FROM call_attempts a JOIN call_queue q ON q.id = a.call_id AND a.attempt > coalesce(q.retried_after, 0)
-    WHERE a.outcome IN ('error', 'permanent', 'lost') AND ` + lookedAt + `
+    WHERE a.outcome IN ('error', 'permanent', 'lost') AND ` + verified + `
     GROUP BY a.call_id
 )
 SELECT q.id AS call_id, 'failed_count is ' || q.failed_count || ', and ' || coalesce(f.n, 0) || ' attempts failed' AS detail
 FROM call_queue q LEFT JOIN failed f ON f.call_id = q.id
-WHERE q.failed_count <> coalesce(f.n, 0) AND ` + lookedAt + `
+WHERE q.failed_count <> coalesce(f.n, 0) AND ` + verified + `
 ORDER BY q.id LIMIT $2`
 
 const retriedSQL = `
 SELECT id AS call_id, attempts AS attempt, 'it was retried after attempt ' || retried_after || ' of ' || attempts AS detail
-FROM call_queue q WHERE retried_after NOT BETWEEN 0 AND attempts AND ` + lookedAt + ` ORDER BY id LIMIT $2`
+FROM call_queue q WHERE retried_after NOT BETWEEN 0 AND attempts AND ` + verified + ` ORDER BY id LIMIT $2`
 
-// A call that waits may fail without an attempt, for it expires or cannot be made; and who imports calls may write
-// that they have ended. last is the last attempt that counts: none where the call was retried after it.
+// statusSQL allows what needs no attempt: a waiting call may expire or be impossible to make, and an import may
+// insert ended calls. last is the last attempt that counts; none if the call was retried after it.
 const statusSQL = `
 WITH done AS (
     SELECT DISTINCT a.call_id
     FROM call_attempts a JOIN call_queue q ON q.id = a.call_id AND a.attempt > coalesce(q.retried_after, 0)
-    WHERE a.outcome = 'done' AND ` + lookedAt + `
+    WHERE a.outcome = 'done' AND ` + verified + `
 ), calls AS (
     SELECT q.id, q.attempts, CASE
         WHEN q.status NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN 'the call is "' || q.status || '", which is no status'
@@ -88,12 +106,12 @@ WITH done AS (
     LEFT JOIN done d ON d.call_id = q.id
     LEFT JOIN call_open o ON o.call_id = q.id AND o.attempt = q.attempts
     LEFT JOIN call_attempts last ON last.call_id = q.id AND last.attempt = q.attempts AND q.attempts > coalesce(q.retried_after, 0)
-    WHERE ` + lookedAt + `
+    WHERE ` + verified + `
 )
 SELECT id AS call_id, attempts AS attempt, detail FROM calls WHERE detail IS NOT NULL ORDER BY id LIMIT $2`
 
-// What ends a call writes the same time into its row and into the ledger, in one statement. A call that failed may have
-// done so later, while it waited.
+// timesSQL compares times that one statement writes into the call and into the ledger. A failed call may have failed later,
+// while it waited.
 const timesSQL = `
 WITH calls AS (
     SELECT q.id, q.attempts, CASE
@@ -107,6 +125,6 @@ WITH calls AS (
     FROM call_queue q
     LEFT JOIN call_attempts a ON a.call_id = q.id AND a.attempt = q.attempts AND q.attempts > 0
     LEFT JOIN call_open o ON o.call_id = q.id AND o.attempt = q.attempts
-    WHERE ` + lookedAt + `
+    WHERE ` + verified + `
 )
 SELECT id AS call_id, attempts AS attempt, detail FROM calls WHERE detail IS NOT NULL ORDER BY id LIMIT $2`

@@ -13,8 +13,8 @@ type Policy struct {
 	BackoffMax  time.Duration // the longest delay
 }
 
-// Next says what becomes of a call after a failure that may be tried again. failedCount includes
-// that failure; the delay is meaningful for StatusError. random draws from [0, n).
+// Next is a call's status after a failure that may be retried, and for StatusError the delay. failedCount includes that
+// failure. random draws from [0, n).
 func (p Policy) Next(failedCount int, random func(n int64) int64) (callqueue.Status, time.Duration) {
 	if failedCount >= p.MaxAttempts {
 		return callqueue.StatusFailed, 0
@@ -22,9 +22,9 @@ func (p Policy) Next(failedCount int, random func(n int64) int64) (callqueue.Sta
 	return callqueue.StatusError, p.Backoff(failedCount, random)
 }
 
-// Backoff is the delay after the n-th failure: exponential from BackoffMin to BackoffMax, with
-// equal jitter (half fixed, half random), so that calls which failed together do not return
-// together. Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+// Backoff is the delay after the n-th failure. It grows from BackoffMin to BackoffMax, with equal jitter (half fixed, half
+// random), so that calls that failed together do not return together. Source: M. Brooker, "Exponential Backoff And Jitter",
+// AWS Architecture Blog, 2015.
 func (p Policy) Backoff(n int, random func(n int64) int64) time.Duration {
 	delay := p.BackoffMax
 	if shift := n - 1; shift < 40 && p.BackoffMin < p.BackoffMax>>max(shift, 0) {

@@ -6,19 +6,19 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 )
 
-// That a request was acknowledged is noted of the attempt that has the token, and of no other; what others hold is not
-// waited for.
+// Acknowledge stores the time for the attempt that has the token, and for no other. It does not wait for locked rows.
 //
 //callq:guarantee 1 12
 func TestAcknowledge(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	ids := []int64{open(t, pool), open(t, pool), open(t, pool), open(t, pool)}
-	start(t, pool, request(ids[0], 7), request(ids[1], 8), request(ids[2], 9))
+	ids := []int64{ledgertest.Open(t, pool), ledgertest.Open(t, pool), ledgertest.Open(t, pool), ledgertest.Open(t, pool)}
+	ledgertest.Start(t, pool, ledgertest.Request(ids[0], 7), ledgertest.Request(ids[1], 8), ledgertest.Request(ids[2], 9))
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -36,27 +36,25 @@ func TestAcknowledge(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want(t, pool, `SELECT array_agg(acked_at - started_at ORDER BY call_id) = ARRAY['30 ms', NULL, NULL, NULL]::interval[] FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT array_agg(acked_at - started_at ORDER BY call_id) = ARRAY['30 ms', NULL, NULL, NULL]::interval[] FROM call_open`)
 }
 
-// What was acknowledged while the attempt was open holds at its end, whoever ends it.
+// An acknowledgement of the open attempt holds when it closes, whoever closes it.
 //
 //callq:guarantee 1
 func TestCloseAcknowledged(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	id := open(t, pool)
-	exec(t, pool, `UPDATE call_limits SET anchor = 'start', slack = '500 ms'`)
-	startedAt := start(t, pool, request(id, 7))[7].StartedAt
+	id := ledgertest.Open(t, pool)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET anchor = 'start', slack = '500 ms'`)
+	startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
 	if err := ledger.Acknowledge(t.Context(), pool, []ledger.Ack{{CallID: id, Attempt: 1, Token: 7, After: 30 * time.Millisecond}}); err != nil {
 		t.Fatal(err)
 	}
-	want(t, pool, `SELECT callq_open_until(started_at, send_within, acked_at, '500 ms') = $1::timestamptz + send_within + interval '500 ms' FROM call_open`, startedAt)
-	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{
+	ledgertest.Want(t, pool, `SELECT callq_occupied_until(task, epoch, started_at, send_within, acked_at, 'start', epoch, '500 ms') = $1::timestamptz + send_within + interval '500 ms' FROM call_open`, startedAt)
+	ledgertest.Close(t, pool, ledger.Closing{
 		CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeLost, Status: callqueue.StatusFailed, Failed: true,
 		Arrival: &limit.Arrival{Written: 5 * time.Millisecond, Closed: 9 * time.Second},
-	}}); err != nil {
-		t.Fatal(err)
-	}
-	want(t, pool, `SELECT arrived_by = $1::timestamptz + interval '505 ms' FROM call_attempts`, startedAt)
+	})
+	ledgertest.Want(t, pool, `SELECT arrived_by = $1::timestamptz + interval '505 ms' FROM call_attempts`, startedAt)
 }

@@ -1,9 +1,10 @@
-package ledger_test
+package verify_test
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5"
@@ -28,13 +31,11 @@ func history(t *testing.T) *pgxpool.Pool {
 		c.CallID, c.Attempt = id, attempt
 		if c.Arrival != nil || c.Token != 0 {
 			c.Token = 7
-			start(t, pool, ledger.StartRequest{CallID: id, Attempt: attempt, Token: 7, Timeout: time.Second})
+			ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: attempt, Token: 7, Timeout: time.Second})
 		} else {
 			c.Unstarted = true
 		}
-		if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 {
-			t.Fatalf("Close = %v, %v", closed, err)
-		}
+		ledgertest.Close(t, pool, c)
 	}
 	requests, none := new(int16(1)), new(int16(0))
 	done := ledger.Closing{Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests, Status: callqueue.StatusDone}
@@ -43,60 +44,71 @@ func history(t *testing.T) *pgxpool.Pool {
 	unsent := ledger.Closing{Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew}
 	permanent := ledger.Closing{Outcome: callqueue.OutcomePermanent, Token: 7, Requests: none, Status: callqueue.StatusFailed, Failed: true}
 
-	end(open(t, pool), 1, done) // call 1
-	retried := open(t, pool)    // call 2
+	end(ledgertest.Open(t, pool), 1, done) // call 1
+	retried := ledgertest.Open(t, pool)    // call 2
 	end(retried, 1, failed)
 	reopen(t, pool, retried)
 	end(retried, 2, unsent)
 	reopen(t, pool, retried)
 	end(retried, 3, done)
-	end(open(t, pool), 1, lost)      // call 3
-	end(open(t, pool), 1, unsent)    // call 4
-	end(open(t, pool), 1, permanent) // call 5
-	deleted := open(t, pool)         // call 6, while it ran
-	start(t, pool, request(deleted, 7))
-	exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
-	if _, err := ledger.Close(t.Context(), pool, []ledger.Closing{{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests}}); err != nil {
-		t.Fatal(err)
-	}
-	cancelled := open(t, pool) // call 7, while it runs
-	start(t, pool, request(cancelled, 7))
-	exec(t, pool, `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id = $1`, cancelled)
-	open(t, pool)                             // call 8, not started
-	start(t, pool, request(open(t, pool), 7)) // call 9, running
-	exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
-	exec(t, pool, `UPDATE call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
-	exec(t, pool, publishedSQL)
+	end(ledgertest.Open(t, pool), 1, lost)      // call 3
+	end(ledgertest.Open(t, pool), 1, unsent)    // call 4
+	end(ledgertest.Open(t, pool), 1, permanent) // call 5
+	deleted := ledgertest.Open(t, pool)         // call 6, while it ran
+	ledgertest.Start(t, pool, ledgertest.Request(deleted, 7))
+	ledgertest.Exec(t, pool, `DELETE FROM call_queue WHERE id = $1`, deleted)
+	ledgertest.Close(t, pool, ledger.Closing{CallID: deleted, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Arrival: sent, Requests: requests})
+	cancelled := ledgertest.Open(t, pool) // call 7, while it runs
+	ledgertest.Start(t, pool, ledgertest.Request(cancelled, 7))
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id = $1`, cancelled)
+	ledgertest.Open(t, pool)                                                   // call 8, not started
+	ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 7)) // call 9, running
+	ledgertest.Exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	ledgertest.Exec(t, pool, publishedSQL)
 	return pool
 }
 
 // reopen claims a call again.
 func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	t.Helper()
-	exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
+	ledgertest.Exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
 		SELECT id, attempts, 0, 1, 1, dispatched_at, clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
 		FROM call_queue WHERE id = $1`, id)
 }
 
-func verify(t *testing.T, pool *pgxpool.Pool) *ledger.Report {
+func run(t *testing.T, pool *pgxpool.Pool) *verify.Report {
 	t.Helper()
-	report, err := ledger.Verify(context.Background(), pool)
+	report, err := verify.Run(t.Context(), pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return report
 }
 
+// wantBroken verifies that these rules are broken, and no others.
+func wantBroken(t *testing.T, pool *pgxpool.Pool, rules ...string) {
+	t.Helper()
+	broken := map[string]bool{}
+	report := run(t, pool)
+	for _, f := range report.Findings {
+		broken[f.Rule] = true
+	}
+	slices.Sort(rules)
+	if found := slices.Sorted(maps.Keys(broken)); !slices.Equal(found, rules) {
+		t.Errorf("broken rules %q, want %q: %+v", found, rules, report.Findings)
+	}
+}
+
 //callq:guarantee 6
 func TestVerifyCleanHistory(t *testing.T) {
 	t.Parallel()
-	report := verify(t, history(t))
-	for _, v := range report.Findings {
-		t.Errorf("found %+v", v)
-	}
+	pool := history(t)
+	wantBroken(t, pool)
+	report := run(t, pool)
 	if report.Calls != 11 || report.Attempts != 11 {
 		t.Errorf("%d calls and %d attempts, want 11 and 11", report.Calls, report.Attempts)
 	}
@@ -106,7 +118,7 @@ func TestVerifyCleanHistory(t *testing.T) {
 	}
 }
 
-// Every forgery of the history is found, under the rule that it breaks.
+// Every forgery of the history is found, as a breach of the rules that it breaks.
 //
 //callq:guarantee 6
 func TestVerifyFindsForgeries(t *testing.T) {
@@ -162,17 +174,8 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := history(t)
-			exec(t, pool, c.forgery)
-			var found []string
-			for _, v := range verify(t, pool).Findings {
-				found = append(found, v.Rule)
-			}
-			slices.Sort(found)
-			found = slices.Compact(found)
-			slices.Sort(c.rules)
-			if !slices.Equal(found, c.rules) {
-				t.Errorf("broken rules %q, want %q", found, c.rules)
-			}
+			ledgertest.Exec(t, pool, c.forgery)
+			wantBroken(t, pool, c.rules...)
 		})
 	}
 }
@@ -197,7 +200,7 @@ func (c charge) really() int64 {
 // change is a version of the limit.
 type change struct {
 	From, Window int
-	Rate         int64 // 0: taken away
+	Rate         int64 // 0: removed
 }
 
 // overAt is the oracle: the units that count in the window that ends with start t, as far as a claim before it
@@ -230,23 +233,23 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 		{"not acknowledged", `UPDATE call_open SET acked_at = NULL`, 2},
 		{"acknowledged late", `UPDATE call_open SET acked_at = started_at + interval '2.5 s'`, 2},
 		{"anchored at the finish", `UPDATE call_limits SET anchor = 'finish'`, 2},
-		{"a handler of one's own", `UPDATE call_open SET task = 'mine'`, 2},
+		{"a custom handler", `UPDATE call_open SET task = 'mine'`, 2},
 		{"of an older epoch: it will be charged by its start", `UPDATE call_limits SET epoch = 'former'`, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
-			start(t, pool, request(open(t, pool), 7))
-			start(t, pool, request(open(t, pool), 8))
-			exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
-			exec(t, pool, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
-			exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
-			exec(t, pool, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
+			ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 7))
+			ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 8))
+			ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
+			ledgertest.Exec(t, pool, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
+			ledgertest.Exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
+			ledgertest.Exec(t, pool, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
 			if c.setup != "" {
-				exec(t, pool, c.setup)
+				ledgertest.Exec(t, pool, c.setup)
 			}
-			exec(t, pool, publishedSQL)
-			report := verify(t, pool)
+			ledgertest.Exec(t, pool, publishedSQL)
+			report := run(t, pool)
 			if report.Limits[0].Most != c.most || (len(report.Findings) > 0) != (c.most > 1) {
 				t.Errorf("most in a window: %d, want %d; found %v", report.Limits[0].Most, c.most, report.Findings)
 			}
@@ -254,7 +257,7 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 	}
 }
 
-// What Verify says of the windows is what an oracle says that looks at each start by itself.
+// Run and an oracle that judges each start by itself agree about the windows.
 //
 //callq:guarantee 6
 func TestVerifyWindows(t *testing.T) {
@@ -306,7 +309,7 @@ func TestVerifyWindows(t *testing.T) {
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		report, err := ledger.Verify(context.Background(), pool)
+		report, err := verify.Run(context.Background(), pool, verify.Options{})
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -324,7 +327,7 @@ func TestVerifyWindows(t *testing.T) {
 			if v.Rate == 0 {
 				continue
 			}
-			to := 1 << 30 // until the next that is not its being taken away: what runs on is held to it
+			to := 1 << 30 // until the next that is not its removal: what runs on is held to it
 			for _, next := range changes[i+1:] {
 				if next.Rate != 0 {
 					to = next.From
@@ -377,13 +380,13 @@ func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
-			exec(t, pool, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+			ledgertest.Exec(t, pool, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 				SELECT i, 1, 6 - 5 * (i - 1), at, at, at, at, 'done', 'default', 'http', '',
 					jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', CASE WHEN %t THEN 1 ELSE 6 END, 'until', at))
 				FROM (SELECT i, now() - (3 - i) * interval '1 min' AS at FROM generate_series(1, 2) i) a`, c.byCost))
-			exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
+			ledgertest.Exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', 1, now() - interval '1 day', 100, '1 h', NOT %[1]t, 'test'), ('api', 2, now() - interval '90 s', %[2]d, '1 h', %[1]t, 'test')`, c.byCost, c.rate))
-			report := verify(t, pool)
+			report := run(t, pool)
 			if most := report.Limits[1].Most; most != c.most {
 				t.Errorf("most in a window: %d, want %d; found %v", most, c.most, report.Findings)
 			}

@@ -1,4 +1,4 @@
-package ledger
+package verify
 
 import (
 	"math"
@@ -10,10 +10,8 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// The running sums are those that the definitions give, moment by moment.
-//
-//callq:guarantee 6
-func TestTakenAt(t *testing.T) {
+// The running sums are what an oracle adds up by the definitions, moment by moment.
+func TestTally(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 2))
@@ -36,17 +34,17 @@ func TestTakenAt(t *testing.T) {
 			}
 			list = append(list, s)
 		}
-		got := takenAt(rate, list)
+		got := countAll(rate, list)
 		for i := range list {
-			if want := takenBy(rate, list, i); got[i] != want {
+			if want := countOne(rate, list, i); got[i] != want {
 				t.Fatalf("seed %d, %s, start %d: %d, want %d", seed, rate, i, got[i], want)
 			}
 		}
 	}
 }
 
-// takenAt is how much was taken with each of these, which are in order, what started at one moment together.
-func takenAt(rate limit.Rate, list []spent) []int64 {
+// countAll is what counts at each start of the sorted list; starts of one moment count together.
+func countAll(rate limit.Rate, list []spent) []int64 {
 	sums := newTally(version{Rate: rate.Units, Window: rate.Window, Shape: rate.Shape, CountCost: true}, nil)
 	var all []int64
 	for i := 0; i < len(list); {
@@ -56,11 +54,11 @@ func takenAt(rate limit.Rate, list []spent) []int64 {
 		}
 		sums.advance(list[i].At)
 		for _, s := range list[i:j] {
-			s.Settled = s.Cost
+			s.Reported = s.Cost
 			sums.enter(s)
 		}
 		for _, s := range list[i:j] {
-			known, _, _ := sums.taken(s)
+			known, _, _ := sums.countsWith(s)
 			all = append(all, known)
 		}
 		i = j
@@ -68,7 +66,7 @@ func takenAt(rate limit.Rate, list []spent) []int64 {
 	return all
 }
 
-func takenBy(rate limit.Rate, list []spent, i int) int64 {
+func countOne(rate limit.Rate, list []spent, i int) int64 {
 	now := list[i].At
 	since := func(s time.Time) (sum int64) {
 		for _, c := range list {
@@ -96,8 +94,8 @@ func takenBy(rate limit.Rate, list []spent, i int) int64 {
 	return int64(math.Ceil(most - 1e-6))
 }
 
-// What was found is told by call, whatever the order of the starts.
-func TestTakenInOrder(t *testing.T) {
+// A calendar window ends at midnight of its time zone, and a start whose request may arrive later counts in the next.
+func TestTallyOfACalendar(t *testing.T) {
 	t.Parallel()
 	rate, err := limit.Parse("2/1d", limit.FixedWindow, 0, "America/New_York")
 	if err != nil {
@@ -109,7 +107,7 @@ func TestTakenInOrder(t *testing.T) {
 		list = append(list, spent{At: midnight.Add(d), Until: new(midnight.Add(d)), Cost: 1})
 	}
 	list[2].Until = new(midnight) // it may have arrived in the next window
-	if got := takenAt(rate, list); !slices.Equal(got, []int64{1, 2, 3, 2, 3}) {
+	if got := countAll(rate, list); !slices.Equal(got, []int64{1, 2, 3, 2, 3}) {
 		t.Errorf("%v", got)
 	}
 }

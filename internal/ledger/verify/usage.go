@@ -1,4 +1,4 @@
-package ledger
+package verify
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// usage is what the attempts of the ledger took of a limit within its last window, by key, in the buckets that claims
-// keep. What ended before since was counted anew, as the limit counts now, with what else its queues had sent.
+// usage is what a limit's attempts consumed within its last window, in the buckets that claims keep. When a limit
+// changes, callq counts anew, as the limit counts now, what its queues sent before Since.
 type usage struct {
 	Name   string        `db:"name"`
 	Queues []string      `db:"queues"`
@@ -19,16 +19,12 @@ type usage struct {
 	ByCost bool          `db:"count_cost"`
 	Width  time.Duration `db:"width"`
 	From   time.Time     `db:"from_then"`
-	Fresh  bool          `db:"fresh"` // usage may be more: of its former queues, window or form
+	Fresh  bool          `db:"fresh"` // call_usage may have more, from former queues, windows or forms
 	byKey  map[string]int64
 }
 
-func (v *verifier) readUsed(ctx context.Context) error {
-	rows, err := v.tx.Query(ctx, usedSQL, v.now)
-	if err != nil {
-		return fmt.Errorf("the limits: %w", err)
-	}
-	limits, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[usage])
+func (v *verifier) readUsage(ctx context.Context) error {
+	limits, err := collect(ctx, v.tx, pgx.RowToAddrOfStructByName[usage], limitsSQL, v.now)
 	if err != nil {
 		return fmt.Errorf("the limits: %w", err)
 	}
@@ -42,13 +38,13 @@ func (v *verifier) readUsed(ctx context.Context) error {
 	return nil
 }
 
-const usedSQL = `
+const limitsSQL = `
 SELECT name, queues, complete_since, per_key, count_cost, coalesce(bucket_width, window_size / 200) AS width, $1::timestamptz - window_size AS from_then,
     greatest(applied_at, known_at) > $1::timestamptz - 2 * window_size - interval '1 minute' AS fresh
 FROM call_limits
 WHERE complete_since IS NOT NULL AND window_size > '0'`
 
-// addUsage adds what an attempt was charged, and what it was not, where its limits have counted it anew.
+// addUsage adds an attempt's charges, and what other limits of its queue counted anew.
 func (v *verifier) addUsage(a *attempt, charges []charge) {
 	if a.Arrived == nil {
 		return
@@ -82,18 +78,22 @@ func (u *usage) add(a *attempt, c *charge) {
 			key = a.Key
 		}
 		if u.ByCost {
-			cost = a.really()
+			cost = a.reported()
 		}
 	}
 	u.byKey[key] += cost
 }
 
-// compareUsage holds what claims read against what was charged.
+// compareUsage compares the usage that claims read with the charges.
 func (v *verifier) compareUsage(ctx context.Context) error {
 	names, from := sortedKeys(v.usage), []time.Time{}
 	used := map[string]map[string]int64{}
 	for _, name := range names {
-		from, used[name] = append(from, v.usage[name].From), map[string]int64{}
+		u := v.usage[name]
+		from, used[name] = append(from, u.From), map[string]int64{}
+		for key := range u.byKey {
+			used[name][key] = 0
+		}
 	}
 	rows, err := v.tx.Query(ctx, usageSQL, names, from)
 	if err != nil {
@@ -109,9 +109,6 @@ func (v *verifier) compareUsage(ctx context.Context) error {
 	}
 	for _, name := range names {
 		u := v.usage[name]
-		for key := range u.byKey {
-			used[name][key] += 0
-		}
 		for _, key := range sortedKeys(used[name]) {
 			is, charged := used[name][key], u.byKey[key]
 			if is == charged || is > charged && u.Fresh {

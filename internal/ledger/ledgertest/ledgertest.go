@@ -1,0 +1,89 @@
+// Package ledgertest makes open attempts for the tests of internal/ledger and its verify.
+package ledgertest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Open makes a call with an open attempt that nobody has started, charged to the limit "api".
+func Open(t *testing.T, pool *pgxpool.Pool) (id int64) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), openSQL).Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+const openSQL = `
+WITH rule AS (
+    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by,
+        complete_since, epoch)
+    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq_epoch())
+    ON CONFLICT DO NOTHING
+), version AS (
+    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
+    VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', '500 ms', '300 ms', '{default}', 'test')
+    ON CONFLICT DO NOTHING
+), call AS (
+    INSERT INTO call_queue (status, attempts, dispatched_at, unique_key) VALUES ('dispatched', 1, now(), gen_random_uuid()) RETURNING id
+)
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+    queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, now(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(),
+    'http', 'default', 'http', '', '{api}', '{""}', '{1}'
+FROM call
+RETURNING call_id`
+
+// Request asks for the start of a call's first attempt.
+func Request(id, token int64) ledger.StartRequest {
+	return ledger.StartRequest{CallID: id, Attempt: 1, Token: token, Timeout: time.Second}
+}
+
+// Start starts attempts and returns the answers by their tokens.
+func Start(t *testing.T, pool *pgxpool.Pool, requests ...ledger.StartRequest) map[int64]ledger.StartAnswer {
+	t.Helper()
+	answers, err := ledger.Start(t.Context(), pool, "w", requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byToken := map[int64]ledger.StartAnswer{}
+	for _, a := range answers {
+		byToken[a.Token] = a
+	}
+	if len(byToken) != len(requests) {
+		t.Fatalf("%d answers to %d requests", len(byToken), len(requests))
+	}
+	return byToken
+}
+
+// Close closes one attempt.
+func Close(t *testing.T, pool *pgxpool.Pool, c ledger.Closing) {
+	t.Helper()
+	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 || closed[0] != c.CallID {
+		t.Fatalf("Close = %v, %v", closed, err)
+	}
+}
+
+// Exec runs a statement.
+func Exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Want fails the test unless the query answers true.
+func Want(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	var ok *bool
+	if err := pool.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
+		t.Fatal(err)
+	}
+	if ok == nil || !*ok {
+		t.Errorf("not so: %s", sql)
+	}
+}

@@ -1,0 +1,172 @@
+// Package verify recomputes callq's rules from the ledger and the open attempts, and names every row that breaks one.
+//
+// It computes for each limit, and each version of it, the most units in any window. It compares every charge,
+// counter, status and setting with the rows that it stands for. It shares no SQL with the code it judges, and
+// of its Go only the arithmetic of internal/limit.
+//
+// It reads one snapshot, and the ledger once, however many versions there are. It keeps in memory only what
+// still counts in the longest window, so it may run beside everything else.
+//
+// When Postgres's clock is set back, it shows some times twice. Attempts that started at such times have no order, so no
+// window is held against them. If no dispatcher saw the step, Run may report windows that were kept.
+package verify
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Options select what to verify.
+type Options struct {
+	// Since leaves out attempts that ended before it, windows in which none started since then, and calls that
+	// ended before it. Zero: verify everything.
+	Since time.Time
+}
+
+// Report is the result of Run.
+type Report struct {
+	Since    *time.Time  `json:"since,omitempty"` // Options.Since; nil: everything was verified
+	Calls    int64       `json:"calls"`           // verified
+	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
+	Limits   []LimitUse  `json:"limits"`
+	RestsOn  []string    `json:"rests_on"` // what the proof assumes
+	Findings []Violation `json:"findings"` // empty: every rule holds
+}
+
+// LimitUse is the most that one version of a limit had in any window.
+type LimitUse struct {
+	Limit   string        `json:"limit"`
+	Version int64         `json:"version"`
+	From    time.Time     `json:"effective_from"`
+	Rate    int64         `json:"rate"`
+	Window  time.Duration `json:"window_ns"`
+	Shape   limit.Shape   `json:"shape"` // {}: a sliding window
+	Starts  int64         `json:"starts"`
+	// Most counts an open attempt by its claimed cost, and an ended one by its reported cost, up to the
+	// claimed cost: no claim can know of more. It leaves out keys with an override.
+	Most int64 `json:"most"`
+	// Above is the cost that handlers reported above the claimed costs. MostSettled is Most with all of it. It
+	// may exceed the rate without a fault of any claim: the calls' costs were too low.
+	Above       int64 `json:"settled_above_cost"`
+	MostSettled int64 `json:"most_settled"`
+}
+
+// InForce is the rate of the version.
+func (l LimitUse) InForce() limit.Rate {
+	return limit.Rate{Units: l.Rate, Window: l.Window, Shape: l.Shape}
+}
+
+// Violation is a row that breaks a rule.
+type Violation struct {
+	Rule    string `json:"rule" db:"rule"`
+	Limit   string `json:"limit,omitempty" db:"limit_name"`
+	CallID  int64  `json:"call_id,omitempty" db:"call_id"`
+	Attempt int32  `json:"attempt,omitempty" db:"attempt"`
+	Detail  string `json:"detail" db:"detail"`
+}
+
+// maxFindings bounds the rows named for one rule.
+const maxFindings = 20
+
+// Run verifies the database in one read-only transaction.
+func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (*Report, error) {
+	v := newVerifier(o.Since)
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err := pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
+		v.tx = tx
+		if _, err := tx.Exec(ctx, settingsSQL); err != nil {
+			return err
+		}
+		for _, step := range []struct {
+			name string
+			run  func(context.Context) error
+		}{
+			{"count the calls", v.count},
+			{"read what was in force", v.readPolicy},
+			{"read the attempts", v.readAttempts},
+			{"compare the usage", v.compareUsage},
+			{"check the versions", v.checkVersions},
+			{"check the calls", v.checkCalls},
+			{"list what it rests on", v.restsOn},
+		} {
+			if err := step.run(ctx); err != nil {
+				return fmt.Errorf("%s: %w", step.name, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	return v.report, nil
+}
+
+// settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
+const settingsSQL = `
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
+    set_config('work_mem', '64MB', true), set_config('jit', 'off', true)`
+
+// verifier is one Run.
+type verifier struct {
+	tx     pgx.Tx
+	report *Report
+	now    time.Time      // by Postgres's clock
+	since  *time.Time     // nil: everything
+	counts map[string]int // findings, by rule
+
+	policy  policy
+	windows map[string]*windows // by limit
+	usage   map[string]*usage   // by limit
+	counted map[string][]*usage // by queue
+}
+
+func newVerifier(since time.Time) *verifier {
+	v := &verifier{
+		report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{}, policy: newPolicy(),
+		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
+	}
+	if !since.IsZero() {
+		v.since, v.report.Since = &since, &since
+	}
+	return v
+}
+
+// found adds a row that breaks a rule, unless enough rows are named for that rule.
+func (v *verifier) found(rule string, found Violation) {
+	if v.counts[rule]++; v.counts[rule] <= maxFindings {
+		found.Rule = rule
+		v.report.Findings = append(v.report.Findings, found)
+	}
+}
+
+// rule is a rule with the statement that returns the rows that break it.
+type rule struct{ name, sql string }
+
+func (v *verifier) check(ctx context.Context, rules []rule, args ...any) error {
+	for _, rule := range rules {
+		found, err := collect(ctx, v.tx, pgx.RowToStructByNameLax[Violation], rule.sql, args...)
+		if err != nil {
+			return fmt.Errorf("%q: %w", rule.name, err)
+		}
+		for _, f := range found {
+			v.found(rule.name, f)
+		}
+	}
+	return nil
+}
+
+func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, to)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z") }

@@ -1,0 +1,149 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+// windows adds up one limit's attempts in the order of their starts, and judges each start by the version in force. When a
+// version counts in another form than the one before, callq counts all usage anew; so there is a tally of each form, from
+// the first attempt on.
+type windows struct {
+	v        *verifier
+	versions history // without removals: while a limit is removed, the version before counts what still runs
+	now      int     // the version in force; -1: none yet
+	tallies  map[form]*tally
+	starting []spent // at the same moment
+	use      []LimitUse
+	over     []Violation
+	overs    int // of the version in force
+}
+
+// spent is what an attempt consumed of a limit.
+type spent struct {
+	CallID   int64
+	Attempt  int32
+	Key      string
+	At       time.Time // its start
+	Claimed  time.Time
+	Ended    *time.Time
+	Cost     int64      // claimed
+	Reported int64      // or else claimed
+	Until    *time.Time // nil: not known yet
+}
+
+func (v *verifier) windowsOf(name string) *windows {
+	if w := v.windows[name]; w != nil {
+		return w
+	}
+	w := &windows{v: v, now: -1, tallies: map[form]*tally{}}
+	for _, r := range v.policy.versions[name] {
+		if r.Removed {
+			continue
+		}
+		w.versions = append(w.versions, r)
+		w.use = append(w.use, LimitUse{Limit: r.Limit, Version: r.Version, From: r.From, Rate: r.Rate, Window: r.Window, Shape: r.Shape})
+		if w.tallies[formOf(r)] == nil {
+			w.tallies[formOf(r)] = newTally(r, v.policy.gains)
+		}
+	}
+	v.windows[name] = w
+	return w
+}
+
+// enter adds an attempt. Callers add attempts in the order of their starts.
+func (w *windows) enter(a *attempt, until *time.Time) {
+	if len(w.starting) > 0 && !w.starting[0].At.Equal(a.At) {
+		w.flush()
+	}
+	w.starting = append(w.starting, spent{a.CallID, a.Attempt, a.Key, a.At, a.Claimed, a.Finished, a.Cost, a.reported(), until})
+}
+
+// flush counts the attempts that started at one moment together.
+func (w *windows) flush() {
+	if len(w.starting) == 0 {
+		return
+	}
+	t := w.starting[0].At
+	if now := w.versions.at(t); now != w.now {
+		w.now, w.overs = now, 0
+		maps.DeleteFunc(w.tallies, func(f form, _ *tally) bool {
+			return !slices.ContainsFunc(w.versions[now:], func(r version) bool { return formOf(r) == f })
+		})
+	}
+	for _, tally := range w.tallies {
+		tally.advance(t)
+		for _, s := range w.starting {
+			tally.enter(s)
+		}
+	}
+	if w.now >= 0 {
+		for _, s := range w.starting {
+			w.judge(s)
+		}
+	}
+	w.starting = w.starting[:0]
+}
+
+// judge compares the window that ends with a start with the version in force.
+func (w *windows) judge(s spent) {
+	if w.v.since != nil && s.At.Before(*w.v.since) {
+		return
+	}
+	r, use := w.versions[w.now], &w.use[w.now]
+	use.Starts++
+	if w.v.policy.shownTwice(s.At) { // what came before it is unknown
+		return
+	}
+	claimed, reported, key := w.tallies[formOf(r)].countsWith(s)
+	most, has := r.Overrides[key]
+	if !has {
+		most = r.inForce().Most()
+		use.Most, use.MostSettled = max(use.Most, claimed), max(use.MostSettled, reported)
+	}
+	if r.CountCost {
+		use.Above += max(0, s.Reported-s.Cost)
+	}
+	if claimed <= most {
+		return
+	}
+	if w.overs++; w.overs > maxFindings {
+		return
+	}
+	detail := fmt.Sprintf("started at %s as number %d of %d", stamp(s.At), claimed, most)
+	if key != "" {
+		detail += " for key " + key
+	}
+	w.over = append(w.over, Violation{
+		Rule: "no window holds more than the rate", Limit: r.Limit, CallID: s.CallID, Attempt: s.Attempt, Detail: detail,
+	})
+}
+
+// uses are what the versions saw that were in force since Options.Since.
+func (w *windows) uses() []LimitUse {
+	if w.v.since == nil {
+		return w.use
+	}
+	return w.use[min(max(w.versions.at(*w.v.since), 0), len(w.use)):]
+}
+
+// form is how a version counts, whatever its rate is. A token bucket's form includes how fast it fills.
+type form struct {
+	window         time.Duration
+	shape          limit.Shape
+	units          int64
+	perKey, byCost bool
+}
+
+func formOf(r version) form {
+	f := form{window: r.Window, shape: r.Shape, perKey: r.PerKey, byCost: r.CountCost}
+	f.shape.Burst = 0
+	if r.Shape.Algorithm == limit.TokenBucket {
+		f.units = r.Rate
+	}
+	return f
+}
