@@ -145,18 +145,14 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]delivered,
 	return loaded, nil
 }
 
-// A queue that has left the config keeps the defaults for what is under way.
 const loadSQL = `
 SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost,
     coalesce(q.call_data, '{}') AS call_data,
     ` + ledger.CreatedAtSQL + ` AS created_at,
     q.id IS NULL AS gone,
     coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-    coalesce(q.failed_count, 0) AS failed_count,
-    coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
-    coalesce(r.backoff_min, '10 seconds') AS backoff_min,
-    coalesce(r.backoff_max, '15 minutes') AS backoff_max,
-    coalesce(r.timeout, '30 seconds') AS timeout,
+    coalesce(q.failed_count, 0) AS failed_count,` + ledger.PolicySQL + `,
+    ` + ledger.TimeoutSQL + ` AS timeout,
     o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
 FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
