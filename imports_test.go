@@ -44,9 +44,12 @@ func TestImports(t *testing.T) {
 		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx, prometheus}},
 		{
-			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/ledger", "internal/limit"},
-			modules: []string{asynq, pgx, prometheus, redis, sync, sys},
+			name:    "tasks",
+			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome"},
+			modules: []string{asynq, pgx, prometheus, redis, sync},
 		},
+		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys}},
+		{name: "internal/outcome"},
 		{
 			name: "dispatcher", ours: []string{
 				"callqueue", "internal/boottime", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog",

@@ -86,15 +86,12 @@ func (d *drawing) client() *redis.Client {
 // worker is what the handlers of one more worker are given.
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
-	w, err := New(Config{Pool: d.pool, Redis: d.client(), Logger: slog.New(slog.NewTextHandler(&d.log, nil)), Metrics: metrics})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	b := newBudgets(d.pool, d.client(), slog.New(slog.NewTextHandler(&d.log, nil)), newMetrics(metrics))
 	ctx, stop := context.WithCancel(context.Background())
 	var following sync.WaitGroup
-	following.Go(func() { w.budgets.follow(ctx) })
+	following.Go(func() { b.follow(ctx) })
 	d.t.Cleanup(func() { stop(); following.Wait() })
-	return (&attempt{w: w}).asCall()
+	return &Call{budgets: b}
 }
 
 // counted is a counter of one budget, or how many were observed.
