@@ -325,10 +325,10 @@ func TestDrawWithoutRedis(t *testing.T) {
 				t.Errorf("%v draws went through uncounted, want 3 at least", n)
 			}
 			for text, n := range map[string]int{
-				`Redis does not answer draws on a budget" budget=open draws="go through uncounted"`: 1,
-				`Redis does not answer draws on a budget" budget=closed draws=wait`:                 1,
-				`Redis answers again: the budget holds" budget=open`:                                1,
-				`Redis answers again: the budget holds" budget=closed`:                              1,
+				`Redis did not answer draws on the budget" budget=open draws="go through uncounted"`: 1,
+				`Redis did not answer draws on the budget" budget=closed draws=wait`:                 1,
+				`draws on the budget counted again" budget=open`:                                     1,
+				`draws on the budget counted again" budget=closed`:                                   1,
 			} {
 				if got := d.log.count(text); got != n {
 					t.Errorf("logged %d times, want %d: %s\n%s", got, n, text, d.log.buf.String())

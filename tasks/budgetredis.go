@@ -67,9 +67,9 @@ func (b *budgets) note(ctx context.Context, name string, rule budgetRule, err er
 	b.mu.Unlock()
 	switch {
 	case err == nil && away:
-		b.log.InfoContext(ctx, "Redis answers again: the budget holds", "budget", name)
+		b.log.InfoContext(ctx, "draws on the budget counted again", "budget", name)
 	case err != nil && !away && ctx.Err() == nil:
-		b.log.WarnContext(ctx, "Redis does not answer draws on a budget", "budget", name, "draws", does(rule), "err", err)
+		b.log.WarnContext(ctx, "Redis did not answer draws on the budget", "budget", name, "draws", does(rule), "err", err)
 	}
 }
 

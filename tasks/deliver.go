@@ -95,7 +95,7 @@ func (w *Worker) load(refs []handoff.Ref) []*attempt {
 		}
 		return err
 	}, func(err error) {
-		w.log.WarnContext(ctx, "hand-over waits for Postgres", "attempts", len(refs), "err", err)
+		w.log.WarnContext(ctx, "attempts not loaded", "attempts", len(refs), "err", err)
 	}) {
 		return nil
 	}

@@ -24,9 +24,9 @@ func (w *Worker) heartbeat(ctx context.Context) {
 			}
 			if (err != nil) != lost && ctx.Err() == nil {
 				if lost = err != nil; lost {
-					w.log.WarnContext(ctx, "waiting for Postgres", "err", err)
+					w.log.WarnContext(ctx, "heartbeat failed", "err", err)
 				} else {
-					w.log.InfoContext(ctx, "Postgres is back")
+					w.log.InfoContext(ctx, "heartbeat resumed")
 				}
 			}
 		}
@@ -64,7 +64,7 @@ func (w *Worker) deregister() {
 	ctx, cancel := context.WithTimeout(w.recording, heartbeatEvery)
 	defer cancel()
 	if _, err := w.db.Exec(ctx, deregisterSQL, w.id); err != nil {
-		w.log.WarnContext(ctx, "worker's row left to go stale", "worker", w.id, "err", err)
+		w.log.WarnContext(ctx, "worker not deregistered", "worker", w.id, "err", err)
 	}
 }
 

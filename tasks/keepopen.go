@@ -60,8 +60,8 @@ func (r *running) putOff(ctx context.Context, list []*attempt) error {
 		}
 		runs := r.outlivesFrom(a, time.Now().Add(outliveAgain))
 		if runs && time.Since(a.m0) < a.Timeout+outliveAgain { // once
-			r.log.WarnContext(ctx, "handler outlives its timeout: it does not return though its context has ended",
-				"task", a.Task, "call", a.callID, "attempt", a.number, "timeout", a.Timeout)
+			r.log.WarnContext(ctx, "handler outlived its timeout", "task", a.Task,
+				"call", a.callID, "attempt", a.number, "timeout", a.Timeout)
 		}
 	}
 	return nil

@@ -120,7 +120,7 @@ func (w *Worker) countSnoozes(call int64) (n int, known bool) {
 		defer cancel()
 		return w.db.QueryRow(ctx, countSnoozesSQL, call).Scan(&n)
 	}, func(err error) {
-		w.log.WarnContext(w.recording, "snooze waits for Postgres", "call", call, "err", err)
+		w.log.WarnContext(w.recording, "snoozes not counted", "call", call, "err", err)
 	})
 	return n, known
 }

@@ -91,7 +91,7 @@ func (r *recorder) record(ctx context.Context, c ledger.Closing, apart bool) {
 			}
 		}
 	}, func(err error) {
-		r.log.WarnContext(ctx, "outcome waits for Postgres", "call", c.CallID, "attempt", c.Attempt, "err", err)
+		r.log.WarnContext(ctx, "outcome not recorded", "call", c.CallID, "attempt", c.Attempt, "err", err)
 	})
 }
 

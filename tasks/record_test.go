@@ -28,7 +28,7 @@ func TestRecordSaysOnceThatItWaits(t *testing.T) {
 		go r.closings.Run(ctx, 1)
 		r.record(ctx, ledger.Closing{CallID: 7, Attempt: 1}, false)
 		cancel()
-		if n := strings.Count(log.String(), "outcome waits"); tries != 10 || n != 1 {
+		if n := strings.Count(log.String(), "outcome not recorded"); tries != 10 || n != 1 {
 			t.Errorf("%d tries, said %d times, want 10 and once:\n%s", tries, n, log.String())
 		}
 	})

@@ -190,7 +190,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	go func() {
 		defer close(taken)
 		if err := server.Run(ctx); err != nil {
-			w.log.ErrorContext(ctx, "worker takes nothing", "err", err)
+			w.log.ErrorContext(ctx, "worker stopped taking messages", "err", err)
 		}
 	}()
 	w.server.Store(server)
@@ -230,7 +230,7 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCaus
 			if running := len(w.slots.tokens); running > 0 {
 				w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", running)
 			} else { // what it had not started, if anything, is handed over again
-				w.log.Warn("worker no longer waits for its servers", "worker", w.id)
+				w.log.Warn("worker stopped waiting for its servers", "worker", w.id)
 			}
 		}
 	}

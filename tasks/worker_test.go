@@ -2,7 +2,6 @@ package tasks_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -196,7 +195,7 @@ func TestEndings(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour
 	b := newBench(t, map[string]tasks.Handler{
-		"nil":   func(context.Context, *tasks.Call) error { return nil },
+		"nil":   func(_ context.Context, call *tasks.Call) error { return call.SetResult(map[string]int{"sum": 3}) },
 		"error": func(context.Context, *tasks.Call) error { return errors.New("it\x00failed\xff") },
 		"permanent": func(context.Context, *tasks.Call) error {
 			return fmt.Errorf("x: %w", tasks.Permanent(errors.New("gone")))
@@ -249,6 +248,7 @@ func TestEndings(t *testing.T) {
 		})
 	}
 	b.await(`SELECT run_at > now() + interval '55 min' FROM call_queue WHERE task = 'later'`)
+	b.await(`SELECT result = '{"sum": 3}' FROM call_attempts WHERE task = 'nil'`)
 	// A handler that did well has had its answer, but for the time its start took to be asked for; one
 	// that gave up may have left a request on its way.
 	b.await(`SELECT bool_and(CASE outcome WHEN 'done' THEN arrived_by < finished_at + interval '50 s' ELSE arrived_by >= started_at + interval '1 min' END)
@@ -377,23 +377,6 @@ SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour',
     'p', 'default', 'count', '', '{api}', '{""}', '{1}'
 FROM call
 RETURNING call_id`
-
-func TestResultIsKept(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, map[string]tasks.Handler{"sum": func(_ context.Context, call *tasks.Call) error {
-		return call.SetResult(map[string]int{"sum": 3})
-	}})
-	id := b.insert("sum")
-	b.ended(id, callqueue.StatusDone)
-	record, err := b.client.Get(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var result map[string]int
-	if err := json.Unmarshal(record.Result, &result); err != nil || result["sum"] != 3 {
-		t.Errorf("result = %s (%v)", record.Result, err)
-	}
-}
 
 // A worker and a dispatcher that are given a pool as pgxpool makes it use connections of their own, set as their
 // statements need it: with the pool's own, calls take ten times as long, and starts are as durable as the server is set to.

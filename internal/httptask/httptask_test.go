@@ -325,16 +325,6 @@ func TestEarlyAnswerCutsTheRequest(t *testing.T) {
 	}
 }
 
-// Servers send a 408 to idle connections too, so it may have been on its way before the request.
-func TestAnswer408ProvesNothing(t *testing.T) {
-	t.Parallel()
-	server := serveHTTP(t, false, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestTimeout) })
-	s := newTestTask(t, Config{}).Run(t.Context(), callOf(`{"url":%q}`, server.URL), bound, granted)
-	if !s.Wrote || s.sent.IsZero() || !s.answered.IsZero() || s.Err == nil {
-		t.Errorf("got %+v", s)
-	}
-}
-
 // A second answer to one request is not taken for the answer to the next.
 func TestSurplusAnswerIsNobodys(t *testing.T) {
 	t.Parallel()

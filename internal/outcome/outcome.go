@@ -33,7 +33,9 @@ func (e *NotSentError) Error() string { return "not sent: " + e.cause.Error() }
 func Permanent(err error) error { return &PermanentError{orUnnamed(err)} }
 
 // RetryAfter returns a [RetryAfterError].
-func RetryAfter(d time.Duration, err error) error { return &RetryAfterError{orUnnamed(err), bounded(d)} }
+func RetryAfter(d time.Duration, err error) error {
+	return &RetryAfterError{orUnnamed(err), bounded(d)}
+}
 
 // Snooze returns a [SnoozeError].
 func Snooze(d time.Duration) error { return &SnoozeError{bounded(d)} }
