@@ -19,12 +19,12 @@ type Ack struct {
 // Acknowledge notes when the requests of open attempts had arrived, so that their units need not wait for the
 // attempts' ends.
 func Acknowledge(ctx context.Context, db DB, acks []Ack) error {
-	ids, attempts := make([]int64, len(acks)), make([]int32, len(acks))
-	tokens, after := make([]int64, len(acks)), make([]*int64, len(acks))
-	for i, a := range acks {
-		ids[i], attempts[i], tokens[i], after[i] = a.CallID, a.Attempt, a.Token, micros(&a.After)
-	}
-	rows, err := db.Query(ctx, acknowledgeSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts, "tokens": tokens, "after": after})
+	rows, err := db.Query(ctx, acknowledgeSQL, pgx.StrictNamedArgs{
+		"ids":      column(acks, func(a Ack) int64 { return a.CallID }),
+		"attempts": column(acks, func(a Ack) int32 { return a.Attempt }),
+		"tokens":   column(acks, func(a Ack) int64 { return a.Token }),
+		"after":    column(acks, func(a Ack) int64 { return ceilMicros(a.After) }),
+	})
 	if err != nil {
 		return fmt.Errorf("acknowledge requests: %w", err)
 	}

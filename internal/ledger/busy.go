@@ -35,10 +35,7 @@ type Transactor interface {
 // CloseFree is Close for attempts whose rows nobody else holds. It waits for none; busy are the ids of the calls
 // that it left.
 func CloseFree(ctx context.Context, db Transactor, closings []Closing) (closed, busy []int64, err error) {
-	ids := make([]int64, len(closings))
-	for i, c := range closings {
-		ids[i] = c.CallID
-	}
+	ids := column(closings, func(c Closing) int64 { return c.CallID })
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
 		if busy, err = queryIDs(ctx, tx, busySQL, ids); err != nil {
 			return fmt.Errorf("lock what is free: %w", err)
@@ -57,10 +54,7 @@ func CloseFree(ctx context.Context, db Transactor, closings []Closing) (closed, 
 
 // StartFree is Start for attempts whose rows nobody else holds. It waits for none: the answers of the others are Busy.
 func StartFree(ctx context.Context, db Transactor, worker string, requests []StartRequest) (answers []StartAnswer, err error) {
-	ids := make([]int64, len(requests))
-	for i, r := range requests {
-		ids[i] = r.CallID
-	}
+	ids := column(requests, func(r StartRequest) int64 { return r.CallID })
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		busy, err := queryIDs(ctx, tx, busyOpenSQL, ids)
 		if err != nil {

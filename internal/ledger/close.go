@@ -53,17 +53,13 @@ func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 
 // closeWaiting is Close that waits so long for each lock, "0" being for ever.
 func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
-	a := newCloseArgs(len(closings))
-	a.wait = wait
-	for _, c := range closings {
-		a.add(c)
-	}
-	closed, err := queryIDs(ctx, db, closeSQL, a.named())
+	args := closeArgs(closings, wait)
+	closed, err := queryIDs(ctx, db, closeSQL, args)
 	if idsUsedTwice(err) {
-		if _, err := queryIDs(ctx, db, setAsideSQL, a.ids); err != nil {
+		if _, err := queryIDs(ctx, db, setAsideSQL, args["ids"]); err != nil {
 			return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
 		}
-		closed, err = queryIDs(ctx, db, closeSQL, a.named())
+		closed, err = queryIDs(ctx, db, closeSQL, args)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("close attempts: %w", err)
@@ -97,61 +93,36 @@ WITH former AS (
 UPDATE call_attempts a SET attempt = f.becomes FROM former f WHERE a.call_id = ANY (ARRAY[f.call_id]) AND a.attempt = f.attempt
 RETURNING a.call_id`
 
-// closeArgs holds the closings by column, as closeSQL unnests them.
-type closeArgs struct {
-	ids                        []int64
-	attempts                   []int32
-	tokens                     []*int64
-	unstarted, charged, failed []bool
-	outcomes, statuses         []string
-	errors, results            []*string
-	requests                   []*int16
-	settled                    []*int64
-	byMicros, writtenMicros    []*int64
-	endByMicros, closedMicros  []*int64
-	ackedMicros                []*int64
-	delayMicros                []*int64
-	wait                       string
-}
-
-func newCloseArgs(n int) *closeArgs {
-	return &closeArgs{
-		ids: make([]int64, 0, n), attempts: make([]int32, 0, n), tokens: make([]*int64, 0, n),
+// closeArgs are the closings by column, as closeSQL unnests them.
+func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
+	arrival := func(of func(limit.Arrival) *time.Duration) []*int64 {
+		return column(closings, func(c Closing) *int64 {
+			if c.Arrival == nil {
+				c.Arrival = &limit.Arrival{}
+			}
+			return micros(of(*c.Arrival))
+		})
 	}
-}
-
-func (a *closeArgs) add(c Closing) {
-	a.ids = append(a.ids, c.CallID)
-	a.attempts = append(a.attempts, c.Attempt)
-	a.tokens = append(a.tokens, nonZero(c.Token))
-	a.unstarted = append(a.unstarted, c.Unstarted)
-	a.outcomes = append(a.outcomes, string(c.Outcome))
-	a.errors = append(a.errors, nonZero(c.Error))
-	a.results = append(a.results, nonZero(string(c.Result)))
-	a.requests = append(a.requests, c.Requests)
-	a.settled = append(a.settled, c.Settled)
-	a.statuses = append(a.statuses, string(c.Status))
-	a.failed = append(a.failed, c.Failed)
-	a.delayMicros = append(a.delayMicros, micros(c.Delay))
-
-	arrival := c.Arrival
-	a.charged = append(a.charged, arrival != nil)
-	if arrival == nil {
-		arrival = &limit.Arrival{}
-	}
-	a.byMicros = append(a.byMicros, micros(arrival.By))
-	a.writtenMicros = append(a.writtenMicros, micros(&arrival.Written))
-	a.endByMicros = append(a.endByMicros, micros(arrival.EndBy))
-	a.closedMicros = append(a.closedMicros, micros(&arrival.Closed))
-	a.ackedMicros = append(a.ackedMicros, micros(arrival.Acked))
-}
-
-func (a *closeArgs) named() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
-		"ids": a.ids, "attempts": a.attempts, "tokens": a.tokens, "unstarted": a.unstarted,
-		"outcomes": a.outcomes, "errors": a.errors, "results": a.results, "requests": a.requests, "settled": a.settled,
-		"charged": a.charged, "by": a.byMicros, "written": a.writtenMicros, "end_by": a.endByMicros, "closed": a.closedMicros, "acked": a.ackedMicros,
-		"statuses": a.statuses, "failed": a.failed, "delay": a.delayMicros, "wait": a.wait,
+		"wait":      wait,
+		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
+		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
+		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
+		"unstarted": column(closings, func(c Closing) bool { return c.Unstarted }),
+		"outcomes":  column(closings, func(c Closing) string { return string(c.Outcome) }),
+		"errors":    column(closings, func(c Closing) *string { return nonZero(c.Error) }),
+		"results":   column(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
+		"requests":  column(closings, func(c Closing) *int16 { return c.Requests }),
+		"settled":   column(closings, func(c Closing) *int64 { return c.Settled }),
+		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
+		"failed":    column(closings, func(c Closing) bool { return c.Failed }),
+		"delay":     column(closings, func(c Closing) *int64 { return micros(c.Delay) }),
+		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
+		"by":        arrival(func(a limit.Arrival) *time.Duration { return a.By }),
+		"written":   arrival(func(a limit.Arrival) *time.Duration { return &a.Written }),
+		"end_by":    arrival(func(a limit.Arrival) *time.Duration { return a.EndBy }),
+		"closed":    arrival(func(a limit.Arrival) *time.Duration { return &a.Closed }),
+		"acked":     arrival(func(a limit.Arrival) *time.Duration { return a.Acked }),
 	}
 }
 

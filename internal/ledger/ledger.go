@@ -83,6 +83,15 @@ func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
 	}
 }
 
+// column returns one value of each row, for a statement that unnests columns.
+func column[R, T any](rows []R, of func(R) T) []T {
+	list := make([]T, len(rows))
+	for i, r := range rows {
+		list[i] = of(r)
+	}
+	return list
+}
+
 func micros(d *time.Duration) *int64 {
 	if d == nil {
 		return nil

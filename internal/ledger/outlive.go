@@ -17,15 +17,11 @@ type Running struct {
 // KeepOpen puts off the deadlines of attempts by which sweepers take them for lost, to 30 s from now, and returns the
 // calls of those that are still open. Others' locks are not waited for: what is locked is not returned.
 func KeepOpen(ctx context.Context, db DB, attempts []Running) ([]int64, error) {
-	ids, numbers, tokens := make([]int64, len(attempts)), make([]int32, len(attempts)), make([]int64, len(attempts))
-	for i, a := range attempts {
-		ids[i], numbers[i], tokens[i] = a.CallID, a.Attempt, a.Token
-	}
-	rows, err := db.Query(ctx, keepOpenSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": numbers, "tokens": tokens})
-	if err != nil {
-		return nil, fmt.Errorf("keep attempts open: %w", err)
-	}
-	kept, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	kept, err := queryIDs(ctx, db, keepOpenSQL, pgx.StrictNamedArgs{
+		"ids":      column(attempts, func(r Running) int64 { return r.CallID }),
+		"attempts": column(attempts, func(r Running) int32 { return r.Attempt }),
+		"tokens":   column(attempts, func(r Running) int64 { return r.Token }),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("keep attempts open: %w", err)
 	}

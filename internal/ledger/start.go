@@ -68,17 +68,13 @@ const CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestampt
 // durable when it returns. An error leaves unknown what has started: ask again with the same
 // tokens; one that is [Busy] says that nothing has. Answers come in the requests' order.
 func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
-	ids, attempts := make([]int64, len(requests)), make([]int32, len(requests))
-	tokens, timeouts := make([]int64, len(requests)), make([]*int64, len(requests))
-	epochs := make([]string, len(requests))
-	for i, r := range requests {
-		ids[i], attempts[i], tokens[i], epochs[i] = r.CallID, r.Attempt, r.Token, r.Epoch
-		if r.Timeout != 0 {
-			timeouts[i] = micros(&r.Timeout)
-		}
-	}
 	rows, err := db.Query(ctx, startSQL, pgx.StrictNamedArgs{
-		"ids": ids, "attempts": attempts, "tokens": tokens, "epochs": epochs, "timeouts": timeouts, "worker": worker,
+		"worker":   worker,
+		"ids":      column(requests, func(r StartRequest) int64 { return r.CallID }),
+		"attempts": column(requests, func(r StartRequest) int32 { return r.Attempt }),
+		"tokens":   column(requests, func(r StartRequest) int64 { return r.Token }),
+		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
+		"timeouts": column(requests, func(r StartRequest) *int64 { return nonZero(ceilMicros(r.Timeout)) }),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start attempts: %w", err)
