@@ -185,14 +185,14 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 		if err := ctx.Err(); err != nil {
 			return 0, context.Cause(ctx)
 		}
-		left, most := budget.Forever, time.Duration(0)
+		left, maxWait := budget.Forever, time.Duration(0)
 		if deadline, ok := ctx.Deadline(); ok {
 			left = max(0, time.Until(deadline))
 		}
 		if mayWait {
-			most = left
+			maxWait = left
 		}
-		grant, err := b.ask(ctx, name, rule, n, most)
+		grant, err := b.ask(ctx, name, rule, n, maxWait)
 		switch {
 		case err == nil && grant.Drawn:
 			b.metrics.budgetUnits.WithLabelValues(name).Add(float64(n))

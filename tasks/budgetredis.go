@@ -13,7 +13,7 @@ var errRedisAway = errors.New("no answer from Redis, which is asked again soon")
 
 // ask asks Redis, and notes whether it answers. While it does not, one draw at a time asks, so that the
 // others need not wait for an answer that does not come.
-func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, most time.Duration) (budget.Grant, error) {
+func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (budget.Grant, error) {
 	if !b.mayAsk(name) {
 		return budget.Grant{}, errRedisAway
 	}
@@ -26,7 +26,7 @@ func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64
 	// The client may not heed contexts. What it is granted after that is used by nobody.
 	answered := make(chan answer, 1)
 	go func() {
-		grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, most)
+		grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
 		answered <- answer{grant, err}
 	}()
 	var got answer
@@ -52,7 +52,7 @@ func (b *budgets) mayAsk(name string) bool {
 	return true
 }
 
-// note notes whether Redis answered, and says when that changes.
+// note notes whether Redis answered, and logs when that changes.
 func (b *budgets) note(ctx context.Context, name string, rule budgetRule, err error) {
 	b.mu.Lock()
 	_, away := b.away[name]

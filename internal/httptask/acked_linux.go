@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resendNoLonger has the kernel end the connection where what was written is not acknowledged: what it sends again it
+// limitResends has the kernel end the connection where what was written is not acknowledged: what it sends again it
 // sends within limit.ResendMost, even where this process is stopped or gone. See TCP_USER_TIMEOUT in tcp(7).
-func resendNoLonger(conn *net.TCPConn) error {
+func limitResends(conn *net.TCPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err

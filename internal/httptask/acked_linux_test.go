@@ -15,13 +15,9 @@ import (
 // the answer takes long that is told.
 func TestAcknowledged(t *testing.T) {
 	t.Parallel()
-	gate, peer := gatedPair(t)
-	p := newPass(t)
+	gate, peer, p := admitted(t)
 	told := make(chan time.Time, 10)
 	p.arrived = func(acked time.Time) { told <- acked }
-	if err := gate.admit(p, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
 	acked := func() time.Time {
 		gate.mu.Lock()
 		defer gate.mu.Unlock()
@@ -44,12 +40,7 @@ func TestAcknowledged(t *testing.T) {
 	if !acked().IsZero() {
 		t.Error("what was written last counts as acknowledged")
 	}
-	if _, err := io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := gate.Read(make([]byte, 100)); err != nil {
-		t.Fatal(err)
-	}
+	receiveAnswer(t, gate, peer)
 	// The answer's body may take long, too.
 	if at := receive(t, told); at.Before(begun) {
 		t.Errorf("acknowledged at %s", at)
@@ -62,13 +53,9 @@ func TestAcknowledged(t *testing.T) {
 // What the other side's machine has no room for is not acknowledged.
 func TestNotAcknowledged(t *testing.T) {
 	t.Parallel()
-	gate, peer := gatedPair(t)
+	gate, peer, p := admitted(t)
 	_ = peer.SetReadBuffer(4 << 10)
 	_ = gate.raw.SetWriteBuffer(8 << 20)
-	p := newPass(t)
-	if err := gate.admit(p, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
 	go func() { _, _ = io.WriteString(gate, bareRequest+strings.Repeat("x", 64<<20)) }()
 	eventually(t, "something is not acknowledged", func() bool {
 		n, err := unacked(gate.raw)

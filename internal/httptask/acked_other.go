@@ -7,6 +7,6 @@ import (
 	"net"
 )
 
-func resendNoLonger(*net.TCPConn) error { return nil }
+func limitResends(*net.TCPConn) error { return nil }
 
 func unacked(*net.TCPConn) (int, error) { return 0, errors.ErrUnsupported }

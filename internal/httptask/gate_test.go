@@ -52,6 +52,28 @@ func gatedPair(t *testing.T) (*gatedConn, *net.TCPConn) {
 	return gate, receive(t, peers)
 }
 
+// admitted is a gated connection with a pass that is admitted to it, and its peer.
+func admitted(t *testing.T) (*gatedConn, *net.TCPConn, *pass) {
+	t.Helper()
+	gate, peer := gatedPair(t)
+	p := newPass(t)
+	if err := gate.admit(p, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	return gate, peer, p
+}
+
+// receiveAnswer has the peer answer, and reads that.
+func receiveAnswer(t *testing.T, gate *gatedConn, peer *net.TCPConn) {
+	t.Helper()
+	if _, err := io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gate.Read(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestGateLetsOneRequestThrough(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -116,12 +138,8 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 
 func TestGateAdmitsOncePerPass(t *testing.T) {
 	t.Parallel()
-	first, _ := gatedPair(t)
+	first, _, p := admitted(t)
 	second, _ := gatedPair(t)
-	p := newPass(t)
-	if err := first.admit(p, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
 	for _, gate := range []*gatedConn{first, second} {
 		if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
 			t.Errorf("admitted again: %v", err)
@@ -226,13 +244,9 @@ func (c *heldConn) Write(b []byte) (int, error) {
 func TestAnswerBeforeTheWriteEndedProvesNothing(t *testing.T) {
 	t.Parallel()
 	for _, early := range []bool{true, false} {
-		gate, peer := gatedPair(t)
+		gate, peer, p := admitted(t)
 		held := &heldConn{Conn: gate.Conn, begun: make(chan struct{}), let: make(chan struct{})}
 		gate.Conn = held
-		p := newPass(t)
-		if err := gate.admit(p, time.Time{}); err != nil {
-			t.Fatal(err)
-		}
 		written := make(chan error, 1)
 		go func() { _, err := io.WriteString(gate, bareRequest); written <- err }()
 		receive(t, held.begun)
@@ -240,10 +254,7 @@ func TestAnswerBeforeTheWriteEndedProvesNothing(t *testing.T) {
 			close(held.let)
 			_ = receive(t, written)
 		}
-		_, _ = io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n")
-		if _, err := gate.Read(make([]byte, 100)); err != nil {
-			t.Fatal(err)
-		}
+		receiveAnswer(t, gate, peer)
 		if early {
 			close(held.let)
 			_ = receive(t, written)
@@ -257,11 +268,7 @@ func TestAnswerBeforeTheWriteEndedProvesNothing(t *testing.T) {
 // Whatever a failing write did, it counts as written.
 func TestFailingWriteCountsAsWritten(t *testing.T) {
 	t.Parallel()
-	gate, _ := gatedPair(t)
-	p := newPass(t)
-	if err := gate.admit(p, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	gate, _, p := admitted(t)
 	_ = gate.raw.CloseWrite()
 	if _, err := io.WriteString(gate, bareRequest); err == nil {
 		t.Fatal("the write did not fail")
@@ -278,11 +285,7 @@ func TestFailingWriteCountsAsWritten(t *testing.T) {
 // sees a reset.
 func TestEndCutsAWriteUnderWay(t *testing.T) {
 	t.Parallel()
-	gate, peer := gatedPair(t)
-	p := newPass(t)
-	if err := gate.admit(p, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	gate, peer, p := admitted(t)
 	written := make(chan error, 1)
 	go func() {
 		_, err := gate.Write([]byte(bareRequest + strings.Repeat("x", 64<<20)))
@@ -321,10 +324,7 @@ func TestEndLeavesTheNextPassAlone(t *testing.T) {
 	if wrote, _, _, _ := first.end(false); !wrote {
 		t.Error("the first was not written")
 	}
-	go func() { _, _ = io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n") }()
-	if _, err := gate.Read(make([]byte, 100)); err != nil {
-		t.Errorf("read the second's answer: %v", err)
-	}
+	receiveAnswer(t, gate, peer)
 	if wrote, _, _, answered := second.end(true); !wrote || answered.IsZero() {
 		t.Errorf("end = %v, answered %v", wrote, answered)
 	}

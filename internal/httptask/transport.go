@@ -1,6 +1,7 @@
 package httptask
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -57,7 +58,7 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	defer cancel()
 	raw, err := d.connect(ctx, network, addr)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("connect: %w", err)
 	}
 	return &gatedConn{Conn: raw, raw: raw}, nil
 }
@@ -73,12 +74,10 @@ func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, e
 	}
 	raw, err := d.connect(ctx, network, addr)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("connect: %w", err)
 	}
 	config := d.tls.Clone()
-	if config.ServerName == "" {
-		config.ServerName = host
-	}
+	config.ServerName = cmp.Or(config.ServerName, host)
 	conn := tls.Client(raw, config)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
@@ -93,20 +92,19 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*net.TCPCon
 	nd := net.Dialer{ControlContext: d.addresses.control(addr), Resolver: d.resolver}
 	conn, err := nd.DialContext(ctx, network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+		return nil, err
 	}
 	raw, ok := conn.(*net.TCPConn)
 	if !ok {
+		err = fmt.Errorf("%T is not a TCP connection", conn)
+	} else if err = raw.SetLinger(0); err != nil {
+		err = fmt.Errorf("set SO_LINGER: %w", err)
+	} else if err = limitResends(raw); err != nil {
+		err = fmt.Errorf("set TCP_USER_TIMEOUT: %w", err)
+	}
+	if err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("connect: %T is not a TCP connection", conn)
-	}
-	if err := raw.SetLinger(0); err != nil {
-		_ = raw.Close()
-		return nil, fmt.Errorf("connect: set SO_LINGER: %w", err)
-	}
-	if err := resendNoLonger(raw); err != nil {
-		_ = raw.Close()
-		return nil, fmt.Errorf("connect: set TCP_USER_TIMEOUT: %w", err)
+		return nil, err
 	}
 	return raw, nil
 }
