@@ -67,7 +67,7 @@ func TestImports(t *testing.T) {
 			},
 			modules: []string{pgx},
 		},
-		{name: "internal/pools", ours: []string{"internal/ledger", "tasks"}, modules: []string{pgx}},
+		{name: "internal/pools", ours: []string{"internal/handoff", "internal/ledger"}, modules: []string{pgx}},
 		{name: "internal/maintenance", ours: []string{"internal/ledger"}, modules: []string{pgx}},
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},

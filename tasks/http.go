@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/outcome"
@@ -16,7 +17,7 @@ import (
 )
 
 // HTTP is the name of the built-in task.
-const HTTP = "http"
+const HTTP = handoff.HTTP
 
 // HTTPConfig says what the built-in task http, and the Call.Client of handlers, may do. Zero values mean the defaults.
 type HTTPConfig = httptask.Config

@@ -204,7 +204,7 @@ func (w *Worker) Run(ctx context.Context) error {
 func (w *Worker) newSession(db *pgxpool.Pool) session {
 	return session{
 		db:       db,
-		pool:     Pool(w.Tasks(), w.cfg.Labels),
+		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
 		running:  newRunning(db, w.log),

@@ -129,7 +129,7 @@ func (b *bench) broker() *handoff.Broker {
 	return broker
 }
 
-func (b *bench) workerPool() string { return tasks.Pool(b.worker.Tasks(), nil) }
+func (b *bench) workerPool() string { return handoff.Pool(b.worker.Tasks(), nil) }
 
 // await waits until a query answers true.
 func (b *bench) await(sql string, args ...any) {

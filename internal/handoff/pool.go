@@ -1,4 +1,4 @@
-package tasks
+package handoff
 
 import (
 	"crypto/sha256"
@@ -7,11 +7,13 @@ import (
 	"strings"
 )
 
-// Pool names the pool of the workers that handle these tasks and carry these labels. Workers
-// that handle just http and have no labels are the pool "http".
+// HTTP is the pool of workers that handle just the task http and have no labels, and the name of that task.
+const HTTP = "http"
+
+// Pool names the pool of the workers that handle these tasks and carry these labels.
 func Pool(tasks, labels []string) string {
 	tasks, labels = slices.Sorted(slices.Values(tasks)), slices.Sorted(slices.Values(labels))
-	if len(tasks) == 1 && len(labels) == 0 && tasks[0] == HTTP {
+	if len(labels) == 0 && slices.Equal(tasks, []string{HTTP}) {
 		return HTTP
 	}
 	sum := sha256.Sum256([]byte(strings.Join(tasks, "\x00") + "\x01" + strings.Join(labels, "\x00")))
