@@ -2,7 +2,7 @@
 // pool, several attempts an Asynq task, ids only.
 //
 // It promises no more than speed. An Asynq task may be lost, repeated, run by hand or taken by a worker
-// that dies: the ledger decides what runs, and the dispatcher's sweeper sends again what nobody started.
+// that dies: the ledger decides what runs, and recovery sends again what nobody started.
 // So Asynq neither retries nor keeps anything here, and what it archives is thrown away.
 package handoff
 

@@ -19,7 +19,7 @@ type Server struct {
 	asyn *asynq.Server
 
 	mu     sync.Mutex
-	shut   bool // what Asynq still delivers is dropped: the dispatchers' sweeper sends it again
+	shut   bool // what Asynq still delivers is dropped: recovery sends it again
 	inHand sync.WaitGroup
 	stop   context.CancelFunc
 }

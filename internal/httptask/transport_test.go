@@ -53,7 +53,7 @@ func TestRequestAsTheServerSeesIt(t *testing.T) {
 			line: "PATCH /?q=a%26b&q=12345678901234567890 HTTP/1.1", body: "h€y", headers: map[string]string{"Content-Type": "text/plain; charset=utf-8"},
 		},
 		{
-			name: "headers of one's own", line: "DELETE / HTTP/1.1",
+			name: "custom headers", line: "DELETE / HTTP/1.1",
 			data: `"method":"DELETE","body":"x","headers":{"idempotency-key":"mine","user-agent":"me","content-type":"a/b","X-Two":["1","2"],"Host":"other.example:81"}`,
 			body: "x", headers: map[string]string{"Idempotency-Key": "mine", "User-Agent": "me", "Content-Type": "a/b", "X-Two": "1,2", "Host": "other.example:81"},
 		},

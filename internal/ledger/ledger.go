@@ -1,4 +1,4 @@
-// Package ledger owns the SQL that starts and closes attempts, for worker and sweeper alike,
+// Package ledger owns the SQL that starts and closes attempts, for worker and recovery alike,
 // and the proof of it, Verify.
 //
 // It promises that an attempt is started at most once and closed at most once, whatever is

@@ -14,7 +14,7 @@ type Running struct {
 	Token   int64
 }
 
-// KeepOpen puts off the deadlines of attempts by which sweepers take them for lost, to 30 s from now, and returns the
+// KeepOpen puts off the deadlines of attempts by which recovery takes them for lost, to 30 s from now, and returns the
 // calls of those that are still open. Others' locks are not waited for: what is locked is not returned.
 func KeepOpen(ctx context.Context, db DB, attempts []Running) ([]int64, error) {
 	kept, err := queryIDs(ctx, db, keepOpenSQL, pgx.StrictNamedArgs{

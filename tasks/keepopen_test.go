@@ -10,7 +10,7 @@ import (
 	"github.com/callq/callq/tasks"
 )
 
-// A handler that does not return at its timeout keeps its attempt and its units, though sweepers look for what is
+// A handler that does not return at its timeout keeps its attempt and its units, though recovery looks for what is
 // overdue; how it ends is recorded as if it had been in time.
 func TestHandlerOutlivesItsTimeout(t *testing.T) {
 	t.Parallel()
