@@ -47,9 +47,12 @@ func TestImports(t *testing.T) {
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
 		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
 		{
-			name: "tasks", ours: []string{"callqueue", "internal/budget", "internal/handoff", "internal/ledger", "internal/limit"},
-			modules: []string{asynq, pgx, prometheus, redis, sync, sys},
+			name:    "tasks",
+			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome"},
+			modules: []string{asynq, pgx, prometheus, redis, sync},
 		},
+		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys}},
+		{name: "internal/outcome"},
 		{
 			name: "dispatcher", ours: []string{
 				"callqueue", "internal/boottime", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog",
@@ -68,7 +71,7 @@ func TestImports(t *testing.T) {
 			},
 			modules: []string{pgx},
 		},
-		{name: "internal/pools", ours: []string{"internal/ledger", "tasks"}, modules: []string{pgx}},
+		{name: "internal/pools", ours: []string{"internal/handoff", "internal/ledger"}, modules: []string{pgx}},
 		{name: "internal/maintenance", ours: []string{"internal/ledger"}, modules: []string{pgx}},
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},

@@ -62,11 +62,17 @@ func (e *InvalidCallError) Error() string {
 // Postgres.
 func (e *InvalidCallError) Unwrap() error { return e.cause }
 
+// The priorities that a call may have.
 const (
-	emptyData       = "{}"
-	defaultPriority = 5
-	maxNameBytes    = 255
-	mostAttempts    = 1000 // as of queues
+	MinPriority     = 0 // first
+	DefaultPriority = 5
+	MaxPriority     = 9 // last
+)
+
+const (
+	emptyData    = "{}"
+	maxNameBytes = 255
+	mostAttempts = 1000 // as of queues
 )
 
 // row is a call as it is written, defaults filled in; zero times are not.
@@ -121,7 +127,7 @@ func (c *Client) check(index int, call Call) (row, error) {
 		task:        cmp.Or(call.Task, "http"),
 		key:         call.Key,
 		cost:        cmp.Or(call.Cost, 1),
-		priority:    defaultPriority,
+		priority:    DefaultPriority,
 		runAt:       instant(call.RunAt),
 		expiresAt:   instant(call.ExpiresAt),
 		uniqueKey:   given(call.UniqueKey),
@@ -133,8 +139,8 @@ func (c *Client) check(index int, call Call) (row, error) {
 	switch {
 	case r.cost < 1:
 		return refuse("Cost", "is %d, less than 1", r.cost)
-	case r.priority < 0 || r.priority > 9:
-		return refuse("Priority", "is %d, outside 0 to 9", r.priority)
+	case r.priority < MinPriority || r.priority > MaxPriority:
+		return refuse("Priority", "is %d, outside %d to %d", r.priority, MinPriority, MaxPriority)
 	case call.MaxAttempts < 0 || call.MaxAttempts > mostAttempts:
 		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, mostAttempts)
 	case r.runAt != nil && r.expiresAt != nil && r.expiresAt.Before(*r.runAt):

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
@@ -200,7 +201,7 @@ func TestResentRunsOnce(t *testing.T) {
 		parallel(t, c.name, func(t *testing.T, s *system) {
 			const n = 12
 			names := []string{"http", "one", "two"}
-			pool := tasks.Pool(names, nil)
+			pool := handoff.Pool(names, nil)
 			s.aliveIn(pool, 8, names...)
 			s.exec(`INSERT INTO call_queue (task) SELECT CASE WHEN i % 2 = 0 THEN 'one' ELSE 'two' END FROM generate_series(1, $1) i`, n)
 			r := rules()

@@ -70,6 +70,11 @@ CREATE FUNCTION callq_flow_name(name text, unset text) RETURNS text LANGUAGE sql
     SELECT CASE WHEN octet_length(name) > 255 THEN left(name, 63) ELSE coalesce(name, unset) END
 $$;
 
+-- The priority that a call waits with: 0 is first, 9 last, 5 the default.
+CREATE FUNCTION callq_priority(priority smallint) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT least(greatest(coalesce(priority, 5), 0), 9)::smallint
+$$;
+
 -- The triggers run as the owner: a producer needs no right to these tables. Nobody else may execute their functions, and they
 -- refuse other tables: as a trigger of a temporary table whose columns have casts of its owner's own, they would run those
 -- casts as the owner of callq's tables.
@@ -89,7 +94,7 @@ BEGIN
     -- One call, as most statements insert: grouping would cost more than all the rest.
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
     SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
-        least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
+        callq_priority(priority), 1, ARRAY[id]
     FROM inserted
     WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1);
     IF FOUND THEN
@@ -108,14 +113,14 @@ BEGIN
     IF 4 * inbox_rows > counted AND coalesced < inbox_rows THEN
         INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, keys)
         SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), '',
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id), array_agg(callq_flow_name(key, ''))
+            callq_priority(priority), count(*), array_agg(id), array_agg(callq_flow_name(key, ''))
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
         INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
         SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
-            least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+            callq_priority(priority), count(*), array_agg(id)
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 4, 5, id >> 16;
@@ -132,7 +137,7 @@ BEGIN
     END IF;
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, again)
     VALUES (callq_flow_name(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), callq_flow_name(NEW.task, 'http'),
-        callq_flow_name(NEW.key, ''), least(greatest(coalesce(NEW.priority, 5), 0), 9), 1, ARRAY[NEW.id], true);
+        callq_flow_name(NEW.key, ''), callq_priority(NEW.priority), 1, ARRAY[NEW.id], true);
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
@@ -163,6 +168,7 @@ DROP TRIGGER call_queue_waits_again ON call_queue;
 DROP TRIGGER call_queue_inserted ON call_queue;
 DROP FUNCTION callq_call_waits_again();
 DROP FUNCTION callq_calls_inserted();
+DROP FUNCTION callq_priority(smallint);
 DROP FUNCTION callq_flow_name(text, text);
 DROP VIEW call_backlog;
 DROP TABLE call_segments, call_flows, call_inbox;

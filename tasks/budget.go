@@ -65,9 +65,9 @@ func (e *BudgetError) Error() string {
 		e.Budget, e.Units, e.Wait.Round(time.Millisecond), e.Left.Round(time.Millisecond))
 }
 
-// budgets is what handlers draw on: the rules as the dispatchers publish them, and buckets in Redis.
+// budgets is what handlers draw on: the rules that are in force, and buckets in Redis.
 type budgets struct {
-	pool    *pgxpool.Pool
+	db      *pgxpool.Pool
 	redis   redis.UniversalClient
 	log     *slog.Logger
 	metrics *metrics
@@ -95,22 +95,19 @@ const (
 	unknownFor = time.Second
 )
 
-func newBudgets(cfg Config, m *metrics) *budgets {
-	return &budgets{
-		pool: cfg.Pool, redis: cfg.Redis, log: cfg.Logger, metrics: m,
-		used: make(chan struct{}), away: map[string]time.Time{},
-	}
+func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
+	return &budgets{db: db, redis: redis, log: log, metrics: m, used: make(chan struct{}), away: map[string]time.Time{}}
 }
 
-// follow reads the rules every beatEvery, once there was a draw. While Postgres is away the last ones hold.
+// follow reads the rules every heartbeatEvery, once there was a draw. While Postgres is away the last ones hold.
 func (b *budgets) follow(ctx context.Context) {
 	select {
 	case <-b.used:
 	case <-ctx.Done():
 	}
-	for pause(ctx, beatEvery) {
+	for pause(ctx, heartbeatEvery) {
 		if err := b.read(ctx); err != nil {
-			b.log.DebugContext(ctx, "budgets not read", "err", err) // the beat says what is wrong
+			b.log.DebugContext(ctx, "budgets not read", "err", err) // the heartbeat says what is wrong
 		}
 	}
 }
@@ -119,7 +116,7 @@ func (b *budgets) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	asked := time.Now()
-	rows, err := b.pool.Query(ctx, budgetsSQL)
+	rows, err := b.db.Query(ctx, budgetsSQL)
 	if err != nil {
 		return fmt.Errorf("read the budgets: %w", err)
 	}
@@ -188,14 +185,14 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 		if err := ctx.Err(); err != nil {
 			return 0, context.Cause(ctx)
 		}
-		left, most := budget.Forever, time.Duration(0)
+		left, maxWait := budget.Forever, time.Duration(0)
 		if deadline, ok := ctx.Deadline(); ok {
 			left = max(0, time.Until(deadline))
 		}
 		if mayWait {
-			most = left
+			maxWait = left
 		}
-		grant, err := b.ask(ctx, name, rule, n, most)
+		grant, err := b.ask(ctx, name, rule, n, maxWait)
 		switch {
 		case err == nil && grant.Drawn:
 			b.metrics.budgetUnits.WithLabelValues(name).Add(float64(n))
@@ -226,75 +223,4 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 			return 0, fmt.Errorf("%w while Redis was away (%w): its on_outage is closed", context.Cause(ctx), err)
 		}
 	}
-}
-
-var errRedisAway = errors.New("no answer from Redis, which is asked again soon")
-
-// ask asks Redis, and notes whether it answers. While it does not, one draw at a time asks, so that the
-// others need not wait for an answer that does not come.
-func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, most time.Duration) (budget.Grant, error) {
-	if !b.mayAsk(name) {
-		return budget.Grant{}, errRedisAway
-	}
-	bounded, cancel := context.WithTimeout(ctx, answerWithin)
-	defer cancel()
-	type answer struct {
-		grant budget.Grant
-		err   error
-	}
-	// The client may not heed contexts. What it is granted after that is used by nobody.
-	answered := make(chan answer, 1)
-	go func() {
-		grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, most)
-		answered <- answer{grant, err}
-	}()
-	var got answer
-	select {
-	case got = <-answered:
-	case <-bounded.Done():
-		got.err = fmt.Errorf("no answer from Redis within %s", answerWithin)
-	}
-	b.note(ctx, name, rule, got.err)
-	return got.grant, got.err
-}
-
-func (b *budgets) mayAsk(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at, away := b.away[name]
-	if away && time.Now().Before(at) {
-		return false
-	}
-	if away {
-		b.away[name] = time.Now().Add(answerWithin + askAgain)
-	}
-	return true
-}
-
-// note notes whether Redis answered, and says when that changes.
-func (b *budgets) note(ctx context.Context, name string, rule budgetRule, err error) {
-	b.mu.Lock()
-	_, away := b.away[name]
-	switch {
-	case err == nil:
-		delete(b.away, name)
-	case ctx.Err() == nil:
-		b.away[name] = time.Now().Add(askAgain)
-	case away: // it was the draw that ended: let another ask
-		b.away[name] = time.Now()
-	}
-	b.mu.Unlock()
-	switch {
-	case err == nil && away:
-		b.log.InfoContext(ctx, "Redis answers again: the budget holds", "budget", name)
-	case err != nil && !away && ctx.Err() == nil:
-		b.log.WarnContext(ctx, "Redis does not answer draws on a budget", "budget", name, "draws", does(rule), "err", err)
-	}
-}
-
-func does(rule budgetRule) string {
-	if rule.open {
-		return "go through uncounted"
-	}
-	return "wait"
 }

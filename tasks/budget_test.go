@@ -86,15 +86,12 @@ func (d *drawing) client() *redis.Client {
 // worker is what the handlers of one more worker are given.
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
-	w, err := New(Config{Pool: d.pool, Redis: d.client(), Logger: slog.New(slog.NewTextHandler(&d.log, nil)), Metrics: metrics})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	b := newBudgets(d.pool, d.client(), slog.New(slog.NewTextHandler(&d.log, nil)), newMetrics(metrics))
 	ctx, stop := context.WithCancel(context.Background())
 	var following sync.WaitGroup
-	following.Go(func() { w.budgets.follow(ctx) })
+	following.Go(func() { b.follow(ctx) })
 	d.t.Cleanup(func() { stop(); following.Wait() })
-	return (&attempt{w: w}).asCall()
+	return &Call{budgets: b}
 }
 
 // counted is a counter of one budget, or how many were observed.
@@ -334,10 +331,10 @@ func TestDrawWithoutRedis(t *testing.T) {
 				t.Errorf("%v draws went through uncounted, want 3 at least", n)
 			}
 			for text, n := range map[string]int{
-				`Redis does not answer draws on a budget" budget=open draws="go through uncounted"`: 1,
-				`Redis does not answer draws on a budget" budget=closed draws=wait`:                 1,
-				`Redis answers again: the budget holds" budget=open`:                                1,
-				`Redis answers again: the budget holds" budget=closed`:                              1,
+				`Redis did not answer draws on the budget" budget=open draws="go through uncounted"`: 1,
+				`Redis did not answer draws on the budget" budget=closed draws=wait`:                 1,
+				`draws on the budget counted again" budget=open`:                                     1,
+				`draws on the budget counted again" budget=closed`:                                   1,
 			} {
 				if got := d.log.count(text); got != n {
 					t.Errorf("logged %d times, want %d: %s\n%s", got, n, text, d.log.buf.String())

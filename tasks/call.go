@@ -7,9 +7,6 @@ import (
 	"net/http"
 )
 
-// HTTP is the name of the built-in task.
-const HTTP = "http"
-
 // Call is what a handler is given: one attempt of one call. It belongs to the handler until
 // that returns and is not safe for concurrent use.
 type Call struct {
@@ -23,7 +20,7 @@ type Call struct {
 	// IdempotencyKey is the same for every attempt of the call, and no other call has it, of whatever database or
 	// time. The task http and Client send it as the header Idempotency-Key.
 	IdempotencyKey string
-	// Client makes the one request that an attempt may make through it. It gives a handler of one's own what the
+	// Client makes the one request that an attempt may make through it. It gives a custom handler what the
 	// task http has:
 	//
 	//   - at most one request is written; a second is refused, and so are redirects, which it hands out
@@ -75,7 +72,7 @@ func (c *Call) SetResult(v any) error {
 
 const maxResult = 1 << 20
 
-// Settle says what the call really cost: its limits that count cost are charged n units instead of Cost when
+// Settle reports what the call really cost: its limits that count cost are charged n units instead of Cost when
 // the attempt ends, however it ends; the others count it as before. The last Settle counts, and 0 charges those
 // limits nothing. Until the attempt ends they count Cost, and so they do where the worker is lost; an
 // attempt that was not sent is charged nothing anyway.

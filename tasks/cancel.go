@@ -4,95 +4,97 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is
 // cancelled.
 var ErrCancelled = errors.New("the call was cancelled")
 
-// contexts are those of the attempts under way, so that they can be ended when their calls are
-// cancelled. A call may have two here: one that was given up as lost and still runs.
-type contexts struct {
-	mu sync.Mutex
-	of map[*attempt]underWay
+// running are the attempts under way. Two loops look after them, while the worker drains too: one ends the contexts of
+// cancelled calls, the other keeps attempts open whose handlers do not return. A call may have two attempts here: one
+// that was given up as lost and still runs.
+type running struct {
+	db  *pgxpool.Pool
+	log *slog.Logger
+	mu  sync.Mutex
+	of  map[*attempt]*progress
 }
 
-type underWay struct {
-	end context.CancelCauseFunc
-	// outlived is from when on its handler has run for too long, and what is to be done about it is due; zero: never.
-	outlived time.Time
-	returned bool // its handler has; what is left is to record how it ended
+// progress is guarded by running's mu.
+type progress struct {
+	end      context.CancelCauseFunc
+	outlives time.Time // from when on its handler has run for too long, and what is to be done about it is due; zero: never
+	returned bool      // its handler has; what is left is to record how it ended
+}
+
+func newRunning(db *pgxpool.Pool, log *slog.Logger) *running {
+	return &running{db: db, log: log, of: map[*attempt]*progress{}}
 }
 
 // begin makes the context of an attempt, which the returned function ends. The attempt is under way until forget.
-func (c *contexts) begin(ctx context.Context, a *attempt) (context.Context, func()) {
+func (r *running) begin(ctx context.Context, a *attempt) (context.Context, func()) {
 	ctx, end := context.WithCancelCause(ctx)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.of[a] = underWay{end: end}
+	p := &progress{end: end}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.of[a] = p
 	return ctx, func() {
 		end(nil)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if u, ok := c.of[a]; ok {
-			u.returned = true
-			c.of[a] = u
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		p.returned = true
+	}
+}
+
+func (r *running) forget(a *attempt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.of, a)
+}
+
+// list returns the attempts that are so.
+func (r *running) list(so func(*progress) bool) (attempts []*attempt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for a, p := range r.of {
+		if so(p) {
+			attempts = append(attempts, a)
 		}
 	}
+	return attempts
 }
 
-func (c *contexts) forget(a *attempt) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.of, a)
-}
-
-func (c *contexts) calls() []int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ids := make([]int64, 0, len(c.of))
-	for a := range c.of {
-		ids = append(ids, a.callID)
-	}
-	return ids
-}
-
-func (c *contexts) cancel(calls []int64) {
-	cancelled := make(map[int64]bool, len(calls))
-	for _, id := range calls {
-		cancelled[id] = true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for a, u := range c.of {
-		if cancelled[a.callID] {
-			u.end(ErrCancelled)
-		}
-	}
-}
-
-// hearCancels asks, every beatEvery, which calls under way have been cancelled, while it drains too.
+// watchCancels asks, every heartbeatEvery, which calls under way have been cancelled.
 // It asks rather than listens: that works through any pooler, and misses nothing.
-func (w *Worker) hearCancels(ctx context.Context) {
-	for pause(ctx, beatEvery) {
-		if calls := w.contexts.calls(); len(calls) > 0 {
-			if err := w.hearCancelsOnce(ctx, calls); err != nil {
-				w.log.DebugContext(ctx, "cancelled calls not asked for", "err", err) // the beat says what is wrong
-			}
+func (r *running) watchCancels(ctx context.Context) {
+	for pause(ctx, heartbeatEvery) {
+		if err := r.endCancelled(ctx); err != nil {
+			r.log.DebugContext(ctx, "cancelled calls not asked for", "err", err) // the heartbeat says what is wrong
 		}
 	}
 }
 
-func (w *Worker) hearCancelsOnce(ctx context.Context, calls []int64) error {
+func (r *running) endCancelled(ctx context.Context) error {
+	attempts := r.list(func(*progress) bool { return true })
+	if len(attempts) == 0 {
+		return nil
+	}
+	calls := make([]int64, len(attempts))
+	for i, a := range attempts {
+		calls[i] = a.callID
+	}
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	rows, err := w.cfg.Pool.Query(ctx, cancelledSQL, calls)
+	rows, err := r.db.Query(ctx, cancelledSQL, calls)
 	if err != nil {
 		return fmt.Errorf("ask for cancelled calls: %w", err)
 	}
@@ -100,7 +102,13 @@ func (w *Worker) hearCancelsOnce(ctx context.Context, calls []int64) error {
 	if err != nil {
 		return fmt.Errorf("ask for cancelled calls: %w", err)
 	}
-	w.contexts.cancel(cancelled)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for a, p := range r.of {
+		if slices.Contains(cancelled, a.callID) {
+			p.end(ErrCancelled)
+		}
+	}
 	return nil
 }
 

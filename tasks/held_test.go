@@ -9,6 +9,26 @@ import (
 	"github.com/callq/callq/tasks"
 )
 
+// hold has an open transaction hold calls' rows until it is released.
+func (b *bench) hold(calls []int64) (release func()) {
+	b.t.Helper()
+	holder, err := b.pool.Begin(b.t.Context())
+	if err == nil {
+		_, err = holder.Exec(b.t.Context(), `SET idle_in_transaction_session_timeout = 0`)
+	}
+	if err == nil {
+		_, err = holder.Exec(b.t.Context(), `UPDATE call_queue SET error_message = 'mine' WHERE id = ANY($1)`, calls)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return func() {
+		if err := holder.Commit(b.t.Context()); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
 // Somebody's open transaction on the rows of some running calls keeps only their outcomes waiting.
 //
 //callq:guarantee 12
@@ -24,13 +44,7 @@ func TestOutcomesWaitForNoOther(t *testing.T) {
 		held = append(held, b.insert("held"))
 		<-begun
 	}
-	holder, err := b.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := holder.Exec(t.Context(), `UPDATE call_queue SET error_message = 'mine' WHERE id = ANY($1)`, held); err != nil {
-		t.Fatal(err)
-	}
+	release := b.hold(held)
 	for range held { // one after the other, so that each is in a statement of its own
 		end <- struct{}{}
 		b.await(`SELECT clock_timestamp() > $1::timestamptz`, time.Now().Add(200*time.Millisecond))
@@ -44,9 +58,7 @@ func TestOutcomesWaitForNoOther(t *testing.T) {
 		t.Errorf("40 calls took %s", took)
 	}
 	b.await(`SELECT count(*) = 3 FROM call_open`)
-	if err := holder.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	for _, id := range held {
 		if outcome, _, charges := b.ended(id, callqueue.StatusDone); outcome != "done" || charges != 1 {
 			t.Errorf("call %d ended %s, charged %d", id, outcome, charges)
@@ -67,22 +79,11 @@ func TestOutcomeThatWaitsIsNotLost(t *testing.T) {
 		held = append(held, b.insertCall(callqueue.Call{Queue: "short", Task: "held"}))
 		<-begun
 	}
-	holder, err := b.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := holder.Exec(t.Context(), `SET idle_in_transaction_session_timeout = 0`); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := holder.Exec(t.Context(), `UPDATE call_queue SET error_message = 'mine' WHERE id = ANY($1)`, held); err != nil {
-		t.Fatal(err)
-	}
+	release := b.hold(held)
 	close(end)
 	b.await(`SELECT count(*) = 3 AND bool_and(clock_timestamp() > started_at + interval '5 s') FROM call_open`)
 	b.await(`SELECT count(*) = 3 AND bool_and(deadline > clock_timestamp()) FROM call_open`)
-	if err := holder.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	for _, id := range held {
 		b.ended(id, callqueue.StatusDone)
 	}

@@ -24,16 +24,16 @@ func TestLabelsAreBounded(t *testing.T) {
 			t.Errorf("%d labels: %v", len(c.labels), err)
 		}
 	}
-	beat := func(labels []string) error {
+	register := func(labels []string) error {
 		_, err := pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 			VALUES (gen_random_uuid(), 'http', '{http}', $1, 1, now(), now())`, labels)
 		return err
 	}
-	if err := beat(many[:64]); err != nil {
+	if err := register(many[:64]); err != nil {
 		t.Error(err)
 	}
 	for _, labels := range [][]string{many, {strings.Repeat("x", 64*255+1)}} {
-		if err := beat(labels); err == nil || !strings.Contains(err.Error(), "call_workers_labels_check") {
+		if err := register(labels); err == nil || !strings.Contains(err.Error(), "call_workers_labels_check") {
 			t.Errorf("%d labels in the table: %v", len(labels), err)
 		}
 	}

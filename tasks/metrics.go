@@ -49,7 +49,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-func (m *metrics) ended(queue string, outcome callqueue.Outcome, took time.Duration) {
-	m.attempts.WithLabelValues(queue, string(outcome)).Inc()
-	m.seconds.WithLabelValues(queue).Observe(took.Seconds())
+// ended counts an attempt whose outcome was recorded.
+func (m *metrics) ended(a *attempt, outcome callqueue.Outcome) {
+	if a.Queue != "" { // else it ended before anything was known of it
+		m.attempts.WithLabelValues(a.Queue, string(outcome)).Inc()
+		m.seconds.WithLabelValues(a.Queue).Observe(time.Since(a.begun).Seconds())
+	}
+	if a.late && len(a.Limits) > 0 {
+		m.tooLate.WithLabelValues(a.Queue).Inc()
+	}
 }

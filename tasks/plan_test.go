@@ -7,7 +7,7 @@ import (
 	"github.com/callq/callq/internal/pgtest"
 )
 
-// The statements that a worker runs for each message, and each beat, find every row by its id.
+// The statements that a worker runs for each message, and each heartbeat, find every row by its id.
 //
 //callq:guarantee 9
 func TestPlans(t *testing.T) {

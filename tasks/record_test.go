@@ -18,17 +18,17 @@ func TestRecordSaysOnceThatItWaits(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var log bytes.Buffer
 		tries := 0
-		w := &Worker{log: slog.New(slog.NewTextHandler(&log, nil)), recording: ctx}
-		w.closings = ledger.NewBatch(1, nil, func(_ context.Context, closings []ledger.Closing) ([]error, error) {
+		r := newRecorder(nil, slog.New(slog.NewTextHandler(&log, nil)), nil)
+		r.closings = ledger.NewBatch(1, nil, func(_ context.Context, closings []ledger.Closing) ([]error, error) {
 			if tries++; tries < 10 {
 				return nil, errors.New("Postgres is away")
 			}
 			return make([]error, len(closings)), nil
 		})
-		go w.closings.Run(ctx, 1)
-		w.record(ledger.Closing{CallID: 7, Attempt: 1})
+		go r.closings.Run(ctx, 1)
+		r.record(ctx, ledger.Closing{CallID: 7, Attempt: 1}, false)
 		cancel()
-		if n := strings.Count(log.String(), "outcome waits"); tries != 10 || n != 1 {
+		if n := strings.Count(log.String(), "outcome not recorded"); tries != 10 || n != 1 {
 			t.Errorf("%d tries, said %d times, want 10 and once:\n%s", tries, n, log.String())
 		}
 	})

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/tasks"
 )
 
@@ -66,20 +64,4 @@ func TestSettle(t *testing.T) {
 	}
 	b.drain()
 	b.verify()
-}
-
-// Without a tick of the schedule, a call that is settled below its cost lets the next go.
-func TestSettlingWakesDispatchers(t *testing.T) {
-	t.Parallel()
-	cfg := dispatcher.Config{Schedule: dispatcher.Schedule{Dispatch: "@every 24h"}}
-	b := newBenchWith(t, cfg, limit.Rate{Units: 100, Window: time.Hour}, map[string]tasks.Handler{
-		"settle": func(_ context.Context, call *tasks.Call) error { return call.Settle(1) },
-	})
-	b.await(`UPDATE call_limits SET count_cost = true RETURNING true`)
-	const n = 30
-	for range n {
-		b.insertCall(callqueue.Call{Task: "settle", Cost: 60})
-	}
-	b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
-	b.await(`SELECT sum(used) = $1 FROM call_usage`, n)
 }

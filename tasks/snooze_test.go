@@ -9,21 +9,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/tasks"
 )
-
-// verify fails the test for every rule that the ledger breaks.
-func (b *bench) verify() {
-	b.t.Helper()
-	report, err := verify.Run(context.Background(), b.pool, verify.Options{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	for _, v := range report.Findings {
-		b.t.Errorf("found %+v", v)
-	}
-}
 
 // A snooze counts as no failure, but each attempt uses the limit.
 func TestSnooze(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
@@ -15,18 +16,38 @@ import (
 	"github.com/callq/callq/tasks"
 )
 
-// Without a tick of the schedule, the end of one call lets the next go.
+// Without a tick of the schedule, the end of one call lets the next go, and so does one whose cost was reported below
+// what was claimed.
 func TestEndsWakeDispatchers(t *testing.T) {
 	t.Parallel()
-	cfg := dispatcher.Config{Schedule: dispatcher.Schedule{Dispatch: "@every 24h"}}
-	b := newBenchWith(t, cfg, limit.Rate{Units: 1}, map[string]tasks.Handler{
-		"nothing": func(context.Context, *tasks.Call) error { return nil },
-	})
-	const n = 10
-	for range n {
-		b.insert("nothing")
+	for _, c := range []struct {
+		name string
+		rate limit.Rate
+		cost int64
+		set  string
+	}{
+		{"at once", limit.Rate{Units: 1}, 1, ""},
+		{"settled", limit.Rate{Units: 100, Window: time.Hour}, 60, `UPDATE call_limits SET count_cost = true RETURNING true`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := dispatcher.Config{Schedule: dispatcher.Schedule{Dispatch: "@every 24h"}}
+			b := newBenchWith(t, cfg, c.rate, map[string]tasks.Handler{
+				"settle": func(_ context.Context, call *tasks.Call) error { return call.Settle(1) },
+			})
+			if c.set != "" {
+				b.await(c.set)
+			}
+			const n = 30
+			for range n {
+				b.insertCall(callqueue.Call{Task: "settle", Cost: c.cost})
+			}
+			b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
+			if c.set != "" {
+				b.await(`SELECT sum(used) = $1 FROM call_usage`, n)
+			}
+		})
 	}
-	b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
 }
 
 // An answer with Retry-After closes a limit for no longer than its retry_after, and only from its hosts where it
@@ -35,7 +56,7 @@ func TestRetryAfterOfAStranger(t *testing.T) {
 	t.Parallel()
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "86400")
-		w.WriteHeader(http.StatusForbidden)
+		w.WriteHeader(http.StatusTooManyRequests)
 	}))
 	t.Cleanup(api.Close)
 	b := newBench(t, nil)
@@ -56,26 +77,8 @@ func TestRetryAfterOfAStranger(t *testing.T) {
 		id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL, "headers": map[string]string{"Host": cmp.Or(c.header, host)}}})
 		b.await(`SELECT status = 'error' AND run_at > now() + interval '23 h' FROM call_queue WHERE id = $1`, id)
 		b.await(`SELECT (SELECT count(*) FROM call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
-			AND NOT EXISTS (SELECT FROM call_pauses WHERE until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`, c.closed)
+			AND NOT EXISTS (SELECT FROM call_pauses WHERE (what, name, key) <> ('limit', 'api', '') OR reason NOT LIKE $2 OR until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`,
+			c.closed, fmt.Sprintf("the API answered call %d: %%429 Too Many Requests", id))
 	}
-}
-
-// An answer with Retry-After closes the limits of its call for that long.
-func TestRetryAfterClosesLimits(t *testing.T) {
-	t.Parallel()
-	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Retry-After", "60")
-		w.WriteHeader(http.StatusTooManyRequests)
-	}))
-	t.Cleanup(api.Close)
-	b := newBench(t, nil)
-	var id int64
-	if err := b.pool.QueryRow(t.Context(), `INSERT INTO call_queue (call_data) VALUES (jsonb_build_object('url', $1::text)) RETURNING id`,
-		api.URL).Scan(&id); err != nil {
-		t.Fatal(err)
-	}
-	b.await(`SELECT status = 'error' AND run_at > now() + interval '50 s' FROM call_queue WHERE id = $1`, id)
-	b.await(`SELECT what = 'limit' AND key = '' AND until BETWEEN now() + interval '50 s' AND now() + interval '60 s' AND reason LIKE $1
-		FROM call_pauses WHERE name = 'api'`, fmt.Sprintf("the API answered call %d: %%429 Too Many Requests", id))
-	b.await(`SELECT count(*) = 1 FROM call_audit WHERE change LIKE 'paused%'`)
+	b.await(`SELECT count(*) = 3 FROM call_audit WHERE change LIKE 'paused%'`)
 }

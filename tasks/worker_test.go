@@ -2,7 +2,6 @@ package tasks_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -16,156 +15,14 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/handoff"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 )
-
-// bench is a database, a Redis, a dispatcher and a worker of one test.
-type bench struct {
-	t      *testing.T
-	pool   *pgxpool.Pool
-	redis  *redis.Client
-	worker *tasks.Worker
-	client *callqueue.Client
-	drain  func() // ends the worker, and waits for that
-}
-
-// newBench runs a dispatcher, and a worker with these handlers.
-func newBench(t *testing.T, handlers map[string]tasks.Handler) *bench {
-	t.Helper()
-	return newBenchWith(t, dispatcher.Config{}, limit.Rate{Units: 1000, Window: time.Hour}, handlers)
-}
-
-func newBenchWith(t *testing.T, cfg dispatcher.Config, rate limit.Rate, handlers map[string]tasks.Handler) *bench {
-	t.Helper()
-	pool := pgtest.NewWith(t, ledger.Settings())
-	b := &bench{t: t, pool: pool, redis: redistest.New(t)}
-	var err error
-	if b.client, err = callqueue.New(pool); err != nil {
-		t.Fatal(err)
-	}
-	cfg.Pool, cfg.Redis = pgtest.AsDaemon(t, pool), b.redis
-	cfg.Policy = policy.Policy{
-		Limits: []policy.Limit{{Name: "api", Rate: rate}},
-		Queues: []policy.Queue{queue("default", time.Minute), queue("short", 500*time.Millisecond)},
-	}
-	d, err := dispatcher.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.run(d.Run)
-	if b.worker, err = tasks.New(tasks.Config{
-		Pool: cfg.Pool, Redis: b.redis, Concurrency: 4, ShutdownTimeout: time.Minute, HTTP: &tasks.HTTPConfig{AllowPrivate: true},
-		Logger: cfg.Logger, Metrics: cfg.Metrics,
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for name, handler := range handlers {
-		b.worker.Handle(name, handler)
-	}
-	b.drain = b.run(b.worker.Run)
-	return b
-}
-
-func queue(name string, timeout time.Duration) policy.Queue {
-	return policy.Queue{
-		Name: name, Limits: []string{"api"}, MaxAttempts: 2, BackoffMin: 20 * time.Millisecond,
-		BackoffMax: 20 * time.Millisecond, Timeout: timeout, OnLost: "retry",
-	}
-}
-
-// run runs a part until the test ends or the returned function is called.
-func (b *bench) run(part func(context.Context) error) func() {
-	ctx, stop := context.WithCancel(context.Background())
-	var ended sync.WaitGroup
-	ended.Go(func() {
-		if err := part(ctx); err != nil {
-			b.t.Error(err)
-		}
-	})
-	end := func() { stop(); ended.Wait() }
-	b.t.Cleanup(end)
-	return end
-}
-
-func (b *bench) insert(task string) int64 {
-	b.t.Helper()
-	return b.insertCall(callqueue.Call{Task: task})
-}
-
-func (b *bench) insertCall(call callqueue.Call) int64 {
-	b.t.Helper()
-	id, err := b.client.Insert(b.t.Context(), call)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return id
-}
-
-// send sends a message that no dispatcher made.
-func (b *bench) send(task string, refs []handoff.Ref) {
-	b.t.Helper()
-	m := handoff.Message{Pool: b.workerPool(), ID: fmt.Sprintf("by hand %d", sent.Add(1)), Task: task, Attempts: refs}
-	if err := b.broker().Send(b.t.Context(), m); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-var sent atomic.Int64 //nolint:gochecknoglobals // an id for each message
-
-func (b *bench) broker() *handoff.Broker {
-	b.t.Helper()
-	broker, err := handoff.Open(b.t.Context(), b.redis, b.pool)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return broker
-}
-
-func (b *bench) workerPool() string { return tasks.Pool(b.worker.Tasks(), nil) }
-
-// await waits until a query answers true.
-func (b *bench) await(sql string, args ...any) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		var ok *bool
-		if err := b.pool.QueryRow(ctx, sql, args...).Scan(&ok); err != nil && !errors.Is(err, pgx.ErrNoRows) && ctx.Err() == nil {
-			b.t.Fatal(err)
-		}
-		if ok != nil && *ok {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			b.t.Fatalf("still not so: %s", sql)
-		}
-	}
-}
-
-// ended returns what is recorded of the call's newest attempt, once the call has the status.
-func (b *bench) ended(id int64, status callqueue.Status) (outcome, message string, charges int) {
-	b.t.Helper()
-	b.await(`SELECT status = $2 FROM call_queue WHERE id = $1`, id, string(status))
-	err := b.pool.QueryRow(context.Background(), `SELECT outcome, coalesce(error, ''), jsonb_array_length(charged)
-		FROM call_attempts WHERE call_id = $1 ORDER BY attempt DESC LIMIT 1`, id).Scan(&outcome, &message, &charges)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return outcome, message, charges
-}
 
 // A start that is answered past the attempt's timeout, to a worker that was frozen say, comes too late:
 // by then the attempt may have been given up, and its handler must not begin.
@@ -196,7 +53,7 @@ func TestEndings(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour
 	b := newBench(t, map[string]tasks.Handler{
-		"nil":   func(context.Context, *tasks.Call) error { return nil },
+		"nil":   func(_ context.Context, call *tasks.Call) error { return call.SetResult(map[string]int{"sum": 3}) },
 		"error": func(context.Context, *tasks.Call) error { return errors.New("it\x00failed\xff") },
 		"permanent": func(context.Context, *tasks.Call) error {
 			return fmt.Errorf("x: %w", tasks.Permanent(errors.New("gone")))
@@ -249,6 +106,7 @@ func TestEndings(t *testing.T) {
 		})
 	}
 	b.await(`SELECT run_at > now() + interval '55 min' FROM call_queue WHERE task = 'later'`)
+	b.await(`SELECT result = '{"sum": 3}' FROM call_attempts WHERE task = 'nil'`)
 	// A handler that did well has had its answer, but for the time its start took to be asked for; one
 	// that gave up may have left a request on its way.
 	b.await(`SELECT bool_and(CASE outcome WHEN 'done' THEN arrived_by < finished_at + interval '50 s' ELSE arrived_by >= started_at + interval '1 min' END)
@@ -365,35 +223,6 @@ func TestHandedOverAndNotMade(t *testing.T) {
 	}
 	if ran.Load() != 0 {
 		t.Errorf("%d calls were made", ran.Load())
-	}
-}
-
-// claimByHandSQL opens an attempt that no dispatcher hands over.
-const claimByHandSQL = `
-WITH call AS (
-    INSERT INTO call_queue (task, status, attempts) VALUES ('count', 'dispatched', 1) RETURNING id
-)
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
-    limits, keys, costs)
-SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', callq_epoch(),
-    'p', 'default', 'count', '', '{api}', '{""}', '{1}'
-FROM call
-RETURNING call_id`
-
-func TestResultIsKept(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, map[string]tasks.Handler{"sum": func(_ context.Context, call *tasks.Call) error {
-		return call.SetResult(map[string]int{"sum": 3})
-	}})
-	id := b.insert("sum")
-	b.ended(id, callqueue.StatusDone)
-	record, err := b.client.Get(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var result map[string]int
-	if err := json.Unmarshal(record.Result, &result); err != nil || result["sum"] != 3 {
-		t.Errorf("result = %s (%v)", record.Result, err)
 	}
 }
 

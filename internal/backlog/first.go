@@ -177,7 +177,7 @@ WITH entries AS MATERIALIZED (
 )`
 
 // flowOfSQL is the flow of a call c.
-const flowOfSQL = `(callq_flow_name(c.queue, 'default'), callq_flow_name(c.key, ''), least(greatest(coalesce(c.priority, 5), 0), 9), callq_flow_name(c.task, 'http'))`
+const flowOfSQL = `(callq_flow_name(c.queue, 'default'), callq_flow_name(c.key, ''), callq_priority(c.priority), callq_flow_name(c.task, 'http'))`
 
 // firstSQL reads call_data only if it may be over the bound: a number of 10 bytes may print 131,072 digits, and compressed data says
 // nothing of its length. It reads for a limited time, by the real clock, or a claim might never end. On a busy machine, that time
@@ -187,7 +187,7 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
     CASE
     WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
-    WHEN q.priority NOT BETWEEN 0 AND 9 THEN 'priority ' || q.priority || ' is not within 0 to 9'
+    WHEN q.priority <> callq_priority(q.priority) THEN 'priority ' || q.priority || ' is not within 0 to 9'
     WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
     WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
     WHEN q.attempts = 2147483647 THEN 'attempts ' || q.attempts || ' is the most there can be'
@@ -244,6 +244,6 @@ func Requeue(b *pgx.Batch, ids []int64) {
 const requeueSQL = `
 INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
 SELECT callq_flow_name(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
-    callq_flow_name(task, 'http'), callq_flow_name(key, ''), least(greatest(coalesce(priority, 5), 0), 9), 1, ARRAY[id]
+    callq_flow_name(task, 'http'), callq_flow_name(key, ''), callq_priority(priority), 1, ARRAY[id]
 FROM call_queue
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`

@@ -116,7 +116,7 @@ const inboxOrphansSQL = `
 WITH said AS (
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
     SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
-        least(greatest(coalesce(priority, 5), 0), 9), count(*), array_agg(id)
+        callq_priority(priority), count(*), array_agg(id)
     FROM call_queue q
     WHERE ($1::text[] IS NULL OR callq_flow_name(queue, 'default') = ANY($1)) AND` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16

@@ -13,6 +13,26 @@ type Policy struct {
 	BackoffMax  time.Duration // the longest delay
 }
 
+// The defaults of a queue. A queue that has left the configuration keeps them for what is under way.
+const (
+	DefaultMaxAttempts = 3
+	DefaultBackoffMin  = 10 * time.Second
+	DefaultBackoffMax  = 15 * time.Minute
+	DefaultTimeout     = 30 * time.Second
+	DefaultOnLost      = "retry"
+)
+
+// The same in SQL, for a call q and its queue's row r, either of which may be missing. TestDefaults holds both equal.
+const (
+	PolicySQL = `
+    coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
+    coalesce(r.backoff_min, '10 seconds') AS backoff_min,
+    coalesce(r.backoff_max, '15 minutes') AS backoff_max`
+	TimeoutSQL        = `coalesce(r.timeout, ` + defaultTimeoutSQL + `)`
+	OnLostSQL         = `coalesce(r.on_lost, 'retry')`
+	defaultTimeoutSQL = `interval '30 seconds'`
+)
+
 // Next is a call's status after a failure that may be retried, and for StatusError the delay. failedCount includes that
 // failure. random draws from [0, n).
 func (p Policy) Next(failedCount int, random func(n int64) int64) (callqueue.Status, time.Duration) {

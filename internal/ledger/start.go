@@ -137,7 +137,7 @@ WITH asked AS MATERIALIZED (
         worker     = @worker,
         started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
         deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second'
-            + coalesce(a.timeout, (SELECT timeout FROM call_queues WHERE name = o.queue), '30 seconds'))
+            + coalesce(a.timeout, (SELECT timeout FROM call_queues WHERE name = o.queue), ` + defaultTimeoutSQL + `))
     FROM asked a
     WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired
       AND o.attempt = a.attempt
@@ -149,14 +149,13 @@ WITH asked AS MATERIALIZED (
     RETURNING o.call_id, o.token, o.started_at, o.deadline, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
         a.wanted, a.call_data, a.created_at, a.failed_count, a.max_attempts
 )
-SELECT s.call_id, s.token, s.started_at, s.send_within, false AS gone, false AS expired, s.wanted,
-    s.queue, s.task, s.key, s.cost, s.call_data, s.created_at, s.failed_count, coalesce(s.max_attempts, r.max_attempts, 3),
-    coalesce(r.backoff_min, '10 seconds'), coalesce(r.backoff_max, '15 minutes'),
-    s.deadline - s.started_at - interval '1 second',
-    s.limits, s.keys,
-    s.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(s.limits) AND l.window_size = '0')
-FROM started s
-LEFT JOIN LATERAL (SELECT * FROM call_queues WHERE name = s.queue LIMIT 1) r ON true
+SELECT q.call_id, q.token, q.started_at, q.send_within, false AS gone, false AS expired, q.wanted,
+    q.queue, q.task, q.key, q.cost, q.call_data, q.created_at, q.failed_count,` + PolicySQL + `,
+    q.deadline - q.started_at - interval '1 second',
+    q.limits, q.keys,
+    q.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(q.limits) AND l.window_size = '0')
+FROM started q
+LEFT JOIN LATERAL (SELECT * FROM call_queues WHERE name = q.queue LIMIT 1) r ON true
 UNION ALL
 SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
 FROM asked a

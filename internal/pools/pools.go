@@ -10,8 +10,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -80,8 +80,8 @@ func withCapacity(list []*Pool) *Pools {
 	if len(alive) > 0 {
 		return &Pools{List: alive, OpenFrom: openFrom}
 	}
-	if !slices.ContainsFunc(list, func(p *Pool) bool { return slices.Contains(p.Tasks, tasks.HTTP) }) {
-		list = append(list, &Pool{Name: tasks.Pool([]string{tasks.HTTP}, nil), Tasks: []string{tasks.HTTP}})
+	if !slices.ContainsFunc(list, func(p *Pool) bool { return slices.Contains(p.Tasks, handoff.HTTP) }) {
+		list = append(list, &Pool{Name: handoff.HTTP, Tasks: []string{handoff.HTTP}})
 	}
 	list = slices.DeleteFunc(list, func(p *Pool) bool { return p.Paused })
 	for _, p := range list {

@@ -37,11 +37,8 @@ SELECT o.call_id, o.attempt, o.token,
     coalesce(o.deadline - o.started_at, '0') AS deadline,
     o.acked_at - o.started_at AS acked,
     o.start_by - o.claimed_at AS start_within,
-    coalesce(q.failed_count, 0) AS failed_count,
-    coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
-    coalesce(r.backoff_min, '10 seconds') AS backoff_min,
-    coalesce(r.backoff_max, '15 minutes') AS backoff_max,
-    coalesce(r.on_lost, 'retry') AS on_lost
+    coalesce(q.failed_count, 0) AS failed_count,` + ledger.PolicySQL + `,
+    ` + ledger.OnLostSQL + ` AS on_lost
 FROM (SELECT * FROM call_open WHERE batch >= $1 AND call_id <> ALL($2::bigint[]) OFFSET 0) o
 LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
 LEFT JOIN call_queues r ON r.name = o.queue

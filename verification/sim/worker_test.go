@@ -8,7 +8,6 @@ import (
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -43,7 +42,7 @@ func (w *world) startWorkers() {
 		if w.set.own && i%2 == 0 {
 			k.tasks = []string{"http", "own"}
 		}
-		k.pool = tasks.Pool(k.tasks, nil)
+		k.pool = handoff.Pool(k.tasks, nil)
 		w.workers = append(w.workers, k)
 		k.start()
 	}

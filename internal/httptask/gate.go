@@ -1,0 +1,235 @@
+package httptask
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// A request is let onto a connection by a gate, so that "sent" and "not sent" are facts and not
+// readings of an error. It promises:
+//
+//   - nothing is written to a connection but the request of the pass that was admitted to it, and
+//     that begins, header and all, with one Write, by sendBy, while its context lives;
+//   - a pass is admitted once, to one connection;
+//   - once end has returned nothing is written for the pass any more, and if it says that nothing
+//     was, then nothing was;
+//   - a connection whose request was not answered in full has by then been reset.
+
+var (
+	// ErrSpent and ErrTooLate say that nothing was written.
+	ErrSpent   = errors.New("the connection was closed before the request could be sent")
+	ErrTooLate = errors.New("the worker took longer than send_within to begin the request")
+	errShut    = errors.New("nothing may be written to this connection now")
+	errNoMore  = errors.New("the attempt has had its connection")
+	errSplit   = errors.New("the request's header does not fit one write")
+)
+
+// gatedConn is the plaintext side of a connection, under its gate.
+type gatedConn struct {
+	net.Conn              // the TLS connection, or raw itself
+	raw      *net.TCPConn // with SO_LINGER 0: to close it is to reset it
+	closing  sync.Once    // so that whoever closes waits until the descriptor is closed
+
+	mu    sync.Mutex
+	pass  *pass // whose request may be written; nil: nobody's
+	spent bool  // no request may begin here any more
+}
+
+// pass is the leave of one attempt to send one request.
+type pass struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc // ends the attempt when its connection has no more to give
+
+	mu    sync.Mutex // of the next two; taken under a connection's mu, never the other way round
+	conn  *gatedConn // set by admit; the rest is guarded by its mu
+	ended bool       // it is admitted no more
+
+	sendBy  time.Time             // zero: no bound
+	arrived func(acked time.Time) // told of a request that was acknowledged, where its answer takes long; must not block. May be nil
+
+	wrote    bool      // a Write has begun
+	writing  bool      // a Write is under way
+	sent     time.Time // the last Write returned; zero: the first has not
+	acked    time.Time // the API's machine was seen to have all of that (acked.go)
+	probe    *time.Timer
+	answered time.Time // the first byte was read after that
+	heard    bool      // a byte was read that can be an answer
+	stray    bool      // the answer is another's
+}
+
+// admit lets the pass's request, and nothing else, onto the connection until end. An error means
+// that it stays shut. The pass before it may not have ended yet: net/http gives a connection
+// away as soon as it has written a request and read its answer, both to their ends.
+func (c *gatedConn) admit(p *pass, sendBy time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.conn != nil || p.ended:
+		return errNoMore
+	case c.spent:
+		return ErrSpent
+	}
+	p.conn, p.sendBy, c.pass = c, sendBy, p
+	return nil
+}
+
+// Write writes for the pass that was admitted.
+func (c *gatedConn) Write(b []byte) (int, error) {
+	p, err := c.begin(b)
+	if err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(b)
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.writing, p.sent, p.acked = false, now, time.Time{}
+	if c.pass == p && err == nil {
+		c.probeIn(p, firstProbe)
+	}
+	if err != nil && !p.heard {
+		p.cancel(fmt.Errorf("write the request: %w", err))
+	}
+	return n, err
+}
+
+// begin says for whom b may be written. From here on it counts as written, whatever happens.
+func (c *gatedConn) begin(b []byte) (*pass, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pass
+	if p == nil {
+		return nil, errShut
+	}
+	if !p.wrote {
+		if err := c.refusal(p, b); err != nil {
+			p.cancel(err) // else net/http would look for another connection
+			return nil, err
+		}
+	}
+	p.wrote, p.writing = true, true
+	return p, nil
+}
+
+func (c *gatedConn) refusal(p *pass, b []byte) error {
+	switch {
+	case p.ctx.Err() != nil:
+		return context.Cause(p.ctx)
+	case c.spent:
+		return ErrSpent
+	case !bytes.Contains(b, []byte("\r\n\r\n")):
+		return errSplit
+	case !p.sendBy.IsZero() && time.Now().After(p.sendBy): // last: the nearer to the write the better
+		return ErrTooLate
+	}
+	return nil
+}
+
+// Read notes when an answer begins, and ends the attempt when none can come any more: net/http
+// would send the request again on another connection.
+func (c *gatedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	now := time.Now()
+	if n == 0 && err == nil {
+		return n, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch p := c.pass; {
+	case p == nil:
+		c.spent = true
+	case !p.wrote:
+		c.spent = true
+		p.cancel(ErrSpent)
+	case p.heard:
+	case n == 0:
+		p.cancel(fmt.Errorf("no answer: %w", err))
+	default:
+		p.heard = true
+		if !p.sent.IsZero() { // else it may have been on its way before the request was
+			p.answered = now
+		}
+	}
+	return n, err
+}
+
+// answering is told that net/http is about to read the pass's answer. If nothing came in since the
+// request was written, then what it reads was left over from before.
+func (p *pass) answering() {
+	p.mu.Lock()
+	c := p.conn
+	p.mu.Unlock()
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	p.stray = !p.heard
+	c.spent = c.spent || p.stray
+	c.mu.Unlock()
+	if p.stray {
+		c.reset()
+	}
+}
+
+// Close closes an idle connection politely, and resets one that has a request.
+func (c *gatedConn) Close() error {
+	c.mu.Lock()
+	idle := c.pass == nil
+	c.spent = true
+	c.mu.Unlock()
+	if !idle {
+		c.reset()
+		return nil
+	}
+	var err error
+	c.closing.Do(func() {
+		_ = c.raw.SetLinger(-1) // it only makes the close polite
+		err = c.Conn.Close()
+	})
+	return err
+}
+
+// reset drops the connection with all that the kernel has not sent yet. When it returns, no Write
+// is under way and nothing more leaves.
+func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
+
+// end takes the leave back. whole says that the answer was read to its end; if it was not, or the
+// request is still being written, the connection is reset. It returns whether anything was
+// written, when the last of it was, when all of it was acknowledged, and when the answer began if that proves that
+// the request had arrived; zero times where that is not known. Anybody may call it, while the request is made too.
+func (p *pass) end(whole bool) (wrote bool, sent, acked, answered time.Time) {
+	p.mu.Lock()
+	c := p.conn
+	p.ended = true
+	p.mu.Unlock()
+	if c == nil {
+		return false, time.Time{}, time.Time{}, time.Time{}
+	}
+	c.mu.Lock()
+	mine, cut := c.pass == p, p.writing
+	reset := mine && (!whole || cut)
+	if mine {
+		c.pass = nil
+	}
+	if p.probe != nil {
+		p.probe.Stop()
+	}
+	c.spent = c.spent || reset
+	c.mu.Unlock()
+	if reset {
+		c.reset()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cut {
+		p.sent, p.acked = time.Now(), time.Time{} // it went on until the reset
+	}
+	return p.wrote, p.sent, p.acked, p.answered
+}

@@ -1,0 +1,176 @@
+// Package httptask is the built-in task http: it makes the request that call_data describes.
+//
+// It promises that an attempt writes at most one request, and none before its start is durable nor after its deadline.
+// What it reports as not sent was not sent, and will not be: see gatedConn.
+package httptask
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+// Config says what the built-in task http may do. Zero values mean the defaults.
+type Config struct {
+	// Hosts, when there are any, are the only ones that may be called: host or host:port.
+	Hosts []string
+	// PrivateHosts may be called although their addresses are private: host, host:port, an address
+	// or a network such as 10.0.0.0/8.
+	PrivateHosts []string
+	AllowPrivate bool // all private addresses may be called
+	// Store is which answers the ledger keeps in result: all, errors (the default) or none.
+	Store string
+	// Secrets are what headers may name: {"secret": "STRIPE_KEY"}. No answer is kept with one.
+	Secrets map[string]Secret
+	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to
+	// its Concurrency.
+	MaxIdlePerHost int
+	ConnectTimeout time.Duration // of DNS, TCP and TLS together; default 10 s
+	TLS            *tls.Config   // default: the system's certificates
+	Resolver       *net.Resolver // default: the system's
+}
+
+// Task makes requests. It is safe for concurrent use.
+type Task struct {
+	permissions
+	cfg       Config
+	transport *http.Transport
+	drainFor  time.Duration // how long the rest of an answer is read so that its connection can be reused
+}
+
+// New checks cfg and makes a Task.
+func New(cfg Config) (*Task, error) {
+	cfg.Store = cmp.Or(cfg.Store, "errors")
+	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
+	p, err := newPermissions(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Task{permissions: p, cfg: cfg, transport: newTransport(cfg, p.addresses), drainFor: 250 * time.Millisecond}, nil
+}
+
+// Equal reports whether both have the same configuration.
+func (t *Task) Equal(other *Task) bool { return reflect.DeepEqual(t.cfg, other.cfg) }
+
+// Close closes idle connections.
+func (t *Task) Close() { t.transport.CloseIdleConnections() }
+
+// Call is what a request is made from.
+type Call struct {
+	ID             int64
+	Attempt        int
+	IdempotencyKey string
+	Data           json.RawMessage // call_data
+}
+
+// Grant is a durable start, on the monotonic clock.
+type Grant struct {
+	M0      time.Time             // read before the start was asked for
+	SendBy  time.Time             // the request must have begun by then; zero: no bound
+	Arrived func(acked time.Time) // told when a request without an answer was acknowledged; may be nil
+}
+
+// StartFunc asks for the start. An error means: do not send.
+type StartFunc func(ctx context.Context) (Grant, error)
+
+// Sending is what became of an attempt.
+type Sending struct {
+	Wrote  bool            // false: nothing was written nor will be, whatever Err says
+	Err    error           // nil: done; its text has no secrets
+	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
+
+	started  bool       // the start was granted
+	sent     time.Time  // the request's last write returned, or its connection was reset under it
+	acked    time.Time  // the API's machine was seen to have all of it
+	answered time.Time  // the answer began, and proves that the request had arrived
+	to       []hostPort // where the answer came from; none: there is none
+}
+
+// Since turns the gate's readings into offsets from m0.
+func (s Sending) Since(m0 time.Time) limit.Sending {
+	ended := time.Since(m0)
+	since := func(t time.Time) *time.Duration {
+		if t.IsZero() {
+			return nil
+		}
+		return new(t.Sub(m0))
+	}
+	// A write that never returned ended with its connection.
+	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Answered: since(s.answered), Ended: ended}
+}
+
+// From reports whether the answer came from these hosts alone; none: from anybody.
+func (s Sending) From(hosts []string) bool {
+	set := hostSet(hosts)
+	return len(set) == 0 || !slices.ContainsFunc(s.to, func(h hostPort) bool { return !h.in(set) })
+}
+
+var (
+	errConnectTimeout = errors.New("no connection in time")
+	errStrayAnswer    = errors.New("the connection held an answer before the request was sent")
+	errInClear        = errors.New("a secret may not go over http to a public address: " +
+		"use https, or name its host as http://… in http_task.secrets")
+)
+
+// Run makes the request of one attempt. It connects, asks for the start once it has a connection,
+// and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
+// returns nothing more is written for the attempt, and a connection without an answer is reset.
+func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start StartFunc) Sending {
+	r, err := t.read(call)
+	if err != nil {
+		return Sending{Err: err}
+	}
+	secrets := t.secrets.needles(r.request)
+	if r.timeout > 0 {
+		timeout = min(timeout, r.timeout)
+	}
+	s := t.exchange(newExchange(ctx, start, timeout, t.cfg.ConnectTimeout), r, secrets)
+	s.Err = secrets.redacted(s.Err) // an API's words can be among net/http's
+	return s
+}
+
+func (t *Task) exchange(e *exchange, r *request, secrets needles) Sending {
+	defer e.stop()
+	answer, err := t.send(e, r.request, r.private)
+	if err != nil {
+		s := e.end(false)
+		s.Err = fmt.Errorf("%s: %w", r.shown, e.cause(err))
+		return s
+	}
+	kept, whole := t.readResponse(answer, secrets, e.stop)
+	s := e.end(whole)
+	_ = answer.Body.Close()
+	if e.pass.stray {
+		s.answered, s.Err = time.Time{}, fmt.Errorf("%s: %w", r.shown, errStrayAnswer)
+		return s
+	}
+	if answer.StatusCode == http.StatusRequestTimeout { // servers send it to idle connections, too
+		s.answered = time.Time{}
+	}
+	// The status decides, even where the body was cut off: the API has done what was asked.
+	s.to, s.Err = hostsOf(r.request), verdict(r.shown, answer, time.Now())
+	if t.cfg.Store == "all" || t.cfg.Store == "errors" && s.Err != nil {
+		s.Result = kept.json()
+	}
+	return s
+}
+
+// send makes the request, and hands out its answer without the body. onlyPrivate: to a private address alone.
+func (t *Task) send(e *exchange, r *http.Request, onlyPrivate bool) (*http.Response, error) {
+	e.mayReach = func(ip netip.Addr) error { return t.mayReach(r, ip, onlyPrivate) }
+	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
+	return t.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
+}

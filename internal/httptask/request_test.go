@@ -1,0 +1,158 @@
+package httptask
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestBustedCallData(t *testing.T) {
+	t.Parallel()
+	h := newTestTask(t, Config{})
+	for _, c := range []struct{ data, want string }{
+		{``, "must be an object"},
+		{`null`, "must be an object"},
+		{`[]`, "must be an object"},
+		{`"http://x"`, "must be an object"},
+		{`{"url":"http://x"} {}`, "must be an object"},
+		{`{`, "must be an object"},
+		{`{}`, `"url" is missing`},
+		{`{"url":null}`, `"url" is missing`},
+		{`{"url":"http://x","nope":1}`, `"nope": no such field`},
+		{`{"URL":"http://x"}`, `"URL": no such field`},
+		{`{"url":7}`, `"url": must be a string`},
+		{`{"url":""}`, "must begin with http"},
+		{`{"url":"x/y"}`, "must begin with http"},
+		{`{"url":"//x/y"}`, "must begin with http"},
+		{`{"url":"ftp://x"}`, "must begin with http"},
+		{`{"url":"file:///etc/passwd"}`, "must begin with http"},
+		{`{"url":"http:x"}`, "no host"},
+		{`{"url":"http://"}`, "no host"},
+		{`{"url":"http://:80"}`, "no host"},
+		{`{"url":"http://hidden@/"}`, "no host"},
+		{`{"url":"http://a b"}`, "escape"},
+		{`{"url":"http://x\r\nA: b"}`, "control character"},
+		{`{"url":"http://x/\u0000"}`, "control character"},
+		{`{"url":"http://x/%zz?hidden"}`, "escape"},
+		{`{"url":"http://bücher.example"}`, "xn--"},
+		{`{"url":"http://a_b.example:"}`, "port"},
+		{`{"url":"http://x:0"}`, "port"},
+		{`{"url":"http://x:65536"}`, "port"},
+		{`{"url":"http://x:hidden"}`, "port"},
+		{`{"url":"http://[::1"}`, "]"},
+		{`{"url":"http://0x7f.0.0.1"}`, "usual form"},
+		{`{"url":"http://1.2.3.4.5"}`, "usual form"},
+		{`{"url":"http://99999999999999999999999"}`, "usual form"},
+		{`{"url":"http://x","method":""}`, "HTTP method"},
+		{`{"url":"http://x","method":"G T"}`, "HTTP method"},
+		{`{"url":"http://x","method":"GET\r\n"}`, "HTTP method"},
+		{`{"url":"http://x","method":"connect"}`, "CONNECT"},
+		{`{"url":"http://x","method":["GET"]}`, "must be a string"},
+		{`{"url":"http://x","query":"a=1"}`, `"query": must be an object`},
+		{`{"url":"http://x","query":{"a":{}}}`, "must be a string, a number"},
+		{`{"url":"http://x","query":{"a":[[1]]}}`, "must be a string, a number"},
+		{`{"url":"http://x","query":{"a":null}}`, "must be a string, a number"},
+		{`{"url":"http://x","form":{"a":[null]}}`, "must be a string, a number"},
+		{`{"url":"http://x","form":[]}`, "must be an object"},
+		{`{"url":"http://x","body":{"a":1}}`, `"body": must be a string`},
+		{`{"url":"http://x","json":1,"body":"b"}`, "only one of body, json"},
+		{`{"url":"http://x","json":1,"form":{}}`, "only one of form, json"},
+		{`{"url":"http://x","headers":[]}`, "must be an object"},
+		{`{"url":"http://x","headers":{"":"c"}}`, "no header's name"},
+		{`{"url":"http://x","headers":{"a b":"c"}}`, "no header's name"},
+		{`{"url":"http://x","headers":{"a:":"c"}}`, "no header's name"},
+		{`{"url":"http://x","headers":{"a\r\nb":"c"}}`, "no header's name"},
+		{`{"url":"http://x","headers":{"é":"c"}}`, "no header's name"},
+		{`{"url":"http://x","headers":{"a":"hidden\r\nc: d"}}`, "line break"},
+		{`{"url":"http://x","headers":{"a":["b","\n"]}}`, "line break"},
+		{`{"url":"http://x","headers":{"a":"\u0000"}}`, "line break"},
+		{`{"url":"http://x","headers":{"a":"\u007f"}}`, "line break"},
+		{`{"url":"http://x","headers":{"a":1}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":null}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":[["b"]]}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":{"secret":"KEY"}}}`, `"KEY" is not one of this worker's http_task.secrets`},
+		{`{"url":"http://x","headers":{"a":{"secret":null}}}`, `"a": "secret": must be a string`},
+		{`{"url":"http://x","headers":{"a":{"prefix":"Bearer "}}}`, "must be a string or {"},
+		{`{"url":"http://x","headers":{"a":{"secret":"KEY","prefix":7}}}`, `"prefix": must be a string`},
+		{`{"url":"http://x","headers":{"a":[{"secret":"KEY","suffix":"x"}]}}`, `"suffix": no such field`},
+		{`{"url":"http://x","headers":{"content-length":"3"}}`, "connection"},
+		{`{"url":"http://x","headers":{"Transfer-Encoding":"chunked"}}`, "connection"},
+		{`{"url":"http://x","headers":{"connection":"close"}}`, "connection"},
+		{`{"url":"http://x","headers":{"EXPECT":"100-continue"}}`, "connection"},
+		{`{"url":"http://x","headers":{"Upgrade":"h2c"}}`, "connection"},
+		{`{"url":"http://x","headers":{"TE":"trailers"}}`, "connection"},
+		{`{"url":"http://x","headers":{"Trailer":"A"}}`, "connection"},
+		{`{"url":"http://x","headers":{"Keep-Alive":"9"}}`, "connection"},
+		{`{"url":"http://x","headers":{"HTTP2-Settings":"x"}}`, "connection"},
+		{`{"url":"http://x","headers":{"callq-call-id":"9"}}`, "callq sets it"},
+		{`{"url":"http://x","headers":{"Callq-Attempt":"9"}}`, "callq sets it"},
+		{`{"url":"http://x","headers":{"Host":"a/b"}}`, "one host"},
+		{`{"url":"http://x","headers":{"Host":""}}`, "one host"},
+		{`{"url":"http://x","headers":{"Host":["a","b"]}}`, "one host"},
+		{`{"url":"http://x","headers":{"Host":"a","host":"b"}}`, "one host"},
+		{`{"url":"http://x","timeout":"soon"}`, "duration"},
+		{`{"url":"http://x","timeout":"30"}`, "duration"},
+		{`{"url":"http://x","timeout":[]}`, "duration"},
+		{`{"url":"http://x","timeout":true}`, "duration"},
+		{`{"url":"http://x","timeout":1e999}`, "duration"},
+		{`{"url":"http://x","timeout":0}`, "above 0"},
+		{`{"url":"http://x","timeout":-1}`, "above 0"},
+		{`{"url":"http://x","timeout":"-1s"}`, "above 0"},
+		{`{"url":"http://x","timeout":1e-12}`, "above 0"},
+		{`{"url":"http://x/` + strings.Repeat("p", maxHeader) + `"}`, "header"},
+	} {
+		s := h.Run(t.Context(), callOf("%s", c.data), bound, func(context.Context) (Grant, error) {
+			t.Errorf("%s: the start was asked for", c.data)
+			return Grant{}, errNoStart
+		})
+		if s.started || s.Wrote || !isPermanent(s.Err) || !strings.HasPrefix(s.Err.Error(), "call_data: ") || !strings.Contains(s.Err.Error(), c.want) {
+			t.Errorf("%.100s: got %+v, want %q", c.data, s, c.want)
+		} else if strings.Contains(s.Err.Error(), "hidden") && !strings.Contains(c.data, ":hidden") {
+			t.Errorf("%s: the error repeats what may be secret: %v", c.data, s.Err)
+		}
+	}
+}
+
+func TestTimeoutOfCallData(t *testing.T) {
+	t.Parallel()
+	for data, want := range map[string]time.Duration{
+		`"1m30s"`: 90 * time.Second, `"250ms"`: 250 * time.Millisecond, `30`: 30 * time.Second, `0.5`: time.Second / 2,
+		`1e300`: 1<<63 - 1, `null`: 0,
+	} {
+		c, err := readRequest(callOf(`{"url":"http://x","timeout":%s}`, data), nil)
+		if err != nil || c.timeout != want {
+			t.Errorf("%s: got %+v, %v, want %s", data, c, err, want)
+		}
+	}
+}
+
+// Errors and logs show the method, scheme, host and path only.
+func TestWhatIsShown(t *testing.T) {
+	t.Parallel()
+	c, err := readRequest(callOf(`{"method":"post","url":"HTTPS://me:hidden@API.example:8443/a%%2Fb/ü?key=hidden#hidden","query":{"k":"hidden"}}`), nil)
+	if want := "POST https://api.example:8443/a%2Fb/%C3%BC"; err != nil || c.shown != want {
+		t.Errorf("got %+v, %v, want %s", c, err, want)
+	}
+}
+
+func FuzzReadRequest(f *testing.F) {
+	f.Add(`{"method":"POST","url":"http://u:p@x:1/p?q#f","query":{"a":[1,"b",true]},"headers":{"A":["b"]},"form":{"a":1},"timeout":"1s"}`)
+	f.Add(`{"url":"http://[::1%25eth0]/","headers":{"Host":"x"},"json":[null],"timeout":1e9}`)
+	f.Fuzz(func(t *testing.T, data string) {
+		c, err := readRequest(callOf("%s", data), nil)
+		if err != nil {
+			return
+		}
+		var head strings.Builder
+		r := c.request.Clone(t.Context())
+		r.Body, r.ContentLength = nil, 0
+		if err := r.Write(&head); err != nil {
+			t.Fatalf("net/http does not write what was accepted: %v", err)
+		}
+		lines := strings.Split(head.String(), "\r\n")
+		if strings.Count(lines[0], " ") != 2 || strings.ContainsAny(strings.Join(lines, ""), "\r\n\x00") {
+			t.Errorf("not one request: %q", head.String())
+		}
+	})
+}

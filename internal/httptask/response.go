@@ -1,0 +1,163 @@
+package httptask
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/callq/callq/internal/outcome"
+)
+
+const (
+	maxBody       = 64 << 10  // of an answer, kept in result
+	maxZipped     = 256 << 10 // unpacked of an answer, which may be nothing for ever
+	maxDrain      = 256 << 10 // read beyond it, so that the connection can be used again
+	maxRetryAfter = 24 * time.Hour
+)
+
+// answer is what the ledger keeps in result.
+type answer struct {
+	Status    int            `json:"status"`
+	Headers   map[string]any `json:"headers"` // a string, or a list where a header came more than once
+	Body      string         `json:"body"`    // valid UTF-8 without NUL, at most maxBody bytes
+	Truncated bool           `json:"truncated"`
+}
+
+// readResponse reads an answer, without the secrets that it repeats. whole says that it was read to its
+// end, so that its connection may be used again. giveUp ends the draining of what is not kept.
+func (t *Task) readResponse(r *http.Response, secrets needles, giveUp func()) (a answer, whole bool) {
+	a = answer{Status: r.StatusCode}
+	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
+		a.Headers = readableHeaders(r.Header, secrets)
+		return a, false
+	}
+	var body io.Reader = r.Body
+	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
+		body = &gunzip{source: io.LimitReader(r.Body, maxZipped)}
+		r.Header.Del("Content-Encoding")
+		r.Header.Del("Content-Length")
+	}
+	a.Headers = readableHeaders(r.Header, secrets)
+	// As much more as a secret has that begins in what is kept.
+	data, err := io.ReadAll(io.LimitReader(body, int64(maxBody+max(1, secrets.longest()))))
+	whole = t.drained(r.Body, giveUp)
+	a.Body, a.Truncated = readable(secrets.redact(string(data), maxBody, err != nil))
+	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
+	return a, whole
+}
+
+// drained reads what nobody wants of an answer, so that its connection may be used again; giveUp ends that
+// where it takes long.
+func (t *Task) drained(body io.Reader, giveUp func()) (whole bool) {
+	timer := time.AfterFunc(t.drainFor, giveUp)
+	defer timer.Stop()
+	_, err := io.CopyN(io.Discard, body, maxDrain)
+	return errors.Is(err, io.EOF)
+}
+
+// gunzip decodes gzip, and reads its header only when asked for bytes.
+type gunzip struct {
+	source io.Reader
+	from   *gzip.Reader
+}
+
+func (g *gunzip) Read(b []byte) (int, error) {
+	if g.from == nil {
+		from, err := gzip.NewReader(g.source)
+		if err != nil {
+			return 0, err
+		}
+		g.from = from
+	}
+	return g.from.Read(b)
+}
+
+func readableHeaders(header http.Header, secrets needles) map[string]any {
+	headers := make(map[string]any, len(header))
+	for name, values := range header {
+		list := make([]string, len(values))
+		for i, value := range values {
+			list[i], _ = readable(secrets.redact(value, len(value), false))
+		}
+		if len(list) == 1 {
+			headers[name] = list[0]
+		} else {
+			headers[name] = list
+		}
+	}
+	return headers
+}
+
+// readable makes text fit for jsonb: valid UTF-8 without NUL, at most maxBody bytes.
+func readable(text string) (short string, truncated bool) {
+	short = cut(text) // not within a character, which would then look broken
+	short = strings.ToValidUTF8(strings.ReplaceAll(short, "\x00", "�"), "�")
+	return cut(short), len(text) > maxBody || len(short) > maxBody
+}
+
+func cut(text string) string {
+	if len(text) <= maxBody {
+		return text
+	}
+	for n := maxBody; n > maxBody-utf8.UTFMax; n-- {
+		if utf8.RuneStart(text[n]) {
+			return text[:n]
+		}
+	}
+	return text[:maxBody]
+}
+
+func (a answer) json() json.RawMessage {
+	data, _ := json.Marshal(a) // strings and numbers always can
+	return data
+}
+
+// verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
+// again, and 403 where it says when (GitHub's limits do); others, redirects too, are permanent.
+func verdict(what string, r *http.Response, now time.Time) error {
+	status := r.StatusCode
+	if status >= 200 && status <= 299 {
+		return nil
+	}
+	err := fmt.Errorf("%s: %s", what, statusText(status))
+	switch status {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusForbidden:
+		if d := retryAfter(r.Header, now); d > 0 {
+			return outcome.RetryAfter(d, err)
+		}
+	}
+	switch {
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests,
+		status >= 500 && status <= 599:
+		return err
+	}
+	return outcome.Permanent(err)
+}
+
+func statusText(status int) string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
+}
+
+// retryAfter reads Retry-After, in seconds or as a date, held against the server's own clock where
+// it tells it. 0: not there, not readable or past.
+func retryAfter(header http.Header, now time.Time) time.Duration {
+	text := strings.TrimSpace(header.Get("Retry-After"))
+	if at, err := http.ParseTime(text); err == nil {
+		if date, err := http.ParseTime(header.Get("Date")); err == nil {
+			now = date
+		}
+		return min(max(at.Sub(now), 0), maxRetryAfter)
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if strings.Trim(text, "0123456789.") != "" || err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0
+	}
+	return time.Duration(min(seconds, maxRetryAfter.Seconds()) * float64(time.Second))
+}

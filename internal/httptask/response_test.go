@@ -1,0 +1,264 @@
+package httptask
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/callq/callq/internal/outcome"
+)
+
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	server := serveHTTP(t, false, func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		var status int
+		_, _ = fmt.Sscan(r.URL.Path[1:], &status)
+		w.Header().Set("Location", "/200")
+		if r.URL.RawQuery != "plain" {
+			w.Header().Set("Retry-After", "7")
+		}
+		w.WriteHeader(status)
+	})
+	h := newTestTask(t, Config{})
+	for _, c := range []struct {
+		kind, query string
+		statuses    []int
+	}{
+		{"done", "", []int{200, 201, 202, 204, 206, 299}},
+		{"retried", "", []int{408, 425, 500, 501, 502, 504, 507, 520, 599}},
+		{"retried", "plain", []int{429, 503}},
+		{"retry after", "", []int{403, 429, 503}}, // 403 is GitHub's
+		{"permanent", "", []int{300, 301, 302, 303, 304, 307, 308, 400, 401, 404, 409, 410, 418, 422, 451, 499, 600, 999}},
+		{"permanent", "plain", []int{403}},
+	} {
+		for _, status := range c.statuses {
+			requests.Store(0)
+			s := h.Run(t.Context(), callOf(`{"method":"POST","url":"%s/%d?%s","json":{}}`, server.URL, status, c.query), bound, granted)
+			got := "retried"
+			if later, ok := errors.AsType[*outcome.RetryAfterError](s.Err); ok && later.After == 7*time.Second {
+				got = "retry after"
+			} else if isPermanent(s.Err) {
+				got = "permanent"
+			} else if s.Err == nil {
+				got = "done"
+			}
+			if got != c.kind || !s.Wrote || s.sent.IsZero() || requests.Load() != 1 {
+				t.Errorf("%d: %s, want %s; %d requests: %+v", status, got, c.kind, requests.Load(), s)
+			}
+			if status == http.StatusRequestTimeout && !s.answered.IsZero() { // sent to idle connections too, it proves nothing
+				t.Errorf("%d: answered %v", status, s.answered)
+			}
+			if want := strings.TrimSpace(fmt.Sprintf("POST %s/%d: %d %s", server.URL, status, status, http.StatusText(status))); s.Err != nil && s.Err.Error() != want {
+				t.Errorf("%d: %q, want %q", status, s.Err, want)
+			}
+		}
+	}
+}
+
+func TestRetryAfterForms(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	const date = "Sun, 01 Mar 2026 12:01:30 GMT"
+	for _, c := range []struct {
+		value, date string
+		want        time.Duration
+	}{
+		{value: ""},
+		{value: "0"},
+		{value: "1", want: time.Second},
+		{value: " 120 ", want: 2 * time.Minute},
+		{value: "1.5", want: 1500 * time.Millisecond},
+		{value: "86400", want: 24 * time.Hour},
+		{value: "86401", want: maxRetryAfter},
+		{value: "99999999999999999999999999", want: maxRetryAfter},
+		{value: strings.Repeat("9", 400), want: maxRetryAfter},
+		{value: "-5"},
+		{value: "1e3"},
+		{value: "0x10"},
+		{value: "inf"},
+		{value: "NaN"},
+		{value: "."},
+		{value: "1.2.3"},
+		{value: "soon"},
+		{value: "5s"},
+		{value: date, want: 90 * time.Second},
+		{value: "Sunday, 01-Mar-26 12:01:30 GMT", want: 90 * time.Second},
+		{value: "Sun Mar  1 12:01:30 2026", want: 90 * time.Second},
+		{value: date, date: "Sun, 01 Mar 2026 12:01:00 GMT", want: 30 * time.Second}, // its clock is a minute ahead
+		{value: date, date: "never", want: 90 * time.Second},
+		{value: "Sun, 01 Mar 2026 11:59:59 GMT"},
+		{value: "Sun, 01 Mar 2099 12:00:00 GMT", want: maxRetryAfter},
+	} {
+		header := http.Header{"Retry-After": {c.value}, "Date": {c.date}}
+		if got := retryAfter(header, now); got != c.want {
+			t.Errorf("%.40q, Date %q: %s, want %s", c.value, c.date, got, c.want)
+		}
+	}
+}
+
+func zipped(text string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = io.WriteString(w, text)
+	_ = w.Close()
+	return b.String()
+}
+
+func TestResultIsFitForJSONB(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", maxBody)
+	for _, c := range []struct {
+		name, encoding, body string
+		want                 string
+		truncated, closes    bool
+	}{
+		{name: "empty"},
+		{name: "short", body: `{"a":"é"}`, want: `{"a":"é"}`},
+		{name: "as much as is kept", body: long, want: long},
+		{name: "one byte more", body: long + "y", want: long, truncated: true},
+		{name: "a character across the cut", body: long[1:] + "é", want: long[1:], truncated: true},
+		{name: "not UTF-8, with NUL", body: "a\xff\x00b\xed\xa0\x80", want: "a��b�"},
+		{name: "a picture that grows when made readable", body: strings.Repeat("\xff a", maxBody/3), want: strings.Repeat("� a", maxBody/5), truncated: true},
+		{name: "more than is drained", body: strings.Repeat(long, 10), want: long, truncated: true, closes: true},
+		{name: "gzip", encoding: "gzip", body: zipped("hello"), want: "hello"},
+		{name: "gzip of much", encoding: "GZIP", body: zipped(strings.Repeat(long, 50)), want: long, truncated: true},
+		{name: "gzip that is none", encoding: "gzip", body: "hello, this is no gzip", truncated: true},
+		{name: "gzip cut short", encoding: "gzip", body: zipped("hello")[:20], want: "hello", truncated: true},
+		{name: "an empty gzip", encoding: "gzip"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var requests []string // remote addresses; each on run's turn
+			server := serveHTTP(t, false, func(w http.ResponseWriter, r *http.Request) {
+				requests = append(requests, r.RemoteAddr)
+				w.Header().Set("Content-Encoding", c.encoding)
+				w.Header().Add("X-Two", "1")
+				w.Header().Add("X-Two", "é\xff")
+				_, _ = io.WriteString(w, c.body)
+			})
+			h := newTestTask(t, Config{Store: "all"})
+			var s Sending
+			for range 2 {
+				s = h.Run(t.Context(), callOf(`{"url":%q}`, server.URL), bound, granted)
+			}
+			var got struct {
+				Status    int
+				Headers   map[string]any
+				Body      string
+				Truncated bool
+			}
+			if err := json.Unmarshal(s.Result, &got); err != nil || s.Err != nil {
+				t.Fatalf("result %s: %v, %v", s.Result, err, s.Err)
+			}
+			if got.Status != 200 || got.Body != c.want || got.Truncated != c.truncated || !utf8.ValidString(got.Body) || len(got.Body) > maxBody {
+				t.Errorf("got %d, %d bytes (%.40q), truncated %v; want %d bytes, truncated %v", got.Status, len(got.Body), got.Body, got.Truncated, len(c.want), c.truncated)
+			}
+			if bytes.Contains(s.Result, []byte(`\u0000`)) || fmt.Sprint(got.Headers["X-Two"]) != "[1 é�]" {
+				t.Errorf("result %.300s", s.Result)
+			}
+			if len(requests) == 2 && (requests[0] != requests[1]) != c.closes {
+				t.Errorf("connections %v; want a new one: %v", requests, c.closes)
+			}
+		})
+	}
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	server := serveHTTP(t, false, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/bad" {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+	})
+	for _, c := range []struct {
+		store    string
+		ok, fail bool
+	}{{"", false, true}, {"errors", false, true}, {"all", true, true}, {"none", false, false}} {
+		h := newTestTask(t, Config{Store: c.store})
+		ok := h.Run(t.Context(), callOf(`{"url":"%s/"}`, server.URL), bound, granted)
+		fail := h.Run(t.Context(), callOf(`{"url":"%s/bad"}`, server.URL), bound, granted)
+		if (ok.Result != nil) != c.ok || (fail.Result != nil) != c.fail {
+			t.Errorf("store %q kept %s and %s", c.store, ok.Result, fail.Result)
+		}
+	}
+}
+
+// What a broken server may answer: never a panic, never a second request, never "not sent".
+func TestBrokenAnswers(t *testing.T) {
+	t.Parallel()
+	const ok = "HTTP/1.1 200 OK\r\n"
+	for _, c := range []struct{ name, raw, want string }{
+		{"no HTTP", "hello\r\n\r\n", "retried"},
+		{"no status", "HTTP/1.1 \r\n\r\n", "retried"},
+		{"header without end", ok + "A: " + strings.Repeat("x", 1<<20), "retried"},
+		{"NUL in a header", ok + "A: \x00\r\n\r\n", "retried"},
+		{"two lengths", ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "retried"},
+		{"hints without end", strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", 10_000), "retried"},
+		{"nothing", "", "retried"},
+		{"switching protocols", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", "permanent"},
+		// The status came whole: the API has done what was asked.
+		{"body shorter than said", ok + "Content-Length: 9\r\n\r\nab", "done"},
+		{"broken chunks", ok + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", "done"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var conns atomic.Int32
+			addr := serveConns(t, func(conn *net.TCPConn) {
+				conns.Add(1)
+				_, _ = http.ReadRequest(bufio.NewReader(conn))
+				_, _ = io.WriteString(conn, c.raw)
+				_ = conn.CloseWrite()
+			})
+			s := newTestTask(t, Config{}).Run(t.Context(), callOf(`{"url":"http://%s"}`, addr), bound, granted)
+			got := map[bool]string{true: "done", false: "retried"}[s.Err == nil]
+			if isPermanent(s.Err) {
+				got = "permanent"
+			}
+			if !s.Wrote || s.sent.IsZero() || got != c.want || conns.Load() != 1 {
+				t.Errorf("got %+v on %d connections, want %s", s, conns.Load(), c.want)
+			}
+		})
+	}
+}
+
+// Gzip that unpacks to nothing, for ever, ends: what is unpacked is bounded, and not only what that makes.
+func TestEndlessGzip(t *testing.T) {
+	t.Parallel()
+	head := zipped("hello")[:10]
+	for name, c := range map[string]struct{ begin, part string }{
+		"of members":       {"", zipped("")},
+		"of stored blocks": {head, "\x00\x00\x00\xff\xff"},
+	} {
+		taken := make(chan int, 1)
+		addr := serveConns(t, func(conn *net.TCPConn) {
+			_, _ = http.ReadRequest(bufio.NewReader(conn))
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"+zipped("hello")+c.begin)
+			n, parts := 0, strings.Repeat(c.part, 1000)
+			for _, err := io.WriteString(conn, parts); err == nil; n += len(parts) {
+				_, err = io.WriteString(conn, parts)
+			}
+			taken <- n
+		})
+		s := newTestTask(t, Config{Store: "all"}).Run(t.Context(), callOf(`{"url":"http://%s"}`, addr), 3*time.Second, granted)
+		var got answer
+		if err := json.Unmarshal(s.Result, &got); err != nil || got.Body != "hello" || !got.Truncated {
+			t.Errorf("%s: kept %+v (%v)", name, got, err)
+		}
+		if n, most := receive(t, taken), 32<<20; n > most { // with what the kernel holds
+			t.Errorf("%s: %d bytes were taken, want %d at most", name, n, most)
+		}
+	}
+}

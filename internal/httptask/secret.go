@@ -1,0 +1,95 @@
+package httptask
+
+import (
+	"encoding/json"
+	"fmt"
+	"html"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Secret is a header's value, or the end of it, that calls name and do not hold. It leaves the worker in a
+// request to one of its hosts and in no other way.
+type Secret struct {
+	Value string
+	// Hosts may be sent it: host (on any port) or host:port, over https, or over http where the address is
+	// private and allowed. Written http://host, over http wherever it is.
+	Hosts []string
+}
+
+// Format and MarshalText keep the value out of whatever prints a configuration.
+func (Secret) Format(f fmt.State, _ rune)   { _, _ = f.Write([]byte(hiddenText)) }
+func (Secret) MarshalText() ([]byte, error) { return []byte(hiddenText), nil }
+
+// hiddenText stands where a secret was.
+const (
+	hiddenText  = "***"
+	leastSecret = 4 // bytes: what is shorter is in every answer, and would be starred out there
+)
+
+// secrets are all that this worker knows. They are never changed.
+type secrets map[string]secret
+
+type secret struct {
+	value     string
+	hosts     map[string]bool // over https
+	clear     map[string]bool // over http too
+	spellings []string
+}
+
+func newSecrets(configured map[string]Secret) (secrets, error) {
+	s := secrets{}
+	for name, c := range configured {
+		var over, clear []string
+		for _, host := range c.Hosts {
+			if plain, ok := strings.CutPrefix(host, "http://"); ok {
+				clear = append(clear, plain)
+			} else {
+				over = append(over, host)
+			}
+		}
+		switch {
+		case len(c.Value) < leastSecret:
+			return nil, fmt.Errorf("tasks: the secret %s has fewer than %d bytes: it could not be kept out of answers",
+				name, leastSecret)
+		case !utf8.ValidString(c.Value) || hasControl(c.Value) || strings.TrimSpace(c.Value) != c.Value:
+			return nil, fmt.Errorf("tasks: the secret %s cannot be a header's value: "+
+				"it has a line break, another control character, a space at an end or is not UTF-8", name)
+		case len(c.Hosts) == 0:
+			return nil, fmt.Errorf("tasks: the secret %s has no hosts that may be sent it", name)
+		}
+		s[name] = secret{c.Value, hostSet(over), hostSet(clear), spellings(c.Value)}
+	}
+	return s, nil
+}
+
+// spellings are how an API may repeat a value: as it is, and escaped for JSON, URLs and HTML.
+func spellings(value string) []string {
+	quoted, _ := json.Marshal(value) // a string always can
+	ascii := strconv.QuoteToASCII(value)
+	quotedAll := []string{string(quoted), strconv.Quote(value), ascii, strings.ReplaceAll(ascii, "/", `\/`)}
+	all := []string{value, url.QueryEscape(value), url.PathEscape(value), html.EscapeString(value)}
+	for _, q := range quotedAll {
+		all = append(all, q[1:len(q)-1])
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// may reports whether the request, with what else it says of its host, may carry the secret called name;
+// onlyPrivate: to a private address only, for nothing encrypts it.
+func (s secrets) may(name string, r *http.Request) (onlyPrivate bool, err error) {
+	secret := s[name]
+	for _, h := range hostsOf(r) {
+		inClear := h.in(secret.clear)
+		if !inClear && !h.in(secret.hosts) {
+			return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
+		}
+		onlyPrivate = onlyPrivate || r.URL.Scheme != "https" && !inClear
+	}
+	return onlyPrivate, nil
+}
