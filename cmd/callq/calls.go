@@ -42,8 +42,8 @@ func (f *callFilter) any() bool {
 }
 
 // read returns the filter, with statuses among those allowed.
-func (f *callFilter) read(allowed []callqueue.Status) (callqueue.Filter, error) {
-	filter := callqueue.Filter{Queue: f.queue, Task: f.task}
+func (f *callFilter) read(allowed []callqueue.Status) (admin.Filter, error) {
+	filter := admin.Filter{Queue: f.queue, Task: f.task}
 	switch {
 	case f.given("queue") && f.queue == "":
 		return filter, usagef("--queue is empty; leave it out for any queue")
@@ -85,7 +85,7 @@ func joined[T any](list []T, separator string) string {
 
 func callsListCommand(a *app) *cobra.Command {
 	var f callFilter
-	var filter callqueue.Filter
+	var filter admin.Filter
 	var limit int
 	var before int64
 	cmd := &cobra.Command{
@@ -115,16 +115,16 @@ func callsListCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-func listCalls(ctx context.Context, a *app, db *database, f callqueue.Filter, limit int) error {
-	calls, err := db.calls.List(ctx, f, limit)
+func listCalls(ctx context.Context, a *app, db *database, f admin.Filter, limit int) error {
+	calls, err := admin.ListCalls(ctx, db.Pool, f, limit)
 	if err != nil {
 		return err
 	}
 	if len(calls) == limit {
 		fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 	}
-	return printRows(a, calls, table[callqueue.Summary]{
-		"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c callqueue.Summary) []any {
+	return printRows(a, calls, table[admin.Call]{
+		"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
 			return []any{
 				c.ID, short(c.Queue), short(c.Task), short(dash(c.Key)), statusText(c.Status, c.Running),
 				c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),

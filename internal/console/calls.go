@@ -25,7 +25,7 @@ type callsBody struct {
 	Status, Queue, Key, Task string // the filter, as it was given
 	Keyless                  bool   // only calls without a key
 	Choices                  []choice
-	Calls                    []callqueue.Summary
+	Calls                    []admin.Call
 	Newest, Newer, Older     string // where other pages are; empty: there is none
 }
 
@@ -36,8 +36,8 @@ type choice struct {
 }
 
 // readCalls reads the filter.
-func readCalls(r *http.Request) (callsBody, callqueue.Filter, error) {
-	var f callqueue.Filter
+func readCalls(r *http.Request) (callsBody, admin.Filter, error) {
+	var f admin.Filter
 	q, err := query(r, "status", "queue", "key", "no_key", "task", "before", "after")
 	if err != nil {
 		return callsBody{}, f, err
@@ -151,8 +151,8 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 }
 
 // list reads a page, and whether there are more in its direction.
-func (p *pages) list(ctx context.Context, f callqueue.Filter) (calls []callqueue.Summary, more bool, err error) {
-	calls, err = p.client.List(ctx, f, perPage+1)
+func (p *pages) list(ctx context.Context, f admin.Filter) (calls []admin.Call, more bool, err error) {
+	calls, err = admin.ListCalls(ctx, p.Pool, f, perPage+1)
 	if err != nil || len(calls) <= perPage {
 		return calls, false, err
 	}
