@@ -44,12 +44,7 @@ type Call struct {
 func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, error) {
 	args := f.args()
 	args["limit"] = max(limit, 0)
-	list, err := collect[Call](ctx, db, "list calls", f.listSQL(), args)
-	for i := range list {
-		c := &list[i]
-		inUTC(&c.RunAt, &c.CreatedAt, c.DispatchedAt, c.FinishedAt)
-	}
-	return list, err
+	return collect[Call](ctx, db, "list calls", f.listSQL(), args)
 }
 
 // The years are those that JSON can write. A CASE keeps NULL, which least and greatest pass over.
@@ -111,7 +106,9 @@ func (f Filter) whereSQL() string {
 	return strings.Join(where, " AND ")
 }
 
-func (f Filter) only(status callqueue.Status) bool { return len(f.Statuses) == 1 && f.Statuses[0] == status }
+func (f Filter) only(status callqueue.Status) bool {
+	return len(f.Statuses) == 1 && f.Statuses[0] == status
+}
 
 func named(column string, orNull bool) string {
 	if orNull {

@@ -88,10 +88,10 @@ func notices(s *admin.Status) []notice {
 	var list []notice
 	add := func(url, format string, args ...any) { list = append(list, notice{fmt.Sprintf(format, args...), url}) }
 	if len(s.Dispatchers) == 0 {
-		add("", "No dispatcher lives: nothing is claimed until one runs (callq serve, callq dispatch).")
+		add("", "No dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch).")
 	}
 	if !slices.ContainsFunc(s.Workers, func(w admin.Worker) bool { return w.Live }) {
-		add("", "No worker lives: nothing is sent until one runs (callq serve, callq work).")
+		add("", "No worker is alive: nothing is sent until one runs (callq serve, callq work).")
 	}
 	if text := s.OthersText(); text != "" {
 		add("", "%s.", text)
