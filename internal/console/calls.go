@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,10 +25,10 @@ type callsBody struct {
 	Keyless                  bool   // only calls without a key
 	Choices                  []choice
 	Calls                    []admin.Call
-	Newest, Newer, Older     string // where other pages are; empty: there is none
+	Newest, Newer, Older     string // addresses of other pages; empty: there is none
 }
 
-// choice is a status, or several, that the list can be of.
+// choice is a status, or several, that the list can show.
 type choice struct {
 	Value, Name, URL string
 	Chosen           bool
@@ -80,27 +79,13 @@ func statuses() []string {
 	}
 }
 
-// url leads to the list with this filter, and one thing changed.
+// url is the address of the list with this filter and one parameter changed.
 func (b callsBody) url(name, value string) string {
-	values := url.Values{}
-	set := func(name, value string) {
-		if value != "" {
-			values.Set(name, value)
-		}
-	}
-	set("status", b.Status)
-	set("queue", b.Queue)
-	set("key", b.Key)
-	set("task", b.Task)
+	keyless := ""
 	if b.Keyless {
-		values.Set("no_key", "1")
+		keyless = "1"
 	}
-	values.Del(name)
-	set(name, value)
-	if len(values) == 0 {
-		return "/calls"
-	}
-	return "/calls?" + values.Encode()
+	return callsURL("status", b.Status, "queue", b.Queue, "key", b.Key, "task", b.Task, "no_key", keyless, name, value)
 }
 
 func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
@@ -130,13 +115,8 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 		}
 	}
 	for _, c := range [][2]string{
-		{"", "all"},
-		{waitingStatuses, "waiting"},
-		{"dispatched", "dispatched"},
-		{"error", "to be retried"},
-		{"failed", "dead letters"},
-		{"done", "done"},
-		{"cancelled", "cancelled"},
+		{"", "all"}, {waitingStatuses, "waiting"}, {"dispatched", "dispatched"}, {"error", "to be retried"},
+		{"failed", "dead letters"}, {"done", "done"}, {"cancelled", "cancelled"},
 	} {
 		b.Choices = append(b.Choices, choice{c[0], c[1], b.url("status", c[0]), b.Status == c[0]})
 	}
@@ -150,7 +130,7 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "calls", Title: "Calls", Here: here, Body: b}, nil
 }
 
-// list reads a page, and whether there are more in its direction.
+// list reads a page of calls, and whether there are more in its direction.
 func (p *pages) list(ctx context.Context, f admin.Filter) (calls []admin.Call, more bool, err error) {
 	calls, err = admin.ListCalls(ctx, p.Pool, f, perPage+1)
 	if err != nil || len(calls) <= perPage {
@@ -195,5 +175,5 @@ func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "call", Title: fmt.Sprintf("Call %d", id), Body: callBody{record, why.Reasons, attempts}}, nil
 }
 
-// isText says whether Postgres would take it.
+// isText reports whether Postgres would accept the text.
 func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
