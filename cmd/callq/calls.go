@@ -29,7 +29,7 @@ type callFilter struct {
 
 func (f *callFilter) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(allStatuses(), ","))
+	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(callqueue.Statuses(), ","))
 	flags.StringVar(&f.queue, "queue", "", "only of this queue")
 	flags.StringVar(&f.key, "key", "", "only with this key; empty: only calls without a key")
 	flags.StringVar(&f.task, "task", "", "only of this task")
@@ -57,21 +57,14 @@ func (f *callFilter) read(allowed []callqueue.Status) (admin.Filter, error) {
 	for _, name := range f.status {
 		status := callqueue.Status(strings.TrimSpace(name))
 		switch {
-		case !slices.Contains(allStatuses(), status):
-			return filter, usagef("--status %q is not a status: %s", name, joined(allStatuses(), ", "))
+		case !slices.Contains(callqueue.Statuses(), status):
+			return filter, usagef("--status %q is not a status: %s", name, joined(callqueue.Statuses(), ", "))
 		case !slices.Contains(allowed, status):
 			return filter, usagef("--status %s: this is for calls that are %s", status, joined(allowed, ", "))
 		}
 		filter.Statuses = append(filter.Statuses, status)
 	}
 	return filter, nil
-}
-
-func allStatuses() []callqueue.Status {
-	return []callqueue.Status{
-		callqueue.StatusNew, callqueue.StatusDispatched, callqueue.StatusDone,
-		callqueue.StatusError, callqueue.StatusFailed, callqueue.StatusCancelled,
-	}
 }
 
 // joined writes a list with a separator.
@@ -93,7 +86,7 @@ func callsListCommand(a *app) *cobra.Command {
 		Long: "List calls, newest first. stderr says how to get the next page.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			filter, err = f.read(allStatuses())
+			filter, err = f.read(callqueue.Statuses())
 			switch {
 			case err != nil:
 				return err

@@ -53,10 +53,11 @@ func readCalls(r *http.Request) (callsBody, admin.Filter, error) {
 	}
 	if b.Status != "" {
 		for _, name := range strings.Split(b.Status, ",") {
-			if !slices.Contains(statuses(), name) {
-				return b, f, badQuery("%q is not a status: %s", name, strings.Join(statuses(), ", "))
+			status := callqueue.Status(name)
+			if !slices.Contains(callqueue.Statuses(), status) {
+				return b, f, badQuery("%q is not a status: it is one of %v", name, callqueue.Statuses())
 			}
-			f.Statuses = append(f.Statuses, callqueue.Status(name))
+			f.Statuses = append(f.Statuses, status)
 		}
 	}
 	for name, to := range map[string]*int64{"before": &f.Before, "after": &f.After} {
@@ -70,13 +71,6 @@ func readCalls(r *http.Request) (callsBody, admin.Filter, error) {
 		return b, f, badQuery("before and after exclude each other")
 	}
 	return b, f, nil
-}
-
-func statuses() []string {
-	return []string{
-		string(callqueue.StatusNew), string(callqueue.StatusDispatched), string(callqueue.StatusDone),
-		string(callqueue.StatusError), string(callqueue.StatusFailed), string(callqueue.StatusCancelled),
-	}
 }
 
 // url is the address of the list with this filter and one parameter changed.
