@@ -109,8 +109,13 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 		}
 	}
 	for _, c := range [][2]string{
-		{"", "all"}, {waitingStatuses, "waiting"}, {"dispatched", "dispatched"}, {"error", "to be retried"},
-		{"failed", "dead letters"}, {"done", "done"}, {"cancelled", "cancelled"},
+		{"", "all"},
+		{waitingStatuses, "waiting"},
+		{"dispatched", "dispatched"},
+		{"error", "to be retried"},
+		{"failed", "dead letters"},
+		{"done", "done"},
+		{"cancelled", "cancelled"},
 	} {
 		b.Choices = append(b.Choices, choice{c[0], c[1], b.url("status", c[0]), b.Status == c[0]})
 	}
