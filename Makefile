@@ -105,7 +105,7 @@ sim-night: deps ## 20,000 seeds of it, for hours
 	$(SIM) -run TestSimulation -seeds 20000
 
 docs: deps ## write docs/configuration.md, docs/cli.md, docs/guarantee-tests.md, docs/windows.svg and the schema that doctor expects anew, from the code
-	UPDATE=1 go test -count=1 . -run 'TestGuarantees$$'
+	UPDATE=1 go test -count=1 ./docs -run 'TestGuarantees$$'
 	UPDATE=1 go test -count=1 ./internal/limit -run 'TestWindows$$'
 	UPDATE=1 go test -count=1 ./internal/config -run 'TestReference$$'
 	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$'

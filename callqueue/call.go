@@ -14,35 +14,35 @@ import (
 
 // Call is one API call to make. The zero value of every field means its default.
 type Call struct {
-	// Queue is the stream of calls whose limits and retry policy hold. Default: "default".
+	// Queue names the queue, whose limits and retry policy apply. At most 255 bytes. Default: "default".
 	Queue string
-	// Task names the handler that makes the call. Default: "http", the one built in.
+	// Task names the handler that makes the call. At most 255 bytes. Default: "http", which is built in.
 	Task string
-	// Key says whose call it is: limits can be per key. Default: "".
+	// Key says whose call it is, for limits that are per key. At most 255 bytes. Default: "".
 	Key string
-	// Data is what the handler gets, as JSON. A json.RawMessage or []byte is taken to be JSON
-	// already; anything else goes through json.Marshal. Default: {}.
+	// Data is what the handler gets, as JSON of at most [MaxData] bytes. A json.RawMessage or []byte must be JSON
+	// already; json.Marshal encodes anything else. Default: {}.
 	Data any
-	// Cost is how many units the call takes of a limit that counts cost. Default: 1.
+	// Cost is how many units the call takes of limits that count cost, at least 1. Default: 1.
 	Cost int64
-	// Priority is 0 (first) to 9 (last); new(0) is a pointer to 0. Default, nil: 5.
+	// Priority is 0 (first) to 9 (last): new(0) points to 0. Default: nil, which means 5.
 	Priority *int
 	// RunAt is the earliest time to make the call. Default: now, by Postgres's clock.
 	RunAt time.Time
-	// ExpiresAt is when the call is no longer worth making. Default: never.
+	// ExpiresAt is when the call is no longer worth making: it then fails unsent. Not before RunAt. Default: never.
 	ExpiresAt time.Time
-	// UniqueKey is unique in its queue among calls that have not ended. Default: none.
+	// UniqueKey is unique in its queue among unfinished calls. At most 255 bytes. Default: none.
 	UniqueKey string
-	// MaxAttempts bounds how often the call may fail, 1000 at most. Default: what its queue says.
+	// MaxAttempts bounds how often the call may fail, at most 1000. Default: its queue's.
 	MaxAttempts int
 }
 
 // InvalidCallError says why a call was refused. Nothing was written.
 type InvalidCallError struct {
-	// Index is the call's place in the slice given to InsertMany, 0 for a single insert, -1 where
-	// Postgres refused a batch and did not say which.
+	// Index is the call's index in the slice given to InsertMany, and 0 for a single insert. It is -1 if Postgres
+	// refused a batch and did not say which call.
 	Index int
-	// Field is the name of Call's field, "" where Postgres refused the call and did not say which.
+	// Field is the name of Call's field, or "" if Postgres refused the call and did not say which.
 	Field string
 	// Reason is what is wrong with it, for people.
 	Reason string
@@ -58,8 +58,7 @@ func (e *InvalidCallError) Error() string {
 	return fmt.Sprintf("invalid call: %s %s", field, e.Reason)
 }
 
-// Unwrap returns what lies beneath, if anything does: [ErrTooLarge], an error of json.Marshal or of
-// Postgres.
+// Unwrap returns the cause, if any: [ErrTooLarge], an error of json.Marshal or one of Postgres.
 func (e *InvalidCallError) Unwrap() error { return e.cause }
 
 // The priorities that a call may have.
@@ -75,7 +74,7 @@ const (
 	mostAttempts = 1000 // as of queues
 )
 
-// row is a call as it is written, defaults filled in; zero times are not.
+// row is a call as it is written, with defaults except for times.
 type row struct {
 	id          int64
 	queue       string
@@ -90,11 +89,10 @@ type row struct {
 	maxAttempts *int
 }
 
-// waits reports whether the call is for later, so that no dispatcher needs to look now. Go's clock
-// will do: it decides on no more than a wake.
+// waits reports whether the call is for later, so that no dispatcher needs to wake. Go's clock is good enough for that.
 func (r *row) waits() bool { return r.runAt != nil && r.runAt.After(time.Now()) }
 
-// check returns the call as a row, or what Postgres or a dispatcher would refuse in it.
+// check returns the call as a row. The error says what Postgres or a dispatcher would refuse in it.
 func (c *Client) check(index int, call Call) (row, error) {
 	refuse := func(field, reason string, args ...any) (row, error) {
 		return row{}, &InvalidCallError{Index: index, Field: field, Reason: fmt.Sprintf(reason, args...)}
@@ -189,7 +187,7 @@ func (c *Client) encode(data any) (string, error) {
 	return string(text), nil
 }
 
-// instant returns nil for the zero time, in whatever location it is.
+// instant returns nil for the zero time of any location.
 func instant(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
@@ -197,7 +195,7 @@ func instant(t time.Time) *time.Time {
 	return &t
 }
 
-// given returns nil for a zero value, which is how a default is written.
+// given returns nil for a zero value, which stands for the default.
 func given[T comparable](value T) *T {
 	var zero T
 	if value == zero {
@@ -206,8 +204,8 @@ func given[T comparable](value T) *T {
 	return &value
 }
 
-// refusal returns what Postgres refused in a call's values as an InvalidCallError, and any other
-// error as it is. It is for what check cannot know, as a database that is not in UTF-8.
+// refusal turns Postgres's refusal of a call's values into an InvalidCallError, and returns other errors as they are.
+// check cannot know everything, for example that a database is not in UTF-8.
 func refusal(index int, err error) error {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {

@@ -1,18 +1,16 @@
-// Package callqueue is the producer's side of callq: it inserts the calls to make, finds, cancels, retries and
-// deletes them. It also holds the words that callq's other parts share.
+// Package callqueue is the producer's side of callq. A [Client] inserts calls, and gets, cancels, retries and deletes
+// them. The package also has the statuses and outcomes that callq's other packages share.
 //
-// An insert that returned without an error is durable as far as the Postgres it went to makes a
-// commit durable: the call then ends in a final status or stays visibly pending, and never
-// vanishes. [Client.InsertTx] and [Client.InsertManyTx] write in the caller's own transaction: the
+// After an insert without an error, the call is as durable as a commit of its Postgres. It ends in a final status or
+// stays pending, and never vanishes. [Client.InsertTx] and [Client.InsertManyTx] write in your own transaction: the
 // call commits with it, or vanishes with it.
 //
-// A call that cannot be right is refused before anything is written, with an [*InvalidCallError].
-// Any other error but [ErrDuplicate] may leave the outcome unknown, as when the connection broke
-// while Postgres was committing. Inserting again with the same [Call.UniqueKey] then adds no second
-// call, as long as the first has not ended meanwhile.
+// An invalid call is refused before anything is written, with an [*InvalidCallError]. After any other error but
+// [ErrDuplicate] the outcome may be unknown, for example if the connection broke during the commit. Then insert again
+// with the same [Call.UniqueKey]: that adds no second call, as long as the first has not ended.
 //
-// An insert also wakes the dispatchers, at most every 5 ms for each Client. Should a wake be lost,
-// they find the call at their next scheduled look.
+// An insert also wakes the dispatchers, at most every 5 ms for each Client. If a wake is lost, they find the call when
+// they next poll.
 package callqueue
 
 import (
@@ -24,20 +22,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ErrDuplicate says that an unfinished call of the same queue has the same unique key already.
-// Nothing was written.
+// ErrDuplicate means that an unfinished call of the same queue has the same unique key. Nothing was written.
 var ErrDuplicate = errors.New("an unfinished call has the same unique key")
 
-// ErrTooLarge says that a call's data is larger than [MaxData] allows. Nothing was written.
+// ErrTooLarge means that a call's data exceeds [MaxData]. Nothing was written.
 var ErrTooLarge = errors.New("call data is too large")
 
-// ErrNotFound says that there is no such call.
+// ErrNotFound means that there is no such call: it was never inserted, was deleted, or retention removed it.
 var ErrNotFound = errors.New("no such call")
 
 const defaultMaxData = 256 << 10
 
-// Client inserts calls, finds and changes them. It may be used by many goroutines at once, and needs no
-// closing.
+// Client inserts, gets and changes calls. Goroutines may share it. It needs no closing.
 type Client struct {
 	pool    *pgxpool.Pool
 	maxData int
@@ -47,13 +43,13 @@ type Client struct {
 // Option changes a default of [New].
 type Option func(*Client)
 
-// MaxData is the most that a call's data may take as JSON, in bytes. Default: 262,144 (256 KiB).
+// MaxData bounds a call's data, in bytes of JSON. Default: 262,144 (256 KiB).
 func MaxData(bytes int) Option {
 	return func(c *Client) { c.maxData = bytes }
 }
 
-// New returns a client on a pool that stays the caller's to close. It starts nothing and does not
-// talk to Postgres.
+// New returns a client that uses the pool, which you close. It starts nothing and does not connect to Postgres. The
+// error says that the pool is nil, or that MaxData is less than 2 bytes.
 func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
@@ -69,7 +65,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// wakeAlone says a wake outside any insert. Its failure does no harm: the next tick finds the calls.
+// wakeAlone sends a wake outside any insert. Its failure does no harm: the next tick finds the calls.
 func (c *Client) wakeAlone() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -11,21 +11,21 @@ import (
 // Cancellation is what [Client.Cancel] did to a call.
 type Cancellation struct {
 	ID int64 `json:"id"`
-	// Cancelled says that this Cancel ended the call. If not, it had ended before: see Status.
+	// Cancelled says that this Cancel ended the call. If false, it had ended before: see Status.
 	Cancelled bool   `json:"cancelled"`
 	Status    Status `json:"status"`
-	// Running says that an attempt of the call had started, and not ended.
+	// Running says that an attempt of the call had started and had not ended.
 	Running bool `json:"running"`
 }
 
-// Cancel ends calls that have not ended. One that waits is not made. One that was handed over and
-// has not started will not start, and gives back what it took of its limits. One that has
-// started may have reached the API, so its attempt stays counted; the context of its handler ends
-// within about two seconds, and however the handler then ends, the call stays cancelled.
+// Cancel ends calls that have not ended. A call that waits is not made. A call that was handed over but has not
+// started will not start, and gives back its units. A call that has started may have reached the API, so its attempt
+// stays counted. The context of its handler ends within about two seconds, and the call stays cancelled however the
+// handler ends.
 //
-// It returns a Cancellation for each call that there is, in the order given, and a [*NotFoundError]
-// if there are not all: the others are cancelled all the same. After any other error some may be
-// cancelled that are not returned; cancelling again does no harm.
+// Cancel returns a Cancellation for each call that exists, in the order given. If some do not exist, it cancels the
+// others and returns a [*NotFoundError]. After any other error it may have cancelled more than it returns; you may
+// cancel again.
 //
 // Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, SELECT on
 // call_limits, and INSERT on call_attempts and call_inbox.
@@ -39,8 +39,7 @@ func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]Cancellation, erro
 	})
 }
 
-// cancelSome cancels calls in one transaction, notes them in known, and returns the ids that it has
-// to be asked for again.
+// cancelSome cancels calls in one transaction and records them in known. It returns the ids to ask for again.
 func (c *Client) cancelSome(ctx context.Context, ids []int64, known map[int64]Cancellation) ([]int64, error) {
 	var found []cancelled
 	// Each statement must see what was committed while it waited for the locks of the one before.
@@ -94,8 +93,8 @@ type cancelled struct {
 // Open attempts are locked before their calls, as whatever closes them does.
 const lockOpenSQL = `SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE`
 
-// All rows that it changes are locked: the calls $1, and the open attempts of the calls $2. An attempt
-// that has not started ends here, charged to nothing; one that has is its worker's to end.
+// The calls $1 are locked, and so are the open attempts of the calls $2. An attempt that has not started ends here,
+// charged to nothing. One that has started is its worker's to end.
 const cancelSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, q.status IN ('done', 'failed', 'cancelled') AS ended,

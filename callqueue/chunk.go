@@ -8,21 +8,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// NotFoundError says which calls there are not. errors.Is finds [ErrNotFound] in it.
-type NotFoundError struct {
-	IDs []int64
-}
+// NotFoundError says which calls do not exist. errors.Is finds [ErrNotFound] in it.
+type NotFoundError struct{ IDs []int64 }
 
 func (e *NotFoundError) Error() string { return fmt.Sprintf("%v: %v", ErrNotFound, e.IDs) }
 
 // Unwrap returns [ErrNotFound].
 func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 
-// chunkMost is how many calls a transaction locks, so that none takes long.
+// chunkMost bounds how many calls a transaction locks, so that none takes long.
 const chunkMost = 500
 
-// inChunks lets do loose on the ids, a transaction's worth at a time, and gives back what it noted of
-// each call in known, in the order of the ids. The error is a [*NotFoundError] where it noted nothing.
+// inChunks calls do with the ids, a transaction's worth at a time, and returns what do recorded in known, in the order
+// of the ids. If do recorded nothing for some, the error is a [*NotFoundError].
 func inChunks[T any](what string, ids []int64, do func(some []int64, known map[int64]T) error) ([]T, error) {
 	asked, known := unique(ids), make(map[int64]T, len(ids))
 	var failure error
@@ -60,8 +58,8 @@ func unique(ids []int64) []int64 {
 	return list
 }
 
-// changeLocked locks calls and runs sql on them ($1), which changes them and says what it did of each. What
-// wake makes of that goes to the dispatchers with the commit; "" is nothing.
+// changeLocked locks the calls args[0] and runs sql, which changes them and returns what it did to each. It then runs
+// the statement that wake returns, if any, in the same transaction.
 func changeLocked[T any](ctx context.Context, c *Client, sql string, args []any, wake func([]T) string) ([]T, error) {
 	var found []T
 	// What was committed while the locks were waited for must be seen once they are held.
@@ -87,5 +85,5 @@ func changeLocked[T any](ctx context.Context, c *Client, sql string, args []any,
 	return found, nil
 }
 
-// Calls are locked in the order of their ids by whoever locks several.
+// Whoever locks several calls locks them in the order of their ids.
 const lockCallsSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE`

@@ -8,19 +8,18 @@ import (
 // Deletion is what [Client.Delete] did to a call.
 type Deletion struct {
 	ID int64 `json:"id"`
-	// Deleted says that this Delete removed the call. If not, it is dispatched or an attempt of it is Open.
+	// Deleted says that this Delete removed the call. If false, it is dispatched or has an Open attempt.
 	Deleted bool   `json:"deleted"`
 	Status  Status `json:"status"` // the last that it had
 	Open    bool   `json:"open"`
 }
 
-// Delete removes calls that have ended or wait; what waited is not made. One that is dispatched, or was
-// cancelled and still runs, is left alone: cancel it first, and let it end. No unit of a limit comes free by
-// it: the ledger keeps the attempts of a call that is gone for as long as a limit may count them.
+// Delete removes calls that have ended or wait; a call that waited is not made. It leaves alone calls that are
+// dispatched, or were cancelled and still run: cancel them first, and let them end. Deleting frees no units: the ledger
+// keeps the attempts for as long as a limit may count them.
 //
-// It returns a Deletion for each call that there was, in the order given, and a [*NotFoundError] if
-// there were not all: the others are deleted all the same. After any other error some may be deleted
-// that are not returned.
+// Delete returns a Deletion for each call that existed, in the order given. If some did not exist, it deletes the
+// others and returns a [*NotFoundError]. After any other error it may have deleted more than it returns.
 //
 // The role needs SELECT, UPDATE and DELETE on call_queue, and SELECT on call_open.
 func (c *Client) Delete(ctx context.Context, ids ...int64) ([]Deletion, error) {
@@ -39,7 +38,7 @@ func (c *Client) Delete(ctx context.Context, ids ...int64) ([]Deletion, error) {
 	})
 }
 
-// The calls $1 are locked: no claim opens an attempt of them. Open attempts and the ledger stay as they are.
+// The calls $1 are locked, so no claim opens an attempt of them. Open attempts and the ledger do not change.
 const deleteSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open

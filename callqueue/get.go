@@ -10,21 +10,24 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Record is a call as it stood when it was looked up. Times are in UTC; one outside the years 1 to
-// 9999, which a plain INSERT may have written, 'infinity' too, is given as the nearest within.
+// Record is a call as it stood when [Client.Get] read it. It mirrors the call's row, field by field, and its JSON is
+// what `callq calls get -o json` prints: hence so many fields.
+//
+// Times are in UTC. A plain INSERT may have written one outside the years 1 to 9999, or 'infinity': then it is the
+// nearest time within them.
 type Record struct {
 	ID     int64  `json:"id"`
 	Queue  string `json:"queue"`
 	Task   string `json:"task"`
 	Key    string `json:"key"`
 	Status Status `json:"status"`
-	// Running says that an attempt has started and not ended; of a cancelled call too.
+	// Running says that an attempt has started and has not ended. A cancelled call may still run.
 	Running bool `json:"running"`
 	// Attempts counts the claims made of it, FailedCount those that failed or were lost.
 	Attempts     int     `json:"attempts"`
 	FailedCount  int     `json:"failed_count"`
 	ErrorMessage *string `json:"error_message"`
-	// Result is what the newest attempt to end left, nil if nothing.
+	// Result is what the last attempt that ended left; nil if nothing.
 	Result       json.RawMessage `json:"result"`
 	CreatedAt    time.Time       `json:"created_at"`
 	DispatchedAt *time.Time      `json:"dispatched_at"`
@@ -36,11 +39,13 @@ type Record struct {
 	// UniqueKey is nil once the call has ended.
 	UniqueKey *string         `json:"unique_key"`
 	Data      json.RawMessage `json:"call_data"`
-	// MaxAttempts is nil where the queue's holds.
+	// MaxAttempts is nil if the queue's applies.
 	MaxAttempts *int `json:"max_attempts"`
 }
 
-// Get looks a call up. The error is [ErrNotFound] if there is none, as after retention.
+// Get returns a call. The error is [ErrNotFound] if there is none, for example because retention removed it.
+//
+// The role needs SELECT on call_queue, call_open and call_attempts.
 func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
 	rows, err := c.pool.Query(ctx, getSQL, id)
 	if err != nil {
@@ -53,49 +58,30 @@ func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get call: %w", err)
 	}
-	inUTC(&r.CreatedAt, &r.RunAt, r.DispatchedAt, r.FinishedAt, r.ExpiresAt)
-	return r, nil
-}
-
-func inUTC(times ...*time.Time) {
-	for _, at := range times {
+	for _, at := range []*time.Time{&r.CreatedAt, &r.RunAt, r.DispatchedAt, r.FinishedAt, r.ExpiresAt} {
 		if at != nil {
 			*at = at.UTC()
 		}
 	}
+	return r, nil
 }
 
-// Reads the call, its open attempt and its newest ledger row by their primary keys.
-const getSQL = yearsSQL + `
-SELECT ` + summarySQL + `,
-       (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS result,
-       coalesce(priority, 5) AS priority,
-       coalesce(cost, 1) AS cost,
-       CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,
-       unique_key,
-       coalesce(call_data, '{}') AS data,
-       max_attempts
-FROM call_queue c, years
-WHERE id = $1::bigint`
-
-// What JSON can say of a time.
-const yearsSQL = `
+// Reads the call, its open attempt and its newest ledger row by their primary keys. An explicit NULL is read as the
+// default. The years are those that JSON can write; a CASE keeps NULL, which least and greatest pass over.
+const getSQL = `
 WITH years (first, last) AS (
     VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
-)`
-
-// The columns of call_queue c that a Summary has. An explicit NULL is read as the default. (least and
-// greatest pass over a NULL, hence the CASEs.)
-const summarySQL = `c.id,
-       coalesce(queue, 'default') AS queue,
-       coalesce(task, 'http') AS task,
-       coalesce(key, '') AS key,
-       status,
-       EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
-       attempts,
-       failed_count,
-       error_message,
-       least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
-       least(greatest(created_at, first), last) AS created_at,
-       CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
-       CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at`
+)
+SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
+    EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
+    attempts, failed_count, error_message,
+    (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS result,
+    least(greatest(created_at, first), last) AS created_at,
+    CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
+    CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at,
+    coalesce(priority, 5) AS priority, coalesce(cost, 1) AS cost,
+    least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
+    CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,
+    unique_key, coalesce(call_data, '{}') AS data, max_attempts
+FROM call_queue c, years
+WHERE id = $1::bigint`

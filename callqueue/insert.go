@@ -8,23 +8,22 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// querier is what a pool and a transaction have in common.
+// querier is a pool or a transaction.
 type querier interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Insert writes a call and returns its id, in one round trip. If an unfinished call has the same
-// unique key it returns that call's id and [ErrDuplicate].
+// Insert writes a call in one round trip and returns its id. If an unfinished call has the same unique key, Insert
+// returns that call's id and [ErrDuplicate].
 func (c *Client) Insert(ctx context.Context, call Call) (int64, error) {
 	return c.insert(ctx, c.pool, call)
 }
 
-// InsertTx is [Client.Insert] in the caller's transaction: the call commits or vanishes with it. A
-// duplicate leaves the transaction usable, and so does a refused call, unless it was Postgres that
-// refused it (an [InvalidCallError] without a Field).
+// InsertTx is [Client.Insert] in your transaction: the call commits or vanishes with it. The transaction stays usable
+// after a duplicate, and after an invalid call unless Postgres refused it (an [InvalidCallError] without a Field).
 //
-// It waits while another open transaction holds the same unique key.
+// InsertTx waits while another open transaction holds the same unique key.
 func (c *Client) InsertTx(ctx context.Context, tx pgx.Tx, call Call) (int64, error) {
 	return c.insert(ctx, tx, call)
 }
@@ -38,7 +37,7 @@ func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, erro
 	if r.uniqueKey != nil {
 		sql = insertUniqueSQL
 	}
-	// A turn without an answer means that the other call ended between the two statements.
+	// If neither statement returns a row, the other call ended between them.
 	for {
 		var id int64
 		args := r.args(!r.waits() && c.waker.now())

@@ -11,12 +11,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// DuplicateError says which call of a batch has the unique key of another. Nothing was written.
-// errors.Is finds [ErrDuplicate] in it.
+// DuplicateError says which call of a batch has the unique key of another. Nothing was written. errors.Is finds
+// [ErrDuplicate] in it.
 type DuplicateError struct {
-	// Index is the call's place in the slice given to InsertMany.
+	// Index is the call's index in the slice given to InsertMany.
 	Index int
-	// ID is the unfinished call that has the key, 0 if it is an earlier call of the same batch.
+	// ID is the unfinished call that has the key, or 0 if that is an earlier call of the same batch.
 	ID int64
 }
 
@@ -30,15 +30,14 @@ func (e *DuplicateError) Error() string {
 // Unwrap returns [ErrDuplicate].
 func (e *DuplicateError) Unwrap() error { return ErrDuplicate }
 
-// InsertMany writes all calls or none, and returns their ids in the order given. One call
-// that is refused refuses all, with an [*InvalidCallError]; so does a duplicate unique key, with a
-// [*DuplicateError].
+// InsertMany writes all calls or none, and returns their ids in the order given. If one call is invalid it writes none
+// and returns an [*InvalidCallError]; for a duplicate unique key, a [*DuplicateError].
 func (c *Client) InsertMany(ctx context.Context, calls []Call) ([]int64, error) {
 	return c.insertMany(ctx, c.pool, calls)
 }
 
-// InsertManyTx is [Client.InsertMany] in the caller's transaction, under a savepoint: whatever is
-// refused leaves the transaction usable.
+// InsertManyTx is [Client.InsertMany] in your transaction, under a savepoint: the transaction stays usable whatever is
+// refused.
 func (c *Client) InsertManyTx(ctx context.Context, tx pgx.Tx, calls []Call) ([]int64, error) {
 	return c.insertMany(ctx, tx, calls)
 }

@@ -8,16 +8,15 @@ import (
 	"unicode/utf8"
 )
 
-// jsonb's numbers have up to 131,072 digits before the point and 16,383 after it. These bounds lie
-// well within, and keep a short number from becoming a very long one when it is read.
+// jsonb's numbers have up to 131,072 digits before the point and 16,383 after it. These bounds are well within, and keep
+// a short number from becoming a very long one.
 const (
 	maxNumberBytes    = 15_000
 	maxNumberExponent = 1_000
 )
 
-// inspect returns why jsonb would not store the text, "" if it would. It is JSON's grammar and,
-// beyond it, no U+0000, no lone surrogate and no boundless number. escaped reports whether the text
-// has the escape \ufffd.
+// inspect returns why jsonb would not store the text, or "" if it would. Beyond JSON's grammar, jsonb refuses U+0000,
+// lone surrogates and numbers that are too large. escaped reports whether the text has the escape \ufffd.
 func inspect(text []byte) (flaw string, escaped bool) {
 	if !utf8.Valid(text) {
 		return "is not valid UTF-8", false
@@ -51,8 +50,8 @@ func inspect(text []byte) (flaw string, escaped bool) {
 	return "", escaped
 }
 
-// inspectString returns the length of the string that the text starts with, and the worst that is
-// escaped in it: 0, half of a surrogate pair (either ends the look), U+FFFD, or else a space.
+// inspectString returns the length of the string that the text starts with, and the worst escape in it: 0 or half of a
+// surrogate pair (it stops there), U+FFFD, or else a space.
 func inspectString(text []byte) (int, rune) {
 	worst := ' '
 	for i := 1; ; {

@@ -8,31 +8,28 @@ import (
 // Retrial is what [Client.Retry] did to a call.
 type Retrial struct {
 	ID int64 `json:"id"`
-	// Retried says that this Retry made the call wait again. If not, its Status or an attempt that is
-	// Open kept it from that.
+	// Retried says that this Retry made the call wait again. If false, its Status or an Open attempt prevented that.
 	Retried bool   `json:"retried"`
 	Status  Status `json:"status"`
 	Open    bool   `json:"open"`
 }
 
-// Retry makes calls that failed or were cancelled wait again, from now on, as if they were new: what
-// they failed before no longer counts towards max_attempts, and an ExpiresAt that has passed is lifted.
-// Their attempts stay in the ledger and stay charged; the next one uses their limits again. The unique key went
-// when the call ended, and does not come back.
+// Retry makes calls that failed or were cancelled wait again, as if they were new. Earlier failures no longer count
+// towards max_attempts, and an ExpiresAt that has passed is removed. Earlier attempts stay in the ledger and stay
+// charged; the next one uses the limits again. The unique key went when the call ended, and does not come back.
 //
-// A call of which an attempt is open is left alone: one that was cancelled while it ran, and still
-// runs. So is one that has not ended, or is done.
+// Retry leaves other calls alone: those that have not ended, those that are done, and those that were cancelled and
+// still run.
 //
-// It returns a Retrial for each call that there is, in the order given, and a [*NotFoundError] if
-// there are not all: the others are retried all the same. After any other error some may be retried
-// that are not returned.
+// Retry returns a Retrial for each call that exists, in the order given. If some do not exist, it retries the others
+// and returns a [*NotFoundError]. After any other error it may have retried more than it returns.
 //
 // The role needs SELECT and UPDATE on call_queue, and SELECT on call_open.
 func (c *Client) Retry(ctx context.Context, ids ...int64) ([]Retrial, error) {
 	return c.retry(ctx, ids, StatusFailed, StatusCancelled)
 }
 
-// RetryDone is [Client.Retry], of calls that are done too: they are made once more.
+// RetryDone is like [Client.Retry], but also makes calls once more that are done.
 func (c *Client) RetryDone(ctx context.Context, ids ...int64) ([]Retrial, error) {
 	return c.retry(ctx, ids, StatusFailed, StatusCancelled, StatusDone)
 }
@@ -52,8 +49,8 @@ func (c *Client) retry(ctx context.Context, ids []int64, of ...Status) ([]Retria
 	})
 }
 
-// The calls $1 are locked: no claim opens an attempt of them. An attempt that is being closed counts as
-// open until its closing, which waits for the call's lock, is committed.
+// The calls $1 are locked, so no claim opens an attempt of them. An attempt that is being closed counts as open: its
+// closing waits for the call's lock.
 const retrySQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open

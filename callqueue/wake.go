@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// WakeChannel is the NOTIFY channel on which an insert tells the dispatchers to look. A wake
-// carries nothing or WakeFreed, and nothing depends on its arrival.
+// WakeChannel is the NOTIFY channel that wakes the dispatchers. Nothing depends on a wake's arrival. Its payload is empty
+// or WakeFreed.
 const WakeChannel = "callq_wake"
 
-// WakeFreed is what a wake carries that says that units of a limit came free, or that there are more
-// of them: then the dispatchers look at those queues too whose limits could not have had room yet.
+// WakeFreed is the payload of a wake that says that units of a limit came free. The dispatchers then also look at queues
+// whose limits could not have had capacity yet.
 const WakeFreed = "freed"
 
 // A NOTIFY per insert makes all committing producers wait for one another: it cost 0.37x.
@@ -20,11 +20,10 @@ const wakeSQL = `SELECT pg_notify('` + WakeChannel + `', '')`
 
 const wakeFreedSQL = `SELECT pg_notify('` + WakeChannel + `', '` + WakeFreed + `')`
 
-// waker decides which inserts say a wake. An insert comes at most 5 ms after the last wake either
-// says one itself, or a last one is said once no insert has relied on it for 5 ms, so that the end
-// of a burst need not wait for the dispatchers' next tick.
+// waker decides which inserts send a wake: one every 5 ms at most. A last wake follows 5 ms after the last insert that
+// sent none, so that the end of a burst does not wait for the dispatchers' next tick.
 type waker struct {
-	send func() // says a wake outside any insert; called on the timer's goroutine
+	send func() // sends a wake outside any insert; called on the timer's goroutine
 
 	mu    sync.Mutex
 	said  time.Time
@@ -32,7 +31,7 @@ type waker struct {
 	armed bool // an insert relies on later
 }
 
-// now reports whether the insert about to be written is to say a wake itself.
+// now reports whether the insert that is about to be written sends a wake itself.
 func (w *waker) now() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,10 +1,10 @@
 package callqueue
 
-// Status is where a call stands.
+// Status is the state of a call.
 type Status string
 
-// A call is new or error while it waits, dispatched while an attempt of it is open, and one of
-// the others when it has ended.
+// A call is new or error while it waits, and dispatched while it has an open attempt. In the other statuses it has
+// ended.
 const (
 	StatusNew        Status = "new"
 	StatusDispatched Status = "dispatched"
@@ -14,12 +14,17 @@ const (
 	StatusCancelled  Status = "cancelled" // by an operator
 )
 
-// Final reports whether a call with this status has ended: only an operator's retry changes it.
+// Statuses returns all statuses.
+func Statuses() []Status {
+	return []Status{StatusNew, StatusDispatched, StatusDone, StatusError, StatusFailed, StatusCancelled}
+}
+
+// Final reports whether a call with this status has ended: only a retry changes it.
 func (s Status) Final() bool {
 	return s == StatusDone || s == StatusFailed || s == StatusCancelled
 }
 
-// Outcome is how an attempt ended, as the ledger keeps it.
+// Outcome is how an attempt ended, as the ledger records it.
 type Outcome string
 
 // How an attempt ends. Error, permanent and lost count towards max_attempts.
@@ -27,8 +32,8 @@ const (
 	OutcomeDone      Outcome = "done"
 	OutcomeError     Outcome = "error"     // may be tried again
 	OutcomePermanent Outcome = "permanent" // would fail again
-	OutcomeLost      Outcome = "lost"      // its worker never said; the request may have been sent
+	OutcomeLost      Outcome = "lost"      // its worker never reported; the request may have been sent
 	OutcomeNotSent   Outcome = "not_sent"  // provably never sent: nothing was charged
-	OutcomeSnoozed   Outcome = "snoozed"   // put off by its handler
+	OutcomeSnoozed   Outcome = "snoozed"   // postponed by its handler
 	OutcomeCancelled Outcome = "cancelled"
 )

@@ -29,7 +29,7 @@ type callFilter struct {
 
 func (f *callFilter) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(allStatuses(), ","))
+	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(callqueue.Statuses(), ","))
 	flags.StringVar(&f.queue, "queue", "", "only of this queue")
 	flags.StringVar(&f.key, "key", "", "only with this key; empty: only calls without a key")
 	flags.StringVar(&f.task, "task", "", "only of this task")
@@ -42,8 +42,8 @@ func (f *callFilter) any() bool {
 }
 
 // read returns the filter, with statuses among those allowed.
-func (f *callFilter) read(allowed []callqueue.Status) (callqueue.Filter, error) {
-	filter := callqueue.Filter{Queue: f.queue, Task: f.task}
+func (f *callFilter) read(allowed []callqueue.Status) (admin.Filter, error) {
+	filter := admin.Filter{Queue: f.queue, Task: f.task}
 	switch {
 	case f.given("queue") && f.queue == "":
 		return filter, usagef("--queue is empty; leave it out for any queue")
@@ -57,21 +57,14 @@ func (f *callFilter) read(allowed []callqueue.Status) (callqueue.Filter, error) 
 	for _, name := range f.status {
 		status := callqueue.Status(strings.TrimSpace(name))
 		switch {
-		case !slices.Contains(allStatuses(), status):
-			return filter, usagef("--status %q is not a status: %s", name, joined(allStatuses(), ", "))
+		case !slices.Contains(callqueue.Statuses(), status):
+			return filter, usagef("--status %q is not a status: %s", name, joined(callqueue.Statuses(), ", "))
 		case !slices.Contains(allowed, status):
 			return filter, usagef("--status %s: this is for calls that are %s", status, joined(allowed, ", "))
 		}
 		filter.Statuses = append(filter.Statuses, status)
 	}
 	return filter, nil
-}
-
-func allStatuses() []callqueue.Status {
-	return []callqueue.Status{
-		callqueue.StatusNew, callqueue.StatusDispatched, callqueue.StatusDone,
-		callqueue.StatusError, callqueue.StatusFailed, callqueue.StatusCancelled,
-	}
 }
 
 // joined writes a list with a separator.
@@ -85,7 +78,7 @@ func joined[T any](list []T, separator string) string {
 
 func callsListCommand(a *app) *cobra.Command {
 	var f callFilter
-	var filter callqueue.Filter
+	var filter admin.Filter
 	var limit int
 	var before int64
 	cmd := &cobra.Command{
@@ -93,7 +86,7 @@ func callsListCommand(a *app) *cobra.Command {
 		Long: "List calls, newest first. stderr says how to get the next page.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			filter, err = f.read(allStatuses())
+			filter, err = f.read(callqueue.Statuses())
 			switch {
 			case err != nil:
 				return err
@@ -115,16 +108,16 @@ func callsListCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-func listCalls(ctx context.Context, a *app, db *database, f callqueue.Filter, limit int) error {
-	calls, err := db.calls.List(ctx, f, limit)
+func listCalls(ctx context.Context, a *app, db *database, f admin.Filter, limit int) error {
+	calls, err := admin.ListCalls(ctx, db.Pool, f, limit)
 	if err != nil {
 		return err
 	}
 	if len(calls) == limit {
 		fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 	}
-	return printRows(a, calls, table[callqueue.Summary]{
-		"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c callqueue.Summary) []any {
+	return printRows(a, calls, table[admin.Call]{
+		"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
 			return []any{
 				c.ID, short(c.Queue), short(c.Task), short(dash(c.Key)), statusText(c.Status, c.Running),
 				c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),

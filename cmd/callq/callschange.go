@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/admin"
 )
 
 // change is a verb that changes calls: of the ids given, or all that fit a filter.
@@ -124,15 +125,15 @@ func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
 }
 
 // changeByFilter asks about as many calls as there are, and goes through them from the newest on.
-func changeByFilter(ctx context.Context, a *app, c *change, db *database, f callqueue.Filter) error {
+func changeByFilter(ctx context.Context, a *app, c *change, db *database, f admin.Filter) error {
 	var matched int64
 	err := a.within(ctx, func(ctx context.Context) error {
-		newest, err := db.calls.List(ctx, f, 1)
+		newest, err := admin.ListCalls(ctx, db.Pool, f, 1)
 		if err != nil || len(newest) == 0 {
 			return err
 		}
 		f.Before = newest[0].ID + 1
-		matched, err = db.calls.Count(ctx, f)
+		matched, err = admin.CountCalls(ctx, db.Pool, f)
 		return err
 	})
 	if err != nil {
@@ -143,7 +144,7 @@ func changeByFilter(ctx context.Context, a *app, c *change, db *database, f call
 			return err
 		}
 	}
-	done, seen, err := changeAll(ctx, a, c, db.calls, f, matched)
+	done, seen, err := changeAll(ctx, a, c, db, f, matched)
 	if err != nil {
 		fmt.Fprintf(a.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
 		return err
@@ -159,20 +160,20 @@ func changeByFilter(ctx context.Context, a *app, c *change, db *database, f call
 }
 
 // changeAll changes the calls of a filter, and returns how many it changed and how many it saw.
-func changeAll(ctx context.Context, a *app, c *change, client *callqueue.Client, f callqueue.Filter, matched int64,
+func changeAll(ctx context.Context, a *app, c *change, db *database, f admin.Filter, matched int64,
 ) (done, seen int64, err error) {
 	said := time.Now()
 	for matched > 0 {
-		var page []callqueue.Summary
+		var page []admin.Call
 		if err := a.within(ctx, func(ctx context.Context) (err error) {
-			page, err = client.List(ctx, f, changeMost)
+			page, err = admin.ListCalls(ctx, db.Pool, f, changeMost)
 			return err
 		}); err != nil {
 			return done, seen, err
 		}
 		for some := range slices.Chunk(page, 500) {
 			err := a.within(ctx, func(ctx context.Context) error {
-				n, err := applyTo(ctx, c, client, f.Statuses, some)
+				n, err := applyTo(ctx, c, db.calls, f.Statuses, some)
 				done += n
 				return err
 			})
@@ -194,7 +195,7 @@ func changeAll(ctx context.Context, a *app, c *change, client *callqueue.Client,
 }
 
 // applyTo changes calls and says how many. Those that are gone by now do not count.
-func applyTo(ctx context.Context, c *change, client *callqueue.Client, of []callqueue.Status, calls []callqueue.Summary,
+func applyTo(ctx context.Context, c *change, client *callqueue.Client, of []callqueue.Status, calls []admin.Call,
 ) (done int64, err error) {
 	ids := make([]int64, len(calls))
 	for i, call := range calls {

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/migrations"
@@ -151,7 +150,7 @@ func TestCallsList(t *testing.T) {
 	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now(), error_message = E'gave\n\x1b[31mup' WHERE id = 4`)
 	ids := func(args ...string) string {
 		var b strings.Builder
-		for _, c := range decode[[]callqueue.Summary](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
+		for _, c := range decode[[]admin.Call](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
 			fmt.Fprintf(&b, "%d ", c.ID)
 		}
 		return strings.TrimSpace(b.String())

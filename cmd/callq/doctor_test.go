@@ -180,8 +180,8 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"nobody there", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (expires_at, error_message) VALUES (now(), 'callq cannot end it: not this one')`), "calls set aside", doctor.Problem, "call 1: callq cannot end it: not this one", "triggers"},
-			{sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker lives", "callq work"},
-			{sql(`UPDATE call_dispatchers SET heartbeat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher lives", "callq dispatch"},
+			{sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker is alive", "callq work"},
+			{sql(`UPDATE call_dispatchers SET heartbeat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher is alive", "callq dispatch"},
 			{sql(`UPDATE call_limits SET complete_since = NULL`), "limits", doctor.Problem, "not yet counted", "dispatcher"},
 		}},
 		{"they differ", exitFindings, []harmed{

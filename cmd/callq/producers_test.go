@@ -129,12 +129,12 @@ func TestProducersPage(t *testing.T) {
 		total += n
 	}
 	eventually(t, "the calls are done", func() bool {
-		return len(decode[[]callqueue.Summary](t, viewer.do("calls", "list", "--status", "done", "-o", "json"))) == total
+		return len(decode[[]admin.Call](t, viewer.do("calls", "list", "--status", "done", "-o", "json"))) == total
 	})
 	mu.Lock()
 	defer mu.Unlock()
 	got := map[row]int{}
-	for _, c := range decode[[]callqueue.Summary](t, viewer.do("calls", "list", "-o", "json")) {
+	for _, c := range decode[[]admin.Call](t, viewer.do("calls", "list", "-o", "json")) {
 		call := decode[shown](t, viewer.do("calls", "get", fmt.Sprint(c.ID), "-o", "json"))
 		if call.Status == callqueue.StatusNew {
 			in := call.RunAt.Sub(call.CreatedAt)
@@ -254,7 +254,7 @@ func TestExplicitNulls(t *testing.T) {
 
 	w.startReady("serve")
 	eventually(t, "the calls have ended", func() bool {
-		ended := decode[[]callqueue.Summary](t, w.do("calls", "list", "--status", "done,failed", "-o", "json"))
+		ended := decode[[]admin.Call](t, w.do("calls", "list", "--status", "done,failed", "-o", "json"))
 		return len(ended) == len(columns)+2
 	})
 	check := func(id int, name string, want callqueue.Record, runAgo time.Duration) {

@@ -1,7 +1,8 @@
-// Package admin reads what operators look at: queues, limits, workers, attempts, and why a call is where it is. The
+// Package admin reads what operators look at: calls, queues, limits, workers, attempts, and why a call waits. The
 // command line prints it, and internal/console shows it in a browser.
 //
-// It takes no lock and writes nothing. So do not decide anything by what it returns.
+// It takes no lock and writes nothing. What it returns may have changed by then, so make no decisions by it. All times
+// are in UTC.
 package admin
 
 import (
@@ -13,22 +14,41 @@ import (
 	"unicode"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/ledger"
 )
 
-// InSnapshot runs what reads with several statements, so that all of them see the same.
+// InSnapshot runs read, whose statements all see the same state.
 func InSnapshot(ctx context.Context, pool *pgxpool.Pool, read func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, read)
 }
 
-// Compiling a plan takes longer than it runs.
-const beginSQL = `SELECT clock_timestamp() FROM set_config('jit', 'off', true)`
+// begin returns Postgres's time. It also turns off the compiling of plans, which takes longer than they run.
+func begin(ctx context.Context, tx pgx.Tx) (time.Time, error) {
+	now, err := collectOne[struct{ Now time.Time }](ctx, tx, "read the clock",
+		`SELECT clock_timestamp() AS now FROM set_config('jit', 'off', true)`)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return now.Now, nil
+}
 
-// collect runs a query and gathers its rows; what names it in an error. No row is an empty slice.
-func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
+// query runs a query whose times are read in UTC.
+func query(ctx context.Context, db ledger.DB, sql string, args ...any) (pgx.Rows, error) {
 	rows, err := db.Query(ctx, sql, args...)
+	if err == nil && rows.Conn() != nil {
+		rows.Conn().TypeMap().RegisterType(&pgtype.Type{
+			Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC},
+		})
+	}
+	return rows, err
+}
+
+// collect returns the rows of a query, an empty slice if there are none; what names it in an error.
+func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
+	rows, err := query(ctx, db, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
@@ -39,9 +59,9 @@ func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ..
 	return list, nil
 }
 
-// collectOne runs a query of one row or none; nil is none.
+// collectOne returns the row of a query, nil if there is none.
 func collectOne[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) (*T, error) {
-	rows, err := db.Query(ctx, sql, args...)
+	rows, err := query(ctx, db, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
@@ -63,7 +83,7 @@ func inUTC(times ...*time.Time) {
 	}
 }
 
-// Printable keeps what producers wrote from moving the terminal's cursor, or turning a line round.
+// Printable replaces what could move the terminal's cursor or reverse a line. Producers may have written anything.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -73,7 +93,7 @@ func Printable(s string) string {
 	}, s)
 }
 
-// Short cuts a text for a table.
+// Short cuts a text to 60 characters, for a table.
 func Short(s string) string {
 	if runes := []rune(s); len(runes) > 60 {
 		return string(runes[:59]) + "…"
@@ -94,7 +114,7 @@ func Ago(now, at time.Time) string {
 	return max(0, now.Sub(at)).Round(100*time.Millisecond).String() + " ago"
 }
 
-// Text writes what may be absent; nil is a dash.
+// Text writes a value; nil is a dash.
 func Text[T any](v *T) string {
 	if v == nil {
 		return "-"

@@ -8,7 +8,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// Attempt is a row of the ledger, or an open attempt: then its outcome is empty.
+// Attempt is a row of the ledger, or an open attempt, whose outcome is empty.
 type Attempt struct {
 	Attempt    int             `json:"attempt" db:"attempt"`
 	Outcome    string          `json:"outcome" db:"outcome"`
@@ -23,17 +23,9 @@ type Attempt struct {
 	Charged    json.RawMessage `json:"charged" db:"charged"`
 }
 
-// ReadAttempts reads the attempts of a call, the open one too.
+// ReadAttempts reads the attempts of a call, an open one included.
 func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error) {
-	attempts, err := collect[Attempt](ctx, db, "get attempts", attemptsSQL, id)
-	if err != nil {
-		return nil, err
-	}
-	for i := range attempts {
-		a := &attempts[i]
-		inUTC(&a.ClaimedAt, a.StartedAt, a.ArrivedBy, a.FinishedAt)
-	}
-	return attempts, nil
+	return collect[Attempt](ctx, db, "get attempts", attemptsSQL, id)
 }
 
 const attemptsSQL = `
@@ -44,7 +36,7 @@ SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, NULL, worker, NULL
 FROM call_open WHERE call_id = $1
 ORDER BY attempt`
 
-// State is the outcome, or how an open attempt stands.
+// State is the outcome; of an open attempt, whether it runs or waits.
 func (a Attempt) State() string {
 	switch {
 	case a.Outcome != "":

@@ -39,15 +39,10 @@ func (b Budget) Holds() string {
 // ReadBudgets reads the budgets in force.
 func ReadBudgets(ctx context.Context, db ledger.DB) ([]Budget, error) {
 	budgets, err := collect[Budget](ctx, db, "read budgets", budgetsSQL)
-	if err != nil {
-		return nil, err
-	}
 	for i := range budgets {
-		b := &budgets[i]
-		b.Rate = budget.RateString(b.Rule().Rate)
-		inUTC(&b.ChangedAt)
+		budgets[i].Rate = budget.RateString(budgets[i].Rule().Rate)
 	}
-	return budgets, nil
+	return budgets, err
 }
 
 const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage, applied_at, applied_by FROM call_budgets ORDER BY name`

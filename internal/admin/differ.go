@@ -2,11 +2,9 @@ package admin
 
 import (
 	"context"
-	"fmt"
 	"maps"
 
 	"github.com/callq/callq/internal/ledger"
-	"github.com/jackc/pgx/v5"
 )
 
 // Want is what some of the live workers have of a setting.
@@ -15,29 +13,19 @@ type Want struct {
 	Rule string   `json:"rule"`
 }
 
-// HTTPDifferences are, by key of http_task, the settings in which live workers differ that take the task http, with
-// what each has, the oldest first. Of secrets they have names and hosts, never a value.
+// HTTPDifferences returns the settings of http_task in which live workers differ, with what each has, the oldest first.
+// Of secrets it has names and hosts, never a value.
 func HTTPDifferences(ctx context.Context, db ledger.DB) (map[string][]Want, error) {
-	rows, err := db.Query(ctx, httpSettingsSQL)
-	if err != nil {
-		return nil, fmt.Errorf("read the workers' http settings: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[httpSettingRow])
-	if err != nil {
-		return nil, fmt.Errorf("read the workers' http settings: %w", err)
-	}
+	rows, err := collect[struct {
+		Key, Value string
+		By         []string
+	}](ctx, db, "read the workers' http settings", httpSettingsSQL)
 	wants := map[string][]Want{}
-	for _, row := range list {
+	for _, row := range rows {
 		wants[row.Key] = append(wants[row.Key], Want{By: row.By, Rule: row.Value})
 	}
 	maps.DeleteFunc(wants, func(_ string, list []Want) bool { return len(list) < 2 })
-	return wants, nil
-}
-
-type httpSettingRow struct {
-	Key   string   `db:"key"`
-	Value string   `db:"value"`
-	By    []string `db:"by"`
+	return wants, err
 }
 
 const httpSettingsSQL = `

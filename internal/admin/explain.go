@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,7 +11,7 @@ import (
 	"github.com/callq/callq/internal/policy"
 )
 
-// Why is a call with why it stands where it does.
+// Why is a call with the reasons for its state.
 type Why struct {
 	ID      int64            `json:"id"`
 	Queue   string           `json:"queue"`
@@ -24,28 +23,24 @@ type Why struct {
 	Reasons []Reason         `json:"reasons"`
 }
 
-// Explain says why a call stands where it does.
+// Explain says why a call is in its state: what it waits for, or how it ended.
 func Explain(ctx context.Context, pool *pgxpool.Pool, call *callqueue.Record) (Why, error) {
 	c := circumstances{call: call}
 	err := InSnapshot(ctx, pool, func(tx pgx.Tx) error { return c.read(ctx, tx) })
 	if err != nil {
 		return Why{}, err
 	}
-	inUTC(&c.now)
 	return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.now, c.reasons()}, nil
 }
 
-// read reads the circumstances of the call, by the primary keys of what it depends on.
+// read reads the circumstances of the call by primary keys.
 func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
-	if err := db.QueryRow(ctx, beginSQL).Scan(&c.now); err != nil {
-		return fmt.Errorf("read the clock: %w", err)
-	}
 	var err error
-	if c.open, err = collectOne[openRow](ctx, db, "read the open attempt", openSQL, c.call.ID); err != nil {
+	if c.now, err = begin(ctx, db); err != nil {
 		return err
 	}
-	if c.open != nil {
-		inUTC(&c.open.HandedAt, &c.open.StartBy, c.open.StartedAt, c.open.Deadline)
+	if c.open, err = collectOne[openRow](ctx, db, "read the open attempt", openSQL, c.call.ID); err != nil {
+		return err
 	}
 	if c.queue, err = collectOne[ruleRow](ctx, db, "read the queue", ruleSQL, c.call.Queue); err != nil {
 		return err
@@ -57,9 +52,6 @@ func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
 	c.pauses, err = collect[callPause](ctx, db, "read pauses", callPausesSQL, c.call.Key, c.call.Queue, limits)
 	if err != nil {
 		return err
-	}
-	for i := range c.pauses {
-		inUTC(c.pauses[i].Until)
 	}
 	if c.limits, err = readLimitsFor(ctx, db, limits, &c.call.Key); err != nil {
 		return err

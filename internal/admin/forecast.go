@@ -13,7 +13,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Forecast is until when a limit is kept busy by what waits for it now.
+// Forecast says how long the calls that wait now keep a limit busy.
 type Forecast struct {
 	Limit   string  `json:"limit"`
 	Rate    string  `json:"rate"`
@@ -29,18 +29,18 @@ type Forecast struct {
 
 // demand is what waits for a limit.
 type demand struct {
-	Name    string     `db:"name"`
-	Waiting int64      `db:"waiting"`
-	Key     *string    `db:"key"`
-	OfKey   int64      `db:"of_key"`
-	Cost    *float64   `db:"cost"`    // of a call of late; nil: there was none
-	Seconds *float64   `db:"seconds"` // that an attempt of late ran
-	Now     *time.Time `db:"now"`
-	Queues  []string   `db:"queues"` // in which calls wait
-	hours   map[string][]string
+	Name    string              `db:"name"`
+	Waiting int64               `db:"waiting"`
+	Key     *string             `db:"key"`
+	OfKey   int64               `db:"of_key"`
+	Cost    *float64            `db:"cost"`    // of a call of late; nil: there was none
+	Seconds *float64            `db:"seconds"` // that an attempt of late ran
+	Now     *time.Time          `db:"now"`
+	Queues  []string            `db:"queues"` // in which calls wait
+	hours   map[string][]string // of the queues that have some
 }
 
-// heldUp says which of its queues is outside of its hours, or closes before then; empty: none.
+// heldUp names a queue that is outside its hours, or closes before then; empty: there is none.
 func (d demand) heldUp(until *time.Time) string {
 	if d.Now == nil || until == nil {
 		return ""
@@ -54,7 +54,7 @@ func (d demand) heldUp(until *time.Time) string {
 	return ""
 }
 
-// ReadForecasts reckons for the limits that are named (nil: all), in the order of [ReadLimits].
+// ReadForecasts makes a forecast for each limit that is named (nil: all), in the order of [ReadLimits].
 func ReadForecasts(ctx context.Context, db ledger.DB, names []string) ([]Forecast, error) {
 	limits, err := readLimitsFor(ctx, db, names, nil)
 	if err != nil {
@@ -80,7 +80,7 @@ func ReadForecasts(ctx context.Context, db ledger.DB, names []string) ([]Forecas
 	return rows, nil
 }
 
-// forecast reckons, without I/O: after what is occupied the waiting calls go at the limit's rate.
+// forecast assumes that, once what is occupied comes free, the waiting calls go at the limit's rate.
 func (l Limit) forecast(d demand) Forecast {
 	f := Forecast{Limit: l.Name, Rate: l.Rate, State: l.State, Waiting: d.Waiting, Cost: 1}
 	calls := d.Waiting
@@ -108,7 +108,6 @@ func (l Limit) forecast(d demand) Forecast {
 	f.Lasts = &lasts
 	if d.Now != nil {
 		f.Until = new(d.Now.Add(lasts))
-		inUTC(f.Until)
 	}
 	if held := d.heldUp(f.Until); held != "" {
 		f.State, f.Lasts, f.Until = held, nil, nil
@@ -116,9 +115,8 @@ func (l Limit) forecast(d demand) Forecast {
 	return f
 }
 
-// busyFor is how long it takes until so many units came free: whole windows, and of the last one its share,
-// though not less than until the first of what is occupied comes free. A window of the calendar lets all of its
-// units through at its begin.
+// busyFor returns how long it takes until so many units come free: whole windows, and of the last its share, but no
+// less than until the first occupied unit comes free. A calendar window gives out all its units at its start.
 func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
 	if units <= 0 {
 		return 0
@@ -135,7 +133,7 @@ func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
 	return time.Duration(windows*span) + last
 }
 
-// What ended last is looked at for cost and time. Keys are told apart only where a limit is per key.
+// Recently ended calls give the average cost and time. Keys are told apart only for limits that are per key.
 var demandSQL = `
 WITH` + backlog.WaitingSQL("true") + `, limits AS (
     SELECT name, per_key, queues FROM call_limits WHERE $1::text[] IS NULL OR name = ANY($1)

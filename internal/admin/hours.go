@@ -9,7 +9,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// opening is how a queue stands to its hours. The zero opening is that of one that has none.
+// opening says whether a queue is open. The zero opening belongs to a queue without hours.
 type opening struct {
 	texts   []string
 	outside bool
@@ -38,7 +38,7 @@ func (o opening) at() *time.Time {
 	return &at
 }
 
-// holdsUp says whether calls wait for the queue to open, or may: nobody here knows.
+// holdsUp reports whether calls wait for the queue to open, or may wait: the zone is not known here.
 func (o opening) holdsUp() bool { return o.outside || o.unknown }
 
 func (o opening) String() string {
@@ -57,7 +57,7 @@ func (o opening) String() string {
 
 func (o opening) rule() string { return strings.Join(o.texts, " and ") }
 
-// readHours are the hours of the queues that have some.
+// readHours returns the hours of the queues that have some.
 func readHours(ctx context.Context, db ledger.DB) (map[string][]string, error) {
 	rows, err := collect[struct {
 		Name  string

@@ -41,7 +41,7 @@ func TestReadOldest(t *testing.T) {
 					takeIn(t, pool, "q")
 				}
 				exec(t, pool, c.then)
-				oldest, err := readOldest(t.Context(), pool)
+				oldest, err := collectOne[Oldest](t.Context(), pool, "read the oldest call", oldestSQL)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -68,7 +68,7 @@ func TestOldestBehindMany(t *testing.T) {
 	exec(t, pool, `INSERT INTO call_queue (queue, key, run_at) SELECT 'q', 'k' || i, now() - interval '1 h' + i * interval '1 ms' FROM generate_series(1, 12000) i`)
 	takeIn(t, pool, "q")
 	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id <= 11000`)
-	if oldest, err := readOldest(t.Context(), pool); err != nil || oldest != nil {
+	if oldest, err := collectOne[Oldest](t.Context(), pool, "read the oldest call", oldestSQL); err != nil || oldest != nil {
 		t.Errorf("the oldest is %+v, %v", oldest, err)
 	}
 	exec(t, pool, `VACUUM ANALYZE`)

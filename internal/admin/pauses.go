@@ -30,11 +30,7 @@ func keysPaused(n int64) string {
 
 // ReadPauses reads the pauses of a limit or queue: what is "limit" or "queue".
 func ReadPauses(ctx context.Context, db ledger.DB, what, name string) ([]Pause, error) {
-	pauses, err := collect[Pause](ctx, db, "read pauses", pausesSQL, what, name)
-	for i := range pauses {
-		inUTC(&pauses[i].At, pauses[i].Until)
-	}
-	return pauses, err
+	return collect[Pause](ctx, db, "read pauses", pausesSQL, what, name)
 }
 
 const pausesSQL = `
@@ -53,11 +49,7 @@ type Change struct {
 
 // ReadChanges reads the last changes of a limit or queue, newest first.
 func ReadChanges(ctx context.Context, db ledger.DB, what, name string) ([]Change, error) {
-	changes, err := collect[Change](ctx, db, "read the audit", auditSQL, what, name)
-	for i := range changes {
-		inUTC(&changes[i].At)
-	}
-	return changes, err
+	return collect[Change](ctx, db, "read the audit", auditSQL, what, name)
 }
 
 const auditSQL = `

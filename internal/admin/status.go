@@ -24,42 +24,61 @@ type Status struct {
 	// HTTPTask is what live workers have of http_task, by key, where they differ.
 	HTTPTask  map[string][]Want `json:"http_task"`
 	Unhandled []Unhandled       `json:"unhandled"` // tasks of waiting calls that no live worker handles
-	// Dispatchers live: host/pid. One that runs as `dispatch --once` does while it runs.
+	// Dispatchers are those alive, as host/pid; `dispatch --once` is one while it runs.
 	Dispatchers []string        `json:"dispatchers"`
-	Others      []string        `json:"other_configuration"` // of those, whose file is another than what is in force
+	Others      []string        `json:"other_configuration"` // those of them whose file is not in force
 	Policy      *policy.Applied `json:"policy"`              // in force; nil: none was ever applied
-	Oldest      *Oldest         `json:"oldest"`              // due call; nil: none is, or none of those that stand first waits any more
+	Oldest      *Oldest         `json:"oldest"`              // due call; nil: none, or none among the first
 }
 
 // Queue is a queue that is in force or that calls wait in.
 type Queue struct {
-	Name       string   `json:"name" db:"name"`
-	Configured bool     `json:"configured" db:"configured"`
-	Limits     []string `json:"limits" db:"limits"`
-	Waiting    int64    `json:"waiting" db:"waiting"` // due and scheduled
-	Due        int64    `json:"due" db:"due"`
-	Scheduled  int64    `json:"scheduled" db:"scheduled"`
-	Dispatched int64    `json:"dispatched" db:"dispatched"` // handed over and not started
-	Running    int64    `json:"running" db:"running"`
-	Failed     int64    `json:"failed_24h" db:"failed"`
-	Paused     *string  `json:"paused" db:"paused"` // why; nil: it is not
+	Name       string `json:"name" db:"name"`
+	Configured bool   `json:"configured" db:"configured"`
+	QueueCounts
+	QueuePause
+	QueueHours
+	QueuePolicy
+
+	Now time.Time `json:"-" db:"now"` // Postgres's clock
+}
+
+// QueueCounts is how many calls of a queue are in which state.
+type QueueCounts struct {
+	Waiting    int64 `json:"waiting" db:"waiting"` // due and scheduled
+	Due        int64 `json:"due" db:"due"`
+	Scheduled  int64 `json:"scheduled" db:"scheduled"`
+	Dispatched int64 `json:"dispatched" db:"dispatched"` // handed over and not started
+	Running    int64 `json:"running" db:"running"`
+	Failed     int64 `json:"failed_24h" db:"failed"`
+}
+
+// QueuePause says whether a queue is paused.
+type QueuePause struct {
+	Paused *string `json:"paused" db:"paused"` // why; nil: it is not
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
 	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
+}
+
+// QueueHours is when a queue is open.
+type QueueHours struct {
 	// Hours must all be open; none: it is always open.
 	Hours        []string   `json:"hours" db:"hours"`
 	OutsideHours bool       `json:"outside_hours" db:"-"`
 	HoursUntil   *time.Time `json:"hours_until" db:"-"` // when that changes; nil: it stays so
+	opening      opening
+}
 
+// QueuePolicy is a queue's part of the policy in force.
+type QueuePolicy struct {
+	Limits      []string      `json:"limits" db:"limits"`
 	On          string        `json:"on" db:"label"`
 	MaxAttempts int           `json:"max_attempts" db:"max_attempts"`
 	BackoffMin  time.Duration `json:"backoff_min_ns" db:"backoff_min"`
 	BackoffMax  time.Duration `json:"backoff_max_ns" db:"backoff_max"`
 	Timeout     time.Duration `json:"timeout_ns" db:"timeout"`
 	OnLost      string        `json:"on_lost" db:"on_lost"`
-
-	Now     time.Time `json:"-" db:"now"` // Postgres's clock
-	opening opening
 }
 
 // EachOwn is what holds of http_task where workers differ.
@@ -73,7 +92,7 @@ func (q Queue) Holds() string {
 	}.String()
 }
 
-// StateText says whether it is paused or outside of its hours, and until when.
+// StateText says whether the queue is paused or outside its hours, and until when.
 func (q Queue) StateText() string {
 	state := q.opening.String()
 	switch {
@@ -88,8 +107,8 @@ func (q Queue) StateText() string {
 	return state + keysPaused(q.PausedKeys)
 }
 
-// ReadQueues reads the queues that are in force or that calls wait in, from what [ReadWaiting] gave, and those of
-// others in which most calls failed.
+// ReadQueues reads the queues in force and those that calls wait in, as [ReadWaiting] counted them. Of other queues it
+// reads those in which most calls failed.
 func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, error) {
 	var names []string
 	var calls, due []int64
@@ -107,12 +126,11 @@ func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, 
 		q := &queues[i]
 		q.opening = openingAt(q.Hours, q.Now)
 		q.OutsideHours, q.HoursUntil = q.opening.outside, q.opening.at()
-		inUTC(q.PausedUntil)
 	}
 	return queues, nil
 }
 
-// Worker is a worker that lives, or did of late.
+// Worker is a worker that is alive, or was until recently.
 type Worker struct {
 	ID        string    `json:"id" db:"id"`
 	Pool      string    `json:"pool" db:"pool"`
@@ -136,19 +154,19 @@ func (w Worker) StateText() string {
 	return ""
 }
 
-// Oldest is the call that is due for longest.
+// Oldest is the call that has been due the longest.
 type Oldest struct {
 	ID    int64     `json:"id" db:"id"`
 	Queue string    `json:"queue" db:"queue"`
 	DueAt time.Time `json:"due_at" db:"due_at"`
 }
 
-// ReadStatus reads all of it in one snapshot.
+// ReadStatus reads the status in one snapshot.
 func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 	s := &Status{}
-	err := InSnapshot(ctx, pool, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, beginSQL).Scan(&s.At); err != nil {
-			return fmt.Errorf("read the clock: %w", err)
+	err := InSnapshot(ctx, pool, func(tx pgx.Tx) (err error) {
+		if s.At, err = begin(ctx, tx); err != nil {
+			return err
 		}
 		waiting, err := ReadWaiting(ctx, tx)
 		if err != nil {
@@ -173,15 +191,11 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 		if err := s.readDispatchers(ctx, tx); err != nil {
 			return err
 		}
-		s.Oldest, err = readOldest(ctx, tx)
+		s.Oldest, err = collectOne[Oldest](ctx, tx, "read the oldest call", oldestSQL)
 		return err
 	})
 	if err != nil {
 		return nil, err
-	}
-	inUTC(&s.At)
-	for i := range s.Workers {
-		inUTC(&s.Workers[i].StartedAt, &s.Workers[i].BeatAt)
 	}
 	return s, nil
 }
@@ -210,17 +224,7 @@ func (s *Status) OthersText() string {
 	return fmt.Sprintf("%s: another configuration than the one in force, which %s", strings.Join(s.Others, ", "), s.Policy)
 }
 
-// readOldest finds it among the calls that stand first: a thousand at most of each of the 30 oldest chunks and rows of
-// news. It is nil where none of those is due any more.
-func readOldest(ctx context.Context, db ledger.DB) (*Oldest, error) {
-	oldest, err := collectOne[Oldest](ctx, db, "read the oldest call", oldestSQL)
-	if oldest != nil {
-		inUTC(&oldest.DueAt)
-	}
-	return oldest, err
-}
-
-// Failures are read through an index: what has ended well is not read, however much there is of it.
+// Failures are read through an index. Calls that ended well are not read, however many there are.
 const queuesSQL = `
 WITH waiting AS (
     SELECT name, sum(calls) AS waiting, sum(due) AS due
@@ -266,7 +270,8 @@ LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
-// What is one row of news fell due at once, and may be many calls.
+// The oldest call is among the first thousand of each of the 30 oldest segments and inbox rows. One inbox row may hold
+// many calls that fell due at once. There is no row if none of those is due any more.
 const oldestSQL = `
 SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (

@@ -8,7 +8,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// Waiting is how many calls wait in a queue for one task, and whether no worker is there for them.
+// Waiting says how many calls of a task wait in a queue, and whether no worker takes them.
 type Waiting struct {
 	Queue     string `db:"queue"`
 	Task      string `db:"task"`
@@ -16,12 +16,12 @@ type Waiting struct {
 	Waiting   int64  `db:"waiting"`
 	Due       int64  `db:"due"`
 	Unhandled bool   `db:"unhandled"`
-	// Unnamed is of how many pairs of a queue and a task this is, without a Task, and without a Queue where theirs is
-	// in no configuration; 0: of the one that it names.
+	// Unnamed is 0 for the pair of a queue and a task that is named. Above 0 this is of so many pairs together: then it
+	// has no Task, and no Queue if theirs is not configured.
 	Unnamed int64 `db:"unnamed"`
 }
 
-// Unnamed are queues and tasks of which fewer calls wait than of the 100 that are named.
+// Unnamed counts pairs of a queue and a task with fewer calls than the 100 that are named.
 type Unnamed struct {
 	Pairs   int64 `json:"pairs"` // of a queue and a task
 	Waiting int64 `json:"waiting"`
@@ -31,13 +31,13 @@ func (u *Unnamed) String() string {
 	return fmt.Sprintf("%d pairs more of a queue that is not in the configuration and a task: %d calls wait", u.Pairs, u.Waiting)
 }
 
-// ReadWaiting counts what waits. Of queues that are in no configuration, and tasks that no worker takes, it names
-// those alone of which most wait.
+// ReadWaiting counts the calls that wait. Of queues that are not configured and tasks that no worker handles, it names
+// only those with the most calls.
 func ReadWaiting(ctx context.Context, db ledger.DB) ([]Waiting, error) {
 	return collect[Waiting](ctx, db, "count what waits", waitingSQL)
 }
 
-// ReadWaitingOf counts what waits in a queue.
+// ReadWaitingOf counts the calls that wait in a queue.
 func ReadWaitingOf(ctx context.Context, db ledger.DB, queue string) ([]Waiting, error) {
 	return collect[Waiting](ctx, db, "count what waits", waitingOfSQL, queue)
 }
@@ -57,8 +57,7 @@ FROM (
 LEFT JOIN call_queues q ON q.name = t.queue
 ORDER BY t.task, label, t.queue`
 
-// Unhandled is a task with calls that wait for a worker: one that handles it and, where their queue asks for a
-// label, carries that.
+// Unhandled is a task whose calls wait for a worker that handles it and carries their queue's label, if it has one.
 type Unhandled struct {
 	Task    string `json:"task"`
 	Label   string `json:"label"`
@@ -77,7 +76,7 @@ func (t Unhandled) String() string {
 	return fmt.Sprintf("%s handles task %s: %d calls wait", who, Printable(Short(t.Task)), t.Waiting)
 }
 
-// unhandledOf are the tasks among what waits that no worker is there for.
+// unhandledOf returns the tasks that no worker takes.
 func unhandledOf(waiting []Waiting) []Unhandled {
 	list := []Unhandled{}
 	for _, w := range waiting {
@@ -95,7 +94,7 @@ func unhandledOf(waiting []Waiting) []Unhandled {
 	return list
 }
 
-// UnnamedOf is what waits in queues that are in no configuration, beside those that are named; nil: nothing.
+// UnnamedOf returns what waits in queues that are not configured, beside those that are named; nil: nothing.
 func UnnamedOf(waiting []Waiting) *Unnamed {
 	for _, w := range waiting {
 		if w.Unnamed > 0 && w.Queue == "" {

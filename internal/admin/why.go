@@ -12,11 +12,11 @@ import (
 type Reason struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
-	// Until is when it is over, or about that; nil: nobody knows.
+	// Until is when it ends, approximately; nil: unknown.
 	Until *time.Time `json:"until"`
 }
 
-// circumstances are what decides when a call goes.
+// circumstances decide when a call is made.
 type circumstances struct {
 	now   time.Time // Postgres's clock
 	call  *callqueue.Record
@@ -26,7 +26,7 @@ type circumstances struct {
 	pauses      []callPause
 	limits      []Limit // of the queue, as this call's key sees them
 	workers     workforce
-	dispatchers int // that live
+	dispatchers int // that are alive
 }
 
 // openRow is an open attempt.
@@ -38,9 +38,8 @@ type openRow struct {
 	Deadline  *time.Time `db:"deadline"`
 	Pool      string     `db:"pool"`
 	Worker    *string    `db:"worker"`
-	// Takers is how many workers of its pool live.
-	Takers int   `db:"takers"`
-	Slots  int64 `db:"slots"` // theirs; 0: their Asynq queue is paused
+	Takers    int        `db:"takers"` // live workers of its pool
+	Slots     int64      `db:"slots"`  // theirs; 0: their Asynq queue is paused
 }
 
 // ruleRow is the call's queue as it is in force.
@@ -68,8 +67,7 @@ type workforce struct {
 	Running int64 `db:"running"` // on them
 }
 
-// reasons says why a call is not made yet, all that keep it from that at once, or what became of it. There
-// is always one.
+// reasons returns everything that keeps a call from being made, or how it ended. There is always at least one.
 func (c circumstances) reasons() []Reason {
 	switch c.call.Status {
 	case callqueue.StatusNew, callqueue.StatusError:
@@ -112,7 +110,7 @@ func (c circumstances) underWay() []Reason {
 	case o.StartedAt != nil:
 		return []Reason{{"running", c.runs(), o.Deadline}}
 	case o.Takers == 0:
-		text := "it was handed to the workers %s, and none of them lives: run `callq serve` or `callq work`"
+		text := "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`"
 		return []Reason{{"no_worker", fmt.Sprintf(text, o.Pool), nil}}
 	case o.Slots == 0:
 		text := "it was handed to the workers %s, and the Asynq queue of its workers is paused: resume it in Asynqmon"
@@ -127,7 +125,7 @@ func (c circumstances) runs() string {
 	return fmt.Sprintf("attempt %d runs on %s, started %s", c.open.Attempt, Text(c.open.Worker), Ago(c.now, *c.open.StartedAt))
 }
 
-// waits says what keeps a call that waits: what it is itself, then its queue, then what all share.
+// waits returns what a waiting call waits for: first its own reasons, then its queue's, then what all calls share.
 func (c circumstances) waits() []Reason {
 	var list []Reason
 	add := func(code string, until *time.Time, format string, args ...any) {
@@ -153,11 +151,8 @@ func (c circumstances) waits() []Reason {
 	}
 	if c.queue == nil {
 		add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", call.Queue)
-	}
-	if c.queue != nil {
-		if o := openingAt(c.queue.Hours, c.now); o.holdsUp() {
-			add("outside_hours", o.at(), "queue %s is %s (hours: %s)", call.Queue, o, o.rule())
-		}
+	} else if o := openingAt(c.queue.Hours, c.now); o.holdsUp() {
+		add("outside_hours", o.at(), "queue %s is %s (hours: %s)", call.Queue, o, o.rule())
 	}
 	for _, p := range c.pauses {
 		add("paused", p.Until, "%s", p.text())
@@ -167,7 +162,7 @@ func (c circumstances) waits() []Reason {
 		c.addWorkers(add)
 	}
 	if c.dispatchers == 0 {
-		add("no_dispatcher", nil, "no dispatcher lives: nothing is claimed until one runs (callq serve, callq dispatch)")
+		add("no_dispatcher", nil, "no dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch)")
 	}
 	if len(list) == 0 {
 		add("next", nil, "nothing holds it up but the calls before it in queue %s: a dispatcher takes it at one of its next looks",
@@ -176,7 +171,7 @@ func (c circumstances) waits() []Reason {
 	return list
 }
 
-// handedBack says that a worker could not make the call, and another may (tasks/refused.go).
+// handedBack reports whether a worker could not make the call, and another may (tasks/refused.go).
 func handedBack(call *callqueue.Record) bool {
 	return call.Status == callqueue.StatusNew && call.ErrorMessage != nil && strings.HasPrefix(*call.ErrorMessage, "not sent: handed back ")
 }

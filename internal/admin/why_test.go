@@ -86,7 +86,7 @@ func TestReasons(t *testing.T) {
 		}, []string{"not_due: ", "paused: ", "limit_full: ", "no_worker: ", "no_dispatcher: "}},
 
 		{"handed over", func(c *circumstances) { c.dispatched(2) }, []string{"handed_over: handed to the workers http 1m0s ago, and waits"}},
-		{"handed over to nobody", func(c *circumstances) { c.dispatched(0) }, []string{"no_worker: none of them lives"}},
+		{"handed over to nobody", func(c *circumstances) { c.dispatched(0) }, []string{"no_worker: none of them is alive"}},
 		{"running", func(c *circumstances) {
 			c.dispatched(1)
 			c.open.StartedAt, c.open.Deadline = &before, &later

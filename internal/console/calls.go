@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,19 +24,19 @@ type callsBody struct {
 	Status, Queue, Key, Task string // the filter, as it was given
 	Keyless                  bool   // only calls without a key
 	Choices                  []choice
-	Calls                    []callqueue.Summary
-	Newest, Newer, Older     string // where other pages are; empty: there is none
+	Calls                    []admin.Call
+	Newest, Newer, Older     string // addresses of other pages; empty: there is none
 }
 
-// choice is a status, or several, that the list can be of.
+// choice is a status, or several, that the list can show.
 type choice struct {
 	Value, Name, URL string
 	Chosen           bool
 }
 
 // readCalls reads the filter.
-func readCalls(r *http.Request) (callsBody, callqueue.Filter, error) {
-	var f callqueue.Filter
+func readCalls(r *http.Request) (callsBody, admin.Filter, error) {
+	var f admin.Filter
 	q, err := query(r, "status", "queue", "key", "no_key", "task", "before", "after")
 	if err != nil {
 		return callsBody{}, f, err
@@ -54,10 +53,11 @@ func readCalls(r *http.Request) (callsBody, callqueue.Filter, error) {
 	}
 	if b.Status != "" {
 		for _, name := range strings.Split(b.Status, ",") {
-			if !slices.Contains(statuses(), name) {
-				return b, f, badQuery("%q is not a status: %s", name, strings.Join(statuses(), ", "))
+			status := callqueue.Status(name)
+			if !slices.Contains(callqueue.Statuses(), status) {
+				return b, f, badQuery("%q is not a status: it is one of %v", name, callqueue.Statuses())
 			}
-			f.Statuses = append(f.Statuses, callqueue.Status(name))
+			f.Statuses = append(f.Statuses, status)
 		}
 	}
 	for name, to := range map[string]*int64{"before": &f.Before, "after": &f.After} {
@@ -73,34 +73,13 @@ func readCalls(r *http.Request) (callsBody, callqueue.Filter, error) {
 	return b, f, nil
 }
 
-func statuses() []string {
-	return []string{
-		string(callqueue.StatusNew), string(callqueue.StatusDispatched), string(callqueue.StatusDone),
-		string(callqueue.StatusError), string(callqueue.StatusFailed), string(callqueue.StatusCancelled),
-	}
-}
-
-// url leads to the list with this filter, and one thing changed.
+// url is the address of the list with this filter and one parameter changed.
 func (b callsBody) url(name, value string) string {
-	values := url.Values{}
-	set := func(name, value string) {
-		if value != "" {
-			values.Set(name, value)
-		}
-	}
-	set("status", b.Status)
-	set("queue", b.Queue)
-	set("key", b.Key)
-	set("task", b.Task)
+	keyless := ""
 	if b.Keyless {
-		values.Set("no_key", "1")
+		keyless = "1"
 	}
-	values.Del(name)
-	set(name, value)
-	if len(values) == 0 {
-		return "/calls"
-	}
-	return "/calls?" + values.Encode()
+	return callsURL("status", b.Status, "queue", b.Queue, "key", b.Key, "task", b.Task, "no_key", keyless, name, value)
 }
 
 func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
@@ -150,9 +129,9 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "calls", Title: "Calls", Here: here, Body: b}, nil
 }
 
-// list reads a page, and whether there are more in its direction.
-func (p *pages) list(ctx context.Context, f callqueue.Filter) (calls []callqueue.Summary, more bool, err error) {
-	calls, err = p.client.List(ctx, f, perPage+1)
+// list reads a page of calls, and whether there are more in its direction.
+func (p *pages) list(ctx context.Context, f admin.Filter) (calls []admin.Call, more bool, err error) {
+	calls, err = admin.ListCalls(ctx, p.Pool, f, perPage+1)
 	if err != nil || len(calls) <= perPage {
 		return calls, false, err
 	}
@@ -195,5 +174,5 @@ func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "call", Title: fmt.Sprintf("Call %d", id), Body: callBody{record, why.Reasons, attempts}}, nil
 }
 
-// isText says whether Postgres would take it.
+// isText reports whether Postgres would accept the text.
 func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }

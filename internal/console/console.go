@@ -1,8 +1,8 @@
 // Package console shows in a browser what `callq status`, `calls list|get|why` and `limits get` print.
 //
-// It only reads. A page is rendered whole, within a timeout, or says what is wrong. It shows what producers, APIs and
-// operators wrote as text, whatever it holds. The console does not authenticate: anybody who reaches it may read. On
-// loopback, the request's host must be one that it is known by.
+// It only reads. A page is rendered whole, within a timeout, or says what is wrong. Whatever producers, APIs and
+// operators wrote appears as text. The console does not authenticate: anybody who reaches it may read. On loopback it
+// answers only requests for a host name that it knows.
 package console
 
 import (
@@ -27,15 +27,15 @@ import (
 	"github.com/callq/callq/internal/web"
 )
 
-// Config says what is shown, and to whom.
+// Config says what the console shows, and to whom.
 type Config struct {
-	// Pool should be of few connections and the pages' own: what they read takes none from claims and calls.
+	// Pool should be small and the console's own, so that its reads take no connections from claims and calls.
 	Pool *pgxpool.Pool
-	// Timeout is of one page; default 5 s.
+	// Timeout bounds each page. Default: 5 s.
 	Timeout time.Duration
-	// Known says which Host headers are answered: web.KnownHosts.
+	// Known says which Host headers to answer; see web.KnownHosts.
 	Known func(host string) bool
-	// Explain says whether an error is that Postgres cannot be reached, and what it says in one line.
+	// Explain says whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)
 	Logger  *slog.Logger
 }
@@ -47,11 +47,10 @@ type pages struct {
 	Config
 	client    *callqueue.Client
 	templates *template.Template
-	style     template.CSS
 	policy    string // Content-Security-Policy
 }
 
-// New returns the handler of everything but what others have a path for.
+// New returns the handler of all paths that no other handler has.
 func New(cfg Config) (http.Handler, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Second
@@ -64,13 +63,16 @@ func New(cfg Config) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	templates, err := template.New("").Funcs(words()).ParseFS(files, "*.html")
+	templates, err := template.New("").Funcs(words()).Parse(`{{define "style"}}<style>` + string(style) + `</style>{{end}}`)
 	if err != nil {
+		return nil, err
+	}
+	if templates, err = templates.ParseFS(files, "*.html"); err != nil {
 		return nil, err
 	}
 	hash := sha256.Sum256(style)
 	p := &pages{
-		Config: cfg, client: client, templates: templates, style: template.CSS(style), //nolint:gosec // style.css, which is built in
+		Config: cfg, client: client, templates: templates,
 		policy: "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'; img-src data:; " +
 			"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 	}
@@ -86,7 +88,7 @@ func New(cfg Config) (http.Handler, error) {
 	return p.guard(mux), nil
 }
 
-// guard lets through what only reads, and asks for us.
+// guard refuses requests for other hosts, and those that would change something.
 func (p *pages) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
@@ -117,17 +119,15 @@ type page struct {
 	Template string
 	Title    string
 	Here     string // where in the navigation
-	Every    int    // seconds after which it is loaded again; 0: never
+	Every    int    // seconds after which the browser loads it again; 0: never
 	Body     any
-
-	Style template.CSS
 }
 
-// refusal is why there is no page, for the reader.
+// refusal tells the reader why there is no page.
 type refusal struct {
 	status int
 	text   string
-	every  int // seconds after which it is asked again; 0: never
+	every  int // seconds after which the browser asks again; 0: never
 }
 
 func (r *refusal) Error() string { return r.text }
@@ -138,10 +138,10 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) h
 		defer cancel()
 		shown, err := read(ctx, r)
 		switch {
-		case r.Context().Err() != nil: // nobody waits for it
+		case r.Context().Err() != nil: // the client has gone
 		case err != nil:
 			why := p.refusalOf(r, err)
-			if why.status == http.StatusServiceUnavailable { // who watches sees when it is over
+			if why.status == http.StatusServiceUnavailable { // a page that reloads itself goes on
 				why.every, _ = everyOf(r.URL.Query())
 			}
 			p.refuse(w, why)
@@ -151,7 +151,7 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) h
 	}
 }
 
-// refusalOf says what is wrong, with what to do. What only a fault of callq or of its set-up explains is logged.
+// refusalOf says what is wrong and what to do. It logs what can only be a fault of callq or of its set-up.
 func (p *pages) refusalOf(r *http.Request, err error) *refusal {
 	if known, ok := errors.AsType[*refusal](err); ok {
 		return known
@@ -177,9 +177,8 @@ func (p *pages) refuse(w http.ResponseWriter, r *refusal) {
 	p.write(w, r.status, &page{Template: "refusal", Title: http.StatusText(r.status), Every: r.every, Body: r.text})
 }
 
-// write writes a page that is whole.
+// write renders a page, and then sends it whole.
 func (p *pages) write(w http.ResponseWriter, status int, shown *page) {
-	shown.Style = p.style
 	var text bytes.Buffer
 	if err := p.templates.ExecuteTemplate(&text, shown.Template, shown); err != nil {
 		p.Logger.Error("page not written", "template", shown.Template, "err", err)
@@ -193,7 +192,7 @@ func (p *pages) write(w http.ResponseWriter, status int, shown *page) {
 	_, _ = w.Write(clean) // fails only if the client has gone
 }
 
-// visible puts a sign where a text holds what is not UTF-8, controls something or turns the line round.
+// visible replaces what is not UTF-8, controls something or reverses a line.
 func visible(r rune) rune {
 	if unicode.IsPrint(r) || r == '\n' || r == '\t' || r == '\r' {
 		return r

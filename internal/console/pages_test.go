@@ -277,8 +277,8 @@ func TestAnswers(t *testing.T) {
 		words  string
 	}{
 		{empty, "/", http.StatusOK, "No queue is in force"},
-		{empty, "/", http.StatusOK, "No dispatcher lives"},
-		{empty, "/", http.StatusOK, "No worker lives"},
+		{empty, "/", http.StatusOK, "No dispatcher is alive"},
+		{empty, "/", http.StatusOK, "No worker is alive"},
 		{empty, "/calls", http.StatusOK, "There is no such call."},
 		{empty, "/calls?after=5", http.StatusOK, "There is no such call."},
 		{empty, "/calls/1", http.StatusNotFound, "There is no call 1"},

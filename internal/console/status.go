@@ -20,10 +20,10 @@ type statusBody struct {
 	*admin.Status
 	Notices    []notice
 	Differs    []difference
-	MoreQueues int // that are not shown
+	MoreQueues int // how many queues are not shown
 }
 
-// notice is something that keeps calls from being made.
+// notice tells of something that keeps calls from being made.
 type notice struct{ Text, URL string }
 
 // difference is a setting in which live workers differ.
@@ -33,13 +33,13 @@ type difference struct {
 	Holds  string
 }
 
-// A producer may have put calls into any number of queues.
+// Producers may put calls into any number of queues.
 const (
 	mostQueues  = 500
 	mostNotices = 20
 )
 
-// The first page may load itself again, this often in seconds.
+// The first page may reload itself after this many seconds.
 const (
 	leastEvery = 2
 	mostEvery  = 3600
@@ -83,15 +83,15 @@ func everyOf(q url.Values) (int, error) {
 	return every, nil
 }
 
-// notices are what an operator should know at once: the worst first.
+// notices returns what an operator should know at once, the worst first.
 func notices(s *admin.Status) []notice {
 	var list []notice
 	add := func(url, format string, args ...any) { list = append(list, notice{fmt.Sprintf(format, args...), url}) }
 	if len(s.Dispatchers) == 0 {
-		add("", "No dispatcher lives: nothing is claimed until one runs (callq serve, callq dispatch).")
+		add("", "No dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch).")
 	}
 	if !slices.ContainsFunc(s.Workers, func(w admin.Worker) bool { return w.Live }) {
-		add("", "No worker lives: nothing is sent until one runs (callq serve, callq work).")
+		add("", "No worker is alive: nothing is sent until one runs (callq serve, callq work).")
 	}
 	if text := s.OthersText(); text != "" {
 		add("", "%s.", text)
@@ -153,7 +153,7 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 // queueBody is the page of a queue.
 type queueBody struct {
 	admin.Queue
-	Tasks   []admin.Waiting // what waits, by task
+	Tasks   []admin.Waiting // waiting calls by task
 	Pauses  []admin.Pause
 	Changes []admin.Change
 }
@@ -192,7 +192,7 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Body: body}, nil
 }
 
-// named is the name in the path of a page that takes no parameters.
+// named returns the name in the path of a page that has no parameters.
 func named(r *http.Request) (string, error) {
 	if _, err := query(r); err != nil {
 		return "", err
@@ -204,7 +204,7 @@ func named(r *http.Request) (string, error) {
 	return name, nil
 }
 
-// query is the parameters, of which each may be given once.
+// query returns the parameters. Each may be given once.
 func query(r *http.Request, allowed ...string) (url.Values, error) {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

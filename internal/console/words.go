@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,7 @@ const (
 	mostError = 4 << 10
 )
 
-// words are the functions of the templates.
+// words returns the functions of the templates.
 func words() template.FuncMap {
 	return template.FuncMap{
 		"number":   number,
@@ -65,7 +66,7 @@ func optional(value any) string {
 	return fmt.Sprint(value)
 }
 
-// cut says what it leaves out.
+// cut shortens a text, and says so.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -84,7 +85,7 @@ func indented(data json.RawMessage) string {
 	return text.String()
 }
 
-// charges says which limits an attempt was charged to; what it cannot read it gives as it is.
+// charges says which limits an attempt was charged to. What it cannot read it returns as it is.
 func charges(data json.RawMessage) string {
 	var list []struct {
 		Limit, Key string
@@ -103,11 +104,14 @@ func charges(data json.RawMessage) string {
 	return admin.Dash(strings.Join(texts, ", "))
 }
 
-// callsURL leads to the list of calls with these parameters, name by value.
+// callsURL is the address of the list of calls with these parameters, as pairs of a name and a value. The last value of
+// a name counts; an empty one leaves it out.
 func callsURL(pairs ...string) string {
 	values := url.Values{}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		values.Set(pairs[i], pairs[i+1])
+	for pair := range slices.Chunk(pairs, 2) {
+		if values.Del(pair[0]); pair[1] != "" {
+			values.Set(pair[0], pair[1])
+		}
 	}
 	if len(values) == 0 {
 		return "/calls"
@@ -115,8 +119,8 @@ func callsURL(pairs ...string) string {
 	return "/calls?" + values.Encode()
 }
 
-// pathTo leads to what has this name in a folder, or, where no browser would ask for the name as it is, to its
-// calls.
+// pathTo is the address of what has this name in a folder. No browser asks for some names as they are: it is then the
+// list of their calls.
 func pathTo(folder, filter, name string) string {
 	switch {
 	case name != "" && name != "." && name != "..":

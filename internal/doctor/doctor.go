@@ -1,82 +1,92 @@
-// Package doctor looks for what keeps callq from making calls, or soon will, and says what mends it.
+// Package doctor finds what keeps callq from making calls, or soon will, and says how to fix it.
 //
-// It changes nothing. A check that reads more than a little is bounded in time, and says so where it gave up:
-// on a system in trouble it must not be the last straw.
+// It changes nothing. Each check has a time limit, so that doctor does not make a struggling database worse.
 package doctor
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/callq/callq/internal/handoff"
 )
 
 // Level says how bad a finding is.
 type Level string
 
-// The levels. Only problems need something done.
+// The levels. Only a problem needs action.
 const (
 	OK      Level = "ok"
 	Note    Level = "note"
 	Problem Level = "problem"
 )
 
-// Finding is what a check found.
+// Finding is one thing that a check found.
 type Finding struct {
 	Check string `json:"check"`
 	Level Level  `json:"level"`
 	What  string `json:"what"`
-	Fix   string `json:"fix"` // what to do, or run; empty where all is well
+	Fix   string `json:"fix"` // what to do or run; empty if all is well
 }
 
-// check is one thing to look at. What it returns has no name yet; nothing means that all is well.
+// check is a name and a question. A question in SQL returns findings as rows: level, what, fix. The text "{took}" in
+// what stands for its interval column took. No findings means that all is well.
 type check struct {
 	name string
-	look func(context.Context, *pgxpool.Pool) ([]Finding, error)
+	sql  string
+	look func(context.Context, *pgxpool.Pool) ([]Finding, error) // where SQL does not do
 }
 
-// lookMost bounds each check.
-const lookMost = 5 * time.Second
+// serverChecks work without callq's schema.
+func serverChecks() []check {
+	return []check{
+		{name: "clocks", look: clocks},
+		{name: "settings", sql: settingsSQL},
+		{name: "connections", sql: connectionsSQL},
+		{name: "old snapshots", look: oldSnapshots},
+	}
+}
 
-// Postgres examines the database. Where the schema is not this program's, only what does not need it is
-// looked at. The error is one of Postgres's being away.
+func schemaChecks() []check {
+	return []check{
+		{name: "schema", look: drift},
+		{name: "owner", sql: ownerSQL},
+		{name: "bloat", look: bloat},
+		{name: "workers", sql: workersSQL},
+		{name: "dispatchers", sql: dispatchersSQL},
+		{name: "rules", look: otherPolicy},
+		{name: "http settings", look: httpDiffers},
+		{name: "tasks", sql: tasksSQL},
+		{name: "queues", sql: queuesSQL},
+		{name: "limits", look: limits},
+		{name: "clock steps", sql: clockStepsSQL},
+		{name: "pauses", sql: pausesSQL},
+		{name: "overdue attempts", sql: overdueSQL},
+		{name: "held rows", sql: heldSQL},
+		{name: "calls set aside", sql: setAsideSQL},
+		{name: "calls in no flow", look: orphans},
+		{name: "dispatched calls", sql: withoutAttemptSQL},
+		{name: "dead letters", sql: deadLettersSQL},
+		{name: "late requests", sql: lateSQL},
+	}
+}
+
+const checkTimeout = 5 * time.Second
+
+// Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
+// error only if Postgres cannot be reached.
 func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	findings, usable, err := version(ctx, pool)
+	findings, err := check{name: "schema version", look: version}.run(ctx, pool)
 	if err != nil {
-		return findings, err
+		return nil, err
 	}
-	checks := []check{
-		{"clocks", clocks}, {"settings", settings}, {"connections", connections}, {"old snapshots", oldSnapshots},
-	}
-	if usable {
-		checks = append(checks, []check{
-			{"schema", drift},
-			{"owner", superusers},
-			{"bloat", bloat},
-			{"workers", workers},
-			{"dispatchers", dispatchers},
-			{"rules", otherPolicy},
-			{"http settings", httpDiffers},
-			{"tasks", unhandled},
-			{"queues", unknownQueues},
-			{"limits", limits},
-			{"clock steps", clockSteps},
-			{"pauses", pauses},
-			{"overdue attempts", overdue},
-			{"held rows", heldRows},
-			{"calls set aside", setAside},
-			{"calls in no flow", orphans},
-			{"dispatched calls", withoutAttempt},
-			{"dead letters", deadLetters},
-			{"late requests", lateRequests},
-		}...)
+	checks := serverChecks()
+	if findings[0].Level == OK {
+		checks = append(checks, schemaChecks()...)
 	}
 	for _, c := range checks {
 		found, err := c.run(ctx, pool)
@@ -88,15 +98,19 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return findings, nil
 }
 
-// run bounds the check. That Postgres refused it is a finding; that it is away ends the examination.
+// run makes an error of Postgres a finding, unless it means that Postgres cannot be reached.
 func (c check) run(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	bounded, cancel := context.WithTimeout(ctx, 2*lookMost)
+	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	found, err := c.look(bounded, pool)
+	look := c.look
+	if look == nil {
+		look = func(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) { return askSQL(ctx, pool, c.sql) }
+	}
+	found, err := look(bounded, pool)
 	pg, refused := errors.AsType[*pgconn.PgError](err)
 	switch {
-	case refused && pg.Code == "57014", err != nil && ctx.Err() == nil && bounded.Err() != nil: // canceled: took too long
-		found = one(Note, "was not looked at: it took longer than "+lookMost.String(), "ask again when there is less to do")
+	case refused && pg.Code == "57014", err != nil && ctx.Err() == nil && bounded.Err() != nil: // took too long
+		found = one(Note, "was not looked at: it took longer than "+checkTimeout.String(), "ask again when there is less to do")
 	case refused && pg.Code == "42501":
 		found = one(Problem, "was not looked at: "+pg.Message, "run doctor as the tables' owner, or GRANT pg_monitor to its role")
 	case refused && pg.Code[:2] != "57" && pg.Code[:2] != "08":
@@ -112,30 +126,33 @@ func (c check) run(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	return found, nil
 }
 
-// Redis examines Redis. The error is one of its being away.
-func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error) {
-	info, err := client.Info(ctx, "server", "memory").Result()
-	if err != nil && !redis.HasErrorPrefix(err, "ERR") { // one that stands in may not know the sections
-		return nil, fmt.Errorf("ask Redis: %w", err)
-	}
-	found := readRedis(info)
-	paused, err := handoff.Paused(ctx, client)
+func askSQL(ctx context.Context, pool *pgxpool.Pool, sql string) ([]Finding, error) {
+	rows, err := collect[struct {
+		Finding
+		Took *time.Duration
+	}](ctx, pool, sql)
 	if err != nil {
 		return nil, err
 	}
-	return append(found, asynqQueues(paused)...), nil
+	var found []Finding
+	for _, r := range rows {
+		if r.Took != nil {
+			r.What = strings.ReplaceAll(r.What, "{took}", tidy(*r.Took).String())
+		}
+		found = append(found, r.Finding)
+	}
+	return found, nil
 }
 
-// one is a single finding.
 func one(level Level, what, fix string) []Finding {
 	return []Finding{{Level: level, What: what, Fix: fix}}
 }
 
-// collect runs a query and gathers its rows.
+// collect runs a query and returns its rows. A field without a column keeps its zero value.
 func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) ([]T, error) {
 	rows, err := pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[T])
 }

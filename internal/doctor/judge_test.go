@@ -4,43 +4,33 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/callq/callq/internal/pgtest"
 )
 
 // What no test can stage on servers that it shares: judged from what they would say.
 func TestJudgements(t *testing.T) {
 	t.Parallel()
-	setting := func(name, value, source string) []Finding {
-		return judgeSettings([]settingRow{{Name: name, Value: value, Source: source, Version: 150004, Database: "app", Role: "callq"}})
-	}
-	old := []settingRow{{Name: "fsync", Value: "on", Version: 130010, Standby: true}}
 	for name, c := range map[string]struct {
 		found []Finding
 		level Level // of the first; "": there is none
 		what  string
 		fix   string
 	}{
-		"fsync":                       {setting("fsync", "off", "configuration file"), Problem, "fsync is off", "ALTER SYSTEM SET fsync = on"},
-		"fsync on":                    {setting("fsync", "on", "default"), "", "", ""},
-		"autovacuum":                  {setting("autovacuum", "off", "default"), Problem, "grow without end", "ALTER SYSTEM"},
-		"a role's setting":            {setting("synchronous_commit", "off", "user"), Problem, "lost in a crash", "ALTER ROLE callq SET"},
-		"a standby of an old version": {judgeSettings(old)[1:], Problem, "standby", "primary"},
-		"an old version":              {judgeSettings(old), Problem, "version 13", "14 or newer"},
-		"connections":                 {[]Finding{headroom(95, 97)}, Problem, "95 of 97", "max_connections"},
-		"enough connections":          {[]Finding{headroom(50, 97)}, OK, "50 of 97", ""},
-		"an old slot":                 {judgeHolders([]Holder{{Kind: "replication slot", Name: "s'1", Xids: 5_000_000}}), Problem, "5000000 transactions", "pg_drop_replication_slot('s''1')"},
-		"a young slot":                {judgeHolders([]Holder{{Kind: "replication slot", Xids: 5}}), "", "", ""},
-		"a young transaction":         {judgeHolders([]Holder{{Kind: "session", Age: time.Second, Xids: 5_000_000}}), "", "", ""},
-		"many old transactions":       {judgeHolders(make30()), Problem, "session 7", "pg_terminate_backend(7)"},
-		"the rest of them":            {judgeHolders(make30())[10:], Problem, "20 more", "idle_in_transaction"},
-		"clocks that agree":           {[]Finding{compareClocks(-2*time.Millisecond, time.Millisecond)}, OK, "2ms behind", ""},
-		"clocks that do not":          {[]Finding{compareClocks(2*time.Second, time.Millisecond)}, Problem, "2s ahead", "NTP"},
-		"a slow answer":               {[]Finding{compareClocks(2*time.Second, 3*time.Second)}, OK, "give or take 3s", ""},
-		"an old Redis":                {readRedis("redis_version:6.0.16\r\n"), Problem, "6.0.16", "6.2"},
-		"a new Redis":                 {readRedis("# Server\r\nredis_version:10.0.1\r\n"), OK, "10.0.1", ""},
-		"a Redis that says nothing":   {readRedis(""), Note, "version", "6.2"},
-		"its policy":                  {readRedis("")[1:], Note, "maxmemory-policy", "noeviction"},
-		"a bloated table":             {judgeTables([]Table{{Name: "call_queue", Bytes: 90e6, FreeBytes: 80e6}}), Note, "90 MB, about 80 MB", "vacuum --full"},
-		"a small one":                 {judgeTables([]Table{{Name: "call_queue", Bytes: 4e6, FreeBytes: 4e6}}), "", "", ""},
+		"an old slot":               {judgeHolders([]Holder{{Kind: "replication slot", Name: "s'1", Xids: 5_000_000}}), Problem, "5000000 transactions", "pg_drop_replication_slot('s''1')"},
+		"a young slot":              {judgeHolders([]Holder{{Kind: "replication slot", Xids: 5}}), "", "", ""},
+		"a young transaction":       {judgeHolders([]Holder{{Kind: "session", Age: time.Second, Xids: 5_000_000}}), "", "", ""},
+		"many old transactions":     {judgeHolders(make30()), Problem, "session 7", "pg_terminate_backend(7)"},
+		"the rest of them":          {judgeHolders(make30())[10:], Problem, "20 more", "idle_in_transaction"},
+		"clocks that agree":         {compareClocks(-2*time.Millisecond, time.Millisecond), OK, "2ms behind", ""},
+		"clocks that do not":        {compareClocks(2*time.Second, time.Millisecond), Problem, "2s ahead", "NTP"},
+		"a slow answer":             {compareClocks(2*time.Second, 3*time.Second), OK, "give or take 3s", ""},
+		"an old Redis":              {readRedis("redis_version:6.0.16\r\n"), Problem, "6.0.16", "6.2"},
+		"a new Redis":               {readRedis("# Server\r\nredis_version:10.0.1\r\n"), OK, "10.0.1", ""},
+		"a Redis that says nothing": {readRedis(""), Note, "version", "6.2"},
+		"its policy":                {readRedis("")[1:], Note, "maxmemory-policy", "noeviction"},
+		"a bloated table":           {judgeTables([]Table{{Name: "call_queue", Bytes: 90e6, FreeBytes: 80e6}}), Note, "90 MB, about 80 MB", "vacuum --full"},
+		"a small one":               {judgeTables([]Table{{Name: "call_queue", Bytes: 4e6, FreeBytes: 4e6}}), "", "", ""},
 	} {
 		switch {
 		case c.level == "" && len(c.found) > 0, c.level != "" && len(c.found) == 0:
@@ -58,4 +48,51 @@ func make30() []Holder {
 		list[i] = Holder{Kind: "session", Name: "7", Age: time.Hour}
 	}
 	return list
+}
+
+// What no test can stage on a server that it shares: the test's own schema stands before Postgres's catalog.
+func TestServerChecks(t *testing.T) {
+	t.Parallel()
+	setting := func(name, value, source string) string {
+		return `CREATE TABLE pg_settings AS SELECT '` + name + `' AS name, '` + value + `' AS setting, '` + source + `' AS source;`
+	}
+	function := func(name, result string) string {
+		return `CREATE FUNCTION public.` + name + ` LANGUAGE sql AS $$ SELECT ` + result + ` $$;`
+	}
+	standby := function("pg_is_in_recovery() RETURNS boolean", "true")
+	sessions := func(n, most string) string {
+		return `CREATE TABLE pg_stat_activity AS SELECT 'client backend' AS backend_type FROM generate_series(1, ` + n + `);` +
+			function("current_setting(name text) RETURNS text", "CASE name WHEN 'max_connections' THEN '"+most+"' ELSE '3' END")
+	}
+	for name, c := range map[string]struct {
+		stage, sql string
+		level      Level // "": there is nothing to find
+		what, fix  string
+	}{
+		"fsync":              {setting("fsync", "off", "configuration file"), settingsSQL, Problem, "fsync is off", "ALTER SYSTEM SET fsync = on"},
+		"fsync on":           {setting("fsync", "on", "default"), settingsSQL, "", "", ""},
+		"autovacuum":         {setting("autovacuum", "off", "default"), settingsSQL, Problem, "grow without end", "ALTER SYSTEM"},
+		"a role's setting":   {setting("synchronous_commit", "off", "user"), settingsSQL, Problem, "lost in a crash", "ALTER ROLE "},
+		"a long timeout":     {setting("statement_timeout", "30000", "user"), settingsSQL, "", "", ""},
+		"a standby":          {setting("default_transaction_read_only", "on", "default") + standby, settingsSQL, Problem, "standby", "primary"},
+		"an old version":     {setting("fsync", "on", "default") + function("current_setting(name text) RETURNS text", "'130010'"), settingsSQL, Problem, "version 13", "14 or newer"},
+		"connections":        {sessions("95", "100"), connectionsSQL, Problem, "95 of 97", "max_connections"},
+		"enough connections": {sessions("50", "100"), connectionsSQL, OK, "50 of 97", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.NewWith(t, map[string]string{"search_path": "public, pg_catalog"})
+			if _, err := pool.Exec(t.Context(), c.stage); err != nil {
+				t.Fatal(err)
+			}
+			found, err := askSQL(t.Context(), pool, c.sql)
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case c.level == "" && len(found) == 0:
+			case len(found) != 1 || found[0].Level != c.level || !strings.Contains(found[0].What, c.what) || !strings.Contains(found[0].Fix, c.fix):
+				t.Errorf("found %+v, want %s, %q, %q", found, c.level, c.what, c.fix)
+			}
+		})
+	}
 }

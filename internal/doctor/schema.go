@@ -12,17 +12,14 @@ import (
 	"github.com/callq/callq/migrations"
 )
 
-// expected has a fingerprint of each table and view with its parts, and one of the functions, as the migrations make
-// them. `make docs` writes it anew, and a test compares it with a fresh database.
+// expected has a fingerprint of each table and view, and one of all functions, as the migrations make them. `make docs`
+// writes it anew, and a test compares it with a fresh database.
 //
 //go:embed schema.txt
 var expected string
 
-// part is a table or view, or "functions", with the fingerprint of its definition.
-type part struct {
-	Name string `db:"name"`
-	Hash string `db:"hash"`
-}
+// part is a table, a view or "functions", with the fingerprint of its definition.
+type part struct{ Name, Hash string }
 
 func expectedParts() (list []part) {
 	for line := range strings.Lines(expected) {
@@ -39,8 +36,8 @@ func ownTables() (names []string) {
 	return names
 }
 
-// fingerprintSQL hashes what there is, in words that do not depend on Postgres's version or the schema's name. A
-// view's text does, so its columns stand for it. Indexes of other names are the operator's own.
+// fingerprintSQL hashes what exists, in terms that do not depend on Postgres's version or the schema's name. A view's
+// text depends on the version, so its columns stand for it. Indexes with other names are the operator's own.
 const fingerprintSQL = `
 WITH home AS (
     SELECT n.oid, quote_ident(n.nspname) || '.' AS prefix
@@ -71,21 +68,13 @@ WITH home AS (
 SELECT name, md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) AS hash
 FROM listing GROUP BY name ORDER BY name COLLATE "C"`
 
-// version says whether the schema is this program's.
-func version(ctx context.Context, pool *pgxpool.Pool) ([]Finding, bool, error) {
-	found, err := check{"schema version", readVersion}.run(ctx, pool)
-	return found, err == nil && found[0].Level == OK, err
-}
-
-func readVersion(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+// version finds whether the schema is this program's.
+func version(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	err := migrations.Check(ctx, pool)
 	if problem, ok := errors.AsType[*migrations.SchemaError](err); ok {
 		return one(Problem, problem.What, problem.Fix), nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return one(OK, fmt.Sprint(migrations.Version()), ""), nil
+	return one(OK, fmt.Sprint(migrations.Version()), ""), err
 }
 
 // drift compares the schema with what the migrations make of it.
@@ -100,29 +89,17 @@ func drift(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	}
 	var found []Finding
 	for _, p := range expectedParts() {
-		what := ""
-		switch is[p.Name] {
-		case p.Hash:
+		what := p.Name + ": not what the migrations made (columns, indexes, constraints, triggers)"
+		switch {
+		case is[p.Name] == p.Hash:
 			continue
-		case "":
+		case is[p.Name] == "":
 			what = p.Name + " is missing"
-		default:
-			what = p.Name + ": not what the migrations made (columns, indexes, constraints, triggers)"
-			if p.Name == "functions" {
-				what = "callq's functions are not what the migrations made, or anybody may execute one that runs as its owner"
-			}
+		case p.Name == "functions":
+			what = "callq's functions are not what the migrations made, or anybody may execute one that runs as its owner"
 		}
-		found = append(found, Finding{
-			Level: Problem, What: what,
-			Fix: "compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then callq maintain sweep",
-		})
+		found = append(found, one(Problem, what,
+			"compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then "+recoverFix)...)
 	}
 	return found, nil
-}
-
-func short(s string) string {
-	if r := []rune(s); len(r) > 160 {
-		return string(r[:159]) + "…"
-	}
-	return s
 }

@@ -3,14 +3,15 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Holder is what keeps VACUUM from removing what is dead: a session, a prepared transaction or a replication
-// slot that may still see it.
+// Holder keeps VACUUM from removing dead rows, because it may still see them: a session, a prepared transaction or a
+// replication slot.
 type Holder struct {
 	Kind string        `json:"kind" db:"kind"` // session, prepared transaction, replication slot
 	Name string        `json:"name" db:"name"` // its pid, gid or name
@@ -20,15 +21,16 @@ type Holder struct {
 	Xids int64         `json:"transactions" db:"xids"` // that began since
 }
 
-// End is what ends it.
+// End is the statement that ends it.
 func (h Holder) End() string {
+	name := "'" + strings.ReplaceAll(h.Name, "'", "''") + "'"
 	switch h.Kind {
 	case "session":
-		return fmt.Sprintf("SELECT pg_terminate_backend(%s);", h.Name)
+		return "SELECT pg_terminate_backend(" + h.Name + ");"
 	case "prepared transaction":
-		return fmt.Sprintf("ROLLBACK PREPARED '%s';", strings.ReplaceAll(h.Name, "'", "''"))
+		return "ROLLBACK PREPARED " + name + ";"
 	}
-	return fmt.Sprintf("SELECT pg_drop_replication_slot('%s');", strings.ReplaceAll(h.Name, "'", "''"))
+	return "SELECT pg_drop_replication_slot(" + name + ");"
 }
 
 func (h Holder) String() string {
@@ -44,13 +46,13 @@ func (h Holder) String() string {
 	return text
 }
 
-// Holders are all that hold a snapshot or a transaction, the oldest first.
+// Holders returns all that hold a snapshot or a transaction, the oldest first.
 func Holders(ctx context.Context, pool *pgxpool.Pool) ([]Holder, error) {
 	return collect[Holder](ctx, pool, holdersSQL)
 }
 
-// Sessions of other databases do not matter to this one's tables, nor does a vacuum. A slot has no age in
-// time; only what a standby holds with feedback counts, not the catalog's xmin.
+// Sessions of other databases do not matter to this one's tables, nor does a vacuum. A slot has no age in time. Of a
+// slot only what a standby's feedback holds counts, not the catalog's xmin.
 const holdersSQL = `
 SELECT kind, name, who, does, greatest(age, '0') AS age, xids
 FROM (
@@ -81,31 +83,22 @@ const (
 
 func oldSnapshots(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	holders, err := Holders(ctx, pool)
-	if err != nil {
-		return nil, err
-	}
-	return judgeHolders(holders), nil
+	return judgeHolders(holders), err
 }
 
-// shownMost is how many findings of one kind are told apart.
+// shownMost is how many old snapshots get a finding of their own.
 const shownMost = 10
 
 func judgeHolders(holders []Holder) (found []Finding) {
-	more := 0
-	for _, h := range holders {
-		switch old := h.Age >= oldAge || h.Kind == "replication slot" && h.Xids >= oldXids; {
-		case old && len(found) < shownMost:
-			what := h.String() + "; what callq leaves behind cannot be vacuumed meanwhile"
-			found = append(found, Finding{Level: Problem, What: what, Fix: h.End()})
-		case old:
-			more++
-		}
+	old := slices.DeleteFunc(holders, func(h Holder) bool {
+		return h.Age < oldAge && (h.Kind != "replication slot" || h.Xids < oldXids)
+	})
+	for _, h := range old[:min(len(old), shownMost)] {
+		found = append(found, one(Problem, h.String()+"; what callq leaves behind cannot be vacuumed meanwhile", h.End())...)
 	}
-	if more > 0 {
-		found = append(found, Finding{
-			Level: Problem, What: fmt.Sprintf("%d more hold old snapshots", more),
-			Fix: "see pg_stat_activity and pg_prepared_xacts; set idle_in_transaction_session_timeout",
-		})
+	if more := len(old) - shownMost; more > 0 {
+		found = append(found, one(Problem, fmt.Sprintf("%d more hold old snapshots", more),
+			"see pg_stat_activity and pg_prepared_xacts; set idle_in_transaction_session_timeout")...)
 	}
 	return found
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Table is how a table of callq's stands.
+// Table is the state of one of callq's tables.
 type Table struct {
 	Name        string     `json:"table" db:"name"`
 	Bytes       int64      `json:"bytes" db:"bytes"`         // with TOAST
@@ -20,23 +20,22 @@ type Table struct {
 	LastAnalyze *time.Time `json:"last_analyze" db:"analyzed"`
 }
 
-// All is its size on disk.
+// All is the table's size on disk, with its indexes.
 func (t Table) All() int64 { return t.Bytes + t.IndexBytes }
 
-// Bloated says whether a VACUUM FULL is worth its lock.
+// Bloated reports whether a VACUUM FULL is worth its lock.
 func (t Table) Bloated() bool { return t.FreeBytes > worthBytes && t.FreeBytes > t.Bytes/2 }
 
 const worthBytes = 8 << 20
 
-// Tables are all of them, the largest first.
+// Tables returns callq's tables, the largest first.
 func Tables(ctx context.Context, pool *pgxpool.Pool) ([]Table, error) {
 	return collect[Table](ctx, pool, tablesSQL, ownTables())
 }
 
-// A row takes its columns, a header of 24 bytes, a line pointer of 4 and some padding; of a page, the
-// fillfactor's share less 24 bytes is used. TOAST is not estimated: what is there counts as in use. Rows
-// are as ANALYZE saw them, or the counters, which a crash forgets, whichever is more: too few would
-// promise too much.
+// A row takes its columns, a header of 24 bytes, a line pointer of 4 and some padding. Of a page, the fillfactor's
+// share less 24 bytes is used. TOAST is not estimated: it counts as in use. The number of rows is ANALYZE's or the
+// counters', which a crash resets, whichever is more: too few would promise too much.
 const tablesSQL = `
 SELECT c.relname AS name, pg_table_size(c.oid) AS bytes, pg_indexes_size(c.oid) AS indexes,
     coalesce(s.n_live_tup, 0) AS live, coalesce(s.n_dead_tup, 0) AS dead,
@@ -59,16 +58,13 @@ ORDER BY pg_total_relation_size(c.oid) DESC, c.relname`
 
 func bloat(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	tables, err := Tables(ctx, pool)
-	if err != nil {
-		return nil, err
-	}
-	return judgeTables(tables), nil
+	return judgeTables(tables), err
 }
 
 // Dead rows are normal up to a share, and on small tables.
 const (
 	deadMost  = 50_000
-	deadShare = 0.5 // of the rows that live
+	deadShare = 0.5 // of the live rows
 )
 
 func judgeTables(tables []Table) (found []Finding) {
@@ -79,19 +75,12 @@ func judgeTables(tables []Table) (found []Finding) {
 		}
 		switch {
 		case t.DeadRows > deadMost && float64(t.DeadRows) > deadShare*float64(t.LiveRows):
-			found = append(found, Finding{
-				Level: Problem, What: fmt.Sprintf("%s has %d dead rows beside %d, %s", t.Name, t.DeadRows, t.LiveRows, vacuumed),
-				Fix: "callq maintain vacuum; if they stay, end the old snapshots first",
-			})
+			found = append(found, one(Problem, fmt.Sprintf("%s has %d dead rows beside %d, %s", t.Name, t.DeadRows, t.LiveRows, vacuumed),
+				"callq maintain vacuum; if they stay, end the old snapshots first")...)
 		case t.Bloated():
-			found = append(found, Finding{
-				Level: Note, What: fmt.Sprintf("%s takes %s, about %s of it unused", t.Name, size(t.Bytes), size(t.FreeBytes)),
-				Fix: "it is used again as calls come; to give it back to the disk: callq maintain vacuum --full, which locks the table",
-			})
+			found = append(found, one(Note, fmt.Sprintf("%s takes %s, about %s of it unused", t.Name, Size(t.Bytes), Size(t.FreeBytes)),
+				"it is used again as calls come; to give it back to the disk: callq maintain vacuum --full, which locks the table")...)
 		}
 	}
 	return found
 }
-
-// Size writes bytes for people.
-func Size(n int64) string { return size(n) }

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// KnownHosts says which Host headers are answered. Who listens on loopback relies on nobody else reaching it; but
-// a browser there runs others' pages, and one whose name leads to 127.0.0.1 at its second look-up (DNS
-// rebinding) may read what it gets. It still has to send its own name as the Host.
+// KnownHosts says which Host headers to answer. A server on loopback relies on nobody else reaching it. But a browser
+// on that machine runs others' pages, and DNS rebinding lets such a page read from 127.0.0.1 under its own name. It
+// still sends that name as the Host.
 func KnownHosts(address net.Addr, listen string) func(host string) bool {
 	tcp, ok := address.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsLoopback() {
@@ -25,13 +25,13 @@ func KnownHosts(address net.Addr, listen string) func(host string) bool {
 	}
 }
 
-// Unknown says why a Host is not answered.
+// Unknown says why callq does not answer a Host.
 func Unknown(host string) string {
 	return fmt.Sprintf("This callq listens on loopback, and is not known as %q there: ask for localhost or 127.0.0.1. "+
 		"A proxy before it should send that as the Host.", host)
 }
 
-// hostName is the name or address in a host with or without a port: through a tunnel the port is another.
+// hostName is the name or address in a host, without its port: through a tunnel the port differs.
 func hostName(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

@@ -1,7 +1,6 @@
-// Package web answers what an orchestrator and Prometheus ask of a running callq.
+// Package web answers an orchestrator and Prometheus for a running callq.
 //
-// It promises that /livez depends on nothing, that /readyz answers within the checks' timeout
-// whatever hangs, and that neither tells a secret.
+// /livez depends on nothing. /readyz answers within the checks' timeout, whatever hangs. Neither tells a secret.
 package web
 
 import (
@@ -16,23 +15,22 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Config says what is asked and shown.
+// Config says what the handler checks and shows.
 type Config struct {
 	Checks  []Check                // all must pass for /readyz
 	Metrics prometheus.Gatherer    // nil: no /metrics
-	Pages   http.Handler           // of every other path; nil: there are none
-	Known   func(host string) bool // which Host headers /readyz and /metrics answer, see [KnownHosts]; nil: all
+	Pages   http.Handler           // every other path; nil: none
+	Known   func(host string) bool // Host headers that /readyz and /metrics answer, see [KnownHosts]; nil: all
 	Timeout time.Duration          // of each check; default 2 s
 }
 
-// Check is one reason not to be ready. Run should return when its context ends; what it returns is
-// shown.
+// Check finds one reason not to be ready. Run should return when its context ends. Its error is shown.
 type Check struct {
 	Name string
 	Run  func(context.Context) error
 }
 
-// New returns the handler of /livez, /readyz and /metrics, which answer whatever the pages do.
+// New returns the handler of /livez, /readyz and /metrics, which work whatever the pages do.
 func New(cfg Config) http.Handler {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 2 * time.Second
@@ -52,7 +50,7 @@ func New(cfg Config) http.Handler {
 	return mux
 }
 
-// known lets through what asks for a name that is ours.
+// known refuses requests for a host name that is not ours.
 func (cfg Config) known(next http.Handler) http.Handler {
 	if cfg.Known == nil {
 		return next
@@ -66,7 +64,7 @@ func (cfg Config) known(next http.Handler) http.Handler {
 	})
 }
 
-// readiness is the answer of /readyz: what each check that failed says.
+// readiness is the answer of /readyz, with the error of each check that failed.
 type readiness struct {
 	Ready    bool              `json:"ready"`
 	Problems map[string]string `json:"problems,omitempty"`
@@ -83,7 +81,7 @@ func (cfg Config) readyz(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer) // fails only if the client has gone
 }
 
-// problems runs all checks at once. One that outlives its timeout is left to end by itself.
+// problems runs all checks at once. It leaves behind a check that does not end in time.
 func (cfg Config) problems(ctx context.Context) map[string]string {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
@@ -100,9 +98,9 @@ func (cfg Config) problems(ctx context.Context) map[string]string {
 			case <-ctx.Done():
 				err = fmt.Errorf("no answer within %s", cfg.Timeout)
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
 				found[check.Name] = err.Error()
 			}
 		})

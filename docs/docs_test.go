@@ -1,4 +1,4 @@
-package callq_test
+package docs_test
 
 import (
 	"go/ast"

@@ -1,4 +1,4 @@
-package callq_test
+package dispatcher_test
 
 import (
 	"os"
@@ -12,7 +12,7 @@ import (
 // an internal package.
 func TestOutsideProgram(t *testing.T) {
 	t.Parallel()
-	root, err := filepath.Abs(".")
+	root, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,11 +20,11 @@ func TestOutsideProgram(t *testing.T) {
 	if err := os.CopyFS(folder, os.DirFS("testdata/outside")); err != nil {
 		t.Fatal(err)
 	}
-	sums, err := os.ReadFile("go.sum")
+	sums, err := os.ReadFile("../go.sum")
 	if err != nil {
 		t.Fatal(err)
 	}
-	mod, err := os.ReadFile("go.mod")
+	mod, err := os.ReadFile("../go.mod")
 	if err != nil {
 		t.Fatal(err)
 	}

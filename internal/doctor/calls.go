@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/recovery"
+)
+
+// Calls and attempts that are stuck, or end badly.
+
+const recoverFix = "callq maintain sweep"
+
+// Open attempts that recovery should have closed: dispatchers run it with each tick.
+const overdueSQL = `
+SELECT 'problem' AS level, format(f.what, f.n) AS what, f.fix
+FROM (
+    SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timestamp() - interval '10 seconds') AS lost,
+        count(*) FILTER (WHERE started_at IS NULL AND start_by < clock_timestamp() - interval '10 seconds'
+            AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at))) AS unstarted,
+        count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp() AND started_at < clock_timestamp() - interval '10 seconds'
+            - (SELECT timeout FROM call_queues q WHERE q.name = o.queue)) AS long,
+        'start a dispatcher (callq serve, callq dispatch), or ` + recoverFix + ` once; if dispatchers are alive, see their logs' AS fix
+    FROM call_open o
+) o
+CROSS JOIN LATERAL (VALUES
+    (lost, '%s attempts are past their deadline and still open: their workers were lost', fix),
+    (long, '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though their '
+        'contexts have ended',
+        'have them return when ctx ends, raise the queue''s timeout, or restart their workers: callq calls list --status dispatched'),
+    (unstarted, '%s attempts were handed over, not started in time, and still hold their units', fix)
+) f (n, what, fix)
+WHERE f.n > 0`
+
+// Transactions that stay open on rows of running calls: the outcomes of those cannot be written, so their units and
+// slots stay taken. Whoever changes or locks a row writes its transaction's id there as xmax, and holds a lock on that
+// id. Several who share a row are a multixact: xmax does not say that it is one, but those that exist lie in a range.
+// callq's own take less than two seconds, and are not named where the age of others' transactions is hidden.
+const heldSQL = `
+SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level, age AS took,
+    CASE WHEN age IS NULL
+    THEN format('%s %s (%s) holds rows of %s running calls (%s); for how long, this role may not see', kind, name, who, calls, ids)
+    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for {took}%s; their outcomes cannot be written meanwhile',
+        kind, name, who, calls, ids, '; it is ' || nullif(does, '')) END AS what,
+    CASE WHEN age IS NULL THEN 'run doctor as the tables'' owner, or GRANT pg_monitor to its role'
+    WHEN kind = 'session' THEN format('commit it, or SELECT pg_terminate_backend(%s);', name)
+    ELSE format('commit it, or ROLLBACK PREPARED %L;', name) END AS fix
+FROM (
+    SELECT kind, name, who, does, age, count(DISTINCT id) AS calls, array_to_string((array_agg(DISTINCT id))[:10], ', ') AS ids
+    FROM (
+        SELECT r.id, CASE WHEN p.gid IS NULL THEN 'session' ELSE 'prepared transaction' END AS kind,
+            coalesce(p.gid, a.pid::text) AS name, coalesce(p.owner::text, concat_ws(', ', a.usename, nullif(a.application_name, ''))) AS who,
+            concat_ws(': ', a.state, left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)) AS does,
+            clock_timestamp() - coalesce(p.prepared, a.xact_start) AS age, a.application_name AS application
+        FROM (
+            SELECT q.id, q.xmax AS holder FROM call_open o JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+            UNION ALL
+            SELECT call_id, xmax FROM call_open
+        ) r
+        CROSS JOIN LATERAL (
+            SELECT r.holder AS xid
+            UNION ALL
+            SELECT m.xid FROM pg_get_multixact_members(CASE
+                WHEN mxid_age(r.holder) BETWEEN 1 AND (SELECT max(mxid_age(datminmxid)) FROM pg_database) THEN r.holder END) m
+        ) h
+        JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = h.xid AND l.mode = 'ExclusiveLock' AND l.granted
+        LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_prepared_xacts p ON p.transaction = h.xid
+    ) h
+    WHERE age > interval '2 seconds' OR age IS NULL AND application <> 'callq'
+    GROUP BY kind, name, who, does, age
+    ORDER BY age DESC
+    LIMIT 10
+) h`
+
+// Calls that recovery leaves alone, because a statement that includes them fails.
+const setAsideSQL = `
+SELECT 'problem' AS level, format('call %s: %s', id, btrim(left(error_message, 200))) AS what,
+    format('see what is wrong with it (SELECT * FROM call_queue WHERE id = %s) and with the table''s triggers and constraints; '
+        'dispatchers try again each minute', id) AS fix
+FROM (
+    SELECT q.id, q.error_message FROM call_open o JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+    UNION ALL
+    SELECT id, error_message FROM call_queue WHERE expires_at <= clock_timestamp() AND status IN ('new', 'error')
+) c
+WHERE starts_with(error_message, '` + recovery.IsolatedMessage + `')
+ORDER BY id
+LIMIT 10`
+
+func orphans(ctx context.Context, pool *pgxpool.Pool) (found []Finding, err error) {
+	o, err := backlog.FindOrphans(ctx, pool, checkTimeout)
+	if o.Calls > 0 {
+		found = one(Problem, fmt.Sprintf("%d calls wait and are in no flow, so no claim finds them", o.Calls), recoverFix)
+	}
+	if o.Flows > 0 {
+		what := fmt.Sprintf("%d flows do not add up, so some of their calls may not be found", o.Flows)
+		found = append(found, one(Problem, what, recoverFix)...)
+	}
+	return found, err
+}
+
+// Calls that are dispatched without an open attempt: somebody removed it. What it used of its limits is forgotten, and
+// nobody knows whether it was sent; so nothing repairs that by itself.
+const withoutAttemptSQL = `
+SELECT 'problem' AS level, format('%s calls are dispatched without an open attempt, so nothing will end them: %s', n, ids) AS what,
+    format('to make them (again): UPDATE call_queue SET status = ''new'' WHERE id IN (%s); to give them up: '
+        'SET status = ''failed'', failed_at = now(), finished_at = now(), unique_key = NULL', ids) AS fix
+FROM (
+    SELECT count(*) AS n, array_to_string((array_agg(id ORDER BY id))[:10], ', ') AS ids
+    FROM call_queue q
+    WHERE status = 'dispatched' AND NOT EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id)
+) q
+WHERE n > 0`
+
+// Whether more calls failed for good than in the hour before. It uses call_queue_failed_idx.
+const deadLettersSQL = `
+SELECT 'note' AS level, format('%s calls failed for good within the last hour, %s in the hour before', late, early) AS what,
+    'callq calls list --status failed; when the cause is mended, callq calls retry --status failed' AS fix
+FROM (
+    SELECT count(*) FILTER (WHERE recent) AS late, count(*) FILTER (WHERE NOT recent) AS early
+    FROM (
+        SELECT failed_at > clock_timestamp() - interval '1 hour' AS recent FROM call_queue
+        WHERE failed_at > clock_timestamp() - interval '2 hours' ORDER BY failed_at DESC LIMIT 100000
+    ) f
+) f
+WHERE late > early`
+
+// Queues whose requests are often not sent, because their workers took longer than send_within. The attempts of the
+// newest calls stand for the latest ones: the ledger has no index by time.
+const lateSQL = `
+SELECT 'problem' AS level,
+    format('of the last %s attempts of queue %s, %s were not sent: the worker was too late', a.all_of, left(a.queue, 160), a.late) AS what,
+    CASE WHEN l.name IS NOT NULL THEN format('raise send_within of limit %s, which is %s, in the configuration; or ', l.name, l.send_within)
+    ELSE '' END || 'callq work on more machines' AS fix
+FROM (
+    SELECT queue, count(*) AS all_of, count(*) FILTER (WHERE outcome = 'not_sent') AS late
+    FROM (
+        SELECT queue, outcome, started_at, finished_at FROM call_attempts
+        ORDER BY call_id DESC, attempt DESC LIMIT 10000
+    ) newest
+    WHERE finished_at > clock_timestamp() - interval '1 hour' AND started_at IS NOT NULL
+    GROUP BY queue
+) a
+LEFT JOIN LATERAL (
+    SELECT name, send_within FROM call_limits WHERE a.queue = ANY(queues) ORDER BY send_within, name LIMIT 1
+) l ON true
+WHERE a.late >= 10 AND a.late * 20 >= a.all_of
+ORDER BY a.late DESC
+LIMIT 10`
