@@ -70,7 +70,7 @@ func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
 func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
 	failed, differed := false, false
 	for pause(ctx, policy.HeartbeatEvery) {
-		others, err := d.heartbeat(ctx)
+		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.settings.current.Load().Policy)
 		if err != nil {
 			if !failed && ctx.Err() == nil {
 				d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)
@@ -86,10 +86,4 @@ func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
 		}
 		failed, differed = false, len(others) > 0
 	}
-}
-
-func (d *Dispatcher) heartbeat(ctx context.Context) (others []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, policy.HeartbeatEvery)
-	defer cancel()
-	return d.member.Heartbeat(ctx, d.cfg.Pool, d.settings.current.Load().Policy)
 }

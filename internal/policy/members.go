@@ -82,8 +82,10 @@ INSERT INTO call_meta AS m (name, position) VALUES ('max_data', $1)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
 
 // Heartbeat says that the process is alive, and which policy its file has. It returns the names of the live
-// dispatchers whose file differs from what is in force.
+// dispatchers whose file differs from what is in force. It takes at most HeartbeatEvery.
 func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (others []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, HeartbeatEvery)
+	defer cancel()
 	hash, err := p.Hash()
 	if err != nil {
 		return nil, err

@@ -9,7 +9,6 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -96,7 +95,7 @@ func Dispatch(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient
 		Timeout: time.Minute, OnLost: "retry",
 	}
 	settings := dispatcher.Settings{
-		Policy: policy.Applied{
+		Policy: dispatcher.Policy{
 			Limits:  []dispatcher.Limit{{Name: "api", Rate: rate}, limit, {Name: "sockets", Rate: dispatcher.Rate{Units: 50}}},
 			Queues:  []dispatcher.Queue{queue},
 			Budgets: []dispatcher.Budget{{Name: "search", Rate: rate, Burst: 1, OnOutage: "closed"}},
