@@ -144,7 +144,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	chosen := map[destination][]int64{}
 	var order []destination
 	for i, c := range b.chosen {
-		to := destination{b.selection.to[i], c.Task}
+		to := destination{b.to[i], c.Task}
 		if chosen[to] == nil {
 			order = append(order, to)
 		}

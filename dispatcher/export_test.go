@@ -43,10 +43,11 @@ func (d *Dispatcher) LowWater() int64 { return d.claims.lowWater.from }
 func (d *Dispatcher) Join(ctx context.Context) error {
 	return Unfrozen(func() error { return d.join(ctx, d.settings.current.Load().Policy, d.cfg.Apply) })
 }
+
 func (d *Dispatcher) Heartbeat(ctx context.Context) ([]string, error) {
 	return d.member.Heartbeat(ctx, d.cfg.Pool, d.settings.current.Load().Policy)
 }
-func (d *Dispatcher) Leave(ctx context.Context) error { return d.member.Leave(ctx, d.cfg.Pool) }
+func (d *Dispatcher) Leave(ctx context.Context) { _ = d.member.Leave(ctx, d.cfg.Pool) }
 
 // ID is of its row in call_dispatchers.
 func (d *Dispatcher) ID() string { return d.member.ID }

@@ -38,8 +38,8 @@ func TestSchemaDrift(t *testing.T) {
 	}
 	t.Parallel()
 	for harm, want := range map[string]string{
-		`CREATE INDEX mine ON call_queue (status)`:                                                 "",
-		`DROP INDEX call_inbox_due_idx`:                                                            "call_inbox: not what",
+		`CREATE INDEX mine ON call_queue (status)`: "",
+		`DROP INDEX call_inbox_due_idx`:            "call_inbox: not what",
 		`UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'call_inbox_due_idx'::regclass`: "call_inbox: not what",
 		`DROP TRIGGER call_queue_waits_again ON call_queue`:                                        "call_queue: not what",
 		`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`:                               "call_queue: not what",
