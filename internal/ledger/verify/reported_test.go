@@ -51,6 +51,8 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 }
 
 // Limits that count cost charge the reported cost, and the ledger has it. Other limits count a call as before.
+//
+//callq:guarantee 1
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -11,6 +11,8 @@ import (
 )
 
 // The running sums are what an oracle adds up by the definitions, moment by moment.
+//
+//callq:guarantee 6
 func TestTally(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
