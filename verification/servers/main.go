@@ -75,7 +75,7 @@ func run(dir string, args []string) (code int, err error) {
 func holdInMemory() error {
 	const folder, room = "/dev/shm", 4 << 30
 	var fs syscall.Statfs_t
-	if os.Getenv("TMPDIR") != "" || syscall.Statfs(folder, &fs) != nil || int64(fs.Bavail)*fs.Bsize < room {
+	if os.Getenv("TMPDIR") != "" || syscall.Statfs(folder, &fs) != nil || float64(fs.Bavail)*float64(fs.Bsize) < room {
 		return nil
 	}
 	return os.Setenv("TMPDIR", folder)
