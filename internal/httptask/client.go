@@ -171,8 +171,8 @@ func (c *Client) begin(ctx context.Context) (*exchange, error) {
 // finish ends a request, whose answer was read to its end or not; wrote says whether anything of it was
 // written. Where the handler's end came first, that has said all there is to say.
 func (c *Client) finish(e *exchange, whole bool) (wrote bool) {
-	s := e.end(whole)
-	s.started = true
+	s := Sending{started: true} // before the client was lent; e.started belongs to the goroutine that sends
+	s.Wrote, s.sent, s.acked, s.answered = e.pass.end(whole)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.using == e {
