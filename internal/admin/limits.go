@@ -12,7 +12,14 @@ import (
 
 // Limit is a limit in force.
 type Limit struct {
-	Name       string           `json:"name" db:"name"`
+	Name string `json:"name" db:"name"`
+	LimitRule
+	LimitUse
+	limitFacts
+}
+
+// LimitRule is what a limit allows.
+type LimitRule struct {
 	Rate       string           `json:"rate" db:"-"`
 	Units      int64            `json:"units" db:"rate"`
 	Window     time.Duration    `json:"window_ns" db:"window_size"` // 0: units at once
@@ -20,40 +27,47 @@ type Limit struct {
 	PerKey     bool             `json:"per_key" db:"per_key"`
 	Overrides  map[string]int64 `json:"overrides" db:"overrides"` // keys that have other units
 	CountCost  bool             `json:"count_cost" db:"count_cost"`
-	Config     *string          `json:"config" db:"-"` // the config's rate, where an operator has set another
+	Config     *string          `json:"config" db:"-"` // the configuration's rate, while an override is in force
 	Queues     []string         `json:"queues" db:"queues"`
-	Occupied   int64            `json:"occupied" db:"occupied"` // approximate; of the key that uses most
-	Room       int64            `json:"room" db:"-"`
-	State      string           `json:"state" db:"state"`
-	ShutUntil  *time.Time       `json:"shut_until" db:"shut_until"`
-	PausedKeys int64            `json:"paused_keys" db:"paused_keys"` // that are paused alone
-	ChangedAt  time.Time        `json:"changed_at" db:"applied_at"`
-	ChangedBy  string           `json:"changed_by" db:"applied_by"`
+	Anchor     string           `json:"anchor" db:"anchor"` // empty: start for the task http, finish for others
+	Slack      time.Duration    `json:"slack_ns" db:"slack"`
+	SendWithin time.Duration    `json:"send_within_ns" db:"send_within"`
+	Hosts      []string         `json:"hosts" db:"hosts"`                // whose Retry-After closes it; none: anybody's
+	RetryAfter time.Duration    `json:"retry_after_ns" db:"retry_after"` // for how long at most; 0: never
+}
 
-	// Missing units count as used, for they may have been given out, and nobody knows: until then. (Where they are all
-	// that it has, it is shut.)
+// LimitUse is what a limit's units are doing.
+type LimitUse struct {
+	Occupied   int64      `json:"occupied" db:"occupied"` // approximate; of the key that uses most
+	Room       int64      `json:"room" db:"-"`
+	State      string     `json:"state" db:"state"`
+	ShutUntil  *time.Time `json:"shut_until" db:"shut_until"`
+	PausedKeys int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	ChangedAt  time.Time  `json:"changed_at" db:"applied_at"`
+	ChangedBy  string     `json:"changed_by" db:"applied_by"`
+
+	// Missing units count as used until MissingUntil: after a failover they may have been given out. If they are all that the
+	// limit has, it is closed.
 	Missing      int64      `json:"missing" db:"-"`
 	MissingUntil *time.Time `json:"missing_until" db:"-"`
 
-	// OpensAt is about when the next unit comes free; nil: there is room, or nobody knows.
+	// OpensAt is about when the next unit comes free; nil: there is room, or that is not known.
 	OpensAt *time.Time `json:"opens_at" db:"-"`
+}
 
+// limitFacts is what the rest is computed from.
+type limitFacts struct {
 	FreedAt      *time.Time     `json:"-" db:"freed_at"` // the earliest until of an occupied unit
 	MayArrive    *time.Time     `json:"-" db:"missing_until"`
 	KnownAt      *time.Time     `json:"-" db:"known_at"`
 	KnownLess    int64          `json:"-" db:"known_less"`
-	Former       int64          `json:"-" db:"former"` // units that are occupied and were open when some went missing
+	Former       int64          `json:"-" db:"former"` // occupied units that were open when some went missing
 	ConfigUnits  *int64         `json:"-" db:"config_rate"`
 	ConfigWindow *time.Duration `json:"-" db:"config_window"`
 	ConfigShape  *limit.Shape   `json:"-" db:"config_shape"`
-	Key          *string        `json:"-" db:"key"` // that uses most, where the limit is per key
+	Key          *string        `json:"-" db:"key"` // that uses most, if the limit is per key
 	Now          time.Time      `json:"-" db:"now"`
-	next         *time.Time     // when a unit comes free, if there is room or not
-	Anchor       string         `json:"anchor" db:"anchor"` // empty: start for the http task, finish for others
-	Slack        time.Duration  `json:"slack_ns" db:"slack"`
-	SendWithin   time.Duration  `json:"send_within_ns" db:"send_within"`
-	Hosts        []string       `json:"hosts" db:"hosts"`                // whose Retry-After closes it; none: anybody's
-	RetryAfter   time.Duration  `json:"retry_after_ns" db:"retry_after"` // for how long at most; 0: never
+	next         *time.Time     // when a unit comes free, whether there is room or not
 }
 
 // Holds is what is in force, in the words of the audit.

@@ -13,7 +13,7 @@ func TestReasons(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
 	later, before := now.Add(time.Hour), now.Add(-time.Minute)
-	full := Limit{Name: "api", Rate: "5 per 1m", State: "open", Units: 5, Window: time.Minute, Occupied: 5}
+	full := Limit{Name: "api", LimitRule: LimitRule{Rate: "5 per 1m", Units: 5, Window: time.Minute}, LimitUse: LimitUse{State: "open", Occupied: 5}}
 	for _, test := range []struct {
 		name   string
 		change func(*circumstances)
@@ -51,9 +51,9 @@ func TestReasons(t *testing.T) {
 			c.pauses = []callPause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "owes", By: "ann"}}
 		}, []string{"paused: limit api, key k, is paused until 2026-11-21 10:00:00Z: owes (by ann)"}},
 		{"a paused limit", func(c *circumstances) {
-			c.limits = []Limit{{Name: "api", State: "paused: incident", ShutUntil: &later}}
+			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "paused: incident", ShutUntil: &later}}}
 		}, []string{"paused: limit api is paused: incident until 2026-11-21 10:00:00Z"}},
-		{"a shut limit", func(c *circumstances) { c.limits = []Limit{{Name: "api", State: "shut: counting its usage"}} }, []string{"limit_shut: limit api is shut: counting its usage"}},
+		{"a shut limit", func(c *circumstances) { c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "shut: counting its usage"}}} }, []string{"limit_shut: limit api is shut: counting its usage"}},
 		{"a full limit", func(c *circumstances) {
 			l := full
 			l.OpensAt = &later
@@ -72,7 +72,7 @@ func TestReasons(t *testing.T) {
 			c.limits = []Limit{l}
 		}, []string{"next: "}},
 		{"a full concurrency", func(c *circumstances) {
-			c.limits = []Limit{{Name: "sockets", State: "open", Units: 2, Occupied: 2}}
+			c.limits = []Limit{{Name: "sockets", LimitRule: LimitRule{Units: 2}, LimitUse: LimitUse{State: "open", Occupied: 2}}}
 		}, []string{"limit_full: 2 of 2 run"}},
 		{"no worker for the task", func(c *circumstances) { c.workers = workforce{} }, []string{"no_worker: no live worker handles task sms"}},
 		{"no worker with the label", func(c *circumstances) {
