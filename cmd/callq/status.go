@@ -165,7 +165,7 @@ func printStatus(to io.Writer, s *admin.Status) error {
 }
 
 func workerTable(now time.Time) table[admin.Worker] {
-	return table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST BEAT", func(w admin.Worker) []any {
+	return table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
 		beat := admin.Ago(now, w.BeatAt)
 		if state := w.StateText(); state != "" {
 			beat += ": " + state
