@@ -53,7 +53,9 @@ func TestReasons(t *testing.T) {
 		{"a paused limit", func(c *circumstances) {
 			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "paused: incident", ShutUntil: &later}}}
 		}, []string{"paused: limit api is paused: incident until 2026-11-21 10:00:00Z"}},
-		{"a shut limit", func(c *circumstances) { c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "shut: counting its usage"}}} }, []string{"limit_shut: limit api is shut: counting its usage"}},
+		{"a shut limit", func(c *circumstances) {
+			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "shut: counting its usage"}}}
+		}, []string{"limit_shut: limit api is shut: counting its usage"}},
 		{"a full limit", func(c *circumstances) {
 			l := full
 			l.OpensAt = &later
