@@ -15,8 +15,8 @@ func healthCommand(a *app) *cobra.Command {
 	ready := false
 	cmd := &cobra.Command{
 		Use: "health", Short: "Ask the callq that runs here whether it is alive, for HEALTHCHECK",
-		Long: "Ask the callq that runs on this machine, at http.listen, whether it is alive, or with --ready whether\n" +
-			"it also reaches Postgres and Redis. Exit code 0 if so, 1 if not.",
+		Long: "Ask the callq that runs on this machine, at http.listen, whether it is alive. With --ready, ask whether it\n" +
+			"also reaches Postgres and Redis. Exit code 0 if so, 1 if not.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path := "/livez"

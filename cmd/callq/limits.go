@@ -100,10 +100,10 @@ func showLimit(ctx context.Context, a *app, db *database, name string) error {
 func limitsForecastCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "forecast [LIMIT]", Short: "Say until when the calls that wait now keep each limit busy",
-		Long: "Say until when the calls that wait now keep each limit busy, if no other limit held them up, no calls were\n" +
-			"added and each took one attempt. For a limit per key, the key with most calls decides. Calls are assumed to\n" +
-			"cost, and to take, what those of the last day did. There is no forecast for a queue that is outside its hours\n" +
-			"or closes before.",
+		Long: "Print until when the calls that wait now keep each limit busy. That assumes that no other limit holds them\n" +
+			"up, no calls are added, and each takes one attempt. For a limit per key, the key with most calls decides.\n" +
+			"Calls are assumed to cost and to take what those of the last day did. There is no forecast for a queue that\n" +
+			"is outside its hours or closes before.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			var names []string // all

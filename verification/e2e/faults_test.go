@@ -327,7 +327,8 @@ func TestOnceFromCron(t *testing.T) {
 				t.Errorf("dispatch --once: exit %d\n%s", code, p.log)
 			}
 		}
-		time.Sleep(faultWindow + 200*time.Millisecond)
+		s.await(time.Minute, `SELECT NOT EXISTS (SELECT FROM call_open) AND coalesce(max(bucket), '-infinity') < clock_timestamp() - $1::interval FROM call_usage`,
+			faultWindow+200*time.Millisecond) // what was sent counts no more
 	}
 	s.awaitDone(time.Minute, 60)
 	s.exact(faultRate, faultWindow, 60)
