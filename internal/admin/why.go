@@ -171,7 +171,7 @@ func (c circumstances) waits() []Reason {
 	return list
 }
 
-// handedBack reports whether a worker could not make the call, and another may (tasks/refused.go).
+// handedBack reports whether a worker could not make the call, and another may (tasks/http.go).
 func handedBack(call *callqueue.Record) bool {
 	return call.Status == callqueue.StatusNew && call.ErrorMessage != nil && strings.HasPrefix(*call.ErrorMessage, "not sent: handed back ")
 }

@@ -25,7 +25,7 @@ func Differences() []Difference {
 			variant{name: "step forward, then a restart", within: "forward", change: restart, rule: Rule4},
 		},
 		{
-			"dispatcher/publish.go recordSQL", "effective_from is what the clock says: set back since the last start, it has verify judge that start by the rate that came after it",
+			"internal/policy/apply.go recordSQL", "effective_from is what the clock says: set back since the last start, it has verify judge that start by the rate that came after it",
 			variant{name: "step back, then a lower rate", within: "changes", change: setBack, rule: Rule6},
 		},
 	}

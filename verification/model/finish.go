@@ -1,7 +1,7 @@
 package model
 
 // sends is what a worker does once it was granted a start: through the gate, and to an end that it
-// records until it is recorded (tasks/gate.go, attempt.go, internal/limit Sending.Arrival).
+// records until it is recorded (internal/httptask/gate.go, attempt.go, internal/limit Sending.Arrival).
 func (m *Model) sends(s *State) {
 	for w := range s.runs {
 		r := &s.runs[w]
@@ -69,7 +69,7 @@ func (m *Model) write(n *State, w int) {
 // reset ends the connection, on which nothing is sent again.
 func (m *Model) reset(n *State, slot int) { n.seen[slot].flight = min(n.seen[slot].flight, m.Slack+1) }
 
-// acknowledges has the worker see that its request has arrived, and tell the ledger (tasks/acked.go).
+// acknowledges has the worker see that its request has arrived, and tell the ledger (internal/httptask/acked.go).
 func (m *Model) acknowledges(s *State, w int) {
 	r := s.runs[w]
 	g := s.seen[r.slot]

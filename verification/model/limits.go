@@ -1,6 +1,6 @@
 package model
 
-// publishes is dispatcher/publish.go: a new version of the limit, under its lock. Where it is lower,
+// publishes is internal/policy/apply.go: a new version of the limit, under its lock. Where it is lower,
 // what has not started is recalled once no start is in doubt; only then is it in force.
 func (m *Model) publishes(s *State) {
 	if !s.publishing {

@@ -1,6 +1,6 @@
 package model
 
-// sweeps are the dispatchers' sweepers (dispatcher/sweep.go), retention and an operator who deletes
+// sweeps are the dispatchers' sweepers (internal/recovery/attempts.go), retention and an operator who deletes
 // calls. Each acts by compare-and-set, so it does not matter which dispatcher it is, nor whether it
 // still runs.
 func (m *Model) sweeps(s *State) {

@@ -189,7 +189,7 @@ func (m *Model) clip(p *postgres, e *edges) {
 		if r.stage != open && !m.has(CountDispatched) {
 			r.claimed = 0
 		}
-		if r.used && r.label <= e.until { // dispatcher/sweep.go tidyUsageSQL
+		if r.used && r.label <= e.until { // internal/recovery/attempts.go tidyUsageSQL
 			r.used, r.label, r.former = false, 0, false
 		}
 	}
@@ -213,7 +213,7 @@ func (m *Model) clip(p *postgres, e *edges) {
 
 // forget frees a slot whose attempt can matter no more: closed, its charge and its arrival out of
 // every window, and nobody left who knows of it. That is retention of the ledger, too
-// (dispatcher/retain.go retireAttemptsSQL).
+// (internal/maintenance/retention.go retireAttemptsSQL).
 func (m *Model) forget(s *State, i int, e *edges) {
 	g, r := &s.seen[i], &s.pg.rows[i]
 	if !g.used {
