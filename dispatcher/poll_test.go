@@ -129,16 +129,7 @@ func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	monotonic := time.Now()
-	d, err := dispatcher.New(dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Policy: rules(sliding("api", 1, time.Hour)), Logger: s.log,
-		Now: func() time.Time { return monotonic },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d := s.clocked(&monotonic)
 	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
 	s.calls("default", 1)
 	monotonic = monotonic.Add(-30 * time.Minute) // so much Postgres's clock has gained
@@ -153,16 +144,7 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	monotonic := time.Now()
-	d, err := dispatcher.New(dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Policy: rules(sliding("api", 1, time.Hour)), Logger: s.log,
-		Now: func() time.Time { return monotonic },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d := s.clocked(&monotonic)
 	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 		SELECT 9, 1, 1, at, at, at, at, 'done', 'default', 'http', '', '[]' FROM (SELECT clock_timestamp() - interval '70 min' AS at) a`)
 	s.exec(`UPDATE call_limits SET complete_since = NULL`)
@@ -173,4 +155,20 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 	}
 	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
+}
+
+// clocked is a dispatcher with a clock of the test's own, once its limit is open.
+func (s *system) clocked(now *time.Time) *dispatcher.Dispatcher {
+	s.t.Helper()
+	d, err := dispatcher.New(dispatcher.Config{
+		Pool: s.pool, Redis: s.redis, Policy: rules(sliding("api", 1, time.Hour)), Logger: s.log,
+		Now: func() time.Time { return *now },
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := d.Patient().OnceUnfrozen(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+	return d
 }
