@@ -4,9 +4,12 @@
 
 -- The epoch: Postgres's system identifier and timeline. A failover or a restore makes a new one.
 -- (After a promotion only the WAL's file name shows the new timeline at once.)
-CREATE FUNCTION callq_epoch() RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT system_identifier || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8) FROM pg_control_system()
-$$;
+-- +goose StatementBegin
+CREATE FUNCTION callq_epoch() RETURNS text LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+BEGIN
+    RETURN (SELECT system_identifier FROM pg_control_system()) || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+END $$;
+-- +goose StatementEnd
 
 -- One API call to make. Producers INSERT here; everything they may set has a default, and an
 -- explicit NULL means that default. Narrow, hot columns first: call_data stays out of the way.
