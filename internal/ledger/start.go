@@ -123,21 +123,22 @@ func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 // that left the configuration has the defaults.
 const startSQL = `
 WITH asked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted, a.timeout_us * interval '1 microsecond' AS timeout,
+    SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted,
+        coalesce(a.timeout_us * interval '1 microsecond', ` + TimeoutSQL + `) AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
         CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data,
-        ` + CreatedAtSQL + ` AS created_at, q.failed_count, q.max_attempts
+        ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
         AS a (call_id, attempt, token, epoch, timeout_us)
     LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
+    LEFT JOIN call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
     ORDER BY a.call_id
 ), started AS (
     UPDATE call_open o
     SET token      = a.token,
         worker     = @worker,
         started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
-        deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second'
-            + coalesce(a.timeout, (SELECT timeout FROM call_queues WHERE name = o.queue), ` + defaultTimeoutSQL + `))
+        deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second' + a.timeout)
     FROM asked a
     WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired
       AND o.attempt = a.attempt
@@ -146,16 +147,14 @@ WITH asked AS MATERIALIZED (
       AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
       AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp())
-    RETURNING o.call_id, o.token, o.started_at, o.deadline, o.send_within, o.queue, o.task, o.key, o.cost, o.limits, o.keys,
-        a.wanted, a.call_data, a.created_at, a.failed_count, a.max_attempts
+    RETURNING o.call_id, o.token, o.started_at, o.send_within, a.wanted, o.queue, o.task, o.key, o.cost,
+        a.call_data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
+        o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys
 )
-SELECT q.call_id, q.token, q.started_at, q.send_within, false AS gone, false AS expired, q.wanted,
-    q.queue, q.task, q.key, q.cost, q.call_data, q.created_at, q.failed_count,` + PolicySQL + `,
-    q.deadline - q.started_at - interval '1 second',
-    q.limits, q.keys,
-    q.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(q.limits) AND l.window_size = '0')
-FROM started q
-LEFT JOIN LATERAL (SELECT * FROM call_queues WHERE name = q.queue LIMIT 1) r ON true
+SELECT call_id, token, started_at, send_within, false AS gone, false AS expired, wanted,
+    queue, task, key, cost, call_data, created_at, failed_count, max_attempts, backoff_min, backoff_max, timeout, limits, keys,
+    limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(limits) AND l.window_size = '0')
+FROM started
 UNION ALL
 SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
 FROM asked a
