@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -26,14 +27,14 @@ type Entered struct {
 // EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. Whoever comes
 // second finds nothing to do.
 func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) (limits []Entered, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = begin(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockFormerSQL); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
 			return err
 		}
-		limits, err = collect[Entered](ctx, tx, enterSQL+` WHERE epoch <> callq_epoch()`+enteredSQL)
+		limits, err = collect(ctx, tx, pgx.RowToStructByName[Entered], enterSQL+` WHERE epoch <> callq_epoch()`+enteredSQL)
 		return err
 	})
 	if err != nil {
@@ -67,18 +68,8 @@ SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timesta
 	enteredSQL = ` RETURNING name, missing_until`
 )
 
-// missAfterFailover closes limits that are new, or have another form, until nothing that a former server gave out can count for
-// them. Their rows are locked: they have just been written.
-func missAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
-	if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
-		return fmt.Errorf("note the epoch: %w", err)
-	}
-	if _, err := tx.Exec(ctx, missAfterFailoverSQL, names); err != nil {
-		return fmt.Errorf("shut limits after a failover: %w", err)
-	}
-	return nil
-}
-
+// missAfterFailoverSQL closes limits that are new, or have another form, until nothing that a former server gave out can
+// count for them. Their rows are locked: they have just been written.
 const missAfterFailoverSQL = `
 UPDATE call_limits l
 SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
@@ -91,7 +82,7 @@ WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($
 // Attempts that are open in the restored data may have ended, or may run: they are closed as of another epoch. If another
 // process did so since lastCommit, what is open is that one's.
 func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time) (limits []Entered, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = begin(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT FROM call_limits ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
 			return err
 		}
@@ -101,7 +92,7 @@ func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time
 		if _, err := tx.Exec(ctx, `UPDATE call_open SET epoch = epoch || ' before a restore'`); err != nil {
 			return err
 		}
-		limits, err = collect[Entered](ctx, tx, enterSQL+enteredSQL)
+		limits, err = collect(ctx, tx, pgx.RowToStructByName[Entered], enterSQL+enteredSQL)
 		return err
 	})
 	if err != nil {
@@ -119,3 +110,26 @@ ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clo
 const mayArriveForSQL = `l.send_within + interval '5 seconds' + l.slack
     + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`
+
+// Known returns what was charged to keys of limits when units went missing, of what counted then: parallel to names, keys
+// and since. That much, and no more, may be given out until the missing units no longer count.
+func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time.Time) ([]int64, error) {
+	known, err := collect(ctx, db, pgx.RowTo[int64], knownSQL, names, keys, since)
+	if err != nil {
+		return nil, fmt.Errorf("read what was known to be charged: %w", err)
+	}
+	return known, nil
+}
+
+// What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.
+const knownSQL = `
+WITH asked AS MATERIALIZED (
+    SELECT a.*, l.known_at + coalesce(l.bucket_width, l.window_size / 200) AS until
+    FROM unnest($1::text[], $2::text[], $3::timestamptz[]) WITH ORDINALITY AS a (name, key, since, number)
+    CROSS JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l
+)
+SELECT coalesce(sum(u.used) FILTER (WHERE u.shard >= 0 AND u.bucket <= a.until), 0)::bigint
+FROM asked a
+LEFT JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
+GROUP BY a.number
+ORDER BY a.number`
