@@ -14,16 +14,13 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 		return 0, nil
 	}
 	r.cleanAfter = r.Now().Add(cleanEvery)
-	if _, err := r.Pool.Exec(ctx, cleanUsageSQL, v.Gained); err != nil {
+	var batch pgx.Batch
+	batch.Queue(cleanUsageSQL, v.Gained)
+	batch.Queue(cleanGainsSQL, v.Gained)
+	batch.Queue(cleanWorkersSQL)
+	batch.Queue(cleanDispatchersSQL)
+	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return 0, err
-	}
-	if _, err := r.Pool.Exec(ctx, cleanGainsSQL, v.Gained); err != nil {
-		return 0, err
-	}
-	for _, sql := range []string{cleanWorkersSQL, cleanDispatchersSQL} {
-		if _, err := r.Pool.Exec(ctx, sql); err != nil {
-			return 0, err
-		}
 	}
 	if r.Sender.Away() {
 		return 0, nil
