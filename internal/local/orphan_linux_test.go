@@ -62,11 +62,7 @@ func TestOrphansEnd(t *testing.T) {
 	for _, as := range users {
 		t.Run("as "+as.name, func(t *testing.T) {
 			t.Parallel()
-			f, err := openFolder(t.Context(), "") // one that others can reach
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = f.close() })
+			f := temporary(t) // others can reach it
 			dir := filepath.Join(f.path, "held")
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				t.Fatal(err)
@@ -101,14 +97,11 @@ func TestOrphansEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, name := range []string{"postgres", "redis"} {
-				lock, err := os.Open(filepath.Join(dir, name, "lock"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				eventually(t, name+" ended", func() bool { return tryLock(lock) })
-				if err := lock.Close(); err != nil {
-					t.Fatal(err)
-				}
+				eventually(t, name+" ended", func() bool {
+					lock, err := lockFile(filepath.Join(dir, name), "lock")
+					_ = lock.Close() // nil while it is locked
+					return err == nil
+				})
 			}
 			if err := cmd.Wait(); err == nil {
 				t.Error("the process was not killed")
@@ -145,8 +138,8 @@ func TestPostgresInRootsFolder(t *testing.T) {
 		}
 		return
 	}
-	id, unknown := inNamespace()
-	if unknown != nil || id.command(t.Context(), Program{Dir: "/bin"}, "/", "true").Run() == nil {
+	all := identities()
+	if id := all[len(all)-1]; id.command(t.Context(), Program{Dir: "/bin"}, "/", "true").Run() == nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(err.Error(), "as nobody") || !strings.Contains(err.Error(), "namespace") {
