@@ -49,43 +49,35 @@ func TestPostgresSurvivesKillAndRestart(t *testing.T) {
 	}
 }
 
-// The folder's name is also too long for a socket, and needs escaping.
-func TestPostgresKeepsItsFolder(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), strings.Repeat("a folder & more ", 7))
-	first := startPostgres(t, Postgres{Dir: dir})
-	query(t, first, "CREATE TABLE kept AS SELECT 'yes' AS kept; SELECT ''")
-	if err := first.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	second := startPostgres(t, Postgres{Dir: dir})
-	if got := query(t, second, "SELECT kept FROM kept"); got != "yes" {
-		t.Errorf("after a stop: %q, want yes", got)
-	}
-	if _, err := StartPostgres(t.Context(), Postgres{Dir: dir}); err == nil || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("two servers on one folder: %v, want in use", err)
-	}
-}
-
-// What means something in a URL or a shell may stand in the name of a folder. Redis survives a kill and restarts.
+// What means something in a URL or a shell may stand in the name of a folder, which may be too long for a socket. The data
+// stays when Postgres stops.
 func TestFolderOfAnyName(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "a&b+c;d'%e ü#?")
-	p := startPostgres(t, Postgres{Dir: filepath.Join(dir, "p")})
-	if !strings.Contains(p.URL("postgres"), "%26") {
-		t.Fatalf("the socket is elsewhere: %s", p.URL("postgres"))
+	top := t.TempDir()
+	odd, long := filepath.Join(top, "a&b+c;d'%e ü#?"), filepath.Join(top, strings.Repeat("a folder & more ", 7))
+	first := startPostgres(t, Postgres{Dir: filepath.Join(odd, "p")})
+	if !strings.Contains(first.URL("postgres"), "%26") {
+		t.Fatalf("the socket is elsewhere: %s", first.URL("postgres"))
 	}
-	if got := query(t, p, "SELECT 'yes'"); got != "yes" {
-		t.Errorf("Postgres answers %q", got)
-	}
-	r, err := StartRedis(t.Context(), Redis{Dir: filepath.Join(dir, "r")})
+	query(t, first, "CREATE TABLE kept AS SELECT 'yes' AS kept; SELECT ''")
+	r, err := StartRedis(t.Context(), Redis{Dir: filepath.Join(odd, "r")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.Stop() })
 	testRedis(t, r)
-	if strings.ContainsAny(p.URL("postgres")+r.URL(), "' ") {
-		t.Errorf("not to be quoted in a shell: %s %s", p.URL("postgres"), r.URL())
+	if strings.ContainsAny(first.URL("postgres")+r.URL(), "' ") {
+		t.Errorf("not to be quoted in a shell: %s %s", first.URL("postgres"), r.URL())
+	}
+	if err := errors.Join(first.Stop(), r.Stop(), os.Rename(odd, long)); err != nil {
+		t.Fatal(err)
+	}
+	second := startPostgres(t, Postgres{Dir: filepath.Join(long, "p")})
+	if got := query(t, second, "SELECT kept FROM kept"); got != "yes" {
+		t.Errorf("after a stop: %q, want yes", got)
+	}
+	if _, err := StartPostgres(t.Context(), Postgres{Dir: filepath.Join(long, "p")}); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("two servers on one folder: %v, want in use", err)
 	}
 }
 
