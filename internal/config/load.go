@@ -38,10 +38,10 @@ func Load(s Source) (*Config, error) {
 			continue
 		}
 		text, err := readFile(name)
-		switch named := i < 2; {
-		case err == nil:
+		if err == nil {
 			return load(name, text, env, s.Flags)
-		case named || !errors.Is(err, fs.ErrNotExist):
+		}
+		if named := i < 2; named || !errors.Is(err, fs.ErrNotExist) {
 			return nil, &Error{Problems: []Problem{{source: source{Source: name}, Message: "cannot be read: " + reason(err)}}}
 		}
 	}
