@@ -48,14 +48,11 @@ func backfill(ctx context.Context, pool *pgxpool.Pool, name string, gained time.
 		if err := tx.QueryRow(ctx, mayOpenSQL, name).Scan(&open); err != nil || !open {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM call_usage WHERE limit_name = $1`, name); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, countUsageSQL, name, gained); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, openLimitSQL, name)
-		return err
+		var batch pgx.Batch
+		batch.Queue(`DELETE FROM call_usage WHERE limit_name = $1`, name)
+		batch.Queue(countUsageSQL, name, gained)
+		batch.Queue(openLimitSQL, name)
+		return tx.SendBatch(ctx, &batch).Close()
 	})
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	if errors.Is(err, pgx.ErrNoRows) || ok && (pg.Code == "40001" || pg.Code == "40P01") {

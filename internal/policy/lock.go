@@ -47,12 +47,13 @@ func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing
 
 // LockedQueue is a queue's row and those of its limits, as read under their locks.
 type LockedQueue struct {
-	Name   string
-	Label  string // only workers that carry it
-	Hours  []string
-	Served string // the key that was served last
-	Batch  int64  // the number of the claim
-	Limits []LockedLimit
+	Name       string
+	Label      string // only workers that carry it
+	Hours      []string
+	Served     string // the key that was served last
+	Batch      int64  // the number of the claim
+	LimitNames []string
+	Limits     []LockedLimit // in the order of the locks
 }
 
 // LockQueue locks a queue and all its limits, in name order, and reads from them what is in force. Last it locks the
@@ -65,11 +66,10 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 		skip = ""
 	}
 	q := &LockedQueue{Name: queue}
-	var names []string
 	var first pgx.Batch
 	first.Queue(claimSettingsSQL, strconv.FormatInt(within.Milliseconds(), 10))
 	first.Queue(LockQueueSQL+skip, queue).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&names, &q.Label, &q.Served, &q.Hours)
+		return row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours)
 	})
 	err := tx.SendBatch(ctx, &first).Close()
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -79,7 +79,7 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 		return nil, fmt.Errorf("lock the queue: %w", err)
 	}
 	var locks pgx.Batch
-	locks.Queue(LockLimitsSQL+skip, names).Query(func(rows pgx.Rows) (err error) {
+	locks.Queue(LockLimitsSQL+skip, q.LimitNames).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
 		return err
 	})
@@ -94,7 +94,7 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
 		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
-	if !capacity || len(q.Limits) != len(names) {
+	if !capacity || len(q.Limits) != len(q.LimitNames) {
 		return nil, nil
 	}
 	return q, nil
@@ -133,13 +133,4 @@ func (q *LockedQueue) Uncounted() bool {
 // Former reports whether one of the limits has not entered the epoch.
 func (q *LockedQueue) Former(epoch string) bool {
 	return slices.ContainsFunc(q.Limits, func(l LockedLimit) bool { return l.Epoch != epoch })
-}
-
-// LimitNames are the names of the queue's limits, in the order of the locks.
-func (q *LockedQueue) LimitNames() []string {
-	names := make([]string, len(q.Limits))
-	for i, l := range q.Limits {
-		names[i] = l.Name
-	}
-	return names
 }
