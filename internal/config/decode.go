@@ -87,8 +87,8 @@ func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
 
 // mapping returns what a mapping gives its keys. No value is an empty mapping: `queues:` with its
 // entries commented out.
-func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (given map[string]*yaml.Node, ok bool) {
-	given = map[string]*yaml.Node{}
+func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (map[string]*yaml.Node, bool) {
+	given := map[string]*yaml.Node{}
 	if n == nil || isNull(n) {
 		return given, true
 	}

@@ -101,7 +101,8 @@ func parseBytes(s string) (Bytes, error) {
 	number := strings.TrimRight(s, "KMiB ")
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20}[strings.TrimSpace(s[len(number):])]
 	n, err := strconv.ParseInt(number, 10, 64)
-	return Bytes(n << shift), unless(ok && err == nil && n <= math.MaxInt64>>shift, s, "is not a size: write 256KiB, 1MiB or a number of bytes")
+	return Bytes(n << shift), unless(ok && err == nil && n <= math.MaxInt64>>shift, s,
+		"is not a size: write 256KiB, 1MiB or a number of bytes")
 }
 
 // parseBackoff reads min..max, or one duration for a wait that does not grow.

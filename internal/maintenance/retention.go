@@ -59,9 +59,8 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fun
 	if err := calls.run(ctx, pool, &p, note); err != nil {
 		return p, fmt.Errorf("purge calls: %w", err)
 	}
-	attempts := walk{
-		"purge attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, &p.Attempts,
-	}
+	const nextSQL = `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`
+	attempts := walk{"purge attempts", purgeAttemptsSQL, nextSQL, pgx.StrictNamedArgs{}, &p.Attempts}
 	if err := attempts.run(ctx, pool, &p, note); err != nil {
 		return p, fmt.Errorf("purge attempts: %w", err)
 	}

@@ -41,7 +41,8 @@ const poolsSQL = `SELECT pool FROM call_workers UNION SELECT pool FROM call_open
 const cleanUsageSQL = `
 DELETE FROM call_usage u
 USING call_limits l
-WHERE u.limit_name = ANY (ARRAY[l.name]) AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
+WHERE u.limit_name = ANY (ARRAY[l.name])
+  AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
 
 // No window reaches back further, not even one that is made twice as long. verify asks for steps back.
 const cleanGainsSQL = `
@@ -53,4 +54,5 @@ const cleanWorkersSQL = `DELETE FROM call_workers WHERE heartbeat_at < clock_tim
 
 // A heartbeat that lies ahead is older than the clock's last step back. A live dispatcher's row is back at its next one.
 const cleanDispatchersSQL = `
-DELETE FROM call_dispatchers WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`
+DELETE FROM call_dispatchers
+WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`

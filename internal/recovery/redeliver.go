@@ -89,7 +89,8 @@ const handedSQL = `
 SELECT o.pool, o.task, coalesce(q.label, '') AS label, o.epoch, o.batch, o.message_no, o.redeliveries,
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
 FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
-WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval AND o.epoch = (SELECT callq_epoch())
+WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval
+  AND o.epoch = (SELECT callq_epoch())
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 
