@@ -104,12 +104,15 @@ func problemsOf(t *testing.T, text string) string {
 
 func TestHugeFile(t *testing.T) {
 	t.Parallel()
-	comment := "# " + strings.Repeat("x", maxSize-3)
-	if got := problemsOf(t, comment+"\n"); got != "" {
-		t.Errorf("a file of %d bytes: %s", maxSize, got)
-	}
-	if got := problemsOf(t, comment+"x\n"); !strings.Contains(got, "config.yaml: cannot be read: it is larger than 1048576 bytes") {
+	if got := problemsOf(t, strings.Repeat("#", maxSize+1)); !strings.Contains(got, "config.yaml: cannot be read: it is larger than 1048576 bytes") {
 		t.Errorf("a file of %d bytes: %.300s", maxSize+1, got)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, make([]byte, maxSize), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := readFile(file); err != nil || len(text) != maxSize {
+		t.Errorf("of a file of %d bytes: %d, %v", maxSize, len(text), err)
 	}
 }
 
