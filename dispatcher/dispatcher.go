@@ -274,7 +274,7 @@ func (d *Dispatcher) readClock(ctx context.Context) error {
 }
 
 func (d *Dispatcher) view() recovery.View {
-	return recovery.View{Epoch: d.clock.epoch, OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
+	return recovery.View{OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
 }
 
 // pollLoop claims between ticks: when notified, when a unit comes free, when a call falls due. It only makes things quicker;

@@ -70,7 +70,7 @@ func TestPublishVersions(t *testing.T) {
 	s.want(`SELECT limits = '{api}' FROM call_queues`)
 }
 
-// Whose Retry-After closes a limit, and for how long, is in force at once, and neither a version nor a reason to recall.
+// Whose Retry-After closes a limit, and for how long, is in force at once, and no reason to recall.
 func TestPublishRetryAfter(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -81,11 +81,11 @@ func TestPublishRetryAfter(t *testing.T) {
 	if changes := s.publish(r); len(changes) != 1 || !strings.Contains(changes[0], "hosts a and b, retry_after off") {
 		t.Errorf("changes %q", changes)
 	}
-	s.want(`SELECT version = 1 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
+	s.want(`SELECT version = 2 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
 	if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 5, Window: time.Minute}, "test"); err != nil {
 		t.Fatal(err)
 	}
-	s.want(`SELECT version = 2 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
+	s.want(`SELECT version = 3 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
 	if changes := s.publish(r); len(changes) > 0 {
 		t.Errorf("published again: %q", changes)
 	}

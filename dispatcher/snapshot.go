@@ -86,7 +86,7 @@ func (s *snapshot) lookAtWorkers(ctx context.Context, tx pgx.Tx) error {
 		s.lowest, s.pools = all.OpenFrom, all.On(s.queue.Label)
 		return nil
 	})
-	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames()).QueryRow(func(row pgx.Row) error { return row.Scan(&s.pausedFor, &s.keyPauses) })
+	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error { return row.Scan(&s.pausedFor, &s.keyPauses) })
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return fmt.Errorf("look at workers and pauses: %w", err)
 	}
@@ -109,7 +109,7 @@ func (s *snapshot) pausedKeys(ctx context.Context, tx pgx.Tx, keys []string) (ma
 	if !s.keyPauses || len(keys) == 0 {
 		return paused, nil
 	}
-	rows, err := tx.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames(), keys)
+	rows, err := tx.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames, keys)
 	if err != nil {
 		return nil, fmt.Errorf("look at paused keys: %w", err)
 	}

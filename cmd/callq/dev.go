@@ -59,17 +59,17 @@ func dev(ctx context.Context, a *app, dir string) (err error) {
 	if dir, err = devFolder(a, dir); err != nil {
 		return err
 	}
-	claim, note, err := local.ClaimFolder(dir)
+	claim, says, err := local.Claim(dir)
 	if errors.Is(err, local.ErrClaimed) {
 		return fmt.Errorf("callq dev is running already in %s (%s); end it first, or give another folder with --dir",
-			dir, oneLine(note))
+			dir, oneLine(says))
 	}
 	if err != nil {
 		return fmt.Errorf("take the folder: %w; give another with --dir", err)
 	}
-	defer func() { err = errors.Join(err, claim.Release()) }()
+	defer func() { err = errors.Join(err, claim.Close()) }()
 	stack := devStack{Dir: dir, Process: os.Getpid()}
-	if err := claim.Note(fmt.Sprintf("process %d", stack.Process)); err != nil {
+	if err := note(claim, fmt.Sprintf("process %d", stack.Process)); err != nil {
 		return fmt.Errorf("write to %s: %w", dir, err)
 	}
 
@@ -101,9 +101,14 @@ func dev(ctx context.Context, a *app, dir string) (err error) {
 	return a.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true, apply: true})
 }
 
-func sayDev(a *app, claim *local.Claim, stack devStack) error {
-	note := fmt.Sprintf("process %d, DATABASE_URL='%s', REDIS_URL='%s'", stack.Process, stack.Postgres, stack.Redis)
-	if err := claim.Note(note); err != nil {
+func note(claim *os.File, text string) error {
+	_, err := claim.WriteAt([]byte(text), 0)
+	return errors.Join(err, claim.Truncate(int64(len(text))))
+}
+
+func sayDev(a *app, claim *os.File, stack devStack) error {
+	text := fmt.Sprintf("process %d, DATABASE_URL='%s', REDIS_URL='%s'", stack.Process, stack.Postgres, stack.Redis)
+	if err := note(claim, text); err != nil {
 		return fmt.Errorf("write to %s: %w", stack.Dir, err)
 	}
 	fmt.Fprintln(a.stderr,

@@ -65,7 +65,7 @@ func judge(err error) (int, string) {
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		return exitUsage, problems.Error() // with lines and carets
 	}
-	if errors.As(err, new(policy.KindError)) || errors.As(err, new(policy.RateError)) {
+	if errors.As(err, new(policy.RateError)) {
 		return exitUsage, text
 	}
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "22021" {

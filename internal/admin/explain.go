@@ -61,7 +61,7 @@ func (c *circumstances) read(ctx context.Context, db pgx.Tx) error {
 		return err
 	}
 	c.workers = *workers
-	live, err := policy.Dispatchers(ctx, db)
+	live, _, err := policy.Dispatchers(ctx, db)
 	c.dispatchers = len(live)
 	return err
 }

@@ -201,15 +201,10 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 }
 
 func (s *Status) readDispatchers(ctx context.Context, db ledger.DB) error {
-	live, err := policy.Dispatchers(ctx, db)
-	if err != nil {
+	var err error
+	if s.Dispatchers, s.Others, err = policy.Dispatchers(ctx, db); err != nil {
 		return err
 	}
-	s.Dispatchers = make([]string, len(live))
-	for i, d := range live {
-		s.Dispatchers[i] = d.Name
-	}
-	s.Others = policy.OnOtherPolicy(live)
 	if s.Policy, err = policy.Effective(ctx, db); s.Policy != nil {
 		inUTC(&s.Policy.At)
 	}

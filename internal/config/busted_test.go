@@ -90,6 +90,56 @@ func TestProblemsAreForPrograms(t *testing.T) {
 	}
 }
 
+func problemsOf(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(Source{Path: file}); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func TestHugeFile(t *testing.T) {
+	t.Parallel()
+	if got := problemsOf(t, strings.Repeat("#", maxSize+1)); !strings.Contains(got, "config.yaml: cannot be read: it is larger than 1048576 bytes") {
+		t.Errorf("a file of %d bytes: %.300s", maxSize+1, got)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, make([]byte, maxSize), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := readFile(file); err != nil || len(text) != maxSize {
+		t.Errorf("of a file of %d bytes: %d, %v", maxSize, len(text), err)
+	}
+}
+
+// Of a long line what stands about the mistake is shown, with the caret beneath it.
+func TestLongLine(t *testing.T) {
+	t.Parallel()
+	many := strings.Repeat("q: {}, ", 100)
+	for _, text := range []string{
+		"queues: {r: {bogus: 1}, " + many + "}", "queues: {" + many + "r: {bogus: 1}, " + many + "}", "queues: {" + many + "r: {bogus: 1}}",
+	} {
+		found := false
+		lines := strings.Split(problemsOf(t, text), "\n")
+		for i, line := range lines {
+			if len([]rune(line)) > 200 {
+				t.Errorf("a line of %d characters: %s", len([]rune(line)), line)
+			}
+			if strings.Contains(line, "queues.r.bogus") {
+				shown, caret := []rune(lines[i+1]), len([]rune(lines[i+2]))-1
+				found = caret+5 <= len(shown) && string(shown[caret:caret+5]) == "bogus"
+			}
+		}
+		if !found {
+			t.Errorf("no caret under bogus:\n%.1000s", strings.Join(lines, "\n"))
+		}
+	}
+}
+
 // Whatever the file and the environment hold, Load answers, a password does not show, and each
 // mistake has a place.
 func FuzzLoad(f *testing.F) {

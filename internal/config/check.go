@@ -46,7 +46,8 @@ func (s section) refuse(key, item, message, allowed string) {
 func (x *Limit) check(s section) {
 	s.require("rate", "concurrency")
 	spec := limit.Spec{
-		Rates: x.Rate, Concurrency: int64(x.Concurrency), Algorithm: limit.Algorithm(x.Algorithm), Burst: int64(x.Burst), Timezone: x.Timezone,
+		Rates: x.Rate, Concurrency: int64(x.Concurrency),
+		Algorithm: limit.Algorithm(x.Algorithm), Burst: int64(x.Burst), Timezone: x.Timezone,
 		PerKey: x.Per != "", ByCost: x.Count != "", Overrides: x.Overrides, Anchor: x.Anchor, Slack: x.Slack, SendWithin: x.SendWithin,
 	}
 	if s.given("burst") && x.Burst == 0 {
@@ -73,12 +74,14 @@ func (q *Queue) check(s section) {
 	for _, name := range q.Limits {
 		if _, ok := s.config.Limits[name]; !ok {
 			known := slices.Sorted(maps.Keys(s.config.Limits))
-			s.refuse("limits", name, Quote(name)+" is not a limit"+didYouMean(name, known), cmp.Or(strings.Join(known, ", "), "none: the file has no limits"))
+			allowed := cmp.Or(strings.Join(known, ", "), "none: the file has no limits")
+			s.refuse("limits", name, Quote(name)+" is not a limit"+didYouMean(name, known), allowed)
 		}
 	}
+	reported := func(text string) bool { return checkHours(text) != nil }
 	if h, err := hours.Parse(q.Hours...); err == nil {
 		q.Hours = Hours{h.String()}
-	} else if !slices.ContainsFunc(q.Hours, func(text string) bool { return checkHours(text) != nil }) && len(q.Hours) > 0 { // else reported
+	} else if len(q.Hours) > 0 && !slices.ContainsFunc(q.Hours, reported) {
 		s.refuse("hours", "", err.Error(), s.get("hours").allowed())
 	}
 }

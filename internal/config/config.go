@@ -25,8 +25,9 @@ import (
 
 // ErrNoPostgres and ErrNoRedis report that no server is configured where one is needed.
 var (
-	ErrNoPostgres = errors.New("no Postgres configured: set postgres.url in config.yaml, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
-	ErrNoRedis    = errors.New("no Redis configured: set redis.url in config.yaml, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
+	ErrNoPostgres = errors.New("no Postgres configured: " +
+		"set postgres.url in config.yaml, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
+	ErrNoRedis = errors.New("no Redis configured: set redis.url in config.yaml, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
 )
 
 // Config is everything that callq can be told.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/callq/callq/internal/limit"
 )
 
 func mustLoad(t *testing.T, text string, env, flags map[string]string) *Config {
@@ -84,6 +86,57 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 	}
 	if c.HTTP.Listen != "off" || c.Calls.MaxData != 1<<20 || c.Retention.Done != 14*24*time.Hour || !slices.Equal(c.Worker.Labels, []string{"ip-a", "eu"}) {
 		t.Errorf("got %+v %+v %+v %+v", c.HTTP, c.Calls, c.Retention, c.Worker)
+	}
+}
+
+// What each algorithm makes of its keys.
+func TestWindows(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, `
+limits:
+  stripe:      {rate: 100/1h}
+  slow:        {rate: 100 per 1h, slack: 2s}
+  per-account: {rate: 5/s, per: key, overrides: {acct_1: 50/s, "": 1 per 1000ms, "odd, 'key'": 6/s}}
+  bursty:      {rate: 10/s, algorithm: token_bucket, burst: 100}
+  nightly:     {rate: 10_000/1d, algorithm: fixed_window, timezone: America/New_York}
+  monthly:     {rate: 5/mo, algorithm: fixed_window, per: key, overrides: {big: 50/1mo}}
+  cps:         {rate: 10/s, algorithm: leaky_bucket}
+  two-speeds:  {rate: [10_000/d, 10/s], send_within: 50ms}
+  per-phone:   {concurrency: 1, per: key, overrides: {hotline: 9}}
+`, map[string]string{
+		"CALLQ_LIMITS_STRIPE_RATE": "7 per 1h, sliding window,8/d", "CALLQ_LIMITS_BURSTY_BURST": "90", "CALLQ_LIMITS_NIGHTLY_TIMEZONE": "Asia/Tokyo",
+		"CALLQ_LIMITS_MONTHLY_OVERRIDES": "big=60/mo, small = 1/mo",
+	}, nil)
+	type window struct {
+		name, rate string
+		own        map[string]int64
+		slack      time.Duration
+		sendWithin time.Duration
+	}
+	for name, want := range map[string][]window{
+		"stripe": {
+			{"", "7 per 1h, sliding window", nil, limit.DefaultSlack(time.Hour), 5 * time.Second},
+			{"/1d", "8 per 1d, sliding window", nil, time.Minute, 5 * time.Second},
+		},
+		"slow":        {{"", "100 per 1h, sliding window", nil, 2 * time.Second, 5 * time.Second}},
+		"per-account": {{"", "5 per 1s, sliding window", map[string]int64{"acct_1": 50, "": 1, "odd, 'key'": 6}, 500 * time.Millisecond, 100 * time.Millisecond}},
+		"bursty":      {{"", "10 per 1s, token bucket, burst 90", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
+		"nightly":     {{"", "10000 per 1d, fixed window, Asia/Tokyo", nil, time.Minute, 5 * time.Second}},
+		"monthly":     {{"", "5 per 1mo, fixed window, UTC", map[string]int64{"big": 60, "small": 1}, time.Minute, 5 * time.Second}},
+		"cps":         {{"", "1 per 100ms, leaky bucket", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
+		"two-speeds": {
+			{"", "10 per 1s, sliding window", nil, 500 * time.Millisecond, 50 * time.Millisecond},
+			{"/1d", "10000 per 1d, sliding window", nil, time.Minute, 50 * time.Millisecond},
+		},
+		"per-phone": {{"", "1 at once", map[string]int64{"hotline": 9}, 500 * time.Millisecond, 5 * time.Second}},
+	} {
+		var got []window
+		for _, w := range c.Limits[name].Windows {
+			got = append(got, window{w.Suffix, w.Rate.String(), w.Overrides, w.Slack, w.SendWithin})
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(window{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 

@@ -87,15 +87,14 @@ func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
 
 // mapping returns what a mapping gives its keys. No value is an empty mapping: `queues:` with its
 // entries commented out.
-func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (given map[string]*yaml.Node, ok bool) {
-	given = map[string]*yaml.Node{}
-	if n == nil || isNull(resolve(n)) {
+func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (map[string]*yaml.Node, bool) {
+	given := map[string]*yaml.Node{}
+	if n == nil || isNull(n) {
 		return given, true
 	}
-	at, n := l.file.at(n), resolve(n)
 	if n.Kind != yaml.MappingNode {
 		l.file.hide(n)
-		l.fail(at, path, "must be a mapping of keys to values", allowed)
+		l.fail(l.file.at(n), path, "must be a mapping of keys to values", allowed)
 		return given, false
 	}
 	for pair := range slices.Chunk(n.Content, 2) {
@@ -156,8 +155,7 @@ func (l *loader) setText(s *setting, from source, text string) {
 
 // setNode gives a setting what the file says: a value, a list or a mapping. A list of one may be written as its item.
 func (l *loader) setNode(s *setting, n *yaml.Node) {
-	at, n := l.file.at(n), resolve(n)
-	var items []item
+	at, items := l.file.at(n), []item{}
 	switch kind := s.value.Kind(); {
 	case kind == reflect.Map:
 		given, _ := l.mapping(n, s.path, s.allowed(), func(string) error { return nil })
@@ -181,7 +179,6 @@ func (l *loader) setNode(s *setting, n *yaml.Node) {
 
 // item reads a scalar, with ${VAR} expanded. It returns none where that is a mistake.
 func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
-	at, n := l.file.at(n), resolve(n)
 	if n.Kind != yaml.ScalarNode || s.tag("secret") != "" || s.tag("hide") != "" {
 		l.file.hide(n)
 	}
@@ -195,11 +192,11 @@ func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
 		err = errors.New(n.Value + " is not set")
 	}
 	if err != nil {
-		l.fail(at, s.path, err.Error(), s.allowed())
+		l.fail(l.file.at(n), s.path, err.Error(), s.allowed())
 		return nil
 	}
 	s.via = strings.Trim(s.via+", "+via, ", ")
-	return []item{{key, text, at}}
+	return []item{{key, text, l.file.at(n)}}
 }
 
 // expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
@@ -261,13 +258,6 @@ func (l *loader) assign(s *setting, from source, items []item) {
 			s.value.Set(value.Convert(s.value.Type()))
 		}
 	}
-}
-
-func resolve(n *yaml.Node) *yaml.Node {
-	if n.Kind == yaml.AliasNode {
-		return n.Alias
-	}
-	return n
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }

@@ -71,8 +71,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 }
 
 func TestFileIsFound(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
+	dir, empty := t.TempDir(), t.TempDir()
 	write := func(name, level string) string {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte("log: {level: "+level+"}\n"), 0o600); err != nil {
@@ -83,18 +82,21 @@ func TestFileIsFound(t *testing.T) {
 	flag, env, _ := write("flag.yaml", "debug"), write("env.yaml", "warn"), write("config.yaml", "error")
 	environ := []string{"CALLQ_CONFIG=" + env}
 	for want, source := range map[string]Source{
-		"debug": {Path: flag, Environ: environ, Dir: dir}, // -c before CALLQ_CONFIG
-		"warn":  {Environ: environ, Dir: dir},             // before ./config.yaml
-		"error": {Dir: dir},
-		"info":  {Dir: t.TempDir()}, // none is needed
+		"debug": {Path: flag, Environ: environ}, // -c before CALLQ_CONFIG
+		"warn":  {Environ: environ},             // before ./config.yaml
+		"error": {},
+		"info":  {}, // none is needed
 	} {
+		if t.Chdir(dir); want == "info" {
+			t.Chdir(empty)
+		}
 		if got, err := Load(source); err != nil || got.Log.Level != want {
 			t.Errorf("%+v: %v of %+v, want level %s", source, err, got, want)
 		}
 	}
 	for name, s := range map[string]Source{
-		"-c":           {Path: filepath.Join(dir, "none.yaml"), Dir: dir},
-		"CALLQ_CONFIG": {Environ: []string{"CALLQ_CONFIG=" + filepath.Join(dir, "none.yaml")}, Dir: dir},
+		"-c":           {Path: filepath.Join(dir, "none.yaml")},
+		"CALLQ_CONFIG": {Environ: []string{"CALLQ_CONFIG=" + filepath.Join(dir, "none.yaml")}},
 		"a folder":     {Path: dir},
 	} {
 		if _, err := Load(s); err == nil || !strings.Contains(err.Error(), "cannot be read: ") {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -21,7 +20,6 @@ type Source struct {
 	Path    string            // the file that -c names; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
 	Flags   map[string]string // what flags set, by path: "postgres.url" is --postgres-url
 	Environ []string          // as os.Environ()
-	Dir     string            // where ./config.yaml is; empty: the working directory
 }
 
 // Load reads and checks the configuration. A file must exist only if it was named. The error is an
@@ -32,16 +30,16 @@ func Load(s Source) (*Config, error) {
 		name, value, _ := strings.Cut(e, "=")
 		env[name] = value
 	}
-	names := []string{s.Path, env["CALLQ_CONFIG"], filepath.Join(s.Dir, "config.yaml"), "/etc/callq/config.yaml"}
+	names := []string{s.Path, env["CALLQ_CONFIG"], "config.yaml", "/etc/callq/config.yaml"}
 	for i, name := range names {
 		if name == "" {
 			continue
 		}
 		text, err := readFile(name)
-		switch named := i < 2; {
-		case err == nil:
+		if err == nil {
 			return load(name, text, env, s.Flags)
-		case named || !errors.Is(err, fs.ErrNotExist):
+		}
+		if named := i < 2; named || !errors.Is(err, fs.ErrNotExist) {
 			return nil, &Error{Problems: []Problem{{source: source{Source: name}, Message: "cannot be read: " + reason(err)}}}
 		}
 	}

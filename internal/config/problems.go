@@ -66,10 +66,7 @@ func (e *Error) Error() string {
 //	      |                  ^
 //	      = allowed: units/window such as 100/h
 func (p Problem) String() string {
-	text := p.Place() + ": " + p.Message
-	if p.Path != "" {
-		text = p.Place() + ": " + p.Path + ": " + p.Message
-	}
+	text := p.Place() + ": " + strings.TrimPrefix(p.Path+": "+p.Message, ": ")
 	if p.Line > 0 {
 		const most = 160 // of a long line, what stands about the mistake
 		at := min(p.Column-1, len(p.text))
@@ -153,13 +150,13 @@ func (f *file) at(n *yaml.Node) source {
 // parse returns the document's root, or nil where there is none. Nodes keep their text: 0042 stays what it is.
 func (l *loader) parse(text []byte) *yaml.Node {
 	docs, err := documents(text)
-	switch {
-	case err != nil:
+	if err != nil {
 		l.syntaxError(lines(text), err)
+	}
+	if len(docs) == 0 { // nothing, or only comments
 		return nil
-	case len(docs) == 0: // nothing, or only comments
-		return nil
-	case len(docs) > 1:
+	}
+	if len(docs) > 1 {
 		l.fail(l.file.at(docs[1]), "", "a second document begins", "one document")
 	}
 	l.file.link(docs[0].Content[0], nil)
@@ -171,9 +168,9 @@ func documents(text []byte) (docs []*yaml.Node, err error) {
 		var doc yaml.Node
 		if err := decoder.Decode(&doc); err != nil {
 			if errors.Is(err, io.EOF) {
-				err = nil
+				return docs, nil
 			}
-			return docs, err
+			return nil, err
 		}
 		docs = append(docs, &doc)
 	}
@@ -206,9 +203,15 @@ func indent(line []rune) int {
 	return max(0, slices.IndexFunc(line, func(r rune) bool { return !unicode.IsSpace(r) }))
 }
 
-// link records what follows each node in the file.
+// link records what follows each node in the file. An alias becomes what it stands for, in its own place.
 func (f *file) link(n, next *yaml.Node) {
 	f.next[n] = next
+	if n.Kind == yaml.AliasNode {
+		place := *n
+		*n = *n.Alias
+		n.Line, n.Column = place.Line, place.Column
+		return // what is below it is linked where it stands
+	}
 	for _, child := range slices.Backward(n.Content) {
 		f.link(child, next)
 		next = child

@@ -73,9 +73,9 @@ func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (
 		return value, err
 	}
 	lo, hi, _ := strings.Cut(bounds, "..")
-	least, errLo := parse(lo)
-	most, errHi := parse(hi)
-	return value, unless(value >= least && value <= most && errLo == nil && errHi == nil, text, "is out of bounds")
+	least, _ := parse(lo) // bounds are as they must be: Default uses them
+	most, _ := parse(hi)
+	return value, unless(value >= least && value <= most, text, "is out of bounds")
 }
 
 func parseInt(s string) (int, error) {
@@ -101,7 +101,8 @@ func parseBytes(s string) (Bytes, error) {
 	number := strings.TrimRight(s, "KMiB ")
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20}[strings.TrimSpace(s[len(number):])]
 	n, err := strconv.ParseInt(number, 10, 64)
-	return Bytes(n << shift), unless(ok && err == nil && n <= math.MaxInt64>>shift, s, "is not a size: write 256KiB, 1MiB or a number of bytes")
+	return Bytes(n << shift), unless(ok && err == nil && n <= math.MaxInt64>>shift, s,
+		"is not a size: write 256KiB, 1MiB or a number of bytes")
 }
 
 // parseBackoff reads min..max, or one duration for a wait that does not grow.
@@ -124,37 +125,24 @@ type rule struct {
 
 func ruleOf(name string) rule {
 	const escapes = "; @ : / ? in a password as %40 %3A %2F %3F"
-	switch name {
-	case "any":
-		return rule{func(string) error { return nil }, ""}
-	case "address":
-		return rule{checkAddress, "a name, an address, or a network such as 10.0.0.0/8"}
-	case "cron":
-		return rule{checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`}
-	case "host":
-		return rule{checkHost, "a name or an address without scheme, port and path"}
-	case "hours":
-		return rule{checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas or as a list: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}
-	case "listen":
-		return rule{checkListen, "host:port (port 0: any free one), :port for every interface, or off"}
-	case "name":
-		return rule{checkName, "1 to 100 bytes without spaces, quotes, commas and stars"}
-	case "override":
-		return rule{limit.CheckOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"}
-	case "postgres":
-		return rule{checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes}
-	case "rate":
-		return rule{limit.CheckRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, and mo for fixed_window; or a list of them"}
-	case "redis":
-		return rule{checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes}
-	case "secret_host":
-		return rule{checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"}
-	case "timezone":
-		return rule{checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"}
-	case "variable":
-		return rule{checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"}
-	}
-	return rule{}
+	return map[string]rule{
+		"any":     {func(string) error { return nil }, ""},
+		"address": {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
+		"cron":    {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
+		"host":    {checkHost, "a name or an address without scheme, port and path"},
+		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas or as a list: " +
+			"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
+		"listen":   {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
+		"name":     {checkName, "1 to 100 bytes without spaces, quotes, commas and stars"},
+		"override": {limit.CheckOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
+		"postgres": {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
+		"rate": {limit.CheckRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
+			"and mo for fixed_window; or a list of them"},
+		"redis":       {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
+		"secret_host": {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
+		"timezone":    {checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"},
+		"variable":    {checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"},
+	}[name]
 }
 
 func checkTimezone(s string) error { return second(limit.ParseCalendar("1d", s)) }
@@ -183,10 +171,7 @@ func checkHost(s string) error {
 }
 
 func checkAddress(s string) error {
-	if second(netip.ParsePrefix(s)) == nil {
-		return nil
-	}
-	return checkHost(s)
+	return unless(second(netip.ParsePrefix(s)) == nil || checkHost(s) == nil, s, "is not a host")
 }
 
 func matches(pattern, s string) bool { return regexp.MustCompile(pattern).MatchString(s) }

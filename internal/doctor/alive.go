@@ -31,13 +31,9 @@ FROM (SELECT count(*) AS live FROM call_dispatchers WHERE callq_alive(heartbeat_
 
 // otherPolicy finds live dispatchers whose file differs from the policy in force.
 func otherPolicy(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	live, err := policy.Dispatchers(ctx, pool)
-	if err != nil {
+	_, others, err := policy.Dispatchers(ctx, pool)
+	if err != nil || len(others) == 0 {
 		return nil, err
-	}
-	others := policy.OnOtherPolicy(live)
-	if len(others) == 0 {
-		return nil, nil
 	}
 	applied, err := policy.Effective(ctx, pool)
 	if err != nil {

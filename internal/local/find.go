@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,8 +49,8 @@ func hint(err error, variable, apt, brew string) error {
 	if !errors.Is(err, ErrMissing) {
 		return err
 	}
-	return fmt.Errorf("%w\nrun `make deps` in a clone of callq, `apt-get install %s` or `brew install %s`, or set %s to the folder of its binaries",
-		err, apt, brew, variable)
+	return fmt.Errorf("%w\nrun `make deps` in a clone of callq, `apt-get install %s` or `brew install %s`, "+
+		"or set %s to the folder of its binaries", err, apt, brew, variable)
 }
 
 // Find finds a program. Any of the sets will do, if all its binaries stand in one folder. The variable
@@ -66,19 +67,16 @@ func Find(name string, sets ...[]string) (Program, error) {
 		}
 		return Program{}, fmt.Errorf("%s=%s: no %s there", variable, path, strings.Join(sets[0], " and "))
 	}
-	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		if p, ok := in(dir, name, sets); ok && filepath.IsAbs(dir) {
-			return p, nil
-		}
-	}
+	dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), func(dir string) bool { return !filepath.IsAbs(dir) })
 	folders := folders(name)
 	for _, pattern := range folders {
 		found, _ := filepath.Glob(pattern) // fails for a bad pattern only
 		slices.SortFunc(found, func(a, b string) int { return cmp.Compare(version(b), version(a)) })
-		for _, dir := range found {
-			if p, ok := in(dir, name, sets); ok {
-				return p, nil
-			}
+		dirs = append(dirs, found...)
+	}
+	for _, dir := range dirs {
+		if p, ok := in(dir, name, sets); ok {
+			return p, nil
 		}
 	}
 	return Program{}, fmt.Errorf("%s: %w (looked on PATH and in %s)", name, ErrMissing, strings.Join(folders, ", "))
@@ -86,9 +84,7 @@ func Find(name string, sets ...[]string) (Program, error) {
 
 // folders lists, as patterns, where programs are beside PATH.
 func folders(name string) []string {
-	list := []string{
-		"/usr/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/home/linuxbrew/.linuxbrew/bin",
-	}
+	list := []string{"/usr/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/home/linuxbrew/.linuxbrew/bin"}
 	if name == "postgres" {
 		list = []string{
 			"/usr/lib/postgresql/*/bin", "/usr/lib/postgresql*/bin", "/usr/pgsql-*/bin", "/usr/libexec/postgresql*",
@@ -104,12 +100,12 @@ func folders(name string) []string {
 
 // in returns the program if dir holds all binaries of a set.
 func in(dir, name string, sets [][]string) (Program, bool) {
+	missing := func(binary string) bool {
+		info, err := os.Stat(filepath.Join(dir, binary))
+		return err != nil || info.IsDir() || info.Mode()&0o111 == 0
+	}
 	for _, set := range sets {
-		missing := slices.ContainsFunc(set, func(binary string) bool {
-			info, err := os.Stat(filepath.Join(dir, binary))
-			return err != nil || info.IsDir() || info.Mode()&0o111 == 0
-		})
-		if missing {
+		if slices.ContainsFunc(set, missing) {
 			continue
 		}
 		p := Program{Dir: dir, Name: set[0]}
@@ -135,10 +131,7 @@ func Unpacked(name string) string {
 
 // version is the last number in a path: 17 in /usr/lib/postgresql/17/bin.
 func version(path string) int {
-	digits := strings.FieldsFunc(path, func(r rune) bool { return r < '0' || r > '9' })
-	if len(digits) == 0 {
-		return 0
-	}
-	n, _ := strconv.Atoi(digits[len(digits)-1]) // digits only; too many of them sort last
+	numbers := regexp.MustCompile(`\d+`).FindAllString(path, -1)
+	n, _ := strconv.Atoi(append([]string{"0"}, numbers...)[len(numbers)])
 	return n
 }

@@ -21,39 +21,31 @@ type folder struct {
 	temporary []string // removed by close
 }
 
-// openFolder makes and locks path, or a temporary folder if path is empty. It waits briefly for a server
-// that is about to end.
-func openFolder(ctx context.Context, path string) (*folder, error) {
-	f := &folder{}
-	if err := f.open(ctx, path); err != nil {
-		return nil, errors.Join(err, f.close())
-	}
-	return f, nil
-}
-
+// open makes and locks path, or a temporary folder if path is empty. It waits briefly for a server that is
+// about to end.
 func (f *folder) open(ctx context.Context, path string) (err error) {
 	if path == "" {
 		sweep()
 		f.path, err = f.temp()
-	} else if f.path, err = filepath.Abs(path); err == nil {
-		err = os.MkdirAll(f.path, 0o711)
+	} else {
+		f.path, err = filepath.Abs(path)
 	}
 	if err != nil {
 		return err
 	}
-	if f.lock, err = os.OpenFile(filepath.Join(f.path, "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, killWithin)
 	defer cancel()
-	for !tryLock(f.lock) {
+	for {
+		f.lock, err = lockFile(f.path, "lock")
+		if !errors.Is(err, errLocked) {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s is in use by another server", f.path)
 		case <-time.After(pollEvery):
 		}
 	}
-	return nil
 }
 
 // temp makes a folder with a short name that other users may pass through; close removes it.
@@ -79,9 +71,7 @@ func (f *folder) close() error {
 	for _, dir := range f.temporary {
 		errs = append(errs, os.RemoveAll(dir))
 	}
-	if f.lock != nil {
-		errs = append(errs, f.lock.Close())
-	}
+	_ = f.lock.Close() // it may be closed already, or none
 	return errors.Join(errs...)
 }
 
@@ -89,21 +79,42 @@ func (f *folder) close() error {
 func sweep() {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), "callq-*")) // fails for a bad pattern only
 	for _, dir := range dirs {
-		info, err := os.Stat(dir)
+		info, err := os.Stat(filepath.Join(dir, "lock"))
 		if err != nil || time.Since(info.ModTime()) < time.Minute { // its owner may be about to lock it
 			continue
 		}
-		lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR, 0)
-		if err != nil {
-			continue
-		}
-		if tryLock(lock) {
+		if lock, err := lockFile(dir, "lock"); err == nil {
 			_ = os.RemoveAll(dir) // best effort: the next start tries again
+			_ = lock.Close()
 		}
-		_ = lock.Close()
 	}
 }
 
-func tryLock(file *os.File) bool {
-	return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+var errLocked = errors.New("locked")
+
+// lockFile locks a file in a folder, and makes both. It returns errLocked where another process has.
+func lockFile(dir, name string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o711); err != nil { // the user that Postgres runs as passes through
+		return nil, err
+	}
+	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil && syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return nil, errors.Join(errLocked, file.Close())
+	}
+	return file, err
+}
+
+// ErrClaimed means that another process has claimed the folder.
+var ErrClaimed = errors.New("in use by another process")
+
+// Claim makes a folder in which this process runs servers, and holds a file in it until that is closed or the process
+// ends; the servers do not share it. The file may say what another process that wants the folder is told. Where another
+// process holds it, Claim returns ErrClaimed and what the file says.
+func Claim(dir string) (held *os.File, says string, err error) {
+	held, err = lockFile(dir, "claim")
+	if errors.Is(err, errLocked) {
+		text, err := os.ReadFile(filepath.Join(dir, "claim"))
+		return nil, string(text), errors.Join(fmt.Errorf("%s is %w", dir, ErrClaimed), err)
+	}
+	return held, "", err
 }

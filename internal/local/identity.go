@@ -23,9 +23,7 @@ type identity struct {
 // command is p.Command in dir, run as this user.
 func (id identity) command(ctx context.Context, p Program, dir, binary string, args ...string) *exec.Cmd {
 	cmd := p.Command(ctx, binary, args...)
-	cmd.Dir = dir
-	attr := id.attr
-	cmd.SysProcAttr = &attr
+	cmd.Dir, cmd.SysProcAttr = dir, &id.attr
 	return cmd
 }
 
@@ -63,30 +61,26 @@ func chooseIdentity(ctx context.Context, p Program, dir string) (identity, error
 }
 
 // identities lists the users to try, in order.
-func identities() []identity {
+func identities() (list []identity) {
 	if os.Geteuid() != 0 {
 		return []identity{{name: "this user", uid: os.Geteuid(), gid: os.Getegid()}}
 	}
-	var list []identity
 	for _, name := range []string{"postgres", "nobody"} {
-		if id, err := ofUser(name); err == nil {
-			list = append(list, id)
+		found, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, errUID := strconv.ParseUint(found.Uid, 10, 32)
+		gid, errGID := strconv.ParseUint(found.Gid, 10, 32)
+		if errUID != nil || errGID != nil {
+			continue
+		}
+		as := &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+		id := identity{name: name, uid: int(uid), gid: int(gid), attr: syscall.SysProcAttr{Credential: as}}
+		list = append(list, id)
+		if root, ok := inNamespace(id); ok && name == "nobody" {
+			list = append(list, root)
 		}
 	}
-	if id, err := inNamespace(); err == nil {
-		list = append(list, id)
-	}
 	return list
-}
-
-func ofUser(name string) (identity, error) {
-	found, err := user.Lookup(name)
-	if err != nil {
-		return identity{}, err
-	}
-	uid, errUID := strconv.ParseUint(found.Uid, 10, 32)
-	gid, errGID := strconv.ParseUint(found.Gid, 10, 32)
-	return identity{name: name, uid: int(uid), gid: int(gid), attr: syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)},
-	}}, errors.Join(errUID, errGID)
 }

@@ -40,47 +40,45 @@ type PostgresServer struct {
 // returns when Postgres takes connections, or fails after a minute. ctx bounds the start, not the server's
 // life.
 func StartPostgres(ctx context.Context, cfg Postgres) (*PostgresServer, error) {
-	s, err := newPostgres(ctx, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("start postgres: %w", err)
-	}
-	if err := s.start(ctx); err != nil {
-		return nil, fmt.Errorf("start postgres: %w", errors.Join(err, s.folder.close()))
-	}
-	return s, nil
-}
-
-func newPostgres(ctx context.Context, cfg Postgres) (*PostgresServer, error) {
-	p, err := FindPostgres()
-	if err != nil {
-		return nil, err
-	}
-	p.Env = append(p.Env, cfg.Env...)
-	f, err := openFolder(ctx, cfg.Dir)
-	if err != nil {
-		return nil, err
-	}
-	s := &PostgresServer{cfg: cfg, program: p, data: filepath.Join(f.path, "data")}
+	s := &PostgresServer{cfg: cfg}
 	s.server = server{
-		name: "postgres", folder: f, log: cfg.Log, stopBy: syscall.SIGINT,
+		name: "postgres", log: cfg.Log, stopBy: syscall.SIGINT,
 		killBy:  syscall.SIGQUIT, // rather than SIGKILL: Postgres then gives its shared memory back
-		command: s.postgres, ready: s.connect,
+		command: s.launch, ready: s.connect,
 	}
-	if err := s.prepare(ctx); err != nil {
-		return nil, errors.Join(err, f.close())
+	if err := s.open(ctx, cfg.Dir, s.prepare); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
 
-// prepare makes the cluster and the socket's folder, and chooses the user that Postgres runs as.
-func (s *PostgresServer) prepare(ctx context.Context) error {
-	_, err := os.Stat(s.data)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = s.makeCluster(ctx)
-	} else if err == nil {
-		s.as, err = chooseIdentity(ctx, s.program, s.data)
+// prepare makes the cluster and the socket's folder, and chooses the user that Postgres runs as. The cluster is
+// made under another name and renamed, so that half a cluster is never used.
+func (s *PostgresServer) prepare(ctx context.Context) (err error) {
+	if s.program, err = FindPostgres(); err != nil {
+		return err
 	}
-	if err != nil {
+	s.program.Env = append(s.program.Env, s.cfg.Env...)
+	s.data = filepath.Join(s.folder.path, "data")
+	if _, err := os.Stat(s.data); errors.Is(err, fs.ErrNotExist) {
+		aside := s.data + ".new"
+		if err := errors.Join(os.RemoveAll(aside), os.Mkdir(aside, 0o700)); err != nil {
+			return err
+		}
+		if s.as, err = chooseIdentity(ctx, s.program, aside); err != nil {
+			return err
+		}
+		args := []string{"-D", aside, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"}
+		if s.cfg.Settings["fsync"] == "off" {
+			args = append(args, "--no-sync")
+		}
+		if out, err := s.as.command(ctx, s.program, aside, "initdb", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("initdb: %w\n%s", err, out)
+		}
+		if err := os.Rename(aside, s.data); err != nil {
+			return err
+		}
+	} else if s.as, err = chooseIdentity(ctx, s.program, s.data); err != nil {
 		return err
 	}
 	if s.socket, err = s.folder.forSocket(s.data, ".s.PGSQL.65535"); err != nil {
@@ -89,30 +87,7 @@ func (s *PostgresServer) prepare(ctx context.Context) error {
 	return s.as.own(s.socket)
 }
 
-// makeCluster makes the cluster under another name and renames it, so that half a cluster is never used.
-func (s *PostgresServer) makeCluster(ctx context.Context) error {
-	aside := s.data + ".new"
-	if err := os.RemoveAll(aside); err != nil {
-		return err
-	}
-	if err := os.Mkdir(aside, 0o700); err != nil {
-		return err
-	}
-	var err error
-	if s.as, err = chooseIdentity(ctx, s.program, aside); err != nil {
-		return err
-	}
-	args := []string{"-D", aside, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"}
-	if s.cfg.Settings["fsync"] == "off" {
-		args = append(args, "--no-sync")
-	}
-	if out, err := s.as.command(ctx, s.program, aside, "initdb", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("initdb: %w\n%s", err, out)
-	}
-	return os.Rename(aside, s.data)
-}
-
-func (s *PostgresServer) postgres(ctx context.Context) *exec.Cmd {
+func (s *PostgresServer) launch(ctx context.Context) *exec.Cmd {
 	settings := map[string]string{
 		"listen_addresses": "", "port": s.port(), // names the socket, whatever PGPORT is
 		"unix_socket_directories": s.socket, "unix_socket_permissions": "0700",

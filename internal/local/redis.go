@@ -2,16 +2,21 @@ package local
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
+	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -25,55 +30,44 @@ type Redis struct {
 // RedisServer is a running Redis. Its methods may be called at any time.
 type RedisServer struct {
 	server
-	socket string
+	cfg     Redis
+	program Program
+	socket  string
 }
 
 // StartRedis starts Redis and returns when it answers, or fails after a minute. ctx bounds the start, not
 // the server's life.
 func StartRedis(ctx context.Context, cfg Redis) (*RedisServer, error) {
-	s, err := newRedis(ctx, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("start redis: %w", err)
-	}
-	if err := s.start(ctx); err != nil {
-		return nil, fmt.Errorf("start redis: %w", errors.Join(err, s.folder.close()))
-	}
-	return s, nil
-}
-
-func newRedis(ctx context.Context, cfg Redis) (*RedisServer, error) {
-	p, err := FindRedis()
-	if err != nil {
-		return nil, err
-	}
-	f, err := openFolder(ctx, cfg.Dir)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := f.forSocket(f.path, "redis.sock")
-	if err != nil {
-		return nil, errors.Join(err, f.close())
-	}
-	s := &RedisServer{socket: filepath.Join(dir, "redis.sock")}
+	s := &RedisServer{cfg: cfg}
 	s.server = server{
-		name: "redis", folder: f, log: cfg.Log, stopBy: syscall.SIGTERM, killBy: syscall.SIGKILL,
-		command: func(ctx context.Context) *exec.Cmd { return s.redis(ctx, p, cfg.Settings) },
-		ready:   s.ping,
+		name: "redis", log: cfg.Log, stopBy: syscall.SIGTERM, killBy: syscall.SIGKILL, command: s.launch, ready: s.ping,
+	}
+	if err := s.open(ctx, cfg.Dir, s.prepare); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
 
-func (s *RedisServer) redis(ctx context.Context, p Program, changes map[string]string) *exec.Cmd {
+func (s *RedisServer) prepare(context.Context) (err error) {
+	if s.program, err = FindRedis(); err != nil {
+		return err
+	}
+	dir, err := s.folder.forSocket(s.folder.path, "redis.sock")
+	s.socket = filepath.Join(dir, "redis.sock")
+	return err
+}
+
+func (s *RedisServer) launch(ctx context.Context) *exec.Cmd {
 	settings := map[string]string{
 		"port": "0", "unixsocket": s.socket, "unixsocketperm": "700", "dir": s.folder.path, "daemonize": "no",
 		"logfile": "", "save": "", "appendonly": "no", "maxmemory-policy": "noeviction",
 	}
-	maps.Copy(settings, changes)
+	maps.Copy(settings, s.cfg.Settings)
 	var args []string
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		args = append(args, "--"+name, settings[name])
 	}
-	cmd := p.Command(ctx, p.Name, args...)
+	cmd := s.program.Command(ctx, s.program.Name, args...)
 	cmd.Dir = s.folder.path
 	return cmd
 }
@@ -89,3 +83,48 @@ func (s *RedisServer) ping(ctx context.Context) error {
 
 // URL is the server's address for redis.ParseURL: unix:///path.
 func (s *RedisServer) URL() string { return "unix://" + escapePath(s.socket) }
+
+// StartAnyRedis starts Redis or, where none is installed, miniredis inside this process, with a warning in
+// the log. It returns the URL and a function that stops the server.
+func StartAnyRedis(ctx context.Context, cfg Redis, log *slog.Logger) (url string, stop func() error, err error) {
+	server, err := StartRedis(ctx, cfg)
+	switch {
+	case err == nil:
+		return server.URL(), server.Stop, nil
+	case !errors.Is(err, ErrMissing):
+		return "", nil, err
+	}
+	log.WarnContext(ctx, "redis-server not found: a simulation stands in")
+	return startEmbedded()
+}
+
+// startEmbedded starts a miniredis on a port of the loopback interface. Every user of the machine can reach
+// that, so it asks for a password.
+func startEmbedded() (url string, stop func() error, err error) {
+	secret, server := rand.Text(), miniredis.NewMiniRedis()
+	server.RequireAuth(secret)
+	if err := server.StartAddr("127.0.0.1:0"); err != nil {
+		return "", nil, fmt.Errorf("start miniredis: %w", err)
+	}
+	stopped := make(chan struct{})
+	var ticking sync.WaitGroup
+	ticking.Go(func() { // miniredis has no clock: without this no key expires
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for last := time.Now(); ; {
+			select {
+			case <-stopped:
+				return
+			case now := <-tick.C:
+				server.FastForward(now.Sub(last))
+				last = now
+			}
+		}
+	})
+	return "redis://:" + secret + "@" + server.Addr(), func() error {
+		close(stopped)
+		ticking.Wait()
+		server.Close()
+		return nil
+	}, nil
+}

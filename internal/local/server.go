@@ -1,3 +1,11 @@
+// Package local runs a Postgres and a Redis for demo, dev and tests. It is not for production.
+//
+// A server is a child of this process, on a unix socket in a folder of its own: it opens no port and
+// touches no other server. On Linux it ends with the process that started it, even after SIGKILL.
+// Elsewhere it may outlive that process, and its folder stays locked for as long as it does.
+//
+// The package finds servers that are installed; it installs none. Root may use it: Postgres, which
+// refuses to run as root, then runs as another user.
 package local
 
 import (
@@ -5,21 +13,28 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 )
 
-var errStopped = errors.New("already stopped")
+const (
+	startWithin = time.Minute      // a start, including recovery after a crash
+	stopWithin  = 20 * time.Second // an orderly stop, before the server is killed
+	killWithin  = 5 * time.Second  // an immediate stop, before the server is killed
+	pollEvery   = 20 * time.Millisecond
+)
 
 // server is a process in a folder: what a Postgres and a Redis have in common. Its methods may be called
 // at any time.
 type server struct {
 	name    string
-	folder  *folder
+	folder  folder
 	log     io.Writer                       // receives what the server writes; may be nil
 	stopBy  syscall.Signal                  // asks for an orderly stop
 	killBy  syscall.Signal                  // ends it as a crash does
@@ -30,8 +45,22 @@ type server struct {
 	process *os.Process   // of the last start
 	ended   chan struct{} // closed when that has ended
 	err     error         // how it ended; read after ended
-	output  *tail         // what it wrote last
-	stopped bool
+	output  *tail         // what it wrote last; read after ended
+}
+
+// open takes the folder, lets prepare fill it, and starts the server.
+func (s *server) open(ctx context.Context, dir string, prepare func(context.Context) error) error {
+	err := s.folder.open(ctx, dir)
+	if err == nil {
+		err = prepare(ctx)
+	}
+	if err == nil {
+		err = s.start(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("start %s: %w", s.name, errors.Join(err, s.folder.close()))
+	}
+	return nil
 }
 
 // start starts the server and waits until it is ready. Its caller holds mu, or owns the server.
@@ -76,10 +105,10 @@ func (s *server) await(ctx context.Context) error {
 		}
 		select {
 		case <-s.ended:
-			return fmt.Errorf("ended at once: %w\n%s", s.err, s.output)
+			return fmt.Errorf("ended at once: %w\n%s", s.err, s.output.kept)
 		case <-ctx.Done():
 			s.end(syscall.SIGKILL, 0)
-			return fmt.Errorf("not ready: %w (%w)\n%s", context.Cause(ctx), err, s.output)
+			return fmt.Errorf("not ready: %w (%w)\n%s", context.Cause(ctx), err, s.output.kept)
 		case <-time.After(pollEvery):
 		}
 	}
@@ -107,10 +136,6 @@ func (s *server) Pid() int {
 func (s *server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
-		return nil
-	}
-	s.stopped = true
 	s.end(s.stopBy, stopWithin)
 	return s.folder.close()
 }
@@ -127,12 +152,29 @@ func (s *server) Kill() {
 func (s *server) Restart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
-		return fmt.Errorf("restart %s: %w", s.name, errStopped)
-	}
 	s.end(s.stopBy, stopWithin)
 	if err := s.start(ctx); err != nil {
 		return fmt.Errorf("restart %s: %w", s.name, err)
 	}
 	return nil
+}
+
+// tail keeps the end of what is written to it and passes everything on.
+type tail struct {
+	out  io.Writer // may be nil
+	kept []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.kept = append(t.kept, p...)
+	t.kept = t.kept[max(0, len(t.kept)-2048):]
+	if t.out != nil {
+		_, _ = t.out.Write(p) // a log that cannot be written must not stop the server
+	}
+	return len(p), nil
+}
+
+// escapePath escapes a path for a URL and keeps it readable.
+func escapePath(path string) string {
+	return strings.NewReplacer("&", "%26", "+", "%2B", ";", "%3B").Replace((&url.URL{Path: path}).EscapedPath())
 }

@@ -49,41 +49,25 @@ const (
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own. After each, progress, unless it is nil, gets the totals so far.
 func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress func(Purged)) (Purged, error) {
-	var purged Purged
-	tell := func() {
+	var p Purged
+	note := func() {
 		if progress != nil {
-			progress(purged)
+			progress(p)
 		}
 	}
-	keeping := func(err error) error {
-		purged.Kept, purged.KeptFor = purged.Kept+1, ledger.Reason(err)
-		if purged.Kept > maxKept {
-			return fmt.Errorf("stopped after %d rows that cannot be removed: %w", purged.Kept, err)
-		}
-		return nil
+	calls := walk{"purge calls", purgeCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), &p.Calls}
+	if err := calls.run(ctx, pool, &p, note); err != nil {
+		return p, fmt.Errorf("purge calls: %w", err)
 	}
-	calls := walk{"purge calls", purgeCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), keeping}
-	err := calls.run(ctx, pool, func(removed int64) {
-		purged.Calls += removed
-		tell()
-	})
-	if err != nil {
-		return purged, fmt.Errorf("purge calls: %w", err)
-	}
-	attempts := walk{
-		"purge attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, keeping,
-	}
-	err = attempts.run(ctx, pool, func(removed int64) {
-		purged.Attempts += removed
-		tell()
-	})
-	if err != nil {
-		return purged, fmt.Errorf("purge attempts: %w", err)
+	const nextSQL = `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`
+	attempts := walk{"purge attempts", purgeAttemptsSQL, nextSQL, pgx.StrictNamedArgs{}, &p.Attempts}
+	if err := attempts.run(ctx, pool, &p, note); err != nil {
+		return p, fmt.Errorf("purge attempts: %w", err)
 	}
 	if _, err := pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {
-		return purged, fmt.Errorf("remove versions of limits: %w", err)
+		return p, fmt.Errorf("remove versions of limits: %w", err)
 	}
-	return purged, nil
+	return p, nil
 }
 
 // args are the ages, for oldEnough.
@@ -92,25 +76,22 @@ func (r Retention) args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"done": r.Done, "failed": r.Failed, "cancelled": r.Cancelled}
 }
 
-// walk runs a statement, a transaction each time, on the ids behind a stored place until it has
-// been past all of them once. The place is shared: what one run was cut off from the next goes on
-// with, and several at once share the walk.
+// walk runs a statement, a transaction each time, on the ids behind a stored place until it is past all of them.
+// The place is shared: where one run was cut off the next goes on, and several at once share the walk.
 type walk struct {
 	name, sql string
 	nextSQL   string // the first id behind another
 	args      pgx.StrictNamedArgs
-	keeping   func(error) error // hears why a row cannot be removed; an error of its own ends the walk
+	removed   *int64
 }
 
-// run tells note after each transaction how many rows it removed. Where a row spoils the statement, fewer are looked
-// at, in the end that one alone, which is passed over.
-func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int64)) error {
+// run calls note after each transaction. Where a row spoils the statement, fewer are looked at, in the end that one
+// alone, which is passed over.
+func (w walk) run(ctx context.Context, pool *pgxpool.Pool, p *Purged, note func()) error {
 	most := purgeBatch
-	began, before, passedEnd := int64(-1), int64(0), false
-	for {
-		var at int64
+	for last := int64(0); ; {
+		var at, removed int64
 		var next *int64 // nil: the end
-		var removed int64
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if err := tx.QueryRow(ctx, placeSQL, w.name).Scan(&at); err != nil {
 				return err
@@ -127,8 +108,9 @@ func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int
 				most /= 2
 				continue
 			}
-			if err := w.keeping(err); err != nil {
-				return err
+			p.Kept, p.KeptFor = p.Kept+1, ledger.Reason(err)
+			if p.Kept > maxKept {
+				return fmt.Errorf("stopped after %d rows that cannot be removed: %w", p.Kept, err)
 			}
 			if err = pool.QueryRow(ctx, w.nextSQL, at).Scan(&next); err == nil {
 				_, err = pool.Exec(ctx, moveSQL, w.name, next)
@@ -138,21 +120,12 @@ func (w walk) run(ctx context.Context, pool *pgxpool.Pool, note func(removed int
 			return err
 		}
 		most = min(2*most, purgeBatch)
-		note(removed)
-		if began < 0 {
-			began = at
-		}
-		ended := next == nil || at < before // or another run has been past the end
-		switch {
-		case ended && (began == 0 || passedEnd), passedEnd && *next >= began:
+		*w.removed += removed
+		note()
+		if next == nil || at < last { // or another run has been past the end
 			return nil
-		case ended:
-			passedEnd = true
 		}
-		before = 0
-		if next != nil {
-			before = *next
-		}
+		last = *next
 	}
 }
 

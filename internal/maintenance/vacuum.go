@@ -22,7 +22,7 @@ func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("the role %s may not vacuum %s, which autovacuum tends meanwhile: vacuum as their owner, or, "+
 			"from Postgres 17 on, let it grant MAINTAIN (`callq migrate roles`)", role, strings.Join(forbidden, ", "))
 	}
-	return vacuum(ctx, pool, "VACUUM (ANALYZE) ", tables)
+	return vacuum(ctx, pool, "VACUUM (ANALYZE)", tables)
 }
 
 func busyTables() []string {
@@ -46,11 +46,38 @@ func vacuum(ctx context.Context, db interface {
 }, statement string, tables []string,
 ) error {
 	for _, table := range tables {
-		if _, err := db.Exec(ctx, statement+pgx.Identifier{table}.Sanitize()); err != nil {
-			return fmt.Errorf("vacuum %s: %w", table, err)
+		if _, err := db.Exec(ctx, statement+" "+pgx.Identifier{table}.Sanitize()); err != nil {
+			return fmt.Errorf("%s %s: %w", statement, table, err)
 		}
 	}
 	return nil
+}
+
+// VacuumFull rewrites tables one after the other, and so returns their unused space to the disk. Postgres locks each
+// table against everything meanwhile. VacuumFull waits at most 5 seconds for a lock, because everything behind it waits
+// too. It calls done after each table.
+func VacuumFull(ctx context.Context, pool *pgxpool.Pool, tables []string, done func(table string)) error {
+	pooled, err := pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("vacuum: %w", err)
+	}
+	conn := pooled.Hijack() // its lock_timeout ends with it
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "SET lock_timeout = '5s'"); err != nil {
+		return fmt.Errorf("vacuum: %w", err)
+	}
+	for _, table := range tables {
+		if err := vacuum(ctx, conn, "VACUUM (FULL, ANALYZE)", []string{table}); err != nil {
+			return err
+		}
+		done(table)
+	}
+	return nil
+}
+
+// Analyze has Postgres collect new statistics on the tables that calls go through.
+func Analyze(ctx context.Context, pool *pgxpool.Pool) error {
+	return vacuum(ctx, pool, "ANALYZE", busyTables())
 }
 
 // VacuumNeeded vacuums the tables that need it before autovacuum, which looks once a minute:
@@ -64,7 +91,7 @@ func VacuumNeeded(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return fmt.Errorf("see what needs a vacuum: %w", err)
 	}
-	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED, ANALYZE) ", tables)
+	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED, ANALYZE)", tables)
 }
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old

@@ -3,9 +3,7 @@ package policy
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -30,30 +28,25 @@ func (a *Applied) String() string {
 
 // Effective reads the policy in force: the one applied last. It returns nil if none was ever applied.
 func Effective(ctx context.Context, db ledger.DB) (*Applied, error) {
-	rows, err := db.Query(ctx, effectiveSQL)
+	newest, err := collect(ctx, db, pgx.RowToAddrOfStructByName[Applied], effectiveSQL)
 	if err != nil {
 		return nil, fmt.Errorf("read the policy in force: %w", err)
 	}
-	a, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Applied])
-	if errors.Is(err, pgx.ErrNoRows) {
+	if len(newest) == 0 {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read the policy in force: %w", err)
-	}
-	return a, nil
+	return newest[0], nil
 }
 
 const effectiveSQL = `SELECT hash, applied_at, applied_by FROM call_policies ORDER BY number DESC LIMIT 1`
 
-// Hash identifies a checked policy. The order in which its parts were given does not matter.
-func (p Policy) Hash() (string, error) {
+// hash identifies a checked policy. The order in which its parts were given does not matter.
+func (p Policy) hash() string {
 	text, err := json.Marshal(p)
 	if err != nil {
-		return "", fmt.Errorf("write the policy as JSON: %w", err)
+		panic("policy: " + err.Error()) // none of its types can fail
 	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:]), nil
+	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
 // Kept says why a start left the policy in force as it was.
@@ -65,13 +58,13 @@ type Kept struct {
 // keep returns the policy in force if a start with policy p must not replace it, else nil. That is so if p was
 // applied before and has been replaced since: a crash in a rolling deployment turns nothing back. It is also so if
 // p has no limits and some are in force, as when a file was not found.
-func (a *application) keep(ctx context.Context, p Policy, hash string) (*Kept, error) {
+func (a *application) keep(ctx context.Context, p Policy) (*Kept, error) {
 	newest, err := Effective(ctx, a.tx)
-	if err != nil || newest == nil || newest.Hash == hash {
+	if err != nil || newest == nil || newest.Hash == p.hash() {
 		return nil, err
 	}
 	var known, limits bool
-	if err := a.tx.QueryRow(ctx, keepSQL, hash).Scan(&known, &limits); err != nil {
+	if err := a.tx.QueryRow(ctx, keepSQL, p.hash()).Scan(&known, &limits); err != nil {
 		return nil, fmt.Errorf("read the policies: %w", err)
 	}
 	switch {
@@ -85,18 +78,3 @@ func (a *application) keep(ctx context.Context, p Policy, hash string) (*Kept, e
 
 const keepSQL = `
 SELECT EXISTS (SELECT FROM call_policies WHERE hash = $1), EXISTS (SELECT FROM call_limits WHERE queues <> '{}')`
-
-// noteApplied makes the policy of this hash the newest.
-func (a *application) noteApplied(ctx context.Context, hash string) error {
-	if _, err := a.tx.Exec(ctx, noteAppliedSQL, hash, a.by); err != nil {
-		return fmt.Errorf("note the policy: %w", err)
-	}
-	return nil
-}
-
-const noteAppliedSQL = `
-INSERT INTO call_policies AS p (hash, number, applied_at, applied_by)
-SELECT $1, coalesce(max(number), 0) + 1, clock_timestamp(), $2 FROM call_policies
-ON CONFLICT (hash) DO UPDATE
-SET number = excluded.number, applied_at = excluded.applied_at, applied_by = excluded.applied_by
-WHERE p.number < excluded.number - 1 -- else it is the newest already`

@@ -16,11 +16,7 @@ import (
 // closed that is not charged to the limit as it is now. gained is what Postgres's clock ever gained: windows reach back
 // further by that. Backfill returns how many limits it opened.
 func Backfill(ctx context.Context, pool *pgxpool.Pool, gained time.Duration) (int, error) {
-	rows, err := pool.Query(ctx, uncountedSQL)
-	if err != nil {
-		return 0, err
-	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	names, err := collect(ctx, pool, pgx.RowTo[string], uncountedSQL)
 	if err != nil {
 		return 0, err
 	}
@@ -52,14 +48,11 @@ func backfill(ctx context.Context, pool *pgxpool.Pool, name string, gained time.
 		if err := tx.QueryRow(ctx, mayOpenSQL, name).Scan(&open); err != nil || !open {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM call_usage WHERE limit_name = $1`, name); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, countUsageSQL, name, gained); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, openLimitSQL, name)
-		return err
+		var batch pgx.Batch
+		batch.Queue(`DELETE FROM call_usage WHERE limit_name = $1`, name)
+		batch.Queue(countUsageSQL, name, gained)
+		batch.Queue(openLimitSQL, name)
+		return tx.SendBatch(ctx, &batch).Close()
 	})
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	if errors.Is(err, pgx.ErrNoRows) || ok && (pg.Code == "40001" || pg.Code == "40P01") {
@@ -87,9 +80,10 @@ FOR NO KEY UPDATE`
 const countUsageSQL = `
 INSERT INTO call_usage (limit_name, key, bucket, shard, used)
 SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END,
-    date_bin(coalesce(l.bucket_width, l.window_size / 200), coalesce(c.until, a.arrived_by), 'epoch') + coalesce(l.bucket_width, l.window_size / 200),
-    0, sum(CASE WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END)
+    date_bin(w.width, coalesce(c.until, a.arrived_by), 'epoch') + w.width, 0,
+    sum(CASE WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END)
 FROM call_limits l
+CROSS JOIN LATERAL (SELECT coalesce(l.bucket_width, l.window_size / 200) AS width) w
 JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01 - $2::interval
 LEFT JOIN LATERAL (
     SELECT r.until

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -25,15 +26,38 @@ type Entered struct {
 
 // EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. Whoever comes
 // second finds nothing to do.
-func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) (limits []Entered, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, lockFormerSQL); err != nil {
+func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) ([]Entered, error) {
+	return enter(ctx, pool, ` WHERE epoch <> callq_epoch()`, func(tx pgx.Tx) (bool, error) {
+		_, err := tx.Exec(ctx, noteEpochSQL)
+		return true, err
+	})
+}
+
+// EnterRestored enters the epoch anew for a database that was restored in place, under this process: what was given out
+// between the backup and the restore is in no table. lastCommit is when this process last saw one of its claims committed.
+// Attempts that are open in the restored data may have ended, or may run: they are closed as of another epoch. If another
+// process did so since lastCommit, what is open is that one's.
+func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time) ([]Entered, error) {
+	return enter(ctx, pool, "", func(tx pgx.Tx) (bool, error) {
+		tag, err := tx.Exec(ctx, restoredSQL, lastCommit)
+		if err != nil || tag.RowsAffected() == 0 {
+			return false, err
+		}
+		_, err = tx.Exec(ctx, `UPDATE call_open SET epoch = epoch || ' before a restore'`)
+		return true, err
+	})
+}
+
+// enter locks limits, and has them enter the epoch if note says so.
+func enter(ctx context.Context, pool *pgxpool.Pool, where string, note func(pgx.Tx) (bool, error)) (limits []Entered, err error) {
+	err = begin(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT FROM call_limits`+where+` ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
-			return err
+		enters, err := note(tx)
+		if enters && err == nil {
+			limits, err = collect(ctx, tx, pgx.RowToStructByName[Entered], enterSQL+where+` RETURNING name, missing_until`)
 		}
-		limits, err = collect[Entered](ctx, tx, enterSQL+` WHERE epoch <> callq_epoch()`+enteredSQL)
 		return err
 	})
 	if err != nil {
@@ -41,8 +65,6 @@ func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) (limits []Entered, err 
 	}
 	return limits, nil
 }
-
-const lockFormerSQL = `SELECT FROM call_limits WHERE epoch <> callq_epoch() ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 // noteEpochSQL keeps one row, of the current epoch. The first epoch has no beginning: there was no server before. Whoever comes
 // second finds the row of the first.
@@ -57,58 +79,21 @@ ON CONFLICT (name) DO NOTHING`
 
 // A limit that is not counted yet has bounded nobody. Nor has one of which more than the rate was missing when it entered the
 // epoch before, if that may still count. What it was lowered by since then bounds both.
-const (
-	enterSQL = `
+const enterSQL = `
 UPDATE call_limits l
 SET epoch = callq_epoch(), missing_until = greatest(missing_until, clock_timestamp() + ` + mayArriveForSQL + `),
     known_less = CASE WHEN missing_until >= clock_timestamp() - 2 * window_size - interval '1 minute' THEN known_less ELSE 0 END,
     known_at = CASE WHEN complete_since IS NOT NULL AND (known_at IS NOT NULL OR missing_until IS NULL
         OR missing_until < clock_timestamp() - 2 * window_size - interval '1 minute') THEN clock_timestamp() END`
-	enteredSQL = ` RETURNING name, missing_until`
-)
 
-// missAfterFailover closes limits that are new, or have another form, until nothing that a former server gave out can count for
-// them. Their rows are locked: they have just been written.
-func missAfterFailover(ctx context.Context, tx pgx.Tx, names []string) error {
-	if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
-		return fmt.Errorf("note the epoch: %w", err)
-	}
-	if _, err := tx.Exec(ctx, missAfterFailoverSQL, names); err != nil {
-		return fmt.Errorf("shut limits after a failover: %w", err)
-	}
-	return nil
-}
-
+// missAfterFailoverSQL closes limits that are new, or have another form, until nothing that a former server gave out can
+// count for them. Their rows are locked: they have just been written.
 const missAfterFailoverSQL = `
 UPDATE call_limits l
 SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
 FROM call_meta m
 WHERE m.name = 'epoch ' || callq_epoch() AND m.at IS NOT NULL AND l.name = ANY($1)
   AND (l.missing_until IS NOT NULL OR l.complete_since IS NULL) -- else an operator has opened it`
-
-// EnterRestored enters the epoch anew for a database that was restored in place, under this process: what was given out
-// between the backup and the restore is in no table. lastCommit is when this process last saw one of its claims committed.
-// Attempts that are open in the restored data may have ended, or may run: they are closed as of another epoch. If another
-// process did so since lastCommit, what is open is that one's.
-func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time) (limits []Entered, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT FROM call_limits ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
-			return err
-		}
-		if tag, err := tx.Exec(ctx, restoredSQL, lastCommit); err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		if _, err := tx.Exec(ctx, `UPDATE call_open SET epoch = epoch || ' before a restore'`); err != nil {
-			return err
-		}
-		limits, err = collect[Entered](ctx, tx, enterSQL+enteredSQL)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("enter the epoch after a restore: %w", err)
-	}
-	return limits, nil
-}
 
 const restoredSQL = `
 INSERT INTO call_meta AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_timestamp())
@@ -119,3 +104,26 @@ ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clo
 const mayArriveForSQL = `l.send_within + interval '5 seconds' + l.slack
     + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`
+
+// Known returns what was charged to keys of limits when units went missing, of what counted then: parallel to names, keys
+// and since. That much, and no more, may be given out until the missing units no longer count.
+func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time.Time) ([]int64, error) {
+	known, err := collect(ctx, db, pgx.RowTo[int64], knownSQL, names, keys, since)
+	if err != nil {
+		return nil, fmt.Errorf("read what was known to be charged: %w", err)
+	}
+	return known, nil
+}
+
+// What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.
+const knownSQL = `
+WITH asked AS MATERIALIZED (
+    SELECT a.*, l.known_at + coalesce(l.bucket_width, l.window_size / 200) AS until
+    FROM unnest($1::text[], $2::text[], $3::timestamptz[]) WITH ORDINALITY AS a (name, key, since, number)
+    CROSS JOIN LATERAL (SELECT * FROM call_limits WHERE name = a.name LIMIT 1) l
+)
+SELECT coalesce(sum(u.used) FILTER (WHERE u.shard >= 0 AND u.bucket <= a.until), 0)::bigint
+FROM asked a
+LEFT JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
+GROUP BY a.number
+ORDER BY a.number`

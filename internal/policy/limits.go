@@ -3,14 +3,140 @@ package policy
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 )
 
-// applyLimits writes the limits in name order. A limit that left the configuration keeps its row: attempts
-// that were claimed under it are still charged to it.
-func (a *application) applyLimits(ctx context.Context, p Policy, rows []limitRow) error {
+// rule is what a limit's row says of what it allows.
+type rule struct {
+	Name       string        `db:"name"`
+	Units      int64         `db:"rate"`
+	Window     time.Duration `db:"window_size"` // 0: a concurrency limit
+	Shape      limit.Shape   `db:"shape"`
+	PerKey     bool          `db:"per_key"`
+	CountCost  bool          `db:"count_cost"`
+	Anchor     limit.Anchor  `db:"anchor"` // "": as the task has it
+	Slack      time.Duration `db:"slack"`
+	SendWithin time.Duration `db:"send_within"`
+	// The configuration's rate while an override is in force; else nil.
+	ConfigRate   *int64         `db:"config_rate"`
+	ConfigWindow *time.Duration `db:"config_window"`
+	ConfigShape  *limit.Shape   `db:"config_shape"`
+}
+
+const ruleColumns = `name, rate, window_size, shape, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within,
+    config_rate, config_window, config_shape`
+
+// Rate is the limit's rate in force.
+func (r rule) Rate() limit.Rate { return limit.Rate{Units: r.Units, Window: r.Window, Shape: r.Shape} }
+
+func (r *rule) setRate(rate limit.Rate) {
+	r.Units, r.Window, r.Shape = rate.Units, rate.Window, rate.Shape
+}
+
+// config is the configuration's rate while an override is in force; else nil.
+func (r rule) config() *limit.Rate {
+	if r.ConfigRate == nil || r.ConfigWindow == nil || r.ConfigShape == nil {
+		return nil
+	}
+	return &limit.Rate{Units: *r.ConfigRate, Window: *r.ConfigWindow, Shape: *r.ConfigShape}
+}
+
+func (r *rule) setConfig(rate limit.Rate) {
+	r.ConfigRate, r.ConfigWindow, r.ConfigShape = &rate.Units, &rate.Window, &rate.Shape
+}
+
+// limitRow is a limit's row as it is, or is to be.
+type limitRow struct {
+	rule
+	Overrides  map[string]int64 `db:"overrides"`
+	Hosts      []string         `db:"hosts"`
+	RetryAfter time.Duration    `db:"retry_after"`
+	Queues     []string         `db:"queues"`
+}
+
+const limitsSQL = `SELECT ` + ruleColumns + `, overrides, hosts, retry_after, queues FROM call_limits`
+
+func (l Limit) row(queues []string) limitRow {
+	row := limitRow{Overrides: l.Overrides, Hosts: append([]string{}, l.Hosts...), RetryAfter: l.retryAfter(), Queues: queues}
+	row.rule = rule{
+		Name: l.Name, PerKey: l.PerKey, CountCost: l.CountCost, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+	}
+	row.setRate(l.Rate)
+	return row
+}
+
+func (row limitRow) String() string {
+	text := Limit{
+		Rate: row.Rate(), PerKey: row.PerKey, Overrides: row.Overrides, CountCost: row.CountCost,
+		Anchor: row.Anchor, Slack: row.Slack, SendWithin: row.SendWithin, Hosts: row.Hosts, RetryAfter: &row.RetryAfter,
+	}.String()
+	if config := row.config(); config != nil {
+		text += fmt.Sprintf(" (set; config: %s)", config)
+	}
+	return text
+}
+
+func (row limitRow) equal(other limitRow) bool {
+	a, b := row.config(), other.config()
+	return row.Rate() == other.Rate() && maps.Equal(row.Overrides, other.Overrides) && row.onlyRaised(other) &&
+		(a == b || a != nil && b != nil && *a == *b) && slices.Equal(row.Hosts, other.Hosts) && row.RetryAfter == other.RetryAfter
+}
+
+// onlyRaised reports whether now counts the same calls as row, in the same way, and allows no less.
+func (row limitRow) onlyRaised(now limitRow) bool {
+	return row.less(now) == 0 && now.Rate().AtLeast(row.Rate()) && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
+		now.Anchor == row.Anchor && now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
+}
+
+// less is by how much now allows less than row, for the key that loses most.
+func (row limitRow) less(now limitRow) int64 {
+	most := max(0, row.Units-now.Units)
+	for _, overrides := range []map[string]int64{row.Overrides, now.Overrides} {
+		for key := range overrides {
+			most = max(most, row.unitsOf(key)-now.unitsOf(key))
+		}
+	}
+	return most
+}
+
+// unitsOf is how many units a key has in a window.
+func (row limitRow) unitsOf(key string) int64 {
+	if units, own := row.Overrides[key]; own {
+		return units
+	}
+	return row.Units
+}
+
+// overridesFit reports whether the overrides, which are of the row's window, fit the window of r.
+func (row limitRow) overridesFit(r limit.Rate) bool {
+	return len(row.Overrides) == 0 || row.Rate().Span() == r.Span()
+}
+
+// reachesShort reports whether the usage kept for row may lack what now must count: now has a longer window or another
+// queue, or counts units in another way.
+func (row limitRow) reachesShort(now limitRow) bool {
+	return now.Window > row.Window || now.PerKey != row.PerKey || now.CountCost != row.CountCost ||
+		slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
+}
+
+// bounded reports whether now also bounds what kept to row and may be missing, except for what row allowed more (less).
+func (row limitRow) bounded(now limitRow) bool {
+	return !row.reachesShort(now) && now.Rate().Comparable(row.Rate()) &&
+		(now.Shape.Algorithm != limit.TokenBucket || now.Rate().AtLeast(row.Rate()))
+}
+
+// applyLimits writes the limits. One that left the configuration keeps its row: attempts that were claimed under it are
+// still charged to it.
+func (a *application) applyLimits(ctx context.Context, p Policy) error {
+	rows, err := collect(ctx, a.tx, pgx.RowToStructByName[limitRow], limitsSQL)
+	if err != nil {
+		return fmt.Errorf("read limits: %w", err)
+	}
 	old := map[string]limitRow{}
 	for _, row := range rows {
 		old[row.Name] = row
@@ -18,95 +144,64 @@ func (a *application) applyLimits(ctx context.Context, p Policy, rows []limitRow
 	for _, l := range p.Limits {
 		was, known := old[l.Name]
 		delete(old, l.Name)
-		now := limitRow{
-			Name: l.Name, PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
-			Anchor: string(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin, Hosts: append([]string{}, l.Hosts...),
-			RetryAfter: l.retryAfter(), Queues: p.queuesOf(l.Name),
+		now := l.row(p.queuesOf(l.Name))
+		if config := was.config(); config != nil && config.Comparable(l.Rate) && now.overridesFit(was.Rate()) { // an override stays
+			now.setConfig(l.Rate)
+			now.setRate(was.Rate())
 		}
-		now.setRate(l.Rate)
 		if !known {
-			if err := a.change(ctx, nil, now); err != nil {
-				return err
-			}
-			continue
+			err = a.putLimit(ctx, now, true, false, 0)
+		} else {
+			err = a.changeLimit(ctx, was, now)
 		}
-		if was.config() != nil && was.config().Comparable(l.Rate) && now.overridesFit(was.rate()) { // an override stays
-			now.setConfig(&l.Rate)
-			now.setRate(was.rate())
-		}
-		if err := a.change(ctx, &was, now); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	for _, row := range rows {
-		if _, gone := old[row.Name]; !gone || len(row.Queues) == 0 {
+	for _, name := range slices.Sorted(maps.Keys(old)) {
+		if len(old[name].Queues) == 0 {
 			continue
 		}
-		if _, err := a.tx.Exec(ctx, dropLimitSQL, row.Name, a.by); err != nil {
-			return fmt.Errorf("remove limit %q: %w", row.Name, err)
+		if _, err := a.tx.Exec(ctx, dropLimitSQL, name, a.by); err != nil {
+			return fmt.Errorf("remove limit %q: %w", name, err)
 		}
-		a.dropped = append(a.dropped, row.Name)
-		a.changed("limit", row.Name, "removed")
+		a.dropped = append(a.dropped, name)
+		a.changed("limit", name, "removed")
 	}
 	return nil
 }
 
-// change writes a limit that is new or no longer as it was.
-func (a *application) change(ctx context.Context, was *limitRow, now limitRow) error {
-	if was != nil && was.equal(now) {
-		return a.noteUnversioned(ctx, *was, now)
-	}
-	if err := a.putLimit(ctx, was, now); err != nil {
-		return err
-	}
-	a.put = append(a.put, now.Name)
-	a.wake = append(a.wake, now.Queues...)
-	a.changed("limit", now.Name, now.String())
-	if was != nil && !was.onlyRaised(now) {
-		a.recall = append(a.recall, was.Queues...)
-	}
-	return nil
-}
+const dropLimitSQL = `
+UPDATE call_limits
+SET version = version + 1, queues = '{}', applied_at = clock_timestamp(), applied_by = $2
+WHERE name = $1`
 
-// noteUnversioned writes whose Retry-After closes the limit if nothing else changed. That makes no new version, and
-// recalls nothing.
-func (a *application) noteUnversioned(ctx context.Context, was, now limitRow) error {
-	if slices.Equal(was.Hosts, now.Hosts) && was.RetryAfter == now.RetryAfter {
+// changeLimit writes a limit that is no longer as it was.
+func (a *application) changeLimit(ctx context.Context, was, now limitRow) error {
+	if was.equal(now) {
 		return nil
 	}
-	if _, err := a.tx.Exec(ctx, unversionedSQL, now.Name, now.Hosts, now.RetryAfter); err != nil {
-		return fmt.Errorf("write limit %q: %w", now.Name, err)
+	if !was.onlyRaised(now) {
+		a.recall = append(a.recall, was.Queues...)
 	}
-	a.changed("limit", now.Name, now.String())
-	return nil
+	return a.putLimit(ctx, now, was.reachesShort(now), was.bounded(now), was.less(now))
 }
 
-const unversionedSQL = `UPDATE call_limits SET hosts = $2, retry_after = $3 WHERE name = $1`
-
-// given is m for a jsonb column: {} if it is nil.
-func given(m map[string]int64) map[string]int64 {
-	if m == nil {
-		return map[string]int64{}
-	}
-	return m
-}
-
-// putLimit writes limit l, which was as was says, or did not exist.
-func (a *application) putLimit(ctx context.Context, was *limitRow, l limitRow) error {
-	shut, bounded, less := true, false, int64(0)
-	if was != nil {
-		shut, bounded, less = was.reachesShort(l), was.bounded(l), was.less(l)
-	}
+// putLimit writes a limit. It closes it with shut. What may be missing stays known if the limit is bounded, except for less.
+func (a *application) putLimit(ctx context.Context, l limitRow, shut, bounded bool, less int64) error {
 	_, err := a.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
-		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.rate().Bucket(),
-		"per_key": l.PerKey, "overrides": given(l.Overrides), "count_cost": l.CountCost,
-		"anchor": l.Anchor, "slack": l.Slack, "send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
+		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.Rate().Bucket(),
+		"per_key": l.PerKey, "overrides": l.Overrides, "count_cost": l.CountCost, "anchor": l.Anchor, "slack": l.Slack,
+		"send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
 		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
 		"by": a.by, "shut": shut, "bounded": bounded, "less": less,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
 	}
+	a.put = append(a.put, l.Name)
+	a.wake = append(a.wake, l.Queues...)
+	a.changed("limit", l.Name, l.String())
 	return nil
 }
 
@@ -116,25 +211,16 @@ INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_wi
     slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape,
     applied_at, applied_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
-    @per_key::boolean, @overrides::jsonb, @count_cost::boolean, nullif(@anchor, ''),
-    @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[], @config_rate::bigint, @config_window::interval, @config_shape::jsonb,
-    clock_timestamp(), @by, NULL, callq_epoch()
+    @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
+    @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[],
+    @config_rate::bigint, @config_window::interval, @config_shape::jsonb, clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
-    bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides, count_cost = excluded.count_cost,
-    config_rate = excluded.config_rate, config_window = excluded.config_window, config_shape = excluded.config_shape,
-    anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within, hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues,
+    bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides,
+    count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
+    hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config_rate = excluded.config_rate,
+    config_window = excluded.config_window, config_shape = excluded.config_shape,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`
-
-const dropLimitSQL = `
-UPDATE call_limits
-SET version = version + 1, queues = '{}', applied_at = clock_timestamp(), applied_by = $2
-WHERE name = $1`
-
-const limitRowsSQL = `
-SELECT name, rate, window_size, shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within, hosts, retry_after, queues,
-    config_rate, config_window, config_shape
-FROM call_limits ORDER BY name`

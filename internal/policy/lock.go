@@ -10,22 +10,14 @@ import (
 
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // LockedLimit is a limit's row as read under its lock.
 type LockedLimit struct {
-	Name       string        `db:"name"`
-	Units      int64         `db:"rate"`
-	Window     time.Duration `db:"window_size"` // 0: a concurrency limit
-	Shape      limit.Shape   `db:"shape"`
-	PerKey     bool          `db:"per_key"`
-	Overrides  bool          `db:"overrides"` // some keys have another rate
-	CountCost  bool          `db:"count_cost"`
-	Anchor     limit.Anchor  `db:"anchor"` // "": as the task has it
-	Slack      time.Duration `db:"slack"`
-	SendWithin time.Duration `db:"send_within"`
-	UnderWay   time.Duration `db:"under_way"` // the longest from a start to its until
-	configured
+	rule
+	Overrides bool          `db:"overrides"` // some keys have another rate
+	UnderWay  time.Duration `db:"under_way"` // the longest from a start to its until
 	LimitUsage
 }
 
@@ -38,11 +30,6 @@ type LimitUsage struct {
 	KnownLess     int64      `db:"known_less"`
 }
 
-// Rate is the limit's rate in force.
-func (l LockedLimit) Rate() limit.Rate {
-	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}
-}
-
 // MaxCost is what a call may cost: a dearer one can never be made. While an override is in force, calls wait for
 // whichever rate allows more.
 func (l LockedLimit) MaxCost() int64 {
@@ -53,19 +40,20 @@ func (l LockedLimit) MaxCost() int64 {
 	return most
 }
 
-// LockedQueue is a queue's row and those of its limits, as read under their locks.
-type LockedQueue struct {
-	Name   string
-	Label  string // only workers that carry it
-	Hours  []string
-	Served string // the key that was served last
-	Batch  int64  // the number of the claim
-	Limits []LockedLimit
-}
-
 // Missing is what may have been given out of the limit that nobody knows of, if it may still count; else nil.
 func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing {
 	return limit.MissingAt(l.Rate(), l.MissingUntil, l.KnownAt, now, gained)
+}
+
+// LockedQueue is a queue's row and those of its limits, as read under their locks.
+type LockedQueue struct {
+	Name       string
+	Label      string // only workers that carry it
+	Hours      []string
+	Served     string // the key that was served last
+	Batch      int64  // the number of the claim
+	LimitNames []string
+	Limits     []LockedLimit // in the order of the locks
 }
 
 // LockQueue locks a queue and all its limits, in name order, and reads from them what is in force. Last it locks the
@@ -73,34 +61,40 @@ func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing
 // statement of the transaction. LockQueue returns nil if the queue is gone or, without wait, if another transaction holds
 // one of the locks.
 func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within time.Duration) (*LockedQueue, error) {
-	queueSQL, limitsSQL := LockQueueSQL, LockLimitsSQL
-	if !wait {
-		queueSQL, limitsSQL = queueSQL+" SKIP LOCKED", limitsSQL+" SKIP LOCKED"
+	skip := " SKIP LOCKED"
+	if wait {
+		skip = ""
 	}
 	q := &LockedQueue{Name: queue}
-	var names []string
-	var settings pgx.Batch
-	settings.Queue(claimSettingsSQL, strconv.FormatInt(within.Milliseconds(), 10))
-	settings.Queue(queueSQL, queue).QueryRow(func(row pgx.Row) error { return row.Scan(&names, &q.Label, &q.Served, &q.Hours) })
-	err := tx.SendBatch(ctx, &settings).Close()
+	var first pgx.Batch
+	first.Queue(claimSettingsSQL, strconv.FormatInt(within.Milliseconds(), 10))
+	first.Queue(LockQueueSQL+skip, queue).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours)
+	})
+	err := tx.SendBatch(ctx, &first).Close()
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil // locked, or no longer in the policy
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock the queue: %w", err)
 	}
-	capacity := rowLock{name: "capacity", wait: wait}
 	var locks pgx.Batch
-	locks.Queue(limitsSQL, names).Query(func(rows pgx.Rows) (err error) {
+	locks.Queue(LockLimitsSQL+skip, q.LimitNames).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
 		return err
 	})
-	capacity.queue(&locks)
+	var capacity bool
+	locks.Queue(lockCapacitySQL + skip).Exec(func(tag pgconn.CommandTag) error {
+		if capacity = tag.RowsAffected() > 0; !capacity && wait {
+			return errNoLock
+		}
+		return nil
+	})
 	locks.Queue(drawBatchSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
 	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
 		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
-	if !capacity.held || len(q.Limits) != len(names) {
+	if !capacity || len(q.Limits) != len(q.LimitNames) {
 		return nil, nil
 	}
 	return q, nil
@@ -116,15 +110,17 @@ const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues W
 
 // LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database.
 const LockLimitsSQL = `
-SELECT name, rate, window_size, shape, per_key, overrides <> '{}' AS overrides, count_cost, config_rate, config_window, config_shape, coalesce(anchor, '') AS anchor, slack,
-    send_within, epoch, missing_until,
-    known_at, known_less, complete_since,
+SELECT ` + ruleColumns + `, overrides <> '{}' AS overrides, epoch, complete_since, missing_until, known_at, known_less,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l
 WHERE name = ANY($1)
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
+
+// A row of call_locks is what one process at a time may do. Only callq's daemons may lock it, while any login may hold an
+// advisory lock for as long as it likes. The lock is written into the row in place, so it leaves nothing dead.
+const lockCapacitySQL = `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`
 
 // Drawn under the lock of the capacity: so numbers are in the order of claims (low-water mark).
 const drawBatchSQL = `SELECT nextval('call_batch_seq')`
@@ -137,41 +133,4 @@ func (q *LockedQueue) Uncounted() bool {
 // Former reports whether one of the limits has not entered the epoch.
 func (q *LockedQueue) Former(epoch string) bool {
 	return slices.ContainsFunc(q.Limits, func(l LockedLimit) bool { return l.Epoch != epoch })
-}
-
-// LimitNames are the names of the queue's limits, in the order of the locks.
-func (q *LockedQueue) LimitNames() []string {
-	names := make([]string, len(q.Limits))
-	for i, l := range q.Limits {
-		names[i] = l.Name
-	}
-	return names
-}
-
-// rowLock locks a row of call_locks in a transaction: what one process at a time may do. Only callq's daemons may lock
-// such a row, while any login may hold an advisory lock for as long as it likes. The lock is written into the row in
-// place, so it leaves nothing dead.
-type rowLock struct {
-	name string
-	wait bool
-	held bool // always with wait; else another transaction may hold it
-}
-
-var errNoLock = errors.New("call_locks lacks a row: run `callq migrate up`")
-
-func (l *rowLock) queue(batch *pgx.Batch) {
-	sql := `SELECT true FROM call_locks WHERE name = $1 FOR UPDATE`
-	if !l.wait {
-		sql += ` SKIP LOCKED`
-	}
-	batch.Queue(sql, l.name).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(&l.held)
-		if !errors.Is(err, pgx.ErrNoRows) {
-			return err
-		}
-		if l.wait {
-			return errNoLock
-		}
-		return nil
-	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -24,17 +25,12 @@ type Member struct {
 
 // NewMember names this process.
 func NewMember() Member {
-	name := ProcessName()
-	return Member{ID: fmt.Sprintf("%s-%x", name, rand.Uint32()), Name: name}
-}
-
-// ProcessName is host/pid of this process.
-func ProcessName() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown host"
 	}
-	return fmt.Sprintf("%s/%d", host, os.Getpid())
+	name := fmt.Sprintf("%s/%d", host, os.Getpid())
+	return Member{ID: fmt.Sprintf("%s-%x", name, rand.Uint32()), Name: name}
 }
 
 // Joining is what a process brings when it joins.
@@ -47,28 +43,21 @@ type Joining struct {
 // Join makes the process a live member and applies its policy, in one transaction. It returns the changes, or what is
 // in force instead.
 func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, j Joining) (changes []string, kept *Kept, err error) {
-	hash, err := j.Policy.Hash()
-	if err != nil {
-		return nil, nil, err
-	}
 	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
 		if !j.Always {
-			if kept, err = a.keep(ctx, j.Policy, hash); err != nil {
+			if kept, err = a.keep(ctx, j.Policy); err != nil {
 				return err
 			}
 		}
 		if kept == nil {
-			if err := a.apply(ctx, j.Policy, hash); err != nil {
+			if err := a.apply(ctx, j.Policy); err != nil {
 				return err
 			}
 			if _, err := a.tx.Exec(ctx, noteMaxDataSQL, j.MaxData); err != nil {
 				return fmt.Errorf("note the bound of call_data: %w", err)
 			}
 		}
-		if _, err = a.tx.Exec(ctx, heartbeatSQL, m.ID, m.Name, hash); err != nil { // last, so that no wait ages it
-			return fmt.Errorf("write the heartbeat: %w", err)
-		}
-		return nil
+		return m.write(ctx, a.tx, j.Policy) // last, so that no wait ages it
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("apply limits and queues: %w", err)
@@ -86,15 +75,21 @@ ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position I
 func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (others []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, HeartbeatEvery)
 	defer cancel()
-	hash, err := p.Hash()
-	if err != nil {
+	if err := m.write(ctx, pool, p); err != nil {
 		return nil, err
 	}
-	if _, err := pool.Exec(ctx, heartbeatSQL, m.ID, m.Name, hash); err != nil {
-		return nil, fmt.Errorf("write the heartbeat: %w", err)
+	_, others, err = Dispatchers(ctx, pool)
+	return others, err
+}
+
+func (m Member) write(ctx context.Context, db interface {
+	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
+}, p Policy,
+) error {
+	if _, err := db.Exec(ctx, heartbeatSQL, m.ID, m.Name, p.hash()); err != nil {
+		return fmt.Errorf("write the heartbeat: %w", err)
 	}
-	alive, err := Dispatchers(ctx, pool)
-	return OnOtherPolicy(alive), err
+	return nil
 }
 
 const heartbeatSQL = `
@@ -109,38 +104,28 @@ func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// Dispatcher is a live dispatcher as others see it.
-type Dispatcher struct {
-	Name      string `db:"name"`      // host/pid
-	Effective bool   `db:"effective"` // its file has the policy in force
-}
-
-// Dispatchers reads the live dispatchers.
-func Dispatchers(ctx context.Context, db ledger.DB) ([]Dispatcher, error) {
+// Dispatchers reads the names of the live dispatchers, and of those of them whose file differs from what is in force.
+func Dispatchers(ctx context.Context, db ledger.DB) (live, others []string, err error) {
+	live, others = []string{}, []string{}
 	rows, err := db.Query(ctx, dispatchersSQL)
-	if err != nil {
-		return nil, fmt.Errorf("read the dispatchers: %w", err)
+	if err == nil {
+		var name string
+		var differs bool
+		_, err = pgx.ForEachRow(rows, []any{&name, &differs}, func() error {
+			if live = append(live, name); differs {
+				others = append(others, name)
+			}
+			return nil
+		})
 	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Dispatcher])
 	if err != nil {
-		return nil, fmt.Errorf("read the dispatchers: %w", err)
+		return nil, nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
-	return list, nil
+	return live, others, nil
 }
 
 const dispatchersSQL = `
-SELECT name, policy IS NOT DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) AS effective
+SELECT name, policy IS DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1)
 FROM call_dispatchers
 WHERE callq_alive(heartbeat_at)
 ORDER BY name, id`
-
-// OnOtherPolicy returns the names of those whose file differs from what is in force.
-func OnOtherPolicy(list []Dispatcher) []string {
-	names := []string{}
-	for _, d := range list {
-		if !d.Effective {
-			names = append(names, d.Name)
-		}
-	}
-	return names
-}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -12,19 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// KindError says that a rate was to be set for calls at once, or the other way round.
-type KindError struct {
-	Name string
-	Is   limit.Rate // in force
-}
-
-func (e KindError) Error() string {
-	if e.Is.Window == 0 {
-		return fmt.Sprintf("%s is %s: set a whole number, such as %d", e.Name, e.Is, e.Is.Units)
-	}
-	return fmt.Sprintf("%s is %s: set a rate, such as 100/1h", e.Name, e.Is)
-}
 
 // RateError says that the limit cannot have this rate.
 type RateError struct {
@@ -41,61 +27,65 @@ func (e RateError) Unwrap() error { return e.Why }
 // recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by says
 // who, for the audit. The error is ledger.ErrUnknown if there is no such limit.
 func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
-	return override(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
-		is := l.rate()
-		if (is.Window == 0) != (rate.Window == 0 && rate.Period == "") {
-			return l, KindError{name, is}
+	return onLimit(ctx, pool, "set", name, by, func(ctx context.Context, a *application, was limitRow) error {
+		is, now := was.Rate(), was
+		to, err := is.Set(rate)
+		switch atOnce := rate.Window == 0 && rate.Period == ""; {
+		case is.Window == 0 && !atOnce:
+			err = fmt.Errorf("set a whole number, such as %d", is.Units)
+		case is.Window != 0 && atOnce:
+			err = errors.New("set a rate, such as 100/1h")
+		case err == nil && !was.overridesFit(to):
+			err = errors.New("keys have units of their own in its window: set a rate of the same window, " +
+				"or change the overrides in the configuration")
 		}
-		now, err := is.Set(rate)
 		if err != nil {
-			return l, RateError{name, is, err}
+			return RateError{name, is, err}
 		}
-		if !l.overridesFit(now) {
-			return l, RateError{name, is, errors.New("keys have units of their own in its window: set a rate of the same window, or change the overrides in the configuration")}
+		if was.config() == nil {
+			now.setConfig(is)
 		}
-		if l.config() == nil {
-			l.setConfig(&is)
-		}
-		l.setRate(now)
-		return l, nil
+		now.setRate(to)
+		return a.changeLimit(ctx, was, now)
 	})
 }
 
 // Reset puts the configuration's rate in force again.
 func Reset(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
-	return override(ctx, pool, name, by, func(l limitRow) (limitRow, error) {
-		if config := l.config(); config != nil {
-			l.setRate(*config)
-			l.setConfig(nil)
+	return onLimit(ctx, pool, "reset", name, by, func(ctx context.Context, a *application, was limitRow) error {
+		now := was
+		if config := was.config(); config != nil {
+			now.setRate(*config)
+			now.ConfigRate, now.ConfigWindow, now.ConfigShape = nil, nil, nil
 		}
-		return l, nil
+		return a.changeLimit(ctx, was, now)
 	})
 }
 
-func override(ctx context.Context, pool *pgxpool.Pool, name, by string, change func(limitRow) (limitRow, error)) ([]string, error) {
+// onLimit changes one limit that queues use. Their rows are locked first, as claims do it.
+func onLimit(
+	ctx context.Context, pool *pgxpool.Pool, verb, name, by string, change func(context.Context, *application, limitRow) error,
+) ([]string, error) {
 	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error {
-		limits, err := collect[limitRow](ctx, a.tx, limitRowsSQL)
+		rows, err := collect(ctx, a.tx, pgx.RowToStructByName[limitRow], limitsSQL+` WHERE name = $1 AND queues <> '{}'`, name)
 		if err != nil {
-			return fmt.Errorf("read limits: %w", err)
+			return fmt.Errorf("read the limit: %w", err)
 		}
-		i := slices.IndexFunc(limits, func(l limitRow) bool { return l.Name == name && len(l.Queues) > 0 })
-		if i < 0 {
+		if len(rows) == 0 {
 			return ledger.ErrUnknown
 		}
-		now, err := change(limits[i])
-		if err != nil {
-			return err
+		if _, err := a.tx.Exec(ctx, lockQueuesSQL, rows[0].Queues); err != nil {
+			return fmt.Errorf("lock the queues: %w", err)
 		}
-		if err := a.lockQueues(ctx, limits[i].Queues); err != nil {
-			return err
-		}
-		return a.change(ctx, &limits[i], now)
+		return change(ctx, a, rows[0])
 	})
 	if err != nil {
-		return nil, fmt.Errorf("set limit %q: %w", name, err)
+		return nil, fmt.Errorf("%s limit %q: %w", verb, name, err)
 	}
 	return changes, nil
 }
+
+const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 // ErrUncounted says that a limit cannot be opened yet.
 var ErrUncounted = errors.New("what it has used is not counted yet: that waits until attempts under its former rule have ended")
@@ -104,50 +94,31 @@ var ErrUncounted = errors.New("what it has used is not counted yet: that waits u
 // what changed, a line each. reason and by, who, are for the audit and for verify. The error is ledger.ErrUnknown if there
 // is no such limit, and ErrUncounted if it is closed until it is counted.
 func Open(ctx context.Context, pool *pgxpool.Pool, name, reason, by string) ([]string, error) {
-	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error {
-		err := a.tx.QueryRow(ctx, queuesOfSQL, name).Scan(&a.wake)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return ledger.ErrUnknown
-		}
+	return onLimit(ctx, pool, "open", name, by, func(ctx context.Context, a *application, row limitRow) error {
+		locked, err := collect(ctx, a.tx, pgx.RowToStructByName[LockedLimit], LockLimitsSQL, []string{name})
 		if err != nil {
-			return fmt.Errorf("read the limit: %w", err)
+			return fmt.Errorf("lock the limit: %w", err)
 		}
-		if err := a.lockQueues(ctx, a.wake); err != nil {
+		l := locked[0]
+		if l.CompleteSince == nil {
+			return ErrUncounted
+		}
+		var now time.Time
+		if err := a.tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 			return err
 		}
-		return a.open(ctx, name, reason)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open limit %q: %w", name, err)
-	}
-	return changes, nil
-}
-
-func (a *application) open(ctx context.Context, name, reason string) error {
-	locked, err := collect[LockedLimit](ctx, a.tx, LockLimitsSQL, []string{name})
-	if err != nil {
-		return fmt.Errorf("lock the limit: %w", err)
-	}
-	l := locked[0]
-	if l.CompleteSince == nil {
-		return ErrUncounted
-	}
-	var now time.Time
-	if err := a.tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
-		return err
-	}
-	missing := l.Missing(now, 0)
-	if missing == nil {
+		missing := l.Missing(now, 0)
+		if missing == nil {
+			return nil
+		}
+		if _, err := a.tx.Exec(ctx, foundSQL, name); err != nil {
+			return err
+		}
+		a.wake = row.Queues
+		until := l.Rate().Passed(missing.Until, 0).UTC().Format(time.RFC3339)
+		a.changed("limit", name, "opened: "+reason+" (what may be missing would have counted as used until "+until+")")
 		return nil
-	}
-	if _, err := a.tx.Exec(ctx, foundSQL, name); err != nil {
-		return err
-	}
-	until := l.Rate().Passed(missing.Until, 0).UTC().Format(time.RFC3339)
-	a.changed("limit", name, "opened: "+reason+" (what may be missing would have counted as used until "+until+")")
-	return nil
+	})
 }
-
-const queuesOfSQL = `SELECT queues FROM call_limits WHERE name = $1 AND cardinality(queues) > 0`
 
 const foundSQL = `UPDATE call_limits SET missing_until = NULL, known_at = NULL, known_less = 0 WHERE name = $1`

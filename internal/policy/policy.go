@@ -7,6 +7,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,15 +46,15 @@ type Limit struct {
 
 // Queue says which limits its calls use, and how they are retried.
 type Queue struct {
-	Name        string
-	Limits      []string
-	On          string // only workers with this label run its calls; empty: all
-	MaxAttempts int
-	BackoffMin  time.Duration
-	BackoffMax  time.Duration
-	Timeout     time.Duration // of one attempt
-	OnLost      string        // what happens to a call whose worker was lost: retry or fail
-	Hours       []string      // all must be open, in the form of internal/hours; none: always open
+	Name        string        `db:"name"`
+	Limits      []string      `db:"limits"`
+	On          string        `db:"label"` // only workers with this label run its calls; empty: all
+	MaxAttempts int           `db:"max_attempts"`
+	BackoffMin  time.Duration `db:"backoff_min"`
+	BackoffMax  time.Duration `db:"backoff_max"`
+	Timeout     time.Duration `db:"timeout"` // of one attempt
+	OnLost      string        `db:"on_lost"` // what happens to a call whose worker was lost: retry or fail
+	Hours       []string      `db:"hours"`   // all must be open, in the form of internal/hours; none: always open
 }
 
 // Budget is a token bucket in Redis that handlers draw on while they run. Dispatchers only publish it.
@@ -75,7 +76,8 @@ func (l Limit) retryAfter() time.Duration {
 
 func (l Limit) String() string {
 	text := l.Rate.Describe(limit.Counting{
-		PerKey: l.PerKey, Overrides: l.Overrides, ByCost: l.CountCost, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+		PerKey: l.PerKey, Overrides: l.Overrides, ByCost: l.CountCost,
+		Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
 	})
 	if len(l.Hosts) > 0 {
 		text += ", hosts " + strings.Join(l.Hosts, " and ")
@@ -107,39 +109,31 @@ func (b Budget) String() string {
 }
 
 // Check refuses a policy that contradicts itself, fills in what is derived, and sorts its parts by name.
-func (p *Policy) Check() error {
-	p.Limits, p.Queues, p.Budgets = slices.Clone(p.Limits), slices.Clone(p.Queues), slices.Clone(p.Budgets)
-	slices.SortStableFunc(p.Limits, func(a, b Limit) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(p.Queues, func(a, b Queue) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(p.Budgets, func(a, b Budget) int { return strings.Compare(a.Name, b.Name) })
-	for i := range p.Limits {
-		l := &p.Limits[i]
-		if l.Name == "" || i > 0 && p.Limits[i-1].Name == l.Name {
-			return fmt.Errorf("limit %q: the name is empty or given twice", l.Name)
+func (p *Policy) Check() (err error) {
+	if p.Limits, err = checked("limit", p.Limits, func(l *Limit) string { return l.Name }, (*Limit).check); err != nil {
+		return err
+	}
+	checkQueue := func(q *Queue) error { return q.check(p.Limits) }
+	if p.Queues, err = checked("queue", p.Queues, func(q *Queue) string { return q.Name }, checkQueue); err != nil {
+		return err
+	}
+	p.Budgets, err = checked("budget", p.Budgets, func(b *Budget) string { return b.Name }, (*Budget).check)
+	return err
+}
+
+func checked[T any](what string, parts []T, name func(*T) string, check func(*T) error) ([]T, error) {
+	parts = slices.Clone(parts)
+	slices.SortStableFunc(parts, func(a, b T) int { return strings.Compare(name(&a), name(&b)) })
+	for i := range parts {
+		part := &parts[i]
+		if name(part) == "" || i > 0 && name(&parts[i-1]) == name(part) {
+			return nil, fmt.Errorf("%s %q: the name is empty or given twice", what, name(part))
 		}
-		if err := l.check(); err != nil {
-			return fmt.Errorf("limit %q: %w", l.Name, err)
+		if err := check(part); err != nil {
+			return nil, fmt.Errorf("%s %q: %w", what, name(part), err)
 		}
 	}
-	for i := range p.Queues {
-		q := &p.Queues[i]
-		if q.Name == "" || i > 0 && p.Queues[i-1].Name == q.Name {
-			return fmt.Errorf("queue %q: the name is empty or given twice", q.Name)
-		}
-		if err := q.check(p.Limits); err != nil {
-			return fmt.Errorf("queue %q: %w", q.Name, err)
-		}
-	}
-	for i := range p.Budgets {
-		b := &p.Budgets[i]
-		if b.Name == "" || i > 0 && p.Budgets[i-1].Name == b.Name {
-			return fmt.Errorf("budget %q: the name is empty or given twice", b.Name)
-		}
-		if err := b.check(); err != nil {
-			return fmt.Errorf("budget %q: %w", b.Name, err)
-		}
-	}
-	return nil
+	return parts, nil
 }
 
 func (l *Limit) check() error {
@@ -152,7 +146,8 @@ func (l *Limit) check() error {
 		}
 		l.Anchor = limit.AnchorFinish
 	}
-	if bucket := l.Rate.Algorithm == limit.TokenBucket || l.Rate.Algorithm == limit.LeakyBucket; len(l.Overrides) > 0 && (!l.PerKey || bucket) {
+	bucket := l.Rate.Algorithm == limit.TokenBucket || l.Rate.Algorithm == limit.LeakyBucket
+	if len(l.Overrides) > 0 && (!l.PerKey || bucket) {
 		return errors.New("overrides are of limits per key, and not of buckets")
 	}
 	for key, units := range l.Overrides {
@@ -163,15 +158,10 @@ func (l *Limit) check() error {
 	if l.retryAfter() < 0 {
 		return errors.New("retry_after is below 0")
 	}
-	if l.Slack == 0 {
-		l.Slack = limit.DefaultSlack(l.Rate.Span())
-	}
-	if l.SendWithin == 0 {
-		l.SendWithin = limit.DefaultSendWithin(l.Rate.Span())
-	}
+	l.Slack = storable(cmp.Or(l.Slack, limit.DefaultSlack(l.Rate.Span())))
+	l.SendWithin = storable(cmp.Or(l.SendWithin, limit.DefaultSendWithin(l.Rate.Span())))
+	l.Rate.Window, l.RetryAfter = storable(l.Rate.Window), new(storable(l.retryAfter()))
 	l.Hosts = sortedSet(l.Hosts)
-	l.RetryAfter = new(storable(l.retryAfter()))
-	l.Rate.Window, l.Slack, l.SendWithin = storable(l.Rate.Window), storable(l.Slack), storable(l.SendWithin)
 	return nil
 }
 

@@ -3,77 +3,91 @@ package policy
 import (
 	"context"
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// queueRow is a queue's row as it stands.
-type queueRow struct {
-	Name        string        `db:"name"`
-	Limits      []string      `db:"limits"`
-	On          string        `db:"label"`
-	MaxAttempts int           `db:"max_attempts"`
-	BackoffMin  time.Duration `db:"backoff_min"`
-	BackoffMax  time.Duration `db:"backoff_max"`
-	Timeout     time.Duration `db:"timeout"`
-	OnLost      string        `db:"on_lost"`
-	Hours       []string      `db:"hours"`
-}
-
-// applyQueues writes the queues in name order and before any limit, as a claim locks them.
-func (a *application) applyQueues(ctx context.Context, queues []Queue, rows []queueRow) error {
-	old := map[string]queueRow{}
+func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
+	rows, err := collect(ctx, a.tx, pgx.RowToStructByName[Queue], queuesSQL)
+	if err != nil {
+		return fmt.Errorf("read queues: %w", err)
+	}
+	old := map[string]Queue{}
 	for _, row := range rows {
 		old[row.Name] = row
 	}
 	for _, q := range queues {
-		row, known := old[q.Name]
+		was, known := old[q.Name]
 		delete(old, q.Name)
-		if known && row.equal(q) {
+		if reflect.DeepEqual(was, q) {
 			continue
 		}
-		if _, err := a.tx.Exec(ctx, putQueueSQL, pgx.StrictNamedArgs{
-			"name": q.Name, "limits": append([]string{}, q.Limits...), "on": q.On, "max_attempts": q.MaxAttempts,
-			"backoff_min": q.BackoffMin, "backoff_max": q.BackoffMax, "timeout": q.Timeout,
-			"on_lost": q.OnLost, "hours": append([]string{}, q.Hours...),
-		}); err != nil {
+		if _, err := a.tx.Exec(ctx, putQueueSQL, pgx.StrictStructArgs(q)); err != nil {
 			return fmt.Errorf("write queue %q: %w", q.Name, err)
 		}
 		a.changed("queue", q.Name, q.String())
 		a.wake = append(a.wake, q.Name)
-		if known && (!slices.Equal(row.Limits, q.Limits) || row.On != q.On || !slices.Equal(row.Hours, q.Hours)) {
+		if known && (!slices.Equal(was.Limits, q.Limits) || was.On != q.On || !slices.Equal(was.Hours, q.Hours)) {
 			a.recall = append(a.recall, q.Name)
 		}
 	}
-	for _, row := range rows {
-		if _, gone := old[row.Name]; !gone {
-			continue
+	for _, name := range slices.Sorted(maps.Keys(old)) {
+		if _, err := a.tx.Exec(ctx, `DELETE FROM call_queues WHERE name = $1`, name); err != nil {
+			return fmt.Errorf("remove queue %q: %w", name, err)
 		}
-		if _, err := a.tx.Exec(ctx, dropQueueSQL, row.Name); err != nil {
-			return fmt.Errorf("remove queue %q: %w", row.Name, err)
-		}
-		a.changed("queue", row.Name, "removed; its calls wait")
-		a.recall = append(a.recall, row.Name)
+		a.changed("queue", name, "removed; its calls wait")
+		a.recall = append(a.recall, name)
 	}
 	return nil
 }
 
-func (row queueRow) equal(q Queue) bool {
-	return slices.Equal(row.Limits, q.Limits) && row.On == q.On && row.MaxAttempts == q.MaxAttempts && row.Timeout == q.Timeout &&
-		row.BackoffMin == q.BackoffMin && row.BackoffMax == q.BackoffMax && row.OnLost == q.OnLost && slices.Equal(row.Hours, q.Hours)
-}
+const queuesSQL = `
+SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost,
+    nullif(hours, '{}') AS hours
+FROM call_queues`
 
 const putQueueSQL = `
 INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
-VALUES (@name, @limits, @on, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours)
+VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost,
+    coalesce(@hours::text[], '{}'))
 ON CONFLICT (name) DO UPDATE
-SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts,
-    backoff_min = excluded.backoff_min, backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost,
-    hours = excluded.hours`
+SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts, backoff_min = excluded.backoff_min,
+    backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours`
 
-const dropQueueSQL = `DELETE FROM call_queues WHERE name = $1`
+// applyBudgets writes the budgets. Only the appliers' lock guards them: workers draw by what they read.
+func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error {
+	names := make([]string, len(budgets))
+	for i, b := range budgets {
+		names[i] = b.Name
+		tag, err := a.tx.Exec(ctx, putBudgetSQL, pgx.StrictNamedArgs{
+			"name": b.Name, "rate": b.Rate.Units, "window": b.Rate.Window, "burst": b.Burst, "on_outage": b.OnOutage, "by": a.by,
+		})
+		if err != nil {
+			return fmt.Errorf("write budget %q: %w", b.Name, err)
+		}
+		if tag.RowsAffected() > 0 {
+			a.changed("budget", b.Name, b.String())
+		}
+	}
+	gone, err := collect(ctx, a.tx, pgx.RowTo[string], `DELETE FROM call_budgets WHERE name <> ALL($1) RETURNING name`, names)
+	if err != nil {
+		return fmt.Errorf("remove budgets: %w", err)
+	}
+	for _, name := range slices.Sorted(slices.Values(gone)) {
+		a.changed("budget", name, "removed")
+	}
+	return nil
+}
 
-const queueRowsSQL = `
-SELECT name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours FROM call_queues ORDER BY name`
+// putBudgetSQL writes a budget that is new or has changed.
+const putBudgetSQL = `
+INSERT INTO call_budgets AS b (name, rate, window_size, burst, on_outage, applied_at, applied_by)
+VALUES (@name, @rate, @window, @burst, @on_outage, clock_timestamp(), @by)
+ON CONFLICT (name) DO UPDATE
+SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst, on_outage = excluded.on_outage,
+    applied_at = excluded.applied_at, applied_by = excluded.applied_by
+WHERE (b.rate, b.window_size, b.burst, b.on_outage)
+    IS DISTINCT FROM (excluded.rate, excluded.window_size, excluded.burst, excluded.on_outage)`

@@ -22,10 +22,8 @@ type overdue struct {
 	Acked       *time.Duration `db:"acked"`        // from the start; nil: its request was not seen to be acknowledged
 	StartWithin time.Duration  `db:"start_within"` // of the claim
 	FailedCount int            `db:"failed_count"` // of the call
-	MaxAttempts int            `db:"max_attempts"`
-	BackoffMin  time.Duration  `db:"backoff_min"`
-	BackoffMax  time.Duration  `db:"backoff_max"`
 	OnLost      string         `db:"on_lost"`
+	ledger.Policy
 }
 
 // overdueSQL needs a condition over call_open o. Its arguments are the batch from which on attempts are open, and the calls
@@ -44,13 +42,37 @@ LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
 LEFT JOIN call_queues r ON r.name = o.queue
 WHERE `
 
-func (r *Recoverer) overdue(ctx context.Context, v View, where string) ([]overdue, error) {
+// overdueCountSQL needs the same conditions.
+const overdueCountSQL = `SELECT count(*) FROM call_open o WHERE `
+
+// close closes the first attempts that a condition holds for. One that errs is isolated. One whose row another transaction
+// holds is left to a later pass.
+func (r *Recoverer) close(ctx context.Context, v View, where string, closing func(overdue) ledger.Closing) (n int, err error) {
 	sql := overdueSQL + where + fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", passSize)
 	rows, err := r.Pool.Query(ctx, sql, v.OpenFrom, r.isolated.at(r.Now()))
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[overdue])
+	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
+		o, err := pgx.RowToStructByName[overdue](row)
+		return closing(o), err
+	})
+	if err != nil {
+		return 0, err
+	}
+	err = ledger.Apart(closings, func(some []ledger.Closing) error {
+		closed, busy, err := ledger.CloseFree(ctx, r.Pool, some)
+		if len(busy) > 0 && r.Now().After(r.warnAfter) {
+			r.warnAfter = r.Now().Add(isolateFor)
+			r.Log.WarnContext(ctx, "attempts wait for rows that other transactions hold; callq doctor names those", "calls", busy)
+		}
+		for _, id := range busy {
+			r.isolated[id] = r.Now().Add(time.Second)
+		}
+		n += len(closed)
+		return err
+	}, func(c ledger.Closing, err error) { r.isolate(ctx, c.CallID, err) })
+	return n, err
 }
 
 // closeLost closes attempts whose worker let the deadline pass: it is frozen, cut off or dead. Their units stay used.
@@ -58,13 +80,8 @@ func (r *Recoverer) closeLost(ctx context.Context, v View) (int, error) {
 	if r.Now().Before(r.lostAfter) {
 		return 0, nil
 	}
-	rows, err := r.overdue(ctx, v, lostWhere)
-	if err != nil {
-		return 0, err
-	}
-	return r.close(ctx, rows, func(o overdue) ledger.Closing {
-		arrival := limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
-		return o.lost("the worker was lost: no outcome by the deadline", arrival, r.Random)
+	return r.close(ctx, v, lostWhere, func(o overdue) ledger.Closing {
+		return r.lost(o, "the worker was lost: no outcome by the deadline", limit.LostArrival(o.SendWithin, o.Deadline, o.Acked))
 	})
 }
 
@@ -73,36 +90,29 @@ const lostWhere = `o.started_at IS NOT NULL AND o.deadline < clock_timestamp()`
 // closeFormer closes attempts of a former epoch: the server before a failover or restore gave them out. Whether an attempt
 // without a start had started there is unknown, so it is charged as of now. The others are bounded by their starts.
 func (r *Recoverer) closeFormer(ctx context.Context, v View) (int, error) {
-	rows, err := r.overdue(ctx, v, formerWhere)
-	if err != nil {
-		return 0, err
-	}
-	return r.close(ctx, rows, func(o overdue) ledger.Closing {
+	return r.close(ctx, v, formerWhere, func(o overdue) ledger.Closing {
 		arrival := limit.Arrival{Written: o.Age, Closed: o.Age}
 		if o.Token != nil {
 			arrival = limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
 		}
-		return o.lost("Postgres failed over or was restored while the attempt was open", arrival, r.Random)
+		return r.lost(o, "Postgres failed over or was restored while the attempt was open", arrival)
 	})
 }
 
 const formerWhere = `o.epoch <> (SELECT callq_epoch())`
 
-func (o overdue) lost(why string, arrival limit.Arrival, random func(int64) int64) ledger.Closing {
-	c := o.closing(callqueue.OutcomeLost, why)
-	c.Arrival, c.Failed, c.Status = &arrival, true, callqueue.StatusFailed
-	if o.OnLost != "fail" {
-		policy := ledger.Policy{MaxAttempts: o.MaxAttempts, BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax}
-		status, delay := policy.Next(o.FailedCount+1, random)
-		c.Status, c.Delay = status, &delay
+// lost closes an attempt that may have been sent.
+func (r *Recoverer) lost(o overdue, why string, arrival limit.Arrival) ledger.Closing {
+	c := ledger.Closing{
+		CallID: o.CallID, Attempt: o.Attempt, Unstarted: o.Token == nil, Outcome: callqueue.OutcomeLost, Error: why,
+		Arrival: &arrival, Failed: true, Status: callqueue.StatusFailed,
 	}
-	return c
-}
-
-func (o overdue) closing(outcome callqueue.Outcome, why string) ledger.Closing {
-	c := ledger.Closing{CallID: o.CallID, Attempt: o.Attempt, Unstarted: o.Token == nil, Outcome: outcome, Error: why}
 	if o.Token != nil {
 		c.Token = *o.Token
+	}
+	if o.OnLost != "fail" {
+		status, delay := o.Next(o.FailedCount+1, r.Random)
+		c.Status, c.Delay = status, &delay
 	}
 	return c
 }
@@ -110,23 +120,17 @@ func (o overdue) closing(outcome callqueue.Outcome, why string) ledger.Closing {
 // closeUnstarted takes back attempts that nobody started in time, or before their queue's hours ended. That is safe at any
 // moment, because a start is a compare-and-set. While no worker is alive they stay.
 func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
-	rows, err := r.overdue(ctx, v, unstartedWhere)
-	if err != nil {
-		return 0, err
-	}
-	return r.close(ctx, rows, func(o overdue) ledger.Closing {
+	return r.close(ctx, v, unstartedWhere, func(o overdue) ledger.Closing {
 		why := fmt.Sprintf("not sent: no worker started it within %s", ledger.StartWithin)
 		if o.StartWithin < ledger.StartWithin {
 			why = "not sent: its queue's hours ended before a worker started it"
 		}
-		c := o.closing(callqueue.OutcomeNotSent, why)
-		c.Status = callqueue.StatusNew
-		return c
+		return ledger.Closing{
+			CallID: o.CallID, Attempt: o.Attempt, Unstarted: true,
+			Outcome: callqueue.OutcomeNotSent, Error: why, Status: callqueue.StatusNew,
+		}
 	})
 }
 
 const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
     AND EXISTS (SELECT 1 FROM call_workers WHERE callq_alive(heartbeat_at))`
-
-// overdueCountSQL needs the same conditions.
-const overdueCountSQL = `SELECT count(*) FROM call_open o WHERE `

@@ -14,16 +14,13 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 		return 0, nil
 	}
 	r.cleanAfter = r.Now().Add(cleanEvery)
-	if _, err := r.Pool.Exec(ctx, cleanUsageSQL, v.Gained); err != nil {
+	var batch pgx.Batch
+	batch.Queue(cleanUsageSQL, v.Gained)
+	batch.Queue(cleanGainsSQL, v.Gained)
+	batch.Queue(cleanWorkersSQL)
+	batch.Queue(cleanDispatchersSQL)
+	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return 0, err
-	}
-	if _, err := r.Pool.Exec(ctx, cleanGainsSQL, v.Gained); err != nil {
-		return 0, err
-	}
-	for _, sql := range []string{cleanWorkersSQL, cleanDispatchersSQL} {
-		if _, err := r.Pool.Exec(ctx, sql); err != nil {
-			return 0, err
-		}
 	}
 	if r.Sender.Away() {
 		return 0, nil
@@ -44,7 +41,8 @@ const poolsSQL = `SELECT pool FROM call_workers UNION SELECT pool FROM call_open
 const cleanUsageSQL = `
 DELETE FROM call_usage u
 USING call_limits l
-WHERE u.limit_name = ANY (ARRAY[l.name]) AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
+WHERE u.limit_name = ANY (ARRAY[l.name])
+  AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
 
 // No window reaches back further, not even one that is made twice as long. verify asks for steps back.
 const cleanGainsSQL = `
@@ -56,4 +54,5 @@ const cleanWorkersSQL = `DELETE FROM call_workers WHERE heartbeat_at < clock_tim
 
 // A heartbeat that lies ahead is older than the clock's last step back. A live dispatcher's row is back at its next one.
 const cleanDispatchersSQL = `
-DELETE FROM call_dispatchers WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`
+DELETE FROM call_dispatchers
+WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`

@@ -9,10 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -37,7 +40,7 @@ type Config struct {
 type Recoverer struct {
 	Config
 	isolated    isolated
-	busyUntil   time.Time // until then no step waits for a row: somebody held some
+	warnAfter   time.Time // until then no warning says that others hold rows
 	lostAfter   time.Time // until then nothing counts as lost (PostgresAway)
 	expireAfter time.Time // until then expiry need not go through all calls
 	cleanAfter  time.Time
@@ -48,7 +51,6 @@ func New(cfg Config) *Recoverer { return &Recoverer{Config: cfg, isolated: isola
 
 // View is what a dispatcher knows when it recovers.
 type View struct {
-	Epoch    string        // current
 	OpenFrom int64         // no attempt of a smaller batch is open
 	Gained   time.Duration // what Postgres's clock ever gained
 }
@@ -73,15 +75,14 @@ func (r *Recoverer) steps() []step {
 		{"unstarted", r.closeUnstarted, r.counting(overdueCountSQL + unstartedWhere)},
 		{"undelivered", r.redeliver, r.countUndelivered},
 		{"expired", r.expire, r.counting(expiredCountSQL)},
-		{"uncounted_limits", r.backfill, r.countUncounted},
+		{
+			"uncounted_limits",
+			func(ctx context.Context, v View) (int, error) { return policy.Backfill(ctx, r.Pool, v.Gained) },
+			func(ctx context.Context, _ View) (int64, error) { return policy.CountUncounted(ctx, r.Pool) },
+		},
 		{"leftovers", r.clean, nil},
 	}
 }
-
-const (
-	kindCalls = "orphaned_calls"
-	kindFlows = "broken_flows"
-)
 
 // PostgresAway notes that Postgres did not answer. For a while nothing counts as lost, so that workers can first record
 // what ended meanwhile.
@@ -107,28 +108,28 @@ func (r *Recoverer) Pass(ctx context.Context, v View, stop func() bool, found fu
 	return failures
 }
 
-// All runs every step until it finds nothing more, and repairs lines, for which it reads all calls.
+// All runs every step until it finds nothing more, and repairs the backlog, for which it reads all calls.
 func (r *Recoverer) All(ctx context.Context, v View) ([]Recovered, error) {
 	var done []Recovered
 	for _, s := range r.steps() {
-		of := Recovered{Kind: s.kind}
+		total := int64(0)
 		for n := passSize; n >= passSize; {
 			var err error
 			if n, err = s.run(ctx, v); err != nil {
 				return done, fmt.Errorf("recover %s: %w", s.kind, err)
 			}
-			of.Count += int64(n)
+			total += int64(n)
 		}
 		if s.count != nil {
-			done = append(done, of)
+			done = append(done, Recovered{s.kind, total})
 		}
 	}
 	repaired, err := backlog.Repair(ctx, r.Pool)
-	return append(done, Recovered{kindFlows, repaired.Flows}, Recovered{kindCalls, repaired.Calls}), err
+	return withBacklog(done, repaired), err
 }
 
-// DryRun counts what All would recover, and changes nothing. It cannot know how many calls of broken lines are in no other
-// line. It counts every limit that is closed until it is counted, though some may have to stay so.
+// DryRun counts what All would recover, and changes nothing. It cannot know how many calls of broken flows are in no other
+// flow. It counts every limit that is closed until it is counted, though some may have to stay so.
 func (r *Recoverer) DryRun(ctx context.Context, v View) ([]Recovered, error) {
 	var found []Recovered
 	for _, s := range r.steps() {
@@ -142,7 +143,11 @@ func (r *Recoverer) DryRun(ctx context.Context, v View) ([]Recovered, error) {
 		found = append(found, Recovered{s.kind, n})
 	}
 	orphans, err := backlog.FindOrphans(ctx, r.Pool, 0)
-	return append(found, Recovered{kindFlows, orphans.Flows}, Recovered{kindCalls, orphans.Calls}), err
+	return withBacklog(found, orphans), err
+}
+
+func withBacklog(list []Recovered, o backlog.Orphans) []Recovered {
+	return append(list, Recovered{"broken_flows", o.Flows}, Recovered{"orphaned_calls", o.Calls})
 }
 
 func (r *Recoverer) counting(sql string) func(context.Context, View) (int64, error) {
@@ -151,11 +156,29 @@ func (r *Recoverer) counting(sql string) func(context.Context, View) (int64, err
 	}
 }
 
-// backfill opens limits whose usage can be counted now.
-func (r *Recoverer) backfill(ctx context.Context, v View) (int, error) {
-	return policy.Backfill(ctx, r.Pool, v.Gained)
+// isolated are the calls that recovery leaves alone, and until when: any statement they are in errs, or their rows are locked.
+type isolated map[int64]time.Time
+
+const isolateFor = time.Minute
+
+// at returns the calls that are isolated at a time.
+func (a isolated) at(now time.Time) []int64 {
+	maps.DeleteFunc(a, func(_ int64, until time.Time) bool { return until.Before(now) })
+	return slices.AppendSeq(make([]int64, 0, len(a)), maps.Keys(a))
 }
 
-func (r *Recoverer) countUncounted(ctx context.Context, _ View) (int64, error) {
-	return policy.CountUncounted(ctx, r.Pool)
+// isolate leaves a call alone for a while. It says why in the log and, if it can be written, in the row.
+func (r *Recoverer) isolate(ctx context.Context, id int64, err error) {
+	r.isolated[id] = r.Now().Add(isolateFor)
+	r.Log.ErrorContext(ctx, "call isolated", "call", id, "err", err)
+	if _, err := r.Pool.Exec(ctx, isolateSQL, id, IsolatedMessage+ledger.Reason(err)); err != nil {
+		r.Log.WarnContext(ctx, "isolated call not marked", "call", id, "err", err)
+	}
 }
+
+// IsolatedMessage begins the error_message of a call that recovery cannot end.
+const IsolatedMessage = "callq cannot end it: "
+
+const isolateSQL = `
+UPDATE call_queue SET error_message = $2
+WHERE id = (SELECT id FROM call_queue WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED) AND status IN ('new', 'error', 'dispatched')`

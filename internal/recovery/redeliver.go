@@ -24,17 +24,16 @@ type handed struct {
 
 // redeliver hands over again what Redis no longer has. The message gets a new id, because the old one may yet turn up. The
 // attempts stay the same: a second delivery is harmless. If their pool is gone, they go to another.
-func (r *Recoverer) redeliver(ctx context.Context, v View) (int, error) {
+func (r *Recoverer) redeliver(ctx context.Context, v View) (sent int, err error) {
 	late, err := r.undelivered(ctx, v)
 	if err != nil {
 		return 0, err
 	}
 	var again []handoff.Message
-	sent := 0
-	for _, u := range late {
-		message, err := r.readdress(ctx, u.handed, u.to)
+	for _, h := range late {
+		message, err := r.readdress(ctx, h)
 		if ledger.Busy(err) {
-			continue // the next sweep comes back to it
+			continue // a later pass comes back to it
 		}
 		if err != nil {
 			return 0, err
@@ -47,13 +46,16 @@ func (r *Recoverer) redeliver(ctx context.Context, v View) (int, error) {
 	return sent, r.Sender.Send(ctx, again)
 }
 
-// undelivered is a message that must be sent again, and to which pool.
-type undelivered struct {
-	handed
-	to string
+func (r *Recoverer) countUndelivered(ctx context.Context, v View) (n int64, err error) {
+	late, err := r.undelivered(ctx, v)
+	for _, h := range late {
+		n += int64(len(h.CallIDs))
+	}
+	return n, err
 }
 
-func (r *Recoverer) undelivered(ctx context.Context, v View) ([]undelivered, error) {
+// undelivered are the messages that must be sent again, each with the pool to send it to.
+func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 	rows, err := r.Pool.Query(ctx, handedSQL, v.OpenFrom, redeliverAge)
 	if err != nil {
 		return nil, err
@@ -66,21 +68,19 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]undelivered, err
 	if err != nil {
 		return nil, err
 	}
-	var gone []undelivered
+	var gone []handed
 	inRedis := map[string]map[string]bool{} // by pool: the ids of the messages there
 	for _, h := range late {
 		to := all.On(h.On).For(h.Task, h.Pool)
-		if to == h.Pool {
-			if inRedis[to] == nil {
-				if inRedis[to], err = r.Sender.Pending(ctx, to); err != nil {
-					return nil, err
-				}
-			}
-			if inRedis[to][handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries)] {
-				continue
+		if to == h.Pool && inRedis[to] == nil {
+			if inRedis[to], err = r.Sender.Pending(ctx, to); err != nil {
+				return nil, err
 			}
 		}
-		gone = append(gone, undelivered{h, to})
+		if to != h.Pool || !inRedis[to][handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries)] {
+			h.Pool = to
+			gone = append(gone, h)
+		}
 	}
 	return gone, nil
 }
@@ -89,21 +89,23 @@ const handedSQL = `
 SELECT o.pool, o.task, coalesce(q.label, '') AS label, o.epoch, o.batch, o.message_no, o.redeliveries,
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
 FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
-WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval AND o.epoch = (SELECT callq_epoch())
+WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval
+  AND o.epoch = (SELECT callq_epoch())
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 
 // readdress takes the next redeliveries number, before the message is sent: should the sending fail, a
-// later sweep does not find the new number in Redis.
-func (r *Recoverer) readdress(ctx context.Context, h handed, pool string) (handoff.Message, error) {
+// later pass does not find the new number in Redis.
+func (r *Recoverer) readdress(ctx context.Context, h handed) (handoff.Message, error) {
 	rows, err := r.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
-		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "redeliveries": h.Redeliveries, "pool": pool,
+		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "redeliveries": h.Redeliveries, "pool": h.Pool,
 	})
 	if err != nil {
 		return handoff.Message{}, err
 	}
 	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[handoff.Ref])
-	return handoff.Message{Pool: pool, ID: handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries+1), Task: h.Task, Attempts: refs}, err
+	id := handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries+1)
+	return handoff.Message{Pool: h.Pool, ID: id, Task: h.Task, Attempts: refs}, err
 }
 
 // IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
@@ -119,11 +121,3 @@ FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt
   AND o.batch IS NOT DISTINCT FROM @batch AND o.redeliveries = @redeliveries AND o.started_at IS NULL
 RETURNING o.call_id, o.attempt`
-
-func (r *Recoverer) countUndelivered(ctx context.Context, v View) (n int64, err error) {
-	list, err := r.undelivered(ctx, v)
-	for _, u := range list {
-		n += int64(len(u.CallIDs))
-	}
-	return n, err
-}
