@@ -41,7 +41,7 @@ func TestReadOldest(t *testing.T) {
 					takeIn(t, pool, "q")
 				}
 				exec(t, pool, c.then)
-				oldest, err := collectOne[Oldest](t.Context(), pool, "read the oldest call", oldestSQL)
+				oldest, err := collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -50,8 +50,8 @@ func TestReadOldest(t *testing.T) {
 					SELECT id FROM call_queue WHERE status IN ('new', 'error') AND run_at <= now() ORDER BY run_at, id LIMIT 1), 0)`).Scan(&want); err != nil {
 					t.Fatal(err)
 				}
-				if oldest != nil {
-					got = oldest.ID
+				if len(oldest) > 0 {
+					got = oldest[0].ID
 				}
 				if got != want {
 					t.Errorf("the oldest is %d, want %d", got, want)
@@ -68,7 +68,7 @@ func TestOldestBehindMany(t *testing.T) {
 	exec(t, pool, `INSERT INTO call_queue (queue, key, run_at) SELECT 'q', 'k' || i, now() - interval '1 h' + i * interval '1 ms' FROM generate_series(1, 12000) i`)
 	takeIn(t, pool, "q")
 	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id <= 11000`)
-	if oldest, err := collectOne[Oldest](t.Context(), pool, "read the oldest call", oldestSQL); err != nil || oldest != nil {
+	if oldest, err := collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL); err != nil || len(oldest) > 0 {
 		t.Errorf("the oldest is %+v, %v", oldest, err)
 	}
 	exec(t, pool, `VACUUM ANALYZE`)

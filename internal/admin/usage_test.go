@@ -25,9 +25,9 @@ func TestFullestKey(t *testing.T) {
 			t.Errorf("of %s %d are occupied, want 700", l.Name, l.Occupied)
 		}
 	}
-	key := "u7"
-	if limits, err = readLimitsFor(t.Context(), pool, nil, &key); err != nil || len(limits) != 2 || limits[0].Occupied > 1 || limits[1].Occupied != 1 {
-		t.Errorf("of one key: %+v, %v", limits, err)
+	r := &reader{ctx: t.Context(), db: pool}
+	if limits = r.limits(nil, new("u7")); r.err != nil || len(limits) != 2 || limits[0].Occupied > 1 || limits[1].Occupied != 1 {
+		t.Errorf("of one key: %+v, %v", limits, r.err)
 	}
 }
 
@@ -39,13 +39,8 @@ func TestUsageOfOneKey(t *testing.T) {
 		SELECT name, 1, 1000, '1 h', true, '1 s', '1 s', '{q}', now(), '', callq_epoch(), now() FROM unnest('{each,other}'::text[]) AS l (name)`)
 	exec(t, pool, `INSERT INTO call_usage SELECT 'each', 'u' || i, now(), 0, 1 FROM generate_series(1, 30000) i`)
 	exec(t, pool, `VACUUM ANALYZE`)
-	for name, sql := range map[string]string{"limits": limitsSQL, "charges": chargesSQL} {
-		args := []string{"NULL", "'u7'", "'{}'", "'{}'"}
-		if name == "charges" {
-			args = []string{"'{each}'", "'u7'"}
-		}
-		if n := pgtest.Work(t, pool, map[string]string{"jit": "off", "plan_cache_mode": "force_custom_plan"}, sql, args...); n > 2000 {
-			t.Errorf("%s: to read what one of 30,000 keys uses, plans handled %d", name, n)
-		}
+	settings := map[string]string{"jit": "off", "plan_cache_mode": "force_custom_plan"}
+	if n := pgtest.Work(t, pool, settings, usageSQL, "'{each,other}'", "ARRAY[now() - interval '1 h', now() - interval '1 h']", "'u7'"); n > 2000 {
+		t.Errorf("to read what one of 30,000 keys uses, plans handled %d", n)
 	}
 }

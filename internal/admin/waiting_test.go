@@ -184,7 +184,7 @@ func TestManyUnknownQueues(t *testing.T) {
 	if unhandled.Pairs+named != 500 || unhandled.Waiting != unhandled.Pairs || named > 100 {
 		t.Errorf("no worker is there for %d tasks and %+v more, want 500 together", named, unhandled)
 	}
-	of, err := ReadWaitingOf(t.Context(), pool, "unknown-777")
+	of, err := collect[Waiting](t.Context(), pool, "count what waits", waitingOfSQL, "unknown-777")
 	if err != nil || len(of) != 1 || of[0].Waiting != 1 || of[0].Task != "http" {
 		t.Errorf("of one of them: %+v, %v", of, err)
 	}

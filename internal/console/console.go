@@ -16,9 +16,12 @@ import (
 	"html/template"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -77,14 +80,12 @@ func New(cfg Config) (http.Handler, error) {
 			"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("/{$}", p.show(p.status))
-	mux.HandleFunc("/calls", p.show(p.calls))
+	mux.HandleFunc("/{$}", p.show(p.status, "every"))
+	mux.HandleFunc("/calls", p.show(p.calls, "status", "queue", "key", "no_key", "task", "before", "after"))
 	mux.HandleFunc("/calls/{id}", p.show(p.call))
 	mux.HandleFunc("/limits/{name}", p.show(p.limit))
 	mux.HandleFunc("/queues/{name}", p.show(p.queue))
-	mux.HandleFunc("/", p.show(func(context.Context, *http.Request) (*page, error) {
-		return nil, &refusal{status: http.StatusNotFound, text: "There is no such page."}
-	}))
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { p.refuse(w, notFound("There is no such page.")) })
 	return p.guard(mux), nil
 }
 
@@ -132,8 +133,21 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) http.HandlerFunc {
+func notFound(format string, args ...any) *refusal {
+	return &refusal{status: http.StatusNotFound, text: fmt.Sprintf(format, args...)}
+}
+
+func badAddress(format string, args ...any) *refusal {
+	return &refusal{status: http.StatusBadRequest, text: "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
+}
+
+// show is the handler of a page, whose address may have these parameters. read finds them in the request's Form.
+func (p *pages) show(read func(context.Context, *http.Request) (*page, error), parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if wrong := checkAddress(r, parameters); wrong != nil {
+			p.refuse(w, wrong)
+			return
+		}
 		ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)
 		defer cancel()
 		shown, err := read(ctx, r)
@@ -142,7 +156,7 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) h
 		case err != nil:
 			why := p.refusalOf(r, err)
 			if why.status == http.StatusServiceUnavailable { // a page that reloads itself goes on
-				why.every, _ = everyOf(r.URL.Query())
+				why.every, _ = everyOf(r)
 			}
 			p.refuse(w, why)
 		default:
@@ -151,23 +165,49 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) h
 	}
 }
 
+// checkAddress parses the request's Form. Each parameter may be given once. A text that Postgres would not accept names
+// nothing that it has.
+func checkAddress(r *http.Request, parameters []string) *refusal {
+	isText := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+	if err := r.ParseForm(); err != nil {
+		return badAddress("what follows the ? is not a query: %v", err)
+	}
+	if !isText(r.URL.Path) {
+		return notFound("There is nothing of this name: it is not valid UTF-8.")
+	}
+	for name, values := range r.Form {
+		switch {
+		case !slices.Contains(parameters, name):
+			return badAddress("there is no parameter %q here", name)
+		case len(values) > 1:
+			return badAddress("%s is given %d times", name, len(values))
+		case !isText(values[0]):
+			return badAddress("%s is not valid UTF-8, which every call's is", name)
+		}
+	}
+	return nil
+}
+
 // refusalOf says what is wrong and what to do. It logs what can only be a fault of callq or of its set-up.
 func (p *pages) refusalOf(r *http.Request, err error) *refusal {
 	if known, ok := errors.AsType[*refusal](err); ok {
 		return known
 	}
 	away, text := p.Explain(err)
-	pg, _ := errors.AsType[*pgconn.PgError](err)
+	code := ""
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
+		code = pg.Code
+	}
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), pg != nil && pg.Code == "57014": // cancelled, as statement_timeout does
+	case errors.Is(err, context.DeadlineExceeded), code == "57014": // cancelled, as statement_timeout does
 		return &refusal{status: http.StatusServiceUnavailable, text: fmt.Sprintf("Postgres did not answer within %s.", p.Timeout)}
 	case away:
 		return &refusal{status: http.StatusServiceUnavailable, text: "Postgres cannot be reached: " + text}
-	case pg != nil && (pg.Code == "42P01" || pg.Code == "42703" || pg.Code == "42883"): // no such table, column, function
+	case code == "42P01" || code == "42703" || code == "42883": // no such table, column, function
 		return &refusal{status: http.StatusServiceUnavailable, text: "The database has not the schema of this callq: `callq doctor` says more. " + text}
 	}
 	p.Logger.ErrorContext(r.Context(), "page not shown", "path", r.URL.Path, "err", err)
-	if pg != nil && pg.Code == "42501" {
+	if code == "42501" {
 		text += "; `callq migrate roles` grants what callq's roles need"
 	}
 	return &refusal{status: http.StatusInternalServerError, text: "This page cannot be shown: " + text}

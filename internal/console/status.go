@@ -5,12 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/internal/admin"
 )
@@ -46,11 +43,7 @@ const (
 )
 
 func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
-	q, err := query(r, "every")
-	if err != nil {
-		return nil, err
-	}
-	every, err := everyOf(q)
+	every, err := everyOf(r)
 	if err != nil {
 		return nil, err
 	}
@@ -71,14 +64,14 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "status", Title: "Status", Here: "status", Every: every, Body: body}, nil
 }
 
-func everyOf(q url.Values) (int, error) {
-	text := q.Get("every")
+func everyOf(r *http.Request) (int, error) {
+	text := r.Form.Get("every")
 	if text == "" {
 		return 0, nil
 	}
 	every, err := strconv.Atoi(text)
 	if err != nil || every < leastEvery || every > mostEvery {
-		return 0, badQuery("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
+		return 0, badAddress("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
 	}
 	return every, nil
 }
@@ -126,103 +119,30 @@ type limitBody struct {
 }
 
 func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
-	name, err := named(r)
+	name := r.PathValue("name")
+	details, err := admin.ReadLimit(ctx, p.Pool, name)
 	if err != nil {
 		return nil, err
 	}
-	body := limitBody{}
-	err = admin.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
-		if body.LimitDetails, err = admin.ReadLimit(ctx, tx, name); err != nil {
-			return err
-		}
-		if body.LimitDetails == nil {
-			return &refusal{status: http.StatusNotFound, text: "There is no limit of this name. It was never published, or has been taken away."}
-		}
-		forecasts, err := admin.ReadForecasts(ctx, tx, []string{name})
-		if len(forecasts) > 0 {
-			body.Forecast = forecasts[0]
-		}
-		return err
-	})
+	forecasts, err := admin.ReadForecasts(ctx, p.Pool, []string{name})
 	if err != nil {
 		return nil, err
 	}
-	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Body: body}, nil
-}
-
-// queueBody is the page of a queue.
-type queueBody struct {
-	admin.Queue
-	Tasks   []admin.Waiting // waiting calls by task
-	Pauses  []admin.Pause
-	Changes []admin.Change
+	if details == nil || len(forecasts) == 0 {
+		return nil, notFound("There is no limit of this name. It was never published, or has been taken away.")
+	}
+	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Body: limitBody{details, forecasts[0]}}, nil
 }
 
 func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
-	name, err := named(r)
-	if err != nil {
-		return nil, err
-	}
-	body := queueBody{}
-	err = admin.InSnapshot(ctx, p.Pool, func(tx pgx.Tx) error {
-		waiting, err := admin.ReadWaitingOf(ctx, tx, name)
-		if err != nil {
-			return err
-		}
-		queues, err := admin.ReadQueues(ctx, tx, waiting)
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(queues, func(q admin.Queue) bool { return q.Name == name })
-		if i < 0 {
-			return &refusal{status: http.StatusNotFound, text: "There is no queue of this name: it is not in the configuration in force, and no call waits in it. " +
-				"Calls of it that have ended are in the list of calls."}
-		}
-		body.Queue = queues[i]
-		body.Tasks = slices.DeleteFunc(waiting, func(w admin.Waiting) bool { return w.Queue != name })
-		if body.Pauses, err = admin.ReadPauses(ctx, tx, "queue", name); err != nil {
-			return err
-		}
-		body.Changes, err = admin.ReadChanges(ctx, tx, "queue", name)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Body: body}, nil
-}
-
-// named returns the name in the path of a page that has no parameters.
-func named(r *http.Request) (string, error) {
-	if _, err := query(r); err != nil {
-		return "", err
-	}
 	name := r.PathValue("name")
-	if !isText(name) {
-		return "", &refusal{status: http.StatusNotFound, text: "There is nothing of this name: it is not valid UTF-8."}
-	}
-	return name, nil
-}
-
-// query returns the parameters. Each may be given once.
-func query(r *http.Request, allowed ...string) (url.Values, error) {
-	values, err := url.ParseQuery(r.URL.RawQuery)
+	details, err := admin.ReadQueue(ctx, p.Pool, name)
 	if err != nil {
-		return nil, badQuery("what follows the ? is not a query: %v", err)
+		return nil, err
 	}
-	for name, list := range values {
-		switch {
-		case !slices.Contains(allowed, name):
-			return nil, badQuery("there is no parameter %q here", name)
-		case len(list) > 1:
-			return nil, badQuery("%s is given %d times", name, len(list))
-		case !isText(list[0]):
-			return nil, badQuery("%s is not valid UTF-8, which every call's is", name)
-		}
+	if details == nil {
+		return nil, notFound("There is no queue of this name: it is not in the configuration in force, and no call waits in it. " +
+			"Calls of it that have ended are in the list of calls.")
 	}
-	return values, nil
-}
-
-func badQuery(format string, args ...any) error {
-	return &refusal{status: http.StatusBadRequest, text: "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
+	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Body: details}, nil
 }
