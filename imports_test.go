@@ -83,7 +83,7 @@ func TestImports(t *testing.T) {
 			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy"},
 			modules: []string{pgx},
 		},
-		{name: "internal/console", ours: []string{"callqueue", "internal/admin", "internal/web"}, modules: []string{pgx}},
+		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},

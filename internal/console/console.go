@@ -1,8 +1,7 @@
 // Package console shows in a browser what `callq status`, `calls list|get|why` and `limits get` print.
 //
 // It only reads. A page is rendered whole, within a timeout, or says what is wrong. Whatever producers, APIs and
-// operators wrote appears as text. The console does not authenticate: anybody who reaches it may read. On loopback it
-// answers only requests for a host name that it knows.
+// operators wrote appears as text. The console does not authenticate: anybody who reaches it may read.
 package console
 
 import (
@@ -27,24 +26,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/web"
 )
 
 // Config says what the console shows, and to whom.
 type Config struct {
 	// Pool should be small and the console's own, so that its reads take no connections from claims and calls.
 	Pool *pgxpool.Pool
-	// Timeout bounds each page. Default: 5 s.
-	Timeout time.Duration
-	// Known says which Host headers to answer; see web.KnownHosts.
-	Known func(host string) bool
+	Timeout time.Duration // of each page
 	// Explain says whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)
 	Logger  *slog.Logger
 }
 
-//go:embed *.html style.css
+//go:embed *.html
 var files embed.FS
+
+//go:embed style.css
+var style string
 
 type pages struct {
 	Config
@@ -55,25 +53,18 @@ type pages struct {
 
 // New returns the handler of all paths that no other handler has.
 func New(cfg Config) (http.Handler, error) {
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 5 * time.Second
-	}
 	client, err := callqueue.New(cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
-	style, err := files.ReadFile("style.css")
-	if err != nil {
-		return nil, err
-	}
-	templates, err := template.New("").Funcs(words()).Parse(`{{define "style"}}<style>` + string(style) + `</style>{{end}}`)
+	templates, err := template.New("").Funcs(words()).Parse(`{{define "style"}}<style>` + style + `</style>{{end}}`)
 	if err != nil {
 		return nil, err
 	}
 	if templates, err = templates.ParseFS(files, "*.html"); err != nil {
 		return nil, err
 	}
-	hash := sha256.Sum256(style)
+	hash := sha256.Sum256([]byte(style))
 	p := &pages{
 		Config: cfg, client: client, templates: templates,
 		policy: "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'; img-src data:; " +
@@ -89,7 +80,7 @@ func New(cfg Config) (http.Handler, error) {
 	return p.guard(mux), nil
 }
 
-// guard refuses requests for other hosts, and those that would change something.
+// guard refuses requests that would change something.
 func (p *pages) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
@@ -103,15 +94,12 @@ func (p *pages) guard(next http.Handler) http.Handler {
 		} {
 			w.Header().Set(name, value)
 		}
-		switch {
-		case !p.Known(r.Host):
-			p.refuse(w, &refusal{status: http.StatusMisdirectedRequest, text: web.Unknown(r.Host)})
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
 			p.refuse(w, &refusal{status: http.StatusMethodNotAllowed, text: "The pages only show. What changes something is the command line's."})
-		default:
-			next.ServeHTTP(w, r)
+			return
 		}
+		next.ServeHTTP(w, r)
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"html"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -23,7 +22,6 @@ import (
 
 	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/pgtest"
-	"github.com/callq/callq/internal/web"
 )
 
 const (
@@ -42,7 +40,7 @@ func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
 	t.Helper()
 	s := &site{t: t}
 	handler, err := console.New(console.Config{
-		Pool: pool, Timeout: within, Known: web.KnownHosts(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7460}, "127.0.0.1:7460"),
+		Pool: pool, Timeout: within,
 		Explain: func(err error) (bool, string) {
 			_, away := errors.AsType[*pgconn.ConnectError](err)
 			return away, err.Error()

@@ -3,7 +3,6 @@ package console
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -15,26 +14,13 @@ import (
 // statusBody is the first page.
 type statusBody struct {
 	*admin.Status
-	Notices    []notice
-	Differs    []difference
-	MoreQueues int // how many queues are not shown
+	Notices []notice
 }
 
 // notice tells of something that keeps calls from being made.
 type notice struct{ Text, URL string }
 
-// difference is a setting in which live workers differ.
-type difference struct {
-	Name   string
-	Wanted []admin.Want
-	Holds  string
-}
-
-// Producers may put calls into any number of queues.
-const (
-	mostQueues  = 500
-	mostNotices = 20
-)
+const mostNotices = 20
 
 // The first page may reload itself after this many seconds.
 const (
@@ -54,12 +40,6 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	body := statusBody{Status: s, Notices: notices(s)}
 	if more := len(body.Notices) - mostNotices; more > 0 {
 		body.Notices = append(body.Notices[:mostNotices:mostNotices], notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))})
-	}
-	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		body.Differs = append(body.Differs, difference{"http_task." + key, s.HTTPTask[key], admin.EachOwn})
-	}
-	if body.MoreQueues = max(0, len(s.Queues)-mostQueues); body.MoreQueues > 0 {
-		s.Queues = s.Queues[:mostQueues]
 	}
 	return &page{Template: "status", Title: "Status", Here: "status", Every: every, Body: body}, nil
 }

@@ -29,15 +29,15 @@ func TestHosts(t *testing.T) {
 		{"10.0.0.1", "10.0.0.1:7460", map[string]bool{"callq.internal": true}},
 	} {
 		cfg := web.Config{
-			Metrics: prometheus.NewRegistry(), Pages: http.NotFoundHandler(), // which see for themselves
+			Metrics: prometheus.NewRegistry(), Pages: http.RedirectHandler("/there", http.StatusFound),
 			Known: web.KnownHosts(&net.TCPAddr{IP: net.ParseIP(c.ip), Port: 7460}, c.listen),
 		}
 		for host, known := range c.hosts {
-			want := http.StatusMisdirectedRequest
+			want, page := http.StatusMisdirectedRequest, http.StatusMisdirectedRequest
 			if known {
-				want = http.StatusOK
+				want, page = http.StatusOK, http.StatusFound
 			}
-			for path, want := range map[string]int{"/readyz": want, "/metrics": want, "/livez": http.StatusOK} {
+			for path, want := range map[string]int{"/readyz": want, "/metrics": want, "/calls": page, "/livez": http.StatusOK} {
 				if status, text := ask(t, cfg, http.MethodGet, path, func(r *http.Request) { r.Host = host }); status != want {
 					t.Errorf("on %s, asked for %s of %q: %d, want %d\n%s", c.ip, path, host, status, want, text)
 				}
