@@ -31,7 +31,7 @@ import (
 // Config says what the console shows, and to whom.
 type Config struct {
 	// Pool should be small and the console's own, so that its reads take no connections from claims and calls.
-	Pool *pgxpool.Pool
+	Pool    *pgxpool.Pool
 	Timeout time.Duration // of each page
 	// Explain says whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -40,11 +39,11 @@ WHERE f.n > 0`
 // id. Several who share a row are a multixact: xmax does not say that it is one, but those that exist lie in a range.
 // callq's own take less than two seconds, and are not named where the age of others' transactions is hidden.
 const heldSQL = `
-SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level, age AS took,
+SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level,
     CASE WHEN age IS NULL
     THEN format('%s %s (%s) holds rows of %s running calls (%s); for how long, this role may not see', kind, name, who, calls, ids)
-    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for {took}%s; their outcomes cannot be written meanwhile',
-        kind, name, who, calls, ids, '; it is ' || nullif(does, '')) END AS what,
+    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for %ss%s; their outcomes cannot be written meanwhile',
+        kind, name, who, calls, ids, round(extract(epoch FROM age)), '; it is ' || nullif(does, '')) END AS what,
     CASE WHEN age IS NULL THEN 'run doctor as the tables'' owner, or GRANT pg_monitor to its role'
     WHEN kind = 'session' THEN format('commit it, or SELECT pg_terminate_backend(%s);', name)
     ELSE format('commit it, or ROLLBACK PREPARED %L;', name) END AS fix
@@ -90,14 +89,13 @@ WHERE starts_with(error_message, '` + recovery.IsolatedMessage + `')
 ORDER BY id
 LIMIT 10`
 
-func orphans(ctx context.Context, pool *pgxpool.Pool) (found []Finding, err error) {
+func orphans(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) {
 	o, err := backlog.FindOrphans(ctx, pool, checkTimeout)
 	if o.Calls > 0 {
-		found = one(Problem, fmt.Sprintf("%d calls wait and are in no flow, so no claim finds them", o.Calls), recoverFix)
+		found.add(Problem, recoverFix, "%d calls wait and are in no flow, so no claim finds them", o.Calls)
 	}
 	if o.Flows > 0 {
-		what := fmt.Sprintf("%d flows do not add up, so some of their calls may not be found", o.Flows)
-		found = append(found, one(Problem, what, recoverFix)...)
+		found.add(Problem, recoverFix, "%d flows do not add up, so some of their calls may not be found", o.Flows)
 	}
 	return found, err
 }

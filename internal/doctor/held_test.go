@@ -23,7 +23,7 @@ func TestHeldByAnotherRole(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `SET LOCAL application_name = `+name+`; SELECT FROM call_open FOR UPDATE`); err != nil {
 			t.Fatal(err)
 		}
-		found, err := askSQL(t.Context(), pgtest.AsDaemon(t, pool), heldSQL)
+		found, err := asks(heldSQL)(t.Context(), pgtest.AsDaemon(t, pool))
 		if err != nil || len(found) == 1 != want {
 			t.Errorf("of %s: %+v, %v", name, found, err)
 		}

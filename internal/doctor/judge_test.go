@@ -12,15 +12,15 @@ import (
 func TestJudgements(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		found []Finding
+		found findings
 		level Level // of the first; "": there is none
 		what  string
 		fix   string
 	}{
-		"an old slot":               {judgeHolders([]Holder{{Kind: "replication slot", Name: "s'1", Xids: 5_000_000}}), Problem, "5000000 transactions", "pg_drop_replication_slot('s''1')"},
+		"an old slot":               {judgeHolders([]Holder{{Kind: "replication slot", Name: "s1", Xids: 5_000_000, End: "end it"}}), Problem, "5000000 transactions", "end it"},
 		"a young slot":              {judgeHolders([]Holder{{Kind: "replication slot", Xids: 5}}), "", "", ""},
 		"a young transaction":       {judgeHolders([]Holder{{Kind: "session", Age: time.Second, Xids: 5_000_000}}), "", "", ""},
-		"many old transactions":     {judgeHolders(make30()), Problem, "session 7", "pg_terminate_backend(7)"},
+		"many old transactions":     {judgeHolders(make30()), Problem, "session 7", "end it"},
 		"the rest of them":          {judgeHolders(make30())[10:], Problem, "20 more", "idle_in_transaction"},
 		"clocks that agree":         {compareClocks(-2*time.Millisecond, time.Millisecond), OK, "2ms behind", ""},
 		"clocks that do not":        {compareClocks(2*time.Second, time.Millisecond), Problem, "2s ahead", "NTP"},
@@ -45,7 +45,7 @@ func TestJudgements(t *testing.T) {
 func make30() []Holder {
 	list := make([]Holder, 30)
 	for i := range list {
-		list[i] = Holder{Kind: "session", Name: "7", Age: time.Hour}
+		list[i] = Holder{Kind: "session", Name: "7", Age: time.Hour, End: "end it"}
 	}
 	return list
 }
@@ -85,7 +85,7 @@ func TestServerChecks(t *testing.T) {
 			if _, err := pool.Exec(t.Context(), c.stage); err != nil {
 				t.Fatal(err)
 			}
-			found, err := askSQL(t.Context(), pool, c.sql)
+			found, err := asks(c.sql)(t.Context(), pool)
 			switch {
 			case err != nil:
 				t.Fatal(err)
