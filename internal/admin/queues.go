@@ -133,7 +133,8 @@ func (r *reader) queues(waiting []Waiting) []Queue {
 	return queues
 }
 
-// Failures are read through an index. Calls that ended well are not read, however many there are.
+// Failures are read through an index. Calls that ended well are not read, however many there are. Of queues that are not
+// in force, of which a producer may name any number, those with the most failures are shown.
 const queuesSQL = `
 WITH waiting AS (
     SELECT name, sum(calls) AS waiting, sum(due) AS due
@@ -144,31 +145,28 @@ WITH waiting AS (
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
     FROM call_open GROUP BY 1
 ), failed AS (
-    SELECT name, count(*) AS failed, name IN (SELECT name FROM call_queues) AS in_force
+    SELECT name, count(*) AS failed
     FROM (SELECT coalesce(queue, 'default') AS name FROM call_queue WHERE failed_at > now() - interval '24 hours') c
     GROUP BY name
-), failed_named AS (
-    SELECT name, failed FROM failed WHERE in_force
-    UNION ALL
-    (SELECT name, failed FROM failed WHERE NOT in_force ORDER BY failed DESC, name LIMIT 100)
+    ORDER BY name IN (SELECT name FROM call_queues) DESC, failed DESC, name
+    LIMIT 100 + (SELECT count(*) FROM call_queues)
+), pauses AS (
+    SELECT name, min(reason) FILTER (WHERE key = '') AS paused, nullif(min(until) FILTER (WHERE key = ''), 'infinity') AS paused_until,
+        count(*) FILTER (WHERE key <> '') AS paused_keys
+    FROM call_pauses WHERE what = 'queue' AND until > clock_timestamp() GROUP BY name
 )
-SELECT name, q.name IS NOT NULL AS configured, coalesce(q.limits, '{}') AS limits,
-    coalesce(w.waiting, 0) AS waiting, coalesce(w.due, 0) AS due, coalesce(w.waiting - w.due, 0) AS scheduled,
-    coalesce(o.dispatched, 0) AS dispatched, coalesce(o.running, 0) AS running, coalesce(f.failed, 0) AS failed,
-    p.reason AS paused, nullif(p.until, 'infinity') AS paused_until,
-    coalesce(k.paused, 0) AS paused_keys,
-    coalesce(q.label, '') AS label, coalesce(q.max_attempts, 0) AS max_attempts, coalesce(q.backoff_min, '0') AS backoff_min,
-    coalesce(q.backoff_max, '0') AS backoff_max, coalesce(q.timeout, '0') AS timeout, coalesce(q.on_lost, '') AS on_lost,
-    coalesce(q.hours, '{}') AS hours, clock_timestamp() AS now
+SELECT name, q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits,
+    coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due, coalesce(waiting - due, 0) AS scheduled,
+    coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running, coalesce(failed, 0) AS failed,
+    paused, paused_until, coalesce(paused_keys, 0) AS paused_keys,
+    coalesce(label, '') AS label, coalesce(max_attempts, 0) AS max_attempts, coalesce(backoff_min, '0') AS backoff_min,
+    coalesce(backoff_max, '0') AS backoff_max, coalesce(timeout, '0') AS timeout, coalesce(on_lost, '') AS on_lost,
+    coalesce(hours, '{}') AS hours, clock_timestamp() AS now
 FROM call_queues q
-FULL JOIN waiting w USING (name)
-FULL JOIN open o USING (name)
-FULL JOIN failed_named f USING (name)
-LEFT JOIN (SELECT name, reason, until FROM call_pauses WHERE what = 'queue' AND key = '' AND until > clock_timestamp()) p USING (name)
-LEFT JOIN (
-    SELECT name, count(*) AS paused FROM call_pauses
-    WHERE what = 'queue' AND key <> '' AND until > clock_timestamp() GROUP BY name
-) k USING (name)
+FULL JOIN waiting USING (name)
+FULL JOIN open USING (name)
+FULL JOIN failed USING (name)
+LEFT JOIN pauses USING (name)
 ORDER BY name`
 
 // opening says whether a queue is open. The zero opening belongs to a queue without hours.

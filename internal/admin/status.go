@@ -151,11 +151,6 @@ func (b Budget) Rule() budget.Rule {
 	return budget.Rule{Rate: limit.Rate{Units: b.Units, Window: b.Window}, Burst: b.Burst}
 }
 
-// Holds is what is in force, in the words of the audit.
-func (b Budget) Holds() string {
-	return policy.Budget{Rate: b.Rule().Rate, Burst: b.Burst, OnOutage: b.OnOutage}.String()
-}
-
 func (r *reader) budgets() []Budget {
 	budgets := list[Budget](r, "read budgets", budgetsSQL)
 	for i := range budgets {

@@ -76,7 +76,7 @@ func New(cfg Config) (http.Handler, error) {
 	mux.HandleFunc("/calls/{id}", p.show(p.call))
 	mux.HandleFunc("/limits/{name}", p.show(p.limit))
 	mux.HandleFunc("/queues/{name}", p.show(p.queue))
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { p.refuse(w, notFound("There is no such page.")) })
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { p.refuse(w, notFound("There is no such page."), 0) })
 	return p.guard(mux), nil
 }
 
@@ -96,7 +96,7 @@ func (p *pages) guard(next http.Handler) http.Handler {
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
-			p.refuse(w, &refusal{status: http.StatusMethodNotAllowed, text: "The pages only show. What changes something is the command line's."})
+			p.refuse(w, &refusal{http.StatusMethodNotAllowed, "The pages only show. What changes something is the command line's."}, 0)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -116,24 +116,24 @@ type page struct {
 type refusal struct {
 	status int
 	text   string
-	every  int // seconds after which the browser asks again; 0: never
 }
 
 func (r *refusal) Error() string { return r.text }
 
 func notFound(format string, args ...any) *refusal {
-	return &refusal{status: http.StatusNotFound, text: fmt.Sprintf(format, args...)}
+	return &refusal{http.StatusNotFound, fmt.Sprintf(format, args...)}
 }
 
 func badAddress(format string, args ...any) *refusal {
-	return &refusal{status: http.StatusBadRequest, text: "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
+	return &refusal{http.StatusBadRequest, "The address is wrong: " + fmt.Sprintf(format, args...) + "."}
 }
 
 // show is the handler of a page, whose address may have these parameters. read finds them in the request's Form.
 func (p *pages) show(read func(context.Context, *http.Request) (*page, error), parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if wrong := checkAddress(r, parameters); wrong != nil {
-			p.refuse(w, wrong)
+		every, err := checkAddress(r, parameters)
+		if err != nil {
+			p.refuse(w, p.refusalOf(r, err), 0)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)
@@ -142,38 +142,46 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error), p
 		switch {
 		case r.Context().Err() != nil: // the client has gone
 		case err != nil:
-			why := p.refusalOf(r, err)
-			if why.status == http.StatusServiceUnavailable { // a page that reloads itself goes on
-				why.every, _ = everyOf(r)
-			}
-			p.refuse(w, why)
+			p.refuse(w, p.refusalOf(r, err), every) // a page that reloads itself goes on
 		default:
+			shown.Every = every
 			p.write(w, http.StatusOK, shown)
 		}
 	}
 }
 
-// checkAddress parses the request's Form. Each parameter may be given once. A text that Postgres would not accept names
-// nothing that it has.
-func checkAddress(r *http.Request, parameters []string) *refusal {
+// A page may reload itself after so many seconds.
+const (
+	leastEvery = 2
+	mostEvery  = 3600
+)
+
+// checkAddress parses the request's Form, and returns the parameter every; 0: it is not given. Each parameter may be given
+// once. A text that Postgres would not accept names nothing that it has.
+func checkAddress(r *http.Request, parameters []string) (every int, err error) {
 	isText := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 	if err := r.ParseForm(); err != nil {
-		return badAddress("what follows the ? is not a query: %v", err)
+		return 0, badAddress("what follows the ? is not a query: %v", err)
 	}
 	if !isText(r.URL.Path) {
-		return notFound("There is nothing of this name: it is not valid UTF-8.")
+		return 0, notFound("There is nothing of this name: it is not valid UTF-8.")
 	}
 	for name, values := range r.Form {
 		switch {
 		case !slices.Contains(parameters, name):
-			return badAddress("there is no parameter %q here", name)
+			return 0, badAddress("there is no parameter %q here", name)
 		case len(values) > 1:
-			return badAddress("%s is given %d times", name, len(values))
+			return 0, badAddress("%s is given %d times", name, len(values))
 		case !isText(values[0]):
-			return badAddress("%s is not valid UTF-8, which every call's is", name)
+			return 0, badAddress("%s is not valid UTF-8, which every call's is", name)
 		}
 	}
-	return nil
+	if text := r.Form.Get("every"); text != "" {
+		if every, err = strconv.Atoi(text); err != nil || every < leastEvery || every > mostEvery {
+			return 0, badAddress("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
+		}
+	}
+	return every, nil
 }
 
 // refusalOf says what is wrong and what to do. It logs what can only be a fault of callq or of its set-up.
@@ -188,21 +196,21 @@ func (p *pages) refusalOf(r *http.Request, err error) *refusal {
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), code == "57014": // cancelled, as statement_timeout does
-		return &refusal{status: http.StatusServiceUnavailable, text: fmt.Sprintf("Postgres did not answer within %s.", p.Timeout)}
+		return &refusal{http.StatusServiceUnavailable, fmt.Sprintf("Postgres did not answer within %s.", p.Timeout)}
 	case away:
-		return &refusal{status: http.StatusServiceUnavailable, text: "Postgres cannot be reached: " + text}
+		return &refusal{http.StatusServiceUnavailable, "Postgres cannot be reached: " + text}
 	case code == "42P01" || code == "42703" || code == "42883": // no such table, column, function
-		return &refusal{status: http.StatusServiceUnavailable, text: "The database has not the schema of this callq: `callq doctor` says more. " + text}
+		return &refusal{http.StatusServiceUnavailable, "The database has not the schema of this callq: `callq doctor` says more. " + text}
 	}
 	p.Logger.ErrorContext(r.Context(), "page not shown", "path", r.URL.Path, "err", err)
 	if code == "42501" {
 		text += "; `callq migrate roles` grants what callq's roles need"
 	}
-	return &refusal{status: http.StatusInternalServerError, text: "This page cannot be shown: " + text}
+	return &refusal{http.StatusInternalServerError, "This page cannot be shown: " + text}
 }
 
-func (p *pages) refuse(w http.ResponseWriter, r *refusal) {
-	p.write(w, r.status, &page{Template: "refusal", Title: http.StatusText(r.status), Every: r.every, Body: r.text})
+func (p *pages) refuse(w http.ResponseWriter, r *refusal, every int) {
+	p.write(w, r.status, &page{Template: "refusal", Title: http.StatusText(r.status), Every: every, Body: r.text})
 }
 
 // write renders a page, and then sends it whole.

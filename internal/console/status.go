@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/callq/callq/internal/admin"
@@ -22,17 +21,7 @@ type notice struct{ Text, URL string }
 
 const mostNotices = 20
 
-// The first page may reload itself after this many seconds.
-const (
-	leastEvery = 2
-	mostEvery  = 3600
-)
-
-func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
-	every, err := everyOf(r)
-	if err != nil {
-		return nil, err
-	}
+func (p *pages) status(ctx context.Context, _ *http.Request) (*page, error) {
 	s, err := admin.ReadStatus(ctx, p.Pool)
 	if err != nil {
 		return nil, err
@@ -41,19 +30,7 @@ func (p *pages) status(ctx context.Context, r *http.Request) (*page, error) {
 	if more := len(body.Notices) - mostNotices; more > 0 {
 		body.Notices = append(body.Notices[:mostNotices:mostNotices], notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))})
 	}
-	return &page{Template: "status", Title: "Status", Here: "status", Every: every, Body: body}, nil
-}
-
-func everyOf(r *http.Request) (int, error) {
-	text := r.Form.Get("every")
-	if text == "" {
-		return 0, nil
-	}
-	every, err := strconv.Atoi(text)
-	if err != nil || every < leastEvery || every > mostEvery {
-		return 0, badAddress("every is %q, and not a number of seconds from %d to %d", text, leastEvery, mostEvery)
-	}
-	return every, nil
+	return &page{Template: "status", Title: "Status", Here: "status", Body: body}, nil
 }
 
 // notices returns what an operator should know at once, the worst first.
