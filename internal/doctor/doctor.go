@@ -39,6 +39,15 @@ func (f *findings) add(level Level, fix, what string, args ...any) {
 	*f = append(*f, Finding{Level: level, What: fmt.Sprintf(what, args...), Fix: fix})
 }
 
+// judge adds that all is well, or what is not.
+func (f *findings) judge(well bool, is, problem, fix string) {
+	if well {
+		f.add(OK, "", "%s", is)
+	} else {
+		f.add(Problem, fix, "%s", problem)
+	}
+}
+
 // of are the findings of a check. Where there are none, all is well.
 func (f findings) of(check string) findings {
 	if len(f) == 0 {
@@ -91,7 +100,10 @@ func schemaChecks() []check {
 	}
 }
 
-const checkTimeout = 5 * time.Second
+const (
+	checkTimeout = 5 * time.Second
+	namedMost    = 10 // of one kind that get a finding of their own
+)
 
 // Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
 // error only if Postgres cannot be reached.

@@ -39,15 +39,13 @@ func clocks(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 
 // compareClocks judges by how much Postgres's clock is ahead, give or take within.
 func compareClocks(ahead, within time.Duration) (found findings) {
-	where, level, fix := "ahead of", OK, ""
+	where := "ahead of"
 	if ahead < 0 {
 		where = "behind"
 	}
-	if ahead.Abs()-within > clockDifference {
-		level, fix = Problem, "have NTP (chrony) keep both; limits and run_at use Postgres's. Before you set that forward, "+
-			"pause the limits for their longest window: callq limits pause NAME --for …"
-	}
-	found.add(level, fix, "Postgres's clock is %s %s this machine's, give or take %s", tidy(ahead.Abs()), where, tidy(within))
+	what := fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s", tidy(ahead.Abs()), where, tidy(within))
+	found.judge(ahead.Abs()-within <= clockDifference, what, what, "have NTP (chrony) keep both; limits and run_at use Postgres's. "+
+		"Before you set that forward, pause the limits for their longest window: callq limits pause NAME --for …")
 	return found
 }
 
@@ -162,30 +160,22 @@ func readRedis(text string) findings {
 	var major, minor int
 	if _, err := fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor); err != nil {
 		version.add(Note, "see that it is 6.2 or newer", "Redis does not tell its version")
-	} else if major < 6 || major == 6 && minor < 2 {
-		version.add(Problem, "upgrade it to 6.2 or newer", "Redis is %s", info["redis_version"])
 	} else {
-		version.add(OK, "", "%s", info["redis_version"])
+		version.judge(major > 6 || major == 6 && minor >= 2, info["redis_version"], "Redis is "+info["redis_version"], "upgrade it to 6.2 or newer")
 	}
-	switch policy := info["maxmemory_policy"]; policy {
-	case "noeviction":
-		eviction.add(OK, "", "%s", policy)
-	case "":
+	if policy := info["maxmemory_policy"]; policy == "" {
 		eviction.add(Note, "see that it is noeviction", "Redis does not tell its maxmemory-policy")
-	default:
-		eviction.add(Problem, "redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf",
-			"maxmemory-policy is %s: calls that were handed over may be evicted, and are then late by seconds", policy)
+	} else {
+		eviction.judge(policy == "noeviction", policy,
+			"maxmemory-policy is "+policy+": calls that were handed over may be evicted, and are then late by seconds",
+			"redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf")
 	}
 	used, _ := strconv.ParseInt(info["used_memory"], 10, 64) // 0: it does not say
 	most, _ := strconv.ParseInt(info["maxmemory"], 10, 64)
-	switch {
-	case most == 0:
-		memory.add(OK, "", "%s used", Size(used))
-	case used <= most/10*9:
-		memory.add(OK, "", "%s used of %s", Size(used), Size(most))
-	default:
-		memory.add(Problem, "raise maxmemory, or move what else is in this Redis: callq needs a few megabytes",
-			"%s used of %s", Size(used), Size(most))
+	is := Size(used) + " used"
+	if most > 0 {
+		is += " of " + Size(most)
 	}
+	memory.judge(most == 0 || used <= most/10*9, is, is, "raise maxmemory, or move what else is in this Redis: callq needs a few megabytes")
 	return slices.Concat(version.of("redis version"), eviction.of("redis eviction"), memory.of("redis memory"))
 }

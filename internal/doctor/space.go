@@ -166,17 +166,14 @@ func oldSnapshots(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 	return judgeHolders(holders), err
 }
 
-// shownMost is how many old snapshots get a finding of their own.
-const shownMost = 10
-
 func judgeHolders(holders []Holder) (found findings) {
 	old := slices.DeleteFunc(holders, func(h Holder) bool {
 		return h.Age < oldAge && (h.Kind != "replication slot" || h.Xids < oldXids)
 	})
-	for _, h := range old[:min(len(old), shownMost)] {
+	for _, h := range old[:min(len(old), namedMost)] {
 		found.add(Problem, h.End, "%s; what callq leaves behind cannot be vacuumed meanwhile", h)
 	}
-	if more := len(old) - shownMost; more > 0 {
+	if more := len(old) - namedMost; more > 0 {
 		found.add(Problem, "see pg_stat_activity and pg_prepared_xacts; set idle_in_transaction_session_timeout", "%d more hold old snapshots", more)
 	}
 	return found

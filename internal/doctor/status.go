@@ -15,26 +15,13 @@ import (
 
 // status judges what `callq status` shows: which processes are alive and whether they agree, which calls nobody takes,
 // and which limits are shut.
-func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
+func status(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 	s, err := admin.ReadStatus(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
-	for _, part := range []struct {
-		name  string
-		judge func(*admin.Status) findings
-	}{
-		{"workers", workers},
-		{"dispatchers", dispatchers},
-		{"rules", otherPolicy},
-		{"http settings", httpSettings},
-		{"tasks", tasks},
-		{"queues", queues},
-		{"limits", limits},
-	} {
-		all = append(all, part.judge(s).of(part.name)...)
-	}
-	return all, nil
+	return slices.Concat(workers(s).of("workers"), dispatchers(s).of("dispatchers"), otherPolicy(s).of("rules"),
+		httpSettings(s).of("http settings"), tasks(s).of("tasks"), queues(s).of("queues"), limits(s).of("limits")), nil
 }
 
 func workers(s *admin.Status) (found findings) {
@@ -44,21 +31,14 @@ func workers(s *admin.Status) (found findings) {
 			live, slots, running = live+1, slots+w.Slots, running+w.Running
 		}
 	}
-	if live == 0 {
-		found.add(Problem, "callq serve, or callq work", "no worker is alive: nothing is sent")
-	} else {
-		found.add(OK, "", "%d live, %d of %d slots in use", live, running, slots)
-	}
+	found.judge(live > 0, fmt.Sprintf("%d live, %d of %d slots in use", live, running, slots),
+		"no worker is alive: nothing is sent", "callq serve, or callq work")
 	return found
 }
 
 func dispatchers(s *admin.Status) (found findings) {
-	if live := len(s.Dispatchers); live > 0 {
-		found.add(OK, "", "%d live", live)
-	} else {
-		found.add(Problem, "callq serve, or callq dispatch (or callq dispatch --once each minute, from cron)",
-			"no dispatcher is alive: nothing is claimed")
-	}
+	found.judge(len(s.Dispatchers) > 0, fmt.Sprintf("%d live", len(s.Dispatchers)), "no dispatcher is alive: nothing is claimed",
+		"callq serve, or callq dispatch (or callq dispatch --once each minute, from cron)")
 	return found
 }
 
@@ -82,9 +62,6 @@ func httpSettings(s *admin.Status) (found findings) {
 	}
 	return found
 }
-
-// namedMost is how many tasks or queues get a finding of their own: those with the most calls.
-const namedMost = 10
 
 // tasks are those of waiting calls that no live worker handles, or none that carries their queue's label.
 func tasks(s *admin.Status) (found findings) {
