@@ -76,7 +76,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/backlog", "internal/policy", "internal/recovery", "internal/admin", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/handoff", "internal/ledger", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{

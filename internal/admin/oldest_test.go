@@ -65,15 +65,15 @@ func TestReadOldest(t *testing.T) {
 func TestOldestBehindMany(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_queue (queue, key, run_at) SELECT 'q', 'k' || i, now() - interval '1 h' + i * interval '1 ms' FROM generate_series(1, 12000) i`)
+	exec(t, pool, `INSERT INTO call_queue (queue, key, run_at) SELECT 'q', 'k' || i, now() - interval '1 h' + i * interval '1 ms' FROM generate_series(1, 4000) i`)
 	takeIn(t, pool, "q")
-	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id <= 11000`)
+	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id <= 3600`)
 	if oldest, err := collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL); err != nil || len(oldest) > 0 {
 		t.Errorf("the oldest is %+v, %v", oldest, err)
 	}
 	exec(t, pool, `VACUUM ANALYZE`)
 	settings := map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
-	if n := pgtest.Work(t, pool, settings, oldestSQL); n > 3*12000 {
-		t.Errorf("to look at the first of 12,000 chunks, plans handled %d", n)
+	if n := pgtest.Work(t, pool, settings, oldestSQL); n > 3*4000 {
+		t.Errorf("to look at the first of 4,000 chunks, plans handled %d", n)
 	}
 }

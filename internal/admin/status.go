@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/budget"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
@@ -170,14 +169,8 @@ type Want struct {
 // EachOwn is what holds of http_task where workers differ.
 const EachOwn = "of a call, what the worker says that it comes to"
 
-// HTTPDifferences returns the settings of http_task in which live workers differ, with what each has, the oldest first.
-// Of secrets it has names and hosts, never a value.
-func HTTPDifferences(ctx context.Context, db ledger.DB) (map[string][]Want, error) {
-	r := &reader{ctx: ctx, db: db}
-	wants := r.httpDifferences()
-	return wants, r.err
-}
-
+// httpDifferences are the settings of http_task in which live workers differ, with what each has, the oldest first. Of
+// secrets they have names and hosts, never a value.
 func (r *reader) httpDifferences() map[string][]Want {
 	wants := map[string][]Want{}
 	for _, row := range list[struct {

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/internal/ledger"
 )
 
 // Level says how bad a finding is.
@@ -148,8 +150,8 @@ func (c check) run(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 }
 
 // collect runs a query and returns its rows. A field without a column keeps its zero value.
-func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) ([]T, error) {
-	rows, err := pool.Query(ctx, sql, args...)
+func collect[T any](ctx context.Context, db ledger.DB, sql string, args ...any) ([]T, error) {
+	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

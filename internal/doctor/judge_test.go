@@ -53,6 +53,7 @@ func make30() []Holder {
 // What no test can stage on a server that it shares: the test's own schema stands before Postgres's catalog.
 func TestServerChecks(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.NewWith(t, map[string]string{"search_path": "public, pg_catalog"})
 	setting := func(name, value, source string) string {
 		return `CREATE TABLE pg_settings AS SELECT '` + name + `' AS name, '` + value + `' AS setting, '` + source + `' AS source;`
 	}
@@ -80,12 +81,15 @@ func TestServerChecks(t *testing.T) {
 		"enough connections": {sessions("50", "100"), connectionsSQL, OK, "50 of 97", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.NewWith(t, map[string]string{"search_path": "public, pg_catalog"})
-			if _, err := pool.Exec(t.Context(), c.stage); err != nil {
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
 				t.Fatal(err)
 			}
-			found, err := asks(c.sql)(t.Context(), pool)
+			defer tx.Rollback(t.Context())
+			if _, err := tx.Exec(t.Context(), c.stage); err != nil {
+				t.Fatal(err)
+			}
+			found, err := collect[Finding](t.Context(), tx, c.sql)
 			switch {
 			case err != nil:
 				t.Fatal(err)

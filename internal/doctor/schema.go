@@ -79,11 +79,15 @@ func version(ctx context.Context, pool *pgxpool.Pool) (found findings, err error
 }
 
 // drift compares the schema with what the migrations make of it.
-func drift(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) {
+func drift(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 	actual, err := collect[part](ctx, pool, fingerprintSQL)
 	if err != nil {
 		return nil, err
 	}
+	return judgeSchema(actual), nil
+}
+
+func judgeSchema(actual []part) (found findings) {
 	is := map[string]string{}
 	for _, p := range actual {
 		is[p.Name] = p.Hash
@@ -100,7 +104,7 @@ func drift(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) 
 		}
 		found.add(Problem, "compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then "+recoverFix, "%s", what)
 	}
-	return found, nil
+	return found
 }
 
 // Whether a superuser owns callq's tables or functions: some functions run with their owner's rights.
