@@ -51,7 +51,8 @@ WITH asked AS (
     SELECT l.*, a.since, shape ->> 'algorithm' = 'token_bucket' AS bucket
     FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN call_limits l USING (name)
 ), units AS (
-    SELECT u.name, u.key, u.cost, o.epoch <> a.epoch AS former, CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at,
+    SELECT u.name, u.key, u.cost, o.epoch <> a.epoch AS former,
+        CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at,
         CASE WHEN bucket THEN least(until, now() + interval '100 years') END AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)

@@ -91,7 +91,8 @@ const openSQL = `
 SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker, takers, slots
 FROM call_open o
 CROSS JOIN LATERAL (
-    SELECT count(*) AS takers, coalesce(sum(slots), 0) AS slots FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)
+    SELECT count(*) AS takers, coalesce(sum(slots), 0) AS slots
+    FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)
 ) w
 WHERE call_id = $1`
 
@@ -101,8 +102,9 @@ WITH handle AS (
     FROM call_workers LEFT JOIN call_queues ON name = $1
     WHERE callq_alive(heartbeat_at) AND $2::text = ANY(tasks)
 )
-SELECT q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits, coalesce(label, '') AS label, coalesce(hours, '{}') AS hours,
-    handle, fit, slots, running, (SELECT count(*) FROM call_dispatchers WHERE callq_alive(heartbeat_at)) AS dispatchers
+SELECT q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits, coalesce(label, '') AS label,
+    coalesce(hours, '{}') AS hours, handle, fit, slots, running,
+    (SELECT count(*) FROM call_dispatchers WHERE callq_alive(heartbeat_at)) AS dispatchers
 FROM (
     SELECT count(*) AS handle, count(*) FILTER (WHERE fits) AS fit, coalesce(sum(slots) FILTER (WHERE fits), 0) AS slots,
         (SELECT count(*) FROM call_open o JOIN handle h ON h.id = o.worker WHERE h.fits AND o.started_at IS NOT NULL) AS running
@@ -160,7 +162,8 @@ func (c *circumstances) explainDispatched() {
 	case o.Takers == 0:
 		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
 	case o.Slots == 0:
-		c.add("workers_paused", nil, "it was handed to the workers %s, and the Asynq queue of its workers is paused: resume it in Asynqmon", o.Pool)
+		c.add("workers_paused", nil, "it was handed to the workers %s, and the Asynq queue of its workers is paused: resume it in Asynqmon",
+			o.Pool)
 	default:
 		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back",
 			o.Pool, Ago(c.now, o.HandedAt))
@@ -247,7 +250,8 @@ func (c *circumstances) explainLimit(l Limit) {
 		c.add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
 			whose, l.Occupied, l.InAll(), units)
 	default:
-		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d", whose, l.Occupied, l.InAll(), l.Rate, units)
+		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d",
+			whose, l.Occupied, l.InAll(), l.Rate, units)
 		if l.OpensAt != nil {
 			text += "; the next comes free at about " + Instant(l.OpensAt)
 		}

@@ -28,7 +28,8 @@ func (p *pages) status(ctx context.Context, _ *http.Request) (*page, error) {
 	}
 	body := statusBody{Status: s, Notices: notices(s)}
 	if more := len(body.Notices) - mostNotices; more > 0 {
-		body.Notices = append(body.Notices[:mostNotices:mostNotices], notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))})
+		last := notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))}
+		body.Notices = append(body.Notices[:mostNotices:mostNotices], last)
 	}
 	return &page{Template: "status", Title: "Status", Here: "status", Body: body}, nil
 }

@@ -49,7 +49,8 @@ func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", number(len(text)))
+	return strings.ToValidUTF8(text[:most], "") +
+		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", number(len(text)))
 }
 
 func indented(data json.RawMessage) string {

@@ -66,8 +66,7 @@ func tidy(d time.Duration) time.Duration {
 const clockStepsSQL = `
 SELECT 'note' AS level,
     format('Postgres''s clock was set forward by %ss at %s: windows of limit %s are longer by as much until %s',
-        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), to_char(g.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), l.name,
-        to_char(e.until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')) AS what,
+        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name, date_trunc('second', e.until)) AS what,
     'nothing: what was used before the step counts for as long as it would have' AS fix
 FROM call_clock_gains g
 CROSS JOIN call_limits l
@@ -79,7 +78,7 @@ WHERE g.by > '0' AND l.window_size > '0' AND e.until > clock_timestamp()
 UNION ALL
 SELECT 'problem',
     format('Postgres''s clock was set back: units of limit %s were used up to %ss ahead of it, and count until %s',
-        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())), to_char((max(u.bucket) + l.window_size * 1.001) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')),
+        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())), date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
     'it ends by itself; have NTP (chrony) slew the clock rather than step it'
 FROM call_limits l
 JOIN call_usage u ON u.limit_name = l.name
@@ -161,7 +160,8 @@ func readRedis(text string) findings {
 	if _, err := fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor); err != nil {
 		version.add(Note, "see that it is 6.2 or newer", "Redis does not tell its version")
 	} else {
-		version.judge(major > 6 || major == 6 && minor >= 2, info["redis_version"], "Redis is "+info["redis_version"], "upgrade it to 6.2 or newer")
+		version.judge(major > 6 || major == 6 && minor >= 2, info["redis_version"],
+			"Redis is "+info["redis_version"], "upgrade it to 6.2 or newer")
 	}
 	if policy := info["maxmemory_policy"]; policy == "" {
 		eviction.add(Note, "see that it is noeviction", "Redis does not tell its maxmemory-policy")
@@ -176,6 +176,7 @@ func readRedis(text string) findings {
 	if most > 0 {
 		is += " of " + Size(most)
 	}
-	memory.judge(most == 0 || used <= most/10*9, is, is, "raise maxmemory, or move what else is in this Redis: callq needs a few megabytes")
+	memory.judge(most == 0 || used <= most/10*9, is, is,
+		"raise maxmemory, or move what else is in this Redis: callq needs a few megabytes")
 	return slices.Concat(version.of("redis version"), eviction.of("redis eviction"), memory.of("redis memory"))
 }

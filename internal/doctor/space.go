@@ -174,7 +174,8 @@ func judgeHolders(holders []Holder) (found findings) {
 		found.add(Problem, h.End, "%s; what callq leaves behind cannot be vacuumed meanwhile", h)
 	}
 	if more := len(old) - namedMost; more > 0 {
-		found.add(Problem, "see pg_stat_activity and pg_prepared_xacts; set idle_in_transaction_session_timeout", "%d more hold old snapshots", more)
+		found.add(Problem, "see pg_stat_activity and pg_prepared_xacts; set idle_in_transaction_session_timeout",
+			"%d more hold old snapshots", more)
 	}
 	return found
 }

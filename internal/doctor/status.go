@@ -100,8 +100,8 @@ func limits(s *admin.Status) (found findings) {
 		case l.Idle():
 			continue
 		case l.MissingUntil != nil && l.KnownAt != nil:
-			found.add(Note, opens, "what was left of limit %s at %s counts as used until %s: %s, and of what was given out last some may be missing",
-				l.Name, admin.Instant(l.KnownAt), until, lost)
+			found.add(Note, opens, "what was left of limit %s at %s counts as used until %s: %s, and of what was given out last "+
+				"some may be missing", l.Name, admin.Instant(l.KnownAt), until, lost)
 		case l.MissingUntil != nil:
 			found.add(Problem, opens, "limit %s is shut until %s: of what was sent before, some may be missing (%s, or retention had "+
 				"removed it before the limit was as it is)", l.Name, until, lost)
