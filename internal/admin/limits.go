@@ -103,8 +103,7 @@ func (l Limit) stateUntil(state string) string {
 // LimitDetails is a limit with what became of it.
 type LimitDetails struct {
 	Limit
-	Pauses  []Pause  `json:"pauses"`
-	Changes []Change `json:"changes"` // newest first
+	History
 }
 
 // ReadLimit reads a limit by its name; nil: there is none.
@@ -114,7 +113,7 @@ func ReadLimit(ctx context.Context, db ledger.DB, name string) (*LimitDetails, e
 	if r.err != nil || len(limits) == 0 {
 		return nil, r.err
 	}
-	d := &LimitDetails{Limit: limits[0], Pauses: r.pauses("limit", name), Changes: r.changes("limit", name)}
+	d := &LimitDetails{limits[0], r.history("limit", name)}
 	return d, r.err
 }
 
@@ -168,7 +167,13 @@ LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' A
 WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ORDER BY l.name`
 
-// Pause is a pause that has not ended.
+// History is what became of a limit or queue.
+type History struct {
+	Pauses  []Pause  `json:"pauses"`  // that have not ended
+	Changes []Change `json:"changes"` // the last, newest first
+}
+
+// Pause is a pause of all calls or of a key.
 type Pause struct {
 	What   string     `json:"-" db:"what"` // limit or queue
 	Name   string     `json:"-" db:"name"`
@@ -179,15 +184,27 @@ type Pause struct {
 	By     string     `json:"by" db:"by"`
 }
 
-// pauses reads the pauses of a limit or queue: what is "limit" or "queue".
-func (r *reader) pauses(what, name string) []Pause {
-	return list[Pause](r, "read pauses", pausesSQL+` AND what = $1 AND name = $2 ORDER BY key LIMIT 1000`, what, name)
+// Change is an entry of the audit.
+type Change struct {
+	At     time.Time `json:"at" db:"at"`
+	By     string    `json:"by" db:"by"`
+	Change string    `json:"change" db:"change"`
+}
+
+// history reads what became of a limit or queue: what is "limit" or "queue".
+func (r *reader) history(what, name string) History {
+	return History{
+		list[Pause](r, "read pauses", pausesSQL+` AND what = $1 AND name = $2 ORDER BY key LIMIT 1000`, what, name),
+		list[Change](r, "read the audit", auditSQL, what, name),
+	}
 }
 
 const pausesSQL = `
 SELECT what, name, key, nullif(until, 'infinity') AS until, reason, at, by
 FROM call_pauses
 WHERE until > clock_timestamp()`
+
+const auditSQL = `SELECT at, by, change FROM call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
 
 // keysPaused is what a state adds where keys are paused alone.
 func keysPaused(n int64) string {
@@ -199,17 +216,3 @@ func keysPaused(n int64) string {
 	}
 	return fmt.Sprintf(", %d keys paused", n)
 }
-
-// Change is a change of a limit or queue.
-type Change struct {
-	At     time.Time `json:"at" db:"at"`
-	By     string    `json:"by" db:"by"`
-	Change string    `json:"change" db:"change"`
-}
-
-// changes reads the last changes of a limit or queue, newest first.
-func (r *reader) changes(what, name string) []Change {
-	return list[Change](r, "read the audit", auditSQL, what, name)
-}
-
-const auditSQL = `SELECT at, by, change FROM call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`

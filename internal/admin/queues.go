@@ -73,14 +73,15 @@ func (q Queue) Holds() string {
 
 // StateText says whether the queue is paused or outside its hours, and until when.
 func (q Queue) StateText() string {
-	state := q.opening.String()
-	switch {
-	case q.PausedUntil != nil:
-		state = "paused until " + Instant(q.PausedUntil) + ": " + Short(*q.Paused)
-	case q.Paused != nil:
-		state = "paused: " + Short(*q.Paused)
+	if q.Paused == nil {
+		return q.opening.String() + keysPaused(q.PausedKeys)
 	}
-	if q.Paused != nil && q.opening.holdsUp() {
+	state := "paused"
+	if q.PausedUntil != nil {
+		state += " until " + Instant(q.PausedUntil)
+	}
+	state += ": " + Short(*q.Paused)
+	if q.opening.holdsUp() {
 		state += ", " + q.opening.String()
 	}
 	return state + keysPaused(q.PausedKeys)
@@ -89,9 +90,8 @@ func (q Queue) StateText() string {
 // QueueDetails is a queue with what waits in it and what became of it.
 type QueueDetails struct {
 	Queue
-	Tasks   []Waiting // waiting calls by task
-	Pauses  []Pause
-	Changes []Change // newest first
+	Tasks []Waiting // waiting calls by task
+	History
 }
 
 // ReadQueue reads a queue that is in force or that calls wait in; nil: it is neither.
@@ -101,7 +101,7 @@ func ReadQueue(ctx context.Context, pool *pgxpool.Pool, name string) (d *QueueDe
 		for _, q := range r.queues(waiting) {
 			if q.Name == name {
 				tasks := slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Queue != name })
-				d = &QueueDetails{q, tasks, r.pauses("queue", name), r.changes("queue", name)}
+				d = &QueueDetails{q, tasks, r.history("queue", name)}
 			}
 		}
 	})
