@@ -151,7 +151,8 @@ WITH waiting AS (
     ORDER BY name IN (SELECT name FROM call_queues) DESC, failed DESC, name
     LIMIT 100 + (SELECT count(*) FROM call_queues)
 ), pauses AS (
-    SELECT name, min(reason) FILTER (WHERE key = '') AS paused, nullif(min(until) FILTER (WHERE key = ''), 'infinity') AS paused_until,
+    SELECT name, min(reason) FILTER (WHERE key = '') AS paused,
+        nullif(min(until) FILTER (WHERE key = ''), 'infinity') AS paused_until,
         count(*) FILTER (WHERE key <> '') AS paused_keys
     FROM call_pauses WHERE what = 'queue' AND until > clock_timestamp() GROUP BY name
 )

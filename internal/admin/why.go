@@ -162,7 +162,7 @@ func (c *circumstances) explainDispatched() {
 	case o.Takers == 0:
 		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
 	case o.Slots == 0:
-		c.add("workers_paused", nil, "it was handed to the workers %s, and the Asynq queue of its workers is paused: resume it in Asynqmon",
+		c.add("workers_paused", nil, "it was handed to the workers %s, and their Asynq queue is paused: resume it in Asynqmon",
 			o.Pool)
 	default:
 		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back",

@@ -200,7 +200,8 @@ func (p *pages) refusalOf(r *http.Request, err error) *refusal {
 	case away:
 		return &refusal{http.StatusServiceUnavailable, "Postgres cannot be reached: " + text}
 	case code == "42P01" || code == "42703" || code == "42883": // no such table, column, function
-		return &refusal{http.StatusServiceUnavailable, "The database has not the schema of this callq: `callq doctor` says more. " + text}
+		text = "The database has not the schema of this callq: `callq doctor` says more. " + text
+		return &refusal{http.StatusServiceUnavailable, text}
 	}
 	p.Logger.ErrorContext(r.Context(), "page not shown", "path", r.URL.Path, "err", err)
 	if code == "42501" {

@@ -20,16 +20,17 @@ FROM (
     SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timestamp() - interval '10 seconds') AS lost,
         count(*) FILTER (WHERE started_at IS NULL AND start_by < clock_timestamp() - interval '10 seconds'
             AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at))) AS unstarted,
-        count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp() AND started_at < clock_timestamp() - interval '10 seconds'
-            - (SELECT timeout FROM call_queues q WHERE q.name = o.queue)) AS long,
+        count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp()
+            AND started_at < clock_timestamp() - interval '10 seconds' - (SELECT timeout FROM call_queues q WHERE q.name = o.queue)) AS long,
         'start a dispatcher (callq serve, callq dispatch), or ` + recoverFix + ` once; if dispatchers are alive, see their logs' AS fix
     FROM call_open o
 ) o
 CROSS JOIN LATERAL (VALUES
     (lost, '%s attempts are past their deadline and still open: their workers were lost', fix),
-    (long, '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though their '
-        'contexts have ended',
-        'have them return when ctx ends, raise the queue''s timeout, or restart their workers: callq calls list --status dispatched'),
+    (long, '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though '
+        'their contexts have ended',
+        'have them return when ctx ends, raise the queue''s timeout, or restart their workers: '
+        'callq calls list --status dispatched'),
     (unstarted, '%s attempts were handed over, not started in time, and still hold their units', fix)
 ) f (n, what, fix)
 WHERE f.n > 0`
@@ -51,7 +52,8 @@ FROM (
     SELECT kind, name, who, does, age, count(DISTINCT id) AS calls, array_to_string((array_agg(DISTINCT id))[:10], ', ') AS ids
     FROM (
         SELECT r.id, CASE WHEN p.gid IS NULL THEN 'session' ELSE 'prepared transaction' END AS kind,
-            coalesce(p.gid, a.pid::text) AS name, coalesce(p.owner::text, concat_ws(', ', a.usename, nullif(a.application_name, ''))) AS who,
+            coalesce(p.gid, a.pid::text) AS name,
+            coalesce(p.owner::text, concat_ws(', ', a.usename, nullif(a.application_name, ''))) AS who,
             concat_ws(': ', a.state, left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)) AS does,
             clock_timestamp() - coalesce(p.prepared, a.xact_start) AS age, a.application_name AS application
         FROM (
@@ -130,9 +132,9 @@ WHERE late > early`
 // newest calls stand for the latest ones: the ledger has no index by time.
 const lateSQL = `
 SELECT 'problem' AS level,
-    format('of the last %s attempts of queue %s, %s were not sent: the worker was too late', a.all_of, left(a.queue, 160), a.late) AS what,
-    CASE WHEN l.name IS NOT NULL THEN format('raise send_within of limit %s, which is %s, in the configuration; or ', l.name, l.send_within)
-    ELSE '' END || 'callq work on more machines' AS fix
+    format('of the last %s attempts of queue %s, %s were not sent: the worker was too late', all_of, left(queue, 160), late) AS what,
+    coalesce('raise send_within of limit ' || l.name || ', which is ' || l.send_within || ', in the configuration; or ', '')
+        || 'callq work on more machines' AS fix
 FROM (
     SELECT queue, count(*) AS all_of, count(*) FILTER (WHERE outcome = 'not_sent') AS late
     FROM (

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 // What no test can stage on servers that it shares: judged from what they would say.
 func TestJudgements(t *testing.T) {
 	t.Parallel()
+	old := slices.Repeat([]Holder{{Kind: "session", Name: "7", Age: time.Hour, End: "end it"}}, 30)
 	for name, c := range map[string]struct {
 		found findings
 		level Level // of the first; "": there is none
@@ -20,8 +22,8 @@ func TestJudgements(t *testing.T) {
 		"an old slot":               {judgeHolders([]Holder{{Kind: "replication slot", Name: "s1", Xids: 5_000_000, End: "end it"}}), Problem, "5000000 transactions", "end it"},
 		"a young slot":              {judgeHolders([]Holder{{Kind: "replication slot", Xids: 5}}), "", "", ""},
 		"a young transaction":       {judgeHolders([]Holder{{Kind: "session", Age: time.Second, Xids: 5_000_000}}), "", "", ""},
-		"many old transactions":     {judgeHolders(make30()), Problem, "session 7", "end it"},
-		"the rest of them":          {judgeHolders(make30())[10:], Problem, "20 more", "idle_in_transaction"},
+		"many old transactions":     {judgeHolders(slices.Clone(old)), Problem, "session 7", "end it"},
+		"the rest of them":          {judgeHolders(slices.Clone(old))[10:], Problem, "20 more", "idle_in_transaction"},
 		"clocks that agree":         {compareClocks(-2*time.Millisecond, time.Millisecond), OK, "2ms behind", ""},
 		"clocks that do not":        {compareClocks(2*time.Second, time.Millisecond), Problem, "2s ahead", "NTP"},
 		"a slow answer":             {compareClocks(2*time.Second, 3*time.Second), OK, "give or take 3s", ""},
@@ -40,14 +42,6 @@ func TestJudgements(t *testing.T) {
 			t.Errorf("%s: found %+v, want %s, %q, %q", name, c.found[0], c.level, c.what, c.fix)
 		}
 	}
-}
-
-func make30() []Holder {
-	list := make([]Holder, 30)
-	for i := range list {
-		list[i] = Holder{Kind: "session", Name: "7", Age: time.Hour, End: "end it"}
-	}
-	return list
 }
 
 // What no test can stage on a server that it shares: the test's own schema stands before Postgres's catalog.

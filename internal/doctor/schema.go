@@ -102,7 +102,8 @@ func judgeSchema(actual []part) (found findings) {
 		case p.Name == "functions":
 			what = "callq's functions are not what the migrations made, or anybody may execute one that runs as its owner"
 		}
-		found.add(Problem, "compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then "+recoverFix, "%s", what)
+		found.add(Problem, "compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then "+recoverFix,
+			"%s", what)
 	}
 	return found
 }

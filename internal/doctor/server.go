@@ -66,7 +66,8 @@ func tidy(d time.Duration) time.Duration {
 const clockStepsSQL = `
 SELECT 'note' AS level,
     format('Postgres''s clock was set forward by %ss at %s: windows of limit %s are longer by as much until %s',
-        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name, date_trunc('second', e.until)) AS what,
+        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name,
+        date_trunc('second', e.until)) AS what,
     'nothing: what was used before the step counts for as long as it would have' AS fix
 FROM call_clock_gains g
 CROSS JOIN call_limits l
@@ -78,7 +79,8 @@ WHERE g.by > '0' AND l.window_size > '0' AND e.until > clock_timestamp()
 UNION ALL
 SELECT 'problem',
     format('Postgres''s clock was set back: units of limit %s were used up to %ss ahead of it, and count until %s',
-        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())), date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
+        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())),
+        date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
     'it ends by itself; have NTP (chrony) slew the clock rather than step it'
 FROM call_limits l
 JOIN call_usage u ON u.limit_name = l.name

@@ -81,8 +81,8 @@ func judgeTables(tables []Table) (found findings) {
 			found.add(Problem, "callq maintain vacuum; if they stay, end the old snapshots first",
 				"%s has %d dead rows beside %d, %s", t.Name, t.DeadRows, t.LiveRows, vacuumed)
 		case t.Bloated():
-			found.add(Note, "it is used again as calls come; to give it back to the disk: callq maintain vacuum --full, which locks the table",
-				"%s takes %s, about %s of it unused", t.Name, Size(t.Bytes), Size(t.FreeBytes))
+			found.add(Note, "it is used again as calls come; to give it back to the disk: callq maintain vacuum --full, which locks "+
+				"the table", "%s takes %s, about %s of it unused", t.Name, Size(t.Bytes), Size(t.FreeBytes))
 		}
 	}
 	return found

@@ -67,7 +67,7 @@ func httpSettings(s *admin.Status) (found findings) {
 func tasks(s *admin.Status) (found findings) {
 	slices.SortStableFunc(s.Unhandled, func(a, b admin.Unhandled) int { return cmp.Compare(b.Waiting, a.Waiting) })
 	for _, t := range s.Unhandled[:min(len(s.Unhandled), namedMost)] {
-		fix := fmt.Sprintf(`start a worker whose program has w.Handle("%s", …), or cancel them: callq calls cancel`, admin.Short(t.Task))
+		fix := fmt.Sprintf(`start a worker whose program has w.Handle("%s", …), or cancel them: callq calls cancel`, t.Task)
 		switch {
 		case t.Label != "":
 			fix = "start one with worker.labels: [" + t.Label + "]"
