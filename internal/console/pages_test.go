@@ -202,7 +202,7 @@ func TestEverythingIsReached(t *testing.T) {
 			shown = strings.ReplaceAll(shown, "+", "&#43;") // as templates write it
 			for at, words := range map[string][]string{
 				"/": {
-					"another configuration than the one in force, which host/1", "Live processes differ on http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "not in the configuration in force", "host/1",
+					"another configuration than the one in force, which host/1", "Live workers differ on http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "which is not in force", "host/1",
 					"9 per 1h", "100 per 1s",
 				},
 				"/calls?status=failed": {"dead letters</a>", `class="status failed"`},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/callq/callq/internal/admin"
@@ -34,38 +33,20 @@ func (p *pages) status(ctx context.Context, _ *http.Request) (*page, error) {
 	return &page{Template: "status", Title: "Status", Here: "status", Body: body}, nil
 }
 
-// notices returns what an operator should know at once, the worst first.
+// notices are the status's problems, with where to read more.
 func notices(s *admin.Status) []notice {
 	var list []notice
-	add := func(url, format string, args ...any) { list = append(list, notice{fmt.Sprintf(format, args...), url}) }
-	if len(s.Dispatchers) == 0 {
-		add("", "No dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch).")
-	}
-	if !slices.ContainsFunc(s.Workers, func(w admin.Worker) bool { return w.Live }) {
-		add("", "No worker is alive: nothing is sent until one runs (callq serve, callq work).")
-	}
-	if text := s.OthersText(); text != "" {
-		add("", "%s.", text)
-	}
-	for _, t := range s.Unhandled {
-		url := callsURL("task", t.Task, "status", waitingStatuses)
-		if t.Unnamed > 0 {
-			url = ""
+	for _, p := range s.Problems() {
+		url := ""
+		switch {
+		case p.Queue != "":
+			url = pathTo("queues", "queue", p.Queue)
+		case p.Limit != "":
+			url = pathTo("limits", "", p.Limit)
+		case p.Task != "":
+			url = callsURL("task", p.Task, "status", waitingStatuses)
 		}
-		add(url, "N%s.", strings.TrimPrefix(t.String(), "n"))
-	}
-	for _, q := range s.Queues {
-		switch url := pathTo("queues", "queue", q.Name); {
-		case !q.Configured && q.Waiting > 0:
-			add(url, "Queue %s is not in the configuration in force: its calls wait.", admin.Short(q.Name))
-		case q.Paused != nil || q.PausedKeys > 0:
-			add(url, "Queue %s: %s.", admin.Short(q.Name), q.StateText())
-		}
-	}
-	for _, l := range s.Limits {
-		if !l.Idle() && (l.State != "open" || l.Missing > 0 || l.PausedKeys > 0) {
-			add(pathTo("limits", "", l.Name), "Limit %s: %s.", l.Name, l.StateText())
-		}
+		list = append(list, notice{strings.ToUpper(p.What[:1]) + p.What[1:] + ".", url})
 	}
 	return list
 }

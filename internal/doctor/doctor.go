@@ -8,12 +8,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/ledger"
 )
 
@@ -91,7 +93,6 @@ func schemaChecks() []check {
 		{"bloat", bloat},
 		{"status", status},
 		{"clock steps", asks(clockStepsSQL)},
-		{"pauses", asks(pausesSQL)},
 		{"overdue attempts", asks(overdueSQL)},
 		{"held rows", asks(heldSQL)},
 		{"calls set aside", asks(setAsideSQL)},
@@ -147,6 +148,36 @@ func (c check) run(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 		return nil, fmt.Errorf("look at %s: %w", c.name, err)
 	}
 	return found.of(c.name), nil
+}
+
+// status judges what `callq status` shows: which processes are alive and whether they agree, which calls nobody takes,
+// which limits are shut, and what is paused.
+func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
+	s, err := admin.ReadStatus(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	of := map[string]findings{}
+	for _, p := range s.Problems() {
+		found, level := of[p.Check], Problem
+		if p.Note {
+			level = Note
+		}
+		if len(found) < namedMost {
+			found.add(level, p.Fix, "%s", p.What)
+			of[p.Check] = found
+		}
+	}
+	workers := slices.DeleteFunc(s.Workers, func(w admin.Worker) bool { return !w.Live })
+	live := map[string]int{"workers": len(workers), "dispatchers": len(s.Dispatchers)}
+	for _, name := range []string{"workers", "dispatchers", "rules", "http settings", "tasks", "queues", "limits", "pauses"} {
+		found := of[name]
+		if live[name] > 0 {
+			found.add(OK, "", "%d live", live[name])
+		}
+		all = append(all, found.of(name)...)
+	}
+	return all, nil
 }
 
 // collect runs a query and returns its rows. A field without a column keeps its zero value.
