@@ -76,14 +76,14 @@ func TestImports(t *testing.T) {
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/handoff", "internal/limit", "internal/backlog", "internal/policy", "internal/recovery", "internal/admin", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/handoff", "internal/ledger", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{
 			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy"},
 			modules: []string{pgx},
 		},
-		{name: "internal/console", ours: []string{"callqueue", "internal/admin", "internal/web"}, modules: []string{pgx}},
+		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},

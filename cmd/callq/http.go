@@ -14,7 +14,6 @@ import (
 
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/console"
-	"github.com/callq/callq/internal/web"
 )
 
 const (
@@ -73,7 +72,7 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 		return nil, nil, err
 	}
 	handler, err := console.New(console.Config{
-		Pool: pool, Timeout: pageWithin, Known: web.KnownHosts(address, cfg.HTTP.Listen), Logger: log,
+		Pool: pool, Timeout: pageWithin, Logger: log,
 		Explain: func(err error) (away bool, text string) { return isUnreachable(err), explained(err) },
 	})
 	if err != nil {

@@ -58,7 +58,7 @@ func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, 
 		return nil, fmt.Errorf("read snapshots: %w", err)
 	}
 	if len(holders) > 0 {
-		m.Snapshot, m.End = &holders[0], holders[0].End()
+		m.Snapshot, m.End = &holders[0], holders[0].End
 	}
 	if m.Tables, err = readTables(ctx, db); err != nil {
 		return nil, err

@@ -6,8 +6,8 @@
 package admin
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -20,66 +20,71 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// InSnapshot runs read, whose statements all see the same state.
-func InSnapshot(ctx context.Context, pool *pgxpool.Pool, read func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, read)
+// reader reads from a pool or within a transaction. Its first error ends the reading: what is read after that is empty.
+type reader struct {
+	ctx context.Context
+	db  ledger.DB
+	now time.Time // Postgres's clock, within a snapshot
+	err error
 }
 
-// begin returns Postgres's time. It also turns off the compiling of plans, which takes longer than they run.
-func begin(ctx context.Context, tx pgx.Tx) (time.Time, error) {
-	now, err := collectOne[struct{ Now time.Time }](ctx, tx, "read the clock",
-		`SELECT clock_timestamp() AS now FROM set_config('jit', 'off', true)`)
-	if err != nil {
-		return time.Time{}, err
-	}
-	return now.Now, nil
+// inSnapshot runs read, whose statements all see the same state. It turns off the compiling of plans, which takes longer
+// than they run.
+func inSnapshot(ctx context.Context, pool *pgxpool.Pool, read func(*reader)) error {
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
+		r := &reader{ctx: ctx, db: tx}
+		begun := one[struct{ Now time.Time }](r, "read the clock", `SELECT clock_timestamp() AS now FROM set_config('jit', 'off', true)`)
+		if r.err == nil {
+			r.now = begun.Now
+			read(r)
+		}
+		return r.err
+	})
 }
 
-// query runs a query whose times are read in UTC.
-func query(ctx context.Context, db ledger.DB, sql string, args ...any) (pgx.Rows, error) {
+// collect returns the rows of a query, an empty slice if there are none. Their times are in UTC; what names the query in
+// an error.
+func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
 	rows, err := db.Query(ctx, sql, args...)
-	if err == nil && rows.Conn() != nil {
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	if rows.Conn() != nil {
 		rows.Conn().TypeMap().RegisterType(&pgtype.Type{
 			Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC},
 		})
 	}
-	return rows, err
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return found, nil
 }
 
-// collect returns the rows of a query, an empty slice if there are none; what names it in an error.
-func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
-	rows, err := query(ctx, db, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
+// list is collect for a reader.
+func list[T any](r *reader, what, sql string, args ...any) []T {
+	if r.err != nil {
+		return nil
 	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	return list, nil
+	found, err := collect[T](r.ctx, r.db, what, sql, args...)
+	r.err = err
+	return found
 }
 
-// collectOne returns the row of a query, nil if there is none.
-func collectOne[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) (*T, error) {
-	rows, err := query(ctx, db, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
+// one returns the row of a query, nil if there is none.
+func one[T any](r *reader, what, sql string, args ...any) *T {
+	found := list[T](r, what, sql, args...)
+	if len(found) == 0 {
+		return nil
 	}
-	one, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[T])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	return one, nil
+	return &found[0]
 }
 
-func inUTC(times ...*time.Time) {
-	for _, at := range times {
-		if at != nil {
-			*at = at.UTC()
-		}
+// check keeps the error of what another package read.
+func (r *reader) check(err error) {
+	if r.err == nil {
+		r.err = err
 	}
 }
 
@@ -114,18 +119,26 @@ func Ago(now, at time.Time) string {
 	return max(0, now.Sub(at)).Round(100*time.Millisecond).String() + " ago"
 }
 
-// Text writes a value; nil is a dash.
-func Text[T any](v *T) string {
-	if v == nil {
-		return "-"
+// Text writes a value, a time in UTC; nil is a dash.
+func Text(value any) string {
+	switch v := value.(type) {
+	case time.Time:
+		return Instant(&v)
+	case *time.Time:
+		return Instant(v)
+	case *string:
+		if v != nil {
+			return *v
+		}
+	case *int:
+		if v != nil {
+			return fmt.Sprint(*v)
+		}
+	default:
+		return fmt.Sprint(v)
 	}
-	return fmt.Sprint(*v)
+	return "-"
 }
 
 // Dash writes an empty text as a dash.
-func Dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func Dash(s string) string { return cmp.Or(s, "-") }

@@ -2,7 +2,9 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,12 +74,12 @@ ORDER BY id DESC`
 // CountCalls returns how many calls fit the filter. It goes through all calls, unless the filter asks only for
 // dispatched or failed ones.
 func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
-	n, err := collectOne[struct{ Count int64 }](ctx, db, "count calls",
+	counted, err := collect[struct{ Count int64 }](ctx, db, "count calls",
 		`SELECT count(*) FROM call_queue c WHERE `+f.whereSQL(), f.args())
 	if err != nil {
 		return 0, err
 	}
-	return n.Count, nil
+	return counted[0].Count, nil
 }
 
 // args are the parameters of whereSQL.
@@ -87,7 +89,7 @@ func (f Filter) args() pgx.NamedArgs {
 	}
 }
 
-// whereSQL is a condition on the calls c. An explicit NULL means the default.
+// whereSQL is a condition on the calls c. An explicit NULL means the column's default.
 func (f Filter) whereSQL() string {
 	where := []string{"true"}
 	add := func(asked bool, condition string) {
@@ -95,24 +97,60 @@ func (f Filter) whereSQL() string {
 			where = append(where, condition)
 		}
 	}
+	only := func(status callqueue.Status) bool { return slices.Equal(f.Statuses, []callqueue.Status{status}) }
+	orNull := func(column string, null bool) string {
+		condition := fmt.Sprintf("c.%[1]s = @%[1]s::text", column)
+		if null {
+			return "(" + condition + " OR c." + column + " IS NULL)"
+		}
+		return condition
+	}
 	add(len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])")
-	add(f.only(callqueue.StatusFailed), "c.failed_at IS NOT NULL") // call_queue_failed_idx
-	add(f.only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)")
-	add(f.Queue != "", named("queue", f.Queue == "default"))
-	add(f.Task != "", named("task", f.Task == "http"))
-	add(f.Key != nil, named("key", f.Key != nil && *f.Key == ""))
+	add(only(callqueue.StatusFailed), "c.failed_at IS NOT NULL") // call_queue_failed_idx
+	add(only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)")
+	add(f.Queue != "", orNull("queue", f.Queue == "default"))
+	add(f.Task != "", orNull("task", f.Task == "http"))
+	add(f.Key != nil, orNull("key", f.Key != nil && *f.Key == ""))
 	add(f.Before > 0, "c.id < @before::bigint")
 	add(f.After > 0, "c.id > @after::bigint")
 	return strings.Join(where, " AND ")
 }
 
-func (f Filter) only(status callqueue.Status) bool {
-	return len(f.Statuses) == 1 && f.Statuses[0] == status
+// Attempt is a row of the ledger, or an open attempt, whose outcome is empty.
+type Attempt struct {
+	Attempt    int             `json:"attempt" db:"attempt"`
+	Outcome    string          `json:"outcome" db:"outcome"`
+	ClaimedAt  time.Time       `json:"claimed_at" db:"claimed_at"`
+	StartedAt  *time.Time      `json:"started_at" db:"started_at"`
+	ArrivedBy  *time.Time      `json:"arrived_by" db:"arrived_by"`
+	FinishedAt *time.Time      `json:"finished_at" db:"finished_at"`
+	Cost       int64           `json:"cost" db:"cost"`
+	Settled    *int64          `json:"settled" db:"settled"` // what the handler said that it cost
+	Worker     *string         `json:"worker" db:"worker"`
+	Error      *string         `json:"error" db:"error"`
+	Charged    json.RawMessage `json:"charged" db:"charged"`
 }
 
-func named(column string, orNull bool) string {
-	if orNull {
-		return fmt.Sprintf("(c.%[1]s = @%[1]s::text OR c.%[1]s IS NULL)", column)
+// ReadAttempts reads the attempts of a call, an open one included.
+func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error) {
+	return collect[Attempt](ctx, db, "get attempts", attemptsSQL, id)
+}
+
+const attemptsSQL = `
+SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, settled, worker, error, charged
+FROM call_attempts WHERE call_id = $1 AND attempt > 0
+UNION ALL
+SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, NULL, worker, NULL, '[]'
+FROM call_open WHERE call_id = $1
+ORDER BY attempt`
+
+// State is the outcome; of an open attempt, whether it runs or waits.
+func (a Attempt) State() string {
+	switch {
+	case a.Outcome != "":
+		return a.Outcome
+	case a.StartedAt != nil:
+		return "(running)"
 	}
-	return fmt.Sprintf("c.%[1]s = @%[1]s::text", column)
+	return "(waits for a worker)"
 }

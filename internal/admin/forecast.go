@@ -2,8 +2,8 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -35,19 +35,13 @@ type demand struct {
 	OfKey   int64               `db:"of_key"`
 	Cost    *float64            `db:"cost"`    // of a call of late; nil: there was none
 	Seconds *float64            `db:"seconds"` // that an attempt of late ran
-	Now     *time.Time          `db:"now"`
-	Queues  []string            `db:"queues"` // in which calls wait
-	hours   map[string][]string // of the queues that have some
+	Hours   map[string][]string `db:"hours"`   // of the queues in which calls wait, if they have some
 }
 
 // heldUp names a queue that is outside its hours, or closes before then; empty: there is none.
-func (d demand) heldUp(until *time.Time) string {
-	if d.Now == nil || until == nil {
-		return ""
-	}
-	for _, queue := range d.Queues {
-		o := openingAt(d.hours[queue], *d.Now)
-		if o.holdsUp() || !o.until.IsZero() && o.until.Before(*until) {
+func (d demand) heldUp(now, until time.Time) string {
+	for _, queue := range slices.Sorted(maps.Keys(d.Hours)) {
+		if o := openingAt(d.Hours[queue], now); o.holdsUp() || !o.until.IsZero() && o.until.Before(until) {
 			return fmt.Sprintf("queue %s is %s", queue, o)
 		}
 	}
@@ -56,28 +50,16 @@ func (d demand) heldUp(until *time.Time) string {
 
 // ReadForecasts makes a forecast for each limit that is named (nil: all), in the order of [ReadLimits].
 func ReadForecasts(ctx context.Context, db ledger.DB, names []string) ([]Forecast, error) {
-	limits, err := readLimitsFor(ctx, db, names, nil)
-	if err != nil {
-		return nil, err
+	r := &reader{ctx: ctx, db: db}
+	limits, demands := r.limits(names, nil), map[string]demand{}
+	for _, d := range list[demand](r, "read what waits", demandSQL, names) {
+		demands[d.Name] = d
 	}
-	demands, err := collect[demand](ctx, db, "read what waits", demandSQL, names)
-	if err != nil {
-		return nil, err
+	rows := make([]Forecast, len(limits))
+	for i, l := range limits {
+		rows[i] = l.forecast(demands[l.Name])
 	}
-	hours, err := readHours(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	rows := make([]Forecast, 0, len(limits))
-	for _, l := range limits {
-		i := slices.IndexFunc(demands, func(d demand) bool { return d.Name == l.Name })
-		if i < 0 {
-			return nil, errors.New("limits changed meanwhile; try again")
-		}
-		demands[i].hours = hours
-		rows = append(rows, l.forecast(demands[i]))
-	}
-	return rows, nil
+	return rows, r.err
 }
 
 // forecast assumes that, once what is occupied comes free, the waiting calls go at the limit's rate.
@@ -98,37 +80,36 @@ func (l Limit) forecast(d demand) Forecast {
 	switch {
 	case units == 0:
 	case l.Window > 0: // the first window has room for what is not occupied
-		lasts = l.busyFor(units-float64(l.Room), d.Now)
+		lasts = l.busyFor(units - float64(l.Room))
 	case d.Seconds == nil:
 		f.State = "no call of its queues ended within a day"
 		return f
 	default:
 		lasts = time.Duration(units / float64(l.Units) * *d.Seconds * float64(time.Second))
 	}
-	f.Lasts = &lasts
-	if d.Now != nil {
-		f.Until = new(d.Now.Add(lasts))
+	until := l.Now.Add(lasts)
+	if held := d.heldUp(l.Now, until); held != "" {
+		f.State = held
+		return f
 	}
-	if held := d.heldUp(f.Until); held != "" {
-		f.State, f.Lasts, f.Until = held, nil, nil
-	}
+	f.Lasts, f.Until = &lasts, &until
 	return f
 }
 
 // busyFor returns how long it takes until so many units come free: whole windows, and of the last its share, but no
 // less than until the first occupied unit comes free. A calendar window gives out all its units at its start.
-func (l Limit) busyFor(units float64, now *time.Time) time.Duration {
+func (l Limit) busyFor(units float64) time.Duration {
 	if units <= 0 {
 		return 0
 	}
 	windows := math.Ceil(units/float64(l.Units)) - 1
-	if l.Shape.Algorithm == limit.FixedWindow && l.next != nil && now != nil {
-		return l.rate().Later(*l.next, windows).Sub(*now)
+	if l.Shape.Algorithm == limit.FixedWindow && l.next != nil {
+		return l.rate().Later(*l.next, windows).Sub(l.Now)
 	}
 	span := float64(l.rate().Span())
 	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * span)
-	if l.next != nil && now != nil {
-		last = max(last, l.next.Sub(*now))
+	if l.next != nil {
+		last = max(last, l.next.Sub(l.Now))
 	}
 	return time.Duration(windows*span) + last
 }
@@ -143,25 +124,30 @@ WITH` + backlog.WaitingSQL("true") + `, limits AS (
     WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
 ), of_queue AS (
-    SELECT queue, sum(calls) AS calls FROM waiting GROUP BY queue HAVING sum(calls) > 0
+    SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '{}') AS hours
+    FROM waiting GROUP BY queue HAVING sum(calls) > 0
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
-    r.cost::float8 AS cost, r.seconds::float8 AS seconds, clock_timestamp() AS now, coalesce(w.queues, '{}') AS queues
+    r.cost::float8 AS cost, r.seconds::float8 AS seconds, w.hours
 FROM limits l
-LEFT JOIN LATERAL (SELECT sum(calls) AS waiting, array_agg(queue ORDER BY queue) AS queues FROM of_queue q WHERE q.queue = ANY(l.queues)) w ON true
+LEFT JOIN LATERAL (
+    SELECT sum(calls) AS waiting, jsonb_object_agg(queue, hours) FILTER (WHERE hours IS NOT NULL) AS hours
+    FROM of_queue q WHERE q.queue = ANY(l.queues)
+) w ON true
 LEFT JOIN LATERAL (
     SELECT key, sum(calls) AS calls
     FROM (
         SELECT queue, key, calls FROM looked
         UNION ALL
-        SELECT queue, key, calls FROM call_flows WHERE calls > 0 AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
-        UNION ALL
-        SELECT queue, key, calls FROM call_inbox
-        WHERE calls > 0 AND keys IS NULL AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
-        UNION ALL
-        SELECT queue, k.key, 1
-        FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
-        WHERE keys IS NOT NULL AND (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
+        SELECT queue, key, calls
+        FROM (
+            SELECT queue, task, key, calls FROM call_flows WHERE calls > 0
+            UNION ALL
+            SELECT queue, task, key, calls FROM call_inbox WHERE calls > 0 AND keys IS NULL
+            UNION ALL
+            SELECT queue, task, k.key, 1 FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
+        ) said
+        WHERE (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
     ) k
     WHERE l.per_key AND k.queue = ANY(l.queues)
     GROUP BY key

@@ -38,7 +38,7 @@ type LimitRule struct {
 
 // LimitUse is what a limit's units are doing.
 type LimitUse struct {
-	Occupied   int64      `json:"occupied" db:"occupied"` // approximate; of the key that uses most
+	Occupied   int64      `json:"occupied" db:"-"` // approximate; of the key that uses most
 	Room       int64      `json:"room" db:"-"`
 	State      string     `json:"state" db:"state"`
 	ShutUntil  *time.Time `json:"shut_until" db:"shut_until"`
@@ -57,16 +57,14 @@ type LimitUse struct {
 
 // limitFacts is what the rest is computed from.
 type limitFacts struct {
-	FreedAt      *time.Time     `json:"-" db:"freed_at"` // the earliest until of an occupied unit
-	MayArrive    *time.Time     `json:"-" db:"missing_until"`
+	MayArrive    *time.Time     `json:"-" db:"missing_until"` // until when missing units may arrive
 	KnownAt      *time.Time     `json:"-" db:"known_at"`
 	KnownLess    int64          `json:"-" db:"known_less"`
-	Former       int64          `json:"-" db:"former"` // occupied units that were open when some went missing
 	ConfigUnits  *int64         `json:"-" db:"config_rate"`
 	ConfigWindow *time.Duration `json:"-" db:"config_window"`
 	ConfigShape  *limit.Shape   `json:"-" db:"config_shape"`
-	Key          *string        `json:"-" db:"key"` // that uses most, if the limit is per key
 	Now          time.Time      `json:"-" db:"now"`
+	Key          string         `json:"-" db:"-"` // of a limit per key: that uses most, or was asked about
 	next         *time.Time     // when a unit comes free, whether there is room or not
 }
 
@@ -105,48 +103,32 @@ func (l Limit) stateUntil(state string) string {
 // LimitDetails is a limit with what became of it.
 type LimitDetails struct {
 	Limit
-	Pauses  []Pause  `json:"pauses"`
-	Changes []Change `json:"changes"` // newest first
+	History
 }
 
 // ReadLimit reads a limit by its name; nil: there is none.
 func ReadLimit(ctx context.Context, db ledger.DB, name string) (*LimitDetails, error) {
-	limits, err := readLimitsFor(ctx, db, []string{name}, nil)
-	if err != nil || len(limits) == 0 {
-		return nil, err
+	r := &reader{ctx: ctx, db: db}
+	limits := r.limits([]string{name}, nil)
+	if r.err != nil || len(limits) == 0 {
+		return nil, r.err
 	}
-	d := &LimitDetails{Limit: limits[0]}
-	if d.Pauses, err = ReadPauses(ctx, db, "limit", name); err != nil {
-		return nil, err
-	}
-	d.Changes, err = ReadChanges(ctx, db, "limit", name)
-	return d, err
+	d := &LimitDetails{limits[0], r.history("limit", name)}
+	return d, r.err
 }
 
 // ReadLimits reads all limits, and of those per key what the key uses that uses most.
 func ReadLimits(ctx context.Context, db ledger.DB) ([]Limit, error) {
-	return readLimitsFor(ctx, db, nil, nil)
+	r := &reader{ctx: ctx, db: db}
+	limits := r.limits(nil, nil)
+	return limits, r.err
 }
 
-// readLimitsFor reads the limits that are named (nil: all), and of those per key what this key uses.
-func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *string) ([]Limit, error) {
-	since, err := calendarSince(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	limits, err := collect[Limit](ctx, db, "read limits", limitsSQL, names, key, since.names, since.at)
-	if err != nil {
-		return nil, err
-	}
-	charges, err := readCharges(ctx, db, limits, key)
-	if err != nil {
-		return nil, err
-	}
+// limits reads the limits that are named (nil: all), and of those per key what this key uses; nil: that uses most.
+func (r *reader) limits(names []string, key *string) []Limit {
+	limits := list[Limit](r, "read limits", limitsSQL, names)
 	for i := range limits {
 		l := &limits[i]
-		if key != nil && l.PerKey {
-			l.Key = key
-		}
 		l.Rate = l.rate().String()
 		if l.PerKey {
 			l.Rate += ", per key"
@@ -158,54 +140,19 @@ func readLimitsFor(ctx context.Context, db ledger.DB, names []string, key *strin
 			l.Rate += ", by cost"
 		}
 		if l.ConfigUnits != nil && l.ConfigWindow != nil && l.ConfigShape != nil {
-			config := limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow, Shape: *l.ConfigShape}.String()
-			l.Config = &config
+			l.Config = new(limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow, Shape: *l.ConfigShape}.String())
 		}
-		missing, err := l.missing(ctx, db)
-		if err != nil {
-			return nil, err
-		}
-		l.reckon(charges[l.Name], missing)
-		inUTC(&l.ChangedAt, l.ShutUntil, l.MissingUntil, l.OpensAt)
 	}
-	return limits, nil
+	r.count(limits, key)
+	return limits
 }
 
-// As the claim counts what is occupied, but without locks. A limit that left the configuration, or
-// that no queue uses, is idle; its row stays for what was claimed under it.
+// A limit that left the configuration, or that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
-WITH marks AS (
-    SELECT l.name, l.per_key, l.slack, l.anchor, l.epoch, coalesce(c.since, clock_timestamp() - l.window_size * 1.001) AS since
-    FROM call_limits l
-    LEFT JOIN unnest($3::text[], $4::timestamptz[]) AS c (name, since) ON c.name = l.name
-    WHERE $1::text[] IS NULL OR l.name = ANY($1)
-), open AS (
-    SELECT u.name, u.key, sum(u.cost) AS cost, sum(u.cost) FILTER (WHERE o.epoch <> m.epoch) AS former,
-        min(greatest(o.started_at, o.acked_at)) FILTER (WHERE m.until < 'infinity') AS freed_at
-    FROM call_open o
-    CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
-    CROSS JOIN LATERAL (
-        SELECT *, callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, anchor, epoch, slack) AS until
-        FROM marks WHERE name = u.name
-    ) m
-    WHERE m.until > m.since AND ($2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END)
-    GROUP BY u.name, u.key
-), used AS (
-    SELECT u.limit_name AS name, u.key, sum(u.used) AS cost, sum(u.used) FILTER (WHERE u.shard < 0) AS former, min(u.bucket) AS freed_at
-    FROM call_usage u JOIN marks m ON m.name = u.limit_name AND u.bucket > m.since
-    WHERE $2::text IS NULL OR u.key = CASE WHEN m.per_key THEN $2 ELSE '' END
-    GROUP BY u.limit_name, u.key
-), occupied AS (
-    SELECT DISTINCT ON (name) name, key, coalesce(o.cost, 0) + coalesce(u.cost, 0) AS cost,
-        coalesce(o.former, 0) + coalesce(u.former, 0) AS former, least(o.freed_at, u.freed_at) AS freed_at
-    FROM open o FULL JOIN used u USING (name, key)
-    ORDER BY name, cost DESC
-)
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
     l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.applied_at, l.applied_by,
-    coalesce(o.cost, 0)::bigint AS occupied, coalesce(o.former, 0)::bigint AS former, o.freed_at,
-    l.missing_until, l.known_at, l.known_less, CASE WHEN l.per_key THEN o.key END AS key, clock_timestamp() AS now,
+    l.missing_until, l.known_at, l.known_less, clock_timestamp() AS now,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
@@ -216,7 +163,56 @@ SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_c
     (SELECT count(*) FROM call_pauses k
      WHERE k.what = 'limit' AND k.name = l.name AND k.key <> '' AND k.until > clock_timestamp()) AS paused_keys
 FROM call_limits l
-JOIN marks m ON m.name = l.name
-LEFT JOIN occupied o ON o.name = l.name
 LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
+WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ORDER BY l.name`
+
+// History is what became of a limit or queue.
+type History struct {
+	Pauses  []Pause  `json:"pauses"`  // that have not ended
+	Changes []Change `json:"changes"` // the last, newest first
+}
+
+// Pause is a pause of all calls or of a key.
+type Pause struct {
+	What   string     `json:"-" db:"what"` // limit or queue
+	Name   string     `json:"-" db:"name"`
+	Key    string     `json:"key" db:"key"` // empty: all
+	Until  *time.Time `json:"until" db:"until"`
+	Reason string     `json:"reason" db:"reason"`
+	At     time.Time  `json:"at" db:"at"`
+	By     string     `json:"by" db:"by"`
+}
+
+// Change is an entry of the audit.
+type Change struct {
+	At     time.Time `json:"at" db:"at"`
+	By     string    `json:"by" db:"by"`
+	Change string    `json:"change" db:"change"`
+}
+
+// history reads what became of a limit or queue: what is "limit" or "queue".
+func (r *reader) history(what, name string) History {
+	return History{
+		list[Pause](r, "read pauses", pausesSQL+` AND what = $1 AND name = $2 ORDER BY key LIMIT 1000`, what, name),
+		list[Change](r, "read the audit", auditSQL, what, name),
+	}
+}
+
+const pausesSQL = `
+SELECT what, name, key, nullif(until, 'infinity') AS until, reason, at, by
+FROM call_pauses
+WHERE until > clock_timestamp()`
+
+const auditSQL = `SELECT at, by, change FROM call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
+
+// keysPaused is what a state adds where keys are paused alone.
+func keysPaused(n int64) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return ", 1 key paused"
+	}
+	return fmt.Sprintf(", %d keys paused", n)
+}

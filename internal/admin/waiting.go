@@ -37,11 +37,6 @@ func ReadWaiting(ctx context.Context, db ledger.DB) ([]Waiting, error) {
 	return collect[Waiting](ctx, db, "count what waits", waitingSQL)
 }
 
-// ReadWaitingOf counts the calls that wait in a queue.
-func ReadWaitingOf(ctx context.Context, db ledger.DB, queue string) ([]Waiting, error) {
-	return collect[Waiting](ctx, db, "count what waits", waitingOfSQL, queue)
-}
-
 var (
 	waitingSQL   = `WITH` + backlog.WaitingSQL("true") + byTaskSQL
 	waitingOfSQL = `WITH` + backlog.WaitingSQL("t.queue = $1") + byTaskSQL

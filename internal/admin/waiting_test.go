@@ -124,9 +124,9 @@ func TestReadWaiting(t *testing.T) {
 func TestWaitingIsReadOnce(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_queue (queue, key) SELECT 'keys', 'k' || i FROM generate_series(1, 20000) i`)
+	exec(t, pool, `INSERT INTO call_queue (queue, key) SELECT 'keys', 'k' || i FROM generate_series(1, 8000) i`)
 	takeIn(t, pool, "keys")
-	exec(t, pool, `INSERT INTO call_queue (queue, key) SELECT 'keys', 'k' || i FROM generate_series(1, 20000) i`)
+	exec(t, pool, `INSERT INTO call_queue (queue, key) SELECT 'keys', 'k' || i FROM generate_series(1, 8000) i`)
 	exec(t, pool, `VACUUM ANALYZE`)
 	settings := map[string]string{"jit": "off", "min_parallel_table_scan_size": "0", "parallel_setup_cost": "0", "parallel_tuple_cost": "0"}
 	shared := map[string]int{}
@@ -139,8 +139,8 @@ func TestWaitingIsReadOnce(t *testing.T) {
 		t.Errorf("several processes read %v, want the news once", shared)
 	}
 	settings = map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
-	if n := pgtest.Work(t, pool, settings, waitingSQL); n > 3*20000 { // read, and grouped
-		t.Errorf("to count 20,000 lines and as many rows of news, plans handled %d", n)
+	if n := pgtest.Work(t, pool, settings, waitingSQL); n > 3*8000 { // read, and grouped
+		t.Errorf("to count 8,000 lines and as many rows of news, plans handled %d", n)
 	}
 }
 
@@ -184,7 +184,7 @@ func TestManyUnknownQueues(t *testing.T) {
 	if unhandled.Pairs+named != 500 || unhandled.Waiting != unhandled.Pairs || named > 100 {
 		t.Errorf("no worker is there for %d tasks and %+v more, want 500 together", named, unhandled)
 	}
-	of, err := ReadWaitingOf(t.Context(), pool, "unknown-777")
+	of, err := collect[Waiting](t.Context(), pool, "count what waits", waitingOfSQL, "unknown-777")
 	if err != nil || len(of) != 1 || of[0].Waiting != 1 || of[0].Task != "http" {
 		t.Errorf("of one of them: %+v, %v", of, err)
 	}

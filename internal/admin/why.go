@@ -1,12 +1,27 @@
 package admin
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/callq/callq/callqueue"
 )
+
+// Why is a call with the reasons for its state.
+type Why struct {
+	ID      int64            `json:"id"`
+	Queue   string           `json:"queue"`
+	Task    string           `json:"task"`
+	Key     string           `json:"key"`
+	Status  callqueue.Status `json:"status"`
+	Running bool             `json:"running"`
+	At      time.Time        `json:"at"` // Postgres's clock
+	Reasons []Reason         `json:"reasons"`
+}
 
 // Reason is one thing that a call waits for, or what became of it.
 type Reason struct {
@@ -18,15 +33,13 @@ type Reason struct {
 
 // circumstances decide when a call is made.
 type circumstances struct {
-	now   time.Time // Postgres's clock
-	call  *callqueue.Record
-	open  *openRow // its open attempt; nil: it has none
-	queue *ruleRow // nil: it is not in force
-
-	pauses      []callPause
-	limits      []Limit // of the queue, as this call's key sees them
-	workers     workforce
-	dispatchers int // that are alive
+	call   *callqueue.Record
+	now    time.Time // Postgres's clock
+	open   *openRow  // its open attempt; nil: it has none
+	pauses []Pause   // of its queue, and of its key in the queue's limits; a limit's own pause is part of its state
+	limits []Limit   // of the queue, as this call's key sees them
+	surroundings
+	reasons []Reason
 }
 
 // openRow is an open attempt.
@@ -42,193 +55,223 @@ type openRow struct {
 	Slots     int64      `db:"slots"`  // theirs; 0: their Asynq queue is paused
 }
 
-// ruleRow is the call's queue as it is in force.
-type ruleRow struct {
-	Limits []string `db:"limits"`
-	On     string   `db:"label"`
-	Hours  []string `db:"hours"`
+// surroundings are the call's queue as it is in force, and who is alive.
+type surroundings struct {
+	Configured  bool     `db:"configured"` // the queue is in force
+	Limits      []string `db:"limits"`
+	On          string   `db:"label"`
+	Hours       []string `db:"hours"`
+	Handle      int      `db:"handle"`  // live workers that handle the call's task
+	Fit         int      `db:"fit"`     // and carry its queue's label
+	Slots       int64    `db:"slots"`   // of those that fit
+	Running     int64    `db:"running"` // on them
+	Dispatchers int      `db:"dispatchers"`
 }
 
-// callPause is a pause that holds the call up.
-type callPause struct {
-	What   string     `db:"what"`
-	Name   string     `db:"name"`
-	Key    string     `db:"key"`
-	Until  *time.Time `db:"until"`
-	Reason string     `db:"reason"`
-	By     string     `db:"by"`
+// Explain says why a call is in its state: what it waits for, or how it ended.
+func Explain(ctx context.Context, pool *pgxpool.Pool, call *callqueue.Record) (Why, error) {
+	c := circumstances{call: call}
+	err := inSnapshot(ctx, pool, func(r *reader) {
+		c.now = r.now
+		c.open = one[openRow](r, "read the open attempt", openSQL, call.ID)
+		if around := one[surroundings](r, "read the queue and the workers", surroundingsSQL, call.Queue, call.Task); around != nil {
+			c.surroundings = *around
+		}
+		c.pauses = list[Pause](r, "read pauses", callPausesSQL, call.Key, call.Queue, c.Limits)
+		c.limits = r.limits(c.Limits, &call.Key)
+	})
+	if err != nil {
+		return Why{}, err
+	}
+	c.explain()
+	return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.now, c.reasons}, nil
 }
 
-// workforce is the live workers.
-type workforce struct {
-	Handle  int   `db:"handle"`  // the call's task
-	Fit     int   `db:"fit"`     // and carry its queue's label
-	Slots   int64 `db:"slots"`   // of those that fit
-	Running int64 `db:"running"` // on them
+const openSQL = `
+SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker, takers, slots
+FROM call_open o
+CROSS JOIN LATERAL (
+    SELECT count(*) AS takers, coalesce(sum(slots), 0) AS slots
+    FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)
+) w
+WHERE call_id = $1`
+
+const surroundingsSQL = `
+WITH handle AS (
+    SELECT id, slots, coalesce(label, '') = '' OR label = ANY(labels) AS fits
+    FROM call_workers LEFT JOIN call_queues ON name = $1
+    WHERE callq_alive(heartbeat_at) AND $2::text = ANY(tasks)
+)
+SELECT q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits, coalesce(label, '') AS label,
+    coalesce(hours, '{}') AS hours, handle, fit, slots, running,
+    (SELECT count(*) FROM call_dispatchers WHERE callq_alive(heartbeat_at)) AS dispatchers
+FROM (
+    SELECT count(*) AS handle, count(*) FILTER (WHERE fits) AS fit, coalesce(sum(slots) FILTER (WHERE fits), 0) AS slots,
+        (SELECT count(*) FROM call_open o JOIN handle h ON h.id = o.worker WHERE h.fits AND o.started_at IS NOT NULL) AS running
+    FROM handle
+) w
+LEFT JOIN call_queues q ON q.name = $1`
+
+const callPausesSQL = pausesSQL + `
+  AND (what = 'queue' AND name = $2 AND key IN ('', $1) OR what = 'limit' AND name = ANY($3) AND key = $1 AND key <> '')
+ORDER BY what DESC, name, key`
+
+// add adds a reason, which ends at until; nil: that is not known.
+func (c *circumstances) add(code string, until *time.Time, format string, args ...any) {
+	c.reasons = append(c.reasons, Reason{code, fmt.Sprintf(format, args...), until})
 }
 
-// reasons returns everything that keeps a call from being made, or how it ended. There is always at least one.
-func (c circumstances) reasons() []Reason {
+// explain finds everything that keeps the call from being made, or how it ended. There is always at least one reason.
+func (c *circumstances) explain() {
 	switch c.call.Status {
 	case callqueue.StatusNew, callqueue.StatusError:
-		return c.waits()
+		c.explainWaiting()
 	case callqueue.StatusDispatched:
-		return c.underWay()
+		c.explainDispatched()
+	default:
+		c.explainEnded()
 	}
-	return c.ended()
 }
 
-func (c circumstances) ended() []Reason {
-	var list []Reason
+func (c *circumstances) explainEnded() {
 	if c.open != nil && c.open.StartedAt != nil {
-		text := "its attempt still runs, and counts until it has ended: " + c.runs()
-		list = append(list, Reason{"running", text, c.open.Deadline})
+		c.add("running", c.open.Deadline, "its attempt still runs, and counts until it has ended: %s", c.runs())
 	}
 	at := Instant(c.call.FinishedAt)
 	again := fmt.Sprintf("`callq calls retry %d` lets it wait again", c.call.ID)
 	switch c.call.Status {
 	case callqueue.StatusDone:
-		list = append(list, Reason{"done", "it is done since " + at, nil})
+		c.add("done", nil, "it is done since %s", at)
 	case callqueue.StatusFailed:
-		list = append(list, Reason{"failed", fmt.Sprintf("it failed at %s: %s; %s", at, Text(c.call.ErrorMessage), again), nil})
+		c.add("failed", nil, "it failed at %s: %s; %s", at, Text(c.call.ErrorMessage), again)
 	case callqueue.StatusCancelled:
-		list = append(list, Reason{"cancelled", fmt.Sprintf("it was cancelled at %s; %s", at, again), nil})
+		c.add("cancelled", nil, "it was cancelled at %s; %s", at, again)
 	default:
-		text := fmt.Sprintf("%q is not a status: nothing will be done with it", c.call.Status)
-		list = append(list, Reason{"unknown", text, nil})
+		c.add("unknown", nil, "%q is not a status: nothing will be done with it", c.call.Status)
 	}
-	return list
 }
 
-func (c circumstances) underWay() []Reason {
+func (c *circumstances) explainDispatched() {
 	switch o := c.open; {
 	case o == nil:
-		text := "it is dispatched, and no attempt of it is open: it has just ended, or run `callq verify`"
-		return []Reason{{"no_attempt", text, nil}}
+		c.add("no_attempt", nil, "it is dispatched, and no attempt of it is open: it has just ended, or run `callq verify`")
 	case o.StartedAt != nil && o.Deadline != nil && o.Deadline.Before(c.now):
-		return []Reason{{"overdue", c.runs() + "; it is past its deadline: a dispatcher will take it for lost", nil}}
+		c.add("overdue", nil, "%s; it is past its deadline: a dispatcher will take it for lost", c.runs())
 	case o.StartedAt != nil:
-		return []Reason{{"running", c.runs(), o.Deadline}}
+		c.add("running", o.Deadline, "%s", c.runs())
 	case o.Takers == 0:
-		text := "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`"
-		return []Reason{{"no_worker", fmt.Sprintf(text, o.Pool), nil}}
+		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
 	case o.Slots == 0:
-		text := "it was handed to the workers %s, and the Asynq queue of its workers is paused: resume it in Asynqmon"
-		return []Reason{{"workers_paused", fmt.Sprintf(text, o.Pool), nil}}
+		c.add("workers_paused", nil, "it was handed to the workers %s, and their Asynq queue is paused: resume it in Asynqmon",
+			o.Pool)
 	default:
-		text := "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back"
-		return []Reason{{"handed_over", fmt.Sprintf(text, o.Pool, Ago(c.now, o.HandedAt)), &o.StartBy}}
+		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back",
+			o.Pool, Ago(c.now, o.HandedAt))
 	}
 }
 
-func (c circumstances) runs() string {
+func (c *circumstances) runs() string {
 	return fmt.Sprintf("attempt %d runs on %s, started %s", c.open.Attempt, Text(c.open.Worker), Ago(c.now, *c.open.StartedAt))
 }
 
-// waits returns what a waiting call waits for: first its own reasons, then its queue's, then what all calls share.
-func (c circumstances) waits() []Reason {
-	var list []Reason
-	add := func(code string, until *time.Time, format string, args ...any) {
-		list = append(list, Reason{code, fmt.Sprintf(format, args...), until})
+// explainWaiting adds first the call's own reasons, then its queue's, then what all calls share.
+func (c *circumstances) explainWaiting() {
+	c.explainCall()
+	if !c.Configured {
+		c.add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", c.call.Queue)
+	} else if o := openingAt(c.Hours, c.now); o.holdsUp() {
+		c.add("outside_hours", o.at(), "queue %s is %s (hours: %s)", c.call.Queue, o, o.rule())
 	}
+	for _, p := range c.pauses {
+		whose, until := p.What+" "+p.Name, "it is resumed"
+		if p.Key != "" {
+			whose += ", key " + p.Key + ","
+		}
+		if p.Until != nil {
+			until = Instant(p.Until)
+		}
+		c.add("paused", p.Until, "%s is paused until %s: %s (by %s)", whose, until, p.Reason, p.By)
+	}
+	if c.Configured {
+		for _, l := range c.limits {
+			c.explainLimit(l)
+		}
+		c.explainWorkers()
+	}
+	if c.Dispatchers == 0 {
+		c.add("no_dispatcher", nil, "no dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch)")
+	}
+	if len(c.reasons) == 0 {
+		c.add("next", nil, "nothing holds it up but the calls before it in queue %s: a dispatcher takes it at one of its next looks",
+			c.call.Queue)
+	}
+}
+
+// explainCall adds what the call itself waits for.
+func (c *circumstances) explainCall() {
 	call := c.call
+	// A worker could not make it, and another may (tasks/http.go).
+	back := call.Status == callqueue.StatusNew && strings.HasPrefix(Text(call.ErrorMessage), "not sent: handed back ")
+	later := call.RunAt.After(c.now)
 	switch {
 	case call.ExpiresAt != nil && !call.ExpiresAt.After(c.now):
-		add("expired", nil, "it expired %s, and a dispatcher will fail it", Ago(c.now, *call.ExpiresAt))
-	case call.RunAt.After(c.now) && call.Status == callqueue.StatusError:
+		c.add("expired", nil, "it expired %s, and a dispatcher will fail it", Ago(c.now, *call.ExpiresAt))
+	case later && call.Status == callqueue.StatusError:
 		times := "once"
 		if call.FailedCount != 1 {
 			times = fmt.Sprintf("%d times", call.FailedCount)
 		}
-		add("retry", &call.RunAt, "it failed %s and is tried again at %s; the last time: %s",
-			times, Instant(&call.RunAt), Text(call.ErrorMessage))
-	case call.RunAt.After(c.now) && handedBack(call):
-		add("handed_back", &call.RunAt, "it came back unsent and goes again at %s: %s", Instant(&call.RunAt), Text(call.ErrorMessage))
-	case handedBack(call):
-		add("handed_back", nil, "it came back: %s", Text(call.ErrorMessage))
-	case call.RunAt.After(c.now):
-		add("not_due", &call.RunAt, "it is not due until %s", Instant(&call.RunAt))
-	}
-	if c.queue == nil {
-		add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", call.Queue)
-	} else if o := openingAt(c.queue.Hours, c.now); o.holdsUp() {
-		add("outside_hours", o.at(), "queue %s is %s (hours: %s)", call.Queue, o, o.rule())
-	}
-	for _, p := range c.pauses {
-		add("paused", p.Until, "%s", p.text())
-	}
-	if c.queue != nil {
-		c.addLimits(add)
-		c.addWorkers(add)
-	}
-	if c.dispatchers == 0 {
-		add("no_dispatcher", nil, "no dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch)")
-	}
-	if len(list) == 0 {
-		add("next", nil, "nothing holds it up but the calls before it in queue %s: a dispatcher takes it at one of its next looks",
-			call.Queue)
-	}
-	return list
-}
-
-// handedBack reports whether a worker could not make the call, and another may (tasks/http.go).
-func handedBack(call *callqueue.Record) bool {
-	return call.Status == callqueue.StatusNew && call.ErrorMessage != nil && strings.HasPrefix(*call.ErrorMessage, "not sent: handed back ")
-}
-
-func (p callPause) text() string {
-	what := p.What + " " + p.Name
-	if p.Key != "" {
-		what += ", key " + p.Key + ","
-	}
-	until := "until it is resumed"
-	if p.Until != nil {
-		until = "until " + Instant(p.Until)
-	}
-	return fmt.Sprintf("%s is paused %s: %s (by %s)", what, until, p.Reason, p.By)
-}
-
-func (c circumstances) addLimits(add func(string, *time.Time, string, ...any)) {
-	const full = "limit %s is full: %d of %d units (%s) are occupied, and it takes %d"
-	for _, l := range c.limits {
-		units := int64(1)
-		if l.CountCost {
-			units = c.call.Cost
-		}
-		whose := l.Name
-		if l.PerKey {
-			whose += ", key " + Dash(c.call.Key) + ","
-		}
-		switch {
-		case strings.HasPrefix(l.State, "paused"):
-			add("paused", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
-		case l.State != "open":
-			add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
-		case l.Room >= units:
-		case l.Window == 0:
-			add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
-				whose, l.Occupied, l.InAll(), units)
-		case l.OpensAt != nil:
-			add("limit_full", l.OpensAt, full+"; the next comes free at about %s%s",
-				whose, l.Occupied, l.InAll(), l.Rate, units, Instant(l.OpensAt), l.alsoMissing())
-		default:
-			add("limit_full", nil, full+"%s", whose, l.Occupied, l.InAll(), l.Rate, units, l.alsoMissing())
-		}
+		c.add("retry", &call.RunAt, "it failed %s and is tried again at %s; the last time: %s",
+			times, Text(call.RunAt), Text(call.ErrorMessage))
+	case later && back:
+		c.add("handed_back", &call.RunAt, "it came back unsent and goes again at %s: %s", Text(call.RunAt), Text(call.ErrorMessage))
+	case back:
+		c.add("handed_back", nil, "it came back: %s", Text(call.ErrorMessage))
+	case later:
+		c.add("not_due", &call.RunAt, "it is not due until %s", Text(call.RunAt))
 	}
 }
 
-func (c circumstances) addWorkers(add func(string, *time.Time, string, ...any)) {
-	w := c.workers
+func (c *circumstances) explainLimit(l Limit) {
+	units, whose := int64(1), l.Name
+	if l.CountCost {
+		units = c.call.Cost
+	}
+	if l.PerKey {
+		whose += ", key " + Dash(c.call.Key) + ","
+	}
 	switch {
-	case w.Handle == 0:
-		add("no_worker", nil, "no live worker handles task %s: run `callq serve`, `callq work` or your own worker",
-			c.call.Task)
-	case w.Fit == 0:
-		add("no_worker", nil, "no live worker that handles task %s carries the label %s, which queue %s asks for",
-			c.call.Task, c.queue.On, c.call.Queue)
-	case w.Slots == 0:
-		add("workers_paused", nil, "the Asynq queue of its workers is paused: resume it in Asynqmon")
-	case w.Running >= w.Slots:
-		add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", w.Running, w.Slots)
+	case strings.HasPrefix(l.State, "paused"):
+		c.add("paused", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
+	case l.State != "open":
+		c.add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
+	case l.Room >= units:
+	case l.Window == 0:
+		c.add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
+			whose, l.Occupied, l.InAll(), units)
+	default:
+		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d",
+			whose, l.Occupied, l.InAll(), l.Rate, units)
+		if l.OpensAt != nil {
+			text += "; the next comes free at about " + Instant(l.OpensAt)
+		}
+		if l.Missing > 0 {
+			text += "; besides there are " + l.missingText()
+		}
+		c.add("limit_full", l.OpensAt, "%s", text)
+	}
+}
+
+func (c *circumstances) explainWorkers() {
+	switch {
+	case c.Handle == 0:
+		c.add("no_worker", nil, "no live worker handles task %s: run `callq serve`, `callq work` or your own worker", c.call.Task)
+	case c.Fit == 0:
+		c.add("no_worker", nil, "no live worker that handles task %s carries the label %s, which queue %s asks for",
+			c.call.Task, c.On, c.call.Queue)
+	case c.Slots == 0:
+		c.add("workers_paused", nil, "the Asynq queue of its workers is paused: resume it in Asynqmon")
+	case c.Running >= c.Slots:
+		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", c.Running, c.Slots)
 	}
 }

@@ -35,20 +35,20 @@ func TestReasons(t *testing.T) {
 		{"unsent, and due", func(c *circumstances) { c.call.ErrorMessage = new("not sent: handed back for another worker") }, []string{"handed_back: came back: not sent: handed back for another worker"}},
 		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
 		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
-		{"a queue that nobody has", func(c *circumstances) { c.queue = nil }, []string{"no_queue: queue pay"}},
-		{"outside its hours", func(c *circumstances) { c.queue.Hours = []string{"Mon-Fri 09:00-18:00 Europe/Berlin"} }, []string{
+		{"a queue that nobody has", func(c *circumstances) { c.Configured = false }, []string{"no_queue: queue pay"}},
+		{"outside its hours", func(c *circumstances) { c.Hours = []string{"Mon-Fri 09:00-18:00 Europe/Berlin"} }, []string{
 			"outside_hours: queue pay is outside its hours until 2026-11-23 09:00 Europe/Berlin (hours: Mon-Fri 09:00-18:00 Europe/Berlin)",
 		}},
-		{"within its hours", func(c *circumstances) { c.queue.Hours = []string{"Sat 09:00-18:00 UTC"} }, []string{"next: "}},
+		{"within its hours", func(c *circumstances) { c.Hours = []string{"Sat 09:00-18:00 UTC"} }, []string{"next: "}},
 		{"outside hours, and paused", func(c *circumstances) {
-			c.queue.Hours = []string{"09:00-18:00 UTC", "10:00-18:00 UTC"}
-			c.pauses = []callPause{{What: "queue", Name: "pay"}}
+			c.Hours = []string{"09:00-18:00 UTC", "10:00-18:00 UTC"}
+			c.pauses = []Pause{{What: "queue", Name: "pay"}}
 		}, []string{"outside_hours: until 2026-11-21 10:00 UTC (hours: 09:00-18:00 UTC and 10:00-18:00 UTC)", "paused: "}},
 		{"a paused queue", func(c *circumstances) {
-			c.pauses = []callPause{{What: "queue", Name: "pay", Reason: "incident", By: "ann"}}
+			c.pauses = []Pause{{What: "queue", Name: "pay", Reason: "incident", By: "ann"}}
 		}, []string{"paused: queue pay is paused until it is resumed: incident (by ann)"}},
 		{"a paused key", func(c *circumstances) {
-			c.pauses = []callPause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "owes", By: "ann"}}
+			c.pauses = []Pause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "owes", By: "ann"}}
 		}, []string{"paused: limit api, key k, is paused until 2026-11-21 10:00:00Z: owes (by ann)"}},
 		{"a paused limit", func(c *circumstances) {
 			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "paused: incident", ShutUntil: &later}}}
@@ -76,15 +76,15 @@ func TestReasons(t *testing.T) {
 		{"a full concurrency", func(c *circumstances) {
 			c.limits = []Limit{{Name: "sockets", LimitRule: LimitRule{Units: 2}, LimitUse: LimitUse{State: "open", Occupied: 2}}}
 		}, []string{"limit_full: 2 of 2 run"}},
-		{"no worker for the task", func(c *circumstances) { c.workers = workforce{} }, []string{"no_worker: no live worker handles task sms"}},
+		{"no worker for the task", func(c *circumstances) { c.Handle = 0 }, []string{"no_worker: no live worker handles task sms"}},
 		{"no worker with the label", func(c *circumstances) {
-			c.queue.On, c.workers = "ip-a", workforce{Handle: 2}
+			c.On, c.Handle, c.Fit, c.Slots = "ip-a", 2, 0, 0
 		}, []string{"no_worker: carries the label ip-a, which queue pay asks for"}},
-		{"busy workers", func(c *circumstances) { c.workers.Running = 20 }, []string{"workers_busy: 20 of 20 run"}},
-		{"no dispatcher", func(c *circumstances) { c.dispatchers = 0 }, []string{"no_dispatcher: "}},
+		{"busy workers", func(c *circumstances) { c.Running = 20 }, []string{"workers_busy: 20 of 20 run"}},
+		{"no dispatcher", func(c *circumstances) { c.Dispatchers = 0 }, []string{"no_dispatcher: "}},
 		{"all at once", func(c *circumstances) {
-			c.call.RunAt, c.dispatchers, c.workers, c.limits = later, 0, workforce{}, []Limit{full}
-			c.pauses = []callPause{{What: "queue", Name: "pay"}}
+			c.call.RunAt, c.Dispatchers, c.Handle, c.limits = later, 0, 0, []Limit{full}
+			c.pauses = []Pause{{What: "queue", Name: "pay"}}
 		}, []string{"not_due: ", "paused: ", "limit_full: ", "no_worker: ", "no_dispatcher: "}},
 
 		{"handed over", func(c *circumstances) { c.dispatched(2) }, []string{"handed_over: handed to the workers http 1m0s ago, and waits"}},
@@ -97,7 +97,7 @@ func TestReasons(t *testing.T) {
 			c.dispatched(1)
 			c.open.Slots = 0
 		}, []string{"workers_paused: resume it in Asynqmon"}},
-		{"would go to such workers", func(c *circumstances) { c.workers.Slots = 0 }, []string{"workers_paused: resume it in Asynqmon"}},
+		{"would go to such workers", func(c *circumstances) { c.Slots = 0 }, []string{"workers_paused: resume it in Asynqmon"}},
 		{"past its deadline", func(c *circumstances) {
 			c.dispatched(1)
 			c.open.StartedAt, c.open.Deadline = &before, &before
@@ -115,14 +115,13 @@ func TestReasons(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := circumstances{
-				now:         now,
-				call:        &callqueue.Record{ID: 7, Queue: "pay", Task: "sms", Key: "k", Status: callqueue.StatusNew, Cost: 1, RunAt: before},
-				queue:       &ruleRow{Limits: []string{"api"}},
-				workers:     workforce{Handle: 2, Fit: 1, Slots: 20, Running: 19},
-				dispatchers: 1,
+				now:          now,
+				call:         &callqueue.Record{ID: 7, Queue: "pay", Task: "sms", Key: "k", Status: callqueue.StatusNew, Cost: 1, RunAt: before},
+				surroundings: surroundings{Configured: true, Handle: 2, Fit: 1, Slots: 20, Running: 19, Dispatchers: 1},
 			}
 			test.change(&c)
-			got := c.reasons()
+			c.explain()
+			got := c.reasons
 			if len(got) != len(test.want) {
 				t.Fatalf("%d reasons, want %d: %+v", len(got), len(test.want), got)
 			}

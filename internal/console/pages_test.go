@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"html"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -23,7 +22,6 @@ import (
 
 	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/pgtest"
-	"github.com/callq/callq/internal/web"
 )
 
 const (
@@ -42,7 +40,7 @@ func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
 	t.Helper()
 	s := &site{t: t}
 	handler, err := console.New(console.Config{
-		Pool: pool, Timeout: within, Known: web.KnownHosts(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7460}, "127.0.0.1:7460"),
+		Pool: pool, Timeout: within,
 		Explain: func(err error) (bool, string) {
 			_, away := errors.AsType[*pgconn.ConnectError](err)
 			return away, err.Error()
@@ -204,7 +202,7 @@ func TestEverythingIsReached(t *testing.T) {
 			shown = strings.ReplaceAll(shown, "+", "&#43;") // as templates write it
 			for at, words := range map[string][]string{
 				"/": {
-					"another configuration than the one in force, which host/1", "Live processes differ on http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "not in the configuration in force", "host/1",
+					"another configuration than the one in force, which host/1", "Live workers differ on http_task.hosts", "No live worker that carries the label", "paused", "stopped or dead", "which is not in force", "host/1",
 					"9 per 1h", "100 per 1s",
 				},
 				"/calls?status=failed": {"dead letters</a>", `class="status failed"`},
@@ -405,4 +403,57 @@ func TestRedirects(t *testing.T) {
 			t.Errorf("%s: %d %s", path, status, fmt.Sprint(location))
 		}
 	}
+}
+
+// The list goes to its end and back, 100 calls a page, as links say.
+func TestPaging(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO call_queue (queue) SELECT 'q' || i % 2 FROM generate_series(1, 500) i`); err != nil {
+		t.Fatal(err)
+	}
+	site := newSite(t, pool, plentiful)
+	for filter, all := range map[string]int{"": 500, "?queue=q1": 250} {
+		var down []string // the ids of each page
+		seen, last := 0, ""
+		for at := "/calls" + filter; at != ""; {
+			_, text := site.ask(http.MethodGet, at)
+			ids := idsIn(text)
+			if len(ids) > 100 {
+				t.Errorf("%s: %d calls", at, len(ids))
+			}
+			seen, down, last = seen+len(ids), append(down, strings.Join(ids, " ")), at
+			at = link(text, "next")
+		}
+		if seen != all || len(down) != (all+99)/100 {
+			t.Errorf("calls%s: %d calls on %d pages, want %d", filter, seen, len(down), all)
+		}
+		for page := len(down) - 1; page >= 0; page-- {
+			_, text := site.ask(http.MethodGet, last)
+			if got := strings.Join(idsIn(text), " "); got != down[page] {
+				t.Errorf("back on page %d of calls%s: %s, want %s", page, filter, got, down[page])
+			}
+			last = link(text, "prev")
+		}
+		if last != "" {
+			t.Errorf("calls%s: %s is newer than the newest", filter, last)
+		}
+	}
+}
+
+func idsIn(text string) []string {
+	var ids []string
+	for _, found := range regexp.MustCompile(`href="/calls/(\d+)"`).FindAllStringSubmatch(text, -1) {
+		ids = append(ids, found[1])
+	}
+	return ids
+}
+
+// link is where the link of this kind leads; empty: there is none.
+func link(text, rel string) string {
+	found := regexp.MustCompile(`href="([^"]*)" rel="` + rel + `"`).FindStringSubmatch(text)
+	if found == nil {
+		return ""
+	}
+	return html.UnescapeString(found[1])
 }

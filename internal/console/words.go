@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/callq/callq/internal/admin"
 )
@@ -22,11 +21,10 @@ const (
 func words() template.FuncMap {
 	return template.FuncMap{
 		"number":   number,
-		"instant":  instant,
 		"ago":      admin.Ago,
 		"short":    admin.Short,
 		"dash":     admin.Dash,
-		"text":     optional,
+		"text":     admin.Text,
 		"join":     strings.Join,
 		"json":     func(data json.RawMessage) string { return cut(indented(data), mostData) },
 		"cut":      func(text string) string { return cut(text, mostError) },
@@ -46,41 +44,19 @@ func number(n any) string {
 	return text
 }
 
-func instant(at any) string {
-	switch at := at.(type) {
-	case time.Time:
-		return admin.Instant(&at)
-	case *time.Time:
-		return admin.Instant(at)
-	}
-	return fmt.Sprint(at)
-}
-
-func optional(value any) string {
-	switch value := value.(type) {
-	case *string:
-		return admin.Text(value)
-	case *int:
-		return admin.Text(value)
-	}
-	return fmt.Sprint(value)
-}
-
 // cut shortens a text, and says so.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", number(len(text)))
+	return strings.ToValidUTF8(text[:most], "") +
+		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", number(len(text)))
 }
 
 func indented(data json.RawMessage) string {
-	if len(data) == 0 {
-		return "-"
-	}
 	var text bytes.Buffer
-	if err := json.Indent(&text, data, "", "  "); err != nil {
-		return string(data)
+	if err := json.Indent(&text, data, "", "  "); err != nil { // there is none
+		return admin.Dash(string(data))
 	}
 	return text.String()
 }

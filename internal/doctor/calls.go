@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -21,16 +20,17 @@ FROM (
     SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timestamp() - interval '10 seconds') AS lost,
         count(*) FILTER (WHERE started_at IS NULL AND start_by < clock_timestamp() - interval '10 seconds'
             AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at))) AS unstarted,
-        count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp() AND started_at < clock_timestamp() - interval '10 seconds'
-            - (SELECT timeout FROM call_queues q WHERE q.name = o.queue)) AS long,
+        count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp()
+            AND started_at < clock_timestamp() - interval '10 seconds' - (SELECT timeout FROM call_queues q WHERE q.name = o.queue)) AS long,
         'start a dispatcher (callq serve, callq dispatch), or ` + recoverFix + ` once; if dispatchers are alive, see their logs' AS fix
     FROM call_open o
 ) o
 CROSS JOIN LATERAL (VALUES
     (lost, '%s attempts are past their deadline and still open: their workers were lost', fix),
-    (long, '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though their '
-        'contexts have ended',
-        'have them return when ctx ends, raise the queue''s timeout, or restart their workers: callq calls list --status dispatched'),
+    (long, '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though '
+        'their contexts have ended',
+        'have them return when ctx ends, raise the queue''s timeout, or restart their workers: '
+        'callq calls list --status dispatched'),
     (unstarted, '%s attempts were handed over, not started in time, and still hold their units', fix)
 ) f (n, what, fix)
 WHERE f.n > 0`
@@ -40,11 +40,11 @@ WHERE f.n > 0`
 // id. Several who share a row are a multixact: xmax does not say that it is one, but those that exist lie in a range.
 // callq's own take less than two seconds, and are not named where the age of others' transactions is hidden.
 const heldSQL = `
-SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level, age AS took,
+SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level,
     CASE WHEN age IS NULL
     THEN format('%s %s (%s) holds rows of %s running calls (%s); for how long, this role may not see', kind, name, who, calls, ids)
-    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for {took}%s; their outcomes cannot be written meanwhile',
-        kind, name, who, calls, ids, '; it is ' || nullif(does, '')) END AS what,
+    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for %ss%s; their outcomes cannot be written meanwhile',
+        kind, name, who, calls, ids, round(extract(epoch FROM age)), '; it is ' || nullif(does, '')) END AS what,
     CASE WHEN age IS NULL THEN 'run doctor as the tables'' owner, or GRANT pg_monitor to its role'
     WHEN kind = 'session' THEN format('commit it, or SELECT pg_terminate_backend(%s);', name)
     ELSE format('commit it, or ROLLBACK PREPARED %L;', name) END AS fix
@@ -52,7 +52,8 @@ FROM (
     SELECT kind, name, who, does, age, count(DISTINCT id) AS calls, array_to_string((array_agg(DISTINCT id))[:10], ', ') AS ids
     FROM (
         SELECT r.id, CASE WHEN p.gid IS NULL THEN 'session' ELSE 'prepared transaction' END AS kind,
-            coalesce(p.gid, a.pid::text) AS name, coalesce(p.owner::text, concat_ws(', ', a.usename, nullif(a.application_name, ''))) AS who,
+            coalesce(p.gid, a.pid::text) AS name,
+            coalesce(p.owner::text, concat_ws(', ', a.usename, nullif(a.application_name, ''))) AS who,
             concat_ws(': ', a.state, left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)) AS does,
             clock_timestamp() - coalesce(p.prepared, a.xact_start) AS age, a.application_name AS application
         FROM (
@@ -90,14 +91,13 @@ WHERE starts_with(error_message, '` + recovery.IsolatedMessage + `')
 ORDER BY id
 LIMIT 10`
 
-func orphans(ctx context.Context, pool *pgxpool.Pool) (found []Finding, err error) {
+func orphans(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) {
 	o, err := backlog.FindOrphans(ctx, pool, checkTimeout)
 	if o.Calls > 0 {
-		found = one(Problem, fmt.Sprintf("%d calls wait and are in no flow, so no claim finds them", o.Calls), recoverFix)
+		found.add(Problem, recoverFix, "%d calls wait and are in no flow, so no claim finds them", o.Calls)
 	}
 	if o.Flows > 0 {
-		what := fmt.Sprintf("%d flows do not add up, so some of their calls may not be found", o.Flows)
-		found = append(found, one(Problem, what, recoverFix)...)
+		found.add(Problem, recoverFix, "%d flows do not add up, so some of their calls may not be found", o.Flows)
 	}
 	return found, err
 }
@@ -132,9 +132,9 @@ WHERE late > early`
 // newest calls stand for the latest ones: the ledger has no index by time.
 const lateSQL = `
 SELECT 'problem' AS level,
-    format('of the last %s attempts of queue %s, %s were not sent: the worker was too late', a.all_of, left(a.queue, 160), a.late) AS what,
-    CASE WHEN l.name IS NOT NULL THEN format('raise send_within of limit %s, which is %s, in the configuration; or ', l.name, l.send_within)
-    ELSE '' END || 'callq work on more machines' AS fix
+    format('of the last %s attempts of queue %s, %s were not sent: the worker was too late', all_of, left(queue, 160), late) AS what,
+    coalesce('raise send_within of limit ' || l.name || ', which is ' || l.send_within || ', in the configuration; or ', '')
+        || 'callq work on more machines' AS fix
 FROM (
     SELECT queue, count(*) AS all_of, count(*) FILTER (WHERE outcome = 'not_sent') AS late
     FROM (

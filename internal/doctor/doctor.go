@@ -4,15 +4,19 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/ledger"
 )
 
 // Level says how bad a finding is.
@@ -33,124 +37,152 @@ type Finding struct {
 	Fix   string `json:"fix"` // what to do or run; empty if all is well
 }
 
-// check is a name and a question. A question in SQL returns findings as rows: level, what, fix. The text "{took}" in
-// what stands for its interval column took. No findings means that all is well.
+type findings []Finding
+
+func (f *findings) add(level Level, fix, what string, args ...any) {
+	*f = append(*f, Finding{Level: level, What: fmt.Sprintf(what, args...), Fix: fix})
+}
+
+// judge adds that all is well, or what is not.
+func (f *findings) judge(well bool, is, problem, fix string) {
+	if well {
+		f.add(OK, "", "%s", is)
+	} else {
+		f.add(Problem, fix, "%s", problem)
+	}
+}
+
+// of are the findings of a check. Where there are none, all is well.
+func (f findings) of(check string) findings {
+	if len(f) == 0 {
+		f.add(OK, "", "")
+	}
+	for i := range f {
+		f[i].Check = cmp.Or(f[i].Check, check)
+	}
+	return f
+}
+
+// check is a name and a question.
 type check struct {
 	name string
-	sql  string
-	look func(context.Context, *pgxpool.Pool) ([]Finding, error) // where SQL does not do
+	look func(context.Context, *pgxpool.Pool) (findings, error)
+}
+
+// asks is a question in SQL, which returns findings as rows: level, what, fix.
+func asks(sql string) func(context.Context, *pgxpool.Pool) (findings, error) {
+	return func(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
+		return collect[Finding](ctx, pool, sql)
+	}
 }
 
 // serverChecks work without callq's schema.
 func serverChecks() []check {
 	return []check{
-		{name: "clocks", look: clocks},
-		{name: "settings", sql: settingsSQL},
-		{name: "connections", sql: connectionsSQL},
-		{name: "old snapshots", look: oldSnapshots},
+		{"clocks", clocks},
+		{"settings", asks(settingsSQL)},
+		{"connections", asks(connectionsSQL)},
+		{"old snapshots", oldSnapshots},
 	}
 }
 
 func schemaChecks() []check {
 	return []check{
-		{name: "schema", look: drift},
-		{name: "owner", sql: ownerSQL},
-		{name: "bloat", look: bloat},
-		{name: "workers", sql: workersSQL},
-		{name: "dispatchers", sql: dispatchersSQL},
-		{name: "rules", look: otherPolicy},
-		{name: "http settings", look: httpDiffers},
-		{name: "tasks", sql: tasksSQL},
-		{name: "queues", sql: queuesSQL},
-		{name: "limits", look: limits},
-		{name: "clock steps", sql: clockStepsSQL},
-		{name: "pauses", sql: pausesSQL},
-		{name: "overdue attempts", sql: overdueSQL},
-		{name: "held rows", sql: heldSQL},
-		{name: "calls set aside", sql: setAsideSQL},
-		{name: "calls in no flow", look: orphans},
-		{name: "dispatched calls", sql: withoutAttemptSQL},
-		{name: "dead letters", sql: deadLettersSQL},
-		{name: "late requests", sql: lateSQL},
+		{"schema", drift},
+		{"owner", asks(ownerSQL)},
+		{"bloat", bloat},
+		{"status", status},
+		{"clock steps", asks(clockStepsSQL)},
+		{"overdue attempts", asks(overdueSQL)},
+		{"held rows", asks(heldSQL)},
+		{"calls set aside", asks(setAsideSQL)},
+		{"calls in no flow", orphans},
+		{"dispatched calls", asks(withoutAttemptSQL)},
+		{"dead letters", asks(deadLettersSQL)},
+		{"late requests", asks(lateSQL)},
 	}
 }
 
-const checkTimeout = 5 * time.Second
+const (
+	checkTimeout = 5 * time.Second
+	namedMost    = 10 // of one kind that get a finding of their own
+)
 
 // Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
 // error only if Postgres cannot be reached.
 func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	findings, err := check{name: "schema version", look: version}.run(ctx, pool)
+	all, err := check{"schema version", version}.run(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
 	checks := serverChecks()
-	if findings[0].Level == OK {
+	if all[0].Level == OK {
 		checks = append(checks, schemaChecks()...)
 	}
 	for _, c := range checks {
 		found, err := c.run(ctx, pool)
 		if err != nil {
-			return findings, err
+			return all, err
 		}
-		findings = append(findings, found...)
+		all = append(all, found...)
 	}
-	return findings, nil
+	return all, nil
 }
 
 // run makes an error of Postgres a finding, unless it means that Postgres cannot be reached.
-func (c check) run(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func (c check) run(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	look := c.look
-	if look == nil {
-		look = func(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) { return askSQL(ctx, pool, c.sql) }
-	}
-	found, err := look(bounded, pool)
+	found, err := c.look(bounded, pool)
 	pg, refused := errors.AsType[*pgconn.PgError](err)
 	switch {
-	case refused && pg.Code == "57014", err != nil && ctx.Err() == nil && bounded.Err() != nil: // took too long
-		found = one(Note, "was not looked at: it took longer than "+checkTimeout.String(), "ask again when there is less to do")
+	case err == nil:
+		return found.of(c.name), nil
+	case refused && pg.Code == "57014", ctx.Err() == nil && bounded.Err() != nil:
+		found.add(Note, "ask again when there is less to do", "was not looked at: it took longer than %s", checkTimeout)
 	case refused && pg.Code == "42501":
-		found = one(Problem, "was not looked at: "+pg.Message, "run doctor as the tables' owner, or GRANT pg_monitor to its role")
+		found.add(Problem, "run doctor as the tables' owner, or GRANT pg_monitor to its role", "was not looked at: %s", pg.Message)
 	case refused && pg.Code[:2] != "57" && pg.Code[:2] != "08":
-		found = one(Problem, "could not be looked at: "+pg.Message, "see Postgres's log")
-	case err != nil:
+		found.add(Problem, "see Postgres's log", "could not be looked at: %s", pg.Message)
+	default:
 		return nil, fmt.Errorf("look at %s: %w", c.name, err)
-	case len(found) == 0:
-		found = one(OK, "", "")
 	}
-	for i := range found {
-		found[i].Check = c.name
-	}
-	return found, nil
+	return found.of(c.name), nil
 }
 
-func askSQL(ctx context.Context, pool *pgxpool.Pool, sql string) ([]Finding, error) {
-	rows, err := collect[struct {
-		Finding
-		Took *time.Duration
-	}](ctx, pool, sql)
+// status judges what `callq status` shows: which processes are alive and whether they agree, which calls nobody takes,
+// which limits are shut, and what is paused.
+func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
+	s, err := admin.ReadStatus(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
-	var found []Finding
-	for _, r := range rows {
-		if r.Took != nil {
-			r.What = strings.ReplaceAll(r.What, "{took}", tidy(*r.Took).String())
+	of := map[string]findings{}
+	for _, p := range s.Problems() {
+		found, level := of[p.Check], Problem
+		if p.Note {
+			level = Note
 		}
-		found = append(found, r.Finding)
+		if len(found) < namedMost {
+			found.add(level, p.Fix, "%s", p.What)
+			of[p.Check] = found
+		}
 	}
-	return found, nil
-}
-
-func one(level Level, what, fix string) []Finding {
-	return []Finding{{Level: level, What: what, Fix: fix}}
+	workers := slices.DeleteFunc(s.Workers, func(w admin.Worker) bool { return !w.Live })
+	live := map[string]int{"workers": len(workers), "dispatchers": len(s.Dispatchers)}
+	for _, name := range []string{"workers", "dispatchers", "rules", "http settings", "tasks", "queues", "limits", "pauses"} {
+		found := of[name]
+		if live[name] > 0 {
+			found.add(OK, "", "%d live", live[name])
+		}
+		all = append(all, found.of(name)...)
+	}
+	return all, nil
 }
 
 // collect runs a query and returns its rows. A field without a column keeps its zero value.
-func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) ([]T, error) {
-	rows, err := pool.Query(ctx, sql, args...)
+func collect[T any](ctx context.Context, db ledger.DB, sql string, args ...any) ([]T, error) {
+	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

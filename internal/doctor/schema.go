@@ -4,7 +4,6 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -69,25 +68,30 @@ SELECT name, md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) AS hash
 FROM listing GROUP BY name ORDER BY name COLLATE "C"`
 
 // version finds whether the schema is this program's.
-func version(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	err := migrations.Check(ctx, pool)
+func version(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) {
+	err = migrations.Check(ctx, pool)
 	if problem, ok := errors.AsType[*migrations.SchemaError](err); ok {
-		return one(Problem, problem.What, problem.Fix), nil
+		found.add(Problem, problem.Fix, "%s", problem.What)
+		return found, nil
 	}
-	return one(OK, fmt.Sprint(migrations.Version()), ""), err
+	found.add(OK, "", "%d", migrations.Version())
+	return found, err
 }
 
 // drift compares the schema with what the migrations make of it.
-func drift(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func drift(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 	actual, err := collect[part](ctx, pool, fingerprintSQL)
 	if err != nil {
 		return nil, err
 	}
+	return judgeSchema(actual), nil
+}
+
+func judgeSchema(actual []part) (found findings) {
 	is := map[string]string{}
 	for _, p := range actual {
 		is[p.Name] = p.Hash
 	}
-	var found []Finding
 	for _, p := range expectedParts() {
 		what := p.Name + ": not what the migrations made (columns, indexes, constraints, triggers)"
 		switch {
@@ -98,8 +102,26 @@ func drift(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		case p.Name == "functions":
 			what = "callq's functions are not what the migrations made, or anybody may execute one that runs as its owner"
 		}
-		found = append(found, one(Problem, what,
-			"compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then "+recoverFix)...)
+		found.add(Problem, "compare it with `callq migrate sql` and make it so: indexes valid, triggers enabled; then "+recoverFix,
+			"%s", what)
 	}
-	return found, nil
+	return found
 }
+
+// Whether a superuser owns callq's tables or functions: some functions run with their owner's rights.
+const ownerSQL = `
+SELECT 'note' AS level,
+    format('callq''s tables or functions belong to a superuser, %s: who found a flaw in a function that runs as its owner '
+        'would have the whole server', string_agg(DISTINCT quote_ident(r.rolname), ', ')) AS what,
+    'give them to a role that is none: docs/operating.md, Roles, has the statements' AS fix
+FROM (
+    SELECT relowner AS owner FROM pg_class
+    WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('call_queue')) AND relname LIKE 'call%'
+    UNION ALL
+    SELECT proowner FROM pg_proc
+    WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('call_queue'))
+      AND (proname LIKE 'callq\_%' OR proname = 'enqueue_call')
+) o
+JOIN pg_roles r ON r.oid = o.owner
+WHERE r.rolsuper
+HAVING count(*) > 0`

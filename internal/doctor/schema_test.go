@@ -34,6 +34,7 @@ func TestSchemaFingerprints(t *testing.T) {
 // Whatever is done to a part of the schema, doctor names the part.
 func TestSchemaDrift(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.New(t)
 	for _, c := range []struct{ harm, want string }{
 		{`CREATE INDEX mine ON call_queue (status)`, ""},
 		{`DROP INDEX call_inbox_due_idx`, "call_inbox: not what"},
@@ -49,12 +50,16 @@ func TestSchemaDrift(t *testing.T) {
 		{`DROP VIEW call_backlog`, "call_backlog is missing"},
 	} {
 		t.Run(c.harm, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			if _, err := pool.Exec(t.Context(), c.harm); err != nil {
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
 				t.Fatal(err)
 			}
-			found, err := drift(t.Context(), pool)
+			defer tx.Rollback(t.Context())
+			if _, err := tx.Exec(t.Context(), c.harm); err != nil {
+				t.Fatal(err)
+			}
+			actual, err := collect[part](t.Context(), tx, fingerprintSQL)
+			found := judgeSchema(actual)
 			if c.want == "" && len(found) == 0 && err == nil {
 				return
 			}

@@ -1,5 +1,92 @@
 package doctor
 
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/internal/handoff"
+)
+
+const (
+	clockSamples    = 5
+	clockDifference = 500 * time.Millisecond // allowed between machines that both keep the time
+)
+
+// clocks compares this machine's clock with Postgres's. callq uses Postgres's alone, but if NTP keeps both and they
+// differ, one of them is wrong.
+func clocks(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
+	var ahead time.Duration
+	within := time.Hour
+	for range clockSamples { // the shortest round trip is the most precise
+		var at time.Time
+		asked := time.Now()
+		if err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at); err != nil {
+			return nil, err
+		}
+		if half := time.Since(asked) / 2; half < within {
+			within, ahead = half, at.Sub(asked.Round(0).Add(half))
+		}
+	}
+	return compareClocks(ahead, within), nil
+}
+
+// compareClocks judges by how much Postgres's clock is ahead, give or take within.
+func compareClocks(ahead, within time.Duration) (found findings) {
+	where := "ahead of"
+	if ahead < 0 {
+		where = "behind"
+	}
+	what := fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s", tidy(ahead.Abs()), where, tidy(within))
+	found.judge(ahead.Abs()-within <= clockDifference, what, what, "have NTP (chrony) keep both; limits and run_at use Postgres's. "+
+		"Before you set that forward, pause the limits for their longest window: callq limits pause NAME --for …")
+	return found
+}
+
+// tidy rounds a duration to about three digits.
+func tidy(d time.Duration) time.Duration {
+	switch {
+	case d > time.Minute:
+		return d.Round(time.Second)
+	case d > time.Second:
+		return d.Round(10 * time.Millisecond)
+	}
+	return d.Round(10 * time.Microsecond)
+}
+
+// Postgres's clock was set forward while a limit's windows are longer by that much, or back while usage that was
+// charged before lies ahead. A request without an answer is charged up to slack ahead, in a bucket that is labelled
+// with its end.
+const clockStepsSQL = `
+SELECT 'note' AS level,
+    format('Postgres''s clock was set forward by %ss at %s: windows of limit %s are longer by as much until %s',
+        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name,
+        date_trunc('second', e.until)) AS what,
+    'nothing: what was used before the step counts for as long as it would have' AS fix
+FROM call_clock_gains g
+CROSS JOIN call_limits l
+CROSS JOIN LATERAL (
+    SELECT g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack + sum(later.by) AS until
+    FROM call_clock_gains later WHERE later.id >= g.id AND later.by > '0'
+) e
+WHERE g.by > '0' AND l.window_size > '0' AND e.until > clock_timestamp()
+UNION ALL
+SELECT 'problem',
+    format('Postgres''s clock was set back: units of limit %s were used up to %ss ahead of it, and count until %s',
+        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())),
+        date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
+    'it ends by itself; have NTP (chrony) slew the clock rather than step it'
+FROM call_limits l
+JOIN call_usage u ON u.limit_name = l.name
+WHERE u.bucket > clock_timestamp() + l.slack + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
+GROUP BY l.name, l.window_size`
+
 // Settings of Postgres that callq depends on: the value that is bad (” for a rule of its own, below), and the good
 // one. callq's connections set some for themselves; these are what producers and Postgres's own processes get.
 const settingsSQL = `
@@ -45,20 +132,53 @@ CROSS JOIN (
 ) m
 CROSS JOIN LATERAL (SELECT used * 10 > most * 9 AS scarce) s`
 
-// Whether a superuser owns callq's tables or functions: some functions run with their owner's rights.
-const ownerSQL = `
-SELECT 'note' AS level,
-    format('callq''s tables or functions belong to a superuser, %s: who found a flaw in a function that runs as its owner '
-        'would have the whole server', string_agg(DISTINCT quote_ident(r.rolname), ', ')) AS what,
-    'give them to a role that is none: docs/operating.md, Roles, has the statements' AS fix
-FROM (
-    SELECT relowner AS owner FROM pg_class
-    WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('call_queue')) AND relname LIKE 'call%'
-    UNION ALL
-    SELECT proowner FROM pg_proc
-    WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('call_queue'))
-      AND (proname LIKE 'callq\_%' OR proname = 'enqueue_call')
-) o
-JOIN pg_roles r ON r.oid = o.owner
-WHERE r.rolsuper
-HAVING count(*) > 0`
+// Redis examines Redis. It returns an error only if Redis cannot be reached.
+func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error) {
+	info, err := client.Info(ctx, "server", "memory").Result()
+	if err != nil && !redis.HasErrorPrefix(err, "ERR") { // a stand-in may not know the sections
+		return nil, fmt.Errorf("ask Redis: %w", err)
+	}
+	paused, err := handoff.Paused(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	var found findings
+	for _, queue := range paused {
+		found.add(Problem, "resume it in Asynqmon, or redis-cli DEL 'asynq:{"+queue+"}:paused'; to pause calls: callq queues pause",
+			"Asynq queue %s is paused: its workers take nothing", queue)
+	}
+	return append(readRedis(info), found.of("asynq queues")...), nil
+}
+
+// readRedis judges the answer to INFO. Managed servers often refuse CONFIG, so doctor does not ask for that.
+func readRedis(text string) findings {
+	info := map[string]string{}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		info[name] = value
+	}
+	var version, eviction, memory findings
+	var major, minor int
+	if _, err := fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor); err != nil {
+		version.add(Note, "see that it is 6.2 or newer", "Redis does not tell its version")
+	} else {
+		version.judge(major > 6 || major == 6 && minor >= 2, info["redis_version"],
+			"Redis is "+info["redis_version"], "upgrade it to 6.2 or newer")
+	}
+	if policy := info["maxmemory_policy"]; policy == "" {
+		eviction.add(Note, "see that it is noeviction", "Redis does not tell its maxmemory-policy")
+	} else {
+		eviction.judge(policy == "noeviction", policy,
+			"maxmemory-policy is "+policy+": calls that were handed over may be evicted, and are then late by seconds",
+			"redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf")
+	}
+	used, _ := strconv.ParseInt(info["used_memory"], 10, 64) // 0: it does not say
+	most, _ := strconv.ParseInt(info["maxmemory"], 10, 64)
+	is := Size(used) + " used"
+	if most > 0 {
+		is += " of " + Size(most)
+	}
+	memory.judge(most == 0 || used <= most/10*9, is, is,
+		"raise maxmemory, or move what else is in this Redis: callq needs a few megabytes")
+	return slices.Concat(version.of("redis version"), eviction.of("redis eviction"), memory.of("redis memory"))
+}

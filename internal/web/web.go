@@ -4,11 +4,14 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
-	"sync"
+	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,7 +23,7 @@ type Config struct {
 	Checks  []Check                // all must pass for /readyz
 	Metrics prometheus.Gatherer    // nil: no /metrics
 	Pages   http.Handler           // every other path; nil: none
-	Known   func(host string) bool // Host headers that /readyz and /metrics answer, see [KnownHosts]; nil: all
+	Known   func(host string) bool // Host headers that all but /livez answer, see [KnownHosts]; nil: all
 	Timeout time.Duration          // of each check; default 2 s
 }
 
@@ -32,9 +35,7 @@ type Check struct {
 
 // New returns the handler of /livez, /readyz and /metrics, which work whatever the pages do.
 func New(cfg Config) http.Handler {
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 2 * time.Second
-	}
+	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -45,7 +46,7 @@ func New(cfg Config) http.Handler {
 		mux.Handle("GET /metrics", cfg.known(promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{})))
 	}
 	if cfg.Pages != nil {
-		mux.Handle("/", cfg.Pages)
+		mux.Handle("/", cfg.known(cfg.Pages))
 	}
 	return mux
 }
@@ -57,11 +58,40 @@ func (cfg Config) known(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !cfg.Known(r.Host) {
-			http.Error(w, Unknown(r.Host), http.StatusMisdirectedRequest)
+			http.Error(w, fmt.Sprintf("This callq listens on loopback, and is not known as %q there: ask for localhost or 127.0.0.1. "+
+				"A proxy before it should send that as the Host.", r.Host), http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// KnownHosts says which Host headers to answer. A server on loopback relies on nobody else reaching it. But a browser
+// on that machine runs others' pages, and DNS rebinding lets such a page read from 127.0.0.1 under its own name. It
+// still sends that name as the Host.
+func KnownHosts(address net.Addr, listen string) func(host string) bool {
+	tcp, ok := address.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsLoopback() {
+		return func(string) bool { return true }
+	}
+	configured := hostName(listen)
+	return func(host string) bool {
+		name := hostName(host)
+		if ip, err := netip.ParseAddr(name); err == nil {
+			return ip.Unmap().IsLoopback()
+		}
+		return name == "localhost" || strings.HasSuffix(name, ".localhost") || name != "" && name == configured
+	}
+}
+
+// hostName is the name or address in a host, without its port: through a tunnel the port differs.
+func hostName(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	} else {
+		host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	}
+	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
 // readiness is the answer of /readyz, with the error of each check that failed.
@@ -85,26 +115,24 @@ func (cfg Config) readyz(w http.ResponseWriter, r *http.Request) {
 func (cfg Config) problems(ctx context.Context) map[string]string {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
-	found := map[string]string{}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for _, check := range cfg.Checks {
-		all.Go(func() {
-			result := make(chan error, 1)
-			go func() { result <- check.Run(ctx) }()
-			var err error
-			select {
-			case err = <-result:
-			case <-ctx.Done():
-				err = fmt.Errorf("no answer within %s", cfg.Timeout)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				found[check.Name] = err.Error()
-			}
-		})
+	type answer struct {
+		name string
+		err  error
 	}
-	all.Wait()
+	found, answers := map[string]string{}, make(chan answer, len(cfg.Checks))
+	for _, check := range cfg.Checks {
+		found[check.Name] = fmt.Sprintf("no answer within %s", cfg.Timeout)
+		go func() { answers <- answer{check.Name, check.Run(ctx)} }()
+	}
+	for range cfg.Checks {
+		select {
+		case a := <-answers:
+			if delete(found, a.name); a.err != nil {
+				found[a.name] = a.err.Error()
+			}
+		case <-ctx.Done():
+			return found
+		}
+	}
 	return found
 }
