@@ -83,7 +83,7 @@ func TestCalendarHolds(t *testing.T) {
 			for at := from; at.Before(from.AddDate(1, 1, 0)); at = at.Add(29 * time.Minute) {
 				start, end := cal.Start(at), cal.End(at)
 				switch {
-				case start.After(at), !end.After(at), at.Sub(start) > cal.Longest():
+				case start.After(at), !end.After(at), at.Sub(start) > cal.longest():
 					t.Fatalf("%s %s: %s is in %s to %s", zone, window, at, start, end)
 				case start.Before(last):
 					t.Fatalf("%s %s: at %s the window began %s, before it %s", zone, window, at, start, last)
