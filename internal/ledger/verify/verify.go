@@ -14,6 +14,8 @@ package verify
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -63,11 +65,11 @@ func (l LimitUse) InForce() limit.Rate {
 
 // Violation is a row that breaks a rule.
 type Violation struct {
-	Rule    string `json:"rule" db:"rule"`
-	Limit   string `json:"limit,omitempty" db:"limit_name"`
-	CallID  int64  `json:"call_id,omitempty" db:"call_id"`
-	Attempt int32  `json:"attempt,omitempty" db:"attempt"`
-	Detail  string `json:"detail" db:"detail"`
+	Rule    string `json:"rule"`
+	Limit   string `json:"limit,omitempty"`
+	CallID  int64  `json:"call_id,omitempty"`
+	Attempt int32  `json:"attempt,omitempty"`
+	Detail  string `json:"detail"`
 }
 
 // maxFindings bounds the rows named for one rule.
@@ -128,7 +130,8 @@ type verifier struct {
 
 func newVerifier(since time.Time) *verifier {
 	v := &verifier{
-		report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{}, policy: newPolicy(),
+		report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
+		policy:  policy{versions: map[string]history{}, limits: map[string][]string{}},
 		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
 	}
 	if !since.IsZero() {
@@ -145,17 +148,16 @@ func (v *verifier) found(rule string, found Violation) {
 	}
 }
 
-// rule is a rule with the statement that returns the rows that break it.
-type rule struct{ name, sql string }
-
-func (v *verifier) check(ctx context.Context, rules []rule, args ...any) error {
-	for _, rule := range rules {
-		found, err := collect(ctx, v.tx, pgx.RowToStructByNameLax[Violation], rule.sql, args...)
-		if err != nil {
-			return fmt.Errorf("%q: %w", rule.name, err)
-		}
-		for _, f := range found {
-			v.found(rule.name, f)
+// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since.
+func (v *verifier) check(ctx context.Context, statements ...string) error {
+	found := func(row pgx.CollectableRow) (none struct{}, err error) {
+		f, err := pgx.RowToStructByNameLax[Violation](row)
+		v.found(f.Rule, f)
+		return none, err
+	}
+	for _, sql := range statements {
+		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -168,5 +170,7 @@ func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql str
 	}
 	return pgx.CollectRows(rows, to)
 }
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z") }

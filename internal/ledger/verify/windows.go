@@ -23,17 +23,10 @@ type windows struct {
 	overs    int // of the version in force
 }
 
-// spent is what an attempt consumed of a limit.
+// spent is an attempt that consumed units of a limit.
 type spent struct {
-	CallID   int64
-	Attempt  int32
-	Key      string
-	At       time.Time // its start
-	Claimed  time.Time
-	Ended    *time.Time
-	Cost     int64      // claimed
-	Reported int64      // or else claimed
-	Until    *time.Time // nil: not known yet
+	attempt
+	Until *time.Time // nil: not known yet
 }
 
 func (v *verifier) windowsOf(name string) *windows {
@@ -47,8 +40,8 @@ func (v *verifier) windowsOf(name string) *windows {
 		}
 		w.versions = append(w.versions, r)
 		w.use = append(w.use, LimitUse{Limit: r.Limit, Version: r.Version, From: r.From, Rate: r.Rate, Window: r.Window, Shape: r.Shape})
-		if w.tallies[formOf(r)] == nil {
-			w.tallies[formOf(r)] = newTally(r, v.policy.gains)
+		if w.tallies[r.form()] == nil {
+			w.tallies[r.form()] = newTally(r, v.policy.gains)
 		}
 	}
 	v.windows[name] = w
@@ -60,7 +53,7 @@ func (w *windows) enter(a *attempt, until *time.Time) {
 	if len(w.starting) > 0 && !w.starting[0].At.Equal(a.At) {
 		w.flush()
 	}
-	w.starting = append(w.starting, spent{a.CallID, a.Attempt, a.Key, a.At, a.Claimed, a.Finished, a.Cost, a.reported(), until})
+	w.starting = append(w.starting, spent{*a, until})
 }
 
 // flush counts the attempts that started at one moment together.
@@ -72,7 +65,7 @@ func (w *windows) flush() {
 	if now := w.versions.at(t); now != w.now {
 		w.now, w.overs = now, 0
 		maps.DeleteFunc(w.tallies, func(f form, _ *tally) bool {
-			return !slices.ContainsFunc(w.versions[now:], func(r version) bool { return formOf(r) == f })
+			return !slices.ContainsFunc(w.versions[now:], func(r version) bool { return r.form() == f })
 		})
 	}
 	for _, tally := range w.tallies {
@@ -81,7 +74,7 @@ func (w *windows) flush() {
 			tally.enter(s)
 		}
 	}
-	if w.now >= 0 {
+	if w.now >= 0 && (w.v.since == nil || !t.Before(*w.v.since)) {
 		for _, s := range w.starting {
 			w.judge(s)
 		}
@@ -91,22 +84,19 @@ func (w *windows) flush() {
 
 // judge compares the window that ends with a start with the version in force.
 func (w *windows) judge(s spent) {
-	if w.v.since != nil && s.At.Before(*w.v.since) {
-		return
-	}
 	r, use := w.versions[w.now], &w.use[w.now]
 	use.Starts++
 	if w.v.policy.shownTwice(s.At) { // what came before it is unknown
 		return
 	}
-	claimed, reported, key := w.tallies[formOf(r)].countsWith(s)
+	claimed, reported, key := w.tallies[r.form()].countsWith(s)
 	most, has := r.Overrides[key]
 	if !has {
 		most = r.inForce().Most()
 		use.Most, use.MostSettled = max(use.Most, claimed), max(use.MostSettled, reported)
 	}
 	if r.CountCost {
-		use.Above += max(0, s.Reported-s.Cost)
+		use.Above += max(0, s.reported()-s.Cost)
 	}
 	if claimed <= most {
 		return
@@ -139,7 +129,7 @@ type form struct {
 	perKey, byCost bool
 }
 
-func formOf(r version) form {
+func (r version) form() form {
 	f := form{window: r.Window, shape: r.Shape, perKey: r.PerKey, byCost: r.CountCost}
 	f.shape.Burst = 0
 	if r.Shape.Algorithm == limit.TokenBucket {
