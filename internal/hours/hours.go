@@ -7,7 +7,6 @@
 package hours
 
 import (
-	"fmt"
 	"slices"
 	"time"
 )
@@ -101,10 +100,7 @@ func (c Cache) All(texts []string) (All, error) {
 		if !known {
 			var err error
 			if h, err = Parse(text); err != nil {
-				return nil, fmt.Errorf("read the hours %q: %w", text, err)
-			}
-			if len(c) >= 1000 { // after so many reloads
-				clear(c)
+				return nil, err
 			}
 			c[text] = h
 		}

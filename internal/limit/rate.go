@@ -50,37 +50,27 @@ const (
 
 // ParseRate reads the rate of a sliding window as people write it: 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h, and what
 // String returns. Units of time are ms s m h d w; without a number they count once.
-func ParseRate(s string) (Rate, error) {
-	units, window, err := parseUnits(strings.TrimSuffix(strings.TrimSpace(s), ", sliding window"))
-	if err != nil {
-		return Rate{}, err
-	}
-	w, err := parseWindow(window)
-	if err != nil {
-		return Rate{}, fmt.Errorf("%q is not a rate: %w", s, err)
-	}
-	return Rate{Units: units, Window: w}, nil
-}
+func ParseRate(text string) (Rate, error) { return Parse(text, SlidingWindow, 0, "") }
 
 // Parse reads a rate of any algorithm. Token buckets take a burst. Fixed windows take a timezone, and windows of months
 // (mo).
 func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
-	if algorithm != FixedWindow {
-		r, err := ParseRate(text)
-		if err != nil {
-			return r, err
-		}
-		return r.shaped(Shape{Algorithm: algorithm, Burst: burst})
-	}
 	units, window, err := parseUnits(text)
 	if err != nil {
 		return Rate{}, err
 	}
-	c, err := ParseCalendar(window, timezone)
-	if err != nil {
-		return Rate{}, err
+	if algorithm == FixedWindow {
+		c, err := ParseCalendar(window, timezone)
+		if err != nil {
+			return Rate{}, err
+		}
+		return Rate{Units: units, Window: c.longest(), Shape: Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
 	}
-	return Rate{Units: units, Window: c.longest(), Shape: Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
+	w, err := parseWindow(strings.TrimSuffix(window, ", sliding window"))
+	if err != nil {
+		return Rate{}, fmt.Errorf("%q is not a rate: %w", text, err)
+	}
+	return Rate{Units: units, Window: w}.shaped(Shape{Algorithm: algorithm, Burst: burst})
 }
 
 // Set is r with the units and window of a rate that was parsed without an algorithm.
