@@ -13,6 +13,7 @@ import (
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -131,26 +132,25 @@ func TestCloseUntil(t *testing.T) {
 		{"lost", limit.LostArrival(*ms(300), *ms(9000), nil), 5800, 9500},
 		{"lost, acknowledged", limit.LostArrival(*ms(300), *ms(9000), ms(60)), 800, 9500},
 	}
+	pool := pgtest.New(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
-				pool := pgtest.New(t)
-				id := ledgertest.Open(t, pool)
-				ledgertest.Exec(t, pool, `UPDATE call_limits SET anchor = $1`, anchor)
+		for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
+			ledgertest.Trial(t, pool, c.name+", anchor "+anchor, func(t *testing.T, tx pgx.Tx) {
+				id := ledgertest.Open(t, tx)
+				ledgertest.Exec(t, tx, `UPDATE call_limits SET anchor = $1`, anchor)
 				if until := c.arrival.Until(limit.Anchor(anchor), 500*time.Millisecond); until != *ms(after) {
-					t.Errorf("anchor %s: limit says %s, want %d ms", anchor, until, after)
+					t.Errorf("limit says %s, want %d ms", until, after)
 				}
-				startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
-				ledgertest.Close(t, pool, ledger.Closing{
+				startedAt := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7].StartedAt
+				ledgertest.Close(t, tx, ledger.Closing{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
 					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
 				})
-				ledgertest.Want(t, pool, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
-				ledgertest.Want(t, pool, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
+				ledgertest.Want(t, tx, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
+				ledgertest.Want(t, tx, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
 					AND run_at > now() FROM call_queue`)
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -173,19 +173,18 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 		{"by a token that never started it", false, ``, ledger.Closing{Attempt: 1, Token: 7}, false},
 		{"a late result of an older attempt", true, `UPDATE call_open SET attempt = 2`, ledger.Closing{Attempt: 1, Token: 7}, false},
 	}
+	pool := pgtest.New(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			id := ledgertest.Open(t, pool)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			id := ledgertest.Open(t, tx)
 			if c.started {
-				ledgertest.Start(t, pool, ledgertest.Request(id, 7))
+				ledgertest.Start(t, tx, ledgertest.Request(id, 7))
 			}
 			if c.change != "" {
-				ledgertest.Exec(t, pool, c.change)
+				ledgertest.Exec(t, tx, c.change)
 			}
 			c.closing.CallID, c.closing.Outcome, c.closing.Status = id, callqueue.OutcomeNotSent, callqueue.StatusNew
-			closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c.closing, c.closing})
+			closed, err := ledger.Close(t.Context(), tx, []ledger.Closing{c.closing, c.closing})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -193,13 +192,13 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 				t.Errorf("closed %v, want %v", closed, c.closes)
 			}
 			if !c.closes {
-				ledgertest.Want(t, pool, none)
-				ledgertest.Want(t, pool, `SELECT status = 'dispatched' FROM call_queue`)
+				ledgertest.Want(t, tx, none)
+				ledgertest.Want(t, tx, `SELECT status = 'dispatched' FROM call_queue`)
 				return
 			}
-			ledgertest.Want(t, pool, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
-			ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_usage`)
-			ledgertest.Want(t, pool, `SELECT status = 'new' FROM call_queue`)
+			ledgertest.Want(t, tx, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
+			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM call_usage`)
+			ledgertest.Want(t, tx, `SELECT status = 'new' FROM call_queue`)
 		})
 	}
 }
@@ -209,19 +208,21 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 //callq:guarantee 5
 func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.New(t)
 	for _, change := range []string{`UPDATE call_queue SET status = 'cancelled'`, `DELETE FROM call_queue`} {
-		pool := pgtest.New(t)
-		id := ledgertest.Open(t, pool)
-		ledgertest.Start(t, pool, ledgertest.Request(id, 7))
-		ledgertest.Exec(t, pool, change)
-		by := time.Millisecond
-		ledgertest.Close(t, pool, ledger.Closing{
-			CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
-			Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
+		ledgertest.Trial(t, pool, change, func(t *testing.T, tx pgx.Tx) {
+			id := ledgertest.Open(t, tx)
+			ledgertest.Start(t, tx, ledgertest.Request(id, 7))
+			ledgertest.Exec(t, tx, change)
+			by := time.Millisecond
+			ledgertest.Close(t, tx, ledger.Closing{
+				CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
+				Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
+			})
+			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
+			ledgertest.Want(t, tx, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
+			ledgertest.Want(t, tx, `SELECT sum(used) = 1 FROM call_usage`)
 		})
-		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
-		ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
-		ledgertest.Want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
 )
 
 //callq:guarantee 2
@@ -80,13 +81,12 @@ func TestStartRefuses(t *testing.T) {
 		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, false, true},
 		{"no row", `DELETE FROM call_open`, false, false},
 	}
+	pool := pgtest.New(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			id := ledgertest.Open(t, pool)
-			ledgertest.Exec(t, pool, c.change)
-			got := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			id := ledgertest.Open(t, tx)
+			ledgertest.Exec(t, tx, c.change)
+			got := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7]
 			if got.StartedAt != nil || got.Gone != c.gone || got.Expired != c.expired {
 				t.Errorf("got %+v, want not started, gone %v, expired %v", got, c.gone, c.expired)
 			}

@@ -44,9 +44,8 @@ func TestOpenUntil(t *testing.T) {
 		if err := pool.SendBatch(ctx, &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		v := newVerifier(time.Time{})
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			v.tx = tx
+			v := newVerifier(tx, time.Time{})
 			until := map[int64]*time.Time{}
 			var id int64
 			var at *time.Time

@@ -76,36 +76,41 @@ type Violation struct {
 const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
-func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (*Report, error) {
-	v := newVerifier(o.Since)
+func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	err := pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
-		v.tx = tx
-		if _, err := tx.Exec(ctx, settingsSQL); err != nil {
-			return err
-		}
-		for _, step := range []struct {
-			name string
-			run  func(context.Context) error
-		}{
-			{"count the calls", v.count},
-			{"read what was in force", v.readPolicy},
-			{"read the attempts", v.readAttempts},
-			{"compare the usage", v.compareUsage},
-			{"check the versions", v.checkVersions},
-			{"check the calls", v.checkCalls},
-			{"list what it rests on", v.restsOn},
-		} {
-			if err := step.run(ctx); err != nil {
-				return fmt.Errorf("%s: %w", step.name, err)
-			}
-		}
-		return nil
+	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
+		report, err = RunTx(ctx, tx, o)
+		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("verify: %w", err)
+	return report, err
+}
+
+// RunTx is Run in the caller's transaction, whose own changes it sees.
+func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
+	v := newVerifier(tx, o.Since)
+	for _, step := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"set up the session", v.settings},
+		{"count the calls", v.count},
+		{"read what was in force", v.readPolicy},
+		{"read the attempts", v.readAttempts},
+		{"compare the usage", v.compareUsage},
+		{"check the versions", v.checkVersions},
+		{"check the calls", v.checkCalls},
+		{"list what it rests on", v.restsOn},
+	} {
+		if err := step.run(ctx); err != nil {
+			return nil, fmt.Errorf("verify: %s: %w", step.name, err)
+		}
 	}
 	return v.report, nil
+}
+
+func (v *verifier) settings(ctx context.Context) error {
+	_, err := v.tx.Exec(ctx, settingsSQL)
+	return err
 }
 
 // settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
@@ -128,9 +133,9 @@ type verifier struct {
 	counted map[string][]*usage // by queue
 }
 
-func newVerifier(since time.Time) *verifier {
+func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
-		report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
+		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
 		policy:  policy{versions: map[string]history{}, limits: map[string][]string{}},
 		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
 	}
