@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,45 +18,66 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Concurrent closes in opposite orders do not deadlock, and each attempt closes once.
-func TestCloseOppositeOrders(t *testing.T) {
+// Concurrent batches that name the same attempts in opposite orders do not deadlock, and each attempt starts once and
+// closes once.
+func TestOppositeOrders(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, map[string]string{"deadlock_timeout": "10ms"}) // before a lock times out
-	const n = 300
-	ids := make([]int64, n)
+	ids := make([]int64, 300)
 	for i := range ids {
 		ids[i] = ledgertest.Open(t, pool)
 	}
-	var closed atomic.Int64
-	var wg sync.WaitGroup
-	gate := make(chan struct{})
-	for worker := range 4 {
-		wg.Go(func() {
-			closings := make([]ledger.Closing, n)
-			for i, id := range ids {
-				if worker%2 == 1 {
-					i = n - 1 - i
+	race := func(what string, batch func(token int64, ids []int64) (int, error)) {
+		var done atomic.Int64
+		var wg sync.WaitGroup
+		gate := make(chan struct{})
+		for worker := range int64(4) {
+			mine := slices.Clone(ids)
+			if worker%2 == 1 {
+				slices.Reverse(mine)
+			}
+			wg.Go(func() {
+				<-gate
+				n, err := batch(worker+1, mine)
+				for ledger.Busy(err) { // a busy machine: the others took more than 100 ms
+					n, err = batch(worker+1, mine)
 				}
-				closings[i] = ledger.Closing{
-					CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+				if err != nil {
+					t.Error(err)
 				}
-			}
-			<-gate
-			done, err := ledger.Close(context.Background(), pool, closings)
-			for ledger.Busy(err) { // a busy machine: the others took more than 100 ms
-				done, err = ledger.Close(context.Background(), pool, closings)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-			closed.Add(int64(len(done)))
-		})
+				done.Add(int64(n))
+			})
+		}
+		close(gate)
+		wg.Wait()
+		if n := done.Load(); n != int64(len(ids)) {
+			t.Errorf("%s: %d of %d attempts", what, n, len(ids))
+		}
 	}
-	close(gate)
-	wg.Wait()
-	if closed.Load() != n {
-		t.Errorf("%d attempts of %d were closed", closed.Load(), n)
-	}
+	race("started", func(token int64, ids []int64) (n int, err error) {
+		var requests []ledger.StartRequest
+		for _, id := range ids {
+			requests = append(requests, ledgertest.Request(id, token))
+		}
+		answers, err := ledger.Start(context.Background(), pool, "w", requests)
+		for _, a := range answers {
+			if a.StartedAt != nil {
+				n++
+			}
+		}
+		return n, err
+	})
+	ledgertest.Exec(t, pool, `UPDATE call_open SET token = NULL`)
+	race("closed", func(_ int64, ids []int64) (int, error) {
+		var closings []ledger.Closing
+		for _, id := range ids {
+			closings = append(closings, ledger.Closing{
+				CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+			})
+		}
+		closed, err := ledger.Close(context.Background(), pool, closings)
+		return len(closed), err
+	})
 }
 
 func TestClose(t *testing.T) {
