@@ -121,6 +121,10 @@ func TestVerifyCleanHistory(t *testing.T) {
 	if len(report.Limits) != 1 || report.Limits[0].Starts != 7 || report.Limits[0].Most != 7 {
 		t.Errorf("limits %+v, want one with 7 starts in its fullest window", report.Limits)
 	}
+	// Options.Since in the future verifies open attempts only.
+	if later, err := verify.Run(t.Context(), pool, verify.Options{Since: time.Now().Add(time.Hour)}); err != nil || len(later.Findings) > 0 || later.Attempts != 3 {
+		t.Errorf("of what is to come: %+v, %v", later, err)
+	}
 }
 
 // Every forgery of the history is found, as a breach of the rules that it breaks.
