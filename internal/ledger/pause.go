@@ -31,39 +31,21 @@ var ErrUnknown = errors.New("there is no such queue or limit")
 // not running. It returns how many attempts it recalled. After an error of the recall, which waits for locks, claims stay
 // stopped.
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
-	written, extended := true, false
-	err = readCommitted(ctx, pool, func(tx pgx.Tx) error {
-		if err := lockRule(ctx, tx, p.What, p.Name); err != nil {
-			return err
-		}
-		err := tx.QueryRow(ctx, pauseSQL, pgx.StrictNamedArgs{
-			"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
-			"reason": p.Reason, "by": p.By, "extend": p.Extend,
-		}).Scan(&extended)
-		if written = !errors.Is(err, pgx.ErrNoRows); !written {
-			return nil
-		}
-		if err == nil && !(extended && p.Extend) {
-			_, err = tx.Exec(ctx, AuditSQL, p.By, p.What, p.Name, p.change())
-		}
-		return err
+	paused, err := underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
+		"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
+		"reason": p.Reason, "by": p.By, "extend": p.Extend, "change": p.change(),
 	})
-	if err == nil && written {
+	if err == nil && paused {
 		u := Unstarted{Limit: p.Name, Key: p.Key}
 		if p.What == "queue" {
 			u = Unstarted{Queues: []string{p.Name}, Key: p.Key}
 		}
-		err = readCommitted(ctx, pool, func(tx pgx.Tx) (err error) {
+		err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) (err error) {
 			recalled, err = Recall(ctx, tx, u, "it was paused: "+p.Reason)
 			return err
 		})
 	}
 	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
-}
-
-// readCommitted runs a transaction that sees what a claim commits while it waits for the claim's lock.
-func readCommitted(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, run)
 }
 
 // change is the pause in the audit's words.
@@ -84,66 +66,77 @@ func forKey(key string) string {
 	return " for key " + key
 }
 
-// pauseSQL returns whether it extends a pause that still lasts, and no row if it leaves a longer one.
+// pauseSQL returns a row unless it leaves a pause that lasts longer.
 const pauseSQL = `
 WITH lasting AS (
     SELECT FROM call_pauses WHERE what = @what AND name = @name AND key = @key AND until > clock_timestamp()
+), paused AS (
+    INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
+    VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'),
+        @reason, clock_timestamp(), @by)
+    ON CONFLICT (what, name, key) DO UPDATE
+    SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
+    WHERE NOT @extend OR p.until < excluded.until
+    RETURNING what
+), audited AS (
+    INSERT INTO call_audit (at, by, what, name, change)
+    SELECT clock_timestamp(), @by, what, @name, @change FROM paused WHERE NOT @extend OR NOT EXISTS (SELECT FROM lasting)
 )
-INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
-VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'), @reason, clock_timestamp(), @by)
-ON CONFLICT (what, name, key) DO UPDATE
-SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
-WHERE NOT @extend OR p.until < excluded.until
-RETURNING EXISTS (SELECT FROM lasting)`
+SELECT FROM paused`
 
 // Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
 func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (was bool, err error) {
-	err = readCommitted(ctx, pool, func(tx pgx.Tx) error {
-		if err := lockRule(ctx, tx, what, name); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, `DELETE FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3`, what, name, key)
-		if err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		was = true
-		if _, err := tx.Exec(ctx, AuditSQL, by, what, name, "resumed"+forKey(key)); err != nil {
-			return err
-		}
-		_, err = tx.Exec(ctx, wakeSQL, what, name, key)
-		return err
+	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{
+		"what": what, "name": name, "key": key, "by": by, "change": "resumed" + forKey(key),
 	})
 	return was, wrap(fmt.Sprintf("resume %s %q", what, name), err)
 }
 
-// wakeSQL wakes the dispatchers, and the key's flows, which may have been parked while it was paused (internal/backlog).
-const wakeSQL = `
-WITH woken AS (
+// resumeSQL wakes the dispatchers, and the key's flows, which may have been parked while it was paused (internal/backlog).
+const resumeSQL = `
+WITH resumed AS (
+    DELETE FROM call_pauses WHERE what = @what AND name = @name AND key = @key RETURNING what, name, key
+), audited AS (
+    INSERT INTO call_audit (at, by, what, name, change) SELECT clock_timestamp(), @by, what, name, @change FROM resumed
+), woken AS (
     INSERT INTO call_inbox (queue, at, key)
-    SELECT queue, clock_timestamp(), $3
-    FROM (
-        SELECT $2 AS queue WHERE $1 = 'queue'
+    SELECT q.queue, clock_timestamp(), r.key
+    FROM resumed r
+    CROSS JOIN LATERAL (
+        SELECT r.name AS queue WHERE r.what = 'queue'
         UNION ALL
-        SELECT unnest(queues) FROM call_limits WHERE $1 = 'limit' AND name = $2
+        SELECT unnest(queues) FROM call_limits WHERE r.what = 'limit' AND name = r.name
     ) q
-    WHERE $3 <> ''
+    WHERE r.key <> ''
 )
-SELECT pg_notify('` + callqueue.WakeChannel + `', '')`
+SELECT pg_notify('` + callqueue.WakeChannel + `', '') FROM resumed`
 
 // AuditSQL records who changed what, and how.
 const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
-// lockRule takes the lock that claims take, so that each claim comes before or after.
-func lockRule(ctx context.Context, tx pgx.Tx, what, name string) error {
-	sql := `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+// readCommitted is of transactions that see what a claim commits while they wait for its lock.
+func readCommitted() pgx.TxOptions { return pgx.TxOptions{IsoLevel: pgx.ReadCommitted} }
+
+// underLock runs a statement under the lock that claims take, so that each claim comes before or after. It reports whether the
+// statement returned a row.
+func underLock(ctx context.Context, pool *pgxpool.Pool, what, name, sql string, args pgx.StrictNamedArgs) (row bool, err error) {
+	lock := `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 	if what == "limit" {
-		sql = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
+		lock = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
 	}
-	tag, err := tx.Exec(ctx, sql, name)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = ErrUnknown
-	}
-	return err
+	err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, lock, name)
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() == 0 {
+			return ErrUnknown
+		}
+		tag, err = tx.Exec(ctx, sql, args)
+		row = tag.RowsAffected() > 0
+		return err
+	})
+	return row, err
 }
 
 // Unstarted selects the attempts to recall: of these queues, or charged to this limit; with a key, only that key's.

@@ -64,7 +64,7 @@ func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate
 		if err != nil {
 			return Rate{}, err
 		}
-		return Rate{Units: units, Window: c.longest(), Shape: Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
+		return Rate{units, c.longest(), Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
 	}
 	w, err := parseWindow(strings.TrimSuffix(window, ", sliding window"))
 	if err != nil {
@@ -90,14 +90,16 @@ func (r Rate) shaped(s Shape) (Rate, error) {
 	case TokenBucket:
 		fill := float64(s.Burst) / float64(r.Units) * float64(r.Window)
 		if s.Burst < 1 || s.Burst > MaxUnits || lookBack*fill > float64(MaxWindow) {
-			return r, fmt.Errorf("a burst of %d at %d per %s is not from 1 unit to what comes in within 18 days", s.Burst, r.Units, r.length())
+			return r, fmt.Errorf("a burst of %d at %d per %s is not from 1 unit to what comes in within 18 days",
+				s.Burst, r.Units, r.length())
 		}
 		s.Period = r.length()
 		r.Window = max(time.Duration(lookBack*fill), MinWindow).Truncate(time.Microsecond)
 		r.Shape = s
 	case LeakyBucket:
 		if r.Window/time.Duration(r.Units) < MinWindow {
-			return r, fmt.Errorf("a leaky bucket of %d per %s lets one through less than 10ms after another: take a sliding window", r.Units, r.length())
+			return r, fmt.Errorf("a leaky bucket of %d per %s lets one through less than 10ms after another: take a sliding window",
+				r.Units, r.length())
 		}
 		each := (r.Window + time.Duration(r.Units) - 1) / time.Duration(r.Units)
 		return Rate{Units: 1, Window: (each + time.Microsecond - 1).Truncate(time.Microsecond), Shape: s}, nil

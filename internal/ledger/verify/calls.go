@@ -33,7 +33,8 @@ FROM (
         CASE WHEN ` + timeless + ` THEN 'one of its times is infinite' END,
         CASE WHEN a.requests NOT IN (0, 1) THEN a.requests || ' requests were sent' END,
         CASE
-        WHEN a.outcome NOT IN ('done', 'error', 'permanent', 'lost', 'not_sent', 'snoozed', 'cancelled') THEN '"' || a.outcome || '" is no outcome'
+        WHEN a.outcome NOT IN ('done', 'error', 'permanent', 'lost', 'not_sent', 'snoozed', 'cancelled') THEN
+            '"' || a.outcome || '" is no outcome'
         WHEN a.outcome IN ('done', 'snoozed') AND a.started_at IS NULL THEN 'it is ' || a.outcome || ', and never started'
         WHEN a.outcome IN ('done', 'snoozed') AND a.task = 'http' AND coalesce(a.requests, 0) = 0 THEN
             'it is ' || a.outcome || ', and no request is known to have been sent'
@@ -71,7 +72,9 @@ WITH known AS (
         count(*) FILTER (WHERE a.outcome IN ('error', 'permanent', 'lost') AND a.attempt > coalesce(q.retried_after, 0)) AS failed,
         bool_or(a.outcome = 'done' AND a.attempt > coalesce(q.retried_after, 0)) AS done
     FROM (
-        SELECT call_id, attempt, outcome FROM call_attempts WHERE attempt > 0 UNION ALL SELECT call_id, attempt, NULL FROM call_open
+        SELECT call_id, attempt, outcome FROM call_attempts WHERE attempt > 0
+        UNION ALL
+        SELECT call_id, attempt, NULL FROM call_open
     ) a
     JOIN call_queue q ON q.id = a.call_id
     WHERE ` + verified + `
@@ -81,30 +84,37 @@ SELECT f.rule, b.call_id, b.attempt, f.detail
 FROM (
     SELECT q.id AS call_id, q.attempts AS attempt, ARRAY[
         CASE WHEN q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts THEN
-            'the call counts ' || q.attempts || ' attempts, and ' || coalesce(k.n || ' are known (' || k.first || ' to ' || k.last || ')', '0 are known')
+            format('the call counts %s attempts, and %s are known (%s to %s)', q.attempts, coalesce(k.n, 0), k.first, k.last)
         END,
-        CASE WHEN q.failed_count <> coalesce(k.failed, 0) THEN 'failed_count is ' || q.failed_count || ', and ' || coalesce(k.failed, 0) || ' attempts failed' END,
-        CASE WHEN q.retried_after NOT BETWEEN 0 AND q.attempts THEN 'it was retried after attempt ' || q.retried_after || ' of ' || q.attempts END,
+        CASE WHEN q.failed_count <> coalesce(k.failed, 0) THEN
+            format('failed_count is %s, and %s attempts failed', q.failed_count, coalesce(k.failed, 0))
+        END,
+        CASE WHEN q.retried_after NOT BETWEEN 0 AND q.attempts THEN
+            format('it was retried after attempt %s of %s', q.retried_after, q.attempts)
+        END,
         CASE
-        WHEN q.status NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN 'the call is "' || q.status || '", which is no status'
+        WHEN q.status NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
+            format('the call is "%s", which is no status', q.status)
         WHEN q.status = 'done' AND k.done IS NOT TRUE THEN 'the call is done, and no attempt is'
         WHEN q.status = 'dispatched' AND o.call_id IS NULL THEN 'the call is dispatched, and no attempt is open'
-        WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN 'the call is ' || q.status || ', and an attempt is open'
-        WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN 'the call is ' || q.status || ', and an attempt is done'
+        WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN
+            format('the call is %s, and an attempt is open', q.status)
+        WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN
+            format('the call is %s, and an attempt is done', q.status)
         WHEN q.status = 'error' AND (q.attempts <= coalesce(q.retried_after, 0) OR last.outcome NOT IN ('error', 'lost')) THEN
             'the call is to be retried, and its last attempt was ' || coalesce(last.outcome, 'none')
         WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'done') THEN
-            'the call is ' || q.status || ', and its last attempt was ' || last.outcome
-        WHEN q.status IN ('done', 'failed') AND q.attempts > 0 AND (q.finished_at IS NULL OR q.status = 'failed' AND q.failed_at IS NULL) THEN
-            'the call is ' || q.status || ', and nothing says since when'
+            format('the call is %s, and its last attempt was %s', q.status, last.outcome)
+        WHEN q.attempts > 0 AND (q.status IN ('done', 'failed') AND q.finished_at IS NULL OR q.status = 'failed' AND q.failed_at IS NULL) THEN
+            format('the call is %s, and nothing says since when', q.status)
         END,
         CASE
-        WHEN q.attempts = 0 AND q.dispatched_at IS NOT NULL THEN 'it was dispatched at ' || q.dispatched_at || ', and has no attempts'
+        WHEN q.attempts = 0 AND q.dispatched_at IS NOT NULL THEN format('it was dispatched at %s, and has no attempts', q.dispatched_at)
         WHEN q.dispatched_at IS DISTINCT FROM coalesce(a.claimed_at, o.claimed_at) AND num_nulls(a.call_id, o.call_id) = 1 THEN
-            'it was dispatched at ' || coalesce(q.dispatched_at::text, 'no time') || ', and its last attempt at ' || coalesce(a.claimed_at, o.claimed_at)
+            format('it was dispatched at %s, and its last attempt at %s', coalesce(q.dispatched_at::text, 'no time'), coalesce(a.claimed_at, o.claimed_at))
         WHEN (q.status IN ('done', 'error') OR q.status = 'failed' AND a.outcome = 'permanent') AND last.outcome IS NOT NULL
             AND q.finished_at IS DISTINCT FROM a.finished_at THEN
-            'it ended at ' || coalesce(q.finished_at::text, 'no time') || ', and its last attempt at ' || a.finished_at
+            format('it ended at %s, and its last attempt at %s', coalesce(q.finished_at::text, 'no time'), a.finished_at)
         END] AS breaks
     FROM call_queue q
     LEFT JOIN known k ON k.call_id = q.id
@@ -115,9 +125,9 @@ FROM (
     OFFSET 0
 ) b
 CROSS JOIN unnest(ARRAY[
-    'the attempts of a call have no gap and are as many as its counter says', 'failed_count is the number of attempts that failed',
-    'a call was retried after attempts that it had', 'the status of a call fits its attempts',
-    'a call was dispatched and ended when its last attempt was'
+    'the attempts of a call have no gap and are as many as its counter says',
+    'failed_count is the number of attempts that failed', 'a call was retried after attempts that it had',
+    'the status of a call fits its attempts', 'a call was dispatched and ended when its last attempt was'
 ], b.breaks) AS f (rule, detail)
 WHERE array_remove(b.breaks, NULL) <> '{}' AND f.detail IS NOT NULL
 ORDER BY 2`

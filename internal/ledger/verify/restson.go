@@ -22,7 +22,8 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	case purged == nil:
 		v.assume("the ledger holds every attempt: retention has removed none that was sent")
 	default:
-		v.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then", stamp(*purged))
+		v.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
+			stamp(*purged))
 	}
 	if epoch != nil {
 		v.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
@@ -32,7 +33,8 @@ func (v *verifier) restsOn(ctx context.Context) error {
 		v.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
 	}
 	v.assumeList("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
-	v.assumeList("what was claimed or started at times that Postgres's clock showed twice, for it was set back, was held to no window, nor to what its queue had", losses)
+	v.assumeList("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
+		"was held to no window, nor to what its queue had", losses)
 	opened, err := collect(ctx, v.tx, pgx.RowToStructByPos[opening], openedSQL, v.since)
 	if err != nil {
 		return fmt.Errorf("the audit: %w", err)
