@@ -63,9 +63,6 @@ ORDER BY call_id`
 
 // callsSQL leaves out attempts of former calls with the same id, which are numbered from 0 down. When an operator retries a
 // call, its first retried_after attempts stop counting: last is the last attempt that counts, if any.
-//
-// It allows what needs no attempt. A waiting call may expire or be impossible to make, an import may insert ended calls,
-// and a failed call may have failed later, while it waited. The times that it compares were written by one statement.
 const callsSQL = `
 WITH known AS (
     SELECT a.call_id, count(DISTINCT a.attempt) AS n, min(a.attempt) AS first, max(a.attempt) AS last,
@@ -92,30 +89,9 @@ FROM (
         CASE WHEN q.retried_after NOT BETWEEN 0 AND q.attempts THEN
             format('it was retried after attempt %s of %s', q.retried_after, q.attempts)
         END,
-        CASE
-        WHEN q.status NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
-            format('the call is "%s", which is no status', q.status)
-        WHEN q.status = 'done' AND k.done IS NOT TRUE THEN 'the call is done, and no attempt is'
-        WHEN q.status = 'dispatched' AND o.call_id IS NULL THEN 'the call is dispatched, and no attempt is open'
-        WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN
-            format('the call is %s, and an attempt is open', q.status)
-        WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN
-            format('the call is %s, and an attempt is done', q.status)
-        WHEN q.status = 'error' AND (q.attempts <= coalesce(q.retried_after, 0) OR last.outcome NOT IN ('error', 'lost')) THEN
-            'the call is to be retried, and its last attempt was ' || coalesce(last.outcome, 'none')
-        WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'done') THEN
-            format('the call is %s, and its last attempt was %s', q.status, last.outcome)
-        WHEN q.attempts > 0 AND (q.status IN ('done', 'failed') AND q.finished_at IS NULL OR q.status = 'failed' AND q.failed_at IS NULL) THEN
-            format('the call is %s, and nothing says since when', q.status)
-        END,
-        CASE
-        WHEN q.attempts = 0 AND q.dispatched_at IS NOT NULL THEN format('it was dispatched at %s, and has no attempts', q.dispatched_at)
-        WHEN q.dispatched_at IS DISTINCT FROM coalesce(a.claimed_at, o.claimed_at) AND num_nulls(a.call_id, o.call_id) = 1 THEN
-            format('it was dispatched at %s, and its last attempt at %s', coalesce(q.dispatched_at::text, 'no time'), coalesce(a.claimed_at, o.claimed_at))
-        WHEN (q.status IN ('done', 'error') OR q.status = 'failed' AND a.outcome = 'permanent') AND last.outcome IS NOT NULL
-            AND q.finished_at IS DISTINCT FROM a.finished_at THEN
-            format('it ended at %s, and its last attempt at %s', coalesce(q.finished_at::text, 'no time'), a.finished_at)
-        END] AS breaks
+        ` + brokenStatus + `,
+        ` + brokenTimes + `
+    ] AS breaks
     FROM call_queue q
     LEFT JOIN known k ON k.call_id = q.id
     LEFT JOIN call_open o ON o.call_id = q.id AND o.attempt = q.attempts
@@ -131,3 +107,35 @@ CROSS JOIN unnest(ARRAY[
 ], b.breaks) AS f (rule, detail)
 WHERE array_remove(b.breaks, NULL) <> '{}' AND f.detail IS NOT NULL
 ORDER BY 2`
+
+// brokenStatus allows what needs no attempt: a waiting call may expire or be impossible to make, and an import may insert
+// ended calls.
+const brokenStatus = `CASE
+WHEN q.status NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
+    format('the call is "%s", which is no status', q.status)
+WHEN q.status = 'done' AND k.done IS NOT TRUE THEN 'the call is done, and no attempt is'
+WHEN q.status = 'dispatched' AND o.call_id IS NULL THEN 'the call is dispatched, and no attempt is open'
+WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN
+    format('the call is %s, and an attempt is open', q.status)
+WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN
+    format('the call is %s, and an attempt is done', q.status)
+WHEN q.status = 'error' AND (q.attempts <= coalesce(q.retried_after, 0) OR last.outcome NOT IN ('error', 'lost')) THEN
+    'the call is to be retried, and its last attempt was ' || coalesce(last.outcome, 'none')
+WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'done') THEN
+    format('the call is %s, and its last attempt was %s', q.status, last.outcome)
+WHEN q.attempts > 0 AND q.status IN ('done', 'failed') AND q.finished_at IS NULL
+    OR q.attempts > 0 AND q.status = 'failed' AND q.failed_at IS NULL THEN
+    format('the call is %s, and nothing says since when', q.status)
+END`
+
+// brokenTimes compares times that one statement wrote into the call and into the ledger. A failed call may have failed
+// later, while it waited.
+const brokenTimes = `CASE
+WHEN q.attempts = 0 AND q.dispatched_at IS NOT NULL THEN format('it was dispatched at %s, and has no attempts', q.dispatched_at)
+WHEN q.dispatched_at IS DISTINCT FROM coalesce(a.claimed_at, o.claimed_at) AND num_nulls(a.call_id, o.call_id) = 1 THEN
+    format('it was dispatched at %s, and its last attempt at %s',
+        coalesce(q.dispatched_at::text, 'no time'), coalesce(a.claimed_at, o.claimed_at))
+WHEN (q.status IN ('done', 'error') OR q.status = 'failed' AND a.outcome = 'permanent') AND last.outcome IS NOT NULL
+    AND q.finished_at IS DISTINCT FROM a.finished_at THEN
+    format('it ended at %s, and its last attempt at %s', coalesce(q.finished_at::text, 'no time'), a.finished_at)
+END`
