@@ -71,7 +71,7 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
 		return err
 	}
-	for _, name := range sortedKeys(v.policy.versions) {
+	for _, name := range sortedKeys(v.versions) {
 		w := v.windowsOf(name)
 		w.flush()
 		v.report.Limits = append(v.report.Limits, w.uses()...)
@@ -82,7 +82,7 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 
 // eachAttempt calls do with each attempt, which is do's until it returns.
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
-	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.policy.countsFrom(v.since, v.now))
+	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.countsFrom())
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (v *verifier) checkAttempt(a *attempt) {
 		v.checkOpen(a)
 		if a.Started != nil {
 			for _, name := range a.Limits {
-				v.windowsOf(name).enter(a, v.policy.openUntil(a, name))
+				v.windowsOf(name).enter(a, v.openUntil(a, name))
 			}
 		}
 		return
@@ -182,13 +182,13 @@ func (v *verifier) checkCharges(a *attempt, charges []charge) {
 		v.breaks(a, chargedRule, "", "it may have been sent, and is charged nothing")
 	case a.Arrived != nil && a.cannotSent():
 		v.breaks(a, chargedRule, "", "it was not sent, and is said to have arrived")
-	case a.Arrived != nil && !v.policy.shownTwice(a.Claimed): // else it is unknown which versions were in force
+	case a.Arrived != nil && !v.shownTwice(a.Claimed): // else it is unknown which versions were in force
 		var names []string
 		for _, c := range charges {
 			names = append(names, c.Limit)
 		}
 		slices.Sort(names)
-		if had := v.policy.limitsOf(a.Queue, a.Claimed); !slices.Equal(names, had) {
+		if had := v.limitsOf(a.Queue, a.Claimed); !slices.Equal(names, had) {
 			v.breaks(a, chargedRule, "", "it is charged to %q, and queue %s had %q when it was claimed", names, a.Queue, had)
 			return
 		}
@@ -200,7 +200,7 @@ func (v *verifier) checkCharges(a *attempt, charges []charge) {
 func (v *verifier) checkEach(a *attempt, charges []charge) {
 	var latest time.Time
 	for _, c := range charges {
-		h := v.policy.versions[c.Limit].during(a.Claimed, *a.Finished)
+		h := v.versions[c.Limit].during(a.Claimed, *a.Finished)
 		if len(h) == 0 { // the clock was set back: it ended before its claim
 			return
 		}
@@ -261,13 +261,13 @@ func (v *verifier) checkUntil(a *attempt, c charge, h history) {
 
 // checkOpen compares an open attempt with the limits that its queue had when it was claimed.
 func (v *verifier) checkOpen(a *attempt) {
-	had := v.policy.limitsOf(a.Queue, a.Claimed)
+	had := v.limitsOf(a.Queue, a.Claimed)
 	switch {
 	case a.Started != nil && a.Started.Before(a.Claimed):
 		v.breaks(a, openRule, "", "it started at %s, before its claim at %s", *a.Started, a.Claimed)
 	case a.Acked != nil && a.Acked.Before(a.At):
 		v.breaks(a, openRule, "", "its request was acknowledged at %s, before its start at %s", *a.Acked, a.At)
-	case v.policy.shownTwice(a.Claimed): // as in checkCharges
+	case v.shownTwice(a.Claimed): // as in checkCharges
 	case !slices.Equal(slices.Sorted(slices.Values(a.Limits)), had):
 		v.breaks(a, openRule, "", "it takes of %q, and queue %s had %q when it was claimed", a.Limits, a.Queue, had)
 	case len(a.Keys) != len(a.Limits) || len(a.Costs) != len(a.Limits):
@@ -275,7 +275,7 @@ func (v *verifier) checkOpen(a *attempt) {
 	default:
 		var within *time.Duration
 		for i, name := range a.Limits {
-			r := v.policy.versions[name].during(a.Claimed, a.Claimed)[0]
+			r := v.versions[name].during(a.Claimed, a.Claimed)[0]
 			if key, cost := r.claims(a); a.Keys[i] != key || a.Costs[i] != cost {
 				v.breaks(a, openRule, name, "it takes %d units of key %q, and counts %d of key %q", a.Costs[i], a.Keys[i], cost, key)
 			}
@@ -292,8 +292,8 @@ func (v *verifier) checkOpen(a *attempt) {
 // openUntil is the latest moment at which the request of a started open attempt can reach the API; nil: its end, which is
 // unknown. It repeats callq_occupied_until on purpose; TestOpenUntil compares the two. Claims count an attempt
 // from before a failover until its end; it is charged by its start, which is what counts here.
-func (p *policy) openUntil(a *attempt, name string) *time.Time {
-	h := p.versions[name]
+func (v *verifier) openUntil(a *attempt, name string) *time.Time {
+	h := v.versions[name]
 	if len(h) == 0 || a.SendWithin == nil {
 		return nil
 	}

@@ -62,7 +62,7 @@ func TestOpenUntil(t *testing.T) {
 			return v.eachAttempt(ctx, func(a *attempt) {
 				var want *time.Time
 				if a.Started != nil && a.Queue != "former" {
-					want = v.policy.openUntil(a, a.Limits[0])
+					want = v.openUntil(a, a.Limits[0])
 				}
 				if got := until[a.CallID]; (got == nil) != (want == nil) || got != nil && !got.Equal(*want) {
 					rt.Errorf("%+v: claims count it until %v, verify until %v", a, got, want)

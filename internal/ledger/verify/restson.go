@@ -28,7 +28,7 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	if epoch != nil {
 		v.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
 	}
-	gains, losses := v.steps(v.policy.gains), v.steps(v.policy.losses)
+	gains, losses := v.steps(v.gains), v.steps(v.losses)
 	if len(gains)+len(losses) == 0 {
 		v.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
 	}
@@ -44,8 +44,8 @@ func (v *verifier) restsOn(ctx context.Context) error {
 		operators = append(operators, fmt.Sprintf("%s, by %s at %s: %s", o.Limit, o.By, stamp(o.At), o.Change))
 	}
 	v.assumeList("who opened limits by hand knew that what was in no table could not exceed them", operators)
-	for _, name := range sortedKeys(v.policy.versions) {
-		h := v.policy.versions[name]
+	for _, name := range sortedKeys(v.versions) {
+		h := v.versions[name]
 		if r := h[len(h)-1]; !r.Removed {
 			slacks = append(slacks, fmt.Sprintf("%s %s", r.Slack, name))
 		}

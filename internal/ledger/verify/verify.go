@@ -127,16 +127,19 @@ type verifier struct {
 	since  *time.Time     // nil: everything
 	counts map[string]int // findings, by rule
 
-	policy  policy
-	windows map[string]*windows // by limit
-	usage   map[string]*usage   // by limit
-	counted map[string][]*usage // by queue
+	versions map[string]history  // by limit: what was in force
+	limits   map[string][]string // by queue, the sorted names of those that it ever had
+	gains    limit.Gains         // of Postgres's clock
+	losses   []limit.Gain        // it was set back
+	windows  map[string]*windows // by limit
+	usage    map[string]*usage   // by limit
+	counted  map[string][]*usage // by queue
 }
 
 func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
 		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
-		policy:  policy{versions: map[string]history{}, limits: map[string][]string{}},
+		versions: map[string]history{}, limits: map[string][]string{},
 		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
 	}
 	if !since.IsZero() {

@@ -12,14 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// policy is what was in force, and how Postgres's clock was set meanwhile.
-type policy struct {
-	versions map[string]history  // by limit
-	limits   map[string][]string // by queue, the sorted names of those that it ever had
-	gains    limit.Gains
-	losses   []limit.Gain // the clock was set back
-}
-
 // version is a limit as it was in force from a moment on.
 type version struct {
 	Limit      string
@@ -92,15 +84,14 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the limits' changes: %w", err)
 	}
-	p := &v.policy
 	for _, r := range slices.Backward(versions) {
-		h := p.versions[r.Limit]
+		h := v.versions[r.Limit]
 		if len(h) > 0 && r.From.After(h[len(h)-1].From) { // the clock was set back: the later version counts from its own time
 			r.From = h[len(h)-1].From
 		}
-		p.versions[r.Limit] = append(h, r)
+		v.versions[r.Limit] = append(h, r)
 	}
-	for _, h := range p.versions {
+	for _, h := range v.versions {
 		slices.Reverse(h)
 	}
 	steps, err := collect(ctx, v.tx, pgx.RowToStructByPos[limit.Gain], `SELECT at, by FROM call_clock_gains WHERE isfinite(at) ORDER BY id`)
@@ -109,50 +100,50 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	}
 	for _, s := range steps {
 		if s.By > 0 {
-			p.gains = append(p.gains, s)
+			v.gains = append(v.gains, s)
 		} else {
-			p.losses = append(p.losses, s)
+			v.losses = append(v.losses, s)
 		}
 	}
 	return v.readUsage(ctx)
 }
 
-// countsFrom is the latest arrival that no window since then counts any more; nil: all windows count.
-func (p *policy) countsFrom(since *time.Time, now time.Time) *time.Time {
-	if since == nil {
+// countsFrom is the latest arrival that no window since Options.Since counts any more; nil: all windows count.
+func (v *verifier) countsFrom() *time.Time {
+	if v.since == nil {
 		return nil
 	}
 	var longest time.Duration
-	for _, h := range p.versions {
+	for _, h := range v.versions {
 		for _, r := range h {
 			longest = max(longest, r.Window+r.Window/50) // and a bucket of usage
 		}
 	}
-	from := *since
-	if now.Before(from) {
-		from = now
+	from := *v.since
+	if v.now.Before(from) {
+		from = v.now
 	}
-	return new(from.Add(-longest - time.Minute - p.gains.All()))
+	return new(from.Add(-longest - time.Minute - v.gains.All()))
 }
 
 // shownTwice reports whether a clock that was set back may have shown t twice.
-func (p *policy) shownTwice(t time.Time) bool {
-	return slices.ContainsFunc(p.losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })
+func (v *verifier) shownTwice(t time.Time) bool {
+	return slices.ContainsFunc(v.losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })
 }
 
 // limitsOf is the sorted names of the limits that a queue had at t.
-func (p *policy) limitsOf(queue string, t time.Time) (had []string) {
-	ever, known := p.limits[queue]
+func (v *verifier) limitsOf(queue string, t time.Time) (had []string) {
+	ever, known := v.limits[queue]
 	if !known {
-		for _, name := range sortedKeys(p.versions) {
-			if slices.ContainsFunc(p.versions[name], func(r version) bool { return r.has(queue) }) {
+		for _, name := range sortedKeys(v.versions) {
+			if slices.ContainsFunc(v.versions[name], func(r version) bool { return r.has(queue) }) {
 				ever = append(ever, name)
 			}
 		}
-		p.limits[queue] = ever
+		v.limits[queue] = ever
 	}
 	for _, name := range ever {
-		if h := p.versions[name]; h.at(t) >= 0 && h[h.at(t)].has(queue) {
+		if h := v.versions[name]; h.at(t) >= 0 && h[h.at(t)].has(queue) {
 			had = append(had, name)
 		}
 	}
@@ -216,7 +207,7 @@ func (v *verifier) checkAudit(ctx context.Context) error {
 	var number int64
 	var lines []string
 	_, err = pgx.ForEachRow(rows, []any{&name, &number, &lines}, func() error {
-		h := v.policy.versions[name]
+		h := v.versions[name]
 		r := h[slices.IndexFunc(h, func(r version) bool { return r.Version == number })]
 		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, r.String()) }) {
 			v.found("a version of a limit is what the audit says", Violation{

@@ -34,14 +34,14 @@ func (v *verifier) windowsOf(name string) *windows {
 		return w
 	}
 	w := &windows{v: v, now: -1}
-	for _, r := range v.policy.versions[name] {
+	for _, r := range v.versions[name] {
 		if r.Removed {
 			continue
 		}
 		if i := slices.IndexFunc(w.versions, r.countsAs); i >= 0 {
 			w.tallies = append(w.tallies, w.tallies[i])
 		} else {
-			w.tallies = append(w.tallies, newTally(r, v.policy.gains))
+			w.tallies = append(w.tallies, newTally(r, v.gains))
 		}
 		w.versions = append(w.versions, r)
 		w.use = append(w.use, LimitUse{Limit: r.Limit, Version: r.Version, From: r.From, Rate: r.Rate, Window: r.Window, Shape: r.Shape})
@@ -86,7 +86,7 @@ func (w *windows) flush() {
 func (w *windows) judge(s spent) {
 	r, use := w.versions[w.now], &w.use[w.now]
 	use.Starts++
-	if w.v.policy.shownTwice(s.At) { // what came before it is unknown
+	if w.v.shownTwice(s.At) { // what came before it is unknown
 		return
 	}
 	claimed, reported, key := w.tallies[w.now].countsWith(s)
