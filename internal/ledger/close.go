@@ -53,7 +53,7 @@ func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 // closeWaiting is Close that waits so long for each lock; "0" is for ever.
 func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
 	args := closeArgs(closings, wait)
-	closed, err := queryIDs(ctx, db, closeSQL, args)
+	closed, err := closeOnce(ctx, db, args)
 	if idsUsedTwice(err) {
 		if _, err := queryIDs(ctx, db, setAsideSQL, args["ids"]); err != nil {
 			return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
@@ -64,6 +64,19 @@ func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) (
 		return nil, fmt.Errorf("close attempts: %w", err)
 	}
 	return closed, nil
+}
+
+// closeOnce works under a savepoint in a transaction, so that an id that was used twice does not end the transaction.
+func closeOnce(ctx context.Context, db DB, args pgx.StrictNamedArgs) (closed []int64, err error) {
+	tx, within := db.(pgx.Tx)
+	if !within {
+		return queryIDs(ctx, db, closeSQL, args)
+	}
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
+		closed, err = queryIDs(ctx, tx, closeSQL, args)
+		return err
+	})
+	return closed, err
 }
 
 // CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls

@@ -307,3 +307,18 @@ func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
 		}
 	}
 }
+
+// The same holds within a transaction, as when a pause recalls the attempt.
+func TestRecallOfAnIDThatIsUsedTwice(t *testing.T) {
+	t.Parallel()
+	ledgertest.Trial(t, pgtest.New(t), "recall", func(t *testing.T, tx pgx.Tx) {
+		former := ledgertest.Open(t, tx)
+		ledgertest.Close(t, tx, ledger.Closing{CallID: former, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew})
+		id := ledgertest.Open(t, tx)
+		ledgertest.Exec(t, tx, `UPDATE call_attempts SET call_id = $1`, id)
+		if n, err := ledger.Recall(t.Context(), tx, ledger.Unstarted{Limit: "api"}, "a test"); n != 1 || err != nil {
+			t.Errorf("recalled %d, %v", n, err)
+		}
+		ledgertest.Want(t, tx, `SELECT array_agg(attempt ORDER BY attempt) = '{0,1}' FROM call_attempts`)
+	})
+}
