@@ -30,10 +30,12 @@ type version struct {
 	Queues     []string
 }
 
+// versionsSQL lets a version count from the time of a later one, if that is earlier since the clock was set back between them.
 const versionsSQL = `
-SELECT limit_name AS "limit", version, effective_from AS "from", rate IS NULL AS removed, coalesce(rate, 0) AS rate,
-    coalesce(window_size, '0') AS "window", shape, per_key, overrides, count_cost, coalesce(anchor, '') AS anchor,
-    coalesce(slack, '0') AS slack, coalesce(send_within, '0') AS send_within, coalesce(queues, '{}') AS queues
+SELECT limit_name AS "limit", version, min(effective_from) OVER (PARTITION BY limit_name ORDER BY version DESC) AS "from",
+    rate IS NULL AS removed, coalesce(rate, 0) AS rate, coalesce(window_size, '0') AS "window", shape, per_key, overrides,
+    count_cost, coalesce(anchor, '') AS anchor, coalesce(slack, '0') AS slack, coalesce(send_within, '0') AS send_within,
+    coalesce(queues, '{}') AS queues
 FROM call_limit_versions
 ORDER BY limit_name, version`
 
@@ -84,27 +86,16 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the limits' changes: %w", err)
 	}
-	for _, r := range slices.Backward(versions) {
-		h := v.versions[r.Limit]
-		if len(h) > 0 && r.From.After(h[len(h)-1].From) { // the clock was set back: the later version counts from its own time
-			r.From = h[len(h)-1].From
-		}
-		v.versions[r.Limit] = append(h, r)
+	for _, r := range versions {
+		v.versions[r.Limit] = append(v.versions[r.Limit], r)
 	}
-	for _, h := range v.versions {
-		slices.Reverse(h)
-	}
-	steps, err := collect(ctx, v.tx, pgx.RowToStructByPos[limit.Gain], `SELECT at, by FROM call_clock_gains WHERE isfinite(at) ORDER BY id`)
+	const stepsSQL = `SELECT at, by FROM call_clock_gains WHERE isfinite(at) ORDER BY id`
+	steps, err := collect(ctx, v.tx, pgx.RowToStructByPos[limit.Gain], stepsSQL)
 	if err != nil {
 		return fmt.Errorf("how the clock was set: %w", err)
 	}
-	for _, s := range steps {
-		if s.By > 0 {
-			v.gains = append(v.gains, s)
-		} else {
-			v.losses = append(v.losses, s)
-		}
-	}
+	v.losses = slices.DeleteFunc(slices.Clone(steps), func(s limit.Gain) bool { return s.By > 0 })
+	v.gains = slices.DeleteFunc(steps, func(s limit.Gain) bool { return s.By <= 0 })
 	return v.readUsage(ctx)
 }
 
@@ -160,8 +151,10 @@ func (v *verifier) checkVersions(ctx context.Context) error {
 
 const versionGapsSQL = `
 SELECT 'the versions of a limit have no gap' AS rule, limit_name AS "limit",
-    'version ' || version + 1 || CASE WHEN next = version + 2 THEN ' is' ELSE ' to ' || next - 1 || ' are' END || ' missing' AS detail
-FROM (SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_versions) c
+    format('versions %s to %s are missing', version + 1, next - 1) AS detail
+FROM (
+    SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_versions
+) c
 WHERE next > version + 1
 ORDER BY limit_name, version`
 
@@ -169,12 +162,13 @@ ORDER BY limit_name, version`
 // rate; the limit keeps its own, and no queues.
 const lastVersionSQL = `
 WITH last AS (
-    SELECT DISTINCT ON (limit_name) limit_name, version, rate, to_jsonb(c) AS has FROM call_limit_versions c ORDER BY limit_name, version DESC
+    SELECT DISTINCT ON (limit_name) limit_name, version, rate, to_jsonb(c) AS has
+    FROM call_limit_versions c ORDER BY limit_name, version DESC
 )
 SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) AS "limit", CASE
-    WHEN l.name IS NULL THEN 'it is gone, and version ' || c.version || ' is its last'
+    WHEN l.name IS NULL THEN format('it is gone, and version %s is its last', c.version)
     WHEN c.limit_name IS NULL THEN 'it has no version'
-    ELSE 'version ' || l.version || ' is in force, and version ' || c.version || ' the last; they differ in ' || d.differ END AS detail
+    ELSE format('version %s is in force, and version %s the last; they differ in %s', l.version, c.version, d.differ) END AS detail
 FROM call_limits l
 FULL JOIN last c ON c.limit_name = l.name
 CROSS JOIN LATERAL (
@@ -187,14 +181,16 @@ WHERE l.name IS NULL OR c.limit_name IS NULL OR d.differ IS NOT NULL
 ORDER BY 2`
 
 const queueLimitsSQL = `
-SELECT 'a queue has the limits that count it' AS rule, 'queue ' || q.name || ' has the limits ' || q.limits::text || ', and is counted by ' || c.limits::text AS detail
+SELECT 'a queue has the limits that count it' AS rule,
+    format('queue %s has the limits %s, and is counted by %s', q.name, q.limits, c.limits) AS detail
 FROM call_queues q
 CROSS JOIN LATERAL (SELECT coalesce(array_agg(l.name), '{}') AS limits FROM call_limits l WHERE l.queues @> ARRAY[q.name]) c
 WHERE NOT (q.limits @> c.limits AND c.limits @> q.limits)
 ORDER BY q.name`
 
 const gainsAreTimeSQL = `
-SELECT 'what the clock gained is time' AS rule, 'at ' || at || ' it gained ' || by AS detail FROM call_clock_gains WHERE by = '0' OR NOT isfinite(at) ORDER BY id`
+SELECT 'what the clock gained is time' AS rule, format('at %s it gained %s', at, by) AS detail
+FROM call_clock_gains WHERE by = '0' OR NOT isfinite(at) ORDER BY id`
 
 // checkAudit compares each version with the audit, as far back as the audit reaches. A line may go on with what versions do
 // not have.
