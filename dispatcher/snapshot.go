@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
@@ -55,7 +56,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	}
 	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
 	if s.open, err = c.hours.All(s.queue.Hours); err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("read the hours %q: %w", strings.Join(s.queue.Hours, " and "), err)
 	}
 	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
 		return nil, nil, err

@@ -11,7 +11,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"math/bits"
 	"strings"
 	"time"
 
@@ -23,8 +22,8 @@ import (
 // MaxBurst keeps the script's arithmetic, in numbers of 53 bits, on the safe side.
 const MaxBurst = 1_000_000_000
 
-// MaxFill bounds how long an empty bucket takes to fill, for the same reason.
-const MaxFill = limit.MaxWindow
+// maxFill bounds how long an empty bucket takes to fill, for the same reason.
+const maxFill = limit.MaxWindow
 
 // Rule is a bucket that holds Burst units at most and gains Rate.Units in each Rate.Window, evenly.
 type Rule struct {
@@ -40,21 +39,10 @@ func (r Rule) Check() error {
 	case r.Burst < 1 || r.Burst > MaxBurst:
 		return fmt.Errorf("the burst must be 1 to %d", MaxBurst)
 	}
-	full, high := r.fill()
-	if high || full > MaxFill {
+	if float64(r.Burst)*float64(r.Rate.Window) > float64(maxFill)*float64(r.Rate.Units) {
 		return errors.New("a burst would take longer than 366d to come back")
 	}
 	return nil
-}
-
-// fill is how long an empty bucket takes to fill; high: longer than can be said.
-func (r Rule) fill() (d time.Duration, high bool) {
-	hi, lo := bits.Mul64(uint64(r.Burst), uint64(r.Rate.Window))
-	if hi >= uint64(r.Rate.Units) {
-		return 0, true
-	}
-	q, _ := bits.Div64(hi, lo, uint64(r.Rate.Units))
-	return time.Duration(q), q > uint64(1<<63-1)
 }
 
 // String is "100 per 1s, burst 20".

@@ -1,9 +1,9 @@
-// Package hours says when something is open: spans of the week, by the wall clock of a time zone.
+// Package hours says when a queue is open: spans of the week, by the wall clock of a time zone.
 //
-// Open are those moments at which a clock on a wall of the zone shows a time within a span. So where clocks are
-// set forward, what they leave out is not open, and where they are set back, what they show twice is open twice;
-// a span that would begin or end at a time which is left out begins or ends at that jump. It has no clock of its
-// own, and reads nothing but the zones (time.LoadLocation).
+// Hours are open while a clock on a wall of the zone shows a time within a span. Times that are left out when clocks are
+// set forward are not open, and times that are shown twice when clocks are set back are open twice. A span that would
+// begin or end at a time that is left out begins or ends at that jump. The package has no clock of its own, and reads
+// nothing but the zones (time.LoadLocation).
 package hours
 
 import (
@@ -19,7 +19,7 @@ const (
 // Hours are made by Parse. The zero Hours are always open.
 type Hours struct {
 	zone  *time.Location
-	spans []span // in order, none touches the next: what ends on Sunday at 24:00 may go on at the first
+	spans []span // in order, none touches the next; what ends on Sunday at 24:00 may go on at the first
 }
 
 // span is a part of the week, in minutes since Monday 00:00.
@@ -46,14 +46,10 @@ func of(zone *time.Location, spans []span) Hours {
 	return h
 }
 
-func (h Hours) always() bool {
-	return len(h.spans) == 0 || h.spans[0] == span{0, week}
-}
-
-// Open says whether t is within the hours, and until when that stays so, in their zone: the first moment after t
-// at which it is otherwise. That is zero for hours that are always open.
+// Open reports whether t is within the hours, and the first moment after t at which that changes, in their zone. That
+// moment is zero for hours that are always open.
 func (h Hours) Open(t time.Time) (open bool, until time.Time) {
-	if h.always() {
+	if len(h.spans) == 0 || h.spans[0] == (span{0, week}) {
 		return true, time.Time{}
 	}
 	t = t.In(h.zone)
@@ -72,38 +68,53 @@ func (h Hours) Open(t time.Time) (open bool, until time.Time) {
 	}
 }
 
-// look says whether the wall clock shows a time within the hours, and how long it must run until that changes.
+// look reports whether the wall clock shows a time within the hours, and how long it must run until that changes.
 func (h Hours) look(t time.Time) (open bool, runs time.Duration) {
 	hour, minute, second := t.Clock()
 	weekday := (int(t.Weekday()) + 6) % 7 // from Monday
 	m := weekday*day + hour*60 + minute
-	into := time.Duration(second)*time.Second + time.Duration(t.Nanosecond())
-	change := h.spans[0].from + week
-	for _, s := range h.spans {
-		if m < s.from {
-			change = s.from
-			break
-		}
-		if m < s.to {
-			open, change = true, s.to
-			break
+	next := h.spans[0].from + week
+	if i := slices.IndexFunc(h.spans, func(s span) bool { return m < s.to }); i >= 0 {
+		next = h.spans[i].from
+		if open = next <= m; open {
+			next = h.spans[i].to
 		}
 	}
-	if open && change == week && h.spans[0].from == 0 {
-		change = week + h.spans[0].to
+	if open && next == week && h.spans[0].from == 0 {
+		next += h.spans[0].to
 	}
-	return open, time.Duration(change-m)*time.Minute - into
+	return open, time.Duration(next-m)*time.Minute - time.Duration(second)*time.Second - time.Duration(t.Nanosecond())
 }
 
 // All are hours that must all be open. None are always open.
 type All []Hours
 
-// farthest is how far All looks for a moment at which all are open: over a year, for zones are set forward and
-// back on different days.
+// Cache keeps hours by their text, for parsing may open a file for the zone.
+type Cache map[string]Hours
+
+// All parses texts, each as Hours.String writes them. It fails if this machine does not know a zone.
+func (c Cache) All(texts []string) (All, error) {
+	var all All
+	for _, text := range texts {
+		h, known := c[text]
+		if !known {
+			var err error
+			if h, err = Parse(text); err != nil {
+				return nil, err
+			}
+			c[text] = h
+		}
+		all = append(all, h)
+	}
+	return all, nil
+}
+
+// farthest is how far All looks for a moment at which all are open. It is over a year, since zones set their clocks on
+// different days.
 const farthest = 400 * day * time.Minute
 
-// Open says whether t is within all hours, and until when that stays so, as Hours.Open does. Where it is zero
-// they are always open or, closed, not open together within a year.
+// Open reports whether t is within all hours, and when that changes, as Hours.Open does. That moment is zero if they are
+// always open, or are closed and not open together within a year.
 func (a All) Open(t time.Time) (open bool, until time.Time) {
 	open, until = a.look(t)
 	if open {
@@ -119,8 +130,8 @@ func (a All) Open(t time.Time) (open bool, until time.Time) {
 	return false, time.Time{}
 }
 
-// look says whether all are open at t, and until when. Where some are closed that is when the last of those opens:
-// the others may be closed then.
+// look reports whether all are open at t, and until when. If some are closed, that is when the last of those opens: the
+// others may be closed then.
 func (a All) look(t time.Time) (open bool, until time.Time) {
 	open = true
 	for _, h := range a {

@@ -4,165 +4,130 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-var errEmpty = errors.New("hours are empty: leave them out for a queue that is always open")
+// ParseAll reads hours that must all be open, each as Hours.String writes them.
+func ParseAll(texts []string) (All, error) { return Cache{}.All(texts) }
 
-// dayNames are in the order of the week.
-func dayNames() []string { return []string{"Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"} }
-
-// everyDay is the days of a span that names none.
-const everyDay days = 1<<7 - 1
-
-// days is a set of days: bit 0 is Monday.
-type days uint8
-
-// Parse reads hours: `days HH:MM-HH:MM zone`, several joined by commas or as several texts. Days are Mon-Fri,
-// Sat, Mon,Wed or, without any, every day. A span that ends before it begins ends on the next day, and 24:00 is
-// a day's end. The zone is one for all, the last word; without it, it is UTC.
+// Parse reads hours: `days HH:MM-HH:MM zone`, several joined by commas or as several texts. Days are Mon-Fri, Sat,
+// Mon,Wed or, without any, every day. A span that ends before it begins ends on the next day, and 24:00 is a day's
+// end. The last word is the zone, one for all; without it, it is UTC.
 func Parse(texts ...string) (Hours, error) {
-	p := parser{}
-	for _, text := range texts {
-		if err := p.text(text); err != nil {
+	text := strings.Join(texts, ",")
+	if strings.TrimSpace(text) == "" {
+		return Hours{}, errors.New("hours are empty: leave them out for a queue that is always open")
+	}
+	p := parser{zone: "UTC"}
+	for part := range strings.SplitSeq(text, ",") {
+		words := strings.Fields(part)
+		if len(words) == 0 {
+			return Hours{}, fmt.Errorf("%s has an empty part", quote(text))
+		}
+		if err := p.part(words); err != nil {
 			return Hours{}, err
 		}
 	}
-	if len(p.spans) == 0 {
-		return Hours{}, errEmpty
-	}
-	if p.zone != "" && !p.zoneLast {
+	switch {
+	case p.on != 0:
+		return Hours{}, fmt.Errorf("%s ends with days and no times", quote(text))
+	case p.zoned && !p.zoneLast:
 		return Hours{}, fmt.Errorf("the zone %s holds for all spans: write it once, as the last word", quote(p.zone))
 	}
-	zone, err := loadZone(cmp.Or(p.zone, "UTC"))
-	if err != nil {
-		return Hours{}, err
+	zone, err := time.LoadLocation(p.zone)
+	if err != nil || p.zone == "Local" { // which would be another one on each machine
+		return Hours{}, fmt.Errorf("%s is not a time zone: write its IANA name, such as Europe/Berlin, America/New_York or UTC", quote(p.zone))
 	}
 	return of(zone, p.spans), nil
 }
 
-// ParseAll reads hours that must all be open, each as Hours.String writes them.
-func ParseAll(texts []string) (All, error) {
-	var all All
-	for _, text := range texts {
-		h, err := Parse(text)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, h)
-	}
-	return all, nil
-}
-
-// parser gathers what was read so far.
+// parser is what was read so far.
 type parser struct {
 	spans    []span
-	zone     string
-	zoneLast bool   // behind the last span
+	on       days   // of the next span
 	dated    string // a span that named its days
+	zone     string
+	zoned    bool // it was read
+	zoneLast bool // after the last span
 }
 
-// text reads spans joined by commas. A part that is only days, as in Mon,Wed 09:00-18:00, belongs to the next.
-func (p *parser) text(text string) error {
-	var before days
-	if strings.TrimSpace(text) == "" {
-		return errEmpty
-	}
-	for part := range strings.SplitSeq(text, ",") {
-		words := strings.Fields(part)
-		if len(words) == 0 {
-			return fmt.Errorf("%s has an empty part", quote(text))
-		}
-		on, err := parseDays(words[0])
-		if err != nil {
-			return err
-		}
-		if on != 0 {
-			if before |= on; len(words) == 1 {
-				continue
-			}
-			words = words[1:]
-		}
-		if err := p.span(before, words, strings.TrimSpace(part)); err != nil {
-			return err
-		}
-		before = 0
-	}
-	if before != 0 {
-		return fmt.Errorf("%s ends with days and no times", quote(text))
-	}
-	return nil
-}
-
-// span reads HH:MM-HH:MM and what may be behind it, the zone.
-func (p *parser) span(on days, words []string, part string) error {
-	from, to, err := parseTimes(words[0])
+// part reads what is between commas: days, times, or both, and the zone. Only days, as Mon in Mon,Wed 09:00-18:00, belong to
+// the next span.
+func (p *parser) part(words []string) error {
+	text := strings.Join(words, " ")
+	on, err := parseDays(words[0])
 	if err != nil {
 		return err
 	}
+	if on != 0 {
+		p.on, words = p.on|on, words[1:]
+	}
+	if len(words) == 0 {
+		return nil
+	}
+	from, to, err := parseTimes(words[0])
 	switch {
-	case on != 0:
-		p.dated = part
+	case err != nil:
+		return err
+	case p.on != 0:
+		p.dated = text
 	case p.dated != "":
 		return fmt.Errorf("%s has no days, and %s before it does: write Mon-Sun %s if every day is meant, else its days",
 			words[0], quote(p.dated), words[0])
 	default:
-		on = everyDay
+		p.on = everyDay
 	}
-	if p.zoneLast = len(words) > 1; p.zoneLast {
-		switch zone := strings.Join(words[1:], " "); {
-		case len(words) > 2:
-			return fmt.Errorf("%s is not a time zone: join spans with commas", quote(zone))
-		case p.zone != "" && p.zone != zone:
-			return fmt.Errorf("there are two zones, %s and %s: there may be one for all", quote(p.zone), quote(zone))
-		default:
-			p.zone = zone
-		}
+	zone := strings.Join(words[1:], " ")
+	switch p.zoneLast = zone != ""; {
+	case len(words) > 2:
+		return fmt.Errorf("%s is not a time zone: join spans with commas", quote(zone))
+	case p.zoned && p.zoneLast && p.zone != zone:
+		return fmt.Errorf("there are two zones, %s and %s: there may be one for all", quote(p.zone), quote(zone))
+	case p.zoneLast:
+		p.zone, p.zoned = zone, true
 	}
 	for d := range 7 {
-		if on&(1<<d) != 0 {
+		if p.on.has(d) {
 			p.spans = append(p.spans, span{d*day + from, d*day + to})
 		}
 	}
+	p.on = 0
 	return nil
 }
 
 // parseDays reads Mon or Mon-Fri; what looks like a time is none.
-func parseDays(word string) (days, error) {
+func parseDays(word string) (on days, err error) {
 	if strings.ContainsAny(word, ":0123456789") {
 		return 0, nil
 	}
 	first, last, ranged := strings.Cut(word, "-")
+	if !ranged {
+		last = first
+	}
 	from, to := dayOf(first), dayOf(last)
-	if from < 0 || ranged && to < 0 {
+	if from < 0 || to < 0 {
 		return 0, fmt.Errorf("%s is neither days nor times: days are %s, or Mon-Fri", quote(word), strings.Join(dayNames(), ", "))
 	}
-	if !ranged {
-		to = from
+	for n := range (to-from+7)%7 + 1 {
+		on |= 1 << ((from + n) % 7)
 	}
-	var on days
-	for d := from; ; d = (d + 1) % 7 {
-		on |= 1 << d
-		if d == to {
-			return on, nil
-		}
-	}
+	return on, nil
 }
 
 func dayOf(name string) int {
 	return slices.IndexFunc(dayNames(), func(d string) bool { return strings.EqualFold(d, name) })
 }
 
-// parseTimes reads HH:MM-HH:MM as minutes of the first day: an end on the next is beyond 24:00.
+// parseTimes reads HH:MM-HH:MM as minutes of the first day. An end on the next day is beyond 24:00.
 func parseTimes(word string) (from, to int, err error) {
 	first, last, _ := strings.Cut(word, "-")
-	from, known := minutesOf(first)
-	to, alsoKnown := minutesOf(last)
+	from, to = minutesOf(first), minutesOf(last)
 	switch {
-	case !known || !alsoKnown:
+	case from < 0 || to < 0:
 		return 0, 0, fmt.Errorf("%s is not HH:MM-HH:MM, such as 09:00-18:00", quote(word))
 	case from == day:
 		return 0, 0, fmt.Errorf("%s begins at 24:00: write 00:00, on the day after", word)
@@ -174,24 +139,16 @@ func parseTimes(word string) (from, to int, err error) {
 	return from, to, nil
 }
 
-// minutesOf reads HH:MM, 00:00 to 24:00.
-func minutesOf(text string) (int, bool) {
-	if len(text) != 5 || text[2] != ':' || strings.ContainsAny(text, "+-") {
-		return 0, false
+// minutesOf reads HH:MM, 00:00 to 24:00; -1: it is something else.
+func minutesOf(text string) int {
+	if text == "24:00" {
+		return day
 	}
-	hour, err1 := strconv.Atoi(text[:2])
-	minute, err2 := strconv.Atoi(text[3:])
-	m := hour*60 + minute
-	return m, err1 == nil && err2 == nil && minute < 60 && m <= day
-}
-
-func loadZone(name string) (*time.Location, error) {
-	if name != "Local" { // it would be another one on each machine
-		if zone, err := time.LoadLocation(name); err == nil {
-			return zone, nil
-		}
+	at, err := time.Parse("15:04", text)
+	if err != nil || len(text) != 5 {
+		return -1
 	}
-	return nil, fmt.Errorf("%s is not a time zone: write its IANA name, such as Europe/Berlin, America/New_York or UTC", quote(name))
+	return at.Hour()*60 + at.Minute()
 }
 
 // quote shows what was written in an error.
@@ -202,48 +159,45 @@ func quote(text string) string {
 	return strconv.Quote(text)
 }
 
-// String writes hours in one form, which Parse reads: what is open at the same times by the same zone is
-// written alike. The zero Hours are empty.
+// String writes hours in one form, which Parse reads. Hours that are open at the same times by the same zone are written
+// alike. The zero Hours are empty.
 func (h Hours) String() string {
 	if len(h.spans) == 0 {
 		return ""
 	}
-	at := map[span]days{} // times of a day, to the days that have them
+	on := map[span]days{} // times of a day, to the days that have them
 	for _, s := range h.arcs() {
 		d := s.from / day
-		at[span{s.from % day, s.to - d*day}] |= 1 << (d % 7)
+		on[span{s.from - d*day, s.to - d*day}] |= 1 << (d % 7)
 	}
-	type group struct {
-		times span
-		on    days
+	times := make([]span, 0, len(on))
+	for t := range on {
+		times = append(times, t)
 	}
-	var groups []group
-	for times, on := range at {
-		groups = append(groups, group{times, on})
-	}
-	slices.SortFunc(groups, func(a, b group) int { // every day's first: behind others they would need days
-		return cmp.Or(-cmp.Compare(a.on/everyDay, b.on/everyDay), cmp.Compare(a.on.first(), b.on.first()),
-			a.times.from-b.times.from, a.times.to-b.times.to)
+	slices.SortFunc(times, func(a, b span) int { // every day's first: after others they would need days
+		return cmp.Or(-cmp.Compare(on[a]/everyDay, on[b]/everyDay), cmp.Compare(on[a].first(), on[b].first()), a.from-b.from, a.to-b.to)
 	})
 	var parts []string
-	for _, g := range groups {
-		parts = append(parts, g.on.String()+g.times.String())
+	for _, t := range times {
+		end := t.to
+		if end > day {
+			end -= day
+		}
+		parts = append(parts, fmt.Sprintf("%s%02d:%02d-%02d:%02d", on[t], t.from/60, t.from%60, end/60, end%60))
 	}
 	return strings.Join(parts, ", ") + " " + h.zone.String()
 }
 
-// arcs are the spans as people write them: what goes on after midnight is one if it is shorter than a day, else
-// one for each day.
-func (h Hours) arcs() []span {
+// arcs are the spans as people write them. What goes on after midnight is one arc if it is shorter than a day, else one for
+// each day.
+func (h Hours) arcs() (arcs []span) {
 	around := slices.Clone(h.spans)
 	if last := len(around) - 1; last > 0 && around[0].from == 0 && around[last].to == week {
 		around[last].to += around[0].to
 		around = around[1:]
 	}
-	var arcs []span
 	for _, s := range around {
-		for s.to-s.from >= day && s.to > (s.from/day+1)*day {
-			midnight := (s.from/day + 1) * day
+		for midnight := (s.from/day + 1) * day; s.to-s.from >= day && s.to > midnight; midnight += day {
 			arcs = append(arcs, span{s.from, midnight})
 			s.from = midnight
 		}
@@ -252,50 +206,43 @@ func (h Hours) arcs() []span {
 	return arcs
 }
 
-// String writes times of a day.
-func (s span) String() string {
-	to := s.to
-	if to > day {
-		to -= day
-	}
-	return fmt.Sprintf("%02d:%02d-%02d:%02d", s.from/60, s.from%60, to/60, to%60)
-}
+// days is a set of days: bit 0 is Monday.
+type days uint8
+
+const everyDay days = 1<<7 - 1
+
+func dayNames() []string { return []string{"Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"} }
+
+func (on days) has(d int) bool { return on&(1<<(d%7)) != 0 }
+
+// starts are the days with which runs of days begin; none of every day.
+func (on days) starts() days { return on &^ (on<<1 | on>>6) }
 
 // first is where the first run of days begins, so that Fri-Mon comes after Mon.
-func (on days) first() int {
-	for d := range 7 {
-		if on.begins(d) {
-			return d
-		}
-	}
-	return 0
-}
+func (on days) first() int { return bits.TrailingZeros8(uint8(on.starts())) }
 
-// begins says whether a run of days begins with d.
-func (on days) begins(d int) bool { return on&(1<<d) != 0 && on&(1<<((d+6)%7)) == 0 }
-
-// String writes days with a space behind them: Mon-Fri, Sat,Sun, Fri-Mon; nothing for every day.
+// String writes days and a space: Mon-Fri, Sat,Sun, Fri-Mon. It writes nothing for every day.
 func (on days) String() string {
-	if on == everyDay {
-		return ""
-	}
 	var runs []string
-	for d, name := range dayNames() {
-		if !on.begins(d) {
+	for d, run := range dayNames() {
+		if !on.starts().has(d) {
 			continue
 		}
 		n := 1
-		for on&(1<<((d+n)%7)) != 0 {
+		for on.has(d + n) {
 			n++
 		}
 		switch last := dayNames()[(d+n-1)%7]; n {
 		case 1:
-			runs = append(runs, name)
 		case 2:
-			runs = append(runs, name+","+last)
+			run += "," + last
 		default:
-			runs = append(runs, name+"-"+last)
+			run += "-" + last
 		}
+		runs = append(runs, run)
+	}
+	if runs == nil {
+		return ""
 	}
 	return strings.Join(runs, ",") + " "
 }

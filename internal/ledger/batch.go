@@ -99,26 +99,19 @@ func (b *Batch[Q, A]) lane(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		pass := sync.OnceFunc(func() { <-b.turn })
 		select {
 		case first := <-b.requests:
-			b.serveInTurn(ctx, b.gather(first))
+			batch := b.gather(first)
+			if len(batch) < crowd {
+				pass()
+			}
+			late := time.AfterFunc(turnWithin, pass)
+			b.serve(ctx, batch)
+			late.Stop()
 		case <-ctx.Done():
-			<-b.turn
-			return
 		}
-	}
-}
-
-func (b *Batch[Q, A]) serveInTurn(ctx context.Context, batch []request[Q, A]) {
-	if len(batch) < crowd {
-		<-b.turn
-		b.serve(ctx, batch)
-		return
-	}
-	pass := time.AfterFunc(turnWithin, func() { <-b.turn })
-	b.serve(ctx, batch)
-	if pass.Stop() {
-		<-b.turn
+		pass()
 	}
 }
 
@@ -157,24 +150,21 @@ func (b *Batch[Q, A]) learn(n int, took time.Duration) {
 // serve answers a batch. If one request may have spoiled the statement, serve sends each half, and so on, until that one
 // fails alone.
 func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
-	asks := make([]Q, len(batch))
-	for i, r := range batch {
-		asks[i] = r.ask
-	}
-	began := time.Now()
-	answers, err := b.run(ctx, asks)
-	b.learn(len(batch), time.Since(began))
-	if half := len(batch) / 2; Spoiled(err) && half > 0 {
-		b.serve(ctx, batch[:half])
-		b.serve(ctx, batch[half:])
-		return
-	}
-	for i, r := range batch {
-		if err != nil {
-			var none A
-			r.done(none, err)
-			continue
+	var none A
+	_ = Apart(batch, func(some []request[Q, A]) error {
+		began := time.Now()
+		answers, err := b.run(ctx, column(some, func(r request[Q, A]) Q { return r.ask }))
+		b.learn(len(some), time.Since(began))
+		if Spoiled(err) {
+			return err
 		}
-		r.done(answers[i], nil)
-	}
+		for i, r := range some {
+			if err != nil {
+				r.done(none, err)
+			} else {
+				r.done(answers[i], nil)
+			}
+		}
+		return nil // the other half may still succeed
+	}, func(r request[Q, A], err error) { r.done(none, err) })
 }

@@ -9,7 +9,9 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Closing ends an attempt.
@@ -51,7 +53,7 @@ func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 // closeWaiting is Close that waits so long for each lock; "0" is for ever.
 func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
 	args := closeArgs(closings, wait)
-	closed, err := queryIDs(ctx, db, closeSQL, args)
+	closed, err := closeOnce(ctx, db, args)
 	if idsUsedTwice(err) {
 		if _, err := queryIDs(ctx, db, setAsideSQL, args["ids"]); err != nil {
 			return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
@@ -62,6 +64,65 @@ func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) (
 		return nil, fmt.Errorf("close attempts: %w", err)
 	}
 	return closed, nil
+}
+
+// closeOnce works under a savepoint in a transaction, so that an id that was used twice does not end the transaction.
+func closeOnce(ctx context.Context, db DB, args pgx.StrictNamedArgs) (closed []int64, err error) {
+	tx, within := db.(pgx.Tx)
+	if !within {
+		return queryIDs(ctx, db, closeSQL, args)
+	}
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
+		closed, err = queryIDs(ctx, tx, closeSQL, args)
+		return err
+	})
+	return closed, err
+}
+
+// CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls
+// that it skipped.
+func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (closed, busy []int64, err error) {
+	id := func(c Closing) int64 { return c.CallID }
+	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
+		closed, err = Close(ctx, tx, free)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return closed, busy, nil
+}
+
+// closeArgs is the closings by column, as asked unnests them.
+func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"wait":      wait,
+		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
+		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
+		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
+		"unstarted": column(closings, func(c Closing) bool { return c.Unstarted }),
+		"outcomes":  column(closings, func(c Closing) string { return string(c.Outcome) }),
+		"errors":    column(closings, func(c Closing) *string { return nonZero(c.Error) }),
+		"results":   column(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
+		"requests":  column(closings, func(c Closing) *int16 { return c.Requests }),
+		"settled":   column(closings, func(c Closing) *int64 { return c.Settled }),
+		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
+		"by":        column(closings, func(c Closing) *int64 { return micros(c.arrival().By) }),
+		"written":   column(closings, func(c Closing) int64 { return ceilMicros(c.arrival().Written) }),
+		"end_by":    column(closings, func(c Closing) *int64 { return micros(c.arrival().EndBy) }),
+		"closed":    column(closings, func(c Closing) int64 { return ceilMicros(c.arrival().Closed) }),
+		"acked":     column(closings, func(c Closing) *int64 { return micros(c.arrival().Acked) }),
+		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
+		"failed":    column(closings, func(c Closing) bool { return c.Failed }),
+		"delay":     column(closings, func(c Closing) *int64 { return micros(c.Delay) }),
+	}
+}
+
+func (c Closing) arrival() limit.Arrival {
+	if c.Arrival == nil {
+		return limit.Arrival{}
+	}
+	return *c.Arrival
 }
 
 // idsUsedTwice reports whether the ledger has attempts of a former call with the same id: someone truncated call_queue and

@@ -1,10 +1,5 @@
 package ledger
 
-import (
-	"github.com/callq/callq/internal/limit"
-	"github.com/jackc/pgx/v5"
-)
-
 // closeSQL is Close. It locks the open rows in id order, then their calls, then its own connection's usage rows.
 const closeSQL = `
 WITH ` + closeAsked + closeRemoved + closeBounded + closeEnded + closeCall + closeCharged + closeFreed + closeLedger
@@ -142,35 +137,3 @@ SELECT e.call_id, e.attempt, e.requests, e.cost, e.settled, e.claimed_at, e.star
 FROM ended e
 RETURNING call_id`
 )
-
-// closeArgs is the closings by column, as asked unnests them.
-func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{
-		"wait":      wait,
-		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
-		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
-		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
-		"unstarted": column(closings, func(c Closing) bool { return c.Unstarted }),
-		"outcomes":  column(closings, func(c Closing) string { return string(c.Outcome) }),
-		"errors":    column(closings, func(c Closing) *string { return nonZero(c.Error) }),
-		"results":   column(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
-		"requests":  column(closings, func(c Closing) *int16 { return c.Requests }),
-		"settled":   column(closings, func(c Closing) *int64 { return c.Settled }),
-		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
-		"by":        column(closings, func(c Closing) *int64 { return micros(c.arrival().By) }),
-		"written":   column(closings, func(c Closing) int64 { return ceilMicros(c.arrival().Written) }),
-		"end_by":    column(closings, func(c Closing) *int64 { return micros(c.arrival().EndBy) }),
-		"closed":    column(closings, func(c Closing) int64 { return ceilMicros(c.arrival().Closed) }),
-		"acked":     column(closings, func(c Closing) *int64 { return micros(c.arrival().Acked) }),
-		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
-		"failed":    column(closings, func(c Closing) bool { return c.Failed }),
-		"delay":     column(closings, func(c Closing) *int64 { return micros(c.Delay) }),
-	}
-}
-
-func (c Closing) arrival() limit.Arrival {
-	if c.Arrival == nil {
-		return limit.Arrival{}
-	}
-	return *c.Arrival
-}

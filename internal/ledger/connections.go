@@ -53,7 +53,8 @@ func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpo
 	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
 		wanted = map[string]string{"client_encoding": wanted["client_encoding"]}
 	}
-	if hasAll(params, wanted) && config.MaxConns >= atLeast {
+	maps.DeleteFunc(wanted, func(name, value string) bool { return params[name] == value })
+	if len(wanted) == 0 && config.MaxConns >= atLeast {
 		return pool, func() {}, nil
 	}
 	maps.Copy(params, wanted)
@@ -64,23 +65,12 @@ func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpo
 	return own, func() { closeWithin(own, 2*time.Second) }, nil
 }
 
-func hasAll(params, wanted map[string]string) bool {
-	for name, value := range wanted {
-		if params[name] != value {
-			return false
-		}
-	}
-	return true
-}
-
 // closeWithin waits for connections in use no longer than most: a silent Postgres may hold them.
 func closeWithin(pool *pgxpool.Pool, most time.Duration) {
 	closed := make(chan struct{})
 	go func() { pool.Close(); close(closed) }()
-	timer := time.NewTimer(most)
-	defer timer.Stop()
 	select {
 	case <-closed:
-	case <-timer.C:
+	case <-time.After(most):
 	}
 }

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,48 +14,70 @@ import (
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Concurrent closes in opposite orders do not deadlock, and each attempt closes once.
-func TestCloseOppositeOrders(t *testing.T) {
+// Concurrent batches that name the same attempts in opposite orders do not deadlock, and each attempt starts once and
+// closes once.
+func TestOppositeOrders(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, map[string]string{"deadlock_timeout": "10ms"}) // before a lock times out
-	const n = 300
-	ids := make([]int64, n)
+	ids := make([]int64, 300)
 	for i := range ids {
 		ids[i] = ledgertest.Open(t, pool)
 	}
-	var closed atomic.Int64
-	var wg sync.WaitGroup
-	gate := make(chan struct{})
-	for worker := range 4 {
-		wg.Go(func() {
-			closings := make([]ledger.Closing, n)
-			for i, id := range ids {
-				if worker%2 == 1 {
-					i = n - 1 - i
+	race := func(what string, batch func(token int64, ids []int64) (int, error)) {
+		var done atomic.Int64
+		var wg sync.WaitGroup
+		gate := make(chan struct{})
+		for worker := range int64(4) {
+			mine := slices.Clone(ids)
+			if worker%2 == 1 {
+				slices.Reverse(mine)
+			}
+			wg.Go(func() {
+				<-gate
+				n, err := batch(worker+1, mine)
+				for ledger.Busy(err) { // a busy machine: the others took more than 100 ms
+					n, err = batch(worker+1, mine)
 				}
-				closings[i] = ledger.Closing{
-					CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+				if err != nil {
+					t.Error(err)
 				}
-			}
-			<-gate
-			done, err := ledger.Close(context.Background(), pool, closings)
-			for ledger.Busy(err) { // a busy machine: the others took more than 100 ms
-				done, err = ledger.Close(context.Background(), pool, closings)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-			closed.Add(int64(len(done)))
-		})
+				done.Add(int64(n))
+			})
+		}
+		close(gate)
+		wg.Wait()
+		if n := done.Load(); n != int64(len(ids)) {
+			t.Errorf("%s: %d of %d attempts", what, n, len(ids))
+		}
 	}
-	close(gate)
-	wg.Wait()
-	if closed.Load() != n {
-		t.Errorf("%d attempts of %d were closed", closed.Load(), n)
-	}
+	race("started", func(token int64, ids []int64) (n int, err error) {
+		var requests []ledger.StartRequest
+		for _, id := range ids {
+			requests = append(requests, ledgertest.Request(id, token))
+		}
+		answers, err := ledger.Start(context.Background(), pool, "w", requests)
+		for _, a := range answers {
+			if a.StartedAt != nil {
+				n++
+			}
+		}
+		return n, err
+	})
+	ledgertest.Exec(t, pool, `UPDATE call_open SET token = NULL`)
+	race("closed", func(_ int64, ids []int64) (int, error) {
+		var closings []ledger.Closing
+		for _, id := range ids {
+			closings = append(closings, ledger.Closing{
+				CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
+			})
+		}
+		closed, err := ledger.Close(context.Background(), pool, closings)
+		return len(closed), err
+	})
 }
 
 func TestClose(t *testing.T) {
@@ -131,26 +154,25 @@ func TestCloseUntil(t *testing.T) {
 		{"lost", limit.LostArrival(*ms(300), *ms(9000), nil), 5800, 9500},
 		{"lost, acknowledged", limit.LostArrival(*ms(300), *ms(9000), ms(60)), 800, 9500},
 	}
+	pool := pgtest.New(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
-				pool := pgtest.New(t)
-				id := ledgertest.Open(t, pool)
-				ledgertest.Exec(t, pool, `UPDATE call_limits SET anchor = $1`, anchor)
+		for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
+			ledgertest.Trial(t, pool, c.name+", anchor "+anchor, func(t *testing.T, tx pgx.Tx) {
+				id := ledgertest.Open(t, tx)
+				ledgertest.Exec(t, tx, `UPDATE call_limits SET anchor = $1`, anchor)
 				if until := c.arrival.Until(limit.Anchor(anchor), 500*time.Millisecond); until != *ms(after) {
-					t.Errorf("anchor %s: limit says %s, want %d ms", anchor, until, after)
+					t.Errorf("limit says %s, want %d ms", until, after)
 				}
-				startedAt := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7].StartedAt
-				ledgertest.Close(t, pool, ledger.Closing{
+				startedAt := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7].StartedAt
+				ledgertest.Close(t, tx, ledger.Closing{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
 					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
 				})
-				ledgertest.Want(t, pool, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
-				ledgertest.Want(t, pool, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
+				ledgertest.Want(t, tx, `SELECT arrived_by = $1::timestamptz + $2 * interval '1 ms' FROM call_attempts`, startedAt, after)
+				ledgertest.Want(t, tx, `SELECT status = 'error' AND failed_count = 1 AND unique_key IS NOT NULL AND error_message = 'x'
 					AND run_at > now() FROM call_queue`)
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -173,19 +195,18 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 		{"by a token that never started it", false, ``, ledger.Closing{Attempt: 1, Token: 7}, false},
 		{"a late result of an older attempt", true, `UPDATE call_open SET attempt = 2`, ledger.Closing{Attempt: 1, Token: 7}, false},
 	}
+	pool := pgtest.New(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			id := ledgertest.Open(t, pool)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			id := ledgertest.Open(t, tx)
 			if c.started {
-				ledgertest.Start(t, pool, ledgertest.Request(id, 7))
+				ledgertest.Start(t, tx, ledgertest.Request(id, 7))
 			}
 			if c.change != "" {
-				ledgertest.Exec(t, pool, c.change)
+				ledgertest.Exec(t, tx, c.change)
 			}
 			c.closing.CallID, c.closing.Outcome, c.closing.Status = id, callqueue.OutcomeNotSent, callqueue.StatusNew
-			closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c.closing, c.closing})
+			closed, err := ledger.Close(t.Context(), tx, []ledger.Closing{c.closing, c.closing})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -193,13 +214,13 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 				t.Errorf("closed %v, want %v", closed, c.closes)
 			}
 			if !c.closes {
-				ledgertest.Want(t, pool, none)
-				ledgertest.Want(t, pool, `SELECT status = 'dispatched' FROM call_queue`)
+				ledgertest.Want(t, tx, none)
+				ledgertest.Want(t, tx, `SELECT status = 'dispatched' FROM call_queue`)
 				return
 			}
-			ledgertest.Want(t, pool, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
-			ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_usage`)
-			ledgertest.Want(t, pool, `SELECT status = 'new' FROM call_queue`)
+			ledgertest.Want(t, tx, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
+			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM call_usage`)
+			ledgertest.Want(t, tx, `SELECT status = 'new' FROM call_queue`)
 		})
 	}
 }
@@ -209,19 +230,21 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 //callq:guarantee 5
 func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.New(t)
 	for _, change := range []string{`UPDATE call_queue SET status = 'cancelled'`, `DELETE FROM call_queue`} {
-		pool := pgtest.New(t)
-		id := ledgertest.Open(t, pool)
-		ledgertest.Start(t, pool, ledgertest.Request(id, 7))
-		ledgertest.Exec(t, pool, change)
-		by := time.Millisecond
-		ledgertest.Close(t, pool, ledger.Closing{
-			CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
-			Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
+		ledgertest.Trial(t, pool, change, func(t *testing.T, tx pgx.Tx) {
+			id := ledgertest.Open(t, tx)
+			ledgertest.Start(t, tx, ledgertest.Request(id, 7))
+			ledgertest.Exec(t, tx, change)
+			by := time.Millisecond
+			ledgertest.Close(t, tx, ledger.Closing{
+				CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone,
+				Arrival: &limit.Arrival{By: &by, EndBy: &by}, Status: callqueue.StatusDone,
+			})
+			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
+			ledgertest.Want(t, tx, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
+			ledgertest.Want(t, tx, `SELECT sum(used) = 1 FROM call_usage`)
 		})
-		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
-		ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
-		ledgertest.Want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
 	}
 }
 
@@ -283,4 +306,19 @@ func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
 			t.Fatalf("no statement waits for a lock (%v)", err)
 		}
 	}
+}
+
+// The same holds within a transaction, as when a pause recalls the attempt.
+func TestRecallOfAnIDThatIsUsedTwice(t *testing.T) {
+	t.Parallel()
+	ledgertest.Trial(t, pgtest.New(t), "recall", func(t *testing.T, tx pgx.Tx) {
+		former := ledgertest.Open(t, tx)
+		ledgertest.Close(t, tx, ledger.Closing{CallID: former, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew})
+		id := ledgertest.Open(t, tx)
+		ledgertest.Exec(t, tx, `UPDATE call_attempts SET call_id = $1`, id)
+		if n, err := ledger.Recall(t.Context(), tx, ledger.Unstarted{Limit: "api"}, "a test"); n != 1 || err != nil {
+			t.Errorf("recalled %d, %v", n, err)
+		}
+		ledgertest.Want(t, tx, `SELECT array_agg(attempt ORDER BY attempt) = '{0,1}' FROM call_attempts`)
+	})
 }

@@ -29,38 +29,18 @@ var ErrUnknown = errors.New("there is no such queue or limit")
 
 // Pause stops claims, and then recalls the claimed attempts that have not started. Once it returns, nothing starts that was
 // not running. It returns how many attempts it recalled. After an error of the recall, which waits for locks, claims stay
-// stopped. Its transactions are READ COMMITTED, to see what a claim commits while they wait for its lock.
+// stopped.
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
-	paused := false
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if err := lockRule(ctx, tx, p.What, p.Name); err != nil {
-			return err
-		}
-		var active bool
-		if err := tx.QueryRow(ctx, isPausedSQL, p.What, p.Name, p.Key).Scan(&active); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{
-			"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
-			"reason": p.Reason, "by": p.By, "extend": p.Extend,
-		})
-		if err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		if !active || !p.Extend {
-			if _, err := tx.Exec(ctx, AuditSQL, p.By, p.What, p.Name, pauseText(p)); err != nil {
-				return err
-			}
-		}
-		paused = true
-		return nil
+	paused, err := underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
+		"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
+		"reason": p.Reason, "by": p.By, "extend": p.Extend, "change": p.change(),
 	})
 	if err == nil && paused {
 		u := Unstarted{Limit: p.Name, Key: p.Key}
 		if p.What == "queue" {
 			u = Unstarted{Queues: []string{p.Name}, Key: p.Key}
 		}
-		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+		err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) (err error) {
 			recalled, err = Recall(ctx, tx, u, "it was paused: "+p.Reason)
 			return err
 		})
@@ -68,90 +48,127 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
 }
 
-func pauseText(p Paused) string {
-	text := "paused"
-	if p.Key != "" {
-		text += " for key " + p.Key
+// change is the pause in the audit's words.
+func (p Paused) change() string {
+	until := ""
+	if p.Until != nil {
+		until = " until " + p.Until.UTC().Format(time.RFC3339)
+	} else if p.For != nil {
+		until = " for " + p.For.String()
 	}
-	switch {
-	case p.Until != nil:
-		text += " until " + p.Until.UTC().Format(time.RFC3339)
-	case p.For != nil:
-		text += " for " + p.For.String()
-	}
-	return text + ": " + p.Reason
+	return "paused" + forKey(p.Key) + until + ": " + p.Reason
 }
 
-const isPausedSQL = `
-SELECT EXISTS (SELECT FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3 AND until > clock_timestamp())`
+func forKey(key string) string {
+	if key == "" {
+		return ""
+	}
+	return " for key " + key
+}
 
+// pauseSQL returns a row unless it leaves a pause that lasts longer.
 const pauseSQL = `
-INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
-VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'), @reason, clock_timestamp(), @by)
-ON CONFLICT (what, name, key) DO UPDATE
-SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
-WHERE NOT @extend OR p.until < excluded.until`
+WITH lasting AS (
+    SELECT FROM call_pauses WHERE what = @what AND name = @name AND key = @key AND until > clock_timestamp()
+), paused AS (
+    INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
+    VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'),
+        @reason, clock_timestamp(), @by)
+    ON CONFLICT (what, name, key) DO UPDATE
+    SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
+    WHERE NOT @extend OR p.until < excluded.until
+    RETURNING what
+), audited AS (
+    INSERT INTO call_audit (at, by, what, name, change)
+    SELECT clock_timestamp(), @by, what, @name, @change FROM paused WHERE NOT @extend OR NOT EXISTS (SELECT FROM lasting)
+)
+SELECT FROM paused`
 
 // Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
-func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (bool, error) {
-	was := false
-	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if err := lockRule(ctx, tx, what, name); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, resumeSQL, what, name, key)
-		if err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		was = true
-		text := "resumed"
-		if key != "" {
-			text += " for key " + key
-		}
-		if _, err := tx.Exec(ctx, AuditSQL, by, what, name, text); err != nil {
-			return err
-		}
-		if key != "" {
-			if _, err := tx.Exec(ctx, wakeKeySQL, what, name, key); err != nil {
-				return err
-			}
-		}
-		_, err = tx.Exec(ctx, wakeSQL)
-		return err
+func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (was bool, err error) {
+	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{
+		"what": what, "name": name, "key": key, "by": by, "change": "resumed" + forKey(key),
 	})
 	return was, wrap(fmt.Sprintf("resume %s %q", what, name), err)
 }
 
-const resumeSQL = `DELETE FROM call_pauses WHERE what = $1 AND name = $2 AND key = $3`
-
-// wakeKeySQL wakes the key's flows, which may have been parked while it was paused (internal/backlog).
-const wakeKeySQL = `
-INSERT INTO call_inbox (queue, at, key)
-SELECT queue, clock_timestamp(), $3
-FROM (
-    SELECT $2 AS queue WHERE $1 = 'queue'
-    UNION ALL
-    SELECT unnest(queues) FROM call_limits WHERE $1 = 'limit' AND name = $2
-) q`
-
-const wakeSQL = `SELECT pg_notify('` + callqueue.WakeChannel + `', '')`
+// resumeSQL wakes the dispatchers, and the key's flows, which may have been parked while it was paused (internal/backlog).
+const resumeSQL = `
+WITH resumed AS (
+    DELETE FROM call_pauses WHERE what = @what AND name = @name AND key = @key RETURNING what, name, key
+), audited AS (
+    INSERT INTO call_audit (at, by, what, name, change) SELECT clock_timestamp(), @by, what, name, @change FROM resumed
+), woken AS (
+    INSERT INTO call_inbox (queue, at, key)
+    SELECT q.queue, clock_timestamp(), r.key
+    FROM resumed r
+    CROSS JOIN LATERAL (
+        SELECT r.name AS queue WHERE r.what = 'queue'
+        UNION ALL
+        SELECT unnest(queues) FROM call_limits WHERE r.what = 'limit' AND name = r.name
+    ) q
+    WHERE r.key <> ''
+)
+SELECT pg_notify('` + callqueue.WakeChannel + `', '') FROM resumed`
 
 // AuditSQL records who changed what, and how.
 const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
-// lockRule takes the lock that claims take, so that each claim comes before or after.
-func lockRule(ctx context.Context, tx pgx.Tx, what, name string) error {
-	sql := lockQueueSQL
+// readCommitted is of transactions that see what a claim commits while they wait for its lock.
+func readCommitted() pgx.TxOptions { return pgx.TxOptions{IsoLevel: pgx.ReadCommitted} }
+
+// underLock runs a statement under the lock that claims take, so that each claim comes before or after. It reports whether the
+// statement returned a row.
+func underLock(ctx context.Context, pool *pgxpool.Pool, what, name, sql string, args pgx.StrictNamedArgs) (row bool, err error) {
+	lock := `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 	if what == "limit" {
-		sql = lockLimitSQL
+		lock = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
 	}
-	tag, err := tx.Exec(ctx, sql, name)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = ErrUnknown
-	}
-	return err
+	err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, lock, name)
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() == 0 {
+			return ErrUnknown
+		}
+		tag, err = tx.Exec(ctx, sql, args)
+		row = tag.RowsAffected() > 0
+		return err
+	})
+	return row, err
 }
 
-const lockQueueSQL = `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+// Unstarted selects the attempts to recall: of these queues, or charged to this limit; with a key, only that key's.
+type Unstarted struct {
+	Queues []string
+	Limit  string
+	Key    string
+}
 
-const lockLimitSQL = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
+// Recall closes attempts that nobody has started, unsent. It charges nothing, and their calls wait again. The caller holds
+// the locks of the queues or limits, or has paused them, so no claim opens others meanwhile. Recall waits for the attempts'
+// locks, until it knows whether a start has happened. It returns how many it recalled.
+func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error) {
+	rows, err := tx.Query(ctx, recallSQL, append([]string{}, u.Queues...), u.Limit, u.Key)
+	if err != nil {
+		return 0, fmt.Errorf("recall unstarted attempts: %w", err)
+	}
+	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Closing, error) {
+		c := Closing{
+			Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew, Error: "not sent: recalled, for " + why,
+		}
+		return c, row.Scan(&c.CallID, &c.Attempt)
+	})
+	if err != nil || len(closings) == 0 {
+		return 0, wrap("recall unstarted attempts", err)
+	}
+	closed, err := closeWaiting(ctx, tx, "0", closings)
+	return len(closed), wrap("recall unstarted attempts", err)
+}
+
+const recallSQL = `
+SELECT call_id, attempt FROM call_open
+WHERE started_at IS NULL AND epoch = (SELECT callq_epoch()) AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
+ORDER BY call_id
+FOR UPDATE`

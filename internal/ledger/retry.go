@@ -28,9 +28,8 @@ const (
     coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min,
     coalesce(r.backoff_max, '15 minutes') AS backoff_max`
-	TimeoutSQL        = `coalesce(r.timeout, ` + defaultTimeoutSQL + `)`
-	OnLostSQL         = `coalesce(r.on_lost, 'retry')`
-	defaultTimeoutSQL = `interval '30 seconds'`
+	TimeoutSQL = `coalesce(r.timeout, interval '30 seconds')`
+	OnLostSQL  = `coalesce(r.on_lost, 'retry')`
 )
 
 // Next is a call's status after a failure that may be retried, and for StatusError the delay. failedCount includes that

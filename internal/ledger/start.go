@@ -3,9 +3,11 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // StartRequest asks to start an attempt. The worker draws a token once per attempt that it runs. To ask again with the
@@ -88,11 +90,32 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 	}
 	answers := make([]StartAnswer, len(requests))
 	for i, r := range requests {
+		answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token} // neither started, gone nor expired
 		if k, ok := byAsked[asked{r.CallID, r.Token}]; ok {
 			answers[i] = known[k]
-			continue
 		}
-		answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token} // neither started, gone nor expired
+	}
+	return answers, nil
+}
+
+// StartFree is Start for attempts whose rows nobody else has locked. It waits for none: the other answers are Busy.
+func StartFree(ctx context.Context, db *pgxpool.Pool, worker string, requests []StartRequest) ([]StartAnswer, error) {
+	id := func(r StartRequest) int64 { return r.CallID }
+	var started []StartAnswer
+	busy, err := onFree(ctx, db, false, requests, id, func(tx pgx.Tx, free []StartRequest) (err error) {
+		started, err = Start(ctx, tx, worker, free)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]StartAnswer, len(requests))
+	for i, r := range requests {
+		if slices.Contains(busy, r.CallID) {
+			answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token, Busy: true}
+		} else {
+			answers[i], started = started[0], started[1:]
+		}
 	}
 	return answers, nil
 }

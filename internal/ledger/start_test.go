@@ -3,13 +3,13 @@ package ledger_test
 import (
 	"context"
 	"reflect"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5"
 )
 
 //callq:guarantee 2
@@ -27,44 +27,24 @@ func TestStartIsCompareAndSet(t *testing.T) {
 	if other := ledgertest.Start(t, pool, ledgertest.Request(id, 8))[8]; other.StartedAt != nil {
 		t.Error("another token started the same attempt")
 	}
+	id = ledgertest.Open(t, pool)
+	twice := ledgertest.Start(t, pool, ledgertest.Request(id, 7), ledgertest.Request(id, 8))
+	if (twice[7].StartedAt == nil) == (twice[8].StartedAt == nil) {
+		t.Errorf("two deliveries of one attempt in a batch: %+v, want exactly one started", twice)
+	}
 }
 
 // On a server that commits asynchronously, and a pool that is not callq's own.
 func TestStartIsDurable(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.New(t)
-	id := ledgertest.Open(t, pool)
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `SET LOCAL synchronous_commit = off`); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ledger.Start(t.Context(), tx, "w", []ledger.StartRequest{ledgertest.Request(id, 7)}); err != nil {
-		t.Fatal(err)
-	}
-	var commit string
-	if err := tx.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&commit); err != nil {
-		t.Fatal(err)
-	}
-	if commit != "on" {
-		t.Errorf("synchronous_commit is %s when a start commits", commit)
-	}
+	ledgertest.Trial(t, pgtest.New(t), "asynchronous", func(t *testing.T, tx pgx.Tx) {
+		ledgertest.Exec(t, tx, `SET LOCAL synchronous_commit = off`)
+		ledgertest.Start(t, tx, ledgertest.Request(ledgertest.Open(t, tx), 7))
+		ledgertest.Want(t, tx, `SELECT current_setting('synchronous_commit') = 'on'`)
+	})
 }
 
 //callq:guarantee 2
-func TestStartTwiceInOneBatch(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	id := ledgertest.Open(t, pool)
-	answers := ledgertest.Start(t, pool, ledgertest.Request(id, 7), ledgertest.Request(id, 8))
-	if (answers[7].StartedAt == nil) == (answers[8].StartedAt == nil) {
-		t.Errorf("two deliveries of one attempt: %+v, want exactly one started", answers)
-	}
-}
-
 func TestStartRefuses(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
@@ -80,40 +60,28 @@ func TestStartRefuses(t *testing.T) {
 		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, false, true},
 		{"no row", `DELETE FROM call_open`, false, false},
 	}
+	pool := pgtest.New(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			id := ledgertest.Open(t, pool)
-			ledgertest.Exec(t, pool, c.change)
-			got := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			id := ledgertest.Open(t, tx)
+			ledgertest.Exec(t, tx, c.change)
+			got := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7]
 			if got.StartedAt != nil || got.Gone != c.gone || got.Expired != c.expired {
 				t.Errorf("got %+v, want not started, gone %v, expired %v", got, c.gone, c.expired)
 			}
 		})
 	}
-}
-
-// After a failover that lost calls their ids are given out again: what was loaded under a former epoch
-// is another call.
-//
-//callq:guarantee 2
-func TestStartIsOfTheEpochThatWasLoaded(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	id := ledgertest.Open(t, pool)
-	var epoch string
-	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM call_open`).Scan(&epoch); err != nil {
-		t.Fatal(err)
-	}
-	r := ledgertest.Request(id, 7)
+	// After a failover that lost calls their ids are given out again: what was loaded under a former epoch is another call.
+	r := ledgertest.Request(ledgertest.Open(t, pool), 7)
 	r.Epoch = "former"
 	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt != nil {
 		t.Errorf("started as of a former epoch: %+v", got)
 	}
-	r.Epoch = epoch
+	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM call_open`).Scan(&r.Epoch); err != nil {
+		t.Fatal(err)
+	}
 	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt == nil {
-		t.Error("not started as of its own")
+		t.Error("not started as of its own epoch")
 	}
 }
 
@@ -151,55 +119,6 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	again := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
 	if again.Work == nil || again.Work.Timeout != 7*time.Second {
 		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
-	}
-}
-
-// Two batches that name the same attempts in opposite order must not deadlock, and each attempt
-// must start once.
-func TestStartOppositeOrders(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	const n = 40
-	ids := make([]int64, n)
-	for i := range ids {
-		ids[i] = ledgertest.Open(t, pool)
-	}
-	starts := make([]int, 4)
-	var wg sync.WaitGroup
-	gate := make(chan struct{})
-	for worker := range starts {
-		wg.Go(func() {
-			requests := make([]ledger.StartRequest, n)
-			for i := range requests {
-				at := i
-				if worker%2 == 1 {
-					at = n - 1 - i
-				}
-				requests[i] = ledgertest.Request(ids[at], int64(1000*worker+i+1))
-			}
-			<-gate
-			answers, err := ledger.Start(context.Background(), pool, "w", requests)
-			for ledger.Busy(err) { // another's commit took long
-				answers, err = ledger.Start(context.Background(), pool, "w", requests)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-			for _, a := range answers {
-				if a.StartedAt != nil {
-					starts[worker]++
-				}
-			}
-		})
-	}
-	close(gate)
-	wg.Wait()
-	sum := 0
-	for _, s := range starts {
-		sum += s
-	}
-	if sum != n {
-		t.Errorf("%d starts of %d attempts: %v", sum, n, starts)
 	}
 }
 

@@ -1,56 +1,47 @@
 package limit
 
 import (
-	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 )
 
-// Calendar cuts time into the windows of a fixed window limit, by the wall clock of a zone: days begin with
-// their first instant, though midnight may be missing, weeks on Monday, months with their first day; hours,
-// minutes and seconds divide the day.
+// Calendar cuts time into the windows of a fixed window limit, by the wall clock of a zone. Days begin with their first
+// instant, even where midnight is missing. Weeks begin on Monday, months on their first day. Hours, minutes and
+// seconds divide the day.
 type Calendar struct {
-	n    int
-	unit string // s m h d w mo
-	zone *time.Location
+	n      int
+	unit   string        // s m h d w mo
+	length time.Duration // of a window within which the zone's clock is not set; of months, the shortest
+	zone   *time.Location
 }
 
-// ParseCalendar reads a window such as 1d, w, 3mo, 6h or 15m, and an IANA zone; empty: UTC.
+// ParseCalendar reads a window such as 1d, w, 3mo, 6h or 15m, and an IANA zone; "" is UTC.
 func ParseCalendar(window, zone string) (Calendar, error) {
-	number := strings.TrimRight(window, "abcdefghijklmnopqrstuvwxyz")
-	c := Calendar{n: 1, unit: window[len(number):]}
-	if number != "" {
-		n, err := parseCount(number)
-		if err != nil || n < 1 || n > 60 {
-			return c, badCalendar(window)
-		}
-		c.n = int(n)
+	n, unit, err := splitWindow(window)
+	divided := map[string]int64{"s": 60, "m": 60, "h": 24, "d": 1, "w": 1, "mo": 12}[unit]
+	if err != nil || n < 1 || divided == 0 || divided%n != 0 {
+		return Calendar{}, fmt.Errorf("its window %q is not one of a calendar: "+
+			"1s to 30s and 1m to 30m that divide 60, 1h to 12h that divide 24, 1d, 1w, and 1mo to 12mo that divide 12", window)
 	}
-	whole := map[string]int{"s": 60, "m": 60, "h": 24, "d": 1, "w": 1, "mo": 12}[c.unit] // what the windows divide
-	if whole == 0 || whole%c.n != 0 {
-		return c, badCalendar(window)
+	length := lengthOf(unit)
+	if unit == "mo" {
+		length = 28 * day
 	}
-	var err error
-	if c.zone, err = time.LoadLocation(zone); err != nil || zone == "Local" {
-		return c, fmt.Errorf("%q is not a time zone: write an IANA name such as Europe/Berlin, or UTC", zone)
+	location, err := time.LoadLocation(zone)
+	if err != nil || zone == "Local" {
+		return Calendar{}, fmt.Errorf("%q is not a time zone: write an IANA name such as Europe/Berlin, or UTC", zone)
 	}
-	return c, nil
-}
-
-func badCalendar(window string) error {
-	return errors.New("its window \"" + window + "\" is not one of a calendar: 1s to 30s and 1m to 30m that divide 60, 1h to 12h that divide 24, 1d, 1w, and 1mo to 12mo that divide 12")
+	return Calendar{int(n), unit, time.Duration(n) * length, location}, nil
 }
 
 // String is the window in the form that ParseCalendar reads: 1d, 3mo.
-func (c Calendar) String() string { return fmt.Sprint(c.n) + c.unit }
+func (c Calendar) String() string { return fmt.Sprint(c.n, c.unit) }
 
-// Longest is no shorter than any window: days may have more than 24 hours.
-func (c Calendar) Longest() time.Duration {
-	length := c.nominal()
+// longest is at least as long as any window: days may have more than 24 hours.
+func (c Calendar) longest() time.Duration {
+	length := c.length
 	if c.unit == "mo" {
-		length = time.Duration(c.n) * 31 * 24 * time.Hour
+		length = time.Duration(c.n) * 31 * day
 	}
 	if c.zone != time.UTC && length >= 30*time.Minute {
 		length += 3 * time.Hour // no zone sets its clock by more, or by less than half an hour
@@ -58,8 +49,8 @@ func (c Calendar) Longest() time.Duration {
 	return length
 }
 
-// bucket is how wide buckets of usage may be: no window begins within one, where the zone is whole hours,
-// or, of days and weeks, quarters of them from UTC.
+// bucket is how wide buckets of usage may be. No window begins within one where the zone is whole hours from UTC, or
+// for days and weeks, quarters of an hour.
 func (c Calendar) bucket() time.Duration {
 	switch {
 	case c.unit == "mo" && c.n > 2:
@@ -71,99 +62,64 @@ func (c Calendar) bucket() time.Duration {
 	case c.unit == "d":
 		return 5 * time.Minute
 	}
-	return c.nominal() / 240
+	return c.length / 240
 }
 
-// nominal is how long a window is that no change of clocks falls into; of months, the shortest.
-func (c Calendar) nominal() time.Duration {
-	if c.unit == "mo" {
-		return time.Duration(c.n) * 28 * 24 * time.Hour
-	}
-	unit, _ := timeUnit(c.unit)
-	return time.Duration(c.n) * unit
+// apart is by how much the API's clock may differ from Postgres's: a twentieth of the window up to 1 s, or for long
+// windows a thousandth up to a minute.
+func (c Calendar) apart() time.Duration {
+	return max(min(c.length/20, time.Second), min(c.length/1000, time.Minute))
 }
 
 // Start is when the window began that t is in.
 func (c Calendar) Start(t time.Time) time.Time {
-	local := t.In(c.zone)
-	y, m, d := local.Date()
-	switch c.unit {
-	case "mo":
-		return c.dayStart(y, m-(m-1)%time.Month(c.n), 1)
-	case "w":
-		return c.dayStart(y, m, d-(int(local.Weekday())+6)%7)
-	case "d":
-		return c.dayStart(y, m, d)
+	shown := c.shown(t)
+	first := c.first(shown)
+	begin := t.Add(first.Sub(shown))
+	set, _ := t.In(c.zone).ZoneBounds() // when the zone's clock was last set
+	switch {
+	case set.IsZero() || begin.After(set), begin.Equal(set) && c.length < day: // hours may come twice, dates do not
+		return begin
+	case c.first(c.shown(set.Add(-1))).Equal(first): // it showed this window before
+		return c.Start(set.Add(-1))
 	}
-	start := c.cut(t)
-	if offset(start, c.zone) == offset(t, c.zone) {
-		return start
-	}
-	changed, _ := local.ZoneBounds() // the zone's clock was set within; it may show the same window before
-	before := changed.Add(-1)
-	if c.shown(before).Equal(c.shown(t)) {
-		return c.cut(before)
-	}
-	return changed
+	return set
 }
 
-// cut is where a window of less than a day begins that holds t, if the zone's clock was not set within.
-func (c Calendar) cut(t time.Time) time.Time {
-	shift := time.Duration(offset(t, c.zone)) * time.Second
-	return t.Add(shift).Truncate(c.nominal()).Add(-shift)
-}
-
-// shown is the window of less than a day that the zone's clock shows at t.
-func (c Calendar) shown(t time.Time) time.Time {
-	return t.Add(time.Duration(offset(t, c.zone)) * time.Second).Truncate(c.nominal()).UTC()
-}
-
-func offset(t time.Time, zone *time.Location) int {
-	_, seconds := t.In(zone).Zone()
-	return seconds
-}
-
-// dayStart is the first instant of a date: not 0:00 where that is missing, and the first of two.
-func (c Calendar) dayStart(y int, m time.Month, d int) time.Time {
-	t := time.Date(y, m, d, 0, 0, 0, 0, c.zone)
-	y, m, d = time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Date()
-	begin, end := t.ZoneBounds()
-	if ty, tm, td := t.Date(); ty != y || tm != m || td != d { // of the day before: the clock skips to this one
-		return end
-	}
-	if t.Hour() != 0 || t.Minute() != 0 {
-		return begin // the clock skipped midnight
-	}
-	if !begin.IsZero() { // midnight may come twice
-		earlier := t.Add(time.Duration(offset(t, c.zone)-offset(begin.Add(-1), c.zone)) * time.Second)
-		if earlier.Before(begin) && earlier.Day() == d {
-			return earlier
-		}
-	}
-	return t
-}
-
-// End is when the first window begins that what is of t is no part of.
+// End is when the first window begins that t does not count in.
 func (c Calendar) End(t time.Time) time.Time {
-	y, m, d := c.Start(t).In(c.zone).Date()
-	switch c.unit {
-	case "mo":
-		return c.dayStart(y, m+time.Month(c.n), 1)
-	case "w":
-		return c.dayStart(y, m, d+7)
-	case "d":
-		return c.dayStart(y, m, d+1)
-	}
-	_, changes := t.In(c.zone).ZoneBounds()
-	near := []time.Time{c.cut(t).Add(c.nominal())}
-	if !changes.IsZero() && !changes.After(near[0]) {
-		near = append(near, changes, c.cut(changes).Add(c.nominal()))
-	}
-	slices.SortFunc(near, time.Time.Compare)
-	for _, e := range near {
-		if e.After(t) && c.Start(e).After(t) {
-			return e
+	for at := t; ; {
+		shown := c.shown(at)
+		end := at.Add(c.next(c.first(shown)).Sub(shown))
+		_, set := at.In(c.zone).ZoneBounds() // when the zone's clock is set next
+		if set.IsZero() || end.Before(set) {
+			return end
 		}
+		if c.Start(set).After(t) {
+			return set
+		}
+		at = set
 	}
-	return near[len(near)-1].Add(c.nominal())
+}
+
+// shown is what the zone's wall clock shows at t, written as if it were UTC.
+func (c Calendar) shown(t time.Time) time.Time {
+	_, offset := t.In(c.zone).Zone()
+	return t.UTC().Add(time.Duration(offset) * time.Second)
+}
+
+// first and next are what the wall clock shows when the window begins that has this wall time, and when the next does.
+func (c Calendar) first(shown time.Time) time.Time {
+	if c.unit != "mo" {
+		return shown.Truncate(c.length) // which counts from a Monday
+	}
+	y, m, _ := shown.Date()
+	return time.Date(y, m-(m-1)%time.Month(c.n), 1, 0, 0, 0, 0, time.UTC)
+}
+
+func (c Calendar) next(first time.Time) time.Time {
+	if c.unit != "mo" {
+		return first.Add(c.length)
+	}
+	return first.AddDate(0, c.n, 0)
 }

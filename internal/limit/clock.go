@@ -5,53 +5,50 @@ import (
 	"time"
 )
 
-// Clock notices when Postgres's clock was set. It belongs to one dispatcher and is not safe for concurrent use.
+// Clock notices when Postgres's clock is set. It belongs to one dispatcher and is not safe for concurrent use.
 type Clock struct {
 	pg             time.Time // the last reading of Postgres's clock
 	sent, received time.Time // monotonic, before it was asked for and when it had arrived
 }
 
-// steady is for how long a difference between the clocks may be taken for their running apart.
-const steady = 10 * time.Second
-
-// Gained is how much Postgres's clock gained since the last reading that was seen, by one that was asked for at sent and
-// had arrived at received (both monotonic here); 0: nothing that matters. At most received minus the last one's sent has
-// passed, so more than that on Postgres's clock was gained; less than 0: it was set back, by no more than that. least is
-// what is left to Margin: 0.1 % of the time passed; but after a long time without a look, that much may have been gained in
-// one step.
+// Gained is how much Postgres's clock gained since the reading that Saw noted, or 0 if that does not matter. sent and
+// received are monotonic times here, from before pg was asked for and after it arrived. At most received minus the last
+// sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was set back, by no more than that.
+//
+// least is what is left to Margin: 0.1 % of the time passed. After a long time without a reading, that much may have
+// been gained in one step, so it is 10 ms at most.
 func (c *Clock) Gained(pg, sent, received time.Time) (by, least time.Duration) {
 	if c.pg.IsZero() {
 		return 0, 0
 	}
-	most, fewest := received.Sub(c.sent), sent.Sub(c.received)
-	least = min(most, steady) / 1000
-	by = pg.Sub(c.pg) - most
-	if by > least || pg.Sub(c.pg) < fewest-least {
-		return by, least
+	passed, most, fewest := pg.Sub(c.pg), received.Sub(c.sent), sent.Sub(c.received)
+	least = min(most/1000, 10*time.Millisecond)
+	if by = passed - most; by <= least && passed >= fewest-least {
+		by = 0
 	}
-	return 0, least
+	return by, least
 }
 
-// Saw has the next gain count from this reading on.
+// Saw makes the next gain count from this reading on.
 func (c *Clock) Saw(pg, sent, received time.Time) { c.pg, c.sent, c.received = pg, sent, received }
 
-// Last is the last reading of Postgres's clock; zero: there was none.
+// Last is the last reading of Postgres's clock, or zero if there was none.
 func (c *Clock) Last() time.Time { return c.pg }
 
-// Gain is what Postgres's clock gained at once: time that passed there and nowhere else, which would let units out early.
-// A step back needs nothing.
+// Gain is what Postgres's clock gained at once: time that passed there and nowhere else, and would let units out early. A
+// step back needs nothing.
 type Gain struct {
 	At time.Time // when it was seen, on Postgres's clock
 	By time.Duration
 }
 
-// Gains are those that are known, in the order in which they were seen.
+// Gains are the known gains, in the order in which they were seen.
 type Gains []Gain
 
-// Within is how much a window must be widened by at now: what was gained within it. How long ago a gain
-// was is told by a clock that has gained more since.
-func (g Gains) Within(now time.Time, window time.Duration) time.Duration {
-	var sum, since time.Duration
+// Within is how much a window must be widened by at now: what was gained within it. How long ago a gain was is told by a
+// clock that has gained more since.
+func (g Gains) Within(now time.Time, window time.Duration) (sum time.Duration) {
+	var since time.Duration
 	for _, gain := range slices.Backward(g) {
 		since += gain.By
 		if gain.At.Add(window + since).After(now) {

@@ -15,40 +15,107 @@ import (
 const (
 	MaxUnits  = 1_000_000_000_000
 	MinWindow = 10 * time.Millisecond
-	MaxWindow = 366 * 24 * time.Hour
+	MaxWindow = 366 * day
 )
 
-// Rate allows at most Units in any window of length Window; where that is 0, Units at once. A Shape makes
-// another algorithm of it.
+const day = 24 * time.Hour
+
+// Rate allows at most Units in any window of length Window, or Units at once if Window is 0. A Shape makes another
+// algorithm of it.
 type Rate struct {
 	Units  int64
 	Window time.Duration // for how long a unit counts after its until, at most
 	Shape
 }
 
-// ParseRate reads a rate as people write it: 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h, and what
+// Shape is what only rates of other algorithms than the sliding window have. The zero Shape is a sliding window, or a
+// concurrency.
+type Shape struct {
+	Algorithm Algorithm `json:"algorithm,omitempty"`
+	Period    string    `json:"period,omitempty"`   // in which a token bucket's units come in; a fixed window's length: 1s, 3mo
+	Burst     int64     `json:"burst,omitempty"`    // what a token bucket holds
+	Timezone  string    `json:"timezone,omitempty"` // a fixed window's, by IANA's name; "": UTC
+}
+
+// Algorithm says which arrivals a rate allows.
+type Algorithm string
+
+// The algorithms. A Shape leaves the name of the sliding window, the default, empty.
+const (
+	SlidingWindow Algorithm = "sliding_window" // at most Units in any window
+	FixedWindow   Algorithm = "fixed_window"   // at most Units in each window of the calendar
+	TokenBucket   Algorithm = "token_bucket"   // at most Burst + Units/Period x t in any t
+	LeakyBucket   Algorithm = "leaky_bucket"   // a sliding window of one unit
+)
+
+// ParseRate reads the rate of a sliding window as people write it: 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h, and what
 // String returns. Units of time are ms s m h d w; without a number they count once.
-func ParseRate(s string) (Rate, error) {
-	units, window, err := parseUnits(s, ", sliding window")
+func ParseRate(text string) (Rate, error) { return Parse(text, SlidingWindow, 0, "") }
+
+// Parse reads a rate of any algorithm. Token buckets take a burst. Fixed windows take a timezone, and windows of months
+// (mo).
+func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
+	units, window, err := parseUnits(text)
 	if err != nil {
 		return Rate{}, err
 	}
-	w, err := parseWindow(window)
-	if err != nil {
-		return Rate{}, fmt.Errorf("%q is not a rate: %w", s, err)
+	if algorithm == FixedWindow {
+		c, err := ParseCalendar(window, timezone)
+		if err != nil {
+			return Rate{}, err
+		}
+		return Rate{units, c.longest(), Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
 	}
-	return Rate{Units: units, Window: w}, nil
+	w, err := parseWindow(strings.TrimSuffix(window, ", sliding window"))
+	if err != nil {
+		return Rate{}, fmt.Errorf("%q is not a rate: %w", text, err)
+	}
+	return Rate{Units: units, Window: w}.shaped(Shape{Algorithm: algorithm, Burst: burst})
+}
+
+// Set is r with the units and window of a rate that was parsed without an algorithm.
+func (r Rate) Set(to Rate) (Rate, error) {
+	switch {
+	case r.Algorithm == FixedWindow:
+		return Parse(fmt.Sprintf("%d/%s", to.Units, to.length()), FixedWindow, 0, r.Timezone)
+	case to.Algorithm != "":
+		return r, fmt.Errorf("a window of %s needs algorithm: fixed_window", to.Period)
+	}
+	return to.shaped(r.Shape)
+}
+
+// shaped makes a bucket of a sliding window's rate, if s is one.
+func (r Rate) shaped(s Shape) (Rate, error) {
+	switch s.Algorithm {
+	case TokenBucket:
+		fill := float64(s.Burst) / float64(r.Units) * float64(r.Window)
+		if s.Burst < 1 || s.Burst > MaxUnits || lookBack*fill > float64(MaxWindow) {
+			return r, fmt.Errorf("a burst of %d at %d per %s is not from 1 unit to what comes in within 18 days",
+				s.Burst, r.Units, r.length())
+		}
+		s.Period = r.length()
+		r.Window = max(time.Duration(lookBack*fill), MinWindow).Truncate(time.Microsecond)
+		r.Shape = s
+	case LeakyBucket:
+		if r.Window/time.Duration(r.Units) < MinWindow {
+			return r, fmt.Errorf("a leaky bucket of %d per %s lets one through less than 10ms after another: take a sliding window",
+				r.Units, r.length())
+		}
+		each := (r.Window + time.Duration(r.Units) - 1) / time.Duration(r.Units)
+		return Rate{Units: 1, Window: (each + time.Microsecond - 1).Truncate(time.Microsecond), Shape: s}, nil
+	}
+	return r, nil
 }
 
 // parseUnits reads a rate's units, and returns its window's text.
-func parseUnits(s, suffix string) (n int64, window string, err error) {
+func parseUnits(s string) (n int64, window string, err error) {
 	text := strings.TrimSpace(s)
 	if text == "unlimited" {
 		return 0, "", errors.New("unlimited needs no limit: leave it out of the queue's limits")
 	}
-	units, window, ok := strings.Cut(strings.TrimSuffix(text, suffix), "/")
+	units, window, ok := strings.Cut(text, "/")
 	if !ok {
-		if units, window, ok = strings.Cut(units, " per "); !ok {
+		if units, window, ok = strings.Cut(text, " per "); !ok {
 			return 0, "", fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
 		}
 	}
@@ -64,23 +131,88 @@ func parseUnits(s, suffix string) (n int64, window string, err error) {
 	return n, strings.TrimSpace(window), nil
 }
 
+// parseWindow reads a window such as 1h, 500ms or d.
+func parseWindow(s string) (time.Duration, error) {
+	n, name, err := splitWindow(s)
+	if name == "mo" {
+		return 0, errors.New("mo needs algorithm: fixed_window")
+	}
+	unit := lengthOf(name)
+	switch {
+	case unit == 0 || err != nil:
+		return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
+	case n > int64(MaxWindow/unit) || time.Duration(n)*unit < MinWindow:
+		return 0, fmt.Errorf("its window %q must be from 10ms to 366d", s)
+	}
+	return time.Duration(n) * unit, nil
+}
+
+// splitWindow reads a number, 1 if there is none, and the name of a unit of time.
+func splitWindow(s string) (n int64, unit string, err error) {
+	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyz")
+	n, err = parseCount(cmp.Or(number, "1"))
+	return n, s[len(number):], err
+}
+
+// parseCount reads digits, with single underscores between them.
+func parseCount(s string) (int64, error) {
+	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") || strings.ContainsAny(s, "+-") {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+}
+
+type unitOfTime struct {
+	name string
+	long time.Duration
+}
+
+// unitsOfTime are what windows are written in, the longest first.
+func unitsOfTime() []unitOfTime {
+	return []unitOfTime{{"w", 7 * day}, {"d", day}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}, {"ms", time.Millisecond}}
+}
+
+// lengthOf is how long a unit of time is; 0: there is none of this name.
+func lengthOf(name string) time.Duration {
+	for _, u := range unitsOfTime() {
+		if u.name == name {
+			return u.long
+		}
+	}
+	return 0
+}
+
+// length is the window as it is written, in the largest unit that divides it: 90s stays 90s, 3600s is 1h, 3mo is 3mo.
+func (r Rate) length() string {
+	if r.Period != "" {
+		return r.Period
+	}
+	for _, u := range unitsOfTime() {
+		if r.Window >= u.long && r.Window%u.long == 0 {
+			return strconv.FormatInt(int64(r.Window/u.long), 10) + u.name
+		}
+	}
+	return r.Window.String()
+}
+
 // String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once",
 // "10 per 1s, token bucket, burst 100", "10000 per 1d, fixed window, America/New_York", "1 per 100ms, leaky bucket".
 func (r Rate) String() string {
+	text := fmt.Sprintf("%d per %s, ", r.Units, r.length())
 	switch {
 	case r.Algorithm == TokenBucket:
-		return fmt.Sprintf("%d per %s, token bucket, burst %d", r.Units, r.Period, r.Burst)
+		return fmt.Sprintf("%stoken bucket, burst %d", text, r.Burst)
 	case r.Algorithm == FixedWindow:
-		return fmt.Sprintf("%d per %s, fixed window, %s", r.Units, r.Period, cmp.Or(r.Timezone, "UTC"))
+		return text + "fixed window, " + cmp.Or(r.Timezone, "UTC")
 	case r.Algorithm == LeakyBucket:
-		return fmt.Sprintf("%d per %s, leaky bucket", r.Units, windowString(r.Window))
+		return text + "leaky bucket"
 	case r.Window == 0:
 		return fmt.Sprintf("%d at once", r.Units)
 	}
-	return fmt.Sprintf("%d per %s, sliding window", r.Units, windowString(r.Window))
+	return text + "sliding window"
 }
 
-// Counting is what of a limit the rate does not say.
+// Counting is what a limit has besides its rate.
 type Counting struct {
 	PerKey            bool
 	Overrides         map[string]int64
@@ -89,7 +221,7 @@ type Counting struct {
 	Slack, SendWithin time.Duration
 }
 
-// Describe is the rate with how it is counted, as the audit has it: verify holds versions against that.
+// Describe is the rate and how it is counted, in the audit's words. Package verify compares versions with them.
 func (r Rate) Describe(c Counting) string {
 	text := r.String()
 	if c.PerKey {
@@ -107,14 +239,14 @@ func (r Rate) Describe(c Counting) string {
 	return text + fmt.Sprintf(", slack %s, send_within %s", c.Slack, c.SendWithin)
 }
 
-// DefaultSlack is how long a request may take to arrive after it was written: W/20, at least
-// 500 ms, for TCP sends a segment that was lost again after 200 ms at the earliest, and at most 60 s.
+// DefaultSlack is how long a request may take to arrive after it was written: W/20, from 500 ms to 60 s. TCP sends a lost
+// segment again after 200 ms at the earliest.
 func DefaultSlack(window time.Duration) time.Duration {
 	return min(max(window/20, 500*time.Millisecond), time.Minute)
 }
 
-// DefaultSendWithin is how long a worker may take from asking for the start to writing the
-// request: W/20, at least 100 ms and at most 5 s; 5 s for a concurrency limit, which does not need it.
+// DefaultSendWithin is how long a worker may take from asking for the start to writing the request: W/20, from 100 ms to
+// 5 s. It is 5 s for a concurrency limit, which does not need it.
 func DefaultSendWithin(window time.Duration) time.Duration {
 	if window == 0 {
 		return 5 * time.Second
@@ -122,62 +254,31 @@ func DefaultSendWithin(window time.Duration) time.Duration {
 	return min(max(window/20, 100*time.Millisecond), 5*time.Second)
 }
 
-// parseWindow reads a window such as 1h, 500ms or d.
-func parseWindow(s string) (time.Duration, error) {
-	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyz")
-	name := s[len(number):]
-	if name == "mo" {
-		return 0, errors.New("mo needs algorithm: fixed_window")
+// Most is the largest number of units that one call may take.
+func (r Rate) Most() int64 {
+	if r.Algorithm == TokenBucket {
+		return r.Burst
 	}
-	unit, ok := timeUnit(name)
-	if !ok {
-		return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
-	}
-	n := int64(1)
-	if number != "" {
-		var err error
-		if n, err = parseCount(number); err != nil {
-			return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
-		}
-	}
-	if n > int64(MaxWindow/unit) || time.Duration(n)*unit < MinWindow {
-		return 0, fmt.Errorf("its window %q must be from 10ms to 366d", s)
-	}
-	return time.Duration(n) * unit, nil
+	return r.Units
 }
 
-// parseCount reads digits, with single underscores between them.
-func parseCount(s string) (int64, error) {
-	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") || strings.ContainsAny(s, "+-") {
-		return 0, strconv.ErrSyntax
+// Span is the window, or the period in which a token bucket's units come in. Waits are judged by it.
+func (r Rate) Span() time.Duration {
+	if r.Algorithm == TokenBucket {
+		w, _ := parseWindow(r.Period)
+		return w
 	}
-	return strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+	return r.Window
 }
 
-func timeUnit(name string) (time.Duration, bool) {
-	switch name {
-	case "ms":
-		return time.Millisecond, true
-	case "s":
-		return time.Second, true
-	case "m":
-		return time.Minute, true
-	case "h":
-		return time.Hour, true
-	case "d":
-		return 24 * time.Hour, true
-	case "w":
-		return 7 * 24 * time.Hour, true
-	}
-	return 0, false
+// Comparable reports whether one of the two rates may imply the other: both are so many at once, or of one algorithm,
+// period and time zone.
+func (r Rate) Comparable(other Rate) bool {
+	return (r.Window == 0) == (other.Window == 0) && r.Algorithm == other.Algorithm && r.Period == other.Period && r.Timezone == other.Timezone
 }
 
-// windowString writes a window in the largest unit that divides it: 90s stays 90s, 3600s is 1h.
-func windowString(w time.Duration) string {
-	for _, name := range []string{"w", "d", "h", "m", "s", "ms"} {
-		if unit, _ := timeUnit(name); w >= unit && w%unit == 0 {
-			return strconv.FormatInt(int64(w/unit), 10) + name
-		}
-	}
-	return w.String()
+// AtLeast reports whether r lets through whatever other does, and keeps its charges for as long.
+func (r Rate) AtLeast(other Rate) bool {
+	return r.Units >= other.Units && r.Burst >= other.Burst && r.Comparable(other) &&
+		(r.Window == other.Window || r.Algorithm == TokenBucket)
 }

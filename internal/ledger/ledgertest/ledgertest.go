@@ -2,17 +2,40 @@
 package ledgertest
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Open makes a call with an open attempt that nobody has started, charged to the limit "api".
-func Open(t *testing.T, pool *pgxpool.Pool) (id int64) {
+// DB is a pool, or a transaction.
+type DB interface {
+	ledger.DB
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Trial runs a case in a transaction that it rolls back, so that many cases share one database.
+func Trial(t *testing.T, pool *pgxpool.Pool, name string, run func(*testing.T, pgx.Tx)) {
 	t.Helper()
-	if err := pool.QueryRow(t.Context(), openSQL).Scan(&id); err != nil {
+	t.Run(name, func(t *testing.T) {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		run(t, tx)
+	})
+}
+
+// Open makes a call with an open attempt that nobody has started, charged to the limit "api".
+func Open(t *testing.T, db DB) (id int64) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), openSQL).Scan(&id); err != nil {
 		t.Fatal(err)
 	}
 	return id
@@ -44,9 +67,9 @@ func Request(id, token int64) ledger.StartRequest {
 }
 
 // Start starts attempts and returns the answers by their tokens.
-func Start(t *testing.T, pool *pgxpool.Pool, requests ...ledger.StartRequest) map[int64]ledger.StartAnswer {
+func Start(t *testing.T, db DB, requests ...ledger.StartRequest) map[int64]ledger.StartAnswer {
 	t.Helper()
-	answers, err := ledger.Start(t.Context(), pool, "w", requests)
+	answers, err := ledger.Start(t.Context(), db, "w", requests)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,26 +84,26 @@ func Start(t *testing.T, pool *pgxpool.Pool, requests ...ledger.StartRequest) ma
 }
 
 // Close closes one attempt.
-func Close(t *testing.T, pool *pgxpool.Pool, c ledger.Closing) {
+func Close(t *testing.T, db DB, c ledger.Closing) {
 	t.Helper()
-	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{c}); err != nil || len(closed) != 1 || closed[0] != c.CallID {
+	if closed, err := ledger.Close(t.Context(), db, []ledger.Closing{c}); err != nil || len(closed) != 1 || closed[0] != c.CallID {
 		t.Fatalf("Close = %v, %v", closed, err)
 	}
 }
 
 // Exec runs a statement.
-func Exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+func Exec(t *testing.T, db DB, sql string, args ...any) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // Want fails the test unless the query answers true.
-func Want(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+func Want(t *testing.T, db DB, sql string, args ...any) {
 	t.Helper()
 	var ok *bool
-	if err := pool.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
 		t.Fatal(err)
 	}
 	if ok == nil || !*ok {

@@ -44,9 +44,8 @@ func TestOpenUntil(t *testing.T) {
 		if err := pool.SendBatch(ctx, &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		v := newVerifier(time.Time{})
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			v.tx = tx
+			v := newVerifier(tx, time.Time{})
 			until := map[int64]*time.Time{}
 			var id int64
 			var at *time.Time
@@ -63,7 +62,7 @@ func TestOpenUntil(t *testing.T) {
 			return v.eachAttempt(ctx, func(a *attempt) {
 				var want *time.Time
 				if a.Started != nil && a.Queue != "former" {
-					want = v.policy.openUntil(a, a.Limits[0])
+					want = v.openUntil(a, a.Limits[0])
 				}
 				if got := until[a.CallID]; (got == nil) != (want == nil) || got != nil && !got.Equal(*want) {
 					rt.Errorf("%+v: claims count it until %v, verify until %v", a, got, want)

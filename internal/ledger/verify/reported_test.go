@@ -9,23 +9,23 @@ import (
 	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 )
 
 // openOf opens an attempt of this cost under api, which counts cost, and rpm, which does not. Of each 10 a
 // window are allowed.
-func openOf(t *testing.T, pool *pgxpool.Pool, cost int64) int64 {
+func openOf(t *testing.T, db ledgertest.DB, cost int64) int64 {
 	t.Helper()
-	id := ledgertest.Open(t, pool)
-	ledgertest.Exec(t, pool, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
+	id := ledgertest.Open(t, db)
+	ledgertest.Exec(t, db, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	ledgertest.Exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+	ledgertest.Exec(t, db, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
 			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
 		applied_at, applied_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
-	ledgertest.Exec(t, pool, publishedSQL)
-	ledgertest.Exec(t, pool, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
-	ledgertest.Exec(t, pool, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
+	ledgertest.Exec(t, db, publishedSQL)
+	ledgertest.Exec(t, db, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
+	ledgertest.Exec(t, db, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
 	return id
 }
 
@@ -37,7 +37,7 @@ ON CONFLICT (limit_name, version) DO UPDATE SET rate = excluded.rate, window_siz
     anchor = excluded.anchor, slack = excluded.slack`
 
 // settle closes a started attempt with a reported cost; nil: none.
-func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change func(*ledger.Closing)) {
+func settle(t *testing.T, db ledgertest.DB, id int64, settled *int64, change func(*ledger.Closing)) {
 	t.Helper()
 	took := time.Millisecond
 	c := ledger.Closing{
@@ -47,7 +47,7 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 	if change != nil {
 		change(&c)
 	}
-	ledgertest.Close(t, pool, c)
+	ledgertest.Close(t, db, c)
 }
 
 // Limits that count cost charge the reported cost, and the ledger has it. Other limits count a call as before.
@@ -55,6 +55,7 @@ func settle(t *testing.T, pool *pgxpool.Pool, id int64, settled *int64, change f
 //callq:guarantee 1
 func TestSettle(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.New(t)
 	for _, c := range []struct {
 		name            string
 		cost            int64
@@ -74,19 +75,17 @@ func TestSettle(t *testing.T) {
 			c.Outcome, c.Status, c.Arrival, c.Requests = callqueue.OutcomeNotSent, callqueue.StatusNew, nil, nil
 		}, -1, -1, -1},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			id := openOf(t, pool, c.cost)
-			ledgertest.Start(t, pool, ledgertest.Request(id, id))
-			settle(t, pool, id, c.settled, c.change)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			id := openOf(t, tx, c.cost)
+			ledgertest.Start(t, tx, ledgertest.Request(id, id))
+			settle(t, tx, id, c.settled, c.change)
 			for name, units := range map[string]int64{"api": c.api, "rpm": c.rpm} {
-				ledgertest.Want(t, pool, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
+				ledgertest.Want(t, tx, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
 					FROM call_attempts`, name, units)
-				ledgertest.Want(t, pool, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
+				ledgertest.Want(t, tx, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
 			}
-			ledgertest.Want(t, pool, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
-			wantBroken(t, pool)
+			ledgertest.Want(t, tx, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
+			wantBroken(t, tx)
 		})
 	}
 }
@@ -128,6 +127,10 @@ func TestVerifySettled(t *testing.T) {
 func TestVerifyFindsForgedSettlements(t *testing.T) {
 	t.Parallel()
 	const settled, usage = "a settled attempt was charged what was settled", "the usage of a limit is what its attempts were charged"
+	pool := pgtest.New(t)
+	id := openOf(t, pool, 6)
+	ledgertest.Start(t, pool, ledgertest.Request(id, id))
+	settle(t, pool, id, new(int64(4)), nil)
 	for _, c := range []struct {
 		name, forgery string
 		rules         []string
@@ -137,14 +140,9 @@ func TestVerifyFindsForgedSettlements(t *testing.T) {
 		{"charged otherwise", `UPDATE call_attempts SET charged = jsonb_set(charged, '{0,cost}', '9')`, []string{settled, usage}},
 		{"settled lower, and charged so", `UPDATE call_attempts SET settled = 2, charged = jsonb_set(charged, '{0,cost}', '2')`, []string{usage}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			id := openOf(t, pool, 6)
-			ledgertest.Start(t, pool, ledgertest.Request(id, id))
-			settle(t, pool, id, new(int64(4)), nil)
-			ledgertest.Exec(t, pool, c.forgery)
-			wantBroken(t, pool, c.rules...)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			ledgertest.Exec(t, tx, c.forgery)
+			wantBroken(t, tx, c.rules...)
 		})
 	}
 }

@@ -12,16 +12,40 @@ import (
 
 // restsOn lists what the proof assumes, because no table can contradict it.
 func (v *verifier) restsOn(ctx context.Context) error {
-	if err := v.restsOnLedger(ctx); err != nil {
-		return err
+	var purged, epoch *time.Time
+	if err := v.tx.QueryRow(ctx, metaSQL).Scan(&purged, &epoch); err != nil {
+		return fmt.Errorf("call_meta: %w", err)
 	}
-	v.restsOnClock()
-	if err := v.restsOnOperators(ctx); err != nil {
-		return err
+	switch {
+	case v.since != nil:
+		v.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
+	case purged == nil:
+		v.assume("the ledger holds every attempt: retention has removed none that was sent")
+	default:
+		v.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
+			stamp(*purged))
 	}
-	var slacks []string
-	for _, name := range sortedKeys(v.policy.versions) {
-		h := v.policy.versions[name]
+	if epoch != nil {
+		v.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
+	}
+	gains, losses := v.steps(v.gains), v.steps(v.losses)
+	if len(gains)+len(losses) == 0 {
+		v.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
+	}
+	v.assumeList("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
+	v.assumeList("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
+		"was held to no window, nor to what its queue had", losses)
+	opened, err := collect(ctx, v.tx, pgx.RowToStructByPos[opening], openedSQL, v.since)
+	if err != nil {
+		return fmt.Errorf("the audit: %w", err)
+	}
+	var operators, slacks []string
+	for _, o := range opened {
+		operators = append(operators, fmt.Sprintf("%s, by %s at %s: %s", o.Limit, o.By, stamp(o.At), o.Change))
+	}
+	v.assumeList("who opened limits by hand knew that what was in no table could not exceed them", operators)
+	for _, name := range sortedKeys(v.versions) {
+		h := v.versions[name]
 		if r := h[len(h)-1]; !r.Removed {
 			slacks = append(slacks, fmt.Sprintf("%s %s", r.Slack, name))
 		}
@@ -30,6 +54,20 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	v.assume("nobody with the rights of the tables' owner rewrote the ledger, the calls, the versions and the audit alike")
 	return nil
 }
+
+const metaSQL = `
+SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM call_meta WHERE name LIKE 'epoch %')`
+
+// opening is a limit that an operator opened, and so took it on himself that no usage is missing.
+type opening struct {
+	Limit, By, Change string
+	At                time.Time
+}
+
+const openedSQL = `
+SELECT name, by, change, at FROM call_audit
+WHERE what = 'limit' AND starts_with(change, 'opened: ') AND ($1::timestamptz IS NULL OR at >= $1)
+ORDER BY id`
 
 func (v *verifier) assume(format string, args ...any) {
 	v.report.RestsOn = append(v.report.RestsOn, fmt.Sprintf(format, args...))
@@ -41,68 +79,19 @@ func (v *verifier) assumeList(what string, list []string) {
 	if len(list) == 0 {
 		return
 	}
-	what += ": "
+	more := ""
 	if n := len(list) - most; n > 0 {
-		what, list = fmt.Sprintf("%s%d more; ", what, n), list[n:]
+		more, list = fmt.Sprintf("%d more; ", n), list[n:]
 	}
-	v.assume("%s", what+strings.Join(list, "; "))
+	v.assume("%s: %s%s", what, more, strings.Join(list, "; "))
 }
 
-func (v *verifier) restsOnLedger(ctx context.Context) error {
-	var purged, epoch *time.Time
-	if err := v.tx.QueryRow(ctx, metaSQL).Scan(&purged, &epoch); err != nil {
-		return fmt.Errorf("call_meta: %w", err)
-	}
-	switch {
-	case v.since != nil:
-		v.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
-	case purged == nil:
-		v.assume("the ledger holds every attempt: retention has removed none that was sent")
-	default:
-		v.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then", stamp(*purged))
-	}
-	if epoch != nil {
-		v.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
-	}
-	return nil
-}
-
-const metaSQL = `
-SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM call_meta WHERE name LIKE 'epoch %')`
-
-func (v *verifier) restsOnClock() {
-	list := func(steps []limit.Gain) (list []string) {
-		for _, s := range steps {
-			if v.since == nil || s.At.After(*v.since) {
-				list = append(list, fmt.Sprintf("%s at %s", s.By, stamp(s.At)))
-			}
+// steps are those that the clock was set by since Options.Since.
+func (v *verifier) steps(all []limit.Gain) (list []string) {
+	for _, s := range all {
+		if v.since == nil || s.At.After(*v.since) {
+			list = append(list, fmt.Sprintf("%s at %s", s.By, stamp(s.At)))
 		}
-		return list
 	}
-	gains, losses := list(v.policy.gains), list(v.policy.losses)
-	if len(gains)+len(losses) == 0 {
-		v.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
-	}
-	v.assumeList("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
-	v.assumeList("what was claimed or started at times that Postgres's clock showed twice, for it was set back, was held to no window, nor to what its queue had", losses)
+	return list
 }
-
-// restsOnOperators lists the operators who opened limits, and so took it on themselves that no usage is missing.
-func (v *verifier) restsOnOperators(ctx context.Context) error {
-	opened, err := collect(ctx, v.tx, func(row pgx.CollectableRow) (string, error) {
-		var name, by, change string
-		var at time.Time
-		err := row.Scan(&name, &by, &change, &at)
-		return fmt.Sprintf("%s, by %s at %s: %s", name, by, stamp(at), change), err
-	}, openedSQL, v.since)
-	if err != nil {
-		return fmt.Errorf("the audit: %w", err)
-	}
-	v.assumeList("who opened limits by hand knew that what was in no table could not exceed them", opened)
-	return nil
-}
-
-const openedSQL = `
-SELECT name, by, change, at FROM call_audit
-WHERE what = 'limit' AND starts_with(change, 'opened: ') AND ($1::timestamptz IS NULL OR at >= $1)
-ORDER BY id`

@@ -20,19 +20,17 @@ import (
 // A token bucket counts the most it lacked. For each moment s in the window it adds what had started by now and has an
 // until of s or later, and subtracts what has filled in since s; the greatest sum counts.
 type tally struct {
-	form      form
+	version
 	gains     limit.Gains
-	calendar  *limit.Calendar // of a fixed window
-	never     bool            // its time zone is unknown: its window never ends
-	perSecond float64         // of a token bucket
-	zero      time.Time
+	calendar  *limit.Calendar // of a fixed window; nil: its time zone is unknown, and its window never ends
+	perSecond float64         // of a token bucket, else 0
+	zero      time.Time       // the first start
 	keys      map[string]*level
 	leaving   leavings
 }
 
 // level is what counts of one key: as far as claims could know it, and with the reported costs.
 type level struct {
-	key               string
 	claimed, reported sum
 	attempts          int // that count
 }
@@ -52,19 +50,17 @@ type moment struct {
 // leaving is when an attempt, or a part of its cost, stops counting.
 type leaving struct {
 	at                time.Time
-	of                *level
+	key               string
 	claimed, reported int64
 	last              bool // the whole attempt stops counting
 }
 
 func newTally(r version, gains limit.Gains) *tally {
-	t := &tally{form: formOf(r), gains: gains, keys: map[string]*level{}}
+	t := &tally{version: r, gains: gains, keys: map[string]*level{}}
 	switch r.Shape.Algorithm {
 	case limit.FixedWindow:
 		if c, err := limit.ParseCalendar(r.Shape.Period, r.Shape.Timezone); err == nil {
 			t.calendar = &c
-		} else {
-			t.never = true
 		}
 	case limit.TokenBucket:
 		t.perSecond = float64(r.Rate) / r.inForce().Span().Seconds()
@@ -77,21 +73,22 @@ func (t *tally) enter(s spent) {
 	if t.zero.IsZero() {
 		t.zero = s.At
 	}
-	cost, reported := int64(1), int64(1)
-	if t.form.byCost {
-		cost, reported = s.Cost, s.Reported
+	key, cost := t.claims(&s.attempt)
+	reported := int64(1)
+	if t.CountCost {
+		reported = s.reported()
 	}
 	lower := min(cost, reported)
 	leaves := t.leaves(s)
-	if t.calendar != nil || t.never || t.perSecond > 0 {
+	if t.Shape.Algorithm == limit.FixedWindow || t.perSecond > 0 {
 		cost = lower
 	} else if leaves != nil && !leaves.After(s.At) {
 		return // it was over at once
 	}
-	of := t.keys[t.keyOf(s)]
+	of := t.keys[key]
 	if of == nil {
-		of = &level{key: t.keyOf(s)}
-		t.keys[of.key] = of
+		of = &level{}
+		t.keys[key] = of
 	}
 	of.claimed.units += cost
 	of.reported.units += reported
@@ -99,23 +96,16 @@ func (t *tally) enter(s spent) {
 	if leaves == nil {
 		return
 	}
-	if cost > lower && s.Ended != nil && s.Ended.Before(*leaves) {
-		heap.Push(&t.leaving, leaving{at: *s.Ended, of: of, claimed: cost - lower})
+	if cost > lower && s.Finished != nil && s.Finished.Before(*leaves) {
+		heap.Push(&t.leaving, leaving{at: *s.Finished, key: key, claimed: cost - lower})
 		cost = lower
 	}
-	heap.Push(&t.leaving, leaving{*leaves, of, cost, reported, true})
-}
-
-func (t *tally) keyOf(s spent) string {
-	if t.form.perKey {
-		return s.Key
-	}
-	return ""
+	heap.Push(&t.leaving, leaving{*leaves, key, cost, reported, true})
 }
 
 // leaves is the moment from which the attempt does not count; nil: unknown, or never.
 func (t *tally) leaves(s spent) *time.Time {
-	if s.Until == nil || t.never {
+	if s.Until == nil {
 		return nil
 	}
 	at := *s.Until
@@ -124,8 +114,10 @@ func (t *tally) leaves(s spent) *time.Time {
 		return &at
 	case t.calendar != nil:
 		at = t.calendar.End(at)
+	case t.Shape.Algorithm == limit.FixedWindow:
+		return nil
 	default:
-		at = at.Add(t.form.window)
+		at = at.Add(t.Window)
 	}
 	for _, gain := range t.gains {
 		if gain.At.After(*s.Until) && !gain.At.After(at) {
@@ -139,19 +131,20 @@ func (t *tally) leaves(s spent) *time.Time {
 func (t *tally) advance(now time.Time) {
 	for len(t.leaving) > 0 && !t.leaving[0].at.After(now) {
 		l := heap.Pop(&t.leaving).(leaving)
-		if l.last {
-			l.of.attempts--
-		}
+		of := t.keys[l.key]
 		if t.perSecond > 0 {
 			filled := t.filled(l.at, l.at)
-			l.of.claimed.pass(l.at, filled, l.claimed)
-			l.of.reported.pass(l.at, filled, l.reported)
+			of.claimed.pass(l.at, filled, l.claimed)
+			of.reported.pass(l.at, filled, l.reported)
 			continue
 		}
-		l.of.claimed.units -= l.claimed
-		l.of.reported.units -= l.reported
-		if l.of.attempts == 0 {
-			delete(t.keys, l.of.key)
+		of.claimed.units -= l.claimed
+		of.reported.units -= l.reported
+		if l.last {
+			of.attempts--
+		}
+		if of.attempts == 0 {
+			delete(t.keys, l.key)
 		}
 	}
 }
@@ -168,15 +161,16 @@ func (b *sum) pass(at time.Time, filled float64, units int64) {
 
 // countsWith is what counts at a start, with all else that entered at its moment.
 func (t *tally) countsWith(s spent) (claimed, reported int64, key string) {
-	of := t.keys[t.keyOf(s)]
+	key, _ = t.claims(&s.attempt)
+	of := t.keys[key]
 	if of == nil {
-		return 0, 0, t.keyOf(s)
+		return 0, 0, key
 	}
 	if t.perSecond == 0 {
-		return of.claimed.units, of.reported.units, of.key
+		return of.claimed.units, of.reported.units, key
 	}
-	filled, since := t.filled(s.At, s.Claimed), s.At.Add(-t.form.window)
-	return of.claimed.lacks(filled, since), of.reported.lacks(filled, since), of.key
+	filled, since := t.filled(s.At, s.Claimed), s.At.Add(-t.Window)
+	return of.claimed.lacks(filled, since), of.reported.lacks(filled, since), key
 }
 
 // lacks is the most that a token bucket lacked over the moments since then.

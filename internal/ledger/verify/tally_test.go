@@ -30,7 +30,7 @@ func TestTally(t *testing.T) {
 		var list []spent
 		for range 40 {
 			at = at.Add(time.Duration(random.IntN(40)) * 100 * time.Millisecond)
-			s := spent{At: at, Cost: 1 + random.Int64N(3)}
+			s := spent{attempt: attempt{At: at, Cost: 1 + random.Int64N(3)}}
 			if random.IntN(10) > 0 {
 				s.Until = new(at.Add(time.Duration(random.IntN(30)) * 100 * time.Millisecond))
 			}
@@ -56,7 +56,6 @@ func countAll(rate limit.Rate, list []spent) []int64 {
 		}
 		sums.advance(list[i].At)
 		for _, s := range list[i:j] {
-			s.Reported = s.Cost
 			sums.enter(s)
 		}
 		for _, s := range list[i:j] {
@@ -106,7 +105,7 @@ func TestTallyOfACalendar(t *testing.T) {
 	midnight := time.Date(2026, 3, 5, 5, 0, 0, 0, time.UTC)
 	list := []spent{}
 	for _, d := range []time.Duration{-time.Hour, -time.Minute, -time.Second, time.Second, time.Minute} {
-		list = append(list, spent{At: midnight.Add(d), Until: new(midnight.Add(d)), Cost: 1})
+		list = append(list, spent{attempt{At: midnight.Add(d), Cost: 1}, new(midnight.Add(d))})
 	}
 	list[2].Until = new(midnight) // it may have arrived in the next window
 	if got := countAll(rate, list); !slices.Equal(got, []int64{1, 2, 3, 2, 3}) {

@@ -12,15 +12,28 @@ import (
 // usage is what a limit's attempts consumed within its last window, in the buckets that claims keep. When a limit
 // changes, callq counts anew, as the limit counts now, what its queues sent before Since.
 type usage struct {
-	Name   string        `db:"name"`
-	Queues []string      `db:"queues"`
-	Since  time.Time     `db:"complete_since"`
-	PerKey bool          `db:"per_key"`
-	ByCost bool          `db:"count_cost"`
-	Width  time.Duration `db:"width"`
-	From   time.Time     `db:"from_then"`
-	Fresh  bool          `db:"fresh"` // call_usage may have more, from former queues, windows or forms
-	byKey  map[string]int64
+	Name   string
+	Queues []string
+	Since  time.Time
+	PerKey bool
+	ByCost bool
+	Width  time.Duration
+	From   time.Time
+	Fresh  bool              // call_usage may have more, from former queues, windows or forms
+	ByKey  map[string]*units `db:"-"`
+}
+
+// units of a key: what its attempts were charged, and what call_usage has.
+type units struct{ charged, used int64 }
+
+func (u *usage) of(key string) *units {
+	if u.ByKey == nil {
+		u.ByKey = map[string]*units{}
+	}
+	if u.ByKey[key] == nil {
+		u.ByKey[key] = &units{}
+	}
+	return u.ByKey[key]
 }
 
 func (v *verifier) readUsage(ctx context.Context) error {
@@ -29,7 +42,6 @@ func (v *verifier) readUsage(ctx context.Context) error {
 		return fmt.Errorf("the limits: %w", err)
 	}
 	for _, u := range limits {
-		u.byKey = map[string]int64{}
 		v.usage[u.Name] = u
 		for _, queue := range u.Queues {
 			v.counted[queue] = append(v.counted[queue], u)
@@ -39,7 +51,8 @@ func (v *verifier) readUsage(ctx context.Context) error {
 }
 
 const limitsSQL = `
-SELECT name, queues, complete_since, per_key, count_cost, coalesce(bucket_width, window_size / 200) AS width, $1::timestamptz - window_size AS from_then,
+SELECT name, queues, complete_since AS since, per_key, count_cost AS by_cost, coalesce(bucket_width, window_size / 200) AS width,
+    $1::timestamptz - window_size AS "from",
     greatest(applied_at, known_at) > $1::timestamptz - 2 * window_size - interval '1 minute' AS fresh
 FROM call_limits
 WHERE complete_since IS NOT NULL AND window_size > '0'`
@@ -49,72 +62,60 @@ func (v *verifier) addUsage(a *attempt, charges []charge) {
 	if a.Arrived == nil {
 		return
 	}
-	for i := range charges {
-		if u := v.usage[charges[i].Limit]; u != nil {
-			u.add(a, &charges[i])
+	for _, c := range charges {
+		if u := v.usage[c.Limit]; u != nil {
+			u.add(a, c)
 		}
 	}
 	for _, u := range v.counted[a.Queue] {
 		if !a.Finished.After(u.Since) && !slices.ContainsFunc(charges, func(c charge) bool { return c.Limit == u.Name }) {
-			u.add(a, &charge{})
+			u.add(a, charge{Until: a.Arrived})
 		}
 	}
 }
 
-func (u *usage) add(a *attempt, c *charge) {
-	until := *a.Arrived
-	if c.Until != nil {
-		until = *c.Until
+func (u *usage) add(a *attempt, c charge) {
+	if c.Until == nil {
+		c.Until = a.Arrived
 	}
 	width := u.Width.Microseconds()
-	bucket := time.UnixMicro((until.UnixMicro()/width + 1) * width)
-	if !bucket.After(u.From) {
+	if bucket := time.UnixMicro((c.Until.UnixMicro()/width + 1) * width); !bucket.After(u.From) {
 		return
 	}
-	key, cost := c.Key, c.Cost
 	if !a.Finished.After(u.Since) {
-		key, cost = "", 1
+		c.Key, c.Cost = "", 1
 		if u.PerKey {
-			key = a.Key
+			c.Key = a.Key
 		}
 		if u.ByCost {
-			cost = a.reported()
+			c.Cost = a.reported()
 		}
 	}
-	u.byKey[key] += cost
+	u.of(c.Key).charged += c.Cost
 }
 
 // compareUsage compares the usage that claims read with the charges.
 func (v *verifier) compareUsage(ctx context.Context) error {
-	names, from := sortedKeys(v.usage), []time.Time{}
-	used := map[string]map[string]int64{}
-	for _, name := range names {
-		u := v.usage[name]
-		from, used[name] = append(from, u.From), map[string]int64{}
-		for key := range u.byKey {
-			used[name][key] = 0
-		}
-	}
-	rows, err := v.tx.Query(ctx, usageSQL, names, from)
+	rows, err := v.tx.Query(ctx, usageSQL, v.now)
 	if err != nil {
 		return err
 	}
 	var name, key string
-	var units int64
-	if _, err := pgx.ForEachRow(rows, []any{&name, &key, &units}, func() error {
-		used[name][key] = units
+	var used int64
+	if _, err := pgx.ForEachRow(rows, []any{&name, &key, &used}, func() error {
+		v.usage[name].of(key).used = used
 		return nil
 	}); err != nil {
 		return err
 	}
-	for _, name := range names {
+	for _, name := range sortedKeys(v.usage) {
 		u := v.usage[name]
-		for _, key := range sortedKeys(used[name]) {
-			is, charged := used[name][key], u.byKey[key]
-			if is == charged || is > charged && u.Fresh {
+		for _, key := range sortedKeys(u.ByKey) {
+			n := u.ByKey[key]
+			if n.used == n.charged || n.used > n.charged && u.Fresh {
 				continue
 			}
-			detail := fmt.Sprintf("usage of the last window is %d, and %d units were charged", is, charged)
+			detail := fmt.Sprintf("usage of the last window is %d, and %d units were charged", n.used, n.charged)
 			if key != "" {
 				detail += " to key " + key
 			}
@@ -126,6 +127,5 @@ func (v *verifier) compareUsage(ctx context.Context) error {
 
 const usageSQL = `
 SELECT u.limit_name, u.key, sum(u.used)::bigint
-FROM unnest($1::text[], $2::timestamptz[]) AS l (name, from_then)
-JOIN call_usage u ON u.limit_name = l.name AND u.bucket > l.from_then
+FROM (` + limitsSQL + `) l JOIN call_usage u ON u.limit_name = l.name AND u.bucket > l."from"
 GROUP BY 1, 2`

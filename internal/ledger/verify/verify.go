@@ -14,6 +14,8 @@ package verify
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -63,47 +65,52 @@ func (l LimitUse) InForce() limit.Rate {
 
 // Violation is a row that breaks a rule.
 type Violation struct {
-	Rule    string `json:"rule" db:"rule"`
-	Limit   string `json:"limit,omitempty" db:"limit_name"`
-	CallID  int64  `json:"call_id,omitempty" db:"call_id"`
-	Attempt int32  `json:"attempt,omitempty" db:"attempt"`
-	Detail  string `json:"detail" db:"detail"`
+	Rule    string `json:"rule"`
+	Limit   string `json:"limit,omitempty"`
+	CallID  int64  `json:"call_id,omitempty"`
+	Attempt int32  `json:"attempt,omitempty"`
+	Detail  string `json:"detail"`
 }
 
 // maxFindings bounds the rows named for one rule.
 const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
-func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (*Report, error) {
-	v := newVerifier(o.Since)
+func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	err := pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
-		v.tx = tx
-		if _, err := tx.Exec(ctx, settingsSQL); err != nil {
-			return err
-		}
-		for _, step := range []struct {
-			name string
-			run  func(context.Context) error
-		}{
-			{"count the calls", v.count},
-			{"read what was in force", v.readPolicy},
-			{"read the attempts", v.readAttempts},
-			{"compare the usage", v.compareUsage},
-			{"check the versions", v.checkVersions},
-			{"check the calls", v.checkCalls},
-			{"list what it rests on", v.restsOn},
-		} {
-			if err := step.run(ctx); err != nil {
-				return fmt.Errorf("%s: %w", step.name, err)
-			}
-		}
-		return nil
+	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
+		report, err = RunTx(ctx, tx, o)
+		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("verify: %w", err)
+	return report, err
+}
+
+// RunTx is Run in the caller's transaction, whose own changes it sees.
+func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
+	v := newVerifier(tx, o.Since)
+	for _, step := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"set up the session", v.settings},
+		{"count the calls", v.count},
+		{"read what was in force", v.readPolicy},
+		{"read the attempts", v.readAttempts},
+		{"compare the usage", v.compareUsage},
+		{"check the versions", v.checkVersions},
+		{"check the calls", v.checkCalls},
+		{"list what it rests on", v.restsOn},
+	} {
+		if err := step.run(ctx); err != nil {
+			return nil, fmt.Errorf("verify: %s: %w", step.name, err)
+		}
 	}
 	return v.report, nil
+}
+
+func (v *verifier) settings(ctx context.Context) error {
+	_, err := v.tx.Exec(ctx, settingsSQL)
+	return err
 }
 
 // settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
@@ -120,15 +127,19 @@ type verifier struct {
 	since  *time.Time     // nil: everything
 	counts map[string]int // findings, by rule
 
-	policy  policy
-	windows map[string]*windows // by limit
-	usage   map[string]*usage   // by limit
-	counted map[string][]*usage // by queue
+	versions map[string]history  // by limit: what was in force
+	limits   map[string][]string // by queue, the sorted names of those that it ever had
+	gains    limit.Gains         // of Postgres's clock
+	losses   []limit.Gain        // it was set back
+	windows  map[string]*windows // by limit
+	usage    map[string]*usage   // by limit
+	counted  map[string][]*usage // by queue
 }
 
-func newVerifier(since time.Time) *verifier {
+func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
-		report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{}, policy: newPolicy(),
+		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
+		versions: map[string]history{}, limits: map[string][]string{},
 		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
 	}
 	if !since.IsZero() {
@@ -145,17 +156,16 @@ func (v *verifier) found(rule string, found Violation) {
 	}
 }
 
-// rule is a rule with the statement that returns the rows that break it.
-type rule struct{ name, sql string }
-
-func (v *verifier) check(ctx context.Context, rules []rule, args ...any) error {
-	for _, rule := range rules {
-		found, err := collect(ctx, v.tx, pgx.RowToStructByNameLax[Violation], rule.sql, args...)
-		if err != nil {
-			return fmt.Errorf("%q: %w", rule.name, err)
-		}
-		for _, f := range found {
-			v.found(rule.name, f)
+// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since.
+func (v *verifier) check(ctx context.Context, statements ...string) error {
+	found := func(row pgx.CollectableRow) (none struct{}, err error) {
+		f, err := pgx.RowToStructByNameLax[Violation](row)
+		v.found(f.Rule, f)
+		return none, err
+	}
+	for _, sql := range statements {
+		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -168,5 +178,7 @@ func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql str
 	}
 	return pgx.CollectRows(rows, to)
 }
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z") }

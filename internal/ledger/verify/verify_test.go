@@ -80,9 +80,14 @@ func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 		FROM call_queue WHERE id = $1`, id)
 }
 
-func run(t *testing.T, pool *pgxpool.Pool) *verify.Report {
+func run(t *testing.T, db ledgertest.DB) (report *verify.Report) {
 	t.Helper()
-	report, err := verify.Run(t.Context(), pool, verify.Options{})
+	var err error
+	if tx, ok := db.(pgx.Tx); ok {
+		report, err = verify.RunTx(t.Context(), tx, verify.Options{})
+	} else {
+		report, err = verify.Run(t.Context(), db.(*pgxpool.Pool), verify.Options{})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,10 +95,10 @@ func run(t *testing.T, pool *pgxpool.Pool) *verify.Report {
 }
 
 // wantBroken verifies that these rules are broken, and no others.
-func wantBroken(t *testing.T, pool *pgxpool.Pool, rules ...string) {
+func wantBroken(t *testing.T, db ledgertest.DB, rules ...string) {
 	t.Helper()
 	broken := map[string]bool{}
-	report := run(t, pool)
+	report := run(t, db)
 	for _, f := range report.Findings {
 		broken[f.Rule] = true
 	}
@@ -115,6 +120,10 @@ func TestVerifyCleanHistory(t *testing.T) {
 	// Started: calls 1, 2 twice, 3, 6 and the two that run; the permanent one sent nothing.
 	if len(report.Limits) != 1 || report.Limits[0].Starts != 7 || report.Limits[0].Most != 7 {
 		t.Errorf("limits %+v, want one with 7 starts in its fullest window", report.Limits)
+	}
+	// Options.Since in the future verifies open attempts only.
+	if later, err := verify.Run(t.Context(), pool, verify.Options{Since: time.Now().Add(time.Hour)}); err != nil || len(later.Findings) > 0 || later.Attempts != 3 {
+		t.Errorf("of what is to come: %+v, %v", later, err)
 	}
 }
 
@@ -170,12 +179,11 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"retried after an attempt that it did not have", `UPDATE call_queue SET status = 'new', retried_after = attempts + 1 WHERE id = 4`, []string{retried}},
 		{"a charge to another key", `UPDATE call_usage SET key = 'other'`, []string{usage}},
 	}
+	pool := history(t)
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := history(t)
-			ledgertest.Exec(t, pool, c.forgery)
-			wantBroken(t, pool, c.rules...)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			ledgertest.Exec(t, tx, c.forgery)
+			wantBroken(t, tx, c.rules...)
 		})
 	}
 }
@@ -224,6 +232,7 @@ func overAt(charges []charge, t, window int) (known, settled int64) {
 // that is not known, or a handler may still send, it does.
 func TestVerifyBesideLongCalls(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.New(t)
 	for _, c := range []struct {
 		name, setup string
 		most        int64
@@ -236,20 +245,18 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 		{"a custom handler", `UPDATE call_open SET task = 'mine'`, 2},
 		{"of an older epoch: it will be charged by its start", `UPDATE call_limits SET epoch = 'former'`, 1},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 7))
-			ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 8))
-			ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
-			ledgertest.Exec(t, pool, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
-			ledgertest.Exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
-			ledgertest.Exec(t, pool, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			ledgertest.Start(t, tx, ledgertest.Request(ledgertest.Open(t, tx), 7))
+			ledgertest.Start(t, tx, ledgertest.Request(ledgertest.Open(t, tx), 8))
+			ledgertest.Exec(t, tx, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
+			ledgertest.Exec(t, tx, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
+			ledgertest.Exec(t, tx, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
+			ledgertest.Exec(t, tx, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
 			if c.setup != "" {
-				ledgertest.Exec(t, pool, c.setup)
+				ledgertest.Exec(t, tx, c.setup)
 			}
-			ledgertest.Exec(t, pool, publishedSQL)
-			report := run(t, pool)
+			ledgertest.Exec(t, tx, publishedSQL)
+			report := run(t, tx)
 			if report.Limits[0].Most != c.most || (len(report.Findings) > 0) != (c.most > 1) {
 				t.Errorf("most in a window: %d, want %d; found %v", report.Limits[0].Most, c.most, report.Findings)
 			}
@@ -368,6 +375,7 @@ func sortLines(text string) string {
 // A limit that counts otherwise than before counts what came before in its own way, as claims do.
 func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.New(t)
 	for _, c := range []struct {
 		name   string
 		byCost bool
@@ -377,16 +385,14 @@ func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
 		{"by calls, once by cost", false, 2, 2},
 		{"by cost, once by calls", true, 2, 7},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.New(t)
-			ledgertest.Exec(t, pool, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
+			ledgertest.Exec(t, tx, fmt.Sprintf(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 				SELECT i, 1, 6 - 5 * (i - 1), at, at, at, at, 'done', 'default', 'http', '',
 					jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', CASE WHEN %t THEN 1 ELSE 6 END, 'until', at))
 				FROM (SELECT i, now() - (3 - i) * interval '1 min' AS at FROM generate_series(1, 2) i) a`, c.byCost))
-			ledgertest.Exec(t, pool, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
+			ledgertest.Exec(t, tx, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', 1, now() - interval '1 day', 100, '1 h', NOT %[1]t, 'test'), ('api', 2, now() - interval '90 s', %[2]d, '1 h', %[1]t, 'test')`, c.byCost, c.rate))
-			report := run(t, pool)
+			report := run(t, tx)
 			if most := report.Limits[1].Most; most != c.most {
 				t.Errorf("most in a window: %d, want %d; found %v", most, c.most, report.Findings)
 			}

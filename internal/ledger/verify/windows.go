@@ -2,7 +2,6 @@ package verify
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -14,43 +13,40 @@ import (
 // the first attempt on.
 type windows struct {
 	v        *verifier
-	versions history // without removals: while a limit is removed, the version before counts what still runs
-	now      int     // the version in force; -1: none yet
-	tallies  map[form]*tally
-	starting []spent // at the same moment
+	versions history  // without removals: while a limit is removed, the version before counts what still runs
+	now      int      // the version in force; -1: none yet
+	tallies  []*tally // of the versions: of one form they share one
+	counting []*tally // those of the version in force and of later ones
+	starting []spent  // at the same moment
 	use      []LimitUse
 	over     []Violation
 	overs    int // of the version in force
 }
 
-// spent is what an attempt consumed of a limit.
+// spent is an attempt that consumed units of a limit.
 type spent struct {
-	CallID   int64
-	Attempt  int32
-	Key      string
-	At       time.Time // its start
-	Claimed  time.Time
-	Ended    *time.Time
-	Cost     int64      // claimed
-	Reported int64      // or else claimed
-	Until    *time.Time // nil: not known yet
+	attempt
+	Until *time.Time // nil: not known yet
 }
 
 func (v *verifier) windowsOf(name string) *windows {
 	if w := v.windows[name]; w != nil {
 		return w
 	}
-	w := &windows{v: v, now: -1, tallies: map[form]*tally{}}
-	for _, r := range v.policy.versions[name] {
+	w := &windows{v: v, now: -1}
+	for _, r := range v.versions[name] {
 		if r.Removed {
 			continue
 		}
+		if i := slices.IndexFunc(w.versions, r.countsAs); i >= 0 {
+			w.tallies = append(w.tallies, w.tallies[i])
+		} else {
+			w.tallies = append(w.tallies, newTally(r, v.gains))
+		}
 		w.versions = append(w.versions, r)
 		w.use = append(w.use, LimitUse{Limit: r.Limit, Version: r.Version, From: r.From, Rate: r.Rate, Window: r.Window, Shape: r.Shape})
-		if w.tallies[formOf(r)] == nil {
-			w.tallies[formOf(r)] = newTally(r, v.policy.gains)
-		}
 	}
+	w.counting = distinct(w.tallies)
 	v.windows[name] = w
 	return w
 }
@@ -60,7 +56,7 @@ func (w *windows) enter(a *attempt, until *time.Time) {
 	if len(w.starting) > 0 && !w.starting[0].At.Equal(a.At) {
 		w.flush()
 	}
-	w.starting = append(w.starting, spent{a.CallID, a.Attempt, a.Key, a.At, a.Claimed, a.Finished, a.Cost, a.reported(), until})
+	w.starting = append(w.starting, spent{*a, until})
 }
 
 // flush counts the attempts that started at one moment together.
@@ -70,18 +66,15 @@ func (w *windows) flush() {
 	}
 	t := w.starting[0].At
 	if now := w.versions.at(t); now != w.now {
-		w.now, w.overs = now, 0
-		maps.DeleteFunc(w.tallies, func(f form, _ *tally) bool {
-			return !slices.ContainsFunc(w.versions[now:], func(r version) bool { return formOf(r) == f })
-		})
+		w.now, w.overs, w.counting = now, 0, distinct(w.tallies[now:])
 	}
-	for _, tally := range w.tallies {
+	for _, tally := range w.counting {
 		tally.advance(t)
 		for _, s := range w.starting {
 			tally.enter(s)
 		}
 	}
-	if w.now >= 0 {
+	if w.now >= 0 && (w.v.since == nil || !t.Before(*w.v.since)) {
 		for _, s := range w.starting {
 			w.judge(s)
 		}
@@ -91,22 +84,19 @@ func (w *windows) flush() {
 
 // judge compares the window that ends with a start with the version in force.
 func (w *windows) judge(s spent) {
-	if w.v.since != nil && s.At.Before(*w.v.since) {
-		return
-	}
 	r, use := w.versions[w.now], &w.use[w.now]
 	use.Starts++
-	if w.v.policy.shownTwice(s.At) { // what came before it is unknown
+	if w.v.shownTwice(s.At) { // what came before it is unknown
 		return
 	}
-	claimed, reported, key := w.tallies[formOf(r)].countsWith(s)
+	claimed, reported, key := w.tallies[w.now].countsWith(s)
 	most, has := r.Overrides[key]
 	if !has {
 		most = r.inForce().Most()
 		use.Most, use.MostSettled = max(use.Most, claimed), max(use.MostSettled, reported)
 	}
 	if r.CountCost {
-		use.Above += max(0, s.Reported-s.Cost)
+		use.Above += max(0, s.reported()-s.Cost)
 	}
 	if claimed <= most {
 		return
@@ -131,19 +121,20 @@ func (w *windows) uses() []LimitUse {
 	return w.use[min(max(w.versions.at(*w.v.since), 0), len(w.use)):]
 }
 
-// form is how a version counts, whatever its rate is. A token bucket's form includes how fast it fills.
-type form struct {
-	window         time.Duration
-	shape          limit.Shape
-	units          int64
-	perKey, byCost bool
+// countsAs reports whether two versions count in one form, whatever their rates are. A token bucket's form includes how
+// fast it fills.
+func (r version) countsAs(other version) bool {
+	a, b := r.Shape, other.Shape
+	a.Burst, b.Burst = 0, 0
+	return a == b && r.Window == other.Window && r.PerKey == other.PerKey && r.CountCost == other.CountCost &&
+		(a.Algorithm != limit.TokenBucket || r.Rate == other.Rate)
 }
 
-func formOf(r version) form {
-	f := form{window: r.Window, shape: r.Shape, perKey: r.PerKey, byCost: r.CountCost}
-	f.shape.Burst = 0
-	if r.Shape.Algorithm == limit.TokenBucket {
-		f.units = r.Rate
+func distinct(tallies []*tally) (set []*tally) {
+	for _, t := range tallies {
+		if !slices.Contains(set, t) {
+			set = append(set, t)
+		}
 	}
-	return f
+	return set
 }

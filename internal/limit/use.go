@@ -1,0 +1,275 @@
+package limit
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Use is what is known of a limit at a moment.
+type Use struct {
+	Rate     Rate
+	Occupied int64 // units that cannot be given out now; of a token bucket, see Charges
+	// Freed is the earliest moment that the until of an occupied unit can be. Zero: none is occupied, or all are unstarted, so
+	// that none comes free within a window.
+	Freed   time.Time
+	Charges []Charge // of a token bucket
+	Missing *Missing // nil: all that was given out is known
+}
+
+// Charge is units that were given out of a token bucket.
+type Charge struct {
+	Until time.Time // the latest moment at which they can reach the API; far ahead while they have not started
+	Units int64
+}
+
+// Missing says that units may have been given out which nobody knows of, as after a failover that lost the last commits.
+// Whoever gave them out kept to the rate, so together with what was charged by KnownAt they are no more than that.
+type Missing struct {
+	Until   time.Time // they had arrived by then
+	KnownAt time.Time // zero: nothing bounds how many they are
+	KnownBy time.Time // buckets of what was charged by KnownAt end no later, all others do
+	Known   int64     // units that were charged by KnownAt, and counted then (see Rate.KnownSince)
+	Former  int64     // of those occupied, what was open then: its units may have been given out again
+}
+
+// MissingAt is what may be missing at now of what had arrived by until, or nil if that cannot count any more. A nil
+// knownAt means that nothing bounds it.
+func MissingAt(r Rate, until, knownAt *time.Time, now time.Time, gained time.Duration) *Missing {
+	if until == nil || !r.Since(now, gained).Before(*until) {
+		return nil
+	}
+	m := &Missing{Until: *until}
+	if knownAt != nil {
+		m.KnownAt, m.KnownBy = *knownAt, knownAt.Add(r.Bucket())
+	}
+	return m
+}
+
+// Room is how many units may be given out now. gained is what Postgres's clock gained of late (see Gains).
+func (u Use) Room(now time.Time, gained time.Duration) int64 {
+	if u.Rate.Algorithm == TokenBucket {
+		return max(0, int64(math.Floor(u.level(now, gained))))
+	}
+	room := u.Rate.Units - u.Occupied
+	if u.Missing != nil {
+		room = min(room, u.Missing.Known-(u.Occupied-u.Missing.Former))
+	}
+	return max(0, room)
+}
+
+// NextLook is the earliest moment at which a unit can come free, unless an attempt turns out not to have been sent.
+func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
+	var next time.Time
+	switch c, fixed := u.Rate.calendar(); {
+	case u.Missing != nil && u.Rate.Window == 0: // nothing is known of it
+		return u.Rate.Passed(u.Missing.Until, gained)
+	case fixed:
+		next = c.End(now.Add(-c.apart() - gained)).Add(c.apart() + gained)
+	case u.Rate.Algorithm == TokenBucket:
+		next = u.refills(now, gained)
+	case u.Freed.IsZero():
+		next = u.Rate.Passed(now, gained)
+	default:
+		next = u.Rate.Passed(u.Freed, gained)
+	}
+	if u.Missing != nil {
+		next = earlier(next, u.Rate.Passed(u.Missing.Until, gained))
+	}
+	return next
+}
+
+// lookBack is for how many times of its filling a token bucket's charges count. Whatever was before is taken to have
+// left the bucket empty: that is never too much, and too little only by one burst in so many.
+const lookBack = 20
+
+// level is how many units a token bucket holds at now: the minimum, over each moment s in the window, of
+//
+//	burst + rate x (now - s) - what has an until of s or later
+//
+// So of all that arrives in any t seconds, what was given out last had found room for all of it. The proof is that of the
+// sliding window in docs/design.md, with each s in the place of now - W. Clocks may run apart by a thousandth, so the rate
+// is less by that. No units came in during time that Postgres's clock gained within the window.
+//
+// Units that are missing are taken to have left the bucket empty when the last of them arrived. What is charged besides
+// them came out of it later, even if a clock that was set back says otherwise.
+func (u Use) level(now time.Time, gained time.Duration) float64 {
+	perSecond := u.Rate.perSecond()
+	charges, begin := u.Charges, now.Add(-u.Rate.Window)
+	if m := u.Missing; m != nil {
+		if m.KnownAt.IsZero() || now.Before(m.Until) {
+			return 0
+		}
+		begin = m.Until
+		charges = slices.DeleteFunc(slices.Clone(charges), func(c Charge) bool { return !c.Until.After(m.KnownBy) })
+		for i, c := range charges {
+			if c.Until.Before(begin) {
+				charges[i].Until = begin
+			}
+		}
+	}
+	slices.SortFunc(charges, func(a, b Charge) int { return a.Until.Compare(b.Until) })
+	level, at := 0.0, begin
+	fill := func(until time.Time) {
+		if until.After(at) {
+			level, at = min(float64(u.Rate.Burst), level+perSecond*until.Sub(at).Seconds()), until
+		}
+	}
+	for _, c := range charges {
+		if !c.Until.Before(begin) {
+			fill(earlier(c.Until, now))
+			level -= float64(c.Units)
+		}
+	}
+	fill(now)
+	return level - perSecond*gained.Seconds()
+}
+
+func (r Rate) perSecond() float64 { return float64(r.Units) / r.Span().Seconds() * 1000 / 1001 }
+
+// refills is the earliest moment at which the bucket can hold a unit if nobody takes one. Its level only rises until then,
+// and what can still arrive may have arrived by now.
+func (u Use) refills(now time.Time, gained time.Duration) time.Time {
+	u.Charges = slices.Clone(u.Charges)
+	for i := range u.Charges {
+		u.Charges[i].Until = earlier(u.Charges[i].Until, now)
+	}
+	early, late := now, now.Add(u.Rate.Window+gained+time.Second)
+	for late.Sub(early) > 100*time.Microsecond {
+		if middle := early.Add(late.Sub(early) / 2); u.level(middle, gained) < 1 {
+			early = middle
+		} else {
+			late = middle
+		}
+	}
+	return late
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to.
+func (r Rate) Bucket() time.Duration {
+	if c, ok := r.calendar(); ok {
+		return c.bucket()
+	}
+	if r.Algorithm == TokenBucket { // a fortieth of what fills it
+		return r.Window / (lookBack * 40)
+	}
+	return r.Window / 200
+}
+
+// calendar is a fixed window's. Where a process does not know the time zone, it takes the limit for a sliding window that
+// is no shorter than any of the calendar's, which is stricter.
+func (r Rate) calendar() (c Calendar, ok bool) {
+	if r.Algorithm != FixedWindow {
+		return c, false
+	}
+	c, err := ParseCalendar(r.Period, r.Timezone)
+	return c, err == nil
+}
+
+// Since is the moment after which an until counts at now, if Postgres's clock gained so much.
+func (r Rate) Since(now time.Time, gained time.Duration) time.Time {
+	if c, ok := r.calendar(); ok { // the API may still be in the window before
+		return c.Start(now.Add(-c.apart() - gained)).Add(-c.apart())
+	}
+	return now.Add(-r.Window - Margin(r.Window) - gained)
+}
+
+// Passed is the first moment at which an until of t no longer counts, by Since.
+func (r Rate) Passed(t time.Time, gained time.Duration) time.Time {
+	if c, ok := r.calendar(); ok {
+		return c.End(t.Add(c.apart())).Add(c.apart() + gained)
+	}
+	return t.Add(r.Window + Margin(r.Window) + gained)
+}
+
+// KnownSince is the moment after which an until counted beyond doubt for whoever gave units out last, until knownAt. The
+// clock of a Postgres that failed over may have been ahead by a second of the one that took over.
+func (r Rate) KnownSince(knownAt time.Time) time.Time { return r.Since(knownAt.Add(time.Second), 0) }
+
+// Later is when the window begins that is so many after the one that begins at t, or about then if they are many.
+func (r Rate) Later(t time.Time, windows float64) time.Time {
+	c, ok := r.calendar()
+	for ; ok && windows >= 1 && windows < 10_000; windows-- {
+		t = c.End(t.Add(-c.apart())).Add(c.apart())
+	}
+	return t.Add(time.Duration(windows * float64(r.Window)))
+}
+
+// Admission gives out what a queue's limits still allow, call by call. All limits admit a call, or none is charged.
+type Admission []Quota
+
+// Quota is what a limit still allows, in all or to each key.
+type Quota struct {
+	PerKey    bool
+	CountCost bool             // a call takes its cost, not 1
+	Most      int64            // that a call may ever take
+	MostOf    map[string]int64 // the same for keys of which it differs
+	Room      map[string]int64 // what may be given out now, by key, or by "" where the limit is not per key
+}
+
+func (q Quota) key(key string) string {
+	if q.PerKey {
+		return key
+	}
+	return ""
+}
+
+func (q Quota) units(cost int64) int64 {
+	if q.CountCost {
+		return cost
+	}
+	return 1
+}
+
+// Most is the largest number of calls of a key that could be admitted now.
+func (a Admission) Most(key string) int64 {
+	most := int64(math.MaxInt64)
+	for _, q := range a {
+		most = min(most, q.Room[q.key(key)])
+	}
+	return max(0, most)
+}
+
+// Fits reports whether every limit has a call's units. shared: a limit that all keys share has not, so other keys are no
+// better off.
+func (a Admission) Fits(key string, cost int64) (fits, shared bool) {
+	fits = true
+	for _, q := range a {
+		if q.Room[q.key(key)] < q.units(cost) {
+			fits, shared = false, shared || !q.PerKey
+		}
+	}
+	return fits, shared
+}
+
+// Admit takes a call's units from every limit if it fits, and else takes nothing. It reports what Fits does.
+func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
+	ok, shared = a.Fits(key, cost)
+	if ok {
+		for _, q := range a {
+			q.Room[q.key(key)] -= q.units(cost)
+		}
+	}
+	return ok, shared
+}
+
+// Exceeds reports whether a call of this cost could never be admitted, and the index of the limit that is why.
+func (a Admission) Exceeds(key string, cost int64) (int, bool) {
+	for i, q := range a {
+		most, own := q.MostOf[q.key(key)]
+		if !own {
+			most = q.Most
+		}
+		if q.units(cost) > most {
+			return i, true
+		}
+	}
+	return 0, false
+}
