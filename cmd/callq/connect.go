@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
+	"maps"
+	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
@@ -26,8 +27,9 @@ const (
 	commandConns  = 4
 )
 
-// database is what a command works on: a pool whose Postgres answers and has this program's schema.
+// database is what a command works on: a run of the program whose Postgres answers and has its schema.
 type database struct {
+	*app
 	*pgxpool.Pool
 	cfg   *config.Config
 	calls *callqueue.Client
@@ -66,7 +68,7 @@ func (a *app) connected(settings map[string]string, do action) runE {
 		if err != nil {
 			return err
 		}
-		return do(ctx, &database{pool, cfg, client}, args)
+		return do(ctx, &database{a, pool, cfg, client}, args)
 	}
 }
 
@@ -81,6 +83,18 @@ func (a *app) within(ctx context.Context, do func(context.Context) error) error 
 	return err
 }
 
+// A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What belongs
+// to a session is lost there: prepared statements, settings, LISTEN, session locks.
+
+// pooledSettings are those that a pooler lets through. The role has to bring the rest, see checkSettings.
+func pooledSettings() map[string]string {
+	settings := ledger.Settings()
+	maps.DeleteFunc(settings, func(name, _ string) bool {
+		return name != "timezone" && name != "client_encoding" && name != "application_name"
+	})
+	return settings
+}
+
 // commandSettings leave the plans to Postgres, for commands read whole tables, but turn off JIT:
 // compiling takes longer than it saves. What claims or removes calls uses ledger.Settings.
 func commandSettings() map[string]string {
@@ -91,14 +105,6 @@ func commandSettings() map[string]string {
 
 // openPool makes a pool and does not connect.
 func openPool(ctx context.Context, cfg *config.Config, settings map[string]string, conns int) (*pgxpool.Pool, error) {
-	pc, err := poolConfig(cfg, settings, conns)
-	if err != nil {
-		return nil, err
-	}
-	return pgxpool.NewWithConfig(ctx, pc)
-}
-
-func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgxpool.Config, error) {
 	url, err := cfg.PostgresURL()
 	if err != nil {
 		return nil, err
@@ -109,7 +115,49 @@ func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgx
 	}
 	setMode(cfg, pc.ConnConfig, settings)
 	pc.MaxConns = int32(max(1, min(conns, 10_000)))
-	return pc, nil
+	return pgxpool.NewWithConfig(ctx, pc)
+}
+
+// setMode says how a connection sends statements, and what it sets for its session.
+func setMode(cfg *config.Config, cc *pgx.ConnConfig, settings map[string]string) {
+	switch cfg.Postgres.QueryMode {
+	case "cache_statement":
+		cc.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	case "cache_describe":
+		cc.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	}
+	if isPooled(cc) {
+		settings = pooledSettings()
+	}
+	maps.Copy(cc.RuntimeParams, settings)
+}
+
+// isPooled reports whether connections are made for a pooler.
+func isPooled(cc *pgx.ConnConfig) bool {
+	return cc.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement
+}
+
+// directConn is how to reach Postgres past a pooler, where one stands between.
+func directConn(cfg *config.Config) (*pgx.ConnConfig, error) {
+	url := cfg.Postgres.DirectURL
+	if url == "" {
+		var err error
+		if url, err = cfg.PostgresURL(); err != nil {
+			return nil, err
+		}
+	}
+	cc, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, usagef("read postgres.direct_url: %w", err)
+	}
+	if cfg.Postgres.DirectURL == "" {
+		if setMode(cfg, cc, nil); isPooled(cc) {
+			return nil, usagef("postgres.query_mode (from %s) is for a pooler, and LISTEN and migrations need the way past it: "+
+				"set postgres.direct_url or CALLQ_POSTGRES_DIRECT_URL", cfg.Origin("postgres.query_mode"))
+		}
+	}
+	maps.Copy(cc.RuntimeParams, commandSettings())
+	return cc, nil
 }
 
 // closePool closes connections. It does not wait for a Postgres that has fallen silent.
@@ -163,7 +211,7 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 		case first == nil:
 			first = err
 			if bounded.Err() == nil {
-				fmt.Fprintf(a.stderr, "callq: waiting up to %s for %s: %s\n", a.timeout, what, oneLine(err.Error()))
+				fmt.Fprintf(a.stderr, "callq: waiting up to %s for %s: %s\n", a.timeout, what, explained(err))
 			}
 		}
 		select {
@@ -177,18 +225,7 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 
 // isRefusal reports whether the server is there and will not have us: a wrong user, password or database.
 func isRefusal(err error) bool {
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return strings.HasPrefix(pg.Code, "28") || pg.Code == "3D000"
-	}
-	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
-}
-
-// pooledSettings are those that a pooler lets through.
-func pooledSettings() map[string]string {
-	all := ledger.Settings()
-	settings := map[string]string{}
-	for _, name := range []string{"timezone", "client_encoding", "application_name"} {
-		settings[name] = all[name]
-	}
-	return settings
+	return hasCode(err, "28", "3D000") || slices.ContainsFunc([]string{"WRONGPASS", "NOAUTH", "NOPERM"}, func(code string) bool {
+		return redis.HasErrorPrefix(err, code)
+	})
 }

@@ -7,43 +7,63 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
-	"github.com/callq/callq/internal/doctor"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/web"
-	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
 )
 
+// What serve and dispatch say of what they apply.
+const (
+	applyText = "At its start it applies limits, queues and budgets for every process: what was applied last is in force. It does\n" +
+		"not apply a file that was applied before and has since been replaced, so that no restart turns anything back;\n" +
+		"--apply does."
+	applyUsage = "apply the configuration even if a newer one has replaced it"
+)
+
 func serveCommand(a *app) *cobra.Command {
-	apply := false
+	does := roles{dispatcher: true, worker: true, mustListen: true}
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process. SIGTERM drains it.\n" +
 			"SIGHUP reloads limits, queues, budgets, schedule, retention and http_task; a bad file changes nothing.\n" +
 			"It never migrates: run `callq migrate up` first.\n\n" + applyText,
-		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.daemon(cmd.Context(), does) },
+	}
+	cmd.Flags().BoolVar(&does.apply, "apply", false, applyUsage)
+	return cmd
+}
+
+func dispatchCommand(a *app) *cobra.Command {
+	once, does := false, roles{dispatcher: true}
+	cmd := &cobra.Command{
+		Use: "dispatch", Short: "Run the dispatcher alone, as many as you like",
+		Long: "Run the dispatcher alone, until SIGTERM. With --once run a single whole tick, which is safe from\n" +
+			"system cron at any rate and beside any number of other dispatchers. SIGHUP reloads limits, queues,\n" +
+			"budgets, schedule and retention; a bad file changes nothing.\n\n" + applyText,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true, apply: apply})
+			if !once {
+				return a.daemon(cmd.Context(), does)
+			}
+			if !cmd.Flags().Changed("timeout") {
+				a.timeout = time.Minute
+			}
+			return a.dispatchOnce(cmd.Context(), does)
 		},
 	}
-	cmd.Flags().BoolVar(&apply, "apply", false, applyUsage)
+	cmd.Flags().BoolVar(&once, "once", false, "one tick, then exit")
+	cmd.Flags().BoolVar(&does.apply, "apply", false, applyUsage)
 	return cmd
 }
 
 func workCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "work", Short: "Run a worker alone, as many as you like",
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.daemon(cmd.Context(), roles{worker: true}) },
 	}
 }
@@ -55,34 +75,42 @@ type roles struct {
 	apply              bool // the configuration, even if a newer one has replaced it
 }
 
-// conns is how many connections the parts need at least.
-func (r roles) conns() (n int) {
-	if r.dispatcher {
-		n += 4
+// dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
+func (a *app) dispatchOnce(ctx context.Context, does roles) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	cfg, err := a.loadConfig()
+	if err != nil {
+		return err
 	}
-	if r.worker {
-		n += 6
+	s, err := openServers(ctx, cfg, a.logger(cfg), does)
+	if err != nil {
+		return err
 	}
-	return n
-}
-
-// part is one of a daemon's: it runs until its context ends.
-type part struct {
-	name  string
-	run   func(context.Context) error
-	ready func() error
+	defer s.close()
+	if err := a.awaitPostgres(ctx, cfg, s.pool); err != nil {
+		return err
+	}
+	if err := a.awaitRedis(ctx, cfg, s.redis); err != nil {
+		return err
+	}
+	d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
+	if err != nil {
+		return err
+	}
+	return d.Once(ctx)
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or
 // Redis is away it waits, says so once, and answers 503 on /readyz. It never ends for that.
-func (a *app) daemon(ctx context.Context, roles roles) error {
+func (a *app) daemon(ctx context.Context, does roles) error {
 	cfg, err := a.readConfig()
 	if err != nil {
 		return err
 	}
 	log := a.logger(cfg)
 	warnOfSlips(ctx, cfg, log)
-	s, err := openServers(ctx, cfg, log, roles)
+	s, err := openServers(ctx, cfg, log, does)
 	if err != nil {
 		return err
 	}
@@ -91,11 +119,11 @@ func (a *app) daemon(ctx context.Context, roles roles) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = registry
 	reloads := reloader{read: a.readConfig, log: log, started: cfg, last: cfg}
-	parts, err := makeParts(cfg, s, roles, &reloads)
+	parts, err := makeParts(cfg, s, does, &reloads)
 	if err != nil {
 		return err
 	}
-	listener, err := listen(ctx, cfg.HTTP.Listen, roles.mustListen, log)
+	listener, err := listen(ctx, cfg.HTTP.Listen, does.mustListen, log)
 	if err != nil {
 		return err
 	}
@@ -116,14 +144,9 @@ func (a *app) daemon(ctx context.Context, roles roles) error {
 		})
 		listening.Go(func() { serveHTTP(serving, listener, handler, log) })
 	}
-	// A part that fails takes the others with it.
-	running, partsCtx := errgroup.WithContext(ctx)
 	if s.await(ctx) {
-		for _, part := range parts {
-			running.Go(func() error { return part.run(partsCtx) })
-		}
+		err = runParts(ctx, parts)
 	}
-	err = running.Wait()
 	stopServing()
 	listening.Wait()
 	return err
@@ -135,19 +158,24 @@ func warnOfSlips(ctx context.Context, cfg *config.Config, log *slog.Logger) {
 	}
 }
 
-func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([]part, error) {
+// part is one of a daemon's: it runs until its context ends.
+type part struct {
+	name  string
+	run   func(context.Context) error
+	ready func() error
+}
+
+func makeParts(cfg *config.Config, s servers, does roles, reloads *reloader) ([]part, error) {
 	var parts []part
-	if roles.dispatcher {
-		dc := dispatcherConfig(cfg, s)
-		dc.Apply = roles.apply
-		d, err := dispatcher.New(dc)
+	if does.dispatcher {
+		d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
 		if err != nil {
 			return nil, err
 		}
 		reloads.dispatcher = d.Reload
 		parts = append(parts, part{"dispatcher", d.Run, d.Ready})
 	}
-	if roles.worker {
+	if does.worker {
 		wc, err := workerConfig(cfg, s)
 		if err != nil {
 			return nil, err
@@ -167,6 +195,15 @@ func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([
 	return parts, nil
 }
 
+// runParts runs parts until ctx ends and all have drained. A part that fails takes the others with it.
+func runParts(ctx context.Context, parts []part) error {
+	running, ctx := errgroup.WithContext(ctx)
+	for _, part := range parts {
+		running.Go(func() error { return part.run(ctx) })
+	}
+	return running.Wait()
+}
+
 // checks are what /readyz asks.
 func checks(ctx context.Context, s servers, parts []part) []web.Check {
 	list := []web.Check{
@@ -183,98 +220,4 @@ func checks(ctx context.Context, s servers, parts []part) []web.Check {
 		list = append(list, web.Check{Name: part.name, Run: func(context.Context) error { return part.ready() }})
 	}
 	return list
-}
-
-// servers are what every part uses.
-type servers struct {
-	pool    *pgxpool.Pool
-	redis   redis.UniversalClient
-	listen  *pgx.ConnConfig
-	log     *slog.Logger
-	metrics prometheus.Registerer // nil: none
-}
-
-// openServers makes the clients and does not connect.
-func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, roles roles) (servers, error) {
-	client, err := openRedis(cfg, log)
-	if err != nil {
-		return servers{}, err
-	}
-	var listen *pgx.ConnConfig
-	if roles.dispatcher { // a worker does without
-		if listen, err = directConn(cfg); err != nil {
-			return servers{}, err
-		}
-	}
-	pool, err := openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, roles.conns()))
-	if err != nil {
-		return servers{}, err
-	}
-	standardTo(log)
-	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
-}
-
-func (s servers) close() {
-	closePool(s.pool, s.log)
-	if err := s.redis.Close(); err != nil {
-		s.log.Warn("Redis client not closed", "err", err)
-	}
-}
-
-func (s servers) askPostgres(ctx context.Context) error { return checkSchema(ctx, s.pool) }
-func (s servers) askRedis(ctx context.Context) error    { return s.redis.Ping(ctx).Err() }
-
-// await returns true when Postgres, its schema and Redis are there, false when ctx ended first.
-func (s servers) await(ctx context.Context) bool {
-	waiting := ""
-	for {
-		what, err := s.missing(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return false
-		case err == nil:
-			if waiting != "" {
-				s.log.InfoContext(ctx, "servers are back")
-			}
-			s.checkRedis(ctx)
-			s.checkSettings(ctx)
-			return true
-		case what != waiting:
-			waiting = what
-			s.log.WarnContext(ctx, "waiting", "for", what, "err", explained(err))
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(2 * askAgainEvery):
-		}
-	}
-}
-
-func (s servers) missing(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	if err := s.askPostgres(ctx); err != nil {
-		if _, ok := errors.AsType[*migrations.SchemaError](err); ok {
-			return "the schema", err
-		}
-		return "Postgres", err
-	}
-	return "Redis", s.askRedis(ctx)
-}
-
-// checkRedis warns of a Redis that is too old or may lose messages. Nothing is lost for good by
-// that, for Postgres is the authority: calls only wait longer.
-func (s servers) checkRedis(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	findings, err := doctor.Redis(ctx, s.redis)
-	if err != nil {
-		s.log.WarnContext(ctx, "Redis not examined", "err", err)
-	}
-	for _, f := range findings {
-		if f.Level != doctor.OK {
-			s.log.WarnContext(ctx, "Redis is not as callq needs it", "check", f.Check, "what", f.What, "fix", f.Fix)
-		}
-	}
 }

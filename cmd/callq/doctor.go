@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,13 +19,12 @@ func doctorCommand(a *app) *cobra.Command {
 snapshots, bloat, stuck calls, missing processes. Each check says ok, note or problem, and how to fix it. It
 changes nothing, and may run beside everything else. Exit code 3 if there are problems, 5 if Postgres or Redis
 cannot be reached; with notes alone it is 0.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return examine(cmd.Context(), a) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.examine(cmd.Context()) },
 	}
 }
 
 // examine looks at both servers, whether or not the other can be reached.
-func examine(ctx context.Context, a *app) error {
+func (a *app) examine(ctx context.Context) error {
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
@@ -34,41 +33,38 @@ func examine(ctx context.Context, a *app) error {
 		return err
 	}
 	var findings []doctor.Finding
-	code := exitFindings
+	code, problems := exitFindings, 0
 	for _, server := range []struct {
 		name    string
-		examine func(context.Context, *app, *config.Config) ([]doctor.Finding, error)
-	}{{"postgres", examinePostgres}, {"redis", examineRedis}} {
-		found, err := server.examine(ctx, a, cfg)
+		examine func(context.Context, *config.Config) ([]doctor.Finding, error)
+	}{{"postgres", a.examinePostgres}, {"redis", a.examineRedis}} {
+		found, err := server.examine(ctx, cfg)
 		reachable := doctor.Finding{Check: server.name + " reachable", Level: doctor.OK}
 		if err != nil {
 			if is, _ := judge(err); is != exitUnreachable {
 				return err
 			}
-			code, reachable.Level, reachable.What = exitUnreachable, doctor.Problem, oneLine(err.Error())
+			code, reachable.Level, reachable.What = exitUnreachable, doctor.Problem, explained(err)
 			reachable.Fix = "see that it runs, and that " + server.name + ".url is right: callq config show"
 		}
 		findings = append(append(findings, reachable), found...)
 	}
-	if err := printFindings(a, findings); err != nil {
-		return err
-	}
-	problems := 0
 	for _, f := range findings {
 		if f.Level == doctor.Problem {
 			problems++
 		}
 	}
-	switch problems {
-	case 0:
-		return nil
-	case 1:
+	err = showRows(a, findings, func(w io.Writer) { printFindings(w, findings) })
+	switch {
+	case err != nil || problems == 0:
+		return err
+	case problems == 1:
 		return exitf(code, "doctor: 1 problem")
 	}
 	return exitf(code, "doctor: %d problems", problems)
 }
 
-func examinePostgres(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Finding, error) {
+func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
 	pool, err := openPool(ctx, cfg, commandSettings(), commandConns)
 	if err != nil {
 		return nil, err
@@ -80,7 +76,7 @@ func examinePostgres(ctx context.Context, a *app, cfg *config.Config) ([]doctor.
 	return doctor.Postgres(ctx, pool)
 }
 
-func examineRedis(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Finding, error) {
+func (a *app) examineRedis(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
 	client, err := openRedis(cfg, a.logger(cfg))
 	if err != nil {
 		return nil, err
@@ -95,21 +91,15 @@ func examineRedis(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Fin
 }
 
 // printFindings writes a line each, and beneath it the fix: both are often too long for a column.
-func printFindings(a *app, findings []doctor.Finding) error {
-	if a.output != "table" {
-		return printRows(a, findings, table[doctor.Finding]{})
-	}
+func printFindings(to io.Writer, findings []doctor.Finding) {
 	width := 0
 	for _, f := range findings {
 		width = max(width, len(f.Check))
 	}
-	var failed error
 	for _, f := range findings {
-		_, err := fmt.Fprintf(a.stdout, "%-7s  %-*s  %s\n", f.Level, width, f.Check, printable(f.What))
+		fmt.Fprintf(to, "%-7s  %-*s  %s\n", f.Level, width, f.Check, printable(f.What))
 		if f.Fix != "" {
-			fmt.Fprintf(a.stdout, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
+			fmt.Fprintf(to, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
 		}
-		failed = errors.Join(failed, err)
 	}
-	return failed
 }

@@ -20,11 +20,11 @@ import (
 
 // enqueueFlags are what enqueue is told.
 type enqueueFlags struct {
-	call           callqueue.Call
-	priority       int
-	at, data, from string
-	in, expiresIn  durationFlag
-	given          func(flag string) bool
+	call          callqueue.Call
+	priority      int
+	data, from    string
+	in, expiresIn time.Duration
+	given         func(flag string) bool
 }
 
 // inserted is what enqueue prints of a call.
@@ -61,7 +61,7 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 				return enqueueFile(cmd, a, &f)
 			}
 			return a.query(func(ctx context.Context, db *database, _ []string) error {
-				return enqueueOne(ctx, a, db, &f)
+				return enqueueOne(ctx, db, &f)
 			})(cmd, args)
 		},
 	}
@@ -70,9 +70,9 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 	all.StringVar(&f.call.Key, "key", "", "whose call it is")
 	all.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
 	all.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
-	all.StringVar(&f.at, "at", "", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
-	all.Var(&f.in, "in", "earliest time from now on, such as 10m or 1d")
-	all.Var(&f.expiresIn, "expires-in", "give up, unsent, after this long from now on")
+	timeVar(all, &f.call.RunAt, "at", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
+	durationVar(all, &f.in, "in", "earliest time from now on, such as 10m or 1d")
+	durationVar(all, &f.expiresIn, "expires-in", "give up, unsent, after this long from now on")
 	all.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
 	all.IntVar(&f.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
 	all.StringVar(&f.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
@@ -81,7 +81,7 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 }
 
 // check refuses what contradicts itself, and what would silently mean a default.
-func (f *enqueueFlags) check() (err error) {
+func (f *enqueueFlags) check() error {
 	switch {
 	case f.given("at") && f.given("in"):
 		return usagef("--at and --in both say when: give one of them")
@@ -99,33 +99,36 @@ func (f *enqueueFlags) check() (err error) {
 	if f.given("priority") {
 		f.call.Priority = &f.priority
 	}
-	if f.given("at") {
-		f.call.RunAt, err = parseTime("at", f.at)
+	return nil
+}
+
+// open opens the file that a flag names, or stdin.
+func (a *app) open(ctx context.Context, flag, name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(a.input(ctx)), nil
 	}
-	return err
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, usagef("--%s: %w", flag, err)
+	}
+	return file, nil
 }
 
 // readData resolves --data, and leaves its JSON to the client.
-func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
+func (f *enqueueFlags) readData(ctx context.Context, db *database) error {
 	name, isFile := strings.CutPrefix(f.data, "@")
-	from := stdin
-	switch {
-	case f.data == "":
-		return nil
-	case f.data == "-":
-		name = "stdin"
-	case isFile:
-		file, err := os.Open(name)
-		if err != nil {
-			return usagef("--data: %w", err)
+	if !isFile && f.data != "-" {
+		if f.data != "" {
+			f.call.Data = json.RawMessage(f.data)
 		}
-		defer file.Close()
-		from = file
-	default:
-		f.call.Data = json.RawMessage(f.data)
 		return nil
 	}
-	data, err := io.ReadAll(io.LimitReader(from, 2*most+1)) // white space may be a part of it
+	from, err := db.open(ctx, "data", name)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	data, err := io.ReadAll(io.LimitReader(from, 2*int64(db.cfg.Calls.MaxData)+1)) // white space may be a part of it
 	if err != nil {
 		return usagef("--data: read %s: %w", name, err)
 	}
@@ -135,28 +138,25 @@ func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
 
 // resolve reads what the flags leave to be read: the data, and from Postgres's clock the time that
 // --in and --expires-in start from.
-func (f *enqueueFlags) resolve(ctx context.Context, stdin io.Reader, db *database) error {
-	if err := f.readData(stdin, int64(db.cfg.Calls.MaxData)); err != nil {
+func (f *enqueueFlags) resolve(ctx context.Context, db *database) error {
+	if err := f.readData(ctx, db); err != nil || !f.given("in") && !f.given("expires-in") {
 		return err
-	}
-	if !f.given("in") && !f.given("expires-in") {
-		return nil
 	}
 	var now time.Time
 	if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 		return fmt.Errorf("read Postgres's clock: %w", err)
 	}
 	if f.given("in") {
-		f.call.RunAt = now.Add(time.Duration(f.in))
+		f.call.RunAt = now.Add(f.in)
 	}
 	if f.given("expires-in") {
-		f.call.ExpiresAt = now.Add(time.Duration(f.expiresIn))
+		f.call.ExpiresAt = now.Add(f.expiresIn)
 	}
 	return nil
 }
 
-func enqueueOne(ctx context.Context, a *app, db *database, f *enqueueFlags) error {
-	if err := f.resolve(ctx, a.input, db); err != nil {
+func enqueueOne(ctx context.Context, db *database, f *enqueueFlags) error {
+	if err := f.resolve(ctx, db); err != nil {
 		return err
 	}
 	id, err := db.calls.Insert(ctx, f.call)
@@ -165,14 +165,12 @@ func enqueueOne(ctx context.Context, a *app, db *database, f *enqueueFlags) erro
 		return refused(err, flags)
 	}
 	if duplicate {
-		fmt.Fprintf(a.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
+		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
 	}
-	if a.output == "table" {
-		fmt.Fprintln(a.stdout, id)
-	} else if err := a.printJSON(inserted{id, duplicate}); err != nil {
+	if err := db.show(inserted{id, duplicate}, func(w io.Writer) { fmt.Fprintln(w, id) }); err != nil {
 		return err
 	}
-	warnOfQueues(ctx, a, db, map[string]bool{f.call.Queue: true})
+	warnOfQueues(ctx, db, map[string]bool{f.call.Queue: true})
 	return nil
 }
 
@@ -203,21 +201,15 @@ const (
 
 // warnOfQueues says which calls will wait because no configuration in force has their queue. If it
 // cannot, that is no error: the calls are in, and a producer's role may not be allowed to look.
-func warnOfQueues(ctx context.Context, a *app, db *database, queues map[string]bool) {
+func warnOfQueues(ctx context.Context, db *database, queues map[string]bool) {
 	if queues[""] {
 		delete(queues, "")
 		queues["default"] = true
 	}
-	rows, err := db.Query(ctx, unknownQueuesSQL, slices.Sorted(maps.Keys(queues)))
-	if err != nil {
-		return
-	}
-	unknown, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return
-	}
+	rows, _ := db.Query(ctx, unknownQueuesSQL, slices.Sorted(maps.Keys(queues)))
+	unknown, _ := pgx.CollectRows(rows, pgx.RowTo[string])
 	for _, name := range unknown {
-		fmt.Fprintf(a.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
+		fmt.Fprintf(db.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
 	}
 }
 

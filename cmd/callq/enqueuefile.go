@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -45,7 +44,9 @@ type filing struct {
 	tx      pgx.Tx
 	base    callqueue.Call // what the flags say
 	queues  map[string]bool
-	results []inserted
+
+	results    []inserted
+	duplicates int // of them
 
 	calls []callqueue.Call // not yet written
 	lines []int            // their numbers
@@ -54,17 +55,13 @@ type filing struct {
 
 // enqueueFile inserts the calls of a file. --timeout bounds the wait for Postgres alone.
 func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
-	in := a.input
-	if f.from != "-" {
-		file, err := os.Open(f.from)
-		if err != nil {
-			return usagef("--from: %w", err)
-		}
-		defer file.Close()
-		in = file
+	in, err := a.open(cmd.Context(), "from", f.from)
+	if err != nil {
+		return err
 	}
+	defer in.Close()
 	return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-		if err := f.resolve(ctx, a.input, db); err != nil {
+		if err := f.resolve(ctx, db); err != nil {
 			return err
 		}
 		all := filing{client: db.calls, base: f.call, queues: map[string]bool{}}
@@ -75,35 +72,21 @@ func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
 		if err != nil {
 			return fmt.Errorf("nothing was inserted: %w", err)
 		}
-		if err := printFiled(a, all.results); err != nil {
+		if err := showRows(a, all.results, func(w io.Writer) {
+			for _, row := range all.results {
+				fmt.Fprintln(w, row.ID)
+			}
+		}); err != nil {
 			return err
 		}
-		warnOfQueues(ctx, a, db, all.queues)
+		fmt.Fprintf(a.stderr, "%d calls inserted", len(all.results)-all.duplicates)
+		if all.duplicates > 0 {
+			fmt.Fprintf(a.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", all.duplicates)
+		}
+		fmt.Fprintln(a.stderr)
+		warnOfQueues(ctx, db, all.queues)
 		return nil
 	})(cmd, nil)
-}
-
-func printFiled(a *app, results []inserted) error {
-	duplicates := 0
-	for _, row := range results {
-		if row.Duplicate {
-			duplicates++
-		}
-		if a.output == "table" {
-			fmt.Fprintln(a.stdout, row.ID)
-		}
-	}
-	if a.output != "table" {
-		if err := printRows(a, results, table[inserted]{}); err != nil {
-			return err
-		}
-	}
-	fmt.Fprintf(a.stderr, "%d calls inserted", len(results)-duplicates)
-	if duplicates > 0 {
-		fmt.Fprintf(a.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", duplicates)
-	}
-	fmt.Fprintln(a.stderr)
-	return nil
 }
 
 // read takes the lines in, 1,000 at a time. It skips blank lines.
@@ -227,6 +210,9 @@ func (f *filing) write(ctx context.Context) error {
 		}
 		if err != nil && !duplicate {
 			return err
+		}
+		if duplicate {
+			f.duplicates++
 		}
 		f.results = append(f.results, inserted{id, duplicate})
 	}

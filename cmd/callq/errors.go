@@ -29,11 +29,10 @@ const (
 // exitError is an error that knows its exit code.
 type exitError struct {
 	code int
-	err  error
+	error
 }
 
-func (e *exitError) Error() string { return e.err.Error() }
-func (e *exitError) Unwrap() error { return e.err }
+func (e *exitError) Unwrap() error { return e.error }
 
 func exitf(code int, format string, args ...any) error {
 	return &exitError{code, fmt.Errorf(format, args...)}
@@ -55,27 +54,22 @@ func judge(err error) (int, string) {
 	if err == nil {
 		return exitDone, ""
 	}
-	if errors.Is(err, context.Canceled) {
+	text := "callq: " + explained(err)
+	exit, isExit := errors.AsType[*exitError](err)
+	problems, ofConfig := errors.AsType[*config.Error](err)
+	switch {
+	case errors.Is(err, context.Canceled):
 		return exitFailed, "callq: interrupted"
-	}
-	text := "callq: " + oneLine(err.Error())
-	if exit, ok := errors.AsType[*exitError](err); ok {
+	case isExit:
 		return exit.code, text
-	}
-	if problems, ok := errors.AsType[*config.Error](err); ok {
+	case ofConfig:
 		return exitUsage, problems.Error() // with lines and carets
-	}
-	if errors.As(err, new(policy.KindError)) || errors.As(err, new(policy.RateError)) {
-		return exitUsage, text
-	}
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "22021" {
+	case hasCode(err, "22021"):
+		pg, _ := errors.AsType[*pgconn.PgError](err)
 		doing, _, _ := strings.Cut(text, ": "+pg.Severity)
 		return exitUsage, doing + ": what was given is not valid UTF-8"
-	}
-	switch hint := poolerHint(err); {
-	case hint != "":
-		return exitUsage, text + "; " + hint
-	case errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
+	case errors.As(err, new(policy.KindError)), errors.As(err, new(policy.RateError)), poolerHint(err) != "",
+		errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
 		return exitUsage, text
 	case isUnreachable(err):
 		return exitUnreachable, text + "; check that Postgres and Redis run and can be reached, and try again"
@@ -85,36 +79,53 @@ func judge(err error) (int, string) {
 	return exitFailed, text
 }
 
-// isUnreachable tells a server that is away or silent from one that refused a statement.
-func isUnreachable(err error) bool {
-	_, connecting := errors.AsType[*pgconn.ConnectError](err)
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok { // 55000: the database takes no connections now
-		return strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08") || pg.Code == "53300" || connecting && pg.Code == "55000"
-	}
-	if connecting {
-		return true
-	}
-	if e, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
-		_, ofFile := e.(syscall.Errno) // bare: net wraps those of a connection
-		return !ofFile
-	}
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+// hasCode reports whether Postgres's error has one of these codes, or of a class such as "08".
+func hasCode(err error, codes ...string) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && slices.ContainsFunc(codes, func(code string) bool { return strings.HasPrefix(pg.Code, code) })
 }
 
 // isForbidden reports whether Postgres did not let this role do it.
-func isForbidden(err error) bool {
-	pg, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pg.Code == "42501"
+func isForbidden(err error) bool { return hasCode(err, "42501") }
+
+// isUnreachable tells a server that is away or silent from one that refused a statement.
+func isUnreachable(err error) bool {
+	_, connecting := errors.AsType[*pgconn.ConnectError](err)
+	if _, answered := errors.AsType[*pgconn.PgError](err); answered { // 55000: the database takes no connections now
+		return hasCode(err, "57P", "08", "53300") || connecting && hasCode(err, "55000")
+	}
+	if e, ok := errors.AsType[net.Error](err); ok { // a context's deadline is one too
+		_, ofFile := e.(syscall.Errno) // bare: net wraps those of a connection
+		return connecting || !ofFile
+	}
+	return connecting || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// oneLine makes one line of pgx's message about several addresses. An address that was tried with
-// and without TLS is named once.
-func oneLine(text string) string {
-	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\t' })
+// poolerHint is what to do about an error that only a pooler causes, "" for others.
+func poolerHint(err error) string {
+	const use = "set postgres.query_mode: cache_describe (CALLQ_POSTGRES_QUERY_MODE), " +
+		"and postgres.direct_url to the way past it"
+	switch {
+	case hasCode(err, "08P01") && strings.Contains(err.Error(), "unsupported startup parameter"):
+		return "a pgbouncer stands before Postgres: " + use
+	case hasCode(err, "26000", "42P05"): // a prepared statement that is not there, or is another's
+		return "a pooler may stand before Postgres: if so " + use
+	}
+	return ""
+}
+
+// explained is an error in one line, with what to do about a pooler. Of pgx's message about several addresses,
+// an address that was tried with and without TLS is named once.
+func explained(err error) string {
+	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\t' })
 	for i := len(lines) - 2; i >= 0; i-- {
 		if strings.HasPrefix(lines[i+1], lines[i]) {
 			lines = slices.Delete(lines, i, i+1)
 		}
 	}
-	return strings.ReplaceAll(strings.Join(lines, " "), ":  ", ": ")
+	text := strings.ReplaceAll(strings.Join(lines, " "), ":  ", ": ")
+	if hint := poolerHint(err); hint != "" {
+		return text + "; " + hint
+	}
+	return text
 }

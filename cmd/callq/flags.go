@@ -13,65 +13,36 @@ import (
 	"github.com/callq/callq/internal/config"
 )
 
-// urlFlag knows whether it was given. It never shows its value, which may hold a password.
-type urlFlag struct {
-	given bool
-	text  string
+// textFlag is a flag whose text a function reads. It shows its default only: what is given may hold a password.
+type textFlag struct {
+	kind, preset string
+	set          func(text string) error
 }
 
-func (f *urlFlag) String() string { return "" }
-func (f *urlFlag) Type() string   { return "URL" }
-func (f *urlFlag) Set(text string) error {
-	f.given, f.text = true, text
-	return nil
-}
+func (f *textFlag) String() string        { return f.preset }
+func (f *textFlag) Type() string          { return f.kind }
+func (f *textFlag) Set(text string) error { return f.set(text) }
 
-// durationFlag knows days and weeks, as the configuration does.
-type durationFlag time.Duration
-
-func (f *durationFlag) Type() string { return "duration" }
-func (f *durationFlag) String() string {
-	if *f == 0 {
-		return "" // not given: help shows no default
+// durationVar adds a flag that knows days and weeks, as the configuration does. What d holds is its default.
+func durationVar(flags *pflag.FlagSet, d *time.Duration, name, usage string) {
+	f := &textFlag{kind: "duration", set: func(text string) (err error) {
+		*d, err = config.ParseDuration(text)
+		return err
+	}}
+	if *d != 0 {
+		f.preset = d.String()
 	}
-	return time.Duration(*f).String()
+	flags.Var(f, name, usage)
 }
 
-func (f *durationFlag) Set(text string) error {
-	d, err := config.ParseDuration(text)
-	*f = durationFlag(d)
-	return err
-}
-
-// sinceFlag is an instant, given as a time or as how long ago it was.
-type sinceFlag struct{ time.Time }
-
-func (f *sinceFlag) Type() string { return "time" }
-func (f *sinceFlag) String() string {
-	if f.IsZero() {
-		return ""
-	}
-	return f.Format(time.RFC3339)
-}
-
-func (f *sinceFlag) Set(text string) (err error) {
-	if d, not := config.ParseDuration(text); not == nil {
-		f.Time = time.Now().Add(-d)
+// timeVar adds a flag that is an instant.
+func timeVar(flags *pflag.FlagSet, at *time.Time, name, usage string) {
+	flags.Var(&textFlag{kind: "time", set: func(text string) (err error) {
+		if *at, err = time.Parse(time.RFC3339, text); err != nil {
+			return fmt.Errorf("%s is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", config.Quote(text))
+		}
 		return nil
-	}
-	if f.Time, err = time.Parse(time.RFC3339, text); err != nil {
-		return errors.New("write a time such as 2026-11-01T00:00:00Z, or how long ago, such as 24h or 7d")
-	}
-	return nil
-}
-
-// parseTime reads a flag's instant.
-func parseTime(flag, text string) (time.Time, error) {
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return at, usagef("--%s %q is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", flag, text)
-	}
-	return at, nil
+	}}, name, usage)
 }
 
 // argsError says which arguments a command takes, where cobra speaks of a command or a number.

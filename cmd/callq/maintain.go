@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -37,21 +38,17 @@ func maintainStatusCommand(a *app) *cobra.Command {
 		Long: "Show how large callq's tables are and how much of them is dead, what retention would remove, and who has\n" +
 			"held a snapshot for longest, which keeps vacuum from removing dead rows. Reads all calls, in short\n" +
 			"transactions.",
-		Args: cobra.NoArgs,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			m, err := readMaintenance(ctx, a, db)
+			m, err := readMaintenance(ctx, db)
 			if err != nil {
 				return err
 			}
-			if a.output != "table" {
-				return a.printJSON(m)
-			}
-			return printMaintenance(a.stdout, m)
+			return a.show(m, func(w io.Writer) { printMaintenance(w, m) })
 		}),
 	}
 }
 
-func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, error) {
+func readMaintenance(ctx context.Context, db *database) (*tablesReport, error) {
 	m := &tablesReport{}
 	holders, err := doctor.Holders(ctx, db.Pool)
 	if err != nil {
@@ -64,7 +61,7 @@ func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, 
 		return nil, err
 	}
 	keep := maintenance.Retention(db.cfg.Retention)
-	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(a.stderr, "retention: found")); err != nil {
+	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(db.stderr, "retention: found")); err != nil {
 		return nil, err
 	}
 	for _, t := range m.Tables {
@@ -81,78 +78,71 @@ func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, 
 	return m, nil
 }
 
-func printMaintenance(to io.Writer, m *tablesReport) error {
-	err := table[doctor.Table]{"TABLE,SIZE,INDEXES,ROWS,DEAD,UNUSED,LAST VACUUM", func(t doctor.Table) []any {
+func printMaintenance(to io.Writer, m *tablesReport) {
+	table[doctor.Table]{"TABLE,SIZE,INDEXES,ROWS,DEAD,UNUSED,LAST VACUUM", func(t doctor.Table) []any {
 		return []any{
 			t.Name, doctor.Size(t.Bytes), doctor.Size(t.IndexBytes), fmt.Sprint("~", t.LiveRows), fmt.Sprint("~", t.DeadRows),
 			"~" + doctor.Size(t.FreeBytes), t.LastVacuum,
 		}
 	}}.print(to, m.Tables)
-	if err != nil {
-		return err
-	}
 	fmt.Fprintf(to, "\nretention would remove %d calls and %d attempts, about %s\n",
 		m.Retention.Calls, m.Retention.Attempts, doctor.Size(m.Bytes))
 	if m.Snapshot == nil {
 		fmt.Fprintln(to, "nobody holds a snapshot")
-		return nil
+		return
 	}
 	fmt.Fprintf(to, "longest snapshot: %s\n  to end it: %s\n", printable(m.Snapshot.String()), printable(m.End))
-	return nil
 }
 
 func retentionCommand(a *app) *cobra.Command {
-	given := map[string]*durationFlag{"done": new(durationFlag), "failed": new(durationFlag), "cancelled": new(durationFlag)}
+	var given maintenance.Retention
+	flags := map[string]*time.Duration{"done": &given.Done, "failed": &given.Failed, "cancelled": &given.Cancelled}
 	dryRun := false
 	cmd := &cobra.Command{
 		Use: "retention", Short: "Remove calls that ended longer ago than they are kept",
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
 			"That frees no unit of a limit.",
-		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			for name, value := range given {
-				if keep := time.Duration(*value); cmd.Flags().Changed(name) && keep < time.Second {
-					return usagef("--%s is %s, less than 1s", name, keep)
+			for name, keep := range flags {
+				if cmd.Flags().Changed(name) && *keep < time.Second {
+					return usagef("--%s is %s, less than 1s", name, *keep)
 				}
 			}
 			return nil
 		},
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			keep := maintenance.Retention(db.cfg.Retention)
-			for name, kept := range map[string]*time.Duration{"done": &keep.Done, "failed": &keep.Failed, "cancelled": &keep.Cancelled} {
-				if *given[name] > 0 {
-					*kept = time.Duration(*given[name])
-				}
-			}
-			return retain(ctx, a, db, keep, dryRun)
+			return retain(ctx, db, maintenance.Retention{
+				Done:      cmp.Or(given.Done, db.cfg.Retention.Done),
+				Failed:    cmp.Or(given.Failed, db.cfg.Retention.Failed),
+				Cancelled: cmp.Or(given.Cancelled, db.cfg.Retention.Cancelled),
+			}, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only count what would be removed")
-	cmd.Flags().Var(given["done"], "done", "keep calls that are done this long (default: retention.done)")
-	cmd.Flags().Var(given["failed"], "failed", "keep failed calls this long (default: retention.failed)")
-	cmd.Flags().Var(given["cancelled"], "cancelled", "keep cancelled calls this long (default: retention.cancelled)")
+	for name, calls := range map[string]string{"done": "calls that are done", "failed": "failed calls", "cancelled": "cancelled calls"} {
+		durationVar(cmd.Flags(), flags[name], name, fmt.Sprintf("keep %s this long (default: retention.%s)", calls, name))
+	}
 	return cmd
 }
 
-func retain(ctx context.Context, a *app, db *database, keep maintenance.Retention, dryRun bool) error {
+func retain(ctx context.Context, db *database, keep maintenance.Retention, dryRun bool) error {
 	verb, run, doing := "removed", maintenance.Purge, "removed"
 	if dryRun {
 		verb, run, doing = "would remove", maintenance.DryRun, "found"
 	}
-	r, err := run(ctx, db.Pool, keep, progress(a.stderr, doing))
+	r, err := run(ctx, db.Pool, keep, progress(db.stderr, doing))
 	switch {
 	case err != nil && !dryRun:
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, r.Calls, r.Attempts)
 	case err != nil:
 		return err
-	case a.output != "table":
-		return a.printJSON(r)
 	}
-	fmt.Fprintf(a.stdout, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
-	if r.Kept > 0 {
-		fmt.Fprintf(a.stdout, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
-	}
-	return nil
+	return db.show(r, func(w io.Writer) {
+		fmt.Fprintf(w, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
+		if r.Kept > 0 {
+			fmt.Fprintf(w, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
+		}
+	})
 }
 
 // progress says how far retention is, where it takes long.
@@ -174,23 +164,22 @@ func sweepCommand(a *app) *cobra.Command {
 started or that Redis lost, expired calls, limits to open, parts of the backlog whose calls have mostly ended. It
 also repairs the backlog: waiting calls that no claim would find are put back in line. That reads all calls.
 Nothing is claimed or published.`,
-		Args: cobra.NoArgs,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			return sweep(ctx, a, db, dryRun)
+			return sweep(ctx, db, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what it would recover")
 	return cmd
 }
 
-func sweep(ctx context.Context, a *app, db *database, dryRun bool) error {
-	log := a.logger(db.cfg)
+func sweep(ctx context.Context, db *database, dryRun bool) error {
+	log := db.logger(db.cfg)
 	client, err := openRedis(db.cfg, log)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	if err := a.awaitRedis(ctx, db.cfg, client); err != nil {
+	if err := db.awaitRedis(ctx, db.cfg, client); err != nil {
 		return err
 	}
 	d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: log})
@@ -205,7 +194,7 @@ func sweep(ctx context.Context, a *app, db *database, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	return printRows(a, swept, table[recovery.Recovered]{
+	return table[recovery.Recovered]{
 		verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
-	})
+	}.show(db.app, swept)
 }

@@ -166,7 +166,7 @@ func TestOperatorsCommands(t *testing.T) {
 		{"doctor, an argument", up, "doctor now", 2, "now"},
 		{"doctor, as lines", up, "doctor -o jsonl", 3, `{"check":"schema version","level":"ok"`},
 
-		{"maintain without a verb", up, "maintain", 2, "needs a verb: status retention vacuum sweep"},
+		{"maintain without a verb", up, "maintain", 2, "needs a verb: retention status sweep vacuum"},
 		{"maintain status", up, "maintain status", 0, "retention would remove 0 calls"},
 		{"maintain status, Postgres away", away, "maintain status --timeout 300ms", 5, unreachable},
 		{"maintain status, a bad flag", up, "maintain status --full", 2, "unknown flag"},

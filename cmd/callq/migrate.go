@@ -15,7 +15,6 @@ func migrateCommand(a *app) *cobra.Command {
 	return group("migrate", "Bring the schema to this version, or back",
 		&cobra.Command{
 			Use: "up", Short: "Apply what is missing; any number at once apply it once",
-			Args: cobra.NoArgs,
 			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
 				applied, err := migrations.Up(ctx, conn)
 				if err != nil {
@@ -24,41 +23,40 @@ func migrateCommand(a *app) *cobra.Command {
 				if len(applied) == 0 {
 					fmt.Fprintf(a.stderr, "nothing to apply: the schema is at version %d\n", migrations.Version())
 				}
-				return printMigrations(a, applied)
+				return migrationTable().show(a, applied)
 			}),
 		},
 		&cobra.Command{
 			Use: "down", Short: "Take back the newest step, with the data of its tables",
-			Args: cobra.NoArgs,
-			PreRunE: func(*cobra.Command, []string) error {
-				return a.confirm("Take back the newest migration, and lose what its tables hold?")
+			PreRunE: func(cmd *cobra.Command, _ []string) error {
+				return a.confirm(cmd.Context(), "Take back the newest migration, and lose what its tables hold?")
 			},
 			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+				var list []migrations.Migration
 				undone, err := migrations.Down(ctx, conn)
-				if err != nil {
+				switch {
+				case err != nil:
 					return err
-				}
-				if undone == nil {
+				case undone != nil:
+					list = append(list, *undone)
+				default:
 					fmt.Fprintln(a.stderr, "nothing to take back: no migration is applied")
-					return printMigrations(a, nil)
 				}
-				return printMigrations(a, []migrations.Migration{*undone})
+				return migrationTable().show(a, list)
 			}),
 		},
 		&cobra.Command{
 			Use: "status", Short: "List the steps, and which are applied",
-			Args: cobra.NoArgs,
 			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
 				all, err := migrations.Status(ctx, conn)
 				if err != nil {
 					return err
 				}
-				return printMigrations(a, all)
+				return migrationTable().show(a, all)
 			}),
 		},
 		&cobra.Command{
 			Use: "sql", Short: "Print what up would run on an empty database, for other tools",
-			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error {
 				text, err := migrations.SQL()
 				if err == nil {
@@ -81,7 +79,6 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 		Example: `  callq migrate roles
   callq migrate roles --print | less
   psql -c "CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer"`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sql, err := migrations.RolesSQL(prefix)
 			if err != nil {
@@ -95,9 +92,9 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 				if err := migrations.GrantRoles(ctx, conn, prefix); err != nil {
 					return err
 				}
-				return printRows(a, migrations.Roles(prefix), table[migrations.Role]{
+				return table[migrations.Role]{
 					"ROLE,FOR", func(r migrations.Role) []any { return []any{r.Name, r.For} },
-				})
+				}.show(a, migrations.Roles(prefix))
 			})(cmd, args)
 		},
 	}
@@ -136,8 +133,8 @@ func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE 
 	}
 }
 
-func printMigrations(a *app, list []migrations.Migration) error {
-	return printRows(a, list, table[migrations.Migration]{
+func migrationTable() table[migrations.Migration] {
+	return table[migrations.Migration]{
 		"VERSION,FILE,APPLIED", func(m migrations.Migration) []any { return []any{m.Version, m.File, m.Applied} },
-	})
+	}
 }

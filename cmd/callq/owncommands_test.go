@@ -34,7 +34,7 @@ func TestOwnCommands(t *testing.T) {
 		{"help names all", nothing, "--help", 0, "completion"},
 		{"help names dev", nothing, "--help", 0, "  dev "},
 
-		{"config, no verb", nothing, "config", 2, "needs a verb: init check show apply"},
+		{"config, no verb", nothing, "config", 2, "needs a verb: apply check init show"},
 		{"config, another verb", nothing, "config print", 2, `"print" is not a verb`},
 		{"config init to stdout", nothing, "config init -", 0, "callq's configuration, with every key at its default"},
 		{"config init, two files", nothing, "config init a b", 2, "takes [FILE|-]: 2 were given"},
@@ -58,7 +58,7 @@ func TestOwnCommands(t *testing.T) {
 		{"completion fish", nothing, "completion fish", 0, "complete -c callq"},
 		{"completion powershell", nothing, "completion powershell", 0, "Register-ArgumentCompleter"},
 		{"completion, a bad file is no matter", bad, "completion zsh", 0, "#compdef callq"},
-		{"completion, no shell", nothing, "completion", 2, "needs a verb: bash zsh fish powershell"},
+		{"completion, no shell", nothing, "completion", 2, "needs a verb: bash fish powershell zsh"},
 		{"completion, no such shell", nothing, "completion tcsh", 2, `"tcsh" is not a verb`},
 		{"completion, bad flag", nothing, "completion bash --loud", 2, "unknown flag: --loud"},
 		{"completion, an argument too many", nothing, "completion bash now", 2, "now"},
@@ -89,7 +89,7 @@ func TestOwnCommands(t *testing.T) {
 		{"dev, an argument too many", nothing, "dev now", 2, "now"},
 		{"dev, a server that is not its own", nothing, "dev --postgres-url postgres://h/d", 2, "leave --postgres-url out"},
 		{"dev, bad file", bad, "dev", 2, "did you mean listen?"},
-		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "give another with --dir"},
+		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "give another folder than /dev/null/dev with --dir"},
 	}, func(t *testing.T, a answer) {
 		if a.code != 0 && a.stdout != "" {
 			t.Errorf("exit code %d, and on stdout: %q", a.code, a.stdout)

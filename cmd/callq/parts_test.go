@@ -67,7 +67,7 @@ func TestParts(t *testing.T) {
 		},
 	}
 	s := servers{} // its typed nil must not hide: Redis is set by it alone
-	got := dispatcherConfig(cfg, s)
+	got := dispatcherConfig(cfg, s, false)
 	got.Redis = nil
 	if diff := cmp.Diff(wantDispatcher, got); diff != "" {
 		t.Errorf("dispatcher: %s", diff)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -46,9 +47,12 @@ func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, err
 	case cluster && parsed.DB != 0:
 		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
 	}
+	parsed.DialTimeout = cmp.Or(parsed.DialTimeout, redisWithin)
+	parsed.ReadTimeout = cmp.Or(parsed.ReadTimeout, redisWithin)
+	parsed.WriteTimeout = cmp.Or(parsed.WriteTimeout, redisWithin)
+	parsed.ContextTimeoutEnabled = true
+	parsed.DialerRetries = 1 // who waits for Redis asks again, and hears why it is away
 	if !sentinel && !cluster {
-		parsed.DialTimeout, parsed.ReadTimeout, parsed.WriteTimeout = soon(parsed.DialTimeout), soon(parsed.ReadTimeout), soon(parsed.WriteTimeout)
-		parsed.ContextTimeoutEnabled, parsed.DialerRetries = true, dials
 		return redis.NewClient(parsed), nil
 	}
 	if parsed.TLSConfig != nil {
@@ -57,8 +61,8 @@ func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, err
 	options := &redis.UniversalOptions{
 		Addrs: append([]string{parsed.Addr}, more...), MasterName: cfg.Redis.Sentinel, SentinelPassword: cfg.Redis.SentinelPassword,
 		Username: parsed.Username, Password: parsed.Password, DB: parsed.DB, TLSConfig: parsed.TLSConfig,
-		DialTimeout: soon(parsed.DialTimeout), ReadTimeout: soon(parsed.ReadTimeout), WriteTimeout: soon(parsed.WriteTimeout),
-		PoolSize: parsed.PoolSize, MaxRetries: parsed.MaxRetries, DialerRetries: dials, ContextTimeoutEnabled: true,
+		DialTimeout: parsed.DialTimeout, ReadTimeout: parsed.ReadTimeout, WriteTimeout: parsed.WriteTimeout,
+		PoolSize: parsed.PoolSize, MaxRetries: parsed.MaxRetries, DialerRetries: parsed.DialerRetries, ContextTimeoutEnabled: true,
 	}
 	if sentinel {
 		return redis.NewFailoverClient(options.Failover()), nil
@@ -68,16 +72,8 @@ func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, err
 	return redis.NewClusterClient(ofCluster), nil
 }
 
-// dials is one: who waits for Redis asks again, and hears why it is away.
-const dials = 1
-
-// soon is a timeout's default.
-func soon(timeout time.Duration) time.Duration {
-	if timeout == 0 {
-		return 2 * time.Second
-	}
-	return timeout
-}
+// redisWithin is the default of timeouts.
+const redisWithin = 2 * time.Second
 
 // trust lets the client believe the authority in redis.ca_file, and no other.
 func trust(cfg *config.Config, options *redis.Options) error {
@@ -102,16 +98,10 @@ func trust(cfg *config.Config, options *redis.Options) error {
 
 // isTLS reports whether a server was reached and TLS with it failed: waiting does not help.
 func isTLS(err error) bool {
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return true
-	}
-	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok { // it answers, but not in TLS
-		return true
-	}
-	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok { // with sslmode=verify-ca
-		return true
-	}
-	return err != nil && strings.Contains(err.Error(), "server refused TLS connection") // pgx gives no other sign
+	return errors.As(err, new(*tls.CertificateVerificationError)) ||
+		errors.As(err, new(tls.RecordHeaderError)) || // it answers, but not in TLS
+		errors.As(err, new(x509.UnknownAuthorityError)) || // with sslmode=verify-ca
+		err != nil && strings.Contains(err.Error(), "server refused TLS connection") // pgx gives no other sign
 }
 
 func tlsSettings(server string) string {

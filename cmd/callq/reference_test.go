@@ -76,6 +76,10 @@ func writeCommand(b *strings.Builder, cmd *cobra.Command, heading string) {
 		b.WriteString("\n")
 		writeFlags(b, cmd.LocalNonPersistentFlags())
 	}
+	if cmd.Name() == "completion" {
+		b.WriteString("\nThe shells are bash, fish, powershell and zsh. `callq completion SHELL --help` says how to load what it prints.\n")
+		return // cobra describes its verbs
+	}
 	for _, verb := range cmd.Commands() {
 		writeCommand(b, verb, heading+"#")
 	}

@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/callq/callq/dispatcher"
@@ -60,19 +62,13 @@ func (r *reloader) give(next *config.Config) error {
 func (r *reloader) onHangUp(ctx context.Context) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-signals:
-				r.reload(ctx)
-			case <-done:
-				return
-			}
+	var reloading sync.WaitGroup
+	reloading.Go(func() {
+		for range signals {
+			r.reload(ctx)
 		}
-	}()
-	return func() { signal.Stop(signals); close(done); <-ended }
+	})
+	return func() { signal.Stop(signals); close(signals); reloading.Wait() }
 }
 
 func (r *reloader) reload(ctx context.Context) {
@@ -83,29 +79,20 @@ func (r *reloader) reload(ctx context.Context) {
 	if err == nil {
 		err = r.give(next)
 	}
+	const kept = "configuration not reloaded, the former one stays in force"
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		for _, p := range problems.Problems {
-			r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force",
-				"at", p.Place(), "key", p.Path, "err", p.Message, "allowed", p.Allowed)
+			r.log.ErrorContext(ctx, kept, "at", p.Place(), "key", p.Path, "err", p.Message, "allowed", p.Allowed)
 		}
 		return
 	}
 	if err != nil {
-		r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force", "err", err)
+		r.log.ErrorContext(ctx, kept, "err", err)
 		return
 	}
 	warnOfSlips(ctx, next, r.log)
-	changed, later := []string{}, []string{}
-	for _, key := range config.Changed(r.last, next) {
-		if takes, _ := r.reloads(key); takes {
-			changed = append(changed, key)
-		}
-	}
-	for _, key := range config.Changed(r.started, next) {
-		if _, restart := r.reloads(key); restart {
-			later = append(later, key)
-		}
-	}
+	changed := slices.DeleteFunc(config.Changed(r.last, next), func(key string) bool { takes, _ := r.reloads(key); return !takes })
+	later := slices.DeleteFunc(config.Changed(r.started, next), func(key string) bool { _, restart := r.reloads(key); return !restart })
 	r.last = next
 	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
 	if len(later) > 0 {

@@ -237,7 +237,7 @@ func TestSettings(t *testing.T) {
 	cfg := config.Default()
 	cfg.Schedule.Vacuum, cfg.Retention.Failed = "@daily", time.Hour
 	got := settings(cfg)
-	if diff := cmp.Diff(dispatcherConfig(cfg, servers{}).Policy, got.Policy); diff != "" {
+	if diff := cmp.Diff(dispatcherConfig(cfg, servers{}, false).Policy, got.Policy); diff != "" {
 		t.Error(diff)
 	}
 	if got.Schedule.Vacuum != "@daily" || got.Retention.Failed != time.Hour {

@@ -20,13 +20,12 @@ import (
 // app is one run of the program: its streams, its environment and the global flags.
 type app struct {
 	stdin          io.Reader
-	input          io.Reader // stdin, which ends with the run
 	stdout, stderr io.Writer // data; logs, progress and errors
 	environ        []string
 
 	configFile string
-	urls       map[string]*urlFlag // by the path of the setting
-	output     string              // table, json or jsonl
+	urls       map[string]string // given by flags, by the path of the setting
+	output     string            // table, json or jsonl
 	yes        bool
 	timeout    time.Duration
 }
@@ -40,44 +39,29 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ, input: untilDone{ctx, stdin}}
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ}
 	done := make(chan error, 1)
 	go func() { done <- a.execute(ctx, args) }()
-	for signalled := false; ; signalled = true {
+	for range 2 {
 		select {
 		case err := <-done:
 			return err
-		case sig := <-signals:
-			if signalled {
-				return fmt.Errorf("ended at once by a second signal (%s)", sig)
-			}
+		case <-signals:
 			stop()
 		}
 	}
+	return errors.New("ended at once by a second signal")
 }
 
-// untilDone is a reader that ends with ctx, even while it waits for somebody to type.
-type untilDone struct {
-	ctx  context.Context
-	from io.Reader
-}
-
-func (r untilDone) Read(b []byte) (int, error) {
-	type result struct {
-		n   int
-		err error
-	}
-	read, buf := make(chan result, 1), make([]byte, len(b)) // b is the caller's again once ctx has ended
+// input is stdin, which ends with ctx even while it waits for somebody to type.
+func (a *app) input(ctx context.Context) io.Reader {
+	r, w := io.Pipe()
 	go func() {
-		n, err := r.from.Read(buf)
-		read <- result{n, err}
+		_, err := io.Copy(w, a.stdin)
+		w.CloseWithError(err)
 	}()
-	select {
-	case got := <-read:
-		return copy(b, buf[:got.n]), got.err
-	case <-r.ctx.Done():
-		return 0, r.ctx.Err()
-	}
+	context.AfterFunc(ctx, func() { w.CloseWithError(ctx.Err()) })
+	return r
 }
 
 // execute runs the command that args name.
@@ -95,9 +79,6 @@ func (a *app) execute(ctx context.Context, args []string) error {
 		return nil
 	}
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
-	root.SetIn(a.stdin)
-	root.SetOut(a.stdout)
-	root.SetErr(a.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !begun {
 		return usagef("%w (see %s --help)", argsError(cmd, err), cmd.CommandPath())
@@ -116,44 +97,63 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
-	root.CompletionOptions.DisableDefaultCmd = true // completionCommand refuses what it does not know
 	root.AddCommand(
 		serveCommand(a), dispatchCommand(a), workCommand(a), migrateCommand(a), enqueueCommand(a), callsCommand(a),
 		queuesCommand(a), limitsCommand(a), statusCommand(a), verifyCommand(a), doctorCommand(a), maintainCommand(a),
-		configCommand(a), healthCommand(a), demoCommand(a), devCommand(a), versionCommand(a), completionCommand(a),
+		configCommand(a), healthCommand(a), demoCommand(a), devCommand(a), versionCommand(a),
 	)
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		checkArgs(cmd)
+	}
+	a.urls, a.timeout = map[string]string{}, 10*time.Second
 	flags := root.PersistentFlags()
 	flags.StringVarP(&a.configFile, "config", "c", "", "configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
-	a.urls = map[string]*urlFlag{"postgres.url": {}, "redis.url": {}}
-	flags.Var(a.urls["postgres.url"], "postgres-url", "Postgres to use, over the environment and the file")
-	flags.Var(a.urls["redis.url"], "redis-url", "Redis to use, over the environment and the file")
+	for _, server := range []string{"postgres", "redis"} {
+		flags.Var(&textFlag{kind: "URL", set: func(text string) error {
+			a.urls[server+".url"] = text
+			return nil
+		}}, server+"-url", strings.ToUpper(server[:1])+server[1:]+" to use, over the environment and the file")
+	}
 	flags.StringVarP(&a.output, "output", "o", "table", "form of the output: table, json or jsonl")
 	flags.BoolVar(&a.yes, "yes", false, "do not ask before what cannot be undone")
-	a.timeout = 10 * time.Second
-	flags.Var((*durationFlag)(&a.timeout), "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
-	if err := completeValues(root); err != nil {
+	durationVar(flags, &a.timeout, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
+	forms := cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp)
+	if err := errors.Join(root.MarkPersistentFlagFilename("config", "yaml", "yml"), root.RegisterFlagCompletionFunc("output", forms)); err != nil {
 		panic(err) // a slip in a flag's name; every test meets it
 	}
 	return root
 }
 
+// checkArgs has a noun refuse what is not one of its verbs. Other commands take no arguments unless they say which.
+func checkArgs(cmd *cobra.Command) {
+	if !cmd.HasSubCommands() {
+		if cmd.Args == nil {
+			cmd.Args = cobra.NoArgs
+		}
+		return
+	}
+	names := ""
+	for _, verb := range cmd.Commands() {
+		names += " " + verb.Name()
+		checkArgs(verb)
+	}
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return fmt.Errorf("%s needs a verb:%s", cmd.CommandPath(), names)
+		}
+		return fmt.Errorf("%q is not a verb of %s:%s", args[0], cmd.CommandPath(), names)
+	}
+	cmd.RunE = func(*cobra.Command, []string) error { return nil } // never runs: Args refuses everything
+}
+
 // group is a noun whose verbs are commands of their own.
 func group(noun, short string, verbs ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: noun, Short: short,
-		Args: func(cmd *cobra.Command, args []string) error {
-			names := ""
-			for _, verb := range verbs {
-				names += " " + verb.Name()
-			}
-			if len(args) == 0 {
-				return fmt.Errorf("%s needs a verb:%s", cmd.CommandPath(), names)
-			}
-			return fmt.Errorf("%q is not a verb of %s:%s", args[0], cmd.CommandPath(), names)
-		},
-		RunE: func(*cobra.Command, []string) error { return nil }, // never runs: Args refuses everything
-	}
+	cmd := &cobra.Command{Use: noun, Short: short}
 	cmd.AddCommand(verbs...)
 	return cmd
 }
@@ -172,13 +172,7 @@ func (a *app) loadConfig() (*config.Config, error) {
 
 // readConfig reads the configuration: flags over environment over file over defaults.
 func (a *app) readConfig() (*config.Config, error) {
-	given := map[string]string{}
-	for path, url := range a.urls {
-		if url.given {
-			given[path] = url.text
-		}
-	}
-	return config.Load(config.Source{Path: a.configFile, Flags: given, Environ: a.environ})
+	return config.Load(config.Source{Path: a.configFile, Flags: a.urls, Environ: a.environ})
 }
 
 // variable is the value of an environment variable. The last of a name counts.
@@ -194,9 +188,7 @@ func (a *app) variable(name string) (value string) {
 // logger writes to stderr as the configuration says.
 func (a *app) logger(cfg *config.Config) *slog.Logger {
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
-		level = slog.LevelInfo // cannot happen: the configuration allows slog's names only
-	}
+	_ = level.UnmarshalText([]byte(cfg.Log.Level)) // the configuration allows slog's names only
 	options := &slog.HandlerOptions{Level: level}
 	if cfg.Log.Format == "json" {
 		return slog.New(slog.NewJSONHandler(a.stderr, options))

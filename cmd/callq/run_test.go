@@ -258,7 +258,7 @@ func TestCommands(t *testing.T) {
 		{"an unknown flag", nothing, "status --frobnicate", 2, "unknown flag: --frobnicate"},
 		{"an unknown form of output", nothing, "status -o xml", 2, "table, json or jsonl"},
 		{"a timeout of nothing", nothing, "status --timeout 0", 2, "--timeout must be above 0"},
-		{"a noun without its verb", nothing, "calls", 2, "needs a verb: list get"},
+		{"a noun without its verb", nothing, "calls", 2, "needs a verb: cancel delete get"},
 		{"a noun with another's verb", nothing, "calls up", 2, `"up" is not a verb`},
 		{"an argument too many", nothing, "status now", 2, "now"},
 		{"no Postgres configured", nothing, "status", 2, "DATABASE_URL"},

@@ -10,13 +10,12 @@ import (
 
 // This file alone translates the configuration into what the packages take.
 
-func dispatcherConfig(cfg *config.Config, s servers) dispatcher.Config {
+func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Config {
+	now := settings(cfg)
 	return dispatcher.Config{
 		Pool: s.pool, Redis: s.redis, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
-		Policy:    rules(cfg),
-		Schedule:  dispatcher.Schedule(cfg.Schedule),
-		Retention: maintenance.Retention(cfg.Retention),
-		MaxData:   int64(cfg.Calls.MaxData),
+		Policy: now.Policy, Schedule: now.Schedule, Retention: now.Retention,
+		Apply: apply, MaxData: int64(cfg.Calls.MaxData),
 	}
 }
 

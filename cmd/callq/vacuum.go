@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -22,7 +23,6 @@ func vacuumCommand(a *app) *cobra.Command {
 tables that are mostly unused, one after the other, and returns the space to the disk. Each table is locked
 meanwhile: nothing is inserted, claimed or recorded. So callq asks first, says how long that may take, and
 refuses while calls are due or run.`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if force && !full {
 				return usagef("--force is for --full: a plain vacuum blocks nothing")
@@ -31,9 +31,9 @@ refuses while calls are due or run.`,
 		},
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
 			if full {
-				return vacuumFull(ctx, a, db, force, dryRun)
+				return vacuumFull(ctx, db, force, dryRun)
 			}
-			return vacuum(ctx, a, db, dryRun)
+			return vacuum(ctx, db, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&full, "full", false, "VACUUM FULL those that are mostly unused: it locks them")
@@ -42,27 +42,25 @@ refuses while calls are due or run.`,
 	return cmd
 }
 
-func vacuum(ctx context.Context, a *app, db *database, dryRun bool) error {
+func vacuum(ctx context.Context, db *database, dryRun bool) error {
 	if dryRun {
 		tables, err := readTables(ctx, db)
 		if err != nil {
 			return err
 		}
-		return printVacuumed(a, "would vacuum", tables, 0)
+		return showVacuumed(db.app, "would vacuum", tables, 0)
 	}
 	begun := time.Now()
 	if err := maintenance.Vacuum(ctx, db.Pool); err != nil {
 		return err
 	}
 	took := time.Since(begun).Round(time.Millisecond)
-	if a.output != "table" {
-		return a.printJSON(map[string]any{"vacuumed": true, "took_ms": took.Milliseconds()})
-	}
-	fmt.Fprintf(a.stdout, "vacuumed callq's tables in %s\n", took)
-	return nil
+	return db.show(map[string]any{"vacuumed": true, "took_ms": took.Milliseconds()}, func(w io.Writer) {
+		fmt.Fprintf(w, "vacuumed callq's tables in %s\n", took)
+	})
 }
 
-func vacuumFull(ctx context.Context, a *app, db *database, force, dryRun bool) error {
+func vacuumFull(ctx context.Context, db *database, force, dryRun bool) error {
 	if err := maintenance.Analyze(ctx, db.Pool); err != nil {
 		return err
 	}
@@ -79,7 +77,7 @@ func vacuumFull(ctx context.Context, a *app, db *database, force, dryRun bool) e
 		}
 	}
 	if dryRun || len(bloated) == 0 {
-		return printVacuumed(a, "would write anew", bloated, free)
+		return showVacuumed(db.app, "would write anew", bloated, free)
 	}
 	if !force {
 		if err := mayLock(ctx, db); err != nil {
@@ -88,13 +86,10 @@ func vacuumFull(ctx context.Context, a *app, db *database, force, dryRun bool) e
 	}
 	question := fmt.Sprintf("Write %d tables anew, locked for about %s in all (an estimate), to free about %s?",
 		len(bloated), rewriteTime(used), doctor.Size(free))
-	if !a.yes && !isTerminal(a.stdin) {
-		return usagef("%s There is nobody to ask: give --yes to do it", question)
-	}
-	if err := a.confirm(question); err != nil {
+	if err := db.confirm(ctx, question); err != nil {
 		return err
 	}
-	err = maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(a.stderr, "%s is written anew\n", table) })
+	err = maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(db.stderr, "%s is written anew\n", table) })
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "55P03" {
 		return fmt.Errorf("%w; somebody uses the table: try again, or see `callq maintain status` for who holds it", err)
 	}
@@ -105,7 +100,7 @@ func vacuumFull(ctx context.Context, a *app, db *database, force, dryRun bool) e
 	if err != nil {
 		return err
 	}
-	return printVacuumed(a, "wrote anew", bloated, diskUse(tables, names)-diskUse(after, names))
+	return showVacuumed(db.app, "wrote anew", bloated, diskUse(tables, names)-diskUse(after, names))
 }
 
 func readTables(ctx context.Context, db *database) ([]doctor.Table, error) {
@@ -151,22 +146,20 @@ const inTheWaySQL = `
 SELECT (SELECT count(*) FROM call_queue WHERE status IN ('new', 'error') AND coalesce(run_at, created_at) <= clock_timestamp()),
     (SELECT count(*) FROM call_open)`
 
-func printVacuumed(a *app, verb string, tables []doctor.Table, freed int64) error {
+func showVacuumed(a *app, verb string, tables []doctor.Table, freed int64) error {
 	names := []string{}
 	for _, t := range tables {
 		names = append(names, t.Name)
 	}
-	if a.output != "table" {
-		return a.printJSON(map[string]any{"tables": names, "freed_bytes": freed})
-	}
-	if len(names) == 0 {
-		fmt.Fprintln(a.stdout, "no table is mostly unused: nothing to do")
-	}
-	for _, t := range tables {
-		fmt.Fprintf(a.stdout, "%s %s: %s, about %s unused\n", verb, t.Name, doctor.Size(t.All()), doctor.Size(t.FreeBytes))
-	}
-	if freed > 0 {
-		fmt.Fprintf(a.stdout, "on the disk: %s\n", doctor.Size(freed))
-	}
-	return nil
+	return a.show(map[string]any{"tables": names, "freed_bytes": freed}, func(w io.Writer) {
+		if len(names) == 0 {
+			fmt.Fprintln(w, "no table is mostly unused: nothing to do")
+		}
+		for _, t := range tables {
+			fmt.Fprintf(w, "%s %s: %s, about %s unused\n", verb, t.Name, doctor.Size(t.All()), doctor.Size(t.FreeBytes))
+		}
+		if freed > 0 {
+			fmt.Fprintf(w, "on the disk: %s\n", doctor.Size(freed))
+		}
+	})
 }
