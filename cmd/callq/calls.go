@@ -121,7 +121,7 @@ func callsListCommand(a *app) *cobra.Command {
 			if len(calls) == limit {
 				fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 			}
-			return callTable().show(a, calls)
+			return callTable().show(a, calls, nil)
 		}),
 	}
 	flags.add(cmd)

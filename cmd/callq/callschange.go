@@ -114,7 +114,7 @@ func each[T any](results []T, err error, of func(T) changed) ([]changed, error) 
 }
 
 const (
-	changePage = 10_000 // calls of a filter that are looked up at once
+	changePage = 2_000 // calls of a filter that are looked up at once
 	changeMost = 500    // and that are changed in one transaction
 )
 
@@ -185,7 +185,7 @@ func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
 				did = "was already"
 			}
 			return []any{call.id, did, statusText(call.status, call.open)}
-		}}.show(a, calls)
+		}}.show(a, calls, nil)
 		for _, call := range calls {
 			if !call.done && !call.was {
 				not = append(not, fmt.Sprintf("%d (%s)", call.id, statusText(call.status, call.open)))
@@ -247,14 +247,24 @@ func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched 
 			return done, seen, err
 		}
 		for some := range slices.Chunk(page, changeMost) {
-			seen += int64(len(some))
-			if err := db.within(ctx, func(ctx context.Context) error {
-				n, err := c.some(ctx, db, slices.Contains(f.Statuses, callqueue.StatusDone), some)
-				done += n
+			var ids []int64
+			for _, call := range some {
+				ids = append(ids, call.ID)
+			}
+			var list []changed
+			err := db.within(ctx, func(ctx context.Context) (err error) {
+				list, err = c.apply(ctx, db.calls, slices.Contains(f.Statuses, callqueue.StatusDone), ids)
 				return err
-			}); err != nil {
+			})
+			for _, call := range list {
+				if call.done {
+					done++
+				}
+			}
+			if err != nil && !errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
 				return done, seen, err
 			}
+			seen += int64(len(some))
 			if time.Since(said) > time.Second {
 				fmt.Fprintf(db.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
 				said = time.Now()
@@ -265,24 +275,6 @@ func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched 
 		}
 	}
 	return done, seen, nil
-}
-
-// some changes calls and says how many. Those that are gone by now do not count.
-func (c *change) some(ctx context.Context, db *database, evenDone bool, calls []admin.Call) (done int64, err error) {
-	ids := make([]int64, len(calls))
-	for i, call := range calls {
-		ids[i] = call.ID
-	}
-	list, err := c.apply(ctx, db.calls, c.done || evenDone, ids)
-	for _, call := range list {
-		if call.done {
-			done++
-		}
-	}
-	if errors.Is(err, callqueue.ErrNotFound) {
-		err = nil
-	}
-	return done, err
 }
 
 func (c *change) confirm(ctx context.Context, a *app, calls int64) error {

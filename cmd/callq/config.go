@@ -41,7 +41,7 @@ func configCommand(a *app) *cobra.Command {
 					source += " (" + v.Via + ")"
 				}
 				return []any{v.Key, value, source}
-			}}.show(a, cfg.Values())
+			}}.show(a, cfg.Values(), nil)
 		},
 	}, &cobra.Command{
 		Use: "apply", Short: "Put the file's limits, queues and budgets in force",

@@ -118,9 +118,6 @@ func TestDev(t *testing.T) {
 	if words := filepath.Join(dir, "data", "postgres") + " is in use by another server; give another folder than "; second.code != exitFailed || !strings.Contains(second.stderr, words) {
 		t.Errorf("a second dev: exit code %d, without %q\n%s", second.code, words, second.stderr)
 	}
-	elsewhere := develop(t, devFolders(t), nil)
-	elsewhere.call(url)
-	elsewhere.interrupt()
 	d.interrupt()
 
 	for _, how := range []string{"Ctrl-C", "kill -9"} {

@@ -28,10 +28,7 @@ func limitsCommand(a *app) *cobra.Command {
 				"Occupied and room are read without the limits' locks: they are approximate, and decide nothing.",
 			RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 				limits, err := admin.ReadLimits(ctx, db)
-				if err != nil {
-					return err
-				}
-				return limitTable().show(a, limits)
+				return limitTable().show(a, limits, err)
 			}),
 		},
 		&cobra.Command{
@@ -97,11 +94,8 @@ func limitsForecastCommand(a *app) *cobra.Command {
 				args = nil // all
 			}
 			rows, err := admin.ReadForecasts(ctx, db, args)
-			switch {
-			case err != nil:
-				return err
-			case len(args) > 0 && len(rows) == 0:
-				return unknownRule("limit", args[0])
+			if err == nil && len(args) > 0 && len(rows) == 0 {
+				err = unknownRule("limit", args[0])
 			}
 			return table[admin.Forecast]{"LIMIT,RATE,WAITING,MOST OF A KEY,BUSY FOR,UNTIL", func(f admin.Forecast) []any {
 				key, busy := "-", "unknown: "+f.State
@@ -112,7 +106,7 @@ func limitsForecastCommand(a *app) *cobra.Command {
 					busy = "~" + f.Lasts.Round(time.Second).String()
 				}
 				return []any{f.Limit, f.Rate, f.Waiting, key, busy, f.Until}
-			}}.show(a, rows)
+			}}.show(a, rows, err)
 		}),
 	}
 }

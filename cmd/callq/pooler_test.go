@@ -89,7 +89,7 @@ func pooled(t *testing.T, w world) (fix string) {
 	awaitReady(t, addressIn(t, &d.stderr))
 	other := w.startReady("work")
 
-	const calls = 300
+	const calls = 120
 	var lines strings.Builder
 	for i := range calls {
 		fmt.Fprintf(&lines, `{"queue": "pay", "key": "k%d", "call_data": {"url": %q}}`+"\n", i%7, server.URL)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,13 +9,18 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/migrations"
 )
 
 // app is one run of the program: its streams, its environment and the global flags.
@@ -81,7 +87,7 @@ func (a *app) execute(ctx context.Context, args []string) error {
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !begun {
-		return usagef("%w (see %s --help)", argsError(cmd, err), cmd.CommandPath())
+		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	}
 	return err
 }
@@ -129,26 +135,34 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	return root
 }
 
-// checkArgs has a noun refuse what is not one of its verbs. Other commands take no arguments unless they say which.
+// checkArgs has commands say what is wrong with their arguments. A noun refuses what is not one of its verbs; what
+// does not say which arguments it takes, takes none.
 func checkArgs(cmd *cobra.Command) {
-	if !cmd.HasSubCommands() {
-		if cmd.Args == nil {
-			cmd.Args = cobra.NoArgs
-		}
-		return
+	takes, path, names := cmd.Args, cmd.CommandPath(), ""
+	if takes == nil {
+		takes = cobra.NoArgs
 	}
-	names := ""
 	for _, verb := range cmd.Commands() {
 		names += " " + verb.Name()
 		checkArgs(verb)
 	}
-	cmd.Args = func(_ *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return fmt.Errorf("%s needs a verb:%s", cmd.CommandPath(), names)
-		}
-		return fmt.Errorf("%q is not a verb of %s:%s", args[0], cmd.CommandPath(), names)
+	if cmd.HasSubCommands() {
+		cmd.RunE = func(*cobra.Command, []string) error { return nil } // never runs: Args refuses everything
 	}
-	cmd.RunE = func(*cobra.Command, []string) error { return nil } // never runs: Args refuses everything
+	_, want, _ := strings.Cut(cmd.Use, " ")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		switch refused := takes(cmd, args) != nil; {
+		case names != "" && len(args) == 0:
+			return fmt.Errorf("%s needs a verb:%s", path, names)
+		case names != "":
+			return fmt.Errorf("%q is not a verb of %s:%s", args[0], path, names)
+		case refused && want == "":
+			return fmt.Errorf("%s takes no arguments: %q", path, args[0])
+		case refused:
+			return fmt.Errorf("%s takes %s: %d were given", path, want, len(args))
+		}
+		return nil
+	}
 }
 
 // group is a noun whose verbs are commands of their own.
@@ -194,4 +208,96 @@ func (a *app) logger(cfg *config.Config) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(a.stderr, options))
 	}
 	return slog.New(slog.NewTextHandler(a.stderr, options))
+}
+
+// textFlag is a flag whose text a function reads. It shows its default only: what is given may hold a password.
+type textFlag struct {
+	kind, preset string
+	set          func(text string) error
+}
+
+func (f *textFlag) String() string        { return f.preset }
+func (f *textFlag) Type() string          { return f.kind }
+func (f *textFlag) Set(text string) error { return f.set(text) }
+
+// durationVar adds a flag that knows days and weeks, as the configuration does. What d holds is its default.
+func durationVar(flags *pflag.FlagSet, d *time.Duration, name, usage string) {
+	f := &textFlag{kind: "duration", set: func(text string) (err error) {
+		*d, err = config.ParseDuration(text)
+		return err
+	}}
+	if *d != 0 {
+		f.preset = d.String()
+	}
+	flags.Var(f, name, usage)
+}
+
+// timeVar adds a flag that is an instant.
+func timeVar(flags *pflag.FlagSet, at *time.Time, name, usage string) {
+	flags.Var(&textFlag{kind: "time", set: func(text string) (err error) {
+		if *at, err = time.Parse(time.RFC3339, text); err != nil {
+			return fmt.Errorf("%s is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", config.Quote(text))
+		}
+		return nil
+	}}, name, usage)
+}
+
+// flagError says what is wrong with a flag's value, without naming anything of Go.
+func flagError(err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag, value := "--"+invalid.GetFlag().Name, config.Quote(invalid.GetValue())
+	number, ok := errors.AsType[*strconv.NumError](err)
+	switch {
+	case !ok:
+		return fmt.Errorf("%s: %w", flag, errors.Unwrap(err))
+	case invalid.GetFlag().Value.Type() == "bool":
+		return fmt.Errorf("%s: %s is not true or false", flag, value)
+	case errors.Is(number.Err, strconv.ErrRange):
+		return fmt.Errorf("%s: %s is out of bounds", flag, value)
+	}
+	return fmt.Errorf("%s: %s is not a whole number", flag, value)
+}
+
+// versionInfo is what version prints.
+type versionInfo struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Schema  int64  `json:"schema"`
+	Go      string `json:"go"`
+}
+
+func versionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version of this program and of its schema",
+		RunE: func(*cobra.Command, []string) error {
+			info, _ := debug.ReadBuildInfo() // nil: not built as a module
+			v := versionOf(info)
+			return a.show(v, func(w io.Writer) { fmt.Fprintln(w, v) })
+		},
+	}
+}
+
+func (v versionInfo) String() string {
+	if v.Commit == "unknown" { // as of `go install …@version`, where the version says all
+		return fmt.Sprintf("callq %s (schema %d, %s)", v.Version, v.Schema, v.Go)
+	}
+	return fmt.Sprintf("callq %s (commit %s, schema %d, %s)", v.Version, v.Commit, v.Schema, v.Go)
+}
+
+// versionOf reads the build's own record: an installed module knows its version, a checkout its commit.
+func versionOf(info *debug.BuildInfo) versionInfo {
+	v := versionInfo{Version: "(devel)", Commit: "unknown", Schema: migrations.Version(), Go: runtime.Version()}
+	if info == nil {
+		return v
+	}
+	v.Version = cmp.Or(info.Main.Version, v.Version)
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			v.Commit = s.Value
+		}
+	}
+	return v
 }

@@ -26,7 +26,7 @@ import (
 
 const (
 	waitMost   = 2 * time.Minute
-	askAgain   = 40 * time.Millisecond
+	askAgain   = 100 * time.Millisecond
 	beCallq    = "CALLQ_TEST_BE_CALLQ" // set: the test's binary stands in for the program
 	noPostgres = "postgres://nobody@127.0.0.1:1/none"
 	noRedis    = "redis://127.0.0.1:1"
