@@ -193,6 +193,19 @@ func (a *app) awaitRedis(ctx context.Context, cfg *config.Config, client redis.U
 	return a.await(ctx, "Redis", cfg.Origin("redis.url"), func(ctx context.Context) error { return client.Ping(ctx).Err() })
 }
 
+// withRedis does what needs a Redis that answers.
+func (a *app) withRedis(ctx context.Context, cfg *config.Config, do func(redis.UniversalClient) error) error {
+	client, err := openRedis(cfg, a.logger(cfg))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := a.awaitRedis(ctx, cfg, client); err != nil {
+		return err
+	}
+	return do(client)
+}
+
 // await asks a server until it answers, for as long as --timeout. A refusal is final.
 func (a *app) await(ctx context.Context, what, origin string, ask func(context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, a.timeout)

@@ -85,10 +85,8 @@ type roles struct {
 	apply              bool // the configuration, even if a newer one has replaced it
 }
 
-// dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
+// dispatchOnce applies the rules and runs one tick. It serves no http.
 func (a *app) dispatchOnce(ctx context.Context, does roles) error {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
@@ -108,7 +106,7 @@ func (a *app) dispatchOnce(ctx context.Context, does roles) error {
 	if err != nil {
 		return err
 	}
-	return d.Once(ctx)
+	return a.within(ctx, d.Once)
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/config"
@@ -76,18 +77,14 @@ func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor
 	return doctor.Postgres(ctx, pool)
 }
 
-func (a *app) examineRedis(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
-	client, err := openRedis(cfg, a.logger(cfg))
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close()
-	if err := a.awaitRedis(ctx, cfg, client); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Second))
-	defer cancel()
-	return doctor.Redis(ctx, client)
+func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []doctor.Finding, err error) {
+	err = a.withRedis(ctx, cfg, func(client redis.UniversalClient) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Second))
+		defer cancel()
+		findings, err = doctor.Redis(ctx, client)
+		return err
+	})
+	return findings, err
 }
 
 // printFindings writes a line each, and beneath it the fix: both are often too long for a column.

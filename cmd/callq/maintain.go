@@ -7,6 +7,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/dispatcher"
@@ -173,27 +174,20 @@ Nothing is claimed or published.`,
 }
 
 func sweep(ctx context.Context, db *database, dryRun bool) error {
-	log := db.logger(db.cfg)
-	client, err := openRedis(db.cfg, log)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	if err := db.awaitRedis(ctx, db.cfg, client); err != nil {
-		return err
-	}
-	d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: log})
-	if err != nil {
-		return err
-	}
-	verb, run := "RECOVERED", d.RecoverAll
-	if dryRun {
-		verb, run = "TO RECOVER", d.RecoverDryRun
-	}
-	swept, err := run(ctx)
-	return table[recovery.Recovered]{
-		verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
-	}.show(db.app, swept, err)
+	return db.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
+		d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: db.logger(db.cfg)})
+		if err != nil {
+			return err
+		}
+		verb, run := "RECOVERED", d.RecoverAll
+		if dryRun {
+			verb, run = "TO RECOVER", d.RecoverDryRun
+		}
+		swept, err := run(ctx)
+		return table[recovery.Recovered]{
+			verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
+		}.show(db.app, swept, err)
+	})
 }
 
 func vacuumCommand(a *app) *cobra.Command {
