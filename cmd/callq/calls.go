@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,7 +134,7 @@ func callsListCommand(a *app) *cobra.Command {
 func callTable() table[admin.Call] {
 	return table[admin.Call]{"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
 		return []any{
-			c.ID, short(c.Queue), short(c.Task), short(dash(c.Key)), statusText(c.Status, c.Running),
+			c.ID, short(c.Queue), short(c.Task), short(c.Key), statusText(c.Status, c.Running),
 			c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
 		}
 	}}
@@ -233,31 +234,8 @@ func readShown(ctx context.Context, db *database, call *callqueue.Record) (shown
 }
 
 func (c shown) print(to io.Writer) {
-	for _, field := range []struct {
-		name  string
-		value any
-	}{
-		{"id", c.ID},
-		{"queue", c.Queue},
-		{"task", c.Task},
-		{"key", dash(c.Key)},
-		{"status", statusText(c.Status, c.Running)},
-		{"attempts", c.Attempts},
-		{"failed_count", c.FailedCount},
-		{"max_attempts", c.MaxAttempts},
-		{"error_message", c.ErrorMessage},
-		{"priority", c.Priority},
-		{"cost", c.Cost},
-		{"unique_key", c.UniqueKey},
-		{"created_at", c.CreatedAt},
-		{"run_at", c.RunAt},
-		{"expires_at", c.ExpiresAt},
-		{"dispatched_at", c.DispatchedAt},
-		{"finished_at", c.FinishedAt},
-		{"call_data", string(c.Data)},
-		{"result", dash(string(c.Result))},
-	} {
-		fmt.Fprintf(to, "%-14s %s\n", field.name, cell(field.value))
+	for field, value := range reflect.ValueOf(*c.Record).Fields() {
+		fmt.Fprintf(to, "%-14s %s\n", field.Tag.Get("json"), cell(value.Interface()))
 	}
 	table[admin.Attempt]{"ATTEMPT,OUTCOME,CLAIMED AT,STARTED AT,FINISHED AT,WORKER,ERROR", func(t admin.Attempt) []any {
 		return []any{t.Attempt, t.State(), t.ClaimedAt, t.StartedAt, t.FinishedAt, t.Worker, short(admin.Text(t.Error))}

@@ -33,9 +33,9 @@ func configCommand(a *app) *cobra.Command {
 				return err
 			}
 			return table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
-				value, source := dash(fmt.Sprint(v.Value)), v.Source
+				value, source := fmt.Sprint(v.Value), v.Source
 				if list, ok := v.Value.([]string); ok {
-					value = dash(strings.Join(list, ", "))
+					value = strings.Join(list, ", ")
 				}
 				if v.Via != "" {
 					source += " (" + v.Via + ")"

@@ -56,13 +56,10 @@ func (a *app) examine(ctx context.Context) error {
 		}
 	}
 	err = showRows(a, findings, func(w io.Writer) { printFindings(w, findings) })
-	switch {
-	case err != nil || problems == 0:
+	if err != nil || problems == 0 {
 		return err
-	case problems == 1:
-		return exitf(code, "doctor: 1 problem")
 	}
-	return exitf(code, "doctor: %d problems", problems)
+	return exitf(code, "doctor found problems: %d", problems)
 }
 
 func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {

@@ -73,7 +73,7 @@ func showLimit(ctx context.Context, db *database, args []string) error {
 			if p.Until != nil {
 				until = admin.Instant(p.Until)
 			}
-			return []any{dash(p.Key), until, p.Reason, p.At, p.By}
+			return []any{p.Key, until, p.Reason, p.At, p.By}
 		}}.below(w, d.Pauses)
 		table[admin.Change]{
 			"CHANGED AT,BY,CHANGE", func(c admin.Change) []any { return []any{c.At, c.By, c.Change} },

@@ -171,7 +171,6 @@ func TestOperatorsCommands(t *testing.T) {
 		{"maintain status, Postgres away", away, "maintain status --timeout 300ms", 5, unreachable},
 		{"maintain status, a bad flag", up, "maintain status --full", 2, "unknown flag"},
 		{"maintain retention, dry", up, "maintain retention --dry-run", 0, "would remove 0 calls"},
-		{"maintain retention, dry, Postgres away", away, "maintain retention --dry-run --timeout 300ms", 5, unreachable},
 		{"maintain vacuum, dry", up, "maintain vacuum --dry-run", 0, "would vacuum call_queue"},
 		{"maintain vacuum, force alone", up, "maintain vacuum --force", 2, "--force is for --full"},
 		{"maintain vacuum, full, nothing to do", up, "maintain vacuum --full", 0, "nothing to do"},

@@ -108,6 +108,10 @@ func cell(value any) string {
 		return admin.Instant(&v)
 	case []string:
 		return printable(dash(strings.Join(v, ",")))
+	case json.RawMessage:
+		return printable(dash(string(v)))
+	case string:
+		return printable(dash(v))
 	}
 	return printable(fmt.Sprint(value))
 }

@@ -72,23 +72,17 @@ func answers(t *testing.T, words string) (address string) {
 func encrypt(t *testing.T, postgres *local.PostgresServer, files map[string][]byte) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), postgres.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var dir string
-	if err := conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir))
 	for name, content := range files {
 		writeAs(t, ownerOf(t, dir), filepath.Join(dir, name), string(content))
 	}
 	if _, err := conn.Exec(t.Context(), "ALTER SYSTEM SET ssl = on"); err != nil {
 		t.Fatal(err)
 	}
-	if err := postgres.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, postgres.Restart(t.Context()))
 }
 
 // Both servers with TLS, under an authority of their own: the whole way of a call, and what is said where

@@ -70,7 +70,7 @@ func printProof(to io.Writer, r *verify.Report) {
 	if len(r.Findings) > 0 {
 		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
 		table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
-			return []any{v.Rule, dash(v.Limit), number(v.CallID), number(int64(v.Attempt)), v.Detail}
+			return []any{v.Rule, v.Limit, number(v.CallID), number(int64(v.Attempt)), v.Detail}
 		}}.print(to, r.Findings)
 		fmt.Fprintln(to)
 	}
