@@ -115,7 +115,7 @@ func each[T any](results []T, err error, of func(T) changed) ([]changed, error) 
 
 const (
 	changePage = 2_000 // calls of a filter that are looked up at once
-	changeMost = 500    // and that are changed in one transaction
+	changeMost = 500   // and that are changed in one transaction
 )
 
 func changeCommand(a *app, c *change) *cobra.Command {

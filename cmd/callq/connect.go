@@ -223,7 +223,8 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 		case poolerHint(err) != "":
 			return err
 		case isTLS(err):
-			return exitf(exitUnreachable, "%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)
+			return exitf(exitUnreachable, "%s is there, and TLS with it fails: %w; check %s, and that the certificate names the URL's "+
+				"host (URL from %s)", what, err, tlsSettings(what), origin)
 		case what == "Postgres" && !isUnreachable(err):
 			return err
 		case first == nil:
@@ -337,9 +338,9 @@ func isTLS(err error) bool {
 
 func tlsSettings(server string) string {
 	if server == "Postgres" {
-		return "sslmode and sslrootcert (PGSSLMODE, PGSSLROOTCERT), and that the certificate names the URL's host"
+		return "sslmode and sslrootcert (PGSSLMODE, PGSSLROOTCERT)"
 	}
-	return "redis.ca_file, rediss:// or redis://, and that the certificate names the URL's host"
+	return "redis.ca_file, rediss:// or redis://"
 }
 
 // redisLog passes go-redis's own log lines to slog. Callers say what matters of them.

@@ -30,9 +30,9 @@ import (
 
 // What serve and dispatch say of what they apply.
 const (
-	applyText = "At its start it applies limits, queues and budgets for every process: what was applied last is in force. It does\n" +
-		"not apply a file that was applied before and has since been replaced, so that no restart turns anything back;\n" +
-		"--apply does."
+	applyText = `At its start it applies limits, queues and budgets for every process: what was applied last is in force. It does
+not apply a file that was applied before and has since been replaced, so that no restart turns anything back;
+--apply does.`
 	applyUsage = "apply the configuration even if a newer one has replaced it"
 )
 
@@ -85,8 +85,10 @@ type roles struct {
 	apply              bool // the configuration, even if a newer one has replaced it
 }
 
-// dispatchOnce applies the rules and runs one tick. It serves no http.
+// dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
 func (a *app) dispatchOnce(ctx context.Context, does roles) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
@@ -106,7 +108,7 @@ func (a *app) dispatchOnce(ctx context.Context, does roles) error {
 	if err != nil {
 		return err
 	}
-	return a.within(ctx, d.Once)
+	return d.Once(ctx)
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or

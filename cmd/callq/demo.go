@@ -68,7 +68,8 @@ func demoCommand(a *app) *cobra.Command {
 
 func (d demo) run(ctx context.Context) (err error) {
 	log := slog.New(slog.NewTextHandler(d.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	fmt.Fprintln(d.stderr, "starting Postgres, Redis and an API that allows", strings.TrimSuffix(d.rate.String(), ", sliding window"))
+	rate := strings.TrimSuffix(d.rate.String(), ", sliding window")
+	fmt.Fprintln(d.stderr, "starting Postgres, Redis and an API that allows", rate)
 	own, err := startOwn(ctx, local.Postgres{}, local.Redis{}, log)
 	if err != nil {
 		return err
@@ -173,8 +174,9 @@ func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI, don
 	v := api.verdict()
 	v.Done = done
 	if err := d.show(v, func(w io.Writer) {
-		fmt.Fprintf(w, "calls done         %d of %d\nrequests sent      %d\nmost in any %-6s %d of %d\nanswers 429        %d\nlimit used         %.1f %%\n",
-			v.Done, d.calls, v.Requests, d.rate.Window, v.Max, d.rate.Units, v.R429, 100*v.Used)
+		fmt.Fprintf(w, "calls done         %d of %d\nrequests sent      %d\n", v.Done, d.calls, v.Requests)
+		fmt.Fprintf(w, "most in any %-6s %d of %d\nanswers 429        %d\n", d.rate.Window, v.Max, d.rate.Units, v.R429)
+		fmt.Fprintf(w, "limit used         %.1f %%\n", 100*v.Used)
 	}); err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 		return fmt.Errorf("%w; give another folder than %s with --dir", err, dir)
 	}
 	defer func() { err = errors.Join(err, servers.stop()) }()
-	servers.Dir = dir
+	servers.Dir, servers.Process = dir, os.Getpid()
 	fmt.Fprintln(a.stderr, "callq: warning: for development, not for production: no passwords, no backups; the data is in", dir)
 	if err := a.show(servers, func(w io.Writer) {
 		fmt.Fprintf(w, "export DATABASE_URL='%s'\nexport REDIS_URL='%s'\n", servers.Postgres, servers.Redis)
@@ -85,6 +85,7 @@ func devFolder(a *app, dir string) (string, error) {
 // ownServers are a Postgres, with callq's schema, and a Redis of this process's own.
 type ownServers struct {
 	Dir      string `json:"dir"`
+	Process  int    `json:"process"`
 	Postgres string `json:"postgres_url"`
 	Redis    string `json:"redis_url"`
 	stop     func() error

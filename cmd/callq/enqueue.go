@@ -235,10 +235,10 @@ type line struct {
 
 // filing is one run of enqueue --from: a transaction that takes all lines or none.
 type filing struct {
-	client  *callqueue.Client
-	tx      pgx.Tx
-	base    callqueue.Call // what the flags say
-	queues  map[string]bool
+	client *callqueue.Client
+	tx     pgx.Tx
+	base   callqueue.Call // what the flags say
+	queues map[string]bool
 
 	results    []inserted
 	duplicates int // of them

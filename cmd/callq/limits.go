@@ -54,7 +54,8 @@ func limitTable() table[admin.Limit] {
 		if l.Config != nil {
 			rate += " (set; config: " + *l.Config + ")"
 		}
-		return []any{l.Name, rate, l.Queues, fmt.Sprint("~", l.Occupied), fmt.Sprint("~", l.Room), l.StateText(), l.ChangedAt, l.ChangedBy}
+		occupied, room := fmt.Sprint("~", l.Occupied), fmt.Sprint("~", l.Room)
+		return []any{l.Name, rate, l.Queues, occupied, room, l.StateText(), l.ChangedAt, l.ChangedBy}
 	}}
 }
 
@@ -194,7 +195,8 @@ func (a *app) showChanges(what, name string, changes []string, err error) error 
 }
 
 func unknownRule(what, name string) error {
-	return exitf(exitNotFound, "no such %s: %s; `callq %ss list` shows those in force", what, cmp.Or(printable(short(name)), `""`), what)
+	name = cmp.Or(printable(short(name)), `""`)
+	return exitf(exitNotFound, "no such %s: %s; `callq %ss list` shows those in force", what, name, what)
 }
 
 // operator is who runs the command, for the audit.

@@ -39,31 +39,25 @@ func maintainStatusCommand(a *app) *cobra.Command {
 		Long: "Show how large callq's tables are and how much of them is dead, what retention would remove, and who has\n" +
 			"held a snapshot for longest, which keeps vacuum from removing dead rows. Reads all calls, in short\n" +
 			"transactions.",
-		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			m, err := readMaintenance(ctx, db)
-			if err != nil {
-				return err
-			}
-			return a.show(m, func(w io.Writer) { printMaintenance(w, m) })
-		}),
+		RunE: a.connected(ledger.Settings(), maintainStatus),
 	}
 }
 
-func readMaintenance(ctx context.Context, db *database) (*tablesReport, error) {
-	m := &tablesReport{}
+func maintainStatus(ctx context.Context, db *database, _ []string) error {
+	var m tablesReport
 	holders, err := doctor.Holders(ctx, db.Pool)
 	if err != nil {
-		return nil, fmt.Errorf("read snapshots: %w", err)
+		return fmt.Errorf("read snapshots: %w", err)
 	}
 	if len(holders) > 0 {
 		m.Snapshot, m.End = &holders[0], holders[0].End()
 	}
 	if m.Tables, err = doctor.Tables(ctx, db.Pool); err != nil {
-		return nil, err
+		return err
 	}
 	keep := maintenance.Retention(db.cfg.Retention)
 	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(db.stderr, "retention: found")); err != nil {
-		return nil, err
+		return err
 	}
 	for _, t := range m.Tables {
 		rows := map[string]int64{"call_queue": m.Retention.Calls, "call_attempts": m.Retention.Attempts}[t.Name]
@@ -76,7 +70,7 @@ func readMaintenance(ctx context.Context, db *database) (*tablesReport, error) {
 			}
 		}
 	}
-	return m, nil
+	return db.show(m, func(w io.Writer) { printMaintenance(w, &m) })
 }
 
 func printMaintenance(to io.Writer, m *tablesReport) {
@@ -120,8 +114,8 @@ func retentionCommand(a *app) *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only count what would be removed")
-	for name, calls := range map[string]string{"done": "calls that are done", "failed": "failed calls", "cancelled": "cancelled calls"} {
-		durationVar(cmd.Flags(), flags[name], name, fmt.Sprintf("keep %s this long (default: retention.%s)", calls, name))
+	for name, keep := range flags {
+		durationVar(cmd.Flags(), keep, name, fmt.Sprintf("keep %s calls this long (default: retention.%s)", name, name))
 	}
 	return cmd
 }

@@ -12,7 +12,8 @@ import (
 )
 
 func migrateCommand(a *app) *cobra.Command {
-	verb := func(name, short, none string, run func(context.Context, *pgx.ConnConfig) ([]migrations.Migration, error)) *cobra.Command {
+	type step func(context.Context, *pgx.ConnConfig) ([]migrations.Migration, error)
+	verb := func(name, short, none string, run step) *cobra.Command {
 		return &cobra.Command{Use: name, Short: short, RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
 			list, err := run(ctx, conn)
 			if err == nil && len(list) == 0 {
@@ -112,4 +113,3 @@ func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE 
 		return verb(ctx, conn)
 	}
 }
-

@@ -93,8 +93,9 @@ func (r *reloader) reload(ctx context.Context) {
 		return
 	}
 	warnOfSlips(ctx, next, r.log)
-	changed := slices.DeleteFunc(config.Changed(r.last, next), func(key string) bool { takes, _ := r.reloads(key); return !takes })
-	later := slices.DeleteFunc(config.Changed(r.started, next), func(key string) bool { _, restart := r.reloads(key); return !restart })
+	changed, later := config.Changed(r.last, next), config.Changed(r.started, next)
+	changed = slices.DeleteFunc(changed, func(key string) bool { takes, _ := r.reloads(key); return !takes })
+	later = slices.DeleteFunc(later, func(key string) bool { _, restart := r.reloads(key); return !restart })
 	r.last = next
 	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
 	if len(later) > 0 {

@@ -118,7 +118,8 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	}
 	a.urls, a.timeout = map[string]string{}, 10*time.Second
 	flags := root.PersistentFlags()
-	flags.StringVarP(&a.configFile, "config", "c", "", "configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
+	flags.StringVarP(&a.configFile, "config", "c", "",
+		"configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
 	for _, server := range []string{"postgres", "redis"} {
 		flags.Var(&textFlag{kind: "URL", set: func(text string) error {
 			a.urls[server+".url"] = text
@@ -129,7 +130,8 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	flags.BoolVar(&a.yes, "yes", false, "do not ask before what cannot be undone")
 	durationVar(flags, &a.timeout, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
 	forms := cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp)
-	if err := errors.Join(root.MarkPersistentFlagFilename("config", "yaml", "yml"), root.RegisterFlagCompletionFunc("output", forms)); err != nil {
+	err := errors.Join(root.MarkPersistentFlagFilename("config", "yaml", "yml"), root.RegisterFlagCompletionFunc("output", forms))
+	if err != nil {
 		panic(err) // a slip in a flag's name; every test meets it
 	}
 	return root

@@ -118,9 +118,11 @@ func printStatus(to io.Writer, s *admin.Status) {
 	}
 	switch {
 	case s.Oldest != nil:
-		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt))
+		queue, ago := printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt)
+		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, queue, ago)
 	case slices.ContainsFunc(s.Queues, func(q admin.Queue) bool { return q.Due > 0 }):
-		fmt.Fprintln(to, "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them")
+		fmt.Fprintln(to, "oldest due call: none of those that stand first in line waits any more; "+
+			"they are counted until a claim passes them")
 	}
 }
 
