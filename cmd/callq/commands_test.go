@@ -72,9 +72,7 @@ func TestEnqueue(t *testing.T) {
 	if a.code != 0 || strings.TrimSpace(a.stdout) != id || !strings.Contains(a.stderr, "not inserted") {
 		t.Errorf("a duplicate: exit code %d, stdout %q, stderr %q", a.code, a.stdout, a.stderr)
 	}
-	if a := w.run("enqueue", "--queue", "mial"); !strings.Contains(a.stderr, `no dispatcher has published a queue "mial"`) {
-		t.Errorf("an unknown queue: %q", a.stderr)
-	}
+	has(t, w.run("enqueue", "--queue", "mial").stderr, `no dispatcher has published a queue "mial"`)
 }
 
 func TestEnqueueFile(t *testing.T) {

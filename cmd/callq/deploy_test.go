@@ -62,8 +62,7 @@ func TestDeployments(t *testing.T) {
 			} else {
 				w.empty()
 			}
-			url, _, answer := api(t)
-			answer()
+			url := answering(t)
 			daemons := map[*process]deployed{}
 			for _, s := range services {
 				s.check(t, w)

@@ -104,8 +104,7 @@ func (d *developing) call(url string) (id string) {
 // kill -9, the next has what was there.
 func TestDev(t *testing.T) {
 	t.Parallel()
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	dir := devFolders(t)
 	d := develop(t, dir, nil)
 	for _, words := range []string{"for development, not for production", filepath.Join(dir, "data")} {
@@ -155,8 +154,7 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 	if errUID != nil || errGID != nil {
 		t.Fatal(errUID, errGID)
 	}
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	dir := devFolders(t)
 	home := filepath.Join(dir, "home")
 	must(t, os.Mkdir(home, 0o700))

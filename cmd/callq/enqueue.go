@@ -76,8 +76,8 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 	all.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
 	all.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
 	timeVar(all, &f.call.RunAt, "at", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
-	durationVar(all, &f.in, "in", "earliest time from now on, such as 10m or 1d")
-	durationVar(all, &f.expiresIn, "expires-in", "give up, unsent, after this long from now on")
+	durationVar(all, &f.in, 0, "in", "earliest time from now on, such as 10m or 1d")
+	durationVar(all, &f.expiresIn, 0, "expires-in", "give up, unsent, after this long from now on")
 	all.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
 	all.IntVar(&f.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
 	all.StringVar(&f.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
@@ -213,12 +213,6 @@ SELECT coalesce(nullif(name, ''), 'default') FROM unnest($1::text[]) AS name
 EXCEPT SELECT name FROM call_queues
 ORDER BY 1`
 
-// What is written at once.
-const (
-	linesAtOnce = 1000
-	bytesAtOnce = 16 << 20
-)
-
 // line is a call with call_queue's names, for JSON. Its fields are those of callqueue.Call.
 type line struct {
 	Queue       string    `json:"queue"`
@@ -284,8 +278,9 @@ func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
 	})(cmd, nil)
 }
 
-// read takes the lines in, 1,000 at a time. It skips blank lines.
+// read takes the lines in, some at a time. It skips blank lines.
 func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
+	const linesAtOnce, bytesAtOnce = 1000, 16 << 20
 	scanner := bufio.NewScanner(in)
 	longest := 2*maxData + 1<<16 // white space may be a part of it
 	scanner.Buffer(nil, longest)
@@ -307,11 +302,10 @@ func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
 			}
 		}
 	}
-	err := scanner.Err()
-	if errors.Is(err, bufio.ErrTooLong) {
+	switch err := scanner.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
 		return usagef("line %d: longer than %d bytes", number, longest)
-	}
-	if err != nil {
+	case err != nil:
 		return usagef("line %d: %w", number, err)
 	}
 	return f.write(ctx)
@@ -320,10 +314,10 @@ func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
 // parse reads a line over what the flags say. Null means the default, as in call_queue.
 func (f *filing) parse(text []byte) (callqueue.Call, error) {
 	var none callqueue.Call
-	if !utf8.Valid(text) {
+	switch {
+	case !utf8.Valid(text):
 		return none, errors.New("not valid UTF-8")
-	}
-	if text[0] != '{' {
+	case text[0] != '{':
 		return none, errors.New("not a JSON object")
 	}
 	var data json.RawMessage
@@ -385,18 +379,15 @@ func (f *filing) write(ctx context.Context) error {
 		}
 		return nil
 	case isInvalid && invalid.Index >= 0:
-		return usagef("line %d: %w", lines[invalid.Index], refused(err, false))
+		return fmt.Errorf("line %d: %w", lines[invalid.Index], refused(err, false))
 	case !isInvalid && !errors.Is(err, callqueue.ErrDuplicate):
 		return err
 	}
 	for i, call := range calls {
 		id, err := f.client.InsertTx(ctx, f.tx, call)
 		duplicate := errors.Is(err, callqueue.ErrDuplicate)
-		if _, invalid := errors.AsType[*callqueue.InvalidCallError](err); invalid {
-			return usagef("line %d: %w", lines[i], refused(err, false))
-		}
 		if err != nil && !duplicate {
-			return err
+			return fmt.Errorf("line %d: %w", lines[i], refused(err, false))
 		}
 		if duplicate {
 			f.duplicates++

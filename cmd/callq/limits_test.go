@@ -104,14 +104,7 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"verify", 0, "every rule holds"},
 	}
 	for _, c := range cases {
-		a := w.run(strings.Fields(c.args)...)
-		out := a.stdout
-		if c.code != 0 {
-			out = a.stderr
-		}
-		if a.code != c.code || !strings.Contains(out, c.says) {
-			t.Errorf("callq %s: exit code %d, want %d and %q\n%s%s", c.args, a.code, c.code, c.says, a.stdout, a.stderr)
-		}
+		w.answers(c.code, c.args, c.says)
 	}
 }
 
@@ -181,7 +174,7 @@ queues:
 	for range 3 { // the second finds the limits counted
 		w.do("dispatch", "--once")
 	}
-	for i, c := range []struct {
+	for _, c := range []struct {
 		args string
 		code int
 		says []string
@@ -202,15 +195,7 @@ queues:
 		{"limits reset nightly", 0, []string{"2 per 1mo, fixed window, America/New_York"}},
 		{"verify", 0, []string{"2 per 1mo, fixed window, America/New_York", "every rule holds"}},
 	} {
-		a := w.run(strings.Fields(c.args)...)
-		if a.code != c.code {
-			t.Errorf("%s: exit code %d, want %d\n%s%s", c.args, a.code, c.code, a.stdout, a.stderr)
-		}
-		for _, text := range c.says {
-			if !strings.Contains(a.stdout+a.stderr, text) {
-				t.Errorf("%s (%d) does not say %q:\n%s", c.args, i, text, fmt.Sprint(a.stdout, a.stderr))
-			}
-		}
+		w.answers(c.code, c.args, c.says...)
 	}
 }
 
@@ -282,8 +267,7 @@ func TestHoursAreShown(t *testing.T) {
 func TestSIGHUPOpensAndCloses(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	now := time.Now().UTC()
 	shut := atAnyPort + "queues: {pay: {hours: [" + now.Add(5*time.Hour).Format("15:04") + "-" + now.Add(6*time.Hour).Format("15:04") + "]}}\n"
 	w.config = shut

@@ -97,14 +97,6 @@ func retentionCommand(a *app) *cobra.Command {
 		Use: "retention", Short: "Remove calls that ended longer ago than they are kept",
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
 			"That frees no unit of a limit.",
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			for name, keep := range flags {
-				if cmd.Flags().Changed(name) && *keep < time.Second {
-					return usagef("--%s is %s, less than 1s", name, *keep)
-				}
-			}
-			return nil
-		},
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 			return retain(ctx, db, maintenance.Retention{
 				Done:      cmp.Or(given.Done, db.cfg.Retention.Done),
@@ -115,7 +107,7 @@ func retentionCommand(a *app) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only count what would be removed")
 	for name, keep := range flags {
-		durationVar(cmd.Flags(), keep, name, fmt.Sprintf("keep %s calls this long (default: retention.%s)", name, name))
+		durationVar(cmd.Flags(), keep, time.Second, name, fmt.Sprintf("keep %s calls this long (default: retention.%s)", name, name))
 	}
 	return cmd
 }

@@ -193,7 +193,7 @@ func TestOperatorsCommands(t *testing.T) {
 		{"verify, Postgres silent", silent, "verify --timeout 300ms", 5, "tried for 300ms"},
 
 		{"queues list, Postgres away", away, "queues list --timeout 300ms", 5, unreachable},
-		{"queues pause, of nothing", up, "queues pause default --for 0s", 2, "--for must be above 0"},
+		{"queues pause, of nothing", up, "queues pause default --for 0s", 2, "--for: 0s is less than 1ms"},
 		{"queues pause, which", up, "queues pause", 2, "takes NAME: 0 were given"},
 		{"queues resume, not paused", up, "queues resume default", 0, "as it was"},
 		{"queues resume, Postgres away", away, "queues resume default --timeout 300ms", 5, unreachable},

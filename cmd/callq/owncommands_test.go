@@ -151,10 +151,7 @@ func TestConfigInit(t *testing.T) {
 		must(t, os.WriteFile(file, []byte(mine), 0o600))
 	}
 	write()
-	a := w.run("config", "init", "-c", file)
-	if a.code != exitUsage || !strings.Contains(a.stderr, file+" is there already") || !strings.Contains(a.stderr, "--yes") {
-		t.Errorf("a file that is there: exit code %d\n%s", a.code, a.stderr)
-	}
+	w.answers(exitUsage, "config init -c "+file, file+" is there already", "--yes")
 	has(mine)
 	for _, flag := range []string{"--yes", "--force"} {
 		write()

@@ -57,8 +57,6 @@ func pauseCommand(a *app, what string) *cobra.Command {
 			switch lasts, ends := cmd.Flags().Changed("for"), cmd.Flags().Changed("until"); {
 			case lasts && ends:
 				return usagef("--for and --until both say when it ends: give one of them")
-			case lasts && length <= 0:
-				return usagef("--for must be above 0")
 			case ends && !until.After(time.Now()):
 				return usagef("--until %s has passed", until.Format(time.RFC3339))
 			case lasts:
@@ -76,7 +74,7 @@ func pauseCommand(a *app, what string) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&pause.Key, "key", "", "only the calls of this key")
-	durationVar(flags, &length, "for", "how long: 10m, 1h30m, 2d")
+	durationVar(flags, &length, time.Millisecond, "for", "how long: 10m, 1h30m, 2d")
 	timeVar(flags, &until, "until", "until when: 2026-11-21T09:00:00Z")
 	flags.StringVar(&pause.Reason, "reason", "by an operator", "why, for status and the audit")
 	return cmd

@@ -42,8 +42,7 @@ func TestRedisSentinel(t *testing.T) {
 // callsAreDone has some calls made, and returns what does it again.
 func callsAreDone(t *testing.T, w world) (again func()) {
 	t.Helper()
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	d := w.start("serve")
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -81,8 +80,7 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	d := w.startReady("serve")
 	enqueue := func() string {
 		t.Helper()

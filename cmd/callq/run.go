@@ -75,11 +75,8 @@ func (a *app) execute(ctx context.Context, args []string) error {
 	root := rootCommand(a)
 	begun := false // an error before a command begins is a usage error
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
-		switch {
-		case a.output != "table" && a.output != "json" && a.output != "jsonl":
+		if a.output != "table" && a.output != "json" && a.output != "jsonl" {
 			return fmt.Errorf("-o %q is not a form of output: table, json or jsonl", a.output)
-		case a.timeout <= 0:
-			return errors.New("--timeout must be above 0")
 		}
 		begun = true
 		return nil
@@ -128,7 +125,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	}
 	flags.StringVarP(&a.output, "output", "o", "table", "form of the output: table, json or jsonl")
 	flags.BoolVar(&a.yes, "yes", false, "do not ask before what cannot be undone")
-	durationVar(flags, &a.timeout, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
+	durationVar(flags, &a.timeout, time.Millisecond, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
 	forms := cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp)
 	err := errors.Join(root.MarkPersistentFlagFilename("config", "yaml", "yml"), root.RegisterFlagCompletionFunc("output", forms))
 	if err != nil {
@@ -223,9 +220,11 @@ func (f *textFlag) Type() string          { return f.kind }
 func (f *textFlag) Set(text string) error { return f.set(text) }
 
 // durationVar adds a flag that knows days and weeks, as the configuration does. What d holds is its default.
-func durationVar(flags *pflag.FlagSet, d *time.Duration, name, usage string) {
+func durationVar(flags *pflag.FlagSet, d *time.Duration, least time.Duration, name, usage string) {
 	f := &textFlag{kind: "duration", set: func(text string) (err error) {
-		*d, err = config.ParseDuration(text)
+		if *d, err = config.ParseDuration(text); err == nil && *d < least {
+			err = fmt.Errorf("%s is less than %s", *d, least)
+		}
 		return err
 	}}
 	if *d != 0 {

@@ -220,6 +220,21 @@ func (w world) refuses(code int, words string, args ...string) {
 	}
 }
 
+// answers runs a line of arguments, and wants this exit code and these words: on stdout, or on stderr of a failure.
+func (w world) answers(code int, line string, words ...string) answer {
+	w.t.Helper()
+	a := w.run(strings.Fields(line)...)
+	out := a.stdout
+	if code != 0 {
+		out = a.stderr
+	}
+	if a.code != code {
+		w.t.Errorf("callq %s: exit code %d, want %d\n%s%s", line, a.code, code, a.stdout, a.stderr)
+	}
+	has(w.t, out, words...)
+	return a
+}
+
 // has wants all these words in a text.
 func has(t *testing.T, text string, words ...string) {
 	t.Helper()
@@ -257,7 +272,7 @@ func TestCommands(t *testing.T) {
 		{"an unknown command", nothing, "frobnicate", 2, `unknown command "frobnicate"`},
 		{"an unknown flag", nothing, "status --frobnicate", 2, "unknown flag: --frobnicate"},
 		{"an unknown form of output", nothing, "status -o xml", 2, "table, json or jsonl"},
-		{"a timeout of nothing", nothing, "status --timeout 0", 2, "--timeout must be above 0"},
+		{"a timeout of nothing", nothing, "status --timeout 0", 2, "--timeout: 0s is less than 1ms"},
 		{"a noun without its verb", nothing, "calls", 2, "needs a verb: cancel delete get"},
 		{"a noun with another's verb", nothing, "calls up", 2, `"up" is not a verb`},
 		{"an argument too many", nothing, "status now", 2, "now"},
@@ -384,10 +399,7 @@ func TestSchemaIsChecked(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			test.prepare(w)
-			a := w.run(strings.Fields(test.args)...)
-			if a.code != exitFailed || !strings.Contains(a.stderr, test.words) {
-				t.Errorf("exit code %d, want 1 with %q:\n%s", a.code, test.words, a.stderr)
-			}
+			w.answers(exitFailed, test.args, test.words)
 		})
 	}
 }

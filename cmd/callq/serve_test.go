@@ -104,6 +104,14 @@ func api(t *testing.T) (url string, arrived <-chan struct{}, answer func()) {
 	return server.URL, requests, answer
 }
 
+// answering is an API that answers at once.
+func answering(t *testing.T) (url string) {
+	t.Helper()
+	url, _, answer := api(t)
+	answer()
+	return url
+}
+
 func receive[T any](t *testing.T, from <-chan T, fact string) (value T) {
 	t.Helper()
 	select {
@@ -215,21 +223,21 @@ func TestTakenAddress(t *testing.T) {
 	}
 }
 
-// serving is a process that serves, and has a request on its way.
-func (w world) serving(url string, arrived <-chan struct{}) (p *process, id string) {
+// serving is a process that serves, and has a request on its way, which the API answers when it is let.
+func (w world) serving() (p *process, id string, answer func()) {
 	w.t.Helper()
+	url, arrived, answer := api(w.t)
 	p = w.spawn("serve").ready()
 	id = w.call(url)
 	receive(w.t, arrived, "the request arrives")
-	return p, id
+	return p, id, answer
 }
 
 func TestSIGTERMDrains(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
-	url, arrived, answer := api(t)
-	p, id := w.serving(url, arrived)
+	p, id, answer := w.serving()
 
 	p.send(syscall.SIGTERM)
 	p.says("worker draining")
@@ -247,8 +255,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort
-	url, arrived, _ := api(t)
-	p, _ := w.serving(url, arrived)
+	p, _, _ := w.serving()
 
 	p.send(syscall.SIGTERM)
 	p.says("worker draining")

@@ -27,8 +27,6 @@ func statusCommand(a *app) *cobra.Command {
 			"them until claims have passed them. The oldest call is looked for among the first in line.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case watch && every < 100*time.Millisecond:
-				return usagef("--every is %s, less than 100ms", every)
 			case !watch && cmd.Flags().Changed("every"):
 				return usagef("--every is for --watch")
 			case !watch:
@@ -44,7 +42,7 @@ func statusCommand(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until Ctrl-C")
-	durationVar(cmd.Flags(), &every, "every", "how often, with --watch")
+	durationVar(cmd.Flags(), &every, 100*time.Millisecond, "every", "how often, with --watch")
 	return cmd
 }
 

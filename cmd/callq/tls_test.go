@@ -145,23 +145,14 @@ func TestTLS(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.in.t = t
-			a := c.in.run(append(strings.Fields(c.args), "--timeout", "20s")...) // what waiting does not mend is not waited for
-			if a.code != c.code {
-				t.Errorf("exit code %d, want %d\n%s", a.code, c.code, a.stderr)
-			}
-			for _, word := range c.words {
-				if !strings.Contains(a.stderr, word) {
-					t.Errorf("want %q in: %s", word, a.stderr)
-				}
-			}
+			a := c.in.answers(c.code, c.args+" --timeout 20s", c.words...) // what waiting does not mend is not waited for
 			if strings.Contains(a.stdout+a.stderr, "hunter2") || strings.Contains(a.stderr, "ter2hun") {
 				t.Errorf("it shows a password: %s", a.stderr)
 			}
 		})
 	}
 
-	api, _, answer := api(t)
-	answer()
+	api := answering(t)
 	d := good.startReady("serve")
 	id := good.call(api)
 	good.done(id)
