@@ -122,22 +122,18 @@ func callsListCommand(a *app) *cobra.Command {
 			if len(calls) == limit {
 				fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 			}
-			return callTable().show(a, calls, nil)
+			return table[admin.Call]{"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
+				return []any{
+					c.ID, short(c.Queue), short(c.Task), short(c.Key), statusText(c.Status, c.Running),
+					c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
+				}
+			}}.show(a, calls, nil)
 		}),
 	}
 	flags.add(cmd)
 	cmd.Flags().IntVar(&limit, "limit", 50, "how many at most")
 	cmd.Flags().Int64Var(&filter.Before, "before", 0, "only ids below this one: the next page")
 	return cmd
-}
-
-func callTable() table[admin.Call] {
-	return table[admin.Call]{"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
-		return []any{
-			c.ID, short(c.Queue), short(c.Task), short(c.Key), statusText(c.Status, c.Running),
-			c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
-		}
-	}}
 }
 
 func statusText(s callqueue.Status, running bool) string {
