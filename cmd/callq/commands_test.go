@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -167,6 +168,15 @@ func TestCallsList(t *testing.T) {
 	} {
 		if got := ids(strings.Fields(test.args)...); got != test.want {
 			t.Errorf("calls list %s: %s, want %s", test.args, got, test.want)
+		}
+	}
+	for form, id := range map[string]string{"jsonl": `(?m)^\{"id":(\d+)`, "json": `(?m)^    "id": (\d+)`, "table": `(?m)^(\d+) `} {
+		got := ""
+		for _, found := range regexp.MustCompile(id).FindAllStringSubmatch(w.do("calls", "list", "-o", form), -1) {
+			got += found[1]
+		}
+		if got != "10987654321" {
+			t.Errorf("%s has the calls %s", form, got)
 		}
 	}
 	if table := w.do("calls", "list"); !strings.Contains(table, "gave  [31mup") {
