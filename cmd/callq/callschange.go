@@ -222,12 +222,12 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 	if err != nil {
 		return err
 	}
-	done, seen, err := c.all(ctx, db, f, matched)
+	done, err := c.all(ctx, db, f, matched)
 	if err != nil {
 		fmt.Fprintf(db.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
 		return err
 	}
-	if left := seen - done; left > 0 && db.output == "table" {
+	if left := matched - done; left > 0 && db.output == "table" {
 		fmt.Fprintf(db.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
 	}
 	return db.show(map[string]int64{"matched": matched, c.past: done}, func(w io.Writer) {
@@ -235,8 +235,8 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 	})
 }
 
-// all changes the calls of a filter, and returns how many it changed and how many it saw.
-func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched int64) (done, seen int64, err error) {
+// all changes the calls of a filter, and returns how many it changed.
+func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched int64) (done int64, err error) {
 	said := time.Now()
 	for page := []admin.Call(nil); matched > 0; f.Before = page[len(page)-1].ID {
 		err := db.within(ctx, func(ctx context.Context) (err error) {
@@ -244,7 +244,7 @@ func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched 
 			return err
 		})
 		if err != nil {
-			return done, seen, err
+			return done, err
 		}
 		for some := range slices.Chunk(page, changeMost) {
 			var ids []int64
@@ -262,19 +262,18 @@ func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched 
 				}
 			}
 			if err != nil && !errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
-				return done, seen, err
+				return done, err
 			}
-			seen += int64(len(some))
 			if time.Since(said) > time.Second {
 				fmt.Fprintf(db.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
 				said = time.Now()
 			}
 		}
 		if len(page) < changePage {
-			break
+			return done, nil
 		}
 	}
-	return done, seen, nil
+	return done, nil
 }
 
 func (c *change) confirm(ctx context.Context, a *app, calls int64) error {

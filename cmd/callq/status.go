@@ -96,7 +96,9 @@ func printStatus(to io.Writer, s *admin.Status) {
 	table[admin.Limit]{
 		"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] },
 	}.below(to, s.Limits)
-	budgetTable().below(to, s.Budgets)
+	table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
+		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
+	}}.below(to, s.Budgets)
 	if text := s.OthersText(); text != "" {
 		fmt.Fprintln(to, "\n"+printable(text))
 	}
@@ -134,17 +136,14 @@ func workerTable(now time.Time) table[admin.Worker] {
 	}}
 }
 
-func budgetTable() table[admin.Budget] {
-	return table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
-		free := "unknown: " + short(b.Unknown)
-		switch {
-		case b.Free != nil && b.Waiting > 0:
-			free = fmt.Sprintf("%d; draws wait for up to %s", *b.Free, b.Waiting.Round(time.Millisecond))
-		case b.Free != nil:
-			free = fmt.Sprint(*b.Free)
-		}
-		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, free}
-	}}
+func freeText(b admin.Budget) string {
+	switch {
+	case b.Free == nil:
+		return "unknown: " + short(b.Unknown)
+	case b.Waiting > 0:
+		return fmt.Sprintf("%d; draws wait for up to %s", *b.Free, b.Waiting.Round(time.Millisecond))
+	}
+	return fmt.Sprint(*b.Free)
 }
 
 // readBudgets asks Redis, which a status without budgets does not need, what is free. Where Redis
