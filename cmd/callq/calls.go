@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +17,25 @@ import (
 )
 
 func callsCommand(a *app) *cobra.Command {
+	const forms = "-o json prints an object for one ID and an array for several; -o jsonl\n" +
+		"prints an object per line. Exit code 4 if an ID does not exist; the others are shown first."
 	return group("calls", "List calls, say why they wait, retry, cancel and delete them",
-		callsListCommand(a), callsGetCommand(a), callsWhyCommand(a),
+		callsListCommand(a),
+		&cobra.Command{
+			Use: "get ID...", Short: "Show calls with every attempt",
+			Long: "Show calls with every attempt. " + forms,
+			Args: cobra.MinimumNArgs(1), PreRunE: checkIDs,
+			RunE: a.query(eachCall(readShown, shown.print)),
+		},
+		&cobra.Command{
+			Use: "why ID...", Short: "Say what calls wait for, or what became of them",
+			Long: "Say everything that calls wait for, or what became of them. Limits are read without their locks, so the\n" +
+				"answer may be slightly out of date. " + forms,
+			Args: cobra.MinimumNArgs(1), PreRunE: checkIDs,
+			RunE: a.query(eachCall(func(ctx context.Context, db *database, call *callqueue.Record) (admin.Why, error) {
+				return admin.Explain(ctx, db.Pool, call)
+			}, printWhy)),
+		},
 		callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))
 }
 
@@ -44,14 +63,12 @@ func (f *callFilter) any() bool {
 // read returns the filter, with statuses among those allowed.
 func (f *callFilter) read(allowed []callqueue.Status) (admin.Filter, error) {
 	filter := admin.Filter{Queue: f.queue, Task: f.task}
-	switch {
-	case f.given("queue") && f.queue == "":
-		return filter, usagef("--queue is empty; leave it out for any queue")
-	case f.given("task") && f.task == "":
-		return filter, usagef("--task is empty; leave it out for any task")
-	case f.given("status") && len(f.status) == 0:
-		return filter, usagef("--status is empty; leave it out, or name some of %s", joined(allowed, ", "))
-	case f.given("key"):
+	for flag, empty := range map[string]bool{"queue": f.queue == "", "task": f.task == "", "status": len(f.status) == 0} {
+		if f.given(flag) && empty {
+			return filter, usagef("--%s is empty; leave it out for any %s", flag, flag)
+		}
+	}
+	if f.given("key") {
 		filter.Key = &f.key
 	}
 	for _, name := range f.status {
@@ -77,53 +94,46 @@ func joined[T any](list []T, separator string) string {
 }
 
 func callsListCommand(a *app) *cobra.Command {
-	var f callFilter
+	var flags callFilter
 	var filter admin.Filter
 	var limit int
-	var before int64
 	cmd := &cobra.Command{
 		Use: "list", Short: "List calls, newest first",
 		Long: "List calls, newest first. stderr says how to get the next page.",
-		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			filter, err = f.read(callqueue.Statuses())
+			before := filter.Before
+			filter, err = flags.read(callqueue.Statuses())
+			filter.Before = before
 			switch {
 			case err != nil:
 				return err
 			case limit < 1 || limit > 10_000:
 				return usagef("--limit is %d, outside 1 to 10000", limit)
-			case cmd.Flags().Changed("before") && before < 1:
+			case flags.given("before") && before < 1:
 				return usagef("--before is %d, and ids begin with 1", before)
 			}
-			filter.Before = before
 			return nil
 		},
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
-			return listCalls(ctx, a, db, filter, limit)
+			calls, err := admin.ListCalls(ctx, db.Pool, filter, limit)
+			if err != nil {
+				return err
+			}
+			if len(calls) == limit {
+				fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
+			}
+			return table[admin.Call]{"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
+				return []any{
+					c.ID, short(c.Queue), short(c.Task), short(c.Key), statusText(c.Status, c.Running),
+					c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
+				}
+			}}.show(a, calls, nil)
 		}),
 	}
-	f.add(cmd)
+	flags.add(cmd)
 	cmd.Flags().IntVar(&limit, "limit", 50, "how many at most")
-	cmd.Flags().Int64Var(&before, "before", 0, "only ids below this one: the next page")
+	cmd.Flags().Int64Var(&filter.Before, "before", 0, "only ids below this one: the next page")
 	return cmd
-}
-
-func listCalls(ctx context.Context, a *app, db *database, f admin.Filter, limit int) error {
-	calls, err := admin.ListCalls(ctx, db.Pool, f, limit)
-	if err != nil {
-		return err
-	}
-	if len(calls) == limit {
-		fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
-	}
-	return printRows(a, calls, table[admin.Call]{
-		"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
-			return []any{
-				c.ID, short(c.Queue), short(c.Task), short(dash(c.Key)), statusText(c.Status, c.Running),
-				c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
-			}
-		},
-	})
 }
 
 func statusText(s callqueue.Status, running bool) string {
@@ -145,63 +155,85 @@ func callIDs(args []string) ([]int64, error) {
 	return ids, nil
 }
 
+func checkIDs(_ *cobra.Command, args []string) error {
+	_, err := callIDs(args)
+	return err
+}
+
 // notFound is the error for ids without a call.
 func notFound(ids []int64) error {
 	return exitf(exitNotFound, "no such call: %s; it was never inserted here, or has been removed", joined(ids, ", "))
 }
 
 // eachCall reads and prints calls by their ids, and fails afterwards for those that do not exist.
-func eachCall[T any](ctx context.Context, a *app, db *database, args []string,
-	read func(call *callqueue.Record) (T, error), print func(T) error,
-) error {
-	ids, err := callIDs(args)
-	if err != nil {
-		return err
-	}
-	var calls []T
-	var missing []int64
-	for _, id := range ids {
-		record, err := db.calls.Get(ctx, id)
-		if errors.Is(err, callqueue.ErrNotFound) {
-			missing = append(missing, id)
-			continue
-		}
+func eachCall[T any](read func(context.Context, *database, *callqueue.Record) (T, error), print func(T, io.Writer)) action {
+	return func(ctx context.Context, db *database, args []string) error {
+		ids, err := callIDs(args)
 		if err != nil {
 			return err
 		}
-		call, err := read(record)
-		if err != nil {
-			return err
+		var calls []T
+		var missing []int64
+		for _, id := range ids {
+			record, err := db.calls.Get(ctx, id)
+			if errors.Is(err, callqueue.ErrNotFound) {
+				missing = append(missing, id)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			call, err := read(ctx, db, record)
+			if err != nil {
+				return err
+			}
+			calls = append(calls, call)
 		}
-		calls = append(calls, call)
-	}
-	if err := printCalls(a, calls, len(ids) == 1, print); err != nil {
+		people := func(w io.Writer) {
+			for i, c := range calls {
+				if i > 0 {
+					fmt.Fprintln(w)
+				}
+				print(c, w)
+			}
+		}
+		switch {
+		case len(ids) > 1:
+			err = showRows(db.app, calls, people)
+		case len(calls) == 1:
+			err = db.show(calls[0], people)
+		}
+		if err == nil && len(missing) > 0 {
+			err = notFound(missing)
+		}
 		return err
 	}
-	if len(missing) > 0 {
-		return notFound(missing)
-	}
-	return nil
 }
 
-// printCalls writes calls: as JSON an object where one was asked for, for people each with an empty
-// line between.
-func printCalls[T any](a *app, calls []T, one bool, print func(T) error) error {
-	switch {
-	case a.output == "json" && one && len(calls) == 1:
-		return a.printJSON(calls[0])
-	case a.output == "json" && one:
-		return nil
-	case a.output != "table":
-		return printRows(a, calls, table[T]{})
+func printWhy(e admin.Why, to io.Writer) {
+	fmt.Fprintln(to, printable(fmt.Sprintf("call %d, %s: queue %s, task %s, key %s",
+		e.ID, statusText(e.Status, e.Running), short(e.Queue), short(e.Task), short(dash(e.Key)))))
+	for _, r := range e.Reasons {
+		fmt.Fprintln(to, "  "+printable(r.Text))
 	}
-	for i, c := range calls {
-		if i > 0 {
-			fmt.Fprintln(a.stdout)
-		}
-		if err := print(c); err != nil {
-			return err
-		}
+}
+
+// shown is a call with its attempts.
+type shown struct {
+	*callqueue.Record
+	Ledger []admin.Attempt `json:"ledger"`
+}
+
+func readShown(ctx context.Context, db *database, call *callqueue.Record) (shown, error) {
+	ledger, err := admin.ReadAttempts(ctx, db, call.ID)
+	return shown{call, ledger}, err
+}
+
+func (c shown) print(to io.Writer) {
+	for field, value := range reflect.ValueOf(*c.Record).Fields() {
+		fmt.Fprintf(to, "%-14s %s\n", field.Tag.Get("json"), cell(value.Interface()))
 	}
-	return nil
+	table[admin.Attempt]{"ATTEMPT,OUTCOME,CLAIMED AT,STARTED AT,FINISHED AT,WORKER,ERROR", func(t admin.Attempt) []any {
+		return []any{t.Attempt, t.State(), t.ClaimedAt, t.StartedAt, t.FinishedAt, t.Worker, short(admin.Text(t.Error))}
+	}}.below(to, c.Ledger)
 }

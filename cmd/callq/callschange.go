@@ -1,11 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,41 +17,111 @@ import (
 	"github.com/callq/callq/internal/admin"
 )
 
+func callsCancelCommand(a *app) *cobra.Command {
+	unfinished := []callqueue.Status{callqueue.StatusNew, callqueue.StatusError, callqueue.StatusDispatched}
+	return changeCommand(a, &change{
+		name: "cancel", past: "cancelled",
+		long: `Cancel calls that have not ended, and print the status of each. A call that waits, or was handed over and
+has not started, is never sent. One that runs may have reached the API: its attempt stays counted, and its
+handler is told to stop within about two seconds.
+
+Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`,
+		allowed: unfinished, usual: unfinished,
+		apply: func(ctx context.Context, client *callqueue.Client, _ bool, ids []int64) ([]changed, error) {
+			results, err := client.Cancel(ctx, ids...)
+			return each(results, err, func(r callqueue.Cancellation) changed {
+				was := !r.Cancelled && r.Status == callqueue.StatusCancelled
+				return changed{id: r.ID, done: r.Cancelled, was: was, status: r.Status, open: r.Running}
+			})
+		},
+	})
+}
+
+func callsRetryCommand(a *app) *cobra.Command {
+	c := &change{
+		name: "retry", past: "retried",
+		long: `Retry calls that failed or were cancelled: they wait again like new calls, with all of max_attempts ahead.
+What they sent before stays counted, and what they send now counts too. Calls that are done are made again
+only with --done or --status done.
+
+A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs.`,
+		allowed: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
+		usual:   []callqueue.Status{callqueue.StatusFailed},
+		apply: func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]changed, error) {
+			retry := client.Retry
+			if done {
+				retry = client.RetryDone
+			}
+			results, err := retry(ctx, ids...)
+			return each(results, err, func(r callqueue.Retrial) changed {
+				return changed{id: r.ID, done: r.Retried, status: r.Status, open: r.Open}
+			})
+		},
+	}
+	cmd := changeCommand(a, c)
+	cmd.Flags().BoolVar(&c.done, "done", false, "calls that are done too")
+	return cmd
+}
+
+func callsDeleteCommand(a *app) *cobra.Command {
+	ended := []callqueue.Status{callqueue.StatusDone, callqueue.StatusFailed, callqueue.StatusCancelled}
+	return changeCommand(a, &change{
+		name: "delete", past: "deleted",
+		long: `Delete calls that have ended or wait; those that waited are never sent. A call that was handed over or runs
+is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`,
+		allowed: append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError), usual: ended,
+		asks: true,
+		apply: func(ctx context.Context, client *callqueue.Client, _ bool, ids []int64) ([]changed, error) {
+			results, err := client.Delete(ctx, ids...)
+			return each(results, err, func(r callqueue.Deletion) changed {
+				return changed{id: r.ID, done: r.Deleted, status: r.Status, open: r.Open}
+			})
+		},
+	})
+}
+
 // change is a verb that changes calls: of the ids given, or all that fit a filter.
 type change struct {
 	name, past string // "cancel", "cancelled"
 	long       string
-	// of are the statuses that a filter may name. Where it names none, it means those of usual.
-	of    []callqueue.Status
-	usual func() []callqueue.Status
-	// asks: calls given by id are asked about too, for it cannot be undone.
-	asks bool
-	// apply changes calls; of are the statuses that were asked for, nil where ids were given.
-	apply func(ctx context.Context, client *callqueue.Client, of []callqueue.Status, ids []int64) ([]changed, error)
+	allowed    []callqueue.Status // that a filter may name
+	usual      []callqueue.Status // of a filter that names none
+	done       bool               // calls that are done too
+	asks       bool               // also about calls given by id, for it cannot be undone
+	apply      func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]changed, error)
 }
 
 // changed is what became of a call.
 type changed struct {
 	id     int64
 	done   bool
+	was    bool // already what was asked for, which is no failure
 	status callqueue.Status
-	open   bool   // an attempt is
-	word   string // for the table, where that is not yes or no
-	result any    // the client's, for JSON
+	open   bool // an attempt is
+	result any  // the client's, for JSON
 }
 
 func (c changed) MarshalJSON() ([]byte, error) { return json.Marshal(c.result) }
 
-// String is the call as an error names it.
-func (c changed) String() string { return fmt.Sprintf("%d (%s)", c.id, statusText(c.status, c.open)) }
+// each turns the client's results into ours.
+func each[T any](results []T, err error, of func(T) changed) ([]changed, error) {
+	list := make([]changed, len(results))
+	for i, r := range results {
+		list[i] = of(r)
+		list[i].result = r
+	}
+	return list, err
+}
 
-// changeMost is how many calls of a filter are looked up at once.
-const changeMost = 10_000
+const (
+	changePage = 2_000 // calls of a filter that are looked up at once
+	changeMost = 500   // and that are changed in one transaction
+)
 
 func changeCommand(a *app, c *change) *cobra.Command {
 	var f callFilter
 	var all bool
-	usual := joined(c.usual(), ", ")
+	usual := joined(c.usual, ", ")
 	cmd := &cobra.Command{
 		Use:   c.name + " ID... | --status|--queue|--key|--task ... | --all",
 		Short: strings.ToUpper(c.name[:1]) + c.name[1:] + " calls, by id or all that fit a filter",
@@ -62,7 +132,8 @@ asks first; without a terminal that needs --yes. They are %s in small transactio
 inserted meanwhile are left alone.
 
 Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs are done first.`,
-			usual, joined(c.of, ", "), c.past, c.past),
+			usual, joined(c.allowed, ", "), c.past, c.past),
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 0 && (all || f.any()):
@@ -72,15 +143,18 @@ Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs 
 			case len(args) > 0:
 				return changeByID(cmd, a, c, args)
 			}
-			filter, err := f.read(c.of)
+			filter, err := f.read(c.allowed)
 			if err != nil {
 				return err
 			}
 			if len(filter.Statuses) == 0 {
-				filter.Statuses = c.usual()
+				filter.Statuses = slices.Clone(c.usual)
+				if c.done {
+					filter.Statuses = append(filter.Statuses, callqueue.StatusDone)
+				}
 			}
 			return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-				return changeByFilter(ctx, a, c, db, filter)
+				return c.byFilter(ctx, db, filter)
 			})(cmd, nil)
 		},
 	}
@@ -95,20 +169,26 @@ func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
 		return err
 	}
 	if c.asks {
-		if err := confirmChange(a, c.name, int64(len(ids))); err != nil {
+		if err := c.confirm(cmd.Context(), a, int64(len(ids))); err != nil {
 			return err
 		}
 	}
 	return a.query(func(ctx context.Context, db *database, _ []string) error {
-		calls, failure := c.apply(ctx, db.calls, nil, ids)
+		calls, failure := c.apply(ctx, db.calls, c.done, ids)
 		var not []string
-		err := printRows(a, calls, table[changed]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(c changed) []any {
-			yes := cmp.Or(c.word, map[bool]string{true: "yes", false: "no"}[c.done])
-			return []any{c.id, yes, statusText(c.status, c.open)}
-		}})
+		err := table[changed]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(call changed) []any {
+			did := "no"
+			switch {
+			case call.done:
+				did = "yes"
+			case call.was:
+				did = "was already"
+			}
+			return []any{call.id, did, statusText(call.status, call.open)}
+		}}.show(a, calls, nil)
 		for _, call := range calls {
-			if !call.done && call.word == "" {
-				not = append(not, call.String())
+			if !call.done && !call.was {
+				not = append(not, fmt.Sprintf("%d (%s)", call.id, statusText(call.status, call.open)))
 			}
 		}
 		missing, isMissing := errors.AsType[*callqueue.NotFoundError](failure)
@@ -124,10 +204,10 @@ func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
 	})(cmd, args)
 }
 
-// changeByFilter asks about as many calls as there are, and goes through them from the newest on.
-func changeByFilter(ctx context.Context, a *app, c *change, db *database, f admin.Filter) error {
+// byFilter asks about as many calls as there are, and goes through them from the newest on.
+func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) error {
 	var matched int64
-	err := a.within(ctx, func(ctx context.Context) error {
+	err := db.within(ctx, func(ctx context.Context) error {
 		newest, err := admin.ListCalls(ctx, db.Pool, f, 1)
 		if err != nil || len(newest) == 0 {
 			return err
@@ -136,92 +216,71 @@ func changeByFilter(ctx context.Context, a *app, c *change, db *database, f admi
 		matched, err = admin.CountCalls(ctx, db.Pool, f)
 		return err
 	})
+	if err == nil && matched > 0 {
+		err = c.confirm(ctx, db.app, matched)
+	}
 	if err != nil {
 		return err
 	}
-	if matched > 0 {
-		if err := confirmChange(a, c.name, matched); err != nil {
-			return err
-		}
-	}
-	done, seen, err := changeAll(ctx, a, c, db, f, matched)
+	done, err := c.all(ctx, db, f, matched)
 	if err != nil {
-		fmt.Fprintf(a.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
+		fmt.Fprintf(db.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
 		return err
 	}
-	if a.output != "table" {
-		return a.printJSON(map[string]int64{"matched": matched, c.past: done})
+	if left := matched - done; left > 0 && db.output == "table" {
+		fmt.Fprintf(db.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
 	}
-	fmt.Fprintf(a.stdout, "%s %s calls\n", c.past, thousands(done))
-	if left := seen - done; left > 0 {
-		fmt.Fprintf(a.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
-	}
-	return nil
+	return db.show(map[string]int64{"matched": matched, c.past: done}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s %s calls\n", c.past, thousands(done))
+	})
 }
 
-// changeAll changes the calls of a filter, and returns how many it changed and how many it saw.
-func changeAll(ctx context.Context, a *app, c *change, db *database, f admin.Filter, matched int64,
-) (done, seen int64, err error) {
+// all changes the calls of a filter, and returns how many it changed.
+func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched int64) (done int64, err error) {
 	said := time.Now()
-	for matched > 0 {
-		var page []admin.Call
-		if err := a.within(ctx, func(ctx context.Context) (err error) {
-			page, err = admin.ListCalls(ctx, db.Pool, f, changeMost)
+	for page := []admin.Call(nil); matched > 0; f.Before = page[len(page)-1].ID {
+		err := db.within(ctx, func(ctx context.Context) (err error) {
+			page, err = admin.ListCalls(ctx, db.Pool, f, changePage)
 			return err
-		}); err != nil {
-			return done, seen, err
+		})
+		if err != nil {
+			return done, err
 		}
-		for some := range slices.Chunk(page, 500) {
-			err := a.within(ctx, func(ctx context.Context) error {
-				n, err := applyTo(ctx, c, db.calls, f.Statuses, some)
-				done += n
+		for some := range slices.Chunk(page, changeMost) {
+			var ids []int64
+			for _, call := range some {
+				ids = append(ids, call.ID)
+			}
+			var list []changed
+			err := db.within(ctx, func(ctx context.Context) (err error) {
+				list, err = c.apply(ctx, db.calls, slices.Contains(f.Statuses, callqueue.StatusDone), ids)
 				return err
 			})
-			if err != nil {
-				return done, seen, err
+			for _, call := range list {
+				if call.done {
+					done++
+				}
 			}
-			seen += int64(len(some))
+			if err != nil && !errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
+				return done, err
+			}
 			if time.Since(said) > time.Second {
-				fmt.Fprintf(a.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
+				fmt.Fprintf(db.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
 				said = time.Now()
 			}
 		}
-		if len(page) < changeMost {
-			break
-		}
-		f.Before = page[len(page)-1].ID
-	}
-	return done, seen, nil
-}
-
-// applyTo changes calls and says how many. Those that are gone by now do not count.
-func applyTo(ctx context.Context, c *change, client *callqueue.Client, of []callqueue.Status, calls []admin.Call,
-) (done int64, err error) {
-	ids := make([]int64, len(calls))
-	for i, call := range calls {
-		ids[i] = call.ID
-	}
-	list, err := c.apply(ctx, client, of, ids)
-	for _, call := range list {
-		if call.done {
-			done++
+		if len(page) < changePage {
+			return done, nil
 		}
 	}
-	if errors.Is(err, callqueue.ErrNotFound) {
-		err = nil
-	}
-	return done, err
+	return done, nil
 }
 
-func confirmChange(a *app, verb string, calls int64) error {
-	question := fmt.Sprintf("%s %s calls?", verb, thousands(calls))
+func (c *change) confirm(ctx context.Context, a *app, calls int64) error {
 	if calls == 1 {
-		question = verb + " 1 call?"
+		return a.confirm(ctx, c.name+" 1 call?")
 	}
-	if err := a.confirm(question); err != nil {
-		return fmt.Errorf("%s %w", question, err)
-	}
-	return nil
+	return a.confirm(ctx, fmt.Sprintf("%s %s calls?", c.name, thousands(calls)))
 }
 
 // thousands writes 1204 as 1,204.

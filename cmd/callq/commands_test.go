@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -72,9 +73,7 @@ func TestEnqueue(t *testing.T) {
 	if a.code != 0 || strings.TrimSpace(a.stdout) != id || !strings.Contains(a.stderr, "not inserted") {
 		t.Errorf("a duplicate: exit code %d, stdout %q, stderr %q", a.code, a.stdout, a.stderr)
 	}
-	if a := w.run("enqueue", "--queue", "mial"); !strings.Contains(a.stderr, `no dispatcher has published a queue "mial"`) {
-		t.Errorf("an unknown queue: %q", a.stderr)
-	}
+	has(t, w.run("enqueue", "--queue", "mial").stderr, `no dispatcher has published a queue "mial"`)
 }
 
 func TestEnqueueFile(t *testing.T) {
@@ -169,6 +168,15 @@ func TestCallsList(t *testing.T) {
 	} {
 		if got := ids(strings.Fields(test.args)...); got != test.want {
 			t.Errorf("calls list %s: %s, want %s", test.args, got, test.want)
+		}
+	}
+	for form, id := range map[string]string{"jsonl": `(?m)^\{"id":(\d+)`, "json": `(?m)^    "id": (\d+)`, "table": `(?m)^(\d+) `} {
+		got := ""
+		for _, found := range regexp.MustCompile(id).FindAllStringSubmatch(w.do("calls", "list", "-o", form), -1) {
+			got += found[1]
+		}
+		if got != "10987654321" {
+			t.Errorf("%s has the calls %s", form, got)
 		}
 	}
 	if table := w.do("calls", "list"); !strings.Contains(table, "gave  [31mup") {

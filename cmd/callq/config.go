@@ -22,113 +22,92 @@ func configCommand(a *app) *cobra.Command {
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
 		Long: "Check the file, the environment and the flags. Show every mistake, where it is and what is allowed.\n" +
 			"Exit code 2 if there is one. Connects to nothing.",
-		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
+		RunE: func(*cobra.Command, []string) error { return a.checkConfig() },
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
 		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, the\n" +
 			"file of a secret, or the default. Passwords are masked. Connects to nothing.",
-		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return showConfig(a) },
+		RunE: func(*cobra.Command, []string) error {
+			cfg, err := a.loadConfig()
+			if err != nil {
+				return err
+			}
+			return table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
+				value, source := fmt.Sprint(v.Value), v.Source
+				if list, ok := v.Value.([]string); ok {
+					value = strings.Join(list, ", ")
+				}
+				if v.Via != "" {
+					source += " (" + v.Via + ")"
+				}
+				return []any{v.Key, value, source}
+			}}.show(a, cfg.Values(), nil)
+		},
 	}, &cobra.Command{
 		Use: "apply", Short: "Put the file's limits, queues and budgets in force",
 		Long: "Put the file's limits, queues and budgets in force, in place of what was applied last. Use it as a step of a\n" +
 			"deployment, or to go back to a file that has been replaced. When it returns, nothing starts beyond the new\n" +
 			"limits. Running processes need no restart. What `limits set` has set stays.",
-		Args: cobra.NoArgs,
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 			if db.cfg.File == "" { // without it no limit would hold
 				return usagef("no configuration file: name one with -c or CALLQ_CONFIG")
 			}
 			changes, err := policy.Apply(ctx, db.Pool, rules(db.cfg), operator())
-			return a.printChanges("configuration", db.cfg.File, changes, err)
+			return a.showChanges("configuration", db.cfg.File, changes, err)
 		}),
 	})
 }
 
 func configInitCommand(a *app) *cobra.Command {
-	force := false
 	cmd := &cobra.Command{
 		Use: "init [FILE|-]", Short: "Write a configuration with every key explained",
 		Long: "Write a configuration with every key explained, at its default. FILE defaults to what -c or CALLQ_CONFIG\n" +
 			"names, or config.yaml; - is stdout. callq asks before it overwrites a file.",
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			path := cmp.Or(a.configFile, a.variable("CALLQ_CONFIG"), "config.yaml")
 			if len(args) > 0 {
 				path = args[0]
 			}
-			a.yes = a.yes || force
-			return initConfig(a, path)
+			if path == "-" {
+				_, err := io.WriteString(a.stdout, callq.ConfigYAML)
+				return err
+			}
+			if err := a.writeConfig(cmd.Context(), path); err != nil {
+				return err
+			}
+			return a.show(map[string]string{"file": path}, func(w io.Writer) { fmt.Fprintln(w, "wrote", path) })
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "overwrite the file, as --yes does")
+	cmd.Flags().BoolVar(&a.yes, "force", false, "overwrite the file, as --yes does")
 	return cmd
 }
 
-func initConfig(a *app, path string) error {
-	if path == "-" {
-		_, err := io.WriteString(a.stdout, callq.ConfigYAML)
-		return err
-	}
-	err := writeNew(path, callq.ConfigYAML)
+// writeConfig asks before it overwrites a file.
+func (a *app) writeConfig(ctx context.Context, path string) error {
+	const mode = 0o644 // a daemon's user may read what another wrote: passwords belong in files of their own
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		if err := a.confirm(path + " is there. Overwrite it?"); err != nil {
-			return fmt.Errorf("%s is there already: %w", path, err)
+		if err := a.confirm(ctx, path+" is there already. Overwrite it?"); err != nil {
+			return err
 		}
-		err = os.WriteFile(path, []byte(callq.ConfigYAML), configMode)
+		file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	}
 	if err != nil {
 		return fmt.Errorf("write the configuration: %w", err)
 	}
-	if a.output != "table" {
-		return a.printJSON(map[string]string{"file": path})
-	}
-	fmt.Fprintln(a.stdout, "wrote", path)
-	return nil
-}
-
-// configMode lets a daemon's user read what another wrote: passwords belong in files of their own.
-const configMode = 0o644
-
-// writeNew refuses to touch a file that is there; the error is then fs.ErrExist.
-func writeNew(path, text string) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, configMode)
-	if err != nil {
-		return err
-	}
-	_, err = file.WriteString(text)
+	_, err = file.WriteString(callq.ConfigYAML)
 	return errors.Join(err, file.Close())
 }
 
-func showConfig(a *app) error {
+func (a *app) checkConfig() error {
 	cfg, err := a.loadConfig()
-	if err != nil {
-		return err
-	}
-	return printRows(a, cfg.Values(), table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
-		value, source := dash(fmt.Sprint(v.Value)), v.Source
-		if list, ok := v.Value.([]string); ok {
-			value = dash(strings.Join(list, ", "))
-		}
-		if v.Via != "" {
-			source += " (" + v.Via + ")"
-		}
-		return []any{v.Key, value, source}
-	}})
-}
-
-// checked is what config check prints with -o json.
-type checked struct {
-	OK       bool             `json:"ok"`
-	File     string           `json:"file"` // empty: none
-	Warnings []string         `json:"warnings"`
-	Problems []config.Problem `json:"problems"`
-}
-
-func checkConfig(a *app) error {
-	cfg, err := a.loadConfig()
-	answer := checked{OK: err == nil, Warnings: []string{}, Problems: []config.Problem{}}
+	answer := struct {
+		OK       bool             `json:"ok"`
+		File     string           `json:"file"` // empty: none
+		Warnings []string         `json:"warnings"`
+		Problems []config.Problem `json:"problems"`
+	}{OK: err == nil, Warnings: []string{}, Problems: []config.Problem{}}
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		answer.Problems = problems.Problems
 	}
@@ -136,12 +115,9 @@ func checkConfig(a *app) error {
 		answer.File = cfg.File
 		answer.Warnings = append(answer.Warnings, cfg.Warnings()...)
 	}
-	if a.output != "table" {
-		if err := a.printJSON(answer); err != nil {
-			return err
+	return cmp.Or(a.show(answer, func(w io.Writer) {
+		if err == nil {
+			fmt.Fprintln(w, "ok:", cmp.Or(answer.File, "no file, defaults and environment only"))
 		}
-	} else if err == nil {
-		fmt.Fprintln(a.stdout, "ok:", cmp.Or(answer.File, "no file, defaults and environment only"))
-	}
-	return err
+	}), err)
 }

@@ -1,14 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
@@ -26,8 +32,9 @@ const (
 	commandConns  = 4
 )
 
-// database is what a command works on: a pool whose Postgres answers and has this program's schema.
+// database is what a command works on: a run of the program whose Postgres answers and has its schema.
 type database struct {
+	*app
 	*pgxpool.Pool
 	cfg   *config.Config
 	calls *callqueue.Client
@@ -66,7 +73,7 @@ func (a *app) connected(settings map[string]string, do action) runE {
 		if err != nil {
 			return err
 		}
-		return do(ctx, &database{pool, cfg, client}, args)
+		return do(ctx, &database{a, pool, cfg, client}, args)
 	}
 }
 
@@ -81,6 +88,18 @@ func (a *app) within(ctx context.Context, do func(context.Context) error) error 
 	return err
 }
 
+// A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What belongs
+// to a session is lost there: prepared statements, settings, LISTEN, session locks.
+
+// pooledSettings are those that a pooler lets through. The role has to bring the rest, see checkSettings.
+func pooledSettings() map[string]string {
+	settings := ledger.Settings()
+	maps.DeleteFunc(settings, func(name, _ string) bool {
+		return name != "timezone" && name != "client_encoding" && name != "application_name"
+	})
+	return settings
+}
+
 // commandSettings leave the plans to Postgres, for commands read whole tables, but turn off JIT:
 // compiling takes longer than it saves. What claims or removes calls uses ledger.Settings.
 func commandSettings() map[string]string {
@@ -91,14 +110,6 @@ func commandSettings() map[string]string {
 
 // openPool makes a pool and does not connect.
 func openPool(ctx context.Context, cfg *config.Config, settings map[string]string, conns int) (*pgxpool.Pool, error) {
-	pc, err := poolConfig(cfg, settings, conns)
-	if err != nil {
-		return nil, err
-	}
-	return pgxpool.NewWithConfig(ctx, pc)
-}
-
-func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgxpool.Config, error) {
 	url, err := cfg.PostgresURL()
 	if err != nil {
 		return nil, err
@@ -109,7 +120,49 @@ func poolConfig(cfg *config.Config, settings map[string]string, conns int) (*pgx
 	}
 	setMode(cfg, pc.ConnConfig, settings)
 	pc.MaxConns = int32(max(1, min(conns, 10_000)))
-	return pc, nil
+	return pgxpool.NewWithConfig(ctx, pc)
+}
+
+// setMode says how a connection sends statements, and what it sets for its session.
+func setMode(cfg *config.Config, cc *pgx.ConnConfig, settings map[string]string) {
+	switch cfg.Postgres.QueryMode {
+	case "cache_statement":
+		cc.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	case "cache_describe":
+		cc.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	}
+	if isPooled(cc) {
+		settings = pooledSettings()
+	}
+	maps.Copy(cc.RuntimeParams, settings)
+}
+
+// isPooled reports whether connections are made for a pooler.
+func isPooled(cc *pgx.ConnConfig) bool {
+	return cc.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement
+}
+
+// directConn is how to reach Postgres past a pooler, where one stands between.
+func directConn(cfg *config.Config) (*pgx.ConnConfig, error) {
+	url := cfg.Postgres.DirectURL
+	if url == "" {
+		var err error
+		if url, err = cfg.PostgresURL(); err != nil {
+			return nil, err
+		}
+	}
+	cc, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, usagef("read postgres.direct_url: %w", err)
+	}
+	if cfg.Postgres.DirectURL == "" {
+		if setMode(cfg, cc, nil); isPooled(cc) {
+			return nil, usagef("postgres.query_mode (from %s) is for a pooler, and LISTEN and migrations need the way past it: "+
+				"set postgres.direct_url or CALLQ_POSTGRES_DIRECT_URL", cfg.Origin("postgres.query_mode"))
+		}
+	}
+	maps.Copy(cc.RuntimeParams, commandSettings())
+	return cc, nil
 }
 
 // closePool closes connections. It does not wait for a Postgres that has fallen silent.
@@ -140,6 +193,19 @@ func (a *app) awaitRedis(ctx context.Context, cfg *config.Config, client redis.U
 	return a.await(ctx, "Redis", cfg.Origin("redis.url"), func(ctx context.Context) error { return client.Ping(ctx).Err() })
 }
 
+// withRedis does what needs a Redis that answers.
+func (a *app) withRedis(ctx context.Context, cfg *config.Config, do func(redis.UniversalClient) error) error {
+	client, err := openRedis(cfg, a.logger(cfg))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := a.awaitRedis(ctx, cfg, client); err != nil {
+		return err
+	}
+	return do(client)
+}
+
 // await asks a server until it answers, for as long as --timeout. A refusal is final.
 func (a *app) await(ctx context.Context, what, origin string, ask func(context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, a.timeout)
@@ -157,13 +223,14 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 		case poolerHint(err) != "":
 			return err
 		case isTLS(err):
-			return exitf(exitUnreachable, "%s is there, and TLS with it fails: %w; check %s (URL from %s)", what, err, tlsSettings(what), origin)
+			return exitf(exitUnreachable, "%s is there, and TLS with it fails: %w; check %s, and that the certificate names the URL's "+
+				"host (URL from %s)", what, err, tlsSettings(what), origin)
 		case what == "Postgres" && !isUnreachable(err):
 			return err
 		case first == nil:
 			first = err
 			if bounded.Err() == nil {
-				fmt.Fprintf(a.stderr, "callq: waiting up to %s for %s: %s\n", a.timeout, what, oneLine(err.Error()))
+				fmt.Fprintf(a.stderr, "callq: waiting up to %s for %s: %s\n", a.timeout, what, explained(err))
 			}
 		}
 		select {
@@ -177,18 +244,109 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 
 // isRefusal reports whether the server is there and will not have us: a wrong user, password or database.
 func isRefusal(err error) bool {
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return strings.HasPrefix(pg.Code, "28") || pg.Code == "3D000"
-	}
-	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
+	return hasCode(err, "28", "3D000") || slices.ContainsFunc([]string{"WRONGPASS", "NOAUTH", "NOPERM"}, func(code string) bool {
+		return redis.HasErrorPrefix(err, code)
+	})
 }
 
-// pooledSettings are those that a pooler lets through.
-func pooledSettings() map[string]string {
-	all := ledger.Settings()
-	settings := map[string]string{}
-	for _, name := range []string{"timezone", "client_encoding", "application_name"} {
-		settings[name] = all[name]
+// openRedis makes a client and does not connect: of one server, of the master that sentinels name,
+// or of a cluster. Timeouts and pool sizes in the URL hold. go-redis reports to log, for the whole
+// process.
+func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, error) {
+	redis.SetLogger(redisLog{log})
+	url, err := cfg.RedisURL()
+	if err != nil {
+		return nil, err
 	}
-	return settings
+	first, more := config.RedisServers(url)
+	parsed, err := redis.ParseURL(first)
+	if err != nil {
+		return nil, usagef("read redis.url: %w", err)
+	}
+	if err := trust(cfg, parsed); err != nil {
+		return nil, err
+	}
+	sentinel, cluster := cfg.Redis.Sentinel != "", cfg.Redis.Cluster
+	origin := cfg.Origin("redis.url")
+	switch {
+	case (sentinel || cluster) && parsed.Network == "unix":
+		return nil, usagef("redis.url (from %s) is a socket: sentinels and clusters are reached over the network", origin)
+	case !sentinel && !cluster && len(more) > 0:
+		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
+	case sentinel && cluster:
+		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
+			cfg.Origin("redis.sentinel"))
+	case cluster && parsed.DB != 0:
+		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
+	}
+	parsed.DialTimeout = cmp.Or(parsed.DialTimeout, redisWithin)
+	parsed.ReadTimeout = cmp.Or(parsed.ReadTimeout, redisWithin)
+	parsed.WriteTimeout = cmp.Or(parsed.WriteTimeout, redisWithin)
+	parsed.ContextTimeoutEnabled = true
+	parsed.DialerRetries = 1 // who waits for Redis asks again, and hears why it is away
+	if !sentinel && !cluster {
+		return redis.NewClient(parsed), nil
+	}
+	if parsed.TLSConfig != nil {
+		parsed.TLSConfig.ServerName = "" // each server has its own
+	}
+	options := &redis.UniversalOptions{
+		Addrs: append([]string{parsed.Addr}, more...), MasterName: cfg.Redis.Sentinel, SentinelPassword: cfg.Redis.SentinelPassword,
+		Username: parsed.Username, Password: parsed.Password, DB: parsed.DB, TLSConfig: parsed.TLSConfig,
+		DialTimeout: parsed.DialTimeout, ReadTimeout: parsed.ReadTimeout, WriteTimeout: parsed.WriteTimeout,
+		PoolSize: parsed.PoolSize, MaxRetries: parsed.MaxRetries, DialerRetries: parsed.DialerRetries, ContextTimeoutEnabled: true,
+	}
+	if sentinel {
+		return redis.NewFailoverClient(options.Failover()), nil
+	}
+	ofCluster := options.Cluster()
+	ofCluster.ClusterStateReloadInterval = 2 * time.Second // by default go-redis asks a dead node for a minute
+	return redis.NewClusterClient(ofCluster), nil
+}
+
+// redisWithin is the default of timeouts.
+const redisWithin = 2 * time.Second
+
+// trust lets the client believe the authority in redis.ca_file, and no other.
+func trust(cfg *config.Config, options *redis.Options) error {
+	file, origin := cfg.Redis.CAFile, cfg.Origin("redis.ca_file")
+	if file == "" {
+		return nil
+	}
+	if options.TLSConfig == nil {
+		return usagef("redis.ca_file (from %s) is for TLS, and the Redis URL is not rediss://", origin)
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return usagef("read redis.ca_file (from %s): %w", origin, err)
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(pem) {
+		return usagef("redis.ca_file (from %s): %s holds no certificate in PEM", origin, file)
+	}
+	options.TLSConfig.RootCAs = authorities
+	return nil
+}
+
+// isTLS reports whether a server was reached and TLS with it failed: waiting does not help.
+func isTLS(err error) bool {
+	return errors.As(err, new(*tls.CertificateVerificationError)) ||
+		errors.As(err, new(tls.RecordHeaderError)) || // it answers, but not in TLS
+		errors.As(err, new(x509.UnknownAuthorityError)) || // with sslmode=verify-ca
+		err != nil && strings.Contains(err.Error(), "server refused TLS connection") // pgx gives no other sign
+}
+
+func tlsSettings(server string) string {
+	if server == "Postgres" {
+		return "sslmode and sslrootcert (PGSSLMODE, PGSSLROOTCERT)"
+	}
+	return "redis.ca_file, rediss:// or redis://"
+}
+
+// redisLog passes go-redis's own log lines to slog. Callers say what matters of them.
+type redisLog struct{ log *slog.Logger }
+
+// Printf is what go-redis calls.
+func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
+	l.log.DebugContext(ctx, "go-redis reported", "message", fmt.Sprintf(format, args...))
 }

@@ -3,7 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,26 +28,52 @@ import (
 	"github.com/callq/callq/tasks"
 )
 
+// What serve and dispatch say of what they apply.
+const (
+	applyText = `At its start it applies limits, queues and budgets for every process: what was applied last is in force. It does
+not apply a file that was applied before and has since been replaced, so that no restart turns anything back;
+--apply does.`
+	applyUsage = "apply the configuration even if a newer one has replaced it"
+)
+
 func serveCommand(a *app) *cobra.Command {
-	apply := false
+	does := roles{dispatcher: true, worker: true, mustListen: true}
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process. SIGTERM drains it.\n" +
 			"SIGHUP reloads limits, queues, budgets, schedule, retention and http_task; a bad file changes nothing.\n" +
 			"It never migrates: run `callq migrate up` first.\n\n" + applyText,
-		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.daemon(cmd.Context(), does) },
+	}
+	cmd.Flags().BoolVar(&does.apply, "apply", false, applyUsage)
+	return cmd
+}
+
+func dispatchCommand(a *app) *cobra.Command {
+	once, does := false, roles{dispatcher: true}
+	cmd := &cobra.Command{
+		Use: "dispatch", Short: "Run the dispatcher alone, as many as you like",
+		Long: "Run the dispatcher alone, until SIGTERM. With --once run a single whole tick, which is safe from\n" +
+			"system cron at any rate and beside any number of other dispatchers. SIGHUP reloads limits, queues,\n" +
+			"budgets, schedule and retention; a bad file changes nothing.\n\n" + applyText,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.daemon(cmd.Context(), roles{dispatcher: true, worker: true, mustListen: true, apply: apply})
+			if !once {
+				return a.daemon(cmd.Context(), does)
+			}
+			if !cmd.Flags().Changed("timeout") {
+				a.timeout = time.Minute
+			}
+			return a.dispatchOnce(cmd.Context(), does)
 		},
 	}
-	cmd.Flags().BoolVar(&apply, "apply", false, applyUsage)
+	cmd.Flags().BoolVar(&once, "once", false, "one tick, then exit")
+	cmd.Flags().BoolVar(&does.apply, "apply", false, applyUsage)
 	return cmd
 }
 
 func workCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "work", Short: "Run a worker alone, as many as you like",
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.daemon(cmd.Context(), roles{worker: true}) },
 	}
 }
@@ -55,34 +85,42 @@ type roles struct {
 	apply              bool // the configuration, even if a newer one has replaced it
 }
 
-// conns is how many connections the parts need at least.
-func (r roles) conns() (n int) {
-	if r.dispatcher {
-		n += 4
+// dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
+func (a *app) dispatchOnce(ctx context.Context, does roles) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	cfg, err := a.loadConfig()
+	if err != nil {
+		return err
 	}
-	if r.worker {
-		n += 6
+	s, err := openServers(ctx, cfg, a.logger(cfg), does)
+	if err != nil {
+		return err
 	}
-	return n
-}
-
-// part is one of a daemon's: it runs until its context ends.
-type part struct {
-	name  string
-	run   func(context.Context) error
-	ready func() error
+	defer s.close()
+	if err := a.awaitPostgres(ctx, cfg, s.pool); err != nil {
+		return err
+	}
+	if err := a.awaitRedis(ctx, cfg, s.redis); err != nil {
+		return err
+	}
+	d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
+	if err != nil {
+		return err
+	}
+	return d.Once(ctx)
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or
 // Redis is away it waits, says so once, and answers 503 on /readyz. It never ends for that.
-func (a *app) daemon(ctx context.Context, roles roles) error {
+func (a *app) daemon(ctx context.Context, does roles) error {
 	cfg, err := a.readConfig()
 	if err != nil {
 		return err
 	}
 	log := a.logger(cfg)
 	warnOfSlips(ctx, cfg, log)
-	s, err := openServers(ctx, cfg, log, roles)
+	s, err := openServers(ctx, cfg, log, does)
 	if err != nil {
 		return err
 	}
@@ -91,11 +129,11 @@ func (a *app) daemon(ctx context.Context, roles roles) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = registry
 	reloads := reloader{read: a.readConfig, log: log, started: cfg, last: cfg}
-	parts, err := makeParts(cfg, s, roles, &reloads)
+	parts, err := makeParts(cfg, s, does, &reloads)
 	if err != nil {
 		return err
 	}
-	listener, err := listen(ctx, cfg.HTTP.Listen, roles.mustListen, log)
+	listener, err := listen(ctx, cfg.HTTP.Listen, does.mustListen, log)
 	if err != nil {
 		return err
 	}
@@ -116,14 +154,9 @@ func (a *app) daemon(ctx context.Context, roles roles) error {
 		})
 		listening.Go(func() { serveHTTP(serving, listener, handler, log) })
 	}
-	// A part that fails takes the others with it.
-	running, partsCtx := errgroup.WithContext(ctx)
 	if s.await(ctx) {
-		for _, part := range parts {
-			running.Go(func() error { return part.run(partsCtx) })
-		}
+		err = runParts(ctx, parts)
 	}
-	err = running.Wait()
 	stopServing()
 	listening.Wait()
 	return err
@@ -135,19 +168,23 @@ func warnOfSlips(ctx context.Context, cfg *config.Config, log *slog.Logger) {
 	}
 }
 
-func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([]part, error) {
+// part is one of a daemon's: it runs until its context ends, and says whether it is ready.
+type part struct {
+	run func(context.Context) error
+	web.Check
+}
+
+func makeParts(cfg *config.Config, s servers, does roles, reloads *reloader) ([]part, error) {
 	var parts []part
-	if roles.dispatcher {
-		dc := dispatcherConfig(cfg, s)
-		dc.Apply = roles.apply
-		d, err := dispatcher.New(dc)
+	if does.dispatcher {
+		d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
 		if err != nil {
 			return nil, err
 		}
 		reloads.dispatcher = d.Reload
-		parts = append(parts, part{"dispatcher", d.Run, d.Ready})
+		parts = append(parts, part{d.Run, web.Check{Name: "dispatcher", Run: func(context.Context) error { return d.Ready() }}})
 	}
-	if roles.worker {
+	if does.worker {
 		wc, err := workerConfig(cfg, s)
 		if err != nil {
 			return nil, err
@@ -157,14 +194,23 @@ func makeParts(cfg *config.Config, s servers, roles roles, reloads *reloader) ([
 			return nil, usagef("%w", err) // what a file or variable holds is no secret
 		}
 		reloads.worker = w.Reload
-		parts = append(parts, part{"worker", w.Run, func() error {
+		parts = append(parts, part{w.Run, web.Check{Name: "worker", Run: func(context.Context) error {
 			if !w.Ready() {
 				return errors.New("does not take attempts")
 			}
 			return nil
-		}})
+		}}})
 	}
 	return parts, nil
+}
+
+// runParts runs parts until ctx ends and all have drained. A part that fails takes the others with it.
+func runParts(ctx context.Context, parts []part) error {
+	running, ctx := errgroup.WithContext(ctx)
+	for _, part := range parts {
+		running.Go(func() error { return part.run(ctx) })
+	}
+	return running.Wait()
 }
 
 // checks are what /readyz asks.
@@ -180,12 +226,12 @@ func checks(ctx context.Context, s servers, parts []part) []web.Check {
 		}},
 	}
 	for _, part := range parts {
-		list = append(list, web.Check{Name: part.name, Run: func(context.Context) error { return part.ready() }})
+		list = append(list, part.Check)
 	}
 	return list
 }
 
-// servers are what every part uses.
+// servers are what every part of a daemon uses.
 type servers struct {
 	pool    *pgxpool.Pool
 	redis   redis.UniversalClient
@@ -195,23 +241,25 @@ type servers struct {
 }
 
 // openServers makes the clients and does not connect.
-func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, roles roles) (servers, error) {
-	client, err := openRedis(cfg, log)
-	if err != nil {
-		return servers{}, err
+func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does roles) (s servers, err error) {
+	s.log = log
+	if s.redis, err = openRedis(cfg, log); err != nil {
+		return s, err
 	}
-	var listen *pgx.ConnConfig
-	if roles.dispatcher { // a worker does without
-		if listen, err = directConn(cfg); err != nil {
-			return servers{}, err
+	conns := 0 // that the parts need at least
+	if does.dispatcher {
+		conns += 4
+		if s.listen, err = directConn(cfg); err != nil { // a worker does without
+			return s, err
 		}
 	}
-	pool, err := openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, roles.conns()))
-	if err != nil {
-		return servers{}, err
+	if does.worker {
+		conns += 6
 	}
-	standardTo(log)
-	return servers{pool: pool, redis: client, listen: listen, log: log}, nil
+	if s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, conns)); err == nil {
+		standardTo(log)
+	}
+	return s, err
 }
 
 func (s servers) close() {
@@ -236,8 +284,7 @@ func (s servers) await(ctx context.Context) bool {
 			if waiting != "" {
 				s.log.InfoContext(ctx, "servers are back")
 			}
-			s.checkRedis(ctx)
-			s.checkSettings(ctx)
+			s.warn(ctx)
 			return true
 		case what != waiting:
 			waiting = what
@@ -263,10 +310,10 @@ func (s servers) missing(ctx context.Context) (string, error) {
 	return "Redis", s.askRedis(ctx)
 }
 
-// checkRedis warns of a Redis that is too old or may lose messages. Nothing is lost for good by
-// that, for Postgres is the authority: calls only wait longer.
-func (s servers) checkRedis(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+// warn tells of a Redis that is too old or may lose messages: calls then wait longer, and none is lost, for Postgres
+// is the authority. It also tells what a pooler keeps callq from setting, and how to set it.
+func (s servers) warn(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*askWithin)
 	defer cancel()
 	findings, err := doctor.Redis(ctx, s.redis)
 	if err != nil {
@@ -277,4 +324,34 @@ func (s servers) checkRedis(ctx context.Context) {
 			s.log.WarnContext(ctx, "Redis is not as callq needs it", "check", f.Check, "what", f.What, "fix", f.Fix)
 		}
 	}
+	if !isPooled(s.pool.Config().ConnConfig) {
+		return
+	}
+	fixes, err := s.settingFixes(ctx)
+	switch {
+	case err != nil:
+		s.log.WarnContext(ctx, "Postgres does not tell its settings", "err", err)
+	case len(fixes) > 0:
+		s.log.WarnContext(ctx, "settings of callq's sessions are not in force behind the pooler; plans may be slow",
+			"fix", strings.Join(fixes, " "))
+	}
 }
+
+// settingFixes returns the statements that bring callq's settings into force for its role.
+func (s servers) settingFixes(ctx context.Context) (fixes []string, err error) {
+	wanted := ledger.Settings()
+	delete(wanted, "application_name")
+	rows, _ := s.pool.Query(ctx, settingsSQL, slices.Sorted(maps.Keys(wanted))) // CollectRows returns its error
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct{ Role, Name, Value string }])
+	for _, f := range found {
+		if f.Value != wanted[f.Name] {
+			fixes = append(fixes, fmt.Sprintf("ALTER ROLE %s SET %s = '%s';", f.Role, f.Name, wanted[f.Name]))
+		}
+	}
+	return fixes, err
+}
+
+const settingsSQL = `
+SELECT quote_ident(session_user) AS role, name, coalesce(current_setting(name, true), '') AS value
+FROM unnest($1::text[]) AS name
+ORDER BY name`

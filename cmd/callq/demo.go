@@ -2,30 +2,25 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
-	"github.com/callq/callq/internal/policy"
-	"github.com/callq/callq/migrations"
-	"github.com/callq/callq/tasks"
 )
 
 // demoAnswer is how long the demo's API takes to answer.
@@ -42,32 +37,26 @@ type demoVerdict struct {
 
 // demo is one run of callq demo.
 type demo struct {
-	calls  int
-	rate   limit.Rate
-	keep   bool
-	format string
-	out    io.Writer // the verdict
-	say    io.Writer // progress
+	*app
+	calls int
+	rate  limit.Rate
+	keep  bool
 }
 
 func demoCommand(a *app) *cobra.Command {
-	d := demo{}
-	rate := "100/10s"
+	d, rate := demo{app: a}, "100/10s"
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run 500 calls against a local API that allows 100 per 10 s",
 		Long: "Start a Postgres, a Redis and an API of its own, queue calls, and show what the API saw. You need not\n" +
 			"configure anything, and nothing is left behind unless you give --keep.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if d.rate, err = limit.ParseRate(rate); err != nil {
 				return usagef("--rate: %w", err)
 			}
 			if d.calls < 1 || d.calls > 1_000_000 {
 				return usagef("--calls is %d; it may be 1 to 1000000", d.calls)
 			}
-			d.format, d.out, d.say = a.output, a.stdout, a.stderr
 			return d.run(cmd.Context())
 		},
 	}
@@ -78,49 +67,43 @@ func demoCommand(a *app) *cobra.Command {
 }
 
 func (d demo) run(ctx context.Context) (err error) {
-	log := slog.New(slog.NewTextHandler(d.say, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	fmt.Fprintln(d.say, "starting Postgres, Redis and an API that allows", strings.TrimSuffix(d.rate.String(), ", sliding window"))
-	postgres, err := local.StartPostgres(ctx, local.Postgres{})
+	log := slog.New(slog.NewTextHandler(d.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	rate := strings.TrimSuffix(d.rate.String(), ", sliding window")
+	fmt.Fprintln(d.stderr, "starting Postgres, Redis and an API that allows", rate)
+	own, err := startOwn(ctx, local.Postgres{}, local.Redis{}, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, postgres.Stop()) }()
-	redisURL, stopRedis, err := local.StartAnyRedis(ctx, local.Redis{}, log)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stopRedis()) }()
+	defer func() { err = errors.Join(err, own.stop()) }()
 	api, err := startDemoAPI(ctx, d.rate, demoAnswer)
 	if err != nil {
 		return err
 	}
 	defer api.close()
 
-	url := postgres.URL("postgres")
-	conn, err := pgx.ParseConfig(url)
-	if err != nil {
-		return fmt.Errorf("read Postgres's URL: %w", err)
-	}
-	if _, err := migrations.Up(ctx, conn); err != nil {
-		return err
-	}
 	cfg := config.Default()
-	cfg.Postgres.URL, cfg.Redis.URL = url, redisURL
-	pool, err := openPool(ctx, cfg, ledger.Settings(), 20)
+	cfg.Postgres.URL, cfg.Postgres.Pool, cfg.Redis.URL = own.Postgres, 20, own.Redis
+	cfg.Limits = map[string]config.Limit{"api": {Windows: []limit.Window{{Rate: d.rate}}}}
+	queue := cfg.Queues["default"]
+	queue.Limits = []string{"api"}
+	cfg.Queues["default"] = queue
+	cfg.Worker.Concurrency, cfg.Worker.ShutdownTimeout = 50, 5*time.Second
+	cfg.HTTPTask.AllowPrivate = true
+	does := roles{dispatcher: true, worker: true}
+	s, err := openServers(ctx, cfg, log, does)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	client, err := openRedis(cfg, log)
+	defer s.close()
+	parts, err := makeParts(cfg, s, does, &reloader{})
 	if err != nil {
 		return err
 	}
-	defer client.Close()
-	if err := d.callAll(ctx, pool, client, api, log); err != nil {
+	if err := d.callAll(ctx, s.pool, parts, api); err != nil {
 		return err
 	}
 	if d.keep {
-		fmt.Fprintf(d.say, "\nPostgres  %s\nRedis     %s\nAPI       %s\nCtrl-C ends them.\n", url, redisURL, api.url)
+		fmt.Fprintf(d.stderr, "\nPostgres  %s\nRedis     %s\nAPI       %s\nCtrl-C ends them.\n", own.Postgres, own.Redis, api.url)
 		<-ctx.Done()
 	}
 	return nil
@@ -128,24 +111,14 @@ func (d demo) run(ctx context.Context) (err error) {
 
 // callAll is the main job: queue the calls, run a dispatcher and a worker until all have ended,
 // then ask the API, and verify, what really happened.
-func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, redis redis.UniversalClient, api *demoAPI, log *slog.Logger) error {
-	parts, err := d.parts(pool, redis, log)
-	if err != nil {
-		return err
-	}
-	running, stop := context.WithCancel(ctx)
-	defer stop()
-	var ended sync.WaitGroup
-	for _, part := range parts {
-		ended.Go(func() {
-			if err := part(running); err != nil {
-				log.ErrorContext(ctx, "part ended", "err", err)
-				stop()
-			}
-		})
-	}
-	defer ended.Wait()
-	defer stop()
+func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, parts []part, api *demoAPI) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		stop(runParts(ctx, parts))
+	}()
+	defer func() { stop(nil); <-ended }()
 
 	producer, err := callqueue.New(pool)
 	if err != nil {
@@ -155,66 +128,40 @@ func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, redis redis.Unive
 	for i := range calls {
 		calls[i] = callqueue.Call{Data: map[string]any{"method": "POST", "url": api.url, "json": map[string]int{"n": i}}}
 	}
-	if _, err := producer.InsertMany(running, calls); err != nil {
+	if _, err := producer.InsertMany(ctx, calls); err != nil {
 		return fmt.Errorf("queue the calls: %w", err)
 	}
-	if err := d.watch(running, pool, api); err != nil {
+	done, err := d.watch(ctx, pool, api)
+	if err != nil {
 		return err
 	}
-	return d.verdict(running, pool, api)
+	return d.verdict(ctx, pool, api, done)
 }
 
-func (d demo) parts(pool *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger) ([]func(context.Context) error, error) {
-	dispatch, err := dispatcher.New(dispatcher.Config{
-		Pool: pool, Redis: redis, Logger: log,
-		Policy: policy.Policy{
-			Limits: []policy.Limit{{Name: "api", Rate: d.rate}},
-			Queues: []policy.Queue{{
-				Name: "default", Limits: []string{"api"}, MaxAttempts: 3, BackoffMin: time.Second,
-				BackoffMax: 10 * time.Second, Timeout: 10 * time.Second, OnLost: "retry",
-			}},
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	worker, err := tasks.New(tasks.Config{
-		Pool: pool, Redis: redis, Concurrency: 50, Logger: log, ShutdownTimeout: 5 * time.Second,
-		HTTP: &tasks.HTTPConfig{AllowPrivate: true},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return []func(context.Context) error{dispatch.Run, worker.Run}, nil
-}
-
-// watch shows progress until every call has ended: a live line on a terminal, now and then a new
-// one elsewhere.
-func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) error {
+// watch shows progress until every call has ended, and returns how many are done. On a terminal it is a live line,
+// elsewhere now and then a new one.
+func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) (done int, err error) {
 	begun := time.Now()
 	every, before, after := 250*time.Millisecond, "\r", " "
-	if !isTerminal(d.say) {
+	if !isTerminal(d.stderr) {
 		every, before, after = 2*time.Second, "", "\n"
 	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
+	defer fmt.Fprintln(d.stderr)
 	for {
-		var done, ended int
+		ended := 0
 		if err := pool.QueryRow(ctx, demoCountSQL).Scan(&done, &ended); err != nil {
-			return fmt.Errorf("count the calls: %w", err)
+			return done, fmt.Errorf("count the calls: %w", err)
 		}
 		inWindow, r429 := api.seen()
-		fmt.Fprintf(d.say, "%s%3.0fs  %d of %d done  requests in the last %s: %3d of %d  429s: %d%s",
+		fmt.Fprintf(d.stderr, "%s%3.0fs  %d of %d done  requests in the last %s: %3d of %d  429s: %d%s",
 			before, time.Since(begun).Seconds(), done, d.calls, d.rate.Window, inWindow, d.rate.Units, r429, after)
 		if ended == d.calls {
-			fmt.Fprintln(d.say)
-			return nil
+			return done, nil
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(every):
 		case <-ctx.Done():
-			fmt.Fprintln(d.say)
-			return fmt.Errorf("the demo was stopped: %w", context.Cause(ctx))
+			return done, fmt.Errorf("the demo was stopped: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -223,15 +170,14 @@ const demoCountSQL = `
 SELECT count(*) FILTER (WHERE status = 'done'), count(*) FILTER (WHERE status IN ('done', 'failed', 'cancelled'))
 FROM call_queue`
 
-func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) error {
+func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI, done int) error {
 	v := api.verdict()
-	if err := pool.QueryRow(ctx, demoCountSQL).Scan(&v.Done, new(int)); err != nil {
-		return fmt.Errorf("count the calls: %w", err)
-	}
-	if d.format == "table" {
-		fmt.Fprintf(d.out, "calls done         %d of %d\nrequests sent      %d\nmost in any %-6s %d of %d\nanswers 429        %d\nlimit used         %.1f %%\n",
-			v.Done, d.calls, v.Requests, d.rate.Window, v.Max, d.rate.Units, v.R429, 100*v.Used)
-	} else if err := json.NewEncoder(d.out).Encode(v); err != nil {
+	v.Done = done
+	if err := d.show(v, func(w io.Writer) {
+		fmt.Fprintf(w, "calls done         %d of %d\nrequests sent      %d\n", v.Done, d.calls, v.Requests)
+		fmt.Fprintf(w, "most in any %-6s %d of %d\nanswers 429        %d\n", d.rate.Window, v.Max, d.rate.Units, v.R429)
+		fmt.Fprintf(w, "limit used         %.1f %%\n", 100*v.Used)
+	}); err != nil {
 		return err
 	}
 	report, err := verify.Run(ctx, pool, verify.Options{})
@@ -244,4 +190,89 @@ func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) err
 		return errors.New("the demo did not do what it shows: see the figures above")
 	}
 	return nil
+}
+
+// demoAPI is an HTTP API with a limit. It counts what arrives on its own clock, and shares no code with what
+// keeps the limit.
+type demoAPI struct {
+	rate    limit.Rate
+	latency time.Duration // until it answers
+	url     string
+	server  *http.Server
+
+	mu       sync.Mutex
+	arrivals []time.Time // in order
+	max      int         // the most in any window
+	r429     int         // answers 429
+}
+
+// startDemoAPI starts an API on a free port of the loopback interface.
+func startDemoAPI(ctx context.Context, rate limit.Rate, latency time.Duration) (*demoAPI, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for the API: %w", err)
+	}
+	a := &demoAPI{rate: rate, latency: latency, url: "http://" + listener.Addr().String() + "/"}
+	a.server = &http.Server{Handler: a, ReadHeaderTimeout: time.Minute}
+	go func() { _ = a.server.Serve(listener) }() // until close
+	return a, nil
+}
+
+func (a *demoAPI) close() { _ = a.server.Close() }
+
+func (a *demoAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	allowed := a.arrived()
+	time.Sleep(a.latency)
+	w.Header().Set("Content-Type", "application/json")
+	if !allowed {
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	fmt.Fprintln(w, `{"ok":true}`)
+}
+
+// arrived records a request and reports whether the limit allows it.
+func (a *demoAPI) arrived() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now() // under the lock: arrivals are in order
+	a.arrivals = append(a.arrivals, now)
+	n := a.within(now)
+	a.max = max(a.max, n)
+	if n <= int(a.rate.Units) {
+		return true
+	}
+	a.r429++
+	return false
+}
+
+// within counts the requests in (at-window, at].
+func (a *demoAPI) within(at time.Time) int {
+	n := 0
+	for _, arrival := range slices.Backward(a.arrivals) {
+		if at.Sub(arrival) >= a.rate.Window {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// seen returns the requests of the last window and the answers 429.
+func (a *demoAPI) seen() (inWindow, r429 int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.within(time.Now()), a.r429
+}
+
+// verdict judges what has arrived. What is used is its share of what the limit allows from the first request
+// to the last.
+func (a *demoAPI) verdict() demoVerdict {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v := demoVerdict{Requests: len(a.arrivals), Max: a.max, R429: a.r429}
+	if v.Requests > 0 {
+		span := a.arrivals[v.Requests-1].Sub(a.arrivals[0])
+		v.Used = float64(v.Requests) / (float64(a.rate.Units) * (span.Seconds()/a.rate.Window.Seconds() + 1))
+	}
+	return v
 }

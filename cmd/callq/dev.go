@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/local"
@@ -24,33 +24,17 @@ func devCommand(a *app) *cobra.Command {
 		Long: "Start a Postgres and a Redis of its own, migrate, print how to reach them, and serve with the limits and\n" +
 			"queues of the configuration until Ctrl-C. Their data is kept in --dir for the next time. To call local APIs,\n" +
 			"set http_task.private_hosts or allow_private. Not for production.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return dev(cmd.Context(), a, dir) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.dev(cmd.Context(), dir) },
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "where the servers keep their data "+
 		"(default: $XDG_DATA_HOME/callq/dev, ~/.local/share/callq/dev, or for root /var/lib/callq/dev)")
 	return cmd
 }
 
-// devStack is what dev prints, and tells another dev that wants its folder.
-type devStack struct {
-	Dir      string `json:"dir"`
-	Process  int    `json:"process"`
-	Postgres string `json:"postgres_url"`
-	Redis    string `json:"redis_url"`
-}
-
-func (s devStack) String() string {
-	return fmt.Sprintf("export DATABASE_URL='%s'\nexport REDIS_URL='%s'\n", s.Postgres, s.Redis)
-}
-
 // dev is serve on servers of its own, which end with it.
-func dev(ctx context.Context, a *app, dir string) (err error) {
-	for path, url := range a.urls {
-		if url.given {
-			return usagef("callq dev has servers of its own: leave --%s out, or use callq serve",
-				strings.ReplaceAll(path, ".", "-"))
-		}
+func (a *app) dev(ctx context.Context, dir string) (err error) {
+	for path := range a.urls {
+		return usagef("callq dev has servers of its own: leave --%s out, or use callq serve", strings.ReplaceAll(path, ".", "-"))
 	}
 	cfg, err := a.readConfig() // a mistake is said before anything is started
 	if err != nil {
@@ -59,86 +43,26 @@ func dev(ctx context.Context, a *app, dir string) (err error) {
 	if dir, err = devFolder(a, dir); err != nil {
 		return err
 	}
-	claim, says, err := local.Claim(dir)
-	if errors.Is(err, local.ErrClaimed) {
-		return fmt.Errorf("callq dev is running already in %s (%s); end it first, or give another folder with --dir",
-			dir, oneLine(says))
-	}
-	if err != nil {
-		return fmt.Errorf("take the folder: %w; give another with --dir", err)
-	}
-	defer func() { err = errors.Join(err, claim.Close()) }()
-	stack := devStack{Dir: dir, Process: os.Getpid()}
-	if err := note(claim, fmt.Sprintf("process %d", stack.Process)); err != nil {
-		return fmt.Errorf("write to %s: %w", dir, err)
-	}
-
-	log := a.logger(cfg)
-	postgres, err := local.StartPostgres(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, postgres.Stop()) }()
-	redis, stopRedis, err := local.StartAnyRedis(ctx, local.Redis{
+	servers, err := startOwn(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")}, local.Redis{
 		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"},
-	}, log)
-	if err != nil {
+	}, a.logger(cfg))
+	switch {
+	case errors.Is(err, local.ErrMissing):
 		return err
+	case err != nil:
+		return fmt.Errorf("%w; give another folder than %s with --dir", err, dir)
 	}
-	defer func() { err = errors.Join(err, stopRedis()) }()
-	stack.Postgres, stack.Redis = postgres.URL("postgres"), redis
-	if err := migrateOwn(ctx, stack.Postgres, log); err != nil {
-		return err
-	}
-
-	if err := sayDev(a, claim, stack); err != nil {
+	defer func() { err = errors.Join(err, servers.stop()) }()
+	servers.Dir, servers.Process = dir, os.Getpid()
+	fmt.Fprintln(a.stderr, "callq: warning: for development, not for production: no passwords, no backups; the data is in", dir)
+	if err := a.show(servers, func(w io.Writer) {
+		fmt.Fprintf(w, "export DATABASE_URL='%s'\nexport REDIS_URL='%s'\n", servers.Postgres, servers.Redis)
+	}); err != nil {
 		return err
 	}
 	// Over whatever the file and the environment say of servers: none but these is touched.
-	a.urls["postgres.url"] = &urlFlag{given: true, text: stack.Postgres}
-	a.urls["postgres.direct_url"] = &urlFlag{given: true, text: stack.Postgres}
-	a.urls["redis.url"] = &urlFlag{given: true, text: stack.Redis}
+	a.urls = map[string]string{"postgres.url": servers.Postgres, "postgres.direct_url": servers.Postgres, "redis.url": servers.Redis}
 	return a.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true, apply: true})
-}
-
-func note(claim *os.File, text string) error {
-	_, err := claim.WriteAt([]byte(text), 0)
-	return errors.Join(err, claim.Truncate(int64(len(text))))
-}
-
-func sayDev(a *app, claim *os.File, stack devStack) error {
-	text := fmt.Sprintf("process %d, DATABASE_URL='%s', REDIS_URL='%s'", stack.Process, stack.Postgres, stack.Redis)
-	if err := note(claim, text); err != nil {
-		return fmt.Errorf("write to %s: %w", stack.Dir, err)
-	}
-	fmt.Fprintln(a.stderr,
-		"callq: warning: for development, not for production: no passwords, no backups; the data is in", stack.Dir)
-	if a.output != "table" {
-		return a.printJSON(stack)
-	}
-	_, err := fmt.Fprint(a.stdout, stack)
-	return err
-}
-
-// migrateOwn brings the schema up; a folder that a newer callq has used is refused.
-func migrateOwn(ctx context.Context, url string, log *slog.Logger) error {
-	conn, err := pgx.ParseConfig(url)
-	if err != nil {
-		return fmt.Errorf("read Postgres's URL: %w", err)
-	}
-	applied, err := migrations.Up(ctx, conn)
-	for _, m := range applied {
-		log.InfoContext(ctx, "migrated", "file", m.File)
-	}
-	if err != nil {
-		return err
-	}
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return fmt.Errorf("read Postgres's URL: %w", err)
-	}
-	defer pool.Close()
-	return checkSchema(ctx, pool)
 }
 
 // devFolder is where dev keeps its data. Root's home is closed to the user that Postgres runs as.
@@ -156,4 +80,36 @@ func devFolder(a *app, dir string) (string, error) {
 		return filepath.Join(home, ".local", "share", "callq", "dev"), nil
 	}
 	return "", usagef("there is no home to keep the data in: give a folder with --dir")
+}
+
+// ownServers are a Postgres, with callq's schema, and a Redis of this process's own.
+type ownServers struct {
+	Dir      string `json:"dir"`
+	Process  int    `json:"process"`
+	Postgres string `json:"postgres_url"`
+	Redis    string `json:"redis_url"`
+	stop     func() error
+}
+
+func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis, log *slog.Logger) (*ownServers, error) {
+	postgres, err := local.StartPostgres(ctx, pg)
+	if err != nil {
+		return nil, err
+	}
+	redis, stopRedis, err := local.StartAnyRedis(ctx, rd, log)
+	if err != nil {
+		return nil, errors.Join(err, postgres.Stop())
+	}
+	own := &ownServers{
+		Postgres: postgres.URL("postgres"), Redis: redis,
+		stop: func() error { return errors.Join(stopRedis(), postgres.Stop()) },
+	}
+	conn, err := pgx.ParseConfig(own.Postgres)
+	if err == nil {
+		_, err = migrations.Up(ctx, conn)
+	}
+	if err != nil {
+		return nil, errors.Join(err, own.stop())
+	}
+	return own, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/user"
@@ -13,14 +14,18 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/callq/callq/internal/limit"
 )
 
 // developing is a `callq dev` of the test's own, as a process.
 type developing struct {
-	devStack
+	ownServers
 	*process
 }
 
@@ -54,7 +59,7 @@ func develop(t *testing.T, dir string, change func(*exec.Cmd)) *developing {
 	out, err := d.cmd.StdoutPipe()
 	must(t, err)
 	d.start()
-	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&d.devStack); err != nil {
+	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&d.ownServers); err != nil {
 		t.Fatalf("%v\n%s", err, d.log)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
@@ -95,12 +100,11 @@ func (d *developing) call(url string) (id string) {
 	return id
 }
 
-// A call by plain SQL is done; a second dev of the folder says who has it; after Ctrl-C, and also after
+// A call by plain SQL is done; a second dev of the folder says that it is in use; after Ctrl-C, and also after
 // kill -9, the next has what was there.
 func TestDev(t *testing.T) {
 	t.Parallel()
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	dir := devFolders(t)
 	d := develop(t, dir, nil)
 	for _, words := range []string{"for development, not for production", filepath.Join(dir, "data")} {
@@ -115,14 +119,9 @@ func TestDev(t *testing.T) {
 	must(t, d.redis().Set(t.Context(), "kept", "yes", 0).Err())
 
 	second := world{t: t}.run("dev", "--dir", filepath.Join(dir, "data"))
-	for _, words := range []string{"running already", fmt.Sprint("process ", d.cmd.Process.Pid), d.Postgres, d.Redis, "--dir"} {
-		if second.code != exitFailed || !strings.Contains(second.stderr, words) {
-			t.Errorf("a second dev: exit code %d, without %q\n%s", second.code, words, second.stderr)
-		}
+	if words := filepath.Join(dir, "data", "postgres") + " is in use by another server; give another folder than "; second.code != exitFailed || !strings.Contains(second.stderr, words) {
+		t.Errorf("a second dev: exit code %d, without %q\n%s", second.code, words, second.stderr)
 	}
-	elsewhere := develop(t, devFolders(t), nil)
-	elsewhere.call(url)
-	elsewhere.interrupt()
 	d.interrupt()
 
 	for _, how := range []string{"Ctrl-C", "kill -9"} {
@@ -155,8 +154,7 @@ func TestDevOfAnOrdinaryUser(t *testing.T) {
 	if errUID != nil || errGID != nil {
 		t.Fatal(errUID, errGID)
 	}
-	url, _, answer := api(t)
-	answer()
+	url := answering(t)
 	dir := devFolders(t)
 	home := filepath.Join(dir, "home")
 	must(t, os.Mkdir(home, 0o700))
@@ -196,5 +194,47 @@ func TestDevFolder(t *testing.T) {
 	here, err := filepath.Abs("d")
 	if got, err2 := devFolder(&app{environ: []string{"XDG_DATA_HOME=/data"}}, "d"); got != here || err != nil || err2 != nil {
 		t.Errorf("--dir d: %s, %v, %v", got, err, err2)
+	}
+}
+
+// A timeline of requests against 2 per second. Of 5 in 1.5 s two are too many; the limit allows 2 x (1.5 + 1).
+func TestDemoAPICounts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := &demoAPI{rate: limit.Rate{Units: 2, Window: time.Second}}
+		if v := a.verdict(); v != (demoVerdict{}) {
+			t.Errorf("before the first request: %+v", v)
+		}
+		for _, step := range []struct {
+			after   time.Duration
+			allowed bool
+		}{{0, true}, {100 * time.Millisecond, true}, {899 * time.Millisecond, false}, {501 * time.Millisecond, true}, {0, false}} {
+			time.Sleep(step.after)
+			if got := a.arrived(); got != step.allowed {
+				t.Errorf("request %d: allowed %v", len(a.arrivals), got)
+			}
+		}
+		if v, want := a.verdict(), (demoVerdict{Requests: 5, Max: 3, R429: 2, Used: 1}); v != want {
+			t.Errorf("verdict %+v, want %+v", v, want)
+		}
+		time.Sleep(999 * time.Millisecond)
+		if inWindow, r429 := a.seen(); inWindow != 2 || r429 != 2 {
+			t.Errorf("%d in the window, %d answers 429", inWindow, r429)
+		}
+	})
+}
+
+func TestDemoAPIAnswers(t *testing.T) {
+	t.Parallel()
+	a, err := startDemoAPI(t.Context(), limit.Rate{Units: 1, Window: time.Minute}, 0)
+	must(t, err)
+	defer a.close()
+	for _, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
+		answer, err := http.Get(a.url) //nolint:noctx // of this process
+		must(t, err)
+		_ = answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("status %d, want %d", answer.StatusCode, want)
+		}
 	}
 }

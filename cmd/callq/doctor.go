@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/config"
@@ -19,13 +20,12 @@ func doctorCommand(a *app) *cobra.Command {
 snapshots, bloat, stuck calls, missing processes. Each check says ok, note or problem, and how to fix it. It
 changes nothing, and may run beside everything else. Exit code 3 if there are problems, 5 if Postgres or Redis
 cannot be reached; with notes alone it is 0.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return examine(cmd.Context(), a) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.examine(cmd.Context()) },
 	}
 }
 
 // examine looks at both servers, whether or not the other can be reached.
-func examine(ctx context.Context, a *app) error {
+func (a *app) examine(ctx context.Context) error {
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
@@ -34,41 +34,35 @@ func examine(ctx context.Context, a *app) error {
 		return err
 	}
 	var findings []doctor.Finding
-	code := exitFindings
+	code, problems := exitFindings, 0
 	for _, server := range []struct {
 		name    string
-		examine func(context.Context, *app, *config.Config) ([]doctor.Finding, error)
-	}{{"postgres", examinePostgres}, {"redis", examineRedis}} {
-		found, err := server.examine(ctx, a, cfg)
+		examine func(context.Context, *config.Config) ([]doctor.Finding, error)
+	}{{"postgres", a.examinePostgres}, {"redis", a.examineRedis}} {
+		found, err := server.examine(ctx, cfg)
 		reachable := doctor.Finding{Check: server.name + " reachable", Level: doctor.OK}
 		if err != nil {
 			if is, _ := judge(err); is != exitUnreachable {
 				return err
 			}
-			code, reachable.Level, reachable.What = exitUnreachable, doctor.Problem, oneLine(err.Error())
+			code, reachable.Level, reachable.What = exitUnreachable, doctor.Problem, explained(err)
 			reachable.Fix = "see that it runs, and that " + server.name + ".url is right: callq config show"
 		}
 		findings = append(append(findings, reachable), found...)
 	}
-	if err := printFindings(a, findings); err != nil {
-		return err
-	}
-	problems := 0
 	for _, f := range findings {
 		if f.Level == doctor.Problem {
 			problems++
 		}
 	}
-	switch problems {
-	case 0:
-		return nil
-	case 1:
-		return exitf(code, "doctor: 1 problem")
+	err = showRows(a, findings, func(w io.Writer) { printFindings(w, findings) })
+	if err != nil || problems == 0 {
+		return err
 	}
-	return exitf(code, "doctor: %d problems", problems)
+	return exitf(code, "doctor found problems: %d", problems)
 }
 
-func examinePostgres(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Finding, error) {
+func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
 	pool, err := openPool(ctx, cfg, commandSettings(), commandConns)
 	if err != nil {
 		return nil, err
@@ -80,36 +74,26 @@ func examinePostgres(ctx context.Context, a *app, cfg *config.Config) ([]doctor.
 	return doctor.Postgres(ctx, pool)
 }
 
-func examineRedis(ctx context.Context, a *app, cfg *config.Config) ([]doctor.Finding, error) {
-	client, err := openRedis(cfg, a.logger(cfg))
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close()
-	if err := a.awaitRedis(ctx, cfg, client); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Second))
-	defer cancel()
-	return doctor.Redis(ctx, client)
+func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []doctor.Finding, err error) {
+	err = a.withRedis(ctx, cfg, func(client redis.UniversalClient) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Second))
+		defer cancel()
+		findings, err = doctor.Redis(ctx, client)
+		return err
+	})
+	return findings, err
 }
 
 // printFindings writes a line each, and beneath it the fix: both are often too long for a column.
-func printFindings(a *app, findings []doctor.Finding) error {
-	if a.output != "table" {
-		return printRows(a, findings, table[doctor.Finding]{})
-	}
+func printFindings(to io.Writer, findings []doctor.Finding) {
 	width := 0
 	for _, f := range findings {
 		width = max(width, len(f.Check))
 	}
-	var failed error
 	for _, f := range findings {
-		_, err := fmt.Fprintf(a.stdout, "%-7s  %-*s  %s\n", f.Level, width, f.Check, printable(f.What))
+		fmt.Fprintf(to, "%-7s  %-*s  %s\n", f.Level, width, f.Check, printable(f.What))
 		if f.Fix != "" {
-			fmt.Fprintf(a.stdout, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
+			fmt.Fprintf(to, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
 		}
-		failed = errors.Join(failed, err)
 	}
-	return failed
 }

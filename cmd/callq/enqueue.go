@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,9 +11,11 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -20,11 +25,11 @@ import (
 
 // enqueueFlags are what enqueue is told.
 type enqueueFlags struct {
-	call           callqueue.Call
-	priority       int
-	at, data, from string
-	in, expiresIn  durationFlag
-	given          func(flag string) bool
+	call          callqueue.Call
+	priority      int
+	data, from    string
+	in, expiresIn time.Duration
+	given         func(flag string) bool
 }
 
 // inserted is what enqueue prints of a call.
@@ -61,7 +66,7 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 				return enqueueFile(cmd, a, &f)
 			}
 			return a.query(func(ctx context.Context, db *database, _ []string) error {
-				return enqueueOne(ctx, a, db, &f)
+				return enqueueOne(ctx, db, &f)
 			})(cmd, args)
 		},
 	}
@@ -70,9 +75,9 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 	all.StringVar(&f.call.Key, "key", "", "whose call it is")
 	all.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
 	all.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
-	all.StringVar(&f.at, "at", "", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
-	all.Var(&f.in, "in", "earliest time from now on, such as 10m or 1d")
-	all.Var(&f.expiresIn, "expires-in", "give up, unsent, after this long from now on")
+	timeVar(all, &f.call.RunAt, "at", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
+	durationVar(all, &f.in, 0, "in", "earliest time from now on, such as 10m or 1d")
+	durationVar(all, &f.expiresIn, 0, "expires-in", "give up, unsent, after this long from now on")
 	all.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
 	all.IntVar(&f.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
 	all.StringVar(&f.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
@@ -81,7 +86,7 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 }
 
 // check refuses what contradicts itself, and what would silently mean a default.
-func (f *enqueueFlags) check() (err error) {
+func (f *enqueueFlags) check() error {
 	switch {
 	case f.given("at") && f.given("in"):
 		return usagef("--at and --in both say when: give one of them")
@@ -99,33 +104,36 @@ func (f *enqueueFlags) check() (err error) {
 	if f.given("priority") {
 		f.call.Priority = &f.priority
 	}
-	if f.given("at") {
-		f.call.RunAt, err = parseTime("at", f.at)
+	return nil
+}
+
+// open opens the file that a flag names, or stdin.
+func (a *app) open(ctx context.Context, flag, name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(a.input(ctx)), nil
 	}
-	return err
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, usagef("--%s: %w", flag, err)
+	}
+	return file, nil
 }
 
 // readData resolves --data, and leaves its JSON to the client.
-func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
+func (f *enqueueFlags) readData(ctx context.Context, db *database) error {
 	name, isFile := strings.CutPrefix(f.data, "@")
-	from := stdin
-	switch {
-	case f.data == "":
-		return nil
-	case f.data == "-":
-		name = "stdin"
-	case isFile:
-		file, err := os.Open(name)
-		if err != nil {
-			return usagef("--data: %w", err)
+	if !isFile && f.data != "-" {
+		if f.data != "" {
+			f.call.Data = json.RawMessage(f.data)
 		}
-		defer file.Close()
-		from = file
-	default:
-		f.call.Data = json.RawMessage(f.data)
 		return nil
 	}
-	data, err := io.ReadAll(io.LimitReader(from, 2*most+1)) // white space may be a part of it
+	from, err := db.open(ctx, "data", name)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	data, err := io.ReadAll(io.LimitReader(from, 2*int64(db.cfg.Calls.MaxData)+1)) // white space may be a part of it
 	if err != nil {
 		return usagef("--data: read %s: %w", name, err)
 	}
@@ -135,93 +143,256 @@ func (f *enqueueFlags) readData(stdin io.Reader, most int64) error {
 
 // resolve reads what the flags leave to be read: the data, and from Postgres's clock the time that
 // --in and --expires-in start from.
-func (f *enqueueFlags) resolve(ctx context.Context, stdin io.Reader, db *database) error {
-	if err := f.readData(stdin, int64(db.cfg.Calls.MaxData)); err != nil {
+func (f *enqueueFlags) resolve(ctx context.Context, db *database) error {
+	if err := f.readData(ctx, db); err != nil || !f.given("in") && !f.given("expires-in") {
 		return err
-	}
-	if !f.given("in") && !f.given("expires-in") {
-		return nil
 	}
 	var now time.Time
 	if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 		return fmt.Errorf("read Postgres's clock: %w", err)
 	}
 	if f.given("in") {
-		f.call.RunAt = now.Add(time.Duration(f.in))
+		f.call.RunAt = now.Add(f.in)
 	}
 	if f.given("expires-in") {
-		f.call.ExpiresAt = now.Add(time.Duration(f.expiresIn))
+		f.call.ExpiresAt = now.Add(f.expiresIn)
 	}
 	return nil
 }
 
-func enqueueOne(ctx context.Context, a *app, db *database, f *enqueueFlags) error {
-	if err := f.resolve(ctx, a.input, db); err != nil {
+func enqueueOne(ctx context.Context, db *database, f *enqueueFlags) error {
+	if err := f.resolve(ctx, db); err != nil {
 		return err
 	}
 	id, err := db.calls.Insert(ctx, f.call)
 	duplicate := errors.Is(err, callqueue.ErrDuplicate)
 	if err != nil && !duplicate {
-		return refused(err, flags)
+		return refused(err, true)
 	}
 	if duplicate {
-		fmt.Fprintf(a.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
+		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
 	}
-	if a.output == "table" {
-		fmt.Fprintln(a.stdout, id)
-	} else if err := a.printJSON(inserted{id, duplicate}); err != nil {
+	if err := db.show(inserted{id, duplicate}, func(w io.Writer) { fmt.Fprintln(w, id) }); err != nil {
 		return err
 	}
-	warnOfQueues(ctx, a, db, map[string]bool{f.call.Queue: true})
+	warnOfQueues(ctx, db, map[string]bool{f.call.Queue: true})
 	return nil
 }
 
-// refused names what is wrong with a call in its writer's words: flags, or a line's columns. The exit
-// code is 2: what was given is wrong.
-func refused(err error, words int) error {
+// refused names what is wrong with a call in its writer's words: a line's columns, or flags. The exit code is 2: what
+// was given is wrong.
+func refused(err error, byFlags bool) error {
 	invalid, ok := errors.AsType[*callqueue.InvalidCallError](err)
 	if !ok {
 		return err
 	}
-	names := map[string][2]string{
-		"": {"the call", "the call"}, "Task": {"TASK", "task"}, "Data": {"--data", "call_data"}, "RunAt": {"the time to run", "run_at"},
-		"ExpiresAt": {"--expires-in", "expires_at"}, "UniqueKey": {"--unique", "unique_key"}, "MaxAttempts": {"--max-attempts", "max_attempts"},
+	field, _ := reflect.TypeFor[line]().FieldByName(invalid.Field)
+	name := cmp.Or(field.Tag.Get("json"), "the call")
+	if byFlags {
+		flags := map[string]string{
+			"the call": "the call", "task": "TASK", "call_data": "--data", "run_at": "the time to run", "expires_at": "--expires-in",
+			"unique_key": "--unique", "max_attempts": "--max-attempts",
+		}
+		name = cmp.Or(flags[name], "--"+name)
 	}
-	name, ok := names[invalid.Field]
-	if !ok {
-		name[columns] = strings.ToLower(invalid.Field)
-		name[flags] = "--" + name[columns]
-	}
-	return usagef("%s %s", name[words], invalid.Reason)
+	return usagef("%s %s", name, invalid.Reason)
 }
-
-// Whose words refused uses.
-const (
-	flags = iota
-	columns
-)
 
 // warnOfQueues says which calls will wait because no configuration in force has their queue. If it
 // cannot, that is no error: the calls are in, and a producer's role may not be allowed to look.
-func warnOfQueues(ctx context.Context, a *app, db *database, queues map[string]bool) {
-	if queues[""] {
-		delete(queues, "")
-		queues["default"] = true
-	}
-	rows, err := db.Query(ctx, unknownQueuesSQL, slices.Sorted(maps.Keys(queues)))
-	if err != nil {
-		return
-	}
-	unknown, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return
-	}
+func warnOfQueues(ctx context.Context, db *database, queues map[string]bool) {
+	rows, _ := db.Query(ctx, unknownQueuesSQL, slices.Collect(maps.Keys(queues)))
+	unknown, _ := pgx.CollectRows(rows, pgx.RowTo[string])
 	for _, name := range unknown {
-		fmt.Fprintf(a.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
+		fmt.Fprintf(db.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
 	}
 }
 
 const unknownQueuesSQL = `
-SELECT name FROM unnest($1::text[]) AS name
-WHERE NOT EXISTS (SELECT FROM call_queues q WHERE q.name = name.name)
-ORDER BY name`
+SELECT coalesce(nullif(name, ''), 'default') FROM unnest($1::text[]) AS name
+EXCEPT SELECT name FROM call_queues
+ORDER BY 1`
+
+// line is a call with call_queue's names, for JSON. Its fields are those of callqueue.Call.
+type line struct {
+	Queue       string    `json:"queue"`
+	Task        string    `json:"task"`
+	Key         string    `json:"key"`
+	Data        any       `json:"call_data"`
+	Cost        int64     `json:"cost"`
+	Priority    *int      `json:"priority"`
+	RunAt       time.Time `json:"run_at"`
+	ExpiresAt   time.Time `json:"expires_at"`
+	UniqueKey   string    `json:"unique_key"`
+	MaxAttempts int       `json:"max_attempts"`
+}
+
+// filing is one run of enqueue --from: a transaction that takes all lines or none.
+type filing struct {
+	client *callqueue.Client
+	tx     pgx.Tx
+	base   callqueue.Call // what the flags say
+	queues map[string]bool
+
+	results    []inserted
+	duplicates int // of them
+
+	calls []callqueue.Call // not yet written
+	lines []int            // their numbers
+	bytes int              // and their size
+}
+
+// enqueueFile inserts the calls of a file. --timeout bounds the wait for Postgres alone.
+func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
+	in, err := a.open(cmd.Context(), "from", f.from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+		if err := f.resolve(ctx, db); err != nil {
+			return err
+		}
+		all := filing{client: db.calls, base: f.call, queues: map[string]bool{}}
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			all.tx = tx
+			return all.read(ctx, in, int(db.cfg.Calls.MaxData))
+		})
+		if err != nil {
+			return fmt.Errorf("nothing was inserted: %w", err)
+		}
+		if err := showRows(a, all.results, func(w io.Writer) {
+			for _, row := range all.results {
+				fmt.Fprintln(w, row.ID)
+			}
+		}); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.stderr, "%d calls inserted", len(all.results)-all.duplicates)
+		if all.duplicates > 0 {
+			fmt.Fprintf(a.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", all.duplicates)
+		}
+		fmt.Fprintln(a.stderr)
+		warnOfQueues(ctx, db, all.queues)
+		return nil
+	})(cmd, nil)
+}
+
+// read takes the lines in, some at a time. It skips blank lines.
+func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
+	const linesAtOnce, bytesAtOnce = 1000, 16 << 20
+	scanner := bufio.NewScanner(in)
+	longest := 2*maxData + 1<<16 // white space may be a part of it
+	scanner.Buffer(nil, longest)
+	number := 1
+	for ; scanner.Scan() && scanner.Err() == nil; number++ { // before an error the scanner gives what it has of the line
+		text := bytes.TrimSpace(scanner.Bytes())
+		if len(text) == 0 {
+			continue
+		}
+		call, err := f.parse(text)
+		if err != nil {
+			return usagef("line %d: %w", number, err)
+		}
+		f.queues[call.Queue] = true
+		f.calls, f.lines, f.bytes = append(f.calls, call), append(f.lines, number), f.bytes+len(text)
+		if len(f.calls) == linesAtOnce || f.bytes >= bytesAtOnce {
+			if err := f.write(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	switch err := scanner.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return usagef("line %d: longer than %d bytes", number, longest)
+	case err != nil:
+		return usagef("line %d: %w", number, err)
+	}
+	return f.write(ctx)
+}
+
+// parse reads a line over what the flags say. Null means the default, as in call_queue.
+func (f *filing) parse(text []byte) (callqueue.Call, error) {
+	var none callqueue.Call
+	switch {
+	case !utf8.Valid(text):
+		return none, errors.New("not valid UTF-8")
+	case text[0] != '{':
+		return none, errors.New("not a JSON object")
+	}
+	var data json.RawMessage
+	l := line(f.base)
+	if f.base.Priority != nil {
+		l.Priority = new(*f.base.Priority)
+	}
+	l.Data = &data
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return none, jsonError(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return none, errors.New("something follows the JSON object")
+	}
+	if l.Priority == nil {
+		l.Priority = f.base.Priority
+	}
+	l.Data = f.base.Data
+	if len(data) > 0 && string(data) != "null" {
+		l.Data = data
+	}
+	if l.Cost < 1 { // the client takes 0 for the default
+		return none, fmt.Errorf("cost is %d, less than 1", l.Cost)
+	}
+	return callqueue.Call(l), nil
+}
+
+// jsonError says what is wrong with a line, without naming anything of Go.
+func jsonError(err error) error {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s is a JSON %s, which it cannot be", wrong.Field, wrong.Value)
+	}
+	if wrong, ok := errors.AsType[*time.ParseError](err); ok {
+		return fmt.Errorf("%s is not a time such as 2026-11-21T09:00:00Z", wrong.Value)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("the JSON object is cut short")
+	}
+	if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return fmt.Errorf("a call has no %s; it has queue, task, key, call_data, cost, priority, run_at, expires_at, "+
+			"unique_key, max_attempts", field)
+	}
+	return fmt.Errorf("not a call: %w", err)
+}
+
+// write inserts what is at hand in one statement. Where that meets a duplicate, or Postgres does not
+// say which call it refuses, it inserts one by one.
+func (f *filing) write(ctx context.Context) error {
+	calls, lines := f.calls, f.lines
+	f.calls, f.lines, f.bytes = nil, nil, 0
+	ids, err := f.client.InsertManyTx(ctx, f.tx, calls)
+	invalid, isInvalid := errors.AsType[*callqueue.InvalidCallError](err)
+	switch {
+	case err == nil:
+		for _, id := range ids {
+			f.results = append(f.results, inserted{ID: id})
+		}
+		return nil
+	case isInvalid && invalid.Index >= 0:
+		return fmt.Errorf("line %d: %w", lines[invalid.Index], refused(err, false))
+	case !isInvalid && !errors.Is(err, callqueue.ErrDuplicate):
+		return err
+	}
+	for i, call := range calls {
+		id, err := f.client.InsertTx(ctx, f.tx, call)
+		duplicate := errors.Is(err, callqueue.ErrDuplicate)
+		if err != nil && !duplicate {
+			return fmt.Errorf("line %d: %w", lines[i], refused(err, false))
+		}
+		if duplicate {
+			f.duplicates++
+		}
+		f.results = append(f.results, inserted{id, duplicate})
+	}
+	return nil
+}

@@ -3,14 +3,19 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/console"
@@ -45,21 +50,26 @@ func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler,
 		Handler: handler, ReadHeaderTimeout: headersWithin,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	var served error
-	ended := make(chan struct{})
-	go func() { served = server.Serve(listener); close(ended) }()
-	select {
-	case <-ended:
-		log.ErrorContext(ctx, "http no longer served", "err", served)
-		return
-	case <-ctx.Done():
-	}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			log.ErrorContext(ctx, "http no longer served", "err", err)
+		}
+	}()
+	<-ctx.Done()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 	defer cancel()
 	if server.Shutdown(bounded) != nil {
 		_ = server.Close() // a client that does not end does not keep us
 	}
-	<-ended
+}
+
+// openPagesPool makes connections that only read, and not for long. A pooler lets no statement_timeout through, but
+// pgx has Postgres end what nobody waits for any more.
+func openPagesPool(ctx context.Context, cfg *config.Config) (*pgxpool.Pool, error) {
+	settings := commandSettings()
+	settings["default_transaction_read_only"] = "on"
+	settings["statement_timeout"] = pageWithin.String()
+	return openPool(ctx, cfg, settings, pageConns)
 }
 
 // openPages makes the pages for a listener, on connections of their own; nil: they are turned off.
@@ -86,20 +96,6 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 	return handler, func() { closePool(pool, log) }, nil
 }
 
-// openPagesPool makes connections that only read, and not for long. A pooler lets no
-// statement_timeout through, but pgx has Postgres end what nobody waits for any more.
-func openPagesPool(ctx context.Context, cfg *config.Config) (*pgxpool.Pool, error) {
-	settings := commandSettings()
-	settings["default_transaction_read_only"] = "on"
-	settings["statement_timeout"] = pageWithin.String()
-	pc, err := poolConfig(cfg, settings, pageConns)
-	if err != nil {
-		return nil, err
-	}
-	pc.MaxConnIdleTime = time.Minute
-	return pgxpool.NewWithConfig(ctx, pc)
-}
-
 // libraryLog passes to slog what libraries write to Go's standard logger: net/http reports there the
 // answers that it did not ask for.
 type libraryLog struct{ log *slog.Logger }
@@ -116,4 +112,64 @@ func (l libraryLog) Write(line []byte) (int, error) {
 	said := regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`).ReplaceAllString(string(bytes.TrimSpace(line)), "…")
 	l.log.DebugContext(context.Background(), "library reported", "message", said)
 	return len(line), nil
+}
+
+func healthCommand(a *app) *cobra.Command {
+	ready := false
+	cmd := &cobra.Command{
+		Use: "health", Short: "Ask the callq that runs here whether it is alive, for HEALTHCHECK",
+		Long: "Ask the callq that runs on this machine, at http.listen, whether it is alive. With --ready, ask whether it\n" +
+			"also reaches Postgres and Redis. Exit code 0 if so, 1 if not.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path := "/livez"
+			if ready {
+				path = "/readyz"
+			}
+			return a.health(cmd.Context(), path)
+		},
+	}
+	cmd.Flags().BoolVar(&ready, "ready", false, "ask /readyz")
+	return cmd
+}
+
+func (a *app) health(ctx context.Context, path string) error {
+	cfg, err := a.loadConfig()
+	if err != nil {
+		return err
+	}
+	host, port, err := net.SplitHostPort(cfg.HTTP.Listen)
+	if err != nil || port == "0" {
+		return usagef("http.listen is %s, which nothing can be asked at: set an address with a port", cfg.HTTP.Listen)
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "localhost"
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	url := "http://" + net.JoinHostPort(host, port) + path
+	body, status, err := get(ctx, url)
+	switch {
+	case err != nil:
+		return exitf(exitFailed, "no callq answers: %w", err)
+	case status != http.StatusOK:
+		return exitf(exitFailed, "%s answered %d: %s", url, status, body)
+	}
+	fmt.Fprintln(a.stdout, body)
+	return nil
+}
+
+// get asks past any proxy that the environment names.
+func get(ctx context.Context, url string) (body string, status int, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", 0, err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return "", 0, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
+	return strings.TrimSpace(string(data)), response.StatusCode, err
 }

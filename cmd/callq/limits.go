@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/user"
 	"strconv"
@@ -25,21 +26,15 @@ func limitsCommand(a *app) *cobra.Command {
 			Use: "list", Short: "List the limits in force, and what is used of them",
 			Long: "List the limits in force, and what is used of them; for a limit per key, of the key that uses most.\n" +
 				"Occupied and room are read without the limits' locks: they are approximate, and decide nothing.",
-			Args: cobra.NoArgs,
 			RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 				limits, err := admin.ReadLimits(ctx, db)
-				if err != nil {
-					return err
-				}
-				return printRows(a, limits, limitTable())
+				return limitTable().show(a, limits, err)
 			}),
 		},
 		&cobra.Command{
 			Use: "get LIMIT", Short: "Show one limit: what is used of it, its pauses, its last changes",
 			Args: cobra.ExactArgs(1),
-			RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-				return showLimit(ctx, a, db, args[0])
-			}),
+			RunE: a.query(showLimit),
 		},
 		limitsForecastCommand(a), limitsSetCommand(a),
 		&cobra.Command{
@@ -47,7 +42,7 @@ func limitsCommand(a *app) *cobra.Command {
 			Args: cobra.ExactArgs(1),
 			RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 				changes, err := policy.Reset(ctx, db.Pool, args[0], operator())
-				return a.printChanges("limit", args[0], changes, err)
+				return a.showChanges("limit", args[0], changes, err)
 			}),
 		},
 		pauseCommand(a, "limit"), resumeCommand(a, "limit"), limitsOpenCommand(a))
@@ -59,42 +54,32 @@ func limitTable() table[admin.Limit] {
 		if l.Config != nil {
 			rate += " (set; config: " + *l.Config + ")"
 		}
-		return []any{l.Name, rate, l.Queues, fmt.Sprint("~", l.Occupied), fmt.Sprint("~", l.Room), l.StateText(), l.ChangedAt, l.ChangedBy}
+		occupied, room := fmt.Sprint("~", l.Occupied), fmt.Sprint("~", l.Room)
+		return []any{l.Name, rate, l.Queues, occupied, room, l.StateText(), l.ChangedAt, l.ChangedBy}
 	}}
 }
 
-func showLimit(ctx context.Context, a *app, db *database, name string) error {
-	d, err := admin.ReadLimit(ctx, db, name)
+func showLimit(ctx context.Context, db *database, args []string) error {
+	d, err := admin.ReadLimit(ctx, db, args[0])
 	switch {
 	case err != nil:
 		return err
 	case d == nil:
-		return unknownRule("limit", name)
-	case a.output != "table":
-		return a.printJSON(d)
+		return unknownRule("limit", args[0])
 	}
-	if err := limitTable().print(a.stdout, []admin.Limit{d.Limit}); err != nil {
-		return err
-	}
-	if len(d.Pauses) > 0 {
-		fmt.Fprintln(a.stdout)
-		if err := (table[admin.Pause]{"PAUSED KEY,UNTIL,REASON,SINCE,BY", func(p admin.Pause) []any {
+	return db.show(d, func(w io.Writer) {
+		limitTable().print(w, []admin.Limit{d.Limit})
+		table[admin.Pause]{"PAUSED KEY,UNTIL,REASON,SINCE,BY", func(p admin.Pause) []any {
 			until := "resumed"
 			if p.Until != nil {
 				until = admin.Instant(p.Until)
 			}
-			return []any{dash(p.Key), until, p.Reason, p.At, p.By}
-		}}).print(a.stdout, d.Pauses); err != nil {
-			return err
-		}
-	}
-	if len(d.Changes) == 0 {
-		return nil
-	}
-	fmt.Fprintln(a.stdout)
-	return table[admin.Change]{
-		"CHANGED AT,BY,CHANGE", func(c admin.Change) []any { return []any{c.At, c.By, c.Change} },
-	}.print(a.stdout, d.Changes)
+			return []any{p.Key, until, p.Reason, p.At, p.By}
+		}}.below(w, d.Pauses)
+		table[admin.Change]{
+			"CHANGED AT,BY,CHANGE", func(c admin.Change) []any { return []any{c.At, c.By, c.Change} },
+		}.below(w, d.Changes)
+	})
 }
 
 func limitsForecastCommand(a *app) *cobra.Command {
@@ -106,29 +91,23 @@ func limitsForecastCommand(a *app) *cobra.Command {
 			"is outside its hours or closes before.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-			var names []string // all
-			if len(args) > 0 {
-				names = args
+			if len(args) == 0 {
+				args = nil // all
 			}
-			rows, err := admin.ReadForecasts(ctx, db, names)
-			if err != nil {
-				return err
+			rows, err := admin.ReadForecasts(ctx, db, args)
+			if err == nil && len(args) > 0 && len(rows) == 0 {
+				err = unknownRule("limit", args[0])
 			}
-			if len(args) > 0 && len(rows) == 0 {
-				return unknownRule("limit", args[0])
-			}
-			return printRows(a, rows, table[admin.Forecast]{
-				"LIMIT,RATE,WAITING,MOST OF A KEY,BUSY FOR,UNTIL", func(f admin.Forecast) []any {
-					key, busy := "-", "unknown: "+f.State
-					if f.Key != nil && f.OfKey > 0 {
-						key = fmt.Sprintf("%d (%s)", f.OfKey, short(dash(*f.Key)))
-					}
-					if f.Lasts != nil {
-						busy = "~" + f.Lasts.Round(time.Second).String()
-					}
-					return []any{f.Limit, f.Rate, f.Waiting, key, busy, f.Until}
-				},
-			})
+			return table[admin.Forecast]{"LIMIT,RATE,WAITING,MOST OF A KEY,BUSY FOR,UNTIL", func(f admin.Forecast) []any {
+				key, busy := "-", "unknown: "+f.State
+				if f.Key != nil && f.OfKey > 0 {
+					key = fmt.Sprintf("%d (%s)", f.OfKey, short(dash(*f.Key)))
+				}
+				if f.Lasts != nil {
+					busy = "~" + f.Lasts.Round(time.Second).String()
+				}
+				return []any{f.Limit, f.Rate, f.Waiting, key, busy, f.Until}
+			}}.show(a, rows, err)
 		}),
 	}
 }
@@ -149,7 +128,7 @@ func limitsSetCommand(a *app) *cobra.Command {
 		},
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			changes, err := policy.Override(ctx, db.Pool, args[0], rate, operator())
-			return a.printChanges("limit", args[0], changes, err)
+			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
 }
@@ -171,7 +150,7 @@ func limitsOpenCommand(a *app) *cobra.Command {
 		},
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			changes, err := policy.Open(ctx, db.Pool, args[0], reason, operator())
-			return a.printChanges("limit", args[0], changes, err)
+			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why nothing is missing, for the audit and verify")
@@ -197,26 +176,27 @@ func parseSetting(text string) (limit.Rate, error) {
 	return rate, err
 }
 
-// printChanges prints what changed, a line each; as JSON a list.
-func (a *app) printChanges(what, name string, changes []string, err error) error {
+// showChanges prints what changed, a line each; as JSON a list.
+func (a *app) showChanges(what, name string, changes []string, err error) error {
 	switch {
 	case errors.Is(err, ledger.ErrUnknown):
 		return unknownRule(what, name)
 	case err != nil:
 		return err
-	case a.output != "table":
-		return a.printJSON(map[string]any{"changes": append([]string{}, changes...)})
-	case len(changes) == 0:
-		fmt.Fprintln(a.stdout, what, name+": as it was")
 	}
-	for _, change := range changes {
-		fmt.Fprintln(a.stdout, printable(change))
-	}
-	return nil
+	return a.show(map[string]any{"changes": append([]string{}, changes...)}, func(w io.Writer) {
+		if len(changes) == 0 {
+			fmt.Fprintln(w, what, name+": as it was")
+		}
+		for _, change := range changes {
+			fmt.Fprintln(w, printable(change))
+		}
+	})
 }
 
 func unknownRule(what, name string) error {
-	return exitf(exitNotFound, "no such %s: %s; `callq %ss list` shows those in force", what, cmp.Or(printable(short(name)), `""`), what)
+	name = cmp.Or(printable(short(name)), `""`)
+	return exitf(exitNotFound, "no such %s: %s; `callq %ss list` shows those in force", what, name, what)
 }
 
 // operator is who runs the command, for the audit.

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/dispatcher"
@@ -37,35 +39,25 @@ func maintainStatusCommand(a *app) *cobra.Command {
 		Long: "Show how large callq's tables are and how much of them is dead, what retention would remove, and who has\n" +
 			"held a snapshot for longest, which keeps vacuum from removing dead rows. Reads all calls, in short\n" +
 			"transactions.",
-		Args: cobra.NoArgs,
-		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			m, err := readMaintenance(ctx, a, db)
-			if err != nil {
-				return err
-			}
-			if a.output != "table" {
-				return a.printJSON(m)
-			}
-			return printMaintenance(a.stdout, m)
-		}),
+		RunE: a.connected(ledger.Settings(), maintainStatus),
 	}
 }
 
-func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, error) {
-	m := &tablesReport{}
+func maintainStatus(ctx context.Context, db *database, _ []string) error {
+	var m tablesReport
 	holders, err := doctor.Holders(ctx, db.Pool)
 	if err != nil {
-		return nil, fmt.Errorf("read snapshots: %w", err)
+		return fmt.Errorf("read snapshots: %w", err)
 	}
 	if len(holders) > 0 {
 		m.Snapshot, m.End = &holders[0], holders[0].End
 	}
-	if m.Tables, err = readTables(ctx, db); err != nil {
-		return nil, err
+	if m.Tables, err = doctor.Tables(ctx, db.Pool); err != nil {
+		return err
 	}
 	keep := maintenance.Retention(db.cfg.Retention)
-	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(a.stderr, "retention: found")); err != nil {
-		return nil, err
+	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(db.stderr, "retention: found")); err != nil {
+		return err
 	}
 	for _, t := range m.Tables {
 		rows := map[string]int64{"call_queue": m.Retention.Calls, "call_attempts": m.Retention.Attempts}[t.Name]
@@ -78,81 +70,66 @@ func readMaintenance(ctx context.Context, a *app, db *database) (*tablesReport, 
 			}
 		}
 	}
-	return m, nil
+	return db.show(m, func(w io.Writer) { printMaintenance(w, &m) })
 }
 
-func printMaintenance(to io.Writer, m *tablesReport) error {
-	err := table[doctor.Table]{"TABLE,SIZE,INDEXES,ROWS,DEAD,UNUSED,LAST VACUUM", func(t doctor.Table) []any {
+func printMaintenance(to io.Writer, m *tablesReport) {
+	table[doctor.Table]{"TABLE,SIZE,INDEXES,ROWS,DEAD,UNUSED,LAST VACUUM", func(t doctor.Table) []any {
 		return []any{
 			t.Name, doctor.Size(t.Bytes), doctor.Size(t.IndexBytes), fmt.Sprint("~", t.LiveRows), fmt.Sprint("~", t.DeadRows),
 			"~" + doctor.Size(t.FreeBytes), t.LastVacuum,
 		}
 	}}.print(to, m.Tables)
-	if err != nil {
-		return err
-	}
 	fmt.Fprintf(to, "\nretention would remove %d calls and %d attempts, about %s\n",
 		m.Retention.Calls, m.Retention.Attempts, doctor.Size(m.Bytes))
 	if m.Snapshot == nil {
 		fmt.Fprintln(to, "nobody holds a snapshot")
-		return nil
+		return
 	}
 	fmt.Fprintf(to, "longest snapshot: %s\n  to end it: %s\n", printable(m.Snapshot.String()), printable(m.End))
-	return nil
 }
 
 func retentionCommand(a *app) *cobra.Command {
-	given := map[string]*durationFlag{"done": new(durationFlag), "failed": new(durationFlag), "cancelled": new(durationFlag)}
+	var given maintenance.Retention
+	flags := map[string]*time.Duration{"done": &given.Done, "failed": &given.Failed, "cancelled": &given.Cancelled}
 	dryRun := false
 	cmd := &cobra.Command{
 		Use: "retention", Short: "Remove calls that ended longer ago than they are kept",
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
 			"That frees no unit of a limit.",
-		Args: cobra.NoArgs,
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			for name, value := range given {
-				if keep := time.Duration(*value); cmd.Flags().Changed(name) && keep < time.Second {
-					return usagef("--%s is %s, less than 1s", name, keep)
-				}
-			}
-			return nil
-		},
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			keep := maintenance.Retention(db.cfg.Retention)
-			for name, kept := range map[string]*time.Duration{"done": &keep.Done, "failed": &keep.Failed, "cancelled": &keep.Cancelled} {
-				if *given[name] > 0 {
-					*kept = time.Duration(*given[name])
-				}
-			}
-			return retain(ctx, a, db, keep, dryRun)
+			return retain(ctx, db, maintenance.Retention{
+				Done:      cmp.Or(given.Done, db.cfg.Retention.Done),
+				Failed:    cmp.Or(given.Failed, db.cfg.Retention.Failed),
+				Cancelled: cmp.Or(given.Cancelled, db.cfg.Retention.Cancelled),
+			}, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only count what would be removed")
-	cmd.Flags().Var(given["done"], "done", "keep calls that are done this long (default: retention.done)")
-	cmd.Flags().Var(given["failed"], "failed", "keep failed calls this long (default: retention.failed)")
-	cmd.Flags().Var(given["cancelled"], "cancelled", "keep cancelled calls this long (default: retention.cancelled)")
+	for name, keep := range flags {
+		durationVar(cmd.Flags(), keep, time.Second, name, fmt.Sprintf("keep %s calls this long (default: retention.%s)", name, name))
+	}
 	return cmd
 }
 
-func retain(ctx context.Context, a *app, db *database, keep maintenance.Retention, dryRun bool) error {
+func retain(ctx context.Context, db *database, keep maintenance.Retention, dryRun bool) error {
 	verb, run, doing := "removed", maintenance.Purge, "removed"
 	if dryRun {
 		verb, run, doing = "would remove", maintenance.DryRun, "found"
 	}
-	r, err := run(ctx, db.Pool, keep, progress(a.stderr, doing))
+	r, err := run(ctx, db.Pool, keep, progress(db.stderr, doing))
 	switch {
 	case err != nil && !dryRun:
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, r.Calls, r.Attempts)
 	case err != nil:
 		return err
-	case a.output != "table":
-		return a.printJSON(r)
 	}
-	fmt.Fprintf(a.stdout, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
-	if r.Kept > 0 {
-		fmt.Fprintf(a.stdout, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
-	}
-	return nil
+	return db.show(r, func(w io.Writer) {
+		fmt.Fprintf(w, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
+		if r.Kept > 0 {
+			fmt.Fprintf(w, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
+		}
+	})
 }
 
 // progress says how far retention is, where it takes long.
@@ -174,38 +151,166 @@ func sweepCommand(a *app) *cobra.Command {
 started or that Redis lost, expired calls, limits to open, parts of the backlog whose calls have mostly ended. It
 also repairs the backlog: waiting calls that no claim would find are put back in line. That reads all calls.
 Nothing is claimed or published.`,
-		Args: cobra.NoArgs,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			return sweep(ctx, a, db, dryRun)
+			return sweep(ctx, db, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what it would recover")
 	return cmd
 }
 
-func sweep(ctx context.Context, a *app, db *database, dryRun bool) error {
-	log := a.logger(db.cfg)
-	client, err := openRedis(db.cfg, log)
-	if err != nil {
-		return err
+func sweep(ctx context.Context, db *database, dryRun bool) error {
+	return db.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
+		d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: db.logger(db.cfg)})
+		if err != nil {
+			return err
+		}
+		verb, run := "RECOVERED", d.RecoverAll
+		if dryRun {
+			verb, run = "TO RECOVER", d.RecoverDryRun
+		}
+		swept, err := run(ctx)
+		return table[recovery.Recovered]{
+			verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
+		}.show(db.app, swept, err)
+	})
+}
+
+func vacuumCommand(a *app) *cobra.Command {
+	full, force, dryRun := false, false, false
+	cmd := &cobra.Command{
+		Use: "vacuum", Short: "VACUUM (ANALYZE) callq's tables, without blocking anything",
+		Long: `VACUUM (ANALYZE) callq's tables: this blocks nothing, and lets their dead space be used again. --full rewrites the
+tables that are mostly unused, one after the other, and returns the space to the disk. Each table is locked
+meanwhile: nothing is inserted, claimed or recorded. So callq asks first, says how long that may take, and
+refuses while calls are due or run.`,
+		PreRunE: func(*cobra.Command, []string) error {
+			if force && !full {
+				return usagef("--force is for --full: a plain vacuum blocks nothing")
+			}
+			return nil
+		},
+		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+			if full {
+				return vacuumFull(ctx, db, force, dryRun)
+			}
+			return vacuum(ctx, db, dryRun)
+		}),
 	}
-	defer client.Close()
-	if err := a.awaitRedis(ctx, db.cfg, client); err != nil {
-		return err
-	}
-	d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: log})
-	if err != nil {
-		return err
-	}
-	verb, run := "RECOVERED", d.RecoverAll
+	cmd.Flags().BoolVar(&full, "full", false, "VACUUM FULL those that are mostly unused: it locks them")
+	cmd.Flags().BoolVar(&force, "force", false, "with --full: also while calls are due or run")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what it would do")
+	return cmd
+}
+
+func vacuum(ctx context.Context, db *database, dryRun bool) error {
 	if dryRun {
-		verb, run = "TO RECOVER", d.RecoverDryRun
+		tables, err := doctor.Tables(ctx, db.Pool)
+		if err != nil {
+			return err
+		}
+		return showVacuumed(db.app, "would vacuum", tables, 0)
 	}
-	swept, err := run(ctx)
+	begun := time.Now()
+	if err := maintenance.Vacuum(ctx, db.Pool); err != nil {
+		return err
+	}
+	took := time.Since(begun).Round(time.Millisecond)
+	return db.show(map[string]any{"vacuumed": true, "took_ms": took.Milliseconds()}, func(w io.Writer) {
+		fmt.Fprintf(w, "vacuumed callq's tables in %s\n", took)
+	})
+}
+
+func vacuumFull(ctx context.Context, db *database, force, dryRun bool) error {
+	if err := maintenance.Analyze(ctx, db.Pool); err != nil {
+		return err
+	}
+	tables, err := doctor.Tables(ctx, db.Pool)
 	if err != nil {
 		return err
 	}
-	return printRows(a, swept, table[recovery.Recovered]{
-		verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
+	var bloated []doctor.Table
+	var names []string
+	var used, free int64
+	for _, t := range tables {
+		if t.Bloated() {
+			bloated, names, used, free = append(bloated, t), append(names, t.Name), used+t.All()-t.FreeBytes, free+t.FreeBytes
+		}
+	}
+	if dryRun || len(bloated) == 0 {
+		return showVacuumed(db.app, "would write anew", bloated, free)
+	}
+	if !force {
+		if err := mayLock(ctx, db); err != nil {
+			return err
+		}
+	}
+	question := fmt.Sprintf("Write %d tables anew, locked for about %s in all (an estimate), to free about %s?",
+		len(bloated), rewriteTime(used), doctor.Size(free))
+	if err := db.confirm(ctx, question); err != nil {
+		return err
+	}
+	err = maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(db.stderr, "%s is written anew\n", table) })
+	if hasCode(err, "55P03") {
+		return fmt.Errorf("%w; somebody uses the table: try again, or see `callq maintain status` for who holds it", err)
+	}
+	if err != nil {
+		return err
+	}
+	after, err := doctor.Tables(ctx, db.Pool)
+	if err != nil {
+		return err
+	}
+	freed := int64(0)
+	for _, t := range tables {
+		freed += t.All()
+	}
+	for _, t := range after {
+		freed -= t.All()
+	}
+	return showVacuumed(db.app, "wrote anew", bloated, freed)
+}
+
+// rewriteTime is about how long writing so many bytes anew takes, with their indexes, on a slow disk.
+func rewriteTime(bytes int64) time.Duration {
+	const bytesPerSecond = 50_000_000
+	return max(time.Second, time.Duration(float64(bytes)/bytesPerSecond*float64(time.Second)).Round(time.Second))
+}
+
+// mayLock refuses while calls are due, which would wait, or run, which could not be recorded.
+func mayLock(ctx context.Context, db *database) error {
+	var due, open int64
+	if err := db.QueryRow(ctx, inTheWaySQL).Scan(&due, &open); err != nil {
+		return fmt.Errorf("see what is due or runs: %w", err)
+	}
+	if due > 0 {
+		return fmt.Errorf("calls are due (%d), and would wait while tables are locked: try again when none are, or give --force", due)
+	}
+	if open > 0 {
+		return fmt.Errorf("calls are handed over or run (%d), and would wait to start or to be recorded while tables are locked: "+
+			"try again when they have ended, or give --force", open)
+	}
+	return nil
+}
+
+const inTheWaySQL = `
+SELECT (SELECT count(*) FROM call_queue WHERE status IN ('new', 'error') AND coalesce(run_at, created_at) <= clock_timestamp()),
+    (SELECT count(*) FROM call_open)`
+
+func showVacuumed(a *app, verb string, tables []doctor.Table, freed int64) error {
+	names := []string{}
+	for _, t := range tables {
+		names = append(names, t.Name)
+	}
+	return a.show(map[string]any{"tables": names, "freed_bytes": freed}, func(w io.Writer) {
+		if len(names) == 0 {
+			fmt.Fprintln(w, "no table is mostly unused: nothing to do")
+		}
+		for _, t := range tables {
+			fmt.Fprintf(w, "%s %s: %s, about %s unused\n", verb, t.Name, doctor.Size(t.All()), doctor.Size(t.FreeBytes))
+		}
+		if freed > 0 {
+			fmt.Fprintf(w, "on the disk: %s\n", doctor.Size(freed))
+		}
 	})
 }

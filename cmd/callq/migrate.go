@@ -12,53 +12,35 @@ import (
 )
 
 func migrateCommand(a *app) *cobra.Command {
+	type step func(context.Context, *pgx.ConnConfig) ([]migrations.Migration, error)
+	verb := func(name, short, none string, run step) *cobra.Command {
+		return &cobra.Command{Use: name, Short: short, RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+			list, err := run(ctx, conn)
+			if err == nil && len(list) == 0 {
+				fmt.Fprintln(a.stderr, none)
+			}
+			return table[migrations.Migration]{
+				"VERSION,FILE,APPLIED", func(m migrations.Migration) []any { return []any{m.Version, m.File, m.Applied} },
+			}.show(a, list, err)
+		})}
+	}
+	down := verb("down", "Take back the newest step, with the data of its tables", "nothing to take back: no migration is applied",
+		func(ctx context.Context, conn *pgx.ConnConfig) ([]migrations.Migration, error) {
+			undone, err := migrations.Down(ctx, conn)
+			if undone == nil {
+				return nil, err
+			}
+			return []migrations.Migration{*undone}, err
+		})
+	down.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		return a.confirm(cmd.Context(), "Take back the newest migration, and lose what its tables hold?")
+	}
 	return group("migrate", "Bring the schema to this version, or back",
-		&cobra.Command{
-			Use: "up", Short: "Apply what is missing; any number at once apply it once",
-			Args: cobra.NoArgs,
-			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
-				applied, err := migrations.Up(ctx, conn)
-				if err != nil {
-					return err
-				}
-				if len(applied) == 0 {
-					fmt.Fprintf(a.stderr, "nothing to apply: the schema is at version %d\n", migrations.Version())
-				}
-				return printMigrations(a, applied)
-			}),
-		},
-		&cobra.Command{
-			Use: "down", Short: "Take back the newest step, with the data of its tables",
-			Args: cobra.NoArgs,
-			PreRunE: func(*cobra.Command, []string) error {
-				return a.confirm("Take back the newest migration, and lose what its tables hold?")
-			},
-			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
-				undone, err := migrations.Down(ctx, conn)
-				if err != nil {
-					return err
-				}
-				if undone == nil {
-					fmt.Fprintln(a.stderr, "nothing to take back: no migration is applied")
-					return printMigrations(a, nil)
-				}
-				return printMigrations(a, []migrations.Migration{*undone})
-			}),
-		},
-		&cobra.Command{
-			Use: "status", Short: "List the steps, and which are applied",
-			Args: cobra.NoArgs,
-			RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
-				all, err := migrations.Status(ctx, conn)
-				if err != nil {
-					return err
-				}
-				return printMigrations(a, all)
-			}),
-		},
+		verb("up", "Apply what is missing; any number at once apply it once",
+			fmt.Sprintf("nothing to apply: the schema is at version %d", migrations.Version()), migrations.Up),
+		down, verb("status", "List the steps, and which are applied", "", migrations.Status),
 		&cobra.Command{
 			Use: "sql", Short: "Print what up would run on an empty database, for other tools",
-			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error {
 				text, err := migrations.SQL()
 				if err == nil {
@@ -81,7 +63,6 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 		Example: `  callq migrate roles
   callq migrate roles --print | less
   psql -c "CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer"`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sql, err := migrations.RolesSQL(prefix)
 			if err != nil {
@@ -92,12 +73,9 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 				return err
 			}
 			return a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
-				if err := migrations.GrantRoles(ctx, conn, prefix); err != nil {
-					return err
-				}
-				return printRows(a, migrations.Roles(prefix), table[migrations.Role]{
+				return table[migrations.Role]{
 					"ROLE,FOR", func(r migrations.Role) []any { return []any{r.Name, r.For} },
-				})
+				}.show(a, migrations.Roles(prefix), migrations.GrantRoles(ctx, conn, prefix))
 			})(cmd, args)
 		},
 	}
@@ -134,10 +112,4 @@ func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE 
 		}
 		return verb(ctx, conn)
 	}
-}
-
-func printMigrations(a *app, list []migrations.Migration) error {
-	return printRows(a, list, table[migrations.Migration]{
-		"VERSION,FILE,APPLIED", func(m migrations.Migration) []any { return []any{m.Version, m.File, m.Applied} },
-	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -136,7 +137,7 @@ func TestPagesConnections(t *testing.T) {
 	eventually(t, "it has ended in Postgres", func() bool { return !sleeping() })
 }
 
-// Who shows the pages to a network is told so, unless they are off.
+// Who shows the pages to a network is told so, unless they are off: then there are none.
 func TestPagesBeyondLoopback(t *testing.T) {
 	t.Parallel()
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
@@ -149,19 +150,16 @@ func TestPagesBeyondLoopback(t *testing.T) {
 		if log := d.stderr.String(); strings.Contains(log, "level=WARN msg=\"pages show calls to all") != warns {
 			t.Errorf("%s: %s", config, log)
 		}
-		d.end()
-	}
-}
-
-func TestPagesOff(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.config = "http: {listen: 127.0.0.1:0, pages: false}\n"
-	d := w.start("work")
-	address := addressIn(t, &d.stderr)
-	for path, want := range map[string]int{"/": http.StatusNotFound, "/calls": http.StatusNotFound, "/livez": http.StatusOK} {
-		if status, body := ask(t, address, path); status != want {
-			t.Errorf("%s: %d, want %d\n%s", path, status, want, body)
+		_, port, _ := net.SplitHostPort(addressIn(t, &d.stderr))
+		for _, path := range []string{"/", "/calls"} {
+			status, body := ask(t, "127.0.0.1:"+port, path)
+			if off := strings.Contains(config, "pages: false"); off != (status == http.StatusNotFound) {
+				t.Errorf("%s: %s: %d\n%s", config, path, status, body)
+			}
 		}
+		if status, body := ask(t, "127.0.0.1:"+port, "/livez"); status != http.StatusOK {
+			t.Errorf("%s: /livez: %d\n%s", config, status, body)
+		}
+		d.end()
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,7 +15,6 @@ import (
 func queuesCommand(a *app) *cobra.Command {
 	return group("queues", "Show and pause queues", &cobra.Command{
 		Use: "list", Short: "List the queues that are in force or that calls wait in",
-		Args: cobra.NoArgs,
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 			waiting, err := admin.ReadWaiting(ctx, db)
 			if err != nil {
@@ -24,72 +24,58 @@ func queuesCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := printRows(a, queues, queueTable()); err != nil || a.output != "table" {
-				return err
-			}
-			if unnamed := admin.UnnamedOf(waiting); unnamed != nil {
-				fmt.Fprintf(a.stdout, "and %s\n", unnamed)
-			}
-			return nil
+			return showRows(a, queues, func(w io.Writer) { printQueues(w, queues, admin.UnnamedOf(waiting)) })
 		}),
 	}, pauseCommand(a, "queue"), resumeCommand(a, "queue"))
 }
 
-func queueTable() table[admin.Queue] {
-	return table[admin.Queue]{"QUEUE,DUE,SCHEDULED,DISPATCHED,RUNNING,FAILED 24H,LIMITS,STATE", func(q admin.Queue) []any {
+func printQueues(to io.Writer, queues []admin.Queue, unnamed *admin.Unnamed) {
+	table[admin.Queue]{"QUEUE,DUE,SCHEDULED,DISPATCHED,RUNNING,FAILED 24H,LIMITS,STATE", func(q admin.Queue) []any {
 		var limits any = q.Limits
 		if !q.Configured {
 			limits = "(not in the configuration: its calls wait)"
 		}
 		return []any{short(q.Name), q.Due, q.Scheduled, q.Dispatched, q.Running, q.Failed, limits, q.StateText()}
-	}}
+	}}.print(to, queues)
+	if unnamed != nil {
+		fmt.Fprintf(to, "and %s\n", unnamed)
+	}
 }
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".
 func pauseCommand(a *app, what string) *cobra.Command {
-	pause := ledger.Paused{What: what}
-	var until string
-	var length durationFlag
+	pause := ledger.Paused{What: what, By: operator()}
+	var until time.Time
+	var length time.Duration
 	cmd := &cobra.Command{
 		Use: "pause NAME", Short: "Let nothing more through until it is resumed",
 		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When it\n" +
 			"returns, nothing starts: calls that were claimed and had not started have been recalled. What runs goes on.",
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(cmd *cobra.Command, args []string) error {
-			pause.Name, pause.By = args[0], operator()
-			if err := checkKey(cmd, args); err != nil {
-				return err
-			}
-			ends := cmd.Flags().Changed("until")
-			switch {
-			case length > 0 && ends:
+			pause.Name = args[0]
+			switch lasts, ends := cmd.Flags().Changed("for"), cmd.Flags().Changed("until"); {
+			case lasts && ends:
 				return usagef("--for and --until both say when it ends: give one of them")
-			case cmd.Flags().Changed("for") && length <= 0:
-				return usagef("--for must be above 0")
-			case length > 0:
-				pause.For = (*time.Duration)(&length)
+			case ends && !until.After(time.Now()):
+				return usagef("--until %s has passed", until.Format(time.RFC3339))
+			case lasts:
+				pause.For = &length
 			case ends:
-				at, err := parseTime("until", until)
-				if err != nil {
-					return err
-				}
-				if !at.After(time.Now()) {
-					return usagef("--until %s has passed", until)
-				}
-				pause.Until = &at
+				pause.Until = &until
 			}
-			return nil
+			return checkKey(cmd, args)
 		},
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
 			recalled, err := ledger.Pause(ctx, db.Pool, pause)
 			change := fmt.Sprintf("%s: paused, %d unstarted attempts recalled", pausable(what, pause.Name, pause.Key), recalled)
-			return a.printChanges(what, pause.Name, []string{change}, err)
+			return a.showChanges(what, pause.Name, []string{change}, err)
 		}),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&pause.Key, "key", "", "only the calls of this key")
-	flags.Var(&length, "for", "how long: 10m, 1h30m, 2d")
-	flags.StringVar(&until, "until", "", "until when: 2026-11-21T09:00:00Z")
+	durationVar(flags, &length, time.Millisecond, "for", "how long: 10m, 1h30m, 2d")
+	timeVar(flags, &until, "until", "until when: 2026-11-21T09:00:00Z")
 	flags.StringVar(&pause.Reason, "reason", "by an operator", "why, for status and the audit")
 	return cmd
 }
@@ -106,7 +92,7 @@ func resumeCommand(a *app, what string) *cobra.Command {
 			if was {
 				changes = []string{pausable(what, args[0], key) + ": resumed"}
 			}
-			return a.printChanges(what, args[0], changes, err)
+			return a.showChanges(what, args[0], changes, err)
 		}),
 	}
 	cmd.Flags().StringVar(&key, "key", "", "the pause of this key's calls")

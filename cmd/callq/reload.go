@@ -8,11 +8,15 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 )
 
@@ -60,19 +64,13 @@ func (r *reloader) give(next *config.Config) error {
 func (r *reloader) onHangUp(ctx context.Context) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-signals:
-				r.reload(ctx)
-			case <-done:
-				return
-			}
+	var reloading sync.WaitGroup
+	reloading.Go(func() {
+		for range signals {
+			r.reload(ctx)
 		}
-	}()
-	return func() { signal.Stop(signals); close(done); <-ended }
+	})
+	return func() { signal.Stop(signals); close(signals); reloading.Wait() }
 }
 
 func (r *reloader) reload(ctx context.Context) {
@@ -83,32 +81,105 @@ func (r *reloader) reload(ctx context.Context) {
 	if err == nil {
 		err = r.give(next)
 	}
+	const kept = "configuration not reloaded, the former one stays in force"
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		for _, p := range problems.Problems {
-			r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force",
-				"at", p.Place(), "key", p.Path, "err", p.Message, "allowed", p.Allowed)
+			r.log.ErrorContext(ctx, kept, "at", p.Place(), "key", p.Path, "err", p.Message, "allowed", p.Allowed)
 		}
 		return
 	}
 	if err != nil {
-		r.log.ErrorContext(ctx, "configuration not reloaded, the former one stays in force", "err", err)
+		r.log.ErrorContext(ctx, kept, "err", err)
 		return
 	}
 	warnOfSlips(ctx, next, r.log)
-	changed, later := []string{}, []string{}
-	for _, key := range config.Changed(r.last, next) {
-		if takes, _ := r.reloads(key); takes {
-			changed = append(changed, key)
-		}
-	}
-	for _, key := range config.Changed(r.started, next) {
-		if _, restart := r.reloads(key); restart {
-			later = append(later, key)
-		}
-	}
+	changed, later := config.Changed(r.last, next), config.Changed(r.started, next)
+	changed = slices.DeleteFunc(changed, func(key string) bool { takes, _ := r.reloads(key); return !takes })
+	later = slices.DeleteFunc(later, func(key string) bool { _, restart := r.reloads(key); return !restart })
 	r.last = next
 	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
 	if len(later) > 0 {
 		r.log.WarnContext(ctx, "changed settings need a restart", "keys", later)
 	}
+}
+
+// This file alone translates the configuration into what the packages take.
+
+func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Config {
+	now := settings(cfg)
+	return dispatcher.Config{
+		Pool: s.pool, Redis: s.redis, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
+		Policy: now.Policy, Schedule: now.Schedule, Retention: now.Retention,
+		Apply: apply, MaxData: int64(cfg.Calls.MaxData),
+	}
+}
+
+// settings are what a reload changes in a dispatcher. (*reloader).reloads names the same sections.
+func settings(cfg *config.Config) dispatcher.Settings {
+	return dispatcher.Settings{
+		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: maintenance.Retention(cfg.Retention),
+	}
+}
+
+func rules(cfg *config.Config) policy.Policy {
+	var r policy.Policy
+	for name, l := range cfg.Limits {
+		for _, w := range l.Windows {
+			r.Limits = append(r.Limits, policy.Limit{
+				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
+				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
+				Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
+			})
+		}
+	}
+	for name, q := range cfg.Queues {
+		r.Queues = append(r.Queues, policy.Queue{
+			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
+			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
+		})
+	}
+	for name, b := range cfg.Budgets {
+		r.Budgets = append(r.Budgets, policy.Budget{Name: name, Rate: b.Rate, Burst: int64(b.Burst), OnOutage: b.OnOutage})
+	}
+	return r
+}
+
+// windows are the names of limits, each with those of its further rates.
+func windows(cfg *config.Config, limits []string) []string {
+	var all []string
+	for _, name := range limits {
+		for _, w := range cfg.Limits[name].Windows {
+			all = append(all, name+w.Suffix)
+		}
+	}
+	return all
+}
+
+// workerConfig fails where a secret cannot be read.
+func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
+	task, err := httpConfig(cfg)
+	if err != nil {
+		return tasks.Config{}, err
+	}
+	return tasks.Config{
+		Pool: s.pool, Redis: s.redis, Logger: s.log, Metrics: s.metrics,
+		Concurrency: cfg.Worker.Concurrency, Labels: cfg.Worker.Labels, ShutdownTimeout: cfg.Worker.ShutdownTimeout,
+		HTTP: &task,
+	}, nil
+}
+
+// httpConfig fails where a secret cannot be read.
+func httpConfig(cfg *config.Config) (tasks.HTTPConfig, error) {
+	values, err := cfg.SecretValues()
+	if err != nil {
+		return tasks.HTTPConfig{}, err
+	}
+	secrets := map[string]tasks.Secret{}
+	for name, value := range values {
+		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
+	}
+	return tasks.HTTPConfig{
+		Hosts: cfg.HTTPTask.Hosts, PrivateHosts: cfg.HTTPTask.PrivateHosts, AllowPrivate: cfg.HTTPTask.AllowPrivate,
+		Store: cfg.HTTPTask.Store, Secrets: secrets,
+	}, nil
 }

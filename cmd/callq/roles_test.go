@@ -100,10 +100,7 @@ func TestMigrateRoles(t *testing.T) {
 	}
 	empty := newWorld(t)
 	empty.empty()
-	a := empty.run("migrate", "roles", "--prefix", prefix)
-	if a.code != exitFailed || !strings.Contains(a.stderr, "run `callq migrate up`") {
-		t.Errorf("an empty database: exit code %d, %s", a.code, a.stderr)
-	}
+	empty.answers(exitFailed, "migrate roles --prefix "+prefix, "run `callq migrate up`")
 }
 
 // An owner who may neither make roles nor grant the use of the schema migrates, learns what others are to

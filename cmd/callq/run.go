@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,25 +9,29 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/migrations"
 )
 
 // app is one run of the program: its streams, its environment and the global flags.
 type app struct {
 	stdin          io.Reader
-	input          io.Reader // stdin, which ends with the run
 	stdout, stderr io.Writer // data; logs, progress and errors
 	environ        []string
 
 	configFile string
-	urls       map[string]*urlFlag // by the path of the setting
-	output     string              // table, json or jsonl
+	urls       map[string]string // given by flags, by the path of the setting
+	output     string            // table, json or jsonl
 	yes        bool
 	timeout    time.Duration
 }
@@ -40,44 +45,29 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ, input: untilDone{ctx, stdin}}
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ}
 	done := make(chan error, 1)
 	go func() { done <- a.execute(ctx, args) }()
-	for signalled := false; ; signalled = true {
+	for range 2 {
 		select {
 		case err := <-done:
 			return err
-		case sig := <-signals:
-			if signalled {
-				return fmt.Errorf("ended at once by a second signal (%s)", sig)
-			}
+		case <-signals:
 			stop()
 		}
 	}
+	return errors.New("ended at once by a second signal")
 }
 
-// untilDone is a reader that ends with ctx, even while it waits for somebody to type.
-type untilDone struct {
-	ctx  context.Context
-	from io.Reader
-}
-
-func (r untilDone) Read(b []byte) (int, error) {
-	type result struct {
-		n   int
-		err error
-	}
-	read, buf := make(chan result, 1), make([]byte, len(b)) // b is the caller's again once ctx has ended
+// input is stdin, which ends with ctx even while it waits for somebody to type.
+func (a *app) input(ctx context.Context) io.Reader {
+	r, w := io.Pipe()
 	go func() {
-		n, err := r.from.Read(buf)
-		read <- result{n, err}
+		_, err := io.Copy(w, a.stdin)
+		w.CloseWithError(err)
 	}()
-	select {
-	case got := <-read:
-		return copy(b, buf[:got.n]), got.err
-	case <-r.ctx.Done():
-		return 0, r.ctx.Err()
-	}
+	context.AfterFunc(ctx, func() { w.CloseWithError(ctx.Err()) })
+	return r
 }
 
 // execute runs the command that args name.
@@ -85,22 +75,16 @@ func (a *app) execute(ctx context.Context, args []string) error {
 	root := rootCommand(a)
 	begun := false // an error before a command begins is a usage error
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
-		switch {
-		case a.output != "table" && a.output != "json" && a.output != "jsonl":
+		if a.output != "table" && a.output != "json" && a.output != "jsonl" {
 			return fmt.Errorf("-o %q is not a form of output: table, json or jsonl", a.output)
-		case a.timeout <= 0:
-			return errors.New("--timeout must be above 0")
 		}
 		begun = true
 		return nil
 	}
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
-	root.SetIn(a.stdin)
-	root.SetOut(a.stdout)
-	root.SetErr(a.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !begun {
-		return usagef("%w (see %s --help)", argsError(cmd, err), cmd.CommandPath())
+		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	}
 	return err
 }
@@ -116,44 +100,73 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
-	root.CompletionOptions.DisableDefaultCmd = true // completionCommand refuses what it does not know
 	root.AddCommand(
 		serveCommand(a), dispatchCommand(a), workCommand(a), migrateCommand(a), enqueueCommand(a), callsCommand(a),
 		queuesCommand(a), limitsCommand(a), statusCommand(a), verifyCommand(a), doctorCommand(a), maintainCommand(a),
-		configCommand(a), healthCommand(a), demoCommand(a), devCommand(a), versionCommand(a), completionCommand(a),
+		configCommand(a), healthCommand(a), demoCommand(a), devCommand(a), versionCommand(a),
 	)
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		checkArgs(cmd)
+	}
+	a.urls, a.timeout = map[string]string{}, 10*time.Second
 	flags := root.PersistentFlags()
-	flags.StringVarP(&a.configFile, "config", "c", "", "configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
-	a.urls = map[string]*urlFlag{"postgres.url": {}, "redis.url": {}}
-	flags.Var(a.urls["postgres.url"], "postgres-url", "Postgres to use, over the environment and the file")
-	flags.Var(a.urls["redis.url"], "redis-url", "Redis to use, over the environment and the file")
+	flags.StringVarP(&a.configFile, "config", "c", "",
+		"configuration file (default: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml)")
+	for _, server := range []string{"postgres", "redis"} {
+		flags.Var(&textFlag{kind: "URL", set: func(text string) error {
+			a.urls[server+".url"] = text
+			return nil
+		}}, server+"-url", strings.ToUpper(server[:1])+server[1:]+" to use, over the environment and the file")
+	}
 	flags.StringVarP(&a.output, "output", "o", "table", "form of the output: table, json or jsonl")
 	flags.BoolVar(&a.yes, "yes", false, "do not ask before what cannot be undone")
-	a.timeout = 10 * time.Second
-	flags.Var((*durationFlag)(&a.timeout), "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
-	if err := completeValues(root); err != nil {
+	durationVar(flags, &a.timeout, time.Millisecond, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
+	forms := cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp)
+	err := errors.Join(root.MarkPersistentFlagFilename("config", "yaml", "yml"), root.RegisterFlagCompletionFunc("output", forms))
+	if err != nil {
 		panic(err) // a slip in a flag's name; every test meets it
 	}
 	return root
 }
 
+// checkArgs has commands say what is wrong with their arguments. A noun refuses what is not one of its verbs; what
+// does not say which arguments it takes, takes none.
+func checkArgs(cmd *cobra.Command) {
+	takes, path, names := cmd.Args, cmd.CommandPath(), ""
+	if takes == nil {
+		takes = cobra.NoArgs
+	}
+	for _, verb := range cmd.Commands() {
+		names += " " + verb.Name()
+		checkArgs(verb)
+	}
+	if cmd.HasSubCommands() {
+		cmd.RunE = func(*cobra.Command, []string) error { return nil } // never runs: Args refuses everything
+	}
+	_, want, _ := strings.Cut(cmd.Use, " ")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		switch refused := takes(cmd, args) != nil; {
+		case names != "" && len(args) == 0:
+			return fmt.Errorf("%s needs a verb:%s", path, names)
+		case names != "":
+			return fmt.Errorf("%q is not a verb of %s:%s", args[0], path, names)
+		case refused && want == "":
+			return fmt.Errorf("%s takes no arguments: %q", path, args[0])
+		case refused:
+			return fmt.Errorf("%s takes %s: %d were given", path, want, len(args))
+		}
+		return nil
+	}
+}
+
 // group is a noun whose verbs are commands of their own.
 func group(noun, short string, verbs ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: noun, Short: short,
-		Args: func(cmd *cobra.Command, args []string) error {
-			names := ""
-			for _, verb := range verbs {
-				names += " " + verb.Name()
-			}
-			if len(args) == 0 {
-				return fmt.Errorf("%s needs a verb:%s", cmd.CommandPath(), names)
-			}
-			return fmt.Errorf("%q is not a verb of %s:%s", args[0], cmd.CommandPath(), names)
-		},
-		RunE: func(*cobra.Command, []string) error { return nil }, // never runs: Args refuses everything
-	}
+	cmd := &cobra.Command{Use: noun, Short: short}
 	cmd.AddCommand(verbs...)
 	return cmd
 }
@@ -172,13 +185,7 @@ func (a *app) loadConfig() (*config.Config, error) {
 
 // readConfig reads the configuration: flags over environment over file over defaults.
 func (a *app) readConfig() (*config.Config, error) {
-	given := map[string]string{}
-	for path, url := range a.urls {
-		if url.given {
-			given[path] = url.text
-		}
-	}
-	return config.Load(config.Source{Path: a.configFile, Flags: given, Environ: a.environ})
+	return config.Load(config.Source{Path: a.configFile, Flags: a.urls, Environ: a.environ})
 }
 
 // variable is the value of an environment variable. The last of a name counts.
@@ -194,12 +201,104 @@ func (a *app) variable(name string) (value string) {
 // logger writes to stderr as the configuration says.
 func (a *app) logger(cfg *config.Config) *slog.Logger {
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
-		level = slog.LevelInfo // cannot happen: the configuration allows slog's names only
-	}
+	_ = level.UnmarshalText([]byte(cfg.Log.Level)) // the configuration allows slog's names only
 	options := &slog.HandlerOptions{Level: level}
 	if cfg.Log.Format == "json" {
 		return slog.New(slog.NewJSONHandler(a.stderr, options))
 	}
 	return slog.New(slog.NewTextHandler(a.stderr, options))
+}
+
+// textFlag is a flag whose text a function reads. It shows its default only: what is given may hold a password.
+type textFlag struct {
+	kind, preset string
+	set          func(text string) error
+}
+
+func (f *textFlag) String() string        { return f.preset }
+func (f *textFlag) Type() string          { return f.kind }
+func (f *textFlag) Set(text string) error { return f.set(text) }
+
+// durationVar adds a flag that knows days and weeks, as the configuration does. What d holds is its default.
+func durationVar(flags *pflag.FlagSet, d *time.Duration, least time.Duration, name, usage string) {
+	f := &textFlag{kind: "duration", set: func(text string) (err error) {
+		if *d, err = config.ParseDuration(text); err == nil && *d < least {
+			err = fmt.Errorf("%s is less than %s", *d, least)
+		}
+		return err
+	}}
+	if *d != 0 {
+		f.preset = d.String()
+	}
+	flags.Var(f, name, usage)
+}
+
+// timeVar adds a flag that is an instant.
+func timeVar(flags *pflag.FlagSet, at *time.Time, name, usage string) {
+	flags.Var(&textFlag{kind: "time", set: func(text string) (err error) {
+		if *at, err = time.Parse(time.RFC3339, text); err != nil {
+			return fmt.Errorf("%s is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", config.Quote(text))
+		}
+		return nil
+	}}, name, usage)
+}
+
+// flagError says what is wrong with a flag's value, without naming anything of Go.
+func flagError(err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag, value := "--"+invalid.GetFlag().Name, config.Quote(invalid.GetValue())
+	number, ok := errors.AsType[*strconv.NumError](err)
+	switch {
+	case !ok:
+		return fmt.Errorf("%s: %w", flag, errors.Unwrap(err))
+	case invalid.GetFlag().Value.Type() == "bool":
+		return fmt.Errorf("%s: %s is not true or false", flag, value)
+	case errors.Is(number.Err, strconv.ErrRange):
+		return fmt.Errorf("%s: %s is out of bounds", flag, value)
+	}
+	return fmt.Errorf("%s: %s is not a whole number", flag, value)
+}
+
+// versionInfo is what version prints.
+type versionInfo struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Schema  int64  `json:"schema"`
+	Go      string `json:"go"`
+}
+
+func versionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version of this program and of its schema",
+		RunE: func(*cobra.Command, []string) error {
+			info, _ := debug.ReadBuildInfo() // nil: not built as a module
+			v := versionOf(info)
+			return a.show(v, func(w io.Writer) { fmt.Fprintln(w, v) })
+		},
+	}
+}
+
+func (v versionInfo) String() string {
+	if v.Commit == "unknown" { // as of `go install …@version`, where the version says all
+		return fmt.Sprintf("callq %s (schema %d, %s)", v.Version, v.Schema, v.Go)
+	}
+	return fmt.Sprintf("callq %s (commit %s, schema %d, %s)", v.Version, v.Commit, v.Schema, v.Go)
+}
+
+// versionOf reads the build's own record: an installed module knows its version, a checkout its commit.
+func versionOf(info *debug.BuildInfo) versionInfo {
+	v := versionInfo{Version: "(devel)", Commit: "unknown", Schema: migrations.Version(), Go: runtime.Version()}
+	if info == nil {
+		return v
+	}
+	v.Version = cmp.Or(info.Main.Version, v.Version)
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			v.Commit = s.Value
+		}
+	}
+	return v
 }

@@ -122,8 +122,7 @@ func TestSIGTERMWhileServersAreAway(t *testing.T) {
 			direct, redis := newWorld(t).withRedis()
 			w, g := direct.behindGate()
 			w.config = impatient
-			url, arrived, _ := api(t)
-			p, id := w.serving(url, arrived)
+			p, id, _ := w.serving()
 			postgresAway := name == "Postgres is silent" || name == "both are silent"
 			takeAway(t, g, redis)
 			p.send(syscall.SIGTERM)
@@ -154,8 +153,7 @@ func TestCutOff(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = impatient
-	url, arrived, _ := api(t)
-	p, id := w.serving(url, arrived)
+	p, id, _ := w.serving()
 	p.send(syscall.SIGTERM)
 	p.exits(exitDone)
 	call := w.get(id)

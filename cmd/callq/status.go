@@ -1,7 +1,7 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,124 +18,87 @@ import (
 )
 
 func statusCommand(a *app) *cobra.Command {
-	watch, every := false, durationFlag(time.Second)
+	watch, every := false, time.Second
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
 		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
 			"-o jsonl each screen is one line. What is free of budgets comes from Redis. Counts of waiting calls leave out\n" +
 			"cancelled and deleted calls in the smallest queues and tasks, up to 3,000 calls together; the others count\n" +
 			"them until claims have passed them. The oldest call is looked for among the first in line.",
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case watch && every < durationFlag(100*time.Millisecond):
-				return usagef("--every is %s, less than 100ms", time.Duration(every))
 			case !watch && cmd.Flags().Changed("every"):
 				return usagef("--every is for --watch")
-			case watch:
-				return watchStatus(cmd, a, time.Duration(every))
+			case !watch:
+				return a.query(func(ctx context.Context, db *database, _ []string) error { return showStatus(ctx, db, "") })(cmd, args)
 			}
-			return a.query(func(ctx context.Context, db *database, _ []string) error {
-				return showStatus(ctx, a, db)
+			err := a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+				return watchStatus(ctx, db, every)
 			})(cmd, args)
+			if cmd.Context().Err() != nil {
+				return nil
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until Ctrl-C")
-	cmd.Flags().Var(&every, "every", "how often, with --watch")
+	durationVar(cmd.Flags(), &every, 100*time.Millisecond, "every", "how often, with --watch")
 	return cmd
 }
 
 // watchStatus shows the status again and again until Ctrl-C, which is its good end. Once it has
 // begun, Postgres may come and go: that may be what somebody watches for.
-func watchStatus(cmd *cobra.Command, a *app, every time.Duration) error {
-	err := a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-		ticker := time.NewTicker(every)
-		defer ticker.Stop()
-		away := false
-		for first := true; ; first = false {
-			screen, err := statusScreen(ctx, a, db)
-			switch {
-			case ctx.Err() != nil:
-				return nil
-			case err != nil && !isUnreachable(err):
-				return err
-			case err != nil && !away:
-				fmt.Fprintf(a.stderr, "callq: status is not shown while Postgres cannot be reached: %s\n", oneLine(err.Error()))
-			case err == nil:
-				if err := showScreen(a, screen, first); err != nil {
-					return err
-				}
-			}
-			away = err != nil
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return nil
-			}
-		}
-	})(cmd, nil)
-	if cmd.Context().Err() != nil {
-		return nil
-	}
-	return err
-}
-
-// statusScreen is one whole screen, so that a terminal never shows half of one.
-func statusScreen(ctx context.Context, a *app, db *database) ([]byte, error) {
-	bounded, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	var screen bytes.Buffer
-	on := *a
-	on.stdout = &screen
-	err := showStatus(bounded, &on, db)
-	return screen.Bytes(), err
-}
-
-func showScreen(a *app, screen []byte, first bool) error {
-	before := ""
-	switch {
-	case a.output != "table":
-	case isTerminal(a.stdout):
+func watchStatus(ctx context.Context, db *database, every time.Duration) error {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	before, away := "", false
+	if isTerminal(db.stdout) {
 		before = "\x1b[H\x1b[J" // go to the top left, and clear what is below
-	case !first:
-		before = "\n"
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s%s", before, screen)
-	return err
+	for {
+		bounded, cancel := context.WithTimeout(ctx, db.timeout)
+		err := showStatus(bounded, db, before)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			before = cmp.Or(before, "\n")
+		case !isUnreachable(err):
+			return err
+		case !away:
+			fmt.Fprintf(db.stderr, "callq: status is not shown while Postgres cannot be reached: %s\n", explained(err))
+		}
+		away = err != nil
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
-func showStatus(ctx context.Context, a *app, db *database) error {
+// showStatus shows a screen. What comes before it is for people too.
+func showStatus(ctx context.Context, db *database, before string) error {
 	s, err := admin.ReadStatus(ctx, db.Pool)
 	if err != nil {
 		return err
 	}
 	readBudgets(ctx, db, s.Budgets)
-	if a.output != "table" {
-		return a.printJSON(s)
-	}
-	return printStatus(a.stdout, s)
+	return db.show(s, func(w io.Writer) {
+		fmt.Fprint(w, before)
+		printStatus(w, s)
+	})
 }
 
-func printStatus(to io.Writer, s *admin.Status) error {
-	if err := queueTable().print(to, s.Queues); err != nil {
-		return err
-	}
-	if s.Unnamed != nil {
-		fmt.Fprintf(to, "and %s\n", s.Unnamed)
-	}
-	if len(s.Limits) > 0 {
-		fmt.Fprintln(to)
-		limits := table[admin.Limit]{"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] }}
-		if err := limits.print(to, s.Limits); err != nil {
-			return err
-		}
-	}
-	if len(s.Budgets) > 0 {
-		fmt.Fprintln(to)
-		if err := budgetTable().print(to, s.Budgets); err != nil {
-			return err
-		}
-	}
+func printStatus(to io.Writer, s *admin.Status) {
+	printQueues(to, s.Queues, s.Unnamed)
+	table[admin.Limit]{
+		"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] },
+	}.below(to, s.Limits)
+	table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
+		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
+	}}.below(to, s.Budgets)
 	if text := s.OthersText(); text != "" {
 		fmt.Fprintln(to, "\n"+printable(text))
 	}
@@ -146,22 +109,21 @@ func printStatus(to io.Writer, s *admin.Status) error {
 		}
 		fmt.Fprintf(to, "  in force: %s\n", admin.EachOwn)
 	}
-	fmt.Fprintln(to)
+	workerTable(s.At).below(to, s.Workers)
 	if len(s.Workers) == 0 {
-		fmt.Fprintln(to, "no workers: nothing is sent until one runs (callq serve, callq work)")
-	} else if err := workerTable(s.At).print(to, s.Workers); err != nil {
-		return err
+		fmt.Fprintln(to, "\nno workers: nothing is sent until one runs (callq serve, callq work)")
 	}
 	for _, t := range s.Unhandled {
 		fmt.Fprintln(to, t)
 	}
 	switch {
 	case s.Oldest != nil:
-		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt))
+		queue, ago := printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt)
+		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, queue, ago)
 	case slices.ContainsFunc(s.Queues, func(q admin.Queue) bool { return q.Due > 0 }):
-		fmt.Fprintln(to, "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them")
+		fmt.Fprintln(to, "oldest due call: none of those that stand first in line waits any more; "+
+			"they are counted until a claim passes them")
 	}
-	return nil
 }
 
 func workerTable(now time.Time) table[admin.Worker] {
@@ -174,17 +136,14 @@ func workerTable(now time.Time) table[admin.Worker] {
 	}}
 }
 
-func budgetTable() table[admin.Budget] {
-	return table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
-		free := "unknown: " + short(b.Unknown)
-		switch {
-		case b.Free != nil && b.Waiting > 0:
-			free = fmt.Sprintf("%d; draws wait for up to %s", *b.Free, b.Waiting.Round(time.Millisecond))
-		case b.Free != nil:
-			free = fmt.Sprint(*b.Free)
-		}
-		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, free}
-	}}
+func freeText(b admin.Budget) string {
+	switch {
+	case b.Free == nil:
+		return "unknown: " + short(b.Unknown)
+	case b.Waiting > 0:
+		return fmt.Sprintf("%d; draws wait for up to %s", *b.Free, b.Waiting.Round(time.Millisecond))
+	}
+	return fmt.Sprint(*b.Free)
 }
 
 // readBudgets asks Redis, which a status without budgets does not need, what is free. Where Redis
@@ -206,7 +165,7 @@ func readBudgets(ctx context.Context, db *database, budgets []admin.Budget) {
 			free, b.Waiting, err = budget.Look(ctx, client, b.Name, b.Rule())
 		}
 		if err != nil { // the others need not wait for it too
-			b.Unknown = oneLine(err.Error())
+			b.Unknown = explained(err)
 			continue
 		}
 		b.Free = &free

@@ -1,49 +1,25 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/internal/admin"
 )
 
-// What was cancelled, deleted or moved does not wait, though lines and news speak of it still; and where some
-// queue has too many calls to look at each, those of the others are right all the same.
-func TestWhatEndedDoesNotWait(t *testing.T) {
-	t.Parallel()
-	w := published(t)
-	w.exec(`UPDATE call_limits SET complete_since = now();
-		INSERT INTO call_queue (queue, task) SELECT 'crowded', 'http' FROM generate_series(1, 10001);
-		INSERT INTO call_queue (queue, task, key) SELECT 'payments', 'echo', 'k' FROM generate_series(1, 10);
-		UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE queue = 'payments' AND id % 2 = 0;
-		DELETE FROM call_queue WHERE queue = 'payments' AND id % 5 = 0;
-		UPDATE call_queue SET key = 'moved' WHERE id = (SELECT max(id) FROM call_queue WHERE status = 'new')`)
-	for _, f := range decode[[]admin.Forecast](t, w.do("limits", "forecast", "-o", "json")) {
-		if f.Waiting != 4 || f.Key != nil && (*f.Key != "k" || f.OfKey != 3) {
-			t.Errorf("forecast %+v, want 4 calls, 3 of them of key k", f)
-		}
-	}
-	s := decode[admin.Status](t, w.do("status", "-o", "json"))
-	for _, q := range s.Queues {
-		if want := map[string]int64{"crowded": 10001, "payments": 4}[q.Name]; q.Due != want {
-			t.Errorf("queue %s: %d calls are due, want %d", q.Name, q.Due, want)
-		}
-	}
-	if len(s.Unhandled) != 2 || s.Unhandled[0] != (admin.Unhandled{Task: "echo", Waiting: 4}) || s.Unhandled[1] != (admin.Unhandled{Task: "http", Waiting: 10001}) {
-		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
-	}
-}
-
 // Where so many ended as they waited that none is found which is due, status says so.
 func TestStatusOfCallsThatEndedInLine(t *testing.T) {
 	t.Parallel()
-	w := published(t)
-	w.exec(`INSERT INTO call_queue (queue) SELECT 'payments' FROM generate_series(1, 10300);
-		UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id < 10300`)
-	const says = "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n"
-	has(t, w.do("status"), says)
-	w.exec(`DELETE FROM call_queue WHERE id < 10300; UPDATE call_queue SET run_at = now() - interval '1 day'`)
-	has(t, w.do("status"), "oldest due call: 10300 in payments, due 24h")
+	var screen bytes.Buffer
+	printStatus(&screen, &admin.Status{Queues: []admin.Queue{{Name: "q", QueueCounts: admin.QueueCounts{Due: 1}}}})
+	has(t, screen.String(), "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n")
 }
 
 // A worker that handles the task does not help a queue whose label it does not carry.
@@ -60,4 +36,140 @@ func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 	if text := w.do("status"); strings.Contains(text, "no live worker") {
 		t.Errorf("status says\n%s", text)
 	}
+}
+
+func TestForecastCommand(t *testing.T) {
+	t.Parallel()
+	w := published(t)
+	w.exec(`INSERT INTO call_queue (queue, key) SELECT 'payments', CASE WHEN i <= 250 THEN 'big' ELSE 'small' END FROM generate_series(1, 300) i;
+		UPDATE call_limits SET complete_since = now();
+		INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
+		VALUES (1, 1, 2, now(), now(), now() + interval '3 s', 'done', 'payments', 'http', 'big', '[]')`)
+	rows := decode[[]admin.Forecast](t, w.do("limits", "forecast", "-o", "json"))
+	if len(rows) != 2 || *rows[0].Lasts != 3*time.Minute || rows[0].Waiting != 300 || // 300 calls of 3 s, 5 at once
+		*rows[1].Lasts != 4*time.Hour || *rows[1].Key != "big" || rows[1].OfKey != 250 { // 500 units, 100 an hour
+		t.Errorf("%+v", rows)
+	}
+	for args, says := range map[string]string{"": "250 (big)", "stripe": "~4h0m0s", "sockets": "~3m0s"} {
+		w.answers(exitDone, "limits forecast "+args, says)
+	}
+	w.refuses(4, "no such limit: nothing", "limits", "forecast", "nothing")
+}
+
+// What it says of the dispatcher's own tables.
+func TestWhy(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = "limits: {api: {rate: 2/h}, each: {rate: 1/h, per: key}, at-once: {concurrency: 9}}\n" +
+		"queues: {pay: {limits: [api]}, keyed: {limits: [each, at-once]}, there: {on: ip-a}}\n"
+	for _, row := range []string{"'pay', 'k'", "'pay', 'k'", "'pay', 'k'", "'keyed', 'k'", "'keyed', 'k'", "'keyed', 'l'", "'there', ''", "'mial', ''"} {
+		w.exec(`INSERT INTO call_queue (queue, key) VALUES (` + row + `)`)
+	}
+	for range 3 {
+		w.do("dispatch", "--once") // the second finds the limits counted
+	}
+	why := func(id string) admin.Why {
+		t.Helper()
+		return decode[admin.Why](t, w.do("calls", "why", id, "-o", "json"))
+	}
+	has := func(id string, want ...string) {
+		t.Helper()
+		var codes []string
+		for _, r := range why(id).Reasons {
+			codes = append(codes, r.Code)
+		}
+		if !slices.Equal(codes, want) {
+			t.Errorf("call %s: %v, want %v", id, codes, want)
+		}
+	}
+	has("1", "no_worker")
+	has("3", "limit_full", "no_worker", "no_dispatcher")
+	has("5", "limit_full", "no_worker", "no_dispatcher")
+	has("7", "no_worker", "no_dispatcher")
+	has("8", "no_queue", "no_dispatcher")
+	w.exec(`INSERT INTO call_workers VALUES ('w1', 'http', '{http}', '{}', 4, now(), now() + interval '1 h')`)
+	w.exec(`INSERT INTO call_dispatchers VALUES ('d', 'd', '', now() + interval '1 h')`)
+	has("1", "handed_over")
+	has("3", "limit_full")
+	has("7", "no_worker")
+	w.exec(`UPDATE call_workers SET labels = '{ip-a}'`)
+	has("7", "next")
+
+	// A unit that will come free, an hour after its start.
+	w.exec(`UPDATE call_open SET started_at = now() - interval '50 min', deadline = now() + interval '1 h', worker = 'w1' WHERE call_id IN (1, 2)`)
+	has("1", "running")
+	if r := why("3").Reasons; len(r) != 1 || r[0].Until == nil || time.Until(*r[0].Until).Round(time.Minute) != 10*time.Minute {
+		t.Errorf("a limit that opens in ten minutes: %+v", r)
+	}
+	w.do("limits", "pause", "api", "--for", "1h", "--reason", "incident")
+	w.do("queues", "pause", "pay", "--key", "k")
+	has("3", "paused", "paused")
+	w.do("queues", "pause", "keyed", "--key", "l")
+	has("5", "limit_full")
+	has("6", "paused")
+}
+
+// Off a terminal, screens follow one another; Ctrl-C ends it well; and what came is in the next screen.
+func TestStatusWatch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for output, mark := range map[string]string{"table": "WORKER", "jsonl": `"queues":`, "json": `"queues":`} {
+		t.Run(output, func(t *testing.T) {
+			t.Parallel()
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			var out, errs buffer
+			code := make(chan int, 1)
+			environ := w.environ()
+			w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
+			go func() {
+				code <- runCode(ctx, []string{"status", "--watch", "--every", "100ms", "-o", output}, strings.NewReader(""), &out, &errs, environ)
+			}()
+			eventually(t, "three screens", func() bool { return strings.Count(out.String(), mark) >= 3 })
+			interrupt()
+			if got := <-code; got != 0 || errs.String() != "" || strings.Contains(out.String(), "\x1b") {
+				t.Errorf("exit code %d, stderr %q:\n%s", got, errs.String(), out.String())
+			}
+			if output != "jsonl" {
+				return
+			}
+			for line := range strings.Lines(out.String()) {
+				decode[admin.Status](t, line)
+			}
+		})
+	}
+}
+
+// Postgres may go away and come back: it says so once, and goes on.
+func TestStatusWatchOutage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	var out, errs buffer
+	code := make(chan int, 1)
+	environ := w.environ()
+	go func() {
+		code <- runCode(ctx, []string{"status", "--watch", "--every", "100ms", "-o", "jsonl", "--timeout", "5s"}, strings.NewReader(""), &out, &errs, environ)
+	}()
+	eventually(t, "a screen", func() bool { return out.String() != "" })
+	database := databaseOf(t, w.postgres)
+	admin := world{t: t, postgres: os.Getenv("TEST_DATABASE_URL")}
+	admin.exec(`ALTER DATABASE ` + database + ` ALLOW_CONNECTIONS false`)
+	admin.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '` + database + `'`)
+	eventually(t, "it says that Postgres is away", func() bool { return strings.Contains(errs.String(), "cannot be reached") })
+	admin.exec(`ALTER DATABASE ` + database + ` ALLOW_CONNECTIONS true`)
+	had := len(out.String())
+	eventually(t, "it goes on", func() bool { return len(out.String()) > had })
+	interrupt()
+	if got := <-code; got != 0 || strings.Count(errs.String(), "cannot be reached") != 1 {
+		t.Errorf("exit code %d, stderr %q", got, errs.String())
+	}
+}
+
+func databaseOf(t *testing.T, url string) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(url)
+	must(t, err)
+	return config.Database
 }

@@ -72,23 +72,17 @@ func answers(t *testing.T, words string) (address string) {
 func encrypt(t *testing.T, postgres *local.PostgresServer, files map[string][]byte) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), postgres.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var dir string
-	if err := conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir))
 	for name, content := range files {
 		writeAs(t, ownerOf(t, dir), filepath.Join(dir, name), string(content))
 	}
 	if _, err := conn.Exec(t.Context(), "ALTER SYSTEM SET ssl = on"); err != nil {
 		t.Fatal(err)
 	}
-	if err := postgres.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, postgres.Restart(t.Context()))
 }
 
 // Both servers with TLS, under an authority of their own: the whole way of a call, and what is said where
@@ -151,23 +145,14 @@ func TestTLS(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.in.t = t
-			a := c.in.run(append(strings.Fields(c.args), "--timeout", "20s")...) // what waiting does not mend is not waited for
-			if a.code != c.code {
-				t.Errorf("exit code %d, want %d\n%s", a.code, c.code, a.stderr)
-			}
-			for _, word := range c.words {
-				if !strings.Contains(a.stderr, word) {
-					t.Errorf("want %q in: %s", word, a.stderr)
-				}
-			}
+			a := c.in.answers(c.code, c.args+" --timeout 20s", c.words...) // what waiting does not mend is not waited for
 			if strings.Contains(a.stdout+a.stderr, "hunter2") || strings.Contains(a.stderr, "ter2hun") {
 				t.Errorf("it shows a password: %s", a.stderr)
 			}
 		})
 	}
 
-	api, _, answer := api(t)
-	answer()
+	api := answering(t)
 	d := good.startReady("serve")
 	id := good.call(api)
 	good.done(id)

@@ -2,17 +2,21 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger/verify"
 )
 
 func verifyCommand(a *app) *cobra.Command {
-	var since sinceFlag
+	var options verify.Options
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove the rules from the ledger",
 		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, and no attempt sent two
@@ -22,72 +26,59 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 		Example: `  callq verify
   callq verify --since 24h
   callq verify --since 2026-11-01T00:00:00Z -o json`,
-		Args: cobra.NoArgs,
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-			report, err := verify.Run(ctx, db.Pool, verify.Options{Since: since.Time})
+			report, err := verify.Run(ctx, db.Pool, options)
 			if err != nil {
 				return err
 			}
-			if a.output != "table" {
-				err = a.printJSON(report)
-			} else {
-				err = printProof(a.stdout, report)
-			}
+			err = db.show(report, func(w io.Writer) { printProof(w, report) })
 			if n := len(report.Findings); n > 0 && err == nil {
 				return exitf(exitFindings, "verify: %d rows break a rule", n)
 			}
 			return err
 		}),
 	}
-	cmd.Flags().Var(&since, "since", "look only at what came since then: a time, or so long ago (default: all)")
+	cmd.Flags().Var(&textFlag{kind: "time", set: func(text string) (err error) {
+		if d, not := config.ParseDuration(text); not == nil {
+			options.Since = time.Now().Add(-d)
+		} else if options.Since, err = time.Parse(time.RFC3339, text); err != nil {
+			return errors.New("write a time such as 2026-11-01T00:00:00Z, or how long ago, such as 24h or 7d")
+		}
+		return nil
+	}}, "since", "look only at what came since then: a time, or so long ago (default: all)")
 	return cmd
 }
 
-func printProof(to io.Writer, r *verify.Report) error {
+func printProof(to io.Writer, r *verify.Report) {
 	if len(r.Limits) > 0 {
-		err := table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l verify.LimitUse) []any {
+		table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l verify.LimitUse) []any {
 			rate := l.InForce()
 			return []any{l.Limit, l.From, rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, rate.Most())}
 		}}.print(to, r.Limits)
-		if err != nil {
-			return err
-		}
 		fmt.Fprintln(to)
-		printAbove(to, r.Limits)
+	}
+	// Charges above what the calls' costs said break no rule of callq's, but the API may have been asked for more.
+	above := slices.DeleteFunc(slices.Clone(r.Limits), func(l verify.LimitUse) bool { return l.Above == 0 })
+	for _, l := range above {
+		fmt.Fprintf(to, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
+			"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.InForce().Most())
+	}
+	if len(above) > 0 {
+		fmt.Fprintln(to)
 	}
 	verdict := "every rule holds"
 	if len(r.Findings) > 0 {
 		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
-		err := table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
-			return []any{v.Rule, dash(v.Limit), number(v.CallID), number(int64(v.Attempt)), v.Detail}
+		table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
+			return []any{v.Rule, v.Limit, number(v.CallID), number(int64(v.Attempt)), v.Detail}
 		}}.print(to, r.Findings)
-		if err != nil {
-			return err
-		}
 		fmt.Fprintln(to)
 	}
 	fmt.Fprintln(to, "This rests on:")
 	for _, what := range r.RestsOn {
 		fmt.Fprintln(to, "- "+printable(what))
 	}
-	_, err := fmt.Fprintf(to, "\n%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
-	return err
-}
-
-// printAbove says which limits were charged more than the calls' costs said. That breaks no rule of
-// callq's, but the API may have been asked for more than the rate.
-func printAbove(to io.Writer, limits []verify.LimitUse) {
-	said := false
-	for _, l := range limits {
-		if l.Above > 0 {
-			fmt.Fprintf(to, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
-				"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.InForce().Most())
-			said = true
-		}
-	}
-	if said {
-		fmt.Fprintln(to)
-	}
+	fmt.Fprintf(to, "\n%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
 }
 
 // number writes 0, which stands for none, as a dash.

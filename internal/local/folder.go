@@ -103,18 +103,3 @@ func lockFile(dir, name string) (*os.File, error) {
 	}
 	return file, err
 }
-
-// ErrClaimed means that another process has claimed the folder.
-var ErrClaimed = errors.New("in use by another process")
-
-// Claim makes a folder in which this process runs servers, and holds a file in it until that is closed or the process
-// ends; the servers do not share it. The file may say what another process that wants the folder is told. Where another
-// process holds it, Claim returns ErrClaimed and what the file says.
-func Claim(dir string) (held *os.File, says string, err error) {
-	held, err = lockFile(dir, "claim")
-	if errors.Is(err, errLocked) {
-		text, err := os.ReadFile(filepath.Join(dir, "claim"))
-		return nil, string(text), errors.Join(fmt.Errorf("%s is %w", dir, ErrClaimed), err)
-	}
-	return held, "", err
-}
