@@ -47,8 +47,8 @@ func TestAcknowledged(t *testing.T) {
 	if at := receive(t, told); at.Before(begun) {
 		t.Errorf("acknowledged at %s", at)
 	}
-	if _, sent, _, answered := p.end(true); sent.IsZero() || answered.IsZero() {
-		t.Errorf("end: sent %v, answered %v", sent, answered)
+	if got := p.end(true); got.sent.IsZero() || got.answered.IsZero() {
+		t.Errorf("end = %+v", got)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestNotAcknowledged(t *testing.T) {
 		n, err := unacked(gate.raw)
 		return n > 0 || err != nil
 	})
-	if _, _, acked, _ := p.end(false); !acked.IsZero() {
+	if !p.end(false).acked.IsZero() {
 		t.Error("it counts as acknowledged")
 	}
 }

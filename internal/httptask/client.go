@@ -32,9 +32,9 @@ type Client struct {
 
 // Seen is what became of the requests of an attempt's client, as the gate saw it.
 type Seen struct {
-	Used    bool // there was one
-	Late    bool // the gate refused one: it came after send_within
-	Sending      // of the one that was written, if any
+	Used     bool // there was one
+	Late     bool // the gate refused one: it came after send_within
+	readings      // of the one that was written, if any
 }
 
 var (
@@ -53,21 +53,20 @@ func (t *Task) NewClient(ctx context.Context, call *Call, g Grant, timeout time.
 	return c
 }
 
-// RoundTrip makes the attempt's request, or refuses to.
+// RoundTrip makes the attempt's request, or refuses to. A connection that turns out to be closed before anything was
+// written is no failure: it takes another, up to three times.
 func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	request, err := c.prepare(r)
 	if err != nil {
 		closeBody(r)
 		return nil, outcome.Permanent(err)
 	}
-	const retries = 3 // on connections that turn out to be closed before anything was written
-	for range retries {
+	for retries := 3; ; retries-- {
 		answer, err := c.try(request)
-		if !errors.Is(err, ErrSpent) || !rewind(request, r) {
+		if !errors.Is(err, ErrSpent) || retries == 0 || !rewind(request, r) {
 			return answer, err
 		}
 	}
-	return c.try(request)
 }
 
 // rewind makes a request ready to be tried again, if it can be.
@@ -135,7 +134,7 @@ func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 		request.Header = http.Header{}
 	}
 	for name := range request.Header {
-		if frames(http.CanonicalHeaderKey(name)) {
+		if frames(name) {
 			return nil, fmt.Errorf("header %q: %w", name, errFrames)
 		}
 	}
@@ -159,32 +158,26 @@ func (c *Client) begin(ctx context.Context) (*exchange, error) {
 	}
 	c.seen.Used = true
 	granted := func(context.Context) (Grant, error) { return c.grant, nil }
-	connect := c.task.cfg.ConnectTimeout
-	c.using = newExchange(ctx, granted, c.timeout, connect)
-	if left := time.Until(c.grant.SendBy); !c.grant.SendBy.IsZero() && left < connect {
-		c.using.timer.Stop()
-		c.using.connectWithin(left, ErrTooLate)
-	}
+	c.using = c.task.newExchange(ctx, granted, c.timeout, c.grant.SendBy)
 	return c.using, nil
 }
 
 // finish ends a request, whose answer was read to its end or not; wrote says whether anything of it was
 // written. Where the handler's end came first, that has said all there is to say.
 func (c *Client) finish(e *exchange, whole bool) (wrote bool) {
-	s := Sending{started: true} // before the client was lent; e.started belongs to the goroutine that sends
-	s.Wrote, s.sent, s.acked, s.answered = e.pass.end(whole)
+	got := e.pass.end(whole)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.using == e {
 		if !c.proven {
-			s.answered = time.Time{}
+			got.answered = time.Time{}
 		}
-		if s.Wrote {
-			c.seen.Sending = s
+		if got.Wrote {
+			c.seen.readings = got
 		}
 		c.using, c.proven = nil, false
 	}
-	return s.Wrote
+	return got.Wrote
 }
 
 // failed is what a handler gets instead of an answer. Where it has promised to send by no other means, what the
@@ -194,8 +187,8 @@ func (c *Client) failed(err error, wrote bool) error {
 		return err
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.seen.Late = c.seen.Late || errors.Is(err, ErrTooLate)
-	c.mu.Unlock()
 	return outcome.NotSent(err)
 }
 

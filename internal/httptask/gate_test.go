@@ -95,7 +95,7 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 		}},
 		{name: "ended before the write", want: errShut, broken: true, set: func(c *gatedConn, p *pass) error {
 			err := c.admit(p, time.Time{})
-			if wrote, _, _, _ := p.end(true); wrote {
+			if p.end(true).Wrote {
 				t.Error("wrote before it was written")
 			}
 			return err
@@ -126,8 +126,8 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 			if !c.broken && !errors.Is(context.Cause(p.ctx), c.want) {
 				t.Errorf("the attempt goes on: %v", context.Cause(p.ctx))
 			}
-			if wrote, sent, _, answered := p.end(false); wrote || !sent.IsZero() || !answered.IsZero() {
-				t.Errorf("end = %v %v %v, want nothing written", wrote, sent, answered)
+			if got := p.end(false); got != (readings{}) {
+				t.Errorf("end = %+v, want nothing written", got)
 			}
 			_ = gate.Close()
 			if got, _ := io.ReadAll(peer); len(got) > 0 {
@@ -153,7 +153,7 @@ func TestGateAdmitsNoPassThatEnded(t *testing.T) {
 	t.Parallel()
 	gate, _ := gatedPair(t)
 	p := newPass(t)
-	if wrote, _, _, _ := p.end(false); wrote {
+	if p.end(false).Wrote {
 		t.Error("wrote before it was written")
 	}
 	if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
@@ -191,7 +191,7 @@ func TestSpentConnectionTakesNoRequest(t *testing.T) {
 				if _, err := io.WriteString(gate, bareRequest); err == nil {
 					t.Error("written to a spent connection")
 				}
-				if wrote, _, _, _ := p.end(false); wrote {
+				if p.end(false).Wrote {
 					t.Error("wrote")
 				}
 			})
@@ -260,8 +260,8 @@ func TestAnswerBeforeTheWriteEndedProvesNothing(t *testing.T) {
 			close(held.let)
 			_ = receive(t, written)
 		}
-		if wrote, sent, _, answered := p.end(true); !wrote || sent.IsZero() || answered.IsZero() != early || !p.heard {
-			t.Errorf("early %v: end = %v, sent %v, answered %v", early, wrote, sent, answered)
+		if got := p.end(true); !got.Wrote || got.sent.IsZero() || got.answered.IsZero() != early || !p.heard {
+			t.Errorf("early %v: end = %+v", early, got)
 		}
 	}
 }
@@ -277,8 +277,8 @@ func TestFailingWriteCountsAsWritten(t *testing.T) {
 	if p.ctx.Err() == nil {
 		t.Error("the attempt goes on: net/http would try again")
 	}
-	if wrote, sent, _, _ := p.end(false); !wrote || sent.IsZero() {
-		t.Errorf("end = %v %v, want written", wrote, sent)
+	if got := p.end(false); !got.Wrote || got.sent.IsZero() {
+		t.Errorf("end = %+v, want written", got)
 	}
 }
 
@@ -296,9 +296,8 @@ func TestEndCutsAWriteUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := time.Now()
-	wrote, sent, _, _ := p.end(true)
-	if !wrote || sent.Before(before) {
-		t.Errorf("end = %v, sent %s before the reset", wrote, before.Sub(sent))
+	if got := p.end(true); !got.Wrote || got.sent.Before(before) {
+		t.Errorf("end = %+v, before the reset at %s", got, before)
 	}
 	if err := receive(t, written); err == nil {
 		t.Error("the write went on to its end")
@@ -322,12 +321,12 @@ func TestEndLeavesTheNextPassAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if wrote, _, _, _ := first.end(false); !wrote {
+	if !first.end(false).Wrote {
 		t.Error("the first was not written")
 	}
 	receiveAnswer(t, gate, peer)
-	if wrote, _, _, answered := second.end(true); !wrote || answered.IsZero() {
-		t.Errorf("end = %v, answered %v", wrote, answered)
+	if got := second.end(true); !got.Wrote || got.answered.IsZero() {
+		t.Errorf("end = %+v", got)
 	}
 }
 
@@ -343,9 +342,7 @@ func TestIdleConnectionIsClosedPolitely(t *testing.T) {
 // A connection that comes as the time for it ends says that, and not that there had been another.
 func TestConnectionThatComesAsTimeEnds(t *testing.T) {
 	t.Parallel()
-	e := newExchange(t.Context(), granted, time.Hour, time.Hour)
-	e.timer.Stop()
-	e.connectWithin(time.Hour, ErrTooLate)
+	e := newTestTask(t, Config{ConnectTimeout: 2 * time.Hour}).newExchange(t.Context(), granted, time.Hour, time.Now().Add(time.Hour))
 	e.timer.Stop() // as if it had run out, and not yet said so
 	e.gotConn(httptrace.GotConnInfo{Conn: &gatedConn{}})
 	if cause := context.Cause(e.pass.ctx); !errors.Is(cause, ErrTooLate) {

@@ -88,19 +88,14 @@ type StartFunc func(ctx context.Context) (Grant, error)
 
 // Sending is what became of an attempt.
 type Sending struct {
-	Wrote  bool            // false: nothing was written nor will be, whatever Err says
+	readings
 	Err    error           // nil: done; its text has no secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
-
-	started  bool       // the start was granted
-	sent     time.Time  // the request's last write returned, or its connection was reset under it
-	acked    time.Time  // the API's machine was seen to have all of it
-	answered time.Time  // the answer began, and proves that the request had arrived
-	to       []hostPort // where the answer came from; none: there is none
+	to     []hostPort      // where the answer came from; none: there is none
 }
 
-// Since turns the gate's readings into offsets from m0.
-func (s Sending) Since(m0 time.Time) limit.Sending {
+// Since turns the gate's readings of what it let through into offsets from m0.
+func (r readings) Since(m0 time.Time) limit.Sending {
 	ended := time.Since(m0)
 	since := func(t time.Time) *time.Duration {
 		if t.IsZero() {
@@ -109,7 +104,7 @@ func (s Sending) Since(m0 time.Time) limit.Sending {
 		return new(t.Sub(m0))
 	}
 	// A write that never returned ended with its connection.
-	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Answered: since(s.answered), Ended: ended}
+	return limit.Sending{Sent: cmp.Or(since(r.sent), &ended), Acked: since(r.acked), Answered: since(r.answered), Ended: ended}
 }
 
 // From reports whether the answer came from these hosts alone; none: from anybody.
@@ -118,12 +113,7 @@ func (s Sending) From(hosts []string) bool {
 	return len(set) == 0 || !slices.ContainsFunc(s.to, func(h hostPort) bool { return !h.in(set) })
 }
 
-var (
-	errConnectTimeout = errors.New("no connection in time")
-	errStrayAnswer    = errors.New("the connection held an answer before the request was sent")
-	errInClear        = errors.New("a secret may not go over http to a public address: " +
-		"use https, or name its host as http://… in http_task.secrets")
-)
+var errStrayAnswer = errors.New("the connection held an answer before the request was sent")
 
 // Run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
@@ -133,39 +123,63 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	if err != nil {
 		return Sending{Err: err}
 	}
-	secrets := t.secrets.needles(r.request)
 	if r.timeout > 0 {
 		timeout = min(timeout, r.timeout)
 	}
-	s := t.exchange(newExchange(ctx, start, timeout, t.cfg.ConnectTimeout), r, secrets)
-	s.Err = secrets.redacted(s.Err) // an API's words can be among net/http's
-	return s
+	return t.exchange(t.newExchange(ctx, start, timeout, time.Time{}), r)
 }
 
-func (t *Task) exchange(e *exchange, r *request, secrets needles) Sending {
+// exchange sends a request and reads its answer.
+func (t *Task) exchange(e *exchange, r *request) (s Sending) {
 	defer e.stop()
+	secrets := t.secrets.needles(r.request)
+	defer func() { s.Err = secrets.redacted(s.Err) }() // an API's words can be among net/http's
 	answer, err := t.send(e, r.request, r.private)
 	if err != nil {
-		s := e.end(false)
-		s.Err = fmt.Errorf("%s: %w", r.shown, e.cause(err))
-		return s
+		return Sending{readings: e.pass.end(false), Err: fmt.Errorf("%s: %w", r.shown, e.cause(err))}
 	}
 	kept, whole := t.readResponse(answer, secrets, e.stop)
-	s := e.end(whole)
+	s.readings = e.pass.end(whole)
 	_ = answer.Body.Close()
-	if e.pass.stray {
-		s.answered, s.Err = time.Time{}, fmt.Errorf("%s: %w", r.shown, errStrayAnswer)
-		return s
-	}
-	if answer.StatusCode == http.StatusRequestTimeout { // servers send it to idle connections, too
+	if e.pass.stray || answer.StatusCode == http.StatusRequestTimeout { // servers send that to idle connections, too
 		s.answered = time.Time{}
+	}
+	if e.pass.stray {
+		s.Err = fmt.Errorf("%s: %w", r.shown, errStrayAnswer)
+		return s
 	}
 	// The status decides, even where the body was cut off: the API has done what was asked.
 	s.to, s.Err = hostsOf(r.request), verdict(r.shown, answer, time.Now())
 	if t.cfg.Store == "all" || t.cfg.Store == "errors" && s.Err != nil {
-		s.Result = kept.json()
+		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}
 	return s
+}
+
+// exchange takes one attempt from connecting to its end. It belongs to the goroutine that sends, on
+// which net/http calls gotConn too.
+type exchange struct {
+	pass    *pass
+	start   StartFunc
+	timeout time.Duration
+	timer   *time.Timer // ends the connecting, then the request
+	slow    error       // why it ends the connecting
+	asked   bool        // for the start
+	// mayReach says whether the request may go to an address: its connection may be that of one before it.
+	mayReach func(netip.Addr) error
+}
+
+// newExchange begins to connect, for as long as the configuration says, and no longer than connectBy where that is set.
+// After that the attempt ends; connecting goes on, for the next that wants a connection.
+func (t *Task) newExchange(ctx context.Context, start StartFunc, timeout time.Duration, connectBy time.Time) *exchange {
+	within := t.cfg.ConnectTimeout
+	slow := fmt.Errorf("no connection in time (%s)", within)
+	if left := time.Until(connectBy); !connectBy.IsZero() && left < within {
+		within, slow = left, ErrTooLate
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(within, func() { cancel(slow) })
+	return &exchange{pass: &pass{ctx: ctx, cancel: cancel}, start: start, timeout: timeout, timer: timer, slow: slow}
 }
 
 // send makes the request, and hands out its answer without the body. onlyPrivate: to a private address alone.
@@ -173,4 +187,48 @@ func (t *Task) send(e *exchange, r *http.Request, onlyPrivate bool) (*http.Respo
 	e.mayReach = func(ip netip.Addr) error { return t.mayReach(r, ip, onlyPrivate) }
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
 	return t.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
+}
+
+// gotConn asks for the start and, when it is granted, lets the request onto the connection. net/http
+// comes here again if it wants to send the request once more: then the gate stays shut.
+func (e *exchange) gotConn(info httptrace.GotConnInfo) {
+	if err := e.admit(info); err != nil {
+		e.pass.cancel(err) // the first cause stays
+	}
+}
+
+func (e *exchange) admit(info httptrace.GotConnInfo) error {
+	conn, ok := info.Conn.(*gatedConn)
+	if !ok || e.asked || e.pass.ctx.Err() != nil {
+		return errNoMore
+	}
+	if !e.timer.Stop() { // it is about to say so
+		return e.slow
+	}
+	if err := e.mayReach(conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()); err != nil {
+		return err
+	}
+	e.asked = true
+	g, err := e.start(e.pass.ctx)
+	if err != nil {
+		return err
+	}
+	deadline := g.M0.Add(e.timeout)
+	if g.SendBy.IsZero() || g.SendBy.After(deadline) { // the gate asks the clock, not a timer that may be late
+		g.SendBy = deadline
+	}
+	e.timer = time.AfterFunc(time.Until(deadline), func() {
+		e.pass.cancel(fmt.Errorf("timed out after %s", e.timeout))
+	})
+	e.pass.arrived = g.Arrived
+	return conn.admit(e.pass, g.SendBy)
+}
+
+// cause is why there was no answer. net/http's own word is a consequence of it, if there is any.
+func (e *exchange) cause(err error) error { return cmp.Or(context.Cause(e.pass.ctx), err) }
+
+// stop ends what is still under way, draining or connecting.
+func (e *exchange) stop() {
+	e.timer.Stop()
+	e.pass.cancel(nil)
 }

@@ -2,7 +2,6 @@ package httptask
 
 import (
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,18 +32,16 @@ type answer struct {
 // readResponse reads an answer, without the secrets that it repeats. whole says that it was read to its
 // end, so that its connection may be used again. giveUp ends the draining of what is not kept.
 func (t *Task) readResponse(r *http.Response, secrets needles, giveUp func()) (a answer, whole bool) {
-	a = answer{Status: r.StatusCode}
-	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
-		a.Headers = readableHeaders(r.Header, secrets)
-		return a, false
-	}
 	var body io.Reader = r.Body
 	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
 		body = &gunzip{source: io.LimitReader(r.Body, maxZipped)}
 		r.Header.Del("Content-Encoding")
 		r.Header.Del("Content-Length")
 	}
-	a.Headers = readableHeaders(r.Header, secrets)
+	a = answer{Status: r.StatusCode, Headers: readableHeaders(r.Header, secrets)}
+	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
+		return a, false
+	}
 	// As much more as a secret has that begins in what is kept.
 	data, err := io.ReadAll(io.LimitReader(body, int64(maxBody+max(1, secrets.longest()))))
 	whole = t.drained(r.Body, giveUp)
@@ -68,13 +65,11 @@ type gunzip struct {
 	from   *gzip.Reader
 }
 
-func (g *gunzip) Read(b []byte) (int, error) {
+func (g *gunzip) Read(b []byte) (n int, err error) {
 	if g.from == nil {
-		from, err := gzip.NewReader(g.source)
-		if err != nil {
+		if g.from, err = gzip.NewReader(g.source); err != nil {
 			return 0, err
 		}
-		g.from = from
 	}
 	return g.from.Read(b)
 }
@@ -86,10 +81,9 @@ func readableHeaders(header http.Header, secrets needles) map[string]any {
 		for i, value := range values {
 			list[i], _ = readable(secrets.redact(value, len(value), false))
 		}
+		headers[name] = list
 		if len(list) == 1 {
 			headers[name] = list[0]
-		} else {
-			headers[name] = list
 		}
 	}
 	return headers
@@ -97,26 +91,15 @@ func readableHeaders(header http.Header, secrets needles) map[string]any {
 
 // readable makes text fit for jsonb: valid UTF-8 without NUL, at most maxBody bytes.
 func readable(text string) (short string, truncated bool) {
-	short = cut(text) // not within a character, which would then look broken
-	short = strings.ToValidUTF8(strings.ReplaceAll(short, "\x00", "�"), "�")
-	return cut(short), len(text) > maxBody || len(short) > maxBody
-}
-
-func cut(text string) string {
-	if len(text) <= maxBody {
-		return text
+	short = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "�"), "�")
+	if len(short) <= maxBody {
+		return short, false
 	}
-	for n := maxBody; n > maxBody-utf8.UTFMax; n-- {
-		if utf8.RuneStart(text[n]) {
-			return text[:n]
-		}
+	n := maxBody
+	for !utf8.RuneStart(short[n]) { // not within a character
+		n--
 	}
-	return text[:maxBody]
-}
-
-func (a answer) json() json.RawMessage {
-	data, _ := json.Marshal(a) // strings and numbers always can
-	return data
+	return short[:n], true
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
@@ -126,7 +109,7 @@ func verdict(what string, r *http.Response, now time.Time) error {
 	if status >= 200 && status <= 299 {
 		return nil
 	}
-	err := fmt.Errorf("%s: %s", what, statusText(status))
+	err := errors.New(strings.TrimSpace(fmt.Sprintf("%s: %d %s", what, status, http.StatusText(status))))
 	switch status {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusForbidden:
 		if d := retryAfter(r.Header, now); d > 0 {
@@ -139,10 +122,6 @@ func verdict(what string, r *http.Response, now time.Time) error {
 		return err
 	}
 	return outcome.Permanent(err)
-}
-
-func statusText(status int) string {
-	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
 }
 
 // retryAfter reads Retry-After, in seconds or as a date, held against the server's own clock where

@@ -103,3 +103,8 @@ func isPermanent(err error) bool {
 	_, ok := errors.AsType[*outcome.PermanentError](err)
 	return ok
 }
+
+// noting is granted, and notes that the start was asked for.
+func noting(started *bool) StartFunc {
+	return func(ctx context.Context) (Grant, error) { *started = true; return granted(ctx) }
+}

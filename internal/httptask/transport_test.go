@@ -120,7 +120,7 @@ func TestConnectionErrors(t *testing.T) {
 			t.Errorf("%s: the start was asked for without a connection", url)
 			return Grant{}, errNoStart
 		})
-		if s.started || s.Wrote || s.Err == nil || isPermanent(s.Err) || !strings.HasPrefix(s.Err.Error(), "GET "+url+"/p: ") || !strings.Contains(s.Err.Error(), want) {
+		if s.Wrote || s.Err == nil || isPermanent(s.Err) || !strings.HasPrefix(s.Err.Error(), "GET "+url+"/p: ") || !strings.Contains(s.Err.Error(), want) {
 			t.Errorf("%s: got %+v", url, s)
 		}
 	}
@@ -161,11 +161,12 @@ func TestHostsAndPrivateHosts(t *testing.T) {
 	} {
 		h := newTaskOf(t, c.cfg)
 		requests.Store(0)
-		s := h.Run(t.Context(), callOf(`{"url":"http://%s:%s/"}`, c.host, port), bound, granted)
+		started := false
+		s := h.Run(t.Context(), callOf(`{"url":"http://%s:%s/"}`, c.host, port), bound, noting(&started))
 		switch {
 		case c.want == "" && (s.Err != nil || requests.Load() != 1):
 			t.Errorf("%s: %v", c.name, s.Err)
-		case c.want != "" && (!isPermanent(s.Err) || !strings.Contains(s.Err.Error(), c.want) || s.started || requests.Load() > 0):
+		case c.want != "" && (!isPermanent(s.Err) || !strings.Contains(s.Err.Error(), c.want) || started || requests.Load() > 0):
 			t.Errorf("%s: got %+v, want %s", c.name, s, c.want)
 		}
 	}
