@@ -34,10 +34,11 @@ type attempt struct {
 
 	begun   time.Time // when it was given its slot
 	m0      time.Time // monotonic, read before the start was asked for
-	state   startState
-	late    bool             // the gate refused its request: it came after send_within
-	client  *httptask.Client // what a custom handler sends through, if it does
-	message *sync.WaitGroup  // done when the start is answered or will never be asked for; nil once it is
+	started bool      // durably
+	refused error     // why it was not; with started false, nil: the start was not asked for
+	late    bool      // the gate refused its request: it came after send_within
+	client  *httptask.Client
+	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
 }
 
 func (w *Worker) newAttempt(call int64, number int32) *attempt {
@@ -104,7 +105,7 @@ func (a *attempt) end(closing *ledger.Closing) {
 			recorded()
 			return
 		}
-		if a.state == started {
+		if a.started {
 			a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
 		}
 		go func() {
@@ -127,27 +128,23 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	s := a.w.http.Load().Run(ctx, call, a.Timeout, a.start)
 	a.result = s.Result
 	switch {
-	case a.state == notStarted:
-		return nil
-	case a.state == callExpired:
-		return a.expired()
-	case a.state == callGone || a.state == startUnknown || a.state == notAsked && a.w.handling.Err() != nil:
-		return a.unsent(s.Err, 0)
-	case a.state == notAsked: // no connection, or a call that cannot be made
-		if refusal, ok := errors.AsType[*httptask.RefusedError](s.Err); ok && a.w.anotherMay(ctx, a.Queue, call, refusal) {
-			return a.unsent(fmt.Errorf("handed back for another worker: %w", s.Err), a.Policy.Backoff(int(a.number), rand.Int64N)/10)
-		}
-		return a.ending(s.Err, nil, nil)
+	case a.refused != nil:
+		return a.unstarted(a.refused)
 	case s.Wrote:
 		arrival := s.Since(a.m0).Arrival()
 		a.shutLimits(s)
-		return a.ending(s.Err, &arrival, new(int16(1)))
+		return a.sent(a.ending(s.Err), arrival, new(int16(1)))
+	case a.started:
+		a.late = errors.Is(s.Err, httptask.ErrTooLate)
+		return a.unsent(s.Err, a.Policy.BackoffMin/10)
+	case a.w.handling.Err() != nil:
+		return a.unsent(s.Err, 0)
 	}
-	a.late = errors.Is(s.Err, httptask.ErrTooLate)
-	if outcome.Chosen(s.Err) {
-		return a.ending(s.Err, nil, new(int16(0)))
+	// No connection, or a call that cannot be made.
+	if refusal, ok := errors.AsType[*httptask.RefusedError](s.Err); ok && a.w.anotherMay(ctx, a.Queue, call, refusal) {
+		return a.unsent(fmt.Errorf("handed back for another worker: %w", s.Err), a.Policy.Backoff(int(a.number), rand.Int64N)/10)
 	}
-	return a.unsent(s.Err, a.Policy.BackoffMin/10)
+	return a.ending(s.Err)
 }
 
 // timedOut is why a handler's context ended.
@@ -157,14 +154,9 @@ func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time
 
 // runHandler runs a custom handler between a durable start, which was answered so, and its end.
 func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
-	g, err := a.started(ctx, answer, err)
-	switch {
-	case a.state == notStarted:
-		return nil
-	case a.state == callExpired:
-		return a.expired()
-	case err != nil:
-		return a.unsent(err, 0)
+	g, err := a.answered(ctx, answer, err)
+	if err != nil {
+		return a.unstarted(err)
 	}
 	handler := a.w.handlers[a.Task]
 	if handler == nil {
@@ -243,9 +235,5 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 		}
 	}
 	s.Own, s.GaveUp = true, err != nil
-	arrival := s.Arrival()
-	if snooze, ok := errors.AsType[*outcome.SnoozeError](err); ok {
-		return a.snoozed(snooze, &arrival, requests)
-	}
-	return a.ending(err, &arrival, requests)
+	return a.sent(a.ending(err), s.Arrival(), requests)
 }
