@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"net/http/httptrace"
 	"strings"
 	"syscall"
@@ -342,10 +343,11 @@ func TestIdleConnectionIsClosedPolitely(t *testing.T) {
 // A connection that comes as the time for it ends says that, and not that there had been another.
 func TestConnectionThatComesAsTimeEnds(t *testing.T) {
 	t.Parallel()
-	e := newTestTask(t, Config{ConnectTimeout: 2 * time.Hour}).newExchange(t.Context(), granted, time.Hour, time.Now().Add(time.Hour))
+	r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://x", nil)
+	e := clientOf(t, newTestTask(t, Config{ConnectTimeout: 2 * time.Hour}), time.Hour).newExchange(r, false)
 	e.timer.Stop() // as if it had run out, and not yet said so
 	e.gotConn(httptrace.GotConnInfo{Conn: &gatedConn{}})
-	if cause := context.Cause(e.pass.ctx); !errors.Is(cause, ErrTooLate) {
+	if cause := context.Cause(e.ctx); !errors.Is(cause, ErrTooLate) {
 		t.Errorf("it ended with %v, want %v", cause, ErrTooLate)
 	}
 }

@@ -9,12 +9,9 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptrace"
-	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -113,12 +110,10 @@ func (s Sending) From(hosts []string) bool {
 	return len(set) == 0 || !slices.ContainsFunc(s.to, func(h hostPort) bool { return !h.in(set) })
 }
 
-var errStrayAnswer = errors.New("the connection held an answer before the request was sent")
-
 // Run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
 // returns nothing more is written for the attempt, and a connection without an answer is reset.
-func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start StartFunc) Sending {
+func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start StartFunc) (s Sending) {
 	r, err := t.read(call)
 	if err != nil {
 		return Sending{Err: err}
@@ -126,109 +121,20 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	if r.timeout > 0 {
 		timeout = min(timeout, r.timeout)
 	}
-	return t.exchange(t.newExchange(ctx, start, timeout, time.Time{}), r)
-}
-
-// exchange sends a request and reads its answer.
-func (t *Task) exchange(e *exchange, r *request) (s Sending) {
-	defer e.stop()
 	secrets := t.secrets.needles(r.request)
-	defer func() { s.Err = secrets.redacted(s.Err) }() // an API's words can be among net/http's
-	answer, err := t.send(e, r.request, r.private)
+	client := &Client{task: t, ctx: ctx, start: start, timeout: timeout}
+	answer, err := client.try(r.request.WithContext(ctx), r.private)
 	if err != nil {
-		return Sending{readings: e.pass.end(false), Err: fmt.Errorf("%s: %w", r.shown, e.cause(err))}
+		err = fmt.Errorf("%s: %w", r.shown, err)
+		return Sending{readings: client.End().readings, Err: secrets.redacted(err)} // an API's words can be among net/http's
 	}
-	kept, whole := t.readResponse(answer, secrets, e.stop)
-	s.readings = e.pass.end(whole)
+	kept := readResponse(answer, secrets)
 	_ = answer.Body.Close()
-	if e.pass.stray || answer.StatusCode == http.StatusRequestTimeout { // servers send that to idle connections, too
-		s.answered = time.Time{}
-	}
-	if e.pass.stray {
-		s.Err = fmt.Errorf("%s: %w", r.shown, errStrayAnswer)
-		return s
-	}
 	// The status decides, even where the body was cut off: the API has done what was asked.
-	s.to, s.Err = hostsOf(r.request), verdict(r.shown, answer, time.Now())
-	if t.cfg.Store == "all" || t.cfg.Store == "errors" && s.Err != nil {
+	err = verdict(r.shown, answer, time.Now())
+	s = Sending{readings: client.End().readings, Err: secrets.redacted(err), to: hostsOf(r.request)}
+	if t.cfg.Store == "all" || t.cfg.Store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}
 	return s
-}
-
-// exchange takes one attempt from connecting to its end. It belongs to the goroutine that sends, on
-// which net/http calls gotConn too.
-type exchange struct {
-	pass    *pass
-	start   StartFunc
-	timeout time.Duration
-	timer   *time.Timer // ends the connecting, then the request
-	slow    error       // why it ends the connecting
-	asked   bool        // for the start
-	// mayReach says whether the request may go to an address: its connection may be that of one before it.
-	mayReach func(netip.Addr) error
-}
-
-// newExchange begins to connect, for as long as the configuration says, and no longer than connectBy where that is set.
-// After that the attempt ends; connecting goes on, for the next that wants a connection.
-func (t *Task) newExchange(ctx context.Context, start StartFunc, timeout time.Duration, connectBy time.Time) *exchange {
-	within := t.cfg.ConnectTimeout
-	slow := fmt.Errorf("no connection in time (%s)", within)
-	if left := time.Until(connectBy); !connectBy.IsZero() && left < within {
-		within, slow = left, ErrTooLate
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(within, func() { cancel(slow) })
-	return &exchange{pass: &pass{ctx: ctx, cancel: cancel}, start: start, timeout: timeout, timer: timer, slow: slow}
-}
-
-// send makes the request, and hands out its answer without the body. onlyPrivate: to a private address alone.
-func (t *Task) send(e *exchange, r *http.Request, onlyPrivate bool) (*http.Response, error) {
-	e.mayReach = func(ip netip.Addr) error { return t.mayReach(r, ip, onlyPrivate) }
-	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
-	return t.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
-}
-
-// gotConn asks for the start and, when it is granted, lets the request onto the connection. net/http
-// comes here again if it wants to send the request once more: then the gate stays shut.
-func (e *exchange) gotConn(info httptrace.GotConnInfo) {
-	if err := e.admit(info); err != nil {
-		e.pass.cancel(err) // the first cause stays
-	}
-}
-
-func (e *exchange) admit(info httptrace.GotConnInfo) error {
-	conn, ok := info.Conn.(*gatedConn)
-	if !ok || e.asked || e.pass.ctx.Err() != nil {
-		return errNoMore
-	}
-	if !e.timer.Stop() { // it is about to say so
-		return e.slow
-	}
-	if err := e.mayReach(conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()); err != nil {
-		return err
-	}
-	e.asked = true
-	g, err := e.start(e.pass.ctx)
-	if err != nil {
-		return err
-	}
-	deadline := g.M0.Add(e.timeout)
-	if g.SendBy.IsZero() || g.SendBy.After(deadline) { // the gate asks the clock, not a timer that may be late
-		g.SendBy = deadline
-	}
-	e.timer = time.AfterFunc(time.Until(deadline), func() {
-		e.pass.cancel(fmt.Errorf("timed out after %s", e.timeout))
-	})
-	e.pass.arrived = g.Arrived
-	return conn.admit(e.pass, g.SendBy)
-}
-
-// cause is why there was no answer. net/http's own word is a consequence of it, if there is any.
-func (e *exchange) cause(err error) error { return cmp.Or(context.Cause(e.pass.ctx), err) }
-
-// stop ends what is still under way, draining or connecting.
-func (e *exchange) stop() {
-	e.timer.Stop()
-	e.pass.cancel(nil)
 }

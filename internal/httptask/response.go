@@ -17,7 +17,6 @@ import (
 const (
 	maxBody       = 64 << 10  // of an answer, kept in result
 	maxZipped     = 256 << 10 // unpacked of an answer, which may be nothing for ever
-	maxDrain      = 256 << 10 // read beyond it, so that the connection can be used again
 	maxRetryAfter = 24 * time.Hour
 )
 
@@ -29,34 +28,23 @@ type answer struct {
 	Truncated bool           `json:"truncated"`
 }
 
-// readResponse reads an answer, without the secrets that it repeats. whole says that it was read to its
-// end, so that its connection may be used again. giveUp ends the draining of what is not kept.
-func (t *Task) readResponse(r *http.Response, secrets needles, giveUp func()) (a answer, whole bool) {
+// readResponse reads an answer, without the secrets that it repeats.
+func readResponse(r *http.Response, secrets needles) answer {
 	var body io.Reader = r.Body
 	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
 		body = &gunzip{source: io.LimitReader(r.Body, maxZipped)}
 		r.Header.Del("Content-Encoding")
 		r.Header.Del("Content-Length")
 	}
-	a = answer{Status: r.StatusCode, Headers: readableHeaders(r.Header, secrets)}
+	a := answer{Status: r.StatusCode, Headers: readableHeaders(r.Header, secrets)}
 	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
-		return a, false
+		return a
 	}
 	// As much more as a secret has that begins in what is kept.
 	data, err := io.ReadAll(io.LimitReader(body, int64(maxBody+max(1, secrets.longest()))))
-	whole = t.drained(r.Body, giveUp)
 	a.Body, a.Truncated = readable(secrets.redact(string(data), maxBody, err != nil))
 	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
-	return a, whole
-}
-
-// drained reads what nobody wants of an answer, so that its connection may be used again; giveUp ends that
-// where it takes long.
-func (t *Task) drained(body io.Reader, giveUp func()) (whole bool) {
-	timer := time.AfterFunc(t.drainFor, giveUp)
-	defer timer.Stop()
-	_, err := io.CopyN(io.Discard, body, maxDrain)
-	return errors.Is(err, io.EOF)
+	return a
 }
 
 // gunzip decodes gzip, and reads its header only when asked for bytes.
