@@ -104,34 +104,6 @@ func TestClientSendsOneRequest(t *testing.T) {
 	}
 }
 
-// A server that reads a request on a reused connection and hangs up, as for the http task.
-//
-//callq:guarantee 2
-func TestClientHangUpOnAReusedConnection(t *testing.T) {
-	t.Parallel()
-	var hangups atomic.Int32
-	server := serveHTTP(t, false, func(_ http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/hang" {
-			hangups.Add(1)
-			panic(http.ErrAbortHandler)
-		}
-	})
-	h := newTestTask(t, Config{MaxIdlePerHost: 1})
-	for _, method := range []string{"GET", "PUT"} {
-		for range 10 {
-			hangups.Store(0)
-			if _, err := clientOf(t, h, bound).do(method, server.URL, ""); err != nil {
-				t.Fatal(err)
-			}
-			c := clientOf(t, h, bound)
-			_, err := c.do(method, server.URL+"/hang", "")
-			if s := c.End(); err == nil || isNotSent(err) || !s.Wrote || !s.answered.IsZero() || hangups.Load() != 1 {
-				t.Errorf("%s: %v, seen %+v, and %d requests", method, err, s, hangups.Load())
-			}
-		}
-	}
-}
-
 // An idle connection that turns out to be closed is no failure: nothing was written, so another is taken.
 func TestClientPassesOverClosedConnections(t *testing.T) {
 	t.Parallel()

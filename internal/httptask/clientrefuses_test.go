@@ -182,7 +182,6 @@ func TestClientsHeaders(t *testing.T) {
 	requests := make(chan *http.Request, 1)
 	server := serveHTTP(t, true, func(_ http.ResponseWriter, r *http.Request) { requests <- r })
 	h := newTestTask(t, Config{TLS: certificatesOf(server)})
-	names := []string{"Callq-Call-Id", "Callq-Attempt", "Idempotency-Key", "User-Agent"}
 	for _, c := range []struct {
 		set  map[string]string
 		want string
@@ -199,25 +198,15 @@ func TestClientsHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = answer.Body.Close()
+		seen := receive(t, requests).Header
 		var got []string
-		for _, name := range names {
-			got = append(got, receivedOf(t, requests, name))
+		for _, name := range []string{"Callq-Call-Id", "Callq-Attempt", "Idempotency-Key", "User-Agent"} {
+			got = append(got, seen.Get(name))
 		}
 		if strings.Join(got, " ") != c.want || len(r.Header) != len(c.set) {
 			t.Errorf("got %q, want %q; the handler's has %v", got, c.want, r.Header)
 		}
 	}
-}
-
-// receivedOf takes the request that came, and puts it back for the next header.
-func receivedOf(t *testing.T, requests chan *http.Request, name string) string {
-	t.Helper()
-	r := receive(t, requests)
-	value := r.Header.Get(name)
-	if name != "User-Agent" { // the last
-		requests <- r
-	}
-	return value
 }
 
 // A redirect is an answer. To follow it would be a second request, which is refused.

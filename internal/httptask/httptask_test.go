@@ -66,6 +66,12 @@ func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
 					if n := hangups.Load(); n != 1 {
 						t.Errorf("%d requests of one attempt", n)
 					}
+					c := clientOf(t, h, bound) // of a custom handler, on a connection that is used again
+					_, _ = clientOf(t, h, bound).do(method, server.URL, "")
+					_, err := c.do(method, server.URL+"/hang", "")
+					if s := c.End(); err == nil || isNotSent(err) || !s.Wrote || !s.answered.IsZero() || hangups.Load() != 2 {
+						t.Errorf("a handler's: %v, seen %+v, and %d requests", err, s, hangups.Load()-1)
+					}
 				}
 			})
 		}

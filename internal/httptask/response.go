@@ -30,9 +30,8 @@ type answer struct {
 
 // readResponse reads an answer, without the secrets that it repeats.
 func readResponse(r *http.Response, secrets needles) answer {
-	var body io.Reader = r.Body
-	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
-		body = &gunzip{source: io.LimitReader(r.Body, maxZipped)}
+	zipped := strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip")
+	if zipped {
 		r.Header.Del("Content-Encoding")
 		r.Header.Del("Content-Length")
 	}
@@ -41,25 +40,24 @@ func readResponse(r *http.Response, secrets needles) answer {
 		return a
 	}
 	// As much more as a secret has that begins in what is kept.
-	data, err := io.ReadAll(io.LimitReader(body, int64(maxBody+max(1, secrets.longest()))))
+	data, err := readBody(r.Body, zipped, int64(maxBody+max(1, secrets.longest())))
 	a.Body, a.Truncated = readable(secrets.redact(string(data), maxBody, err != nil))
 	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
 	return a
 }
 
-// gunzip decodes gzip, and reads its header only when asked for bytes.
-type gunzip struct {
-	source io.Reader
-	from   *gzip.Reader
-}
-
-func (g *gunzip) Read(b []byte) (n int, err error) {
-	if g.from == nil {
-		if g.from, err = gzip.NewReader(g.source); err != nil {
-			return 0, err
+func readBody(body io.Reader, zipped bool, most int64) ([]byte, error) {
+	if zipped {
+		unzipped, err := gzip.NewReader(io.LimitReader(body, maxZipped))
+		if errors.Is(err, io.EOF) { // it is empty
+			return nil, nil
 		}
+		if err != nil {
+			return nil, err
+		}
+		body = unzipped
 	}
-	return g.from.Read(b)
+	return io.ReadAll(io.LimitReader(body, most))
 }
 
 func readableHeaders(header http.Header, secrets needles) map[string]any {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"testing"
 	"time"
 
@@ -18,6 +19,13 @@ import (
 )
 
 var errNoStart = errors.New("the attempt was not started")
+
+// The standard logger is net/http's alone: what it says of servers that misbehave, as they are meant to, would
+// hide what a test that fails has to say.
+func TestMain(m *testing.M) {
+	log.SetOutput(io.Discard)
+	os.Exit(m.Run())
+}
 
 const bound = time.Minute // of every wait; no test waits it out
 
