@@ -19,9 +19,8 @@ import (
 	"github.com/callq/callq/internal/outcome"
 )
 
-// attempt is one attempt on its way through this worker. It belongs to whoever has it in hand: its
-// message's delivery, then the lane that answers its start, then the goroutine that runs it, then
-// the lane that records its end.
+// attempt is one attempt on its way through this worker. It belongs to its message's delivery, and then to the goroutine
+// that runs it to its end.
 type attempt struct {
 	ledger.Work
 	w       *Worker
@@ -45,22 +44,17 @@ func (w *Worker) newAttempt(call int64, number int32) *attempt {
 	return &attempt{w: w, callID: call, number: number, token: rand.Int64() | 1} // never 0
 }
 
-// begin runs the attempt in the slot that it was given. A custom handler gets its goroutine
-// only when the start is answered.
+// begin runs the attempt in the slot that it was given.
 func (a *attempt) begin() {
 	a.begun = time.Now()
-	if a.Task == HTTP && a.w.http.Load() != nil {
+	switch {
+	case a.Task == HTTP && a.w.http.Load() != nil:
 		go a.run(a.runHTTP)
-		return
+	case a.w.handlers[a.Task] != nil:
+		go a.run(a.runHandler)
+	default:
+		go a.end(a.withoutHandler())
 	}
-	if a.w.handlers[a.Task] == nil {
-		a.end(a.withoutHandler())
-		return
-	}
-	a.m0 = a.begun
-	a.w.starts.Tell(a.w.recording, a.startRequest(), func(answer ledger.StartAnswer, err error) {
-		go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
-	})
 }
 
 func (a *attempt) withoutHandler() *ledger.Closing {
@@ -71,7 +65,7 @@ func (a *attempt) withoutHandler() *ledger.Closing {
 func (a *attempt) handBack() {
 	defer a.w.slots.attempts.Done()
 	a.release()
-	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), false)
+	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0))
 	a.w.slots.returned.Add(1)
 }
 
@@ -89,34 +83,13 @@ func (a *attempt) finish(ctx context.Context, closing *ledger.Closing) {
 	a.end(closing)
 }
 
-// end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
+// end records the outcome, and then frees the slot. Nil: there is nothing to record.
 func (a *attempt) end(closing *ledger.Closing) {
 	a.release() // a worker that cannot record holds its slot, not the message
-	if closing == nil {
-		a.free()
-		return
-	}
-	recorded := func() {
+	if closing != nil {
+		a.w.recorder.record(a.w.recording, *closing)
 		a.w.metrics.ended(a, closing.Outcome)
-		a.free()
 	}
-	a.w.recorder.closings.Tell(a.w.recording, *closing, func(busy, err error) {
-		if err == nil && busy == nil {
-			recorded()
-			return
-		}
-		if a.started {
-			a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
-		}
-		go func() {
-			a.w.recorder.record(a.w.recording, *closing, busy != nil)
-			recorded()
-		}()
-	})
-}
-
-// free gives the slot back.
-func (a *attempt) free() {
 	a.w.running.forget(a)
 	<-a.w.slots.tokens
 	a.w.slots.attempts.Done()
@@ -152,9 +125,9 @@ type timedOut time.Duration
 
 func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time.Duration(d)) }
 
-// runHandler runs a custom handler between a durable start, which was answered so, and its end.
-func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
-	g, err := a.answered(ctx, answer, err)
+// runHandler runs a custom handler between a durable start and its end.
+func (a *attempt) runHandler(ctx context.Context) *ledger.Closing {
+	g, err := a.start(ctx)
 	if err != nil {
 		return a.unstarted(err)
 	}
@@ -167,7 +140,6 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
 	}
-	a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
 	http := a.httpCall()
 	a.client = cmp.Or(a.w.client, a.w.http.Load()).NewClient(ctx, http, g, a.Timeout)
 	call := &Call{

@@ -88,7 +88,7 @@ func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 		if a.refused == nil {
 			list = append(list, a)
 		} else {
-			w.recorder.record(w.recording, *a.unstarted(a.refused), false)
+			w.recorder.record(w.recording, *a.unstarted(a.refused))
 		}
 	}
 	return list

@@ -143,7 +143,8 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 // record writes an outcome, and tries until it is written: only then may the slot be used again.
 // Closing twice is harmless, so an unknown result is simply tried again. One whose row errs, or is held by somebody's
 // transaction, is tried apart from the others, which would wait with it.
-func (r *recorder) record(ctx context.Context, c ledger.Closing, apart bool) {
+func (r *recorder) record(ctx context.Context, c ledger.Closing) {
+	apart := false
 	retry(ctx, 20*time.Millisecond, func() error {
 		for {
 			err := r.try(ctx, c, apart)

@@ -20,9 +20,7 @@ type starts struct {
 
 func newStarts(db *pgxpool.Pool, worker string) *starts {
 	s := &starts{db: db, worker: worker}
-	s.Batch = ledger.NewBatch(batchSize, nil, func(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
-		return s.start(ctx, requests, false)
-	})
+	s.Batch = ledger.NewBatch(batchSize, nil, s.start)
 	s.acks = ledger.NewBatch(batchSize, nil, func(ctx context.Context, acks []ledger.Ack) ([]struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 		defer cancel()
@@ -32,16 +30,26 @@ func newStarts(db *pgxpool.Pool, worker string) *starts {
 }
 
 // start starts attempts. Where somebody's transaction is in the way it starts only those whose rows are free, and waits
-// for no other; apart: so it does at once.
-func (s *starts) start(ctx context.Context, requests []ledger.StartRequest, apart bool) (answers []ledger.StartAnswer, err error) {
+// for no other.
+func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if !apart {
-		if answers, err = ledger.Start(ctx, s.db, s.worker, requests); !ledger.Busy(err) {
-			return answers, err
-		}
+	answers, err := ledger.Start(ctx, s.db, s.worker, requests)
+	if ledger.Busy(err) {
+		return ledger.StartFree(ctx, s.db, s.worker, requests)
 	}
-	return ledger.StartFree(ctx, s.db, s.worker, requests)
+	return answers, err
+}
+
+// apart starts an attempt whose row somebody held: no other is to wait with it.
+func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (ledger.StartAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	answers, err := ledger.StartFree(ctx, s.db, s.worker, []ledger.StartRequest{request})
+	if err != nil {
+		return ledger.StartAnswer{}, err
+	}
+	return answers[0], nil
 }
 
 // Why an attempt is not started.
@@ -53,69 +61,57 @@ var (
 	errLate       = errors.New("the start took too long") // whether it was started is not known
 )
 
-// start asks for the durable start.
-func (a *attempt) start(ctx context.Context) (httptask.Grant, error) {
+// start asks for the durable start. After it the attempt is started, or refused with the error.
+func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
+	defer a.release()
+	defer func() { a.refused = err }()
 	if a.w.draining() {
 		a.w.slots.returned.Add(1)
-		a.refused = errDraining
-		return httptask.Grant{}, errDraining
+		return g, errDraining
 	}
 	a.m0 = time.Now()
-	answer, err := a.w.starts.Do(ctx, a.startRequest())
-	return a.answered(ctx, answer, err)
-}
-
-func (a *attempt) startRequest() ledger.StartRequest {
-	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
-}
-
-// answered is what became of the start, which was answered so: a is then started, or refused.
-func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (httptask.Grant, error) {
-	defer a.release()
-	answer, err = a.certain(ctx, answer, err)
+	answer, err := a.ask(ctx)
 	switch {
 	case err != nil:
-		a.refused = errLate
+		return g, err
 	case answer.StartedAt != nil:
-		a.started = true
 	case answer.Gone:
-		a.refused = errCallGone
+		return g, errCallGone
 	case answer.Expired:
-		a.refused = errExpired
+		return g, errExpired
 	default:
-		a.refused = errNotStarted
+		return g, errNotStarted
 	}
+	a.started, g.M0 = true, a.m0
 	if answer.Work != nil {
 		a.Work = *answer.Work
 	}
-	g := httptask.Grant{M0: a.m0}
 	if answer.SendWithin != nil {
 		g.SendBy, g.Arrived = a.m0.Add(*answer.SendWithin), a.arrived
 	}
-	return g, a.refused
+	a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
+	return g, nil
 }
 
 // sendWithinMax is the longest send_within that is derived from a window.
 const sendWithinMax = 5 * time.Second
 
-// certain asks again until the start's answer is known, with the same token and the same m0, for the first statement may
+// ask asks until the answer is known, each time with the same token and the same m0, for the first statement may
 // still run; past sendWithinMax the gate would refuse the request anyway.
-func (a *attempt) certain(ctx context.Context, answer ledger.StartAnswer, err error) (ledger.StartAnswer, error) {
-	apart := false // nobody else is to wait with one whose row somebody holds
-	for wait := 20 * time.Millisecond; err != nil || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
+func (a *attempt) ask(ctx context.Context) (answer ledger.StartAnswer, err error) {
+	request := ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
+	ask := a.w.starts.Do
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		if answer, err = ask(ctx, request); err == nil && !answer.Busy {
+			return answer, nil
+		}
 		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
-			return ledger.StartAnswer{}, errLate
+			return answer, errLate
 		}
-		if apart = apart || answer.Busy; !apart {
-			answer, err = a.w.starts.Do(ctx, a.startRequest())
-			continue
-		}
-		var answers []ledger.StartAnswer
-		if answers, err = a.w.starts.start(ctx, []ledger.StartRequest{a.startRequest()}, true); err == nil {
-			answer = answers[0]
+		if answer.Busy {
+			ask = a.w.starts.apart
 		}
 	}
-	return answer, nil
 }
 
 // arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the

@@ -214,15 +214,15 @@ func (c *Client) isWritten() bool {
 	if e == nil {
 		return false
 	}
-	e.pass.mu.Lock()
-	conn := e.pass.conn
-	e.pass.mu.Unlock()
+	e.mu.Lock()
+	conn := e.conn
+	e.mu.Unlock()
 	if conn == nil {
 		return false
 	}
 	conn.mu.Lock()
 	defer conn.mu.Unlock()
-	return !e.pass.sent.IsZero()
+	return !e.sent.IsZero()
 }
 
 // answerAll answers each request on a connection that fits one read.
