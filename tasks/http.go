@@ -26,19 +26,15 @@ type HTTPConfig = httptask.Config
 type Secret = httptask.Secret
 
 // makeHTTP makes what sends requests: the task http, where the worker takes it, and handlers' clients.
-func (w *Worker) makeHTTP() error {
-	if w.cfg.HTTP != nil {
-		task, err := w.newHTTP(*w.cfg.HTTP)
-		if err != nil {
-			return err
-		}
-		w.http.Store(task)
-		if w.cfg.Client == nil {
-			return nil
-		}
+func (w *Worker) makeHTTP() (err error) {
+	if w.cfg.HTTP == nil || w.cfg.Client != nil {
+		w.client, err = w.newHTTP(*cmp.Or(w.cfg.Client, &HTTPConfig{}))
 	}
-	var err error
-	w.client, err = w.newHTTP(*cmp.Or(w.cfg.Client, &HTTPConfig{}))
+	if w.cfg.HTTP == nil || err != nil {
+		return err
+	}
+	task, err := w.newHTTP(*w.cfg.HTTP)
+	w.http.Store(task)
 	return err
 }
 

@@ -161,8 +161,7 @@ func TestClientPassesOverClosedConnections(t *testing.T) {
 //callq:guarantee 1
 func TestClientIsTooLate(t *testing.T) {
 	t.Parallel()
-	var served atomic.Int32
-	server := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+	server, served := counting(t, false)
 	h := newTestTask(t, Config{})
 	for _, within := range []time.Duration{-time.Second, 1} {
 		c := clientOf(t, h, within)

@@ -118,8 +118,7 @@ func TestClientEndsWithItsHandler(t *testing.T) {
 // What the client refuses is not sent, and will never be: the call fails for good.
 func TestClientRefuses(t *testing.T) {
 	t.Parallel()
-	var served atomic.Int32
-	server := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+	server, served := counting(t, false)
 	open := Config{AllowPrivate: true}
 	for name, c := range map[string]struct {
 		cfg    Config

@@ -1,6 +1,7 @@
 package httptask
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -64,6 +65,17 @@ func admitted(t *testing.T) (*gatedConn, *net.TCPConn, *pass) {
 	return gate, peer, p
 }
 
+// sendOne admits a pass, and writes its request.
+func sendOne(t *testing.T, gate *gatedConn, p *pass) {
+	t.Helper()
+	if err := gate.admit(p, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(gate, bareRequest); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // receiveAnswer has the peer answer, and reads that.
 func receiveAnswer(t *testing.T, gate *gatedConn, peer *net.TCPConn) {
 	t.Helper()
@@ -78,50 +90,37 @@ func receiveAnswer(t *testing.T, gate *gatedConn, peer *net.TCPConn) {
 //callq:guarantee 2
 func TestGateLetsOneRequestThrough(t *testing.T) {
 	t.Parallel()
+	nothing := func(*gatedConn, *pass) {}
 	for _, c := range []struct {
 		name   string
-		set    func(*gatedConn, *pass) error
+		sendBy time.Time
+		then   func(*gatedConn, *pass) // once it is admitted; nil: it is not
 		write  string
 		want   error
 		broken bool // the refusal leaves the context alone, for there is no pass to end
 	}{
-		{name: "nobody admitted", set: func(*gatedConn, *pass) error { return nil }, want: errShut, broken: true},
-		{name: "too late", want: ErrTooLate, set: func(c *gatedConn, p *pass) error {
-			return c.admit(p, time.Now().Add(-time.Nanosecond))
-		}},
-		{name: "context ended before the write", want: io.ErrUnexpectedEOF, set: func(c *gatedConn, p *pass) error {
-			err := c.admit(p, time.Time{})
-			p.cancel(io.ErrUnexpectedEOF)
-			return err
-		}},
-		{name: "ended before the write", want: errShut, broken: true, set: func(c *gatedConn, p *pass) error {
-			err := c.admit(p, time.Time{})
+		{name: "nobody admitted", want: errShut, broken: true},
+		{name: "too late", sendBy: time.Now().Add(-time.Nanosecond), then: nothing, want: ErrTooLate},
+		{name: "context ended before the write", then: func(_ *gatedConn, p *pass) { p.cancel(io.ErrUnexpectedEOF) }, want: io.ErrUnexpectedEOF},
+		{name: "ended before the write", then: func(_ *gatedConn, p *pass) {
 			if p.end(true).Wrote {
 				t.Error("wrote before it was written")
 			}
-			return err
-		}},
-		{name: "closed before the write", want: ErrSpent, set: func(c *gatedConn, p *pass) error {
-			err := c.admit(p, time.Time{})
-			_ = c.Close()
-			return err
-		}},
-		{name: "header in two writes", want: errSplit, write: "GET / HTTP/1.1\r\nHost: x\r\n", set: func(c *gatedConn, p *pass) error {
-			return c.admit(p, time.Time{})
-		}},
+		}, want: errShut, broken: true},
+		{name: "closed before the write", then: func(c *gatedConn, _ *pass) { _ = c.Close() }, want: ErrSpent},
+		{name: "header in two writes", then: nothing, write: "GET / HTTP/1.1\r\nHost: x\r\n", want: errSplit},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			gate, peer := gatedPair(t)
 			p := newPass(t)
-			if err := c.set(gate, p); err != nil {
-				t.Fatal(err)
+			if c.then != nil {
+				if err := gate.admit(p, c.sendBy); err != nil {
+					t.Fatal(err)
+				}
+				c.then(gate, p)
 			}
-			write := c.write
-			if write == "" {
-				write = bareRequest
-			}
-			if _, err := io.WriteString(gate, write); !errors.Is(err, c.want) {
+			if _, err := io.WriteString(gate, cmp.Or(c.write, bareRequest)); !errors.Is(err, c.want) {
 				t.Errorf("Write = %v, want %v", err, c.want)
 			}
 			if !c.broken && !errors.Is(context.Cause(p.ctx), c.want) {
@@ -208,12 +207,7 @@ func TestLeftOverAnswerEndsTheConnection(t *testing.T) {
 		gate, peer := gatedPair(t)
 		before, p := newPass(t), newPass(t)
 		for _, each := range []*pass{before, p} {
-			if err := gate.admit(each, time.Time{}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.WriteString(gate, bareRequest); err != nil {
-				t.Fatal(err)
-			}
+			sendOne(t, gate, each)
 			if each == before || own {
 				_, _ = io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n")
 				_, _ = gate.Read(make([]byte, 100))
@@ -315,12 +309,7 @@ func TestEndLeavesTheNextPassAlone(t *testing.T) {
 	gate, peer := gatedPair(t)
 	first, second := newPass(t), newPass(t)
 	for _, p := range []*pass{first, second} {
-		if err := gate.admit(p, time.Time{}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(gate, bareRequest); err != nil {
-			t.Fatal(err)
-		}
+		sendOne(t, gate, p)
 	}
 	if !first.end(false).Wrote {
 		t.Error("the first was not written")

@@ -105,8 +105,7 @@ func TestNothingIsSent(t *testing.T) {
 		for _, secure := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, TLS %v", c.name, secure), func(t *testing.T) {
 				t.Parallel()
-				var requests atomic.Int32
-				server := serveHTTP(t, secure, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
+				server, requests := counting(t, secure)
 				h := newTestTask(t, Config{TLS: certificatesOf(server)})
 				for n := range 10 { // each time on a connection that is fresh, then on a reused one
 					requests.Store(0)

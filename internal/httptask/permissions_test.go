@@ -254,8 +254,7 @@ func TestRedirectInsideIsNotFollowed(t *testing.T) {
 
 // Proxies of the environment would see every call and resolve names themselves: there are none.
 func TestProxiesOfTheEnvironmentAreNotUsed(t *testing.T) {
-	var asked atomic.Int32
-	proxy := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
+	proxy, asked := counting(t, false)
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"} {
 		t.Setenv(name, proxy.URL)
 	}

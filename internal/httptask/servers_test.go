@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +26,12 @@ var errNoStart = errors.New("the attempt was not started")
 // hide what a test that fails has to say.
 func TestMain(m *testing.M) {
 	log.SetOutput(io.Discard)
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		if err := parallel.Value.Set("6"); err != nil { // these tests wait far more than they compute
+			panic(err)
+		}
+	}
 	os.Exit(m.Run())
 }
 
@@ -74,6 +82,13 @@ func serveHTTP(t *testing.T, secure bool, handler http.HandlerFunc) *httptest.Se
 	}
 	t.Cleanup(server.Close)
 	return server
+}
+
+// counting serves, and counts the requests.
+func counting(t *testing.T, secure bool) (*httptest.Server, *atomic.Int32) {
+	t.Helper()
+	var served atomic.Int32
+	return serveHTTP(t, secure, func(http.ResponseWriter, *http.Request) { served.Add(1) }), &served
 }
 
 func certificatesOf(server *httptest.Server) *tls.Config {

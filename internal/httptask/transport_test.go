@@ -128,8 +128,7 @@ func TestConnectionErrors(t *testing.T) {
 
 func TestHostsAndPrivateHosts(t *testing.T) {
 	t.Parallel()
-	var requests atomic.Int32
-	server := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
+	server, requests := counting(t, false)
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
