@@ -15,11 +15,10 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// Draw takes n units of a budget, waiting until they are free. It reserves them at once, so that draws are
-// served in turn and none is passed by a smaller one, and returns when they may be used; where that would be
-// after ctx's deadline it takes nothing and returns a *[BudgetError] at once. When ctx ends while it waits, its
-// units stay used. More units than the budget's burst are an error, and so is a budget that no live dispatcher's
-// configuration has.
+// Draw takes n units of a budget, waiting until they are free. It reserves them at once, so that draws are served in
+// turn and none is passed by a smaller one, and returns when they may be used; where that would be after ctx's deadline
+// it takes nothing and returns a *[BudgetError] at once. When ctx ends while it waits, its units stay used. More units
+// than the budget's burst are an error, and so is a budget that no live dispatcher's configuration has.
 //
 // While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called
 // by several goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all

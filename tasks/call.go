@@ -19,8 +19,7 @@ import (
 // A panic counts as an error, and so does runtime.Goexit.
 type Handler func(ctx context.Context, call *Call) error
 
-// ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is
-// cancelled.
+// ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is cancelled.
 var ErrCancelled = errors.New("the call was cancelled")
 
 // Permanent ends the call as failed, whatever attempts it has left.
@@ -29,9 +28,8 @@ func Permanent(err error) error { return outcome.Permanent(err) }
 // RetryAfter retries the call after d instead of its queue's backoff. It counts as a failure.
 func RetryAfter(d time.Duration, err error) error { return outcome.RetryAfter(d, err) }
 
-// Snooze puts the call off: it is made again after d, at once where d is not above 0. It is no
-// failure and uses none of max_attempts; what the handler sent stays counted, and the next attempt
-// uses the limits again.
+// Snooze puts the call off: it is made again after d, at once where d is not above 0. It is no failure and uses none of
+// max_attempts; what the handler sent stays counted, and the next attempt uses the limits again.
 func Snooze(d time.Duration) error { return outcome.Snooze(d) }
 
 // NotSent is the handler's word that nothing reached the API: the attempt is charged to no limit
@@ -87,9 +85,8 @@ func (c *Call) Bind(v any) error {
 	return nil
 }
 
-// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it
-// could keep the outcome from being recorded in time. What jsonb does not take, as U+0000, is left out
-// later, and logged.
+// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it could keep the
+// outcome from being recorded in time. What jsonb does not take, as U+0000, is left out later, and logged.
 func (c *Call) SetResult(v any) error {
 	data, err := json.Marshal(v)
 	switch {

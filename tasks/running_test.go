@@ -27,8 +27,7 @@ func (b *bench) cancel(id int64) {
 	}
 }
 
-// A cancelled call stays so, however its handler ends once it has heard of it; what may have been sent
-// stays charged.
+// A cancelled call stays so, however its handler ends once it has heard of it; what may have been sent stays charged.
 func TestCancelRunning(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
@@ -148,8 +147,7 @@ func TestCancelWhileDraining(t *testing.T) {
 	}
 }
 
-// Cancels beside claims, starts and ends: each call is done or cancelled, none twice, and the ledger
-// holds.
+// Cancels beside claims, starts and ends: each call is done or cancelled, none twice, and the ledger holds.
 func TestCancelAnyTime(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -159,8 +159,7 @@ func TestUnreadableMessage(t *testing.T) {
 	b.ended(b.insert("ok"), callqueue.StatusDone)
 }
 
-// Draining finishes and records what runs, hands back what waits for a slot, and leaves nothing
-// behind.
+// Draining finishes and records what runs, hands back what waits for a slot, and leaves nothing behind.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	begun, finish := make(chan struct{}, 100), make(chan struct{})

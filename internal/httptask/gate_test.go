@@ -277,8 +277,7 @@ func TestFailingWriteCountsAsWritten(t *testing.T) {
 	}
 }
 
-// end waits for the write that it cuts: afterwards the peer gets nothing more than it has got, and
-// sees a reset.
+// end waits for the write that it cuts: afterwards the peer gets nothing more than it has got, and sees a reset.
 func TestEndCutsAWriteUnderWay(t *testing.T) {
 	t.Parallel()
 	gate, peer, p := admitted(t)

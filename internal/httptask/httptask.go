@@ -31,8 +31,7 @@ type Config struct {
 	Store string
 	// Secrets are what headers may name: {"secret": "STRIPE_KEY"}. No answer is kept with one.
 	Secrets map[string]Secret
-	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to
-	// its Concurrency.
+	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to its Concurrency.
 	MaxIdlePerHost int
 	ConnectTimeout time.Duration // of DNS, TCP and TLS together; default 10 s
 	TLS            *tls.Config   // default: the system's certificates

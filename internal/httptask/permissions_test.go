@@ -15,8 +15,7 @@ import (
 	"testing"
 )
 
-// names is a DNS server on loopback: what it answers to each name, one set after the other, the last
-// for ever.
+// names is a DNS server on loopback: what it answers to each name, one set after the other, the last for ever.
 type names struct {
 	mu   sync.Mutex
 	sets map[string][][]netip.Addr
@@ -83,8 +82,7 @@ func (n *names) answer(query []byte) []byte {
 	return answer
 }
 
-// inside is a server of ours that nobody may call, on both loopback addresses and one port where the
-// system has both.
+// inside is a server of ours that nobody may call, on both loopback addresses and one port where the system has both.
 func inside(t *testing.T) (port string, connected *atomic.Int32) {
 	t.Helper()
 	connected = new(atomic.Int32)

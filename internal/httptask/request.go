@@ -37,9 +37,8 @@ type fields struct {
 	contentType string
 }
 
-// readRequest reads call_data. Whatever could keep the request from being written is an error
-// here, before there is a connection; none of them repeats a value that may be secret. A field that
-// is null counts as absent.
+// readRequest reads call_data. Whatever could keep the request from being written is an error here, before there is a
+// connection; none of them repeats a value that may be secret. A field that is null counts as absent.
 func readRequest(call *Call, s secrets) (*request, error) {
 	values, err := readObject(call.Data)
 	if err != nil {
@@ -203,8 +202,7 @@ func readURL(value json.RawMessage) (*url.URL, error) {
 	return u, nil
 }
 
-// isNumber reports whether a host's last label makes it an IPv4 address to some resolvers: 2130706433,
-// 0x7f.1, 127.1.
+// isNumber reports whether a host's last label makes it an IPv4 address to some resolvers: 2130706433, 0x7f.1, 127.1.
 func isNumber(label string) bool {
 	label = strings.TrimSuffix(label, ".")
 	_, err := strconv.ParseUint(label, 0, 64)

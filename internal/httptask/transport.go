@@ -69,8 +69,7 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return &gatedConn{Conn: raw, raw: raw}, nil
 }
 
-// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the
-// request.
+// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the request.
 func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
