@@ -44,16 +44,20 @@ func (w *Worker) newAttempt(call int64, number int32) *attempt {
 	return &attempt{w: w, callID: call, number: number, token: rand.Int64() | 1} // never 0
 }
 
-// begin runs the attempt in the slot that it was given.
+// begin runs the attempt in the slot that it was given. A custom handler gets its goroutine only when the start is
+// answered: parked goroutines would cost a quarter of the worker's CPU.
 func (a *attempt) begin() {
 	a.begun = time.Now()
 	switch {
 	case a.Task == HTTP && a.w.http.Load() != nil:
 		go a.run(a.runHTTP)
 	case a.w.handlers[a.Task] != nil:
-		go a.run(a.runHandler)
+		a.m0 = a.begun
+		a.w.starts.Tell(a.w.recording, a.startRequest(), func(answer ledger.StartAnswer, err error) {
+			go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
+		})
 	default:
-		go a.end(a.withoutHandler())
+		a.end(a.withoutHandler())
 	}
 }
 
@@ -63,10 +67,11 @@ func (a *attempt) withoutHandler() *ledger.Closing {
 
 // handBack gives an unstarted attempt back when the worker drains.
 func (a *attempt) handBack() {
-	defer a.w.slots.attempts.Done()
 	a.release()
-	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0))
-	a.w.slots.returned.Add(1)
+	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), func() {
+		a.w.slots.returned.Add(1)
+		a.w.slots.attempts.Done()
+	})
 }
 
 // run takes the attempt to its end.
@@ -83,13 +88,21 @@ func (a *attempt) finish(ctx context.Context, closing *ledger.Closing) {
 	a.end(closing)
 }
 
-// end records the outcome, and then frees the slot. Nil: there is nothing to record.
+// end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
 func (a *attempt) end(closing *ledger.Closing) {
 	a.release() // a worker that cannot record holds its slot, not the message
-	if closing != nil {
-		a.w.recorder.record(a.w.recording, *closing)
-		a.w.metrics.ended(a, closing.Outcome)
+	if closing == nil {
+		a.free()
+		return
 	}
+	a.w.recorder.record(a.w.recording, *closing, func() {
+		a.w.metrics.ended(a, closing.Outcome)
+		a.free()
+	})
+}
+
+// free gives the slot back.
+func (a *attempt) free() {
 	a.w.running.forget(a)
 	<-a.w.slots.tokens
 	a.w.slots.attempts.Done()
@@ -125,9 +138,9 @@ type timedOut time.Duration
 
 func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time.Duration(d)) }
 
-// runHandler runs a custom handler between a durable start and its end.
-func (a *attempt) runHandler(ctx context.Context) *ledger.Closing {
-	g, err := a.start(ctx)
+// runHandler runs a custom handler between a durable start, which was answered so, and its end.
+func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
+	g, err := a.answered(ctx, answer, err)
 	if err != nil {
 		return a.unstarted(err)
 	}

@@ -46,7 +46,7 @@ func (w *Worker) deliver(message handoff.Message) {
 		if w.slots.take(w.serving) {
 			a.begin()
 		} else {
-			go a.handBack()
+			a.handBack()
 		}
 	}
 	answered.Wait()
@@ -88,7 +88,8 @@ func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 		if a.refused == nil {
 			list = append(list, a)
 		} else {
-			w.recorder.record(w.recording, *a.unstarted(a.refused))
+			w.slots.attempts.Add(1)
+			w.recorder.record(w.recording, *a.unstarted(a.refused), w.slots.attempts.Done)
 		}
 	}
 	return list

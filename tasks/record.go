@@ -140,11 +140,24 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 	return answers, nil
 }
 
-// record writes an outcome, and tries until it is written: only then may the slot be used again.
-// Closing twice is harmless, so an unknown result is simply tried again. One whose row errs, or is held by somebody's
-// transaction, is tried apart from the others, which would wait with it.
-func (r *recorder) record(ctx context.Context, c ledger.Closing) {
-	apart := false
+// record writes an outcome, and then calls done, which must not block: only then may the slot be used again. It waits only
+// for a place among the outcomes to be written, so that no goroutine is parked for each.
+func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
+	r.closings.Tell(ctx, c, func(busy, err error) {
+		if err == nil && busy == nil {
+			done()
+			return
+		}
+		go func() {
+			r.insist(ctx, c, busy != nil)
+			done()
+		}()
+	})
+}
+
+// insist tries until an outcome is written. Closing twice is harmless, so an unknown result is simply tried again. One
+// whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
+func (r *recorder) insist(ctx context.Context, c ledger.Closing, apart bool) {
 	retry(ctx, 20*time.Millisecond, func() error {
 		for {
 			err := r.try(ctx, c, apart)

@@ -63,24 +63,39 @@ var (
 
 // start asks for the durable start. After it the attempt is started, or refused with the error.
 func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
-	defer a.release()
-	defer func() { a.refused = err }()
 	if a.w.draining() {
 		a.w.slots.returned.Add(1)
+		a.refused = errDraining
 		return g, errDraining
 	}
 	a.m0 = time.Now()
-	answer, err := a.ask(ctx)
+	answer, err := a.w.starts.Do(ctx, a.startRequest())
+	return a.answered(ctx, answer, err)
+}
+
+func (a *attempt) startRequest() ledger.StartRequest {
+	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
+}
+
+// answered is what became of the start, which was answered so.
+func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
+	defer a.release()
+	if err != nil || answer.Busy {
+		answer, err = a.askAgain(ctx, answer.Busy)
+	}
 	switch {
 	case err != nil:
-		return g, err
+		a.refused = err
 	case answer.StartedAt != nil:
 	case answer.Gone:
-		return g, errCallGone
+		a.refused = errCallGone
 	case answer.Expired:
-		return g, errExpired
+		a.refused = errExpired
 	default:
-		return g, errNotStarted
+		a.refused = errNotStarted
+	}
+	if a.refused != nil {
+		return g, a.refused
 	}
 	a.started, g.M0 = true, a.m0
 	if answer.Work != nil {
@@ -96,21 +111,21 @@ func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 // sendWithinMax is the longest send_within that is derived from a window.
 const sendWithinMax = 5 * time.Second
 
-// ask asks until the answer is known, each time with the same token and the same m0, for the first statement may
-// still run; past sendWithinMax the gate would refuse the request anyway.
-func (a *attempt) ask(ctx context.Context) (answer ledger.StartAnswer, err error) {
-	request := ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
-	ask := a.w.starts.Do
+// askAgain asks until the answer is known, with the same token and the same m0, for the first statement may still run;
+// past sendWithinMax the gate would refuse the request anyway. apart: somebody held the row.
+func (a *attempt) askAgain(ctx context.Context, apart bool) (answer ledger.StartAnswer, err error) {
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
-		if answer, err = ask(ctx, request); err == nil && !answer.Busy {
-			return answer, nil
-		}
 		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
 			return answer, errLate
 		}
-		if answer.Busy {
+		ask := a.w.starts.Do
+		if apart {
 			ask = a.w.starts.apart
 		}
+		if answer, err = ask(ctx, a.startRequest()); err == nil && !answer.Busy {
+			return answer, nil
+		}
+		apart = apart || answer.Busy
 	}
 }
 
