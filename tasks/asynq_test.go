@@ -75,9 +75,7 @@ func TestAsynqHandlers(t *testing.T) {
 func TestRedisStaysSmall(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
-	if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_queue (task) SELECT 'ok' FROM generate_series(1, 300)`); err != nil {
-		t.Fatal(err)
-	}
+	b.exec(`INSERT INTO call_queue (task) SELECT 'ok' FROM generate_series(1, 300)`)
 	b.await(`SELECT count(*) = 300 FROM call_queue WHERE status = 'done'`)
 	b.drain()
 	info, err := asynq.NewInspectorFromRedisClient(b.redis).GetQueueInfo(b.broker().Queue(b.workerPool()))

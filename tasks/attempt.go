@@ -19,9 +19,8 @@ import (
 	"github.com/callq/callq/internal/outcome"
 )
 
-// attempt is one attempt on its way through this worker. It belongs to whoever has it in hand: its
-// message's delivery, then the lane that answers its start, then the goroutine that runs it, then
-// the lane that records its end.
+// attempt is one attempt on its way through this worker. It belongs to its message's delivery, and then to the goroutine
+// that runs it to its end.
 type attempt struct {
 	ledger.Work
 	w       *Worker
@@ -34,32 +33,32 @@ type attempt struct {
 
 	begun   time.Time // when it was given its slot
 	m0      time.Time // monotonic, read before the start was asked for
-	state   startState
-	late    bool             // the gate refused its request: it came after send_within
-	client  *httptask.Client // what a custom handler sends through, if it does
-	message *sync.WaitGroup  // done when the start is answered or will never be asked for; nil once it is
+	started bool      // durably
+	refused error     // why it was not; with started false, nil: the start was not asked for
+	late    bool      // the gate refused its request: it came after send_within
+	client  *httptask.Client
+	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
 }
 
 func (w *Worker) newAttempt(call int64, number int32) *attempt {
 	return &attempt{w: w, callID: call, number: number, token: rand.Int64() | 1} // never 0
 }
 
-// begin runs the attempt in the slot that it was given. A custom handler gets its goroutine
-// only when the start is answered.
+// begin runs the attempt in the slot that it was given. A custom handler gets its goroutine only when the start is
+// answered: parked goroutines would cost a quarter of the worker's CPU.
 func (a *attempt) begin() {
 	a.begun = time.Now()
-	if a.Task == HTTP && a.w.http.Load() != nil {
+	switch {
+	case a.Task == HTTP && a.w.http.Load() != nil:
 		go a.run(a.runHTTP)
-		return
-	}
-	if a.w.handlers[a.Task] == nil {
+	case a.w.handlers[a.Task] != nil:
+		a.m0 = a.begun
+		a.w.starts.Tell(a.w.recording, a.startRequest(), func(answer ledger.StartAnswer, err error) {
+			go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
+		})
+	default:
 		a.end(a.withoutHandler())
-		return
 	}
-	a.m0 = a.begun
-	a.w.starts.Tell(a.w.recording, a.startRequest(), func(answer ledger.StartAnswer, err error) {
-		go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
-	})
 }
 
 func (a *attempt) withoutHandler() *ledger.Closing {
@@ -68,10 +67,11 @@ func (a *attempt) withoutHandler() *ledger.Closing {
 
 // handBack gives an unstarted attempt back when the worker drains.
 func (a *attempt) handBack() {
-	defer a.w.slots.attempts.Done()
 	a.release()
-	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), false)
-	a.w.slots.returned.Add(1)
+	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), func() {
+		a.w.slots.returned.Add(1)
+		a.w.slots.attempts.Done()
+	})
 }
 
 // run takes the attempt to its end.
@@ -95,22 +95,9 @@ func (a *attempt) end(closing *ledger.Closing) {
 		a.free()
 		return
 	}
-	recorded := func() {
+	a.w.recorder.record(a.w.recording, *closing, func() {
 		a.w.metrics.ended(a, closing.Outcome)
 		a.free()
-	}
-	a.w.recorder.closings.Tell(a.w.recording, *closing, func(busy, err error) {
-		if err == nil && busy == nil {
-			recorded()
-			return
-		}
-		if a.state == started {
-			a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
-		}
-		go func() {
-			a.w.recorder.record(a.w.recording, *closing, busy != nil)
-			recorded()
-		}()
 	})
 }
 
@@ -127,27 +114,23 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	s := a.w.http.Load().Run(ctx, call, a.Timeout, a.start)
 	a.result = s.Result
 	switch {
-	case a.state == notStarted:
-		return nil
-	case a.state == callExpired:
-		return a.expired()
-	case a.state == callGone || a.state == startUnknown || a.state == notAsked && a.w.handling.Err() != nil:
-		return a.unsent(s.Err, 0)
-	case a.state == notAsked: // no connection, or a call that cannot be made
-		if refusal, ok := errors.AsType[*httptask.RefusedError](s.Err); ok && a.w.anotherMay(ctx, a.Queue, call, refusal) {
-			return a.unsent(fmt.Errorf("handed back for another worker: %w", s.Err), a.Policy.Backoff(int(a.number), rand.Int64N)/10)
-		}
-		return a.ending(s.Err, nil, nil)
+	case a.refused != nil:
+		return a.unstarted(a.refused)
 	case s.Wrote:
 		arrival := s.Since(a.m0).Arrival()
 		a.shutLimits(s)
-		return a.ending(s.Err, &arrival, new(int16(1)))
+		return a.sent(a.ending(s.Err), arrival, new(int16(1)))
+	case a.started:
+		a.late = errors.Is(s.Err, httptask.ErrTooLate)
+		return a.unsent(s.Err, a.Policy.BackoffMin/10)
+	case a.w.handling.Err() != nil:
+		return a.unsent(s.Err, 0)
 	}
-	a.late = errors.Is(s.Err, httptask.ErrTooLate)
-	if outcome.Chosen(s.Err) {
-		return a.ending(s.Err, nil, new(int16(0)))
+	// No connection, or a call that cannot be made.
+	if refusal, ok := errors.AsType[*httptask.RefusedError](s.Err); ok && a.w.anotherMay(ctx, a.Queue, call, refusal) {
+		return a.unsent(fmt.Errorf("handed back for another worker: %w", s.Err), a.Policy.Backoff(int(a.number), rand.Int64N)/10)
 	}
-	return a.unsent(s.Err, a.Policy.BackoffMin/10)
+	return a.ending(s.Err)
 }
 
 // timedOut is why a handler's context ended.
@@ -157,14 +140,9 @@ func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time
 
 // runHandler runs a custom handler between a durable start, which was answered so, and its end.
 func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
-	g, err := a.started(ctx, answer, err)
-	switch {
-	case a.state == notStarted:
-		return nil
-	case a.state == callExpired:
-		return a.expired()
-	case err != nil:
-		return a.unsent(err, 0)
+	g, err := a.answered(ctx, answer, err)
+	if err != nil {
+		return a.unstarted(err)
 	}
 	handler := a.w.handlers[a.Task]
 	if handler == nil {
@@ -175,7 +153,6 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
 	}
-	a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
 	http := a.httpCall()
 	a.client = cmp.Or(a.w.client, a.w.http.Load()).NewClient(ctx, http, g, a.Timeout)
 	call := &Call{
@@ -243,9 +220,5 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 		}
 	}
 	s.Own, s.GaveUp = true, err != nil
-	arrival := s.Arrival()
-	if snooze, ok := errors.AsType[*outcome.SnoozeError](err); ok {
-		return a.snoozed(snooze, &arrival, requests)
-	}
-	return a.ending(err, &arrival, requests)
+	return a.sent(a.ending(err), s.Arrival(), requests)
 }

@@ -3,7 +3,11 @@ package tasks_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,6 +27,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		if err := parallel.Value.Set("6"); err != nil { // these tests wait far more than they compute
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
 
 // bench is a database, a Redis, a dispatcher and a worker of one test.
 type bench struct {
@@ -106,6 +120,22 @@ func (b *bench) insertCall(call callqueue.Call) int64 {
 	return id
 }
 
+// exec runs a statement.
+func (b *bench) exec(sql string, args ...any) {
+	b.t.Helper()
+	if _, err := b.pool.Exec(b.t.Context(), sql, args...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// serve serves an API for as long as the test runs.
+func serve(t *testing.T, api http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	return server
+}
+
 // send sends a message that no dispatcher made.
 func (b *bench) send(task string, refs []handoff.Ref) {
 	b.t.Helper()
@@ -163,7 +193,15 @@ func (b *bench) ended(id int64, status callqueue.Status) (outcome, message strin
 	return outcome, message, charges
 }
 
-// claimByHandSQL opens an attempt that no dispatcher hands over.
+// claimByHand makes a call, and an attempt of it that no dispatcher hands over.
+func (b *bench) claimByHand() (id int64) {
+	b.t.Helper()
+	if err := b.pool.QueryRow(b.t.Context(), claimByHandSQL).Scan(&id); err != nil {
+		b.t.Fatal(err)
+	}
+	return id
+}
+
 const claimByHandSQL = `
 WITH call AS (
     INSERT INTO call_queue (task, status, attempts) VALUES ('count', 'dispatched', 1) RETURNING id

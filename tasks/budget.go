@@ -15,11 +15,10 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// Draw takes n units of a budget, waiting until they are free. It reserves them at once, so that draws are
-// served in turn and none is passed by a smaller one, and returns when they may be used; where that would be
-// after ctx's deadline it takes nothing and returns a *[BudgetError] at once. When ctx ends while it waits, its
-// units stay used. More units than the budget's burst are an error, and so is a budget that no live dispatcher's
-// configuration has.
+// Draw takes n units of a budget, waiting until they are free. It reserves them at once, so that draws are served in
+// turn and none is passed by a smaller one, and returns when they may be used; where that would be after ctx's deadline
+// it takes nothing and returns a *[BudgetError] at once. When ctx ends while it waits, its units stay used. More units
+// than the budget's burst are an error, and so is a budget that no live dispatcher's configuration has.
 //
 // While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called
 // by several goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all
@@ -44,10 +43,8 @@ func (c *Call) draw(ctx context.Context, name string, n int64, mayWait bool) (ti
 		return 0, ctx.Err()
 	}
 	wait, err := c.budgets.draw(ctx, name, n, mayWait)
-	if err != nil {
-		if _, refused := errors.AsType[*BudgetError](err); !refused {
-			err = fmt.Errorf("draw %d of budget %q: %w", n, name, err)
-		}
+	if _, refused := errors.AsType[*BudgetError](err); err != nil && !refused {
+		err = fmt.Errorf("draw %d of budget %q: %w", n, name, err)
 	}
 	return wait, err
 }
@@ -72,12 +69,11 @@ type budgets struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	used    chan struct{} // closed by the first draw: from then on the rules are followed
 	reading singleflight.Group
 
 	mu     sync.Mutex
-	rules  map[string]budgetRule // nil: not read yet
-	readAt time.Time
+	rules  map[string]budgetRule
+	readAt time.Time            // or when that was tried
 	away   map[string]time.Time // budgets for which Redis did not answer: when to ask it again
 }
 
@@ -91,98 +87,82 @@ const (
 	answerWithin = 2 * time.Second
 	// askAgain is when a Redis that was away is asked again, by one draw of each budget.
 	askAgain = 250 * time.Millisecond
-	// unknownFor is how old the rules may be before they are read again for a budget that is not among them.
-	unknownFor = time.Second
+	// rulesFor is how old the rules may be before a draw reads them again; less for a budget that is not among them.
+	rulesFor, unknownFor = 2 * time.Second, time.Second
 )
 
 func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
-	return &budgets{db: db, redis: redis, log: log, metrics: m, used: make(chan struct{}), away: map[string]time.Time{}}
+	return &budgets{db: db, redis: redis, log: log, metrics: m, away: map[string]time.Time{}}
 }
 
-// follow reads the rules every heartbeatEvery, once there was a draw. While Postgres is away the last ones hold.
-func (b *budgets) follow(ctx context.Context) {
-	select {
-	case <-b.used:
-	case <-ctx.Done():
+// rule is a budget's rule in force. While Postgres is away it is the last that was read.
+func (b *budgets) rule(ctx context.Context, name string) (budgetRule, error) {
+	rule, known, age := b.lookUp(name)
+	patience := statementTimeout
+	if known {
+		patience = unknownFor
 	}
-	for pause(ctx, heartbeatEvery) {
-		if err := b.read(ctx); err != nil {
-			b.log.DebugContext(ctx, "budgets not read", "err", err) // the heartbeat says what is wrong
+	var err error
+	if age > rulesFor || !known && age > unknownFor {
+		select {
+		case read := <-b.reading.DoChan("", func() (any, error) { return nil, b.read(context.WithoutCancel(ctx)) }):
+			err = read.Err
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-time.After(patience):
 		}
+		rule, known, _ = b.lookUp(name)
 	}
+	switch {
+	case known:
+		return rule, nil
+	case err != nil:
+		return rule, err
+	}
+	return rule, errors.New("no such budget is in force: add it under budgets in the configuration of serve or dispatch, " +
+		"and reload (SIGHUP) or restart them")
+}
+
+func (b *budgets) lookUp(name string) (rule budgetRule, known bool, age time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	rule, known = b.rules[name]
+	return rule, known, time.Since(b.readAt)
 }
 
 func (b *budgets) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	asked := time.Now()
-	rows, err := b.db.Query(ctx, budgetsSQL)
-	if err != nil {
-		return fmt.Errorf("read the budgets: %w", err)
-	}
+	rows, _ := b.db.Query(ctx, budgetsSQL) // ForEachRow returns its error
 	rules := map[string]budgetRule{}
 	var name string
 	var rule budgetRule
-	if _, err := pgx.ForEachRow(rows, []any{&name, &rule.Rate.Units, &rule.Rate.Window, &rule.Burst, &rule.open}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&name, &rule.Rate.Units, &rule.Rate.Window, &rule.Burst, &rule.open}, func() error {
 		rules[name] = rule
 		return nil
-	}); err != nil {
-		return fmt.Errorf("read the budgets: %w", err)
-	}
+	})
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.rules == nil {
-		close(b.used)
+	b.readAt = time.Now()
+	if err != nil {
+		return fmt.Errorf("read the budgets: %w", err)
 	}
-	if asked.After(b.readAt) {
-		b.rules, b.readAt = rules, asked
-	}
+	b.rules = rules
 	return nil
 }
 
 const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage = 'open' FROM call_budgets`
 
-// rule is a budget's rule in force. One that is not known is looked for anew.
-func (b *budgets) rule(ctx context.Context, name string) (budgetRule, error) {
-	rule, known, fresh := b.lookUp(name)
-	if known {
-		return rule, nil
-	}
-	if !fresh {
-		reading := b.reading.DoChan("", func() (any, error) { return nil, b.read(context.WithoutCancel(ctx)) })
-		select {
-		case answer := <-reading:
-			if answer.Err != nil {
-				return rule, answer.Err
-			}
-		case <-ctx.Done():
-			return rule, context.Cause(ctx)
-		}
-		if rule, known, _ = b.lookUp(name); known {
-			return rule, nil
-		}
-	}
-	return rule, errors.New("no such budget is in force: add it under budgets in the configuration of serve or dispatch, and reload (SIGHUP) or restart them")
-}
-
-func (b *budgets) lookUp(name string) (rule budgetRule, known, fresh bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	rule, known = b.rules[name]
-	return rule, known, b.rules != nil && time.Since(b.readAt) < unknownFor
-}
-
 // draw returns when the units may be used; where it may not wait, 0 or for how long it would have had to.
 func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) (time.Duration, error) {
 	for outage := false; ; outage = true {
 		rule, err := b.rule(ctx, name)
-		if err != nil {
+		switch {
+		case err != nil:
 			return 0, err
-		}
-		if n > rule.Burst {
+		case n > rule.Burst:
 			return 0, fmt.Errorf("its burst is %d (%s): draw in parts, or raise the burst", rule.Burst, rule)
-		}
-		if err := ctx.Err(); err != nil {
+		case ctx.Err() != nil:
 			return 0, context.Cause(ctx)
 		}
 		left, maxWait := budget.Forever, time.Duration(0)
@@ -209,18 +189,78 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 			return grant.Wait, nil
 		case ctx.Err() != nil:
 			return 0, fmt.Errorf("%w before Redis had answered (%w)", context.Cause(ctx), err)
-		}
-		if !outage {
+		case !outage:
 			b.metrics.budgetOutages.WithLabelValues(name).Inc()
 		}
-		if rule.open {
+		switch {
+		case rule.open:
 			return 0, nil
-		}
-		if !mayWait {
+		case !mayWait:
 			return 0, err
-		}
-		if !pause(ctx, askAgain) {
+		case !pause(ctx, askAgain):
 			return 0, fmt.Errorf("%w while Redis was away (%w): its on_outage is closed", context.Cause(ctx), err)
 		}
+	}
+}
+
+// ask asks Redis, and notes whether it answers. While it does not, one draw at a time asks, so that the
+// others need not wait for an answer that does not come.
+func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (grant budget.Grant, err error) {
+	if !b.mayAsk(name) {
+		return grant, errors.New("no answer from Redis, which is asked again soon")
+	}
+	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	type answer struct {
+		budget.Grant
+		error
+	}
+	// The client may not heed contexts. What it is granted after that is used by nobody.
+	answered := make(chan answer, 1)
+	go func() {
+		grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
+		answered <- answer{grant, err}
+	}()
+	select {
+	case got := <-answered:
+		grant, err = got.Grant, got.error
+	case <-bounded.Done():
+		err = fmt.Errorf("no answer from Redis within %s", answerWithin)
+	}
+	b.note(ctx, name, rule, err)
+	return grant, err
+}
+
+func (b *budgets) mayAsk(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at, away := b.away[name]
+	if away && time.Now().Before(at) {
+		return false
+	}
+	if away {
+		b.away[name] = time.Now().Add(answerWithin + askAgain)
+	}
+	return true
+}
+
+// note notes whether Redis answered, and logs when that changes.
+func (b *budgets) note(ctx context.Context, name string, rule budgetRule, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, away := b.away[name]
+	switch {
+	case err == nil && away:
+		delete(b.away, name)
+		b.log.InfoContext(ctx, "draws on the budget counted again", "budget", name)
+	case err == nil:
+	case ctx.Err() == nil:
+		b.away[name] = time.Now().Add(askAgain)
+		if !away {
+			draws := map[bool]string{true: "go through uncounted", false: "wait"}[rule.open]
+			b.log.WarnContext(ctx, "Redis did not answer draws on the budget", "budget", name, "draws", draws, "err", err)
+		}
+	case away: // it was the draw that ended: let another ask
+		b.away[name] = time.Now()
 	}
 }

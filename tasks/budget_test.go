@@ -87,10 +87,6 @@ func (d *drawing) client() *redis.Client {
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
 	b := newBudgets(d.pool, d.client(), slog.New(slog.NewTextHandler(&d.log, nil)), newMetrics(metrics))
-	ctx, stop := context.WithCancel(context.Background())
-	var following sync.WaitGroup
-	following.Go(func() { b.follow(ctx) })
-	d.t.Cleanup(func() { stop(); following.Wait() })
 	return &Call{budgets: b}
 }
 

@@ -3,9 +3,39 @@ package tasks
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/callq/callq/internal/outcome"
+	"github.com/hibiken/asynq"
 )
+
+// Handler makes the call of one attempt. Its context ends at the call's timeout; the handler should return then. Until it
+// does, its attempt stays open, and holds its slot and its units; callq doctor names it. (Call.Client sends nothing by
+// then.) The context ends earlier, with the cause [ErrCancelled], within about two seconds of the call's being cancelled.
+// A panic counts as an error, and so does runtime.Goexit.
+type Handler func(ctx context.Context, call *Call) error
+
+// ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is cancelled.
+var ErrCancelled = errors.New("the call was cancelled")
+
+// Permanent ends the call as failed, whatever attempts it has left.
+func Permanent(err error) error { return outcome.Permanent(err) }
+
+// RetryAfter retries the call after d instead of its queue's backoff. It counts as a failure.
+func RetryAfter(d time.Duration, err error) error { return outcome.RetryAfter(d, err) }
+
+// Snooze puts the call off: it is made again after d, at once where d is not above 0. It is no failure and uses none of
+// max_attempts; what the handler sent stays counted, and the next attempt uses the limits again.
+func Snooze(d time.Duration) error { return outcome.Snooze(d) }
+
+// NotSent is the handler's word that nothing reached the API: the attempt is charged to no limit
+// and does not count as a failure; the call is tried again after the queue's shortest backoff. Where a request
+// was written through Call.Client, it is an error like any other.
+func NotSent(err error) error { return outcome.NotSent(err) }
 
 // Call is what a handler is given: one attempt of one call. It belongs to the handler until
 // that returns and is not safe for concurrent use.
@@ -55,9 +85,8 @@ func (c *Call) Bind(v any) error {
 	return nil
 }
 
-// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it
-// could keep the outcome from being recorded in time. What jsonb does not take, as U+0000, is left out
-// later, and logged.
+// SetResult keeps v, as JSON, in the ledger's result. One of more than 1 MiB is a permanent error: it could keep the
+// outcome from being recorded in time. What jsonb does not take, as U+0000, is left out later, and logged.
 func (c *Call) SetResult(v any) error {
 	data, err := json.Marshal(v)
 	switch {
@@ -93,8 +122,39 @@ func (c *Call) Settle(n int64) error {
 // maxSettled keeps the sums of a window within what Postgres adds up.
 const maxSettled = 1e12
 
-// Handler makes the call of one attempt. Its context ends at the call's timeout; the handler should return then. Until it
-// does, its attempt stays open, and holds its slot and its units; callq doctor names it. (Call.Client sends nothing by
-// then.) The context ends earlier, with the cause [ErrCancelled], within about two seconds of the call's being cancelled.
-// A panic counts as an error, and so does runtime.Goexit.
-type Handler func(ctx context.Context, call *Call) error
+// Asynq makes a handler of an [asynq.Handler], or of a whole [asynq.ServeMux] with its middleware, so that handlers
+// written for Asynq run under callq's limits:
+//
+//	for _, task := range []string{"email:welcome", "email:reminder"} {
+//		worker.Handle(task, tasks.Asynq(mux))
+//	}
+//
+// The Asynq task's type is the call's task, its payload the call's data, which is JSON. Its headers are Callq-Call-Id,
+// Callq-Attempt (1 for the first), Callq-Queue and Callq-Key. The context ends at the call's timeout, and [CallFrom]
+// gives the call. Nil is done; an error is retried by the queue's policy; one that wraps [asynq.SkipRetry]
+// or [asynq.RevokeTask] is [Permanent]; [RetryAfter], [Snooze] and [NotSent] mean what they do elsewhere.
+//
+// What only Asynq itself could give is missing: GetTaskID, GetRetryCount, GetMaxRetry and GetQueueName find nothing, and the
+// task's ResultWriter is nil. The headers and [Call.SetResult] stand in for them.
+func Asynq(handler asynq.Handler) Handler {
+	return func(ctx context.Context, call *Call) error {
+		err := handler.ProcessTask(context.WithValue(ctx, callKey{}, call), asynq.NewTaskWithHeaders(call.Task, call.Data, map[string]string{
+			"Callq-Call-Id": strconv.FormatInt(call.ID, 10),
+			"Callq-Attempt": strconv.Itoa(call.Attempt),
+			"Callq-Queue":   call.Queue,
+			"Callq-Key":     call.Key,
+		}))
+		if errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+			return Permanent(err)
+		}
+		return err
+	}
+}
+
+type callKey struct{}
+
+// CallFrom is the call that a handler runs which was given to [Asynq]; false elsewhere.
+func CallFrom(ctx context.Context) (*Call, bool) {
+	call, ok := ctx.Value(callKey{}).(*Call)
+	return call, ok
+}

@@ -2,7 +2,6 @@ package tasks
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,20 +34,6 @@ func (s *slots) take(ctx context.Context) bool {
 	return true
 }
 
-// open learns from Postgres which Asynq queue is the worker's, once Redis answers. It is nil when ctx ends before.
-func (w *Worker) open(ctx context.Context) (broker *handoff.Broker) {
-	retry(ctx, time.Second, func() error { return w.cfg.Redis.Ping(ctx).Err() }, func(err error) {
-		w.log.WarnContext(ctx, "waiting for Redis", "err", err)
-	})
-	retry(ctx, time.Second, func() (err error) {
-		broker, err = handoff.Open(ctx, w.cfg.Redis, w.db)
-		return err
-	}, func(err error) {
-		w.log.WarnContext(ctx, "waiting for Postgres", "err", err)
-	})
-	return broker
-}
-
 // deliver runs a message's attempts, each in a slot of its own. It returns when each of them has
 // started, or never will: from then on the message is of no use, and Redis can add nothing.
 func (w *Worker) deliver(message handoff.Message) {
@@ -61,7 +46,7 @@ func (w *Worker) deliver(message handoff.Message) {
 		if w.slots.take(w.serving) {
 			a.begin()
 		} else {
-			go a.handBack()
+			a.handBack()
 		}
 	}
 	answered.Wait()
@@ -85,12 +70,12 @@ const loadWithin = 30 * time.Second
 
 // load reads the attempts that are still open and unstarted; the others are no longer this
 // delivery's to run. While Postgres is away it tries again for as long as they may be started.
-func (w *Worker) load(refs []handoff.Ref) []*attempt {
+func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
 	defer cancel()
-	var rows []delivered
+	var loaded []*attempt
 	if !retry(ctx, 250*time.Millisecond, func() (err error) {
-		if rows, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
+		if loaded, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
 			cancel() // recovery hands them over again
 		}
 		return err
@@ -99,48 +84,36 @@ func (w *Worker) load(refs []handoff.Ref) []*attempt {
 	}) {
 		return nil
 	}
-	list := make([]*attempt, 0, len(rows))
-	for _, row := range rows {
-		a := w.newAttempt(row.callID, row.attempt)
-		a.Work, a.epoch = row.Work, row.epoch
-		switch {
-		case row.gone:
-			w.recorder.record(w.recording, *a.unsent(errCallGone, 0), false)
-		case row.expired:
-			w.recorder.record(w.recording, *a.expired(), false)
-		default:
+	for _, a := range loaded {
+		if a.refused == nil {
 			list = append(list, a)
+		} else {
+			w.slots.attempts.Add(1)
+			w.recorder.record(w.recording, *a.unstarted(a.refused), w.slots.attempts.Done)
 		}
 	}
 	return list
 }
 
-// delivered is an open attempt as loadSQL reads it.
-type delivered struct {
-	ledger.Work
-	callID        int64
-	attempt       int32
-	epoch         string
-	gone, expired bool
-}
-
-func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]delivered, error) {
+func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, error) {
 	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
 	for i, r := range refs {
 		ids[i], attempts[i] = r.CallID, r.Attempt
 	}
-	rows, err := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts})
-	if err != nil {
-		return nil, fmt.Errorf("load attempts: %w", err)
-	}
-	loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d delivered, err error) {
-		return d, row.Scan(&d.callID, &d.attempt, &d.epoch, &d.Queue, &d.Task, &d.Key, &d.Cost, &d.Data, &d.CreatedAt, &d.gone, &d.expired, &d.FailedCount,
-			&d.Policy.MaxAttempts, &d.Policy.BackoffMin, &d.Policy.BackoffMax, &d.Timeout, &d.Limits, &d.Keys, &d.Frees)
+	rows, _ := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts}) // CollectRows returns its error
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*attempt, error) {
+		a := w.newAttempt(0, 0)
+		var gone, expired bool
+		err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &gone, &expired,
+			&a.FailedCount, &a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+		switch {
+		case gone:
+			a.refused = errCallGone
+		case expired:
+			a.refused = errExpired
+		}
+		return a, err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("load attempts: %w", err)
-	}
-	return loaded, nil
 }
 
 const loadSQL = `

@@ -26,19 +26,15 @@ type HTTPConfig = httptask.Config
 type Secret = httptask.Secret
 
 // makeHTTP makes what sends requests: the task http, where the worker takes it, and handlers' clients.
-func (w *Worker) makeHTTP() error {
-	if w.cfg.HTTP != nil {
-		task, err := w.newHTTP(*w.cfg.HTTP)
-		if err != nil {
-			return err
-		}
-		w.http.Store(task)
-		if w.cfg.Client == nil {
-			return nil
-		}
+func (w *Worker) makeHTTP() (err error) {
+	if w.cfg.HTTP == nil || w.cfg.Client != nil {
+		w.client, err = w.newHTTP(*cmp.Or(w.cfg.Client, &HTTPConfig{}))
 	}
-	var err error
-	w.client, err = w.newHTTP(*cmp.Or(w.cfg.Client, &HTTPConfig{}))
+	if w.cfg.HTTP == nil || err != nil {
+		return err
+	}
+	task, err := w.newHTTP(*w.cfg.HTTP)
+	w.http.Store(task)
 	return err
 }
 
@@ -86,10 +82,7 @@ func (w *Worker) httpSettings() *string {
 func (w *Worker) anotherMay(ctx context.Context, queue string, call *httptask.Call, refusal *httptask.RefusedError) bool {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	rows, err := w.db.Query(ctx, othersSQL, w.id, queue)
-	if err != nil {
-		return true
-	}
+	rows, _ := w.db.Query(ctx, othersSQL, w.id, queue) // CollectRows returns its error
 	others, err := pgx.CollectRows(rows, pgx.RowTo[*httptask.Settings])
 	return err != nil || slices.ContainsFunc(others, func(s *httptask.Settings) bool { return s.May(call, refusal) })
 }
@@ -112,44 +105,34 @@ func (a *attempt) shutLimits(s httptask.Sending) {
 	}
 	ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
 	defer cancel()
-	closable, err := a.w.closable(ctx, a.Limits)
+	rows, _ := a.w.db.Query(ctx, closableSQL, a.Limits, a.Keys) // CollectRows returns its error
+	limits, err := pgx.CollectRows(rows, pgx.RowToStructByName[closable])
 	if err != nil {
 		a.w.log.WarnContext(ctx, "limits not closed for Retry-After", "limits", a.Limits, "err", err)
-		return
 	}
-	for i, name := range a.Limits {
-		wait := min(later.After, closable[name].Max)
-		if wait <= 0 || !s.From(closable[name].Hosts) {
+	for _, l := range limits {
+		if !s.From(l.Hosts) {
 			continue
 		}
 		_, err := ledger.Pause(ctx, a.w.db, ledger.Paused{
-			What: "limit", Name: name, Key: a.Keys[i], For: &wait, Extend: true, By: a.w.id,
+			What: "limit", Name: l.Name, Key: l.Key, For: new(min(later.After, l.RetryAfter)), Extend: true, By: a.w.id,
 			Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(s.Err.Error())),
 		})
 		if err != nil && !errors.Is(err, ledger.ErrUnknown) {
-			a.w.log.WarnContext(ctx, "limit not closed for Retry-After", "limit", name, "err", err)
+			a.w.log.WarnContext(ctx, "limit not closed for Retry-After", "limit", l.Name, "err", err)
 		}
 	}
 }
 
-// closable is whose answers close a limit, and for how long at most.
+// closable is a limit that answers may close.
 type closable struct {
-	Name  string        `db:"name"`
-	Hosts []string      `db:"hosts"` // none: anybody's
-	Max   time.Duration `db:"retry_after"`
+	Name, Key  string
+	Hosts      []string      // whose answers; none: anybody's
+	RetryAfter time.Duration // for so long at most
 }
 
-func (w *Worker) closable(ctx context.Context, limits []string) (map[string]closable, error) {
-	rows, err := w.db.Query(ctx, closableSQL, limits)
-	if err != nil {
-		return nil, err
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[closable])
-	byName := map[string]closable{}
-	for _, c := range list {
-		byName[c.Name] = c
-	}
-	return byName, err
-}
-
-const closableSQL = `SELECT name, hosts, retry_after FROM call_limits WHERE name = ANY($1) AND retry_after > '0'`
+const closableSQL = `
+SELECT l.name, a.key, l.hosts, l.retry_after
+FROM unnest($1::text[], $2::text[]) AS a (name, key)
+JOIN call_limits l ON l.name = a.name
+WHERE l.retry_after > '0'`

@@ -18,35 +18,31 @@ type metrics struct {
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
-	m := &metrics{
-		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "callq_attempts_total", Help: "Attempts that ended on this worker, by queue and outcome.",
-		}, []string{"queue", "outcome"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "callq_attempt_seconds", Help: "From a free slot to the recorded end of an attempt.",
-			Buckets: []float64{.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
-		}, []string{"queue"}),
-		tooLate: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "callq_too_late_total", Help: "Attempts not sent because this worker took longer than send_within, by queue.",
-		}, []string{"queue"}),
-		budgetUnits: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "callq_budget_units_total", Help: "Units that handlers of this worker drew, by budget.",
-		}, []string{"budget"}),
-		budgetRefused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "callq_budget_refused_total", Help: "Draws that were refused because units came free too late, by budget.",
-		}, []string{"budget"}),
-		budgetOutages: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "callq_budget_outages_total", Help: "Draws that met no Redis, by budget: they waited, or, with on_outage open, went through uncounted.",
-		}, []string{"budget"}),
-		budgetWait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "callq_budget_wait_seconds", Help: "How long draws waited for their units, by budget.",
-			Buckets: []float64{.005, .02, .1, .5, 1, 5, 30, 300},
-		}, []string{"budget"}),
+	if r == nil {
+		r = prometheus.NewRegistry() // which nobody reads
 	}
-	if r != nil {
-		r.MustRegister(m.attempts, m.seconds, m.tooLate, m.budgetUnits, m.budgetRefused, m.budgetOutages, m.budgetWait)
+	count := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		r.MustRegister(c)
+		return c
 	}
-	return m
+	measure := func(name, help, label string, buckets ...float64) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{label})
+		r.MustRegister(h)
+		return h
+	}
+	return &metrics{
+		attempts: count("callq_attempts_total", "Attempts that ended on this worker, by queue and outcome.", "queue", "outcome"),
+		seconds: measure("callq_attempt_seconds", "From a free slot to the recorded end of an attempt.", "queue",
+			.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300),
+		tooLate:       count("callq_too_late_total", "Attempts not sent because this worker took longer than send_within, by queue.", "queue"),
+		budgetUnits:   count("callq_budget_units_total", "Units that handlers of this worker drew, by budget.", "budget"),
+		budgetRefused: count("callq_budget_refused_total", "Draws that were refused because units came free too late, by budget.", "budget"),
+		budgetOutages: count("callq_budget_outages_total",
+			"Draws that met no Redis, by budget: they waited, or, with on_outage open, went through uncounted.", "budget"),
+		budgetWait: measure("callq_budget_wait_seconds", "How long draws waited for their units, by budget.", "budget",
+			.005, .02, .1, .5, 1, 5, 30, 300),
+	}
 }
 
 // ended counts an attempt whose outcome was recorded.

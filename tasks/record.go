@@ -5,18 +5,95 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/outcome"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// closing ends the attempt, as one that provably sent nothing: it is charged to no limit.
+func (a *attempt) closing(how callqueue.Outcome, status callqueue.Status, err error) *ledger.Closing {
+	c := &ledger.Closing{
+		CallID: a.callID, Attempt: a.number, Token: a.token, Unstarted: !a.started, Outcome: how, Status: status, Frees: a.Frees,
+	}
+	if err != nil {
+		c.Error = clean(err.Error())
+	}
+	return c
+}
+
+// sent has c charge what the attempt may have sent, with the result and the cost that its handler reported.
+func (a *attempt) sent(c *ledger.Closing, arrival limit.Arrival, requests *int16) *ledger.Closing {
+	c.Arrival, c.Requests, c.Result, c.Settled = &arrival, requests, a.result, a.settled
+	c.Saves = a.settled != nil && *a.settled < a.Cost
+	return c
+}
+
+// unsent closes an attempt whose request provably never left: the call waits again, after about d.
+func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
+	if !outcome.IsNotSent(err) {
+		err = NotSent(err)
+	}
+	c := a.closing(callqueue.OutcomeNotSent, callqueue.StatusNew, err)
+	if d > 0 {
+		c.Delay = new(d/2 + rand.N(d))
+	}
+	return c
+}
+
+// unstarted closes an attempt whose start was refused so; nil: it is not ours to close.
+func (a *attempt) unstarted(why error) *ledger.Closing {
+	if errors.Is(why, errNotStarted) {
+		return nil
+	}
+	c := a.unsent(why, 0)
+	if errors.Is(why, errExpired) {
+		c.Status = callqueue.StatusFailed
+	}
+	return c
+}
+
+// ending is how an attempt ends by its handler's word.
+func (a *attempt) ending(err error) *ledger.Closing {
+	if err == nil {
+		return a.closing(callqueue.OutcomeDone, callqueue.StatusDone, nil)
+	}
+	if snooze, ok := errors.AsType[*outcome.SnoozeError](err); ok { // no failure
+		c := a.closing(callqueue.OutcomeSnoozed, callqueue.StatusNew, nil)
+		c.Delay = &snooze.After
+		return c
+	}
+	c := a.closing(callqueue.OutcomePermanent, callqueue.StatusFailed, err)
+	c.Failed = true
+	if outcome.IsPermanent(err) {
+		return c
+	}
+	status, delay := a.Policy.Next(a.FailedCount+1, rand.Int64N)
+	if later, ok := errors.AsType[*outcome.RetryAfterError](err); ok {
+		delay = later.After
+	}
+	c.Outcome, c.Status, c.Delay = callqueue.OutcomeError, status, &delay
+	return c
+}
+
+// clean makes an error's text fit for a text column: valid UTF-8, no NUL, at most 2,000 bytes.
+func clean(text string) string {
+	const most = 2000
+	text = strings.ReplaceAll(text, "\x00", "")
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	return strings.ToValidUTF8(text, "�")
+}
 
 // recorder writes the outcomes of attempts, many in a statement, and wakes dispatchers that may wait for what they free.
 type recorder struct {
@@ -30,35 +107,26 @@ type recorder struct {
 
 func newRecorder(db *pgxpool.Pool, log *slog.Logger, nearlyFull func() bool) *recorder {
 	r := &recorder{db: db, log: log, nearlyFull: nearlyFull, wakes: make(chan struct{}, 1)}
-	r.closings = ledger.NewBatch(batchSize, func(c ledger.Closing) int { return len(c.Result) }, r.close)
+	r.closings = ledger.NewBatch(batchSize, func(c ledger.Closing) int { return len(c.Result) },
+		func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
+			return r.close(ctx, closings, false)
+		})
 	return r
 }
 
-func (r *recorder) run(ctx context.Context) {
-	var all sync.WaitGroup
-	all.Go(func() { r.closings.Run(ctx, lanes) })
-	all.Go(func() { r.wakeDispatchers(ctx) })
-	all.Wait()
-}
-
-// close answers of each closing whether its row is free.
-func (r *recorder) close(ctx context.Context, closings []ledger.Closing) ([]error, error) {
+// close closes attempts. Where somebody's transaction is in the way it closes only those whose rows are free, and answers
+// ErrBusy of the others; apart: so it does at once.
+func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart bool) ([]error, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	_, err := ledger.Close(ctx, r.db, closings)
-	if ledger.Busy(err) {
-		return r.closeFree(ctx, closings)
+	var busy []int64
+	var err error
+	if !apart {
+		_, err = ledger.Close(ctx, r.db, closings)
 	}
-	if err != nil {
-		return nil, err
+	if apart || ledger.Busy(err) {
+		_, busy, err = ledger.CloseFree(ctx, r.db, closings)
 	}
-	r.freed(closings)
-	return make([]error, len(closings)), nil
-}
-
-// closeFree closes those whose rows nobody else holds, and waits for none.
-func (r *recorder) closeFree(ctx context.Context, closings []ledger.Closing) ([]error, error) {
-	_, busy, err := ledger.CloseFree(ctx, r.db, closings)
 	if err != nil {
 		return nil, err
 	}
@@ -72,10 +140,24 @@ func (r *recorder) closeFree(ctx context.Context, closings []ledger.Closing) ([]
 	return answers, nil
 }
 
-// record writes an outcome, and tries until it is written: only then may the slot be used again.
-// Closing twice is harmless, so an unknown result is simply tried again. One whose row errs, or is held by somebody's
-// transaction, is tried apart from the others, which would wait with it.
-func (r *recorder) record(ctx context.Context, c ledger.Closing, apart bool) {
+// record writes an outcome, and then calls done, which must not block: only then may the slot be used again. It waits only
+// for a place among the outcomes to be written, so that no goroutine is parked for each.
+func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
+	r.closings.Tell(ctx, c, func(busy, err error) {
+		if err == nil && busy == nil {
+			done()
+			return
+		}
+		go func() {
+			r.insist(ctx, c, busy != nil)
+			done()
+		}()
+	})
+}
+
+// insist tries until an outcome is written. Closing twice is harmless, so an unknown result is simply tried again. One
+// whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
+func (r *recorder) insist(ctx context.Context, c ledger.Closing, apart bool) {
 	retry(ctx, 20*time.Millisecond, func() error {
 		for {
 			err := r.try(ctx, c, apart)
@@ -100,9 +182,7 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 		busy, err := r.closings.Do(ctx, c)
 		return cmp.Or(err, busy)
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	answers, err := r.closeFree(ctx, []ledger.Closing{c})
+	answers, err := r.close(ctx, []ledger.Closing{c}, true)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,9 @@ func TestRecordSaysOnceThatItWaits(t *testing.T) {
 			return make([]error, len(closings)), nil
 		})
 		go r.closings.Run(ctx, 1)
-		r.record(ctx, ledger.Closing{CallID: 7, Attempt: 1}, false)
+		done := make(chan struct{})
+		r.record(ctx, ledger.Closing{CallID: 7, Attempt: 1}, func() { close(done) })
+		<-done
 		cancel()
 		if n := strings.Count(log.String(), "outcome not recorded"); tries != 10 || n != 1 {
 			t.Errorf("%d tries, said %d times, want 10 and once:\n%s", tries, n, log.String())

@@ -2,7 +2,6 @@ package tasks_test
 
 import (
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -17,14 +16,11 @@ import (
 func TestSlowAnswersFreeUnits(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})
-	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-answer }))
-	t.Cleanup(api.Close)
+	api := serve(t, func(http.ResponseWriter, *http.Request) { <-answer })
 	b := newBenchWith(t, dispatcher.Config{}, limit.Rate{Units: 1, Window: 100 * time.Millisecond}, nil)
 	t.Cleanup(func() { close(answer) }) // so that the worker can end
-	if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_queue (call_data)
-		SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, 2)`, api.URL); err != nil {
-		t.Fatal(err)
-	}
+	b.exec(`INSERT INTO call_queue (call_data)
+		SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, 2)`, api.URL)
 	// None is answered. The second is sent since the first is known to have arrived, not once TCP would have given up.
 	b.await(`SELECT count(*) = 2 AND bool_and(acked_at BETWEEN started_at AND clock_timestamp())
 		AND max(started_at) - min(started_at) < interval '5 s' FROM call_open`)

@@ -3,7 +3,6 @@ package tasks
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/callq/callq/internal/httptask"
@@ -30,13 +29,8 @@ func newStarts(db *pgxpool.Pool, worker string) *starts {
 	return s
 }
 
-func (s *starts) run(ctx context.Context) {
-	var all sync.WaitGroup
-	all.Go(func() { s.Run(ctx, lanes) })
-	all.Go(func() { s.acks.Run(ctx, 1) })
-	all.Wait()
-}
-
+// start starts attempts. Where somebody's transaction is in the way it starts only those whose rows are free, and waits
+// for no other.
 func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -47,7 +41,7 @@ func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]l
 	return answers, err
 }
 
-// apart starts an attempt whose row somebody held, and waits for nobody.
+// apart starts an attempt whose row somebody held: no other is to wait with it.
 func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -58,81 +52,81 @@ func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (ledger
 	return answers[0], nil
 }
 
-// startState is what is known of an attempt's start. Three answers, not two.
-type startState int
-
-const (
-	notAsked startState = iota
-	started
-	notStarted   // the row is gone or another's: nothing to do
-	callGone     // the row is ours to close, for its call was deleted or cancelled
-	callExpired  // the same, for its call's time has passed
-	startUnknown // no answer in time: close it, started or not
-)
-
+// Why an attempt is not started.
 var (
-	errNotStarted = errors.New("the attempt was not started")
-	errDraining   = errors.New("the worker is shutting down")
-	errLate       = errors.New("the start took too long")
+	errNotStarted = errors.New("the attempt was not started") // the row is gone or another's: nothing to do
 	errCallGone   = errors.New("its call was deleted or cancelled")
 	errExpired    = errors.New("its call has expired")
+	errDraining   = errors.New("the worker is shutting down")
+	errLate       = errors.New("the start took too long") // whether it was started is not known
 )
 
-// start asks for the durable start.
-func (a *attempt) start(ctx context.Context) (httptask.Grant, error) {
+// start asks for the durable start. After it the attempt is started, or refused with the error.
+func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 	if a.w.draining() {
-		a.state = startUnknown
 		a.w.slots.returned.Add(1)
-		return httptask.Grant{}, errDraining
+		a.refused = errDraining
+		return g, errDraining
 	}
 	a.m0 = time.Now()
 	answer, err := a.w.starts.Do(ctx, a.startRequest())
-	return a.started(ctx, answer, err)
+	return a.answered(ctx, answer, err)
 }
 
 func (a *attempt) startRequest() ledger.StartRequest {
 	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
 }
 
-// sendWithinMax is the longest send_within that is derived from a window.
-const sendWithinMax = 5 * time.Second
-
-// started is what became of the start, which was answered so. Until the answer is known it asks again
-// with the same token and the same m0, for the first statement may still run; past sendWithinMax
-// the gate would refuse the request anyway.
-func (a *attempt) started(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
+// answered is what became of the start, which was answered so.
+func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	defer a.release()
-	ask := a.w.starts.Do
-	for wait := 20 * time.Millisecond; err != nil || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
-		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
-			a.state = startUnknown
-			return g, errLate
-		}
-		if answer.Busy { // nobody else is to wait with it
-			ask = a.w.starts.apart
-		}
-		answer, err = ask(ctx, a.startRequest())
+	if err != nil || answer.Busy {
+		answer, err = a.askAgain(ctx, answer.Busy)
 	}
 	switch {
+	case err != nil:
+		a.refused = err
 	case answer.StartedAt != nil:
 	case answer.Gone:
-		a.state = callGone
-		return g, errCallGone
+		a.refused = errCallGone
 	case answer.Expired:
-		a.state = callExpired
-		return g, errNotStarted
+		a.refused = errExpired
 	default:
-		a.state = notStarted
-		return g, errNotStarted
+		a.refused = errNotStarted
 	}
-	a.state, g.M0 = started, a.m0
+	if a.refused != nil {
+		return g, a.refused
+	}
+	a.started, g.M0 = true, a.m0
 	if answer.Work != nil {
 		a.Work = *answer.Work
 	}
 	if answer.SendWithin != nil {
 		g.SendBy, g.Arrived = a.m0.Add(*answer.SendWithin), a.arrived
 	}
+	a.w.running.outlivesFrom(a, a.m0.Add(a.Timeout))
 	return g, nil
+}
+
+// sendWithinMax is the longest send_within that is derived from a window.
+const sendWithinMax = 5 * time.Second
+
+// askAgain asks until the answer is known, with the same token and the same m0, for the first statement may still run;
+// past sendWithinMax the gate would refuse the request anyway. apart: somebody held the row.
+func (a *attempt) askAgain(ctx context.Context, apart bool) (answer ledger.StartAnswer, err error) {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
+			return answer, errLate
+		}
+		ask := a.w.starts.Do
+		if apart {
+			ask = a.w.starts.apart
+		}
+		if answer, err = ask(ctx, a.startRequest()); err == nil && !answer.Busy {
+			return answer, nil
+		}
+		apart = apart || answer.Busy
+	}
 }
 
 // arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the

@@ -1,10 +1,9 @@
 // Package tasks runs attempts: it takes them from Asynq, starts each in Postgres, runs its handler and
 // records how it ended.
 //
-// It promises that a handler runs at most once per attempt, whatever Redis repeats;
-// that the start is durable before the handler runs (or, for the http task, before a byte of the
-// request is written); and that an outcome is recorded before its slot is free. What it does
-// not promise: that a custom handler stops when its context ends.
+// It promises that a handler runs at most once per attempt, whatever Redis repeats; that the start is durable before
+// the handler runs (or, for the http task, before a byte of the request is written); and that an outcome is recorded
+// before its slot is free. What it does not promise: that a custom handler stops when its context ends.
 package tasks
 
 import (
@@ -13,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -23,6 +23,7 @@ import (
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
@@ -131,12 +132,9 @@ func (w *Worker) Handle(task string, handler Handler) {
 
 // Tasks are the names of the tasks it handles, sorted.
 func (w *Worker) Tasks() []string {
-	var names []string
+	names := slices.Collect(maps.Keys(w.handlers))
 	if w.http.Load() != nil {
 		names = append(names, HTTP)
-	}
-	for name := range w.handlers {
-		names = append(names, name)
 	}
 	slices.Sort(names)
 	return names
@@ -167,18 +165,25 @@ func (w *Worker) Run(ctx context.Context) error {
 	handling, stopHandling := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopHandling(nil)
 	recording, stopRecording := context.WithCancel(context.WithoutCancel(ctx))
-	w.session = w.newSession(db)
-	w.serving, w.handling, w.recording = ctx, handling, recording
-
+	w.session = session{
+		db:       db,
+		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
+		starts:   newStarts(db, w.id),
+		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
+		running:  newRunning(db, w.log),
+		budgets:  newBudgets(db, w.cfg.Redis, w.log, w.metrics),
+		serving:  ctx, handling: handling, recording: recording,
+	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
 	defer stopRecording()
-	for _, loop := range []func(context.Context){
-		w.starts.run, w.recorder.run, w.running.watchCancels, w.running.keepOpen, w.budgets.follow, w.heartbeat,
-	} {
-		loops.Go(func() { loop(recording) })
-	}
-	broker := w.open(ctx)
+	loops.Go(func() { w.starts.Run(recording, lanes) })
+	loops.Go(func() { w.starts.acks.Run(recording, 1) })
+	loops.Go(func() { w.recorder.closings.Run(recording, lanes) })
+	loops.Go(func() { w.recorder.wakeDispatchers(recording) })
+	loops.Go(func() { w.running.watchCancels(recording) })
+	loops.Go(func() { w.running.keepOpen(recording) })
+	broker := w.connect(ctx)
 	if broker == nil {
 		return nil // ctx ended before anything had begun
 	}
@@ -194,6 +199,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 	}()
 	w.server.Store(server)
+	loops.Go(func() { w.heartbeat(ctx) })
 	w.log.InfoContext(ctx, "worker started", "worker", w.id, "pool", w.pool, "slots", w.cfg.Concurrency, "tasks", w.Tasks())
 
 	<-ctx.Done()
@@ -201,32 +207,86 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-func (w *Worker) newSession(db *pgxpool.Pool) session {
-	return session{
-		db:       db,
-		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
-		starts:   newStarts(db, w.id),
-		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
-		running:  newRunning(db, w.log),
-		budgets:  newBudgets(db, w.cfg.Redis, w.log, w.metrics),
+// connect learns from Postgres which Asynq queue is the worker's, once Redis answers. It is nil when ctx ends before.
+func (w *Worker) connect(ctx context.Context) (broker *handoff.Broker) {
+	retry(ctx, time.Second, func() (err error) {
+		if err = w.cfg.Redis.Ping(ctx).Err(); err == nil {
+			broker, err = handoff.Open(ctx, w.cfg.Redis, w.db)
+		}
+		return err
+	}, func(err error) {
+		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)
+	})
+	return broker
+}
+
+const heartbeatEvery = 2 * time.Second
+
+// heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take: nothing, while its
+// Asynq queue is paused. It stops when the worker drains, so that nothing more is sent to it.
+func (w *Worker) heartbeat(ctx context.Context) {
+	known, lost := false, false
+	for wait := time.Duration(0); pause(ctx, wait); {
+		switch err := w.writeHeartbeat(ctx); {
+		case err == nil && !known:
+			if lost {
+				w.log.InfoContext(ctx, "heartbeat resumed")
+			}
+			known, lost, wait = true, false, heartbeatEvery
+			w.recorder.wake() // there may be calls that waited for such a worker
+		case err != nil && !lost && ctx.Err() == nil:
+			w.log.WarnContext(ctx, "heartbeat failed", "err", err)
+			known, lost, wait = false, true, 50*time.Millisecond
+		}
 	}
 }
+
+func (w *Worker) writeHeartbeat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
+	defer cancel()
+	slots := w.cfg.Concurrency
+	if w.server.Load().Paused() {
+		slots = 0
+	}
+	_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
+		"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
+		"labels": append([]string{}, w.cfg.Labels...), "slots": slots, "http": w.httpSettings(),
+	})
+	return err
+}
+
+const heartbeatSQL = `
+INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
+VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots, http = excluded.http`
+
+// deregister says at once that the worker is no longer alive, so that nothing waits for its heartbeats to be
+// missed. The row stays for a while: it says which pool was last seen.
+func (w *Worker) deregister() {
+	ctx, cancel := context.WithTimeout(w.recording, heartbeatEvery)
+	defer cancel()
+	if _, err := w.db.Exec(ctx, deregisterSQL, w.id); err != nil {
+		w.log.WarnContext(ctx, "worker not deregistered", "worker", w.id, "err", err)
+	}
+}
+
+const deregisterSQL = `UPDATE call_workers SET heartbeat_at = heartbeat_at - interval '1 minute' WHERE id = $1`
 
 // shutDown drains. Each stage is bounded: running handlers by ShutdownTimeout, what they leave to
 // record by recordGrace. What is then still open is found by recovery.
 func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCauseFunc) {
 	w.log.Info("worker draining", "worker", w.id, "running", len(w.slots.tokens), "shutdown_timeout", w.cfg.ShutdownTimeout)
 	w.deregister()
-	idle := make(chan struct{})
+	idle, end := context.WithCancel(context.Background())
 	go func() {
 		<-taken // so that attempts only fall
 		w.slots.attempts.Wait()
-		close(idle)
+		end()
 	}()
-	if !waitFor(idle, w.cfg.ShutdownTimeout) {
+	if pause(idle, w.cfg.ShutdownTimeout) {
 		w.log.Warn("worker cuts off what still runs", "worker", w.id, "running", len(w.slots.tokens))
 		stopHandling(cutOff(w.cfg.ShutdownTimeout))
-		if !waitFor(idle, recordGrace) {
+		if pause(idle, recordGrace) {
 			if running := len(w.slots.tokens); running > 0 {
 				w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", running)
 			} else { // what it had not started, if anything, is handed over again
@@ -244,23 +304,10 @@ func (d cutOff) Error() string {
 	return fmt.Sprintf("cut off: the worker was shutting down, and waited %s", time.Duration(d))
 }
 
-func waitFor(done <-chan struct{}, most time.Duration) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), most)
-	defer cancel()
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // pause waits d, or less if ctx ends: then it returns false.
 func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

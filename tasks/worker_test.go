@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,13 +34,10 @@ func TestStartAnsweredPastTheTimeout(t *testing.T) {
 		called <- call.Attempt
 		return nil
 	}})
-	_, err := b.pool.Exec(t.Context(), `
+	b.exec(`
 		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.7); RETURN NEW; END';
 		CREATE TRIGGER slow BEFORE UPDATE ON call_open FOR EACH ROW
 			WHEN (OLD.attempt = 1 AND OLD.started_at IS NULL AND NEW.started_at IS NOT NULL) EXECUTE FUNCTION slow()`)
-	if err != nil {
-		t.Fatal(err)
-	}
 	id := b.insertCall(callqueue.Call{Queue: "short", Task: "mine"})
 	b.ended(id, callqueue.StatusDone)
 	b.await(`SELECT outcome = 'done' FROM call_attempts WHERE call_id = $1 AND attempt = $2`, id, <-called)
@@ -161,8 +159,7 @@ func TestUnreadableMessage(t *testing.T) {
 	b.ended(b.insert("ok"), callqueue.StatusDone)
 }
 
-// Draining finishes and records what runs, hands back what waits for a slot, and leaves nothing
-// behind.
+// Draining finishes and records what runs, hands back what waits for a slot, and leaves nothing behind.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	begun, finish := make(chan struct{}, 100), make(chan struct{})
@@ -172,9 +169,7 @@ func TestDrain(t *testing.T) {
 		return nil
 	}})
 	// At once: of calls that come one by one, none is claimed once four run.
-	if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_queue (task) SELECT 'hold' FROM generate_series(1, 12)`); err != nil {
-		t.Fatal(err)
-	}
+	b.exec(`INSERT INTO call_queue (task) SELECT 'hold' FROM generate_series(1, 12)`)
 	for range 4 {
 		<-begun
 	}
@@ -208,13 +203,8 @@ func TestHandedOverAndNotMade(t *testing.T) {
 	for _, c := range cases {
 		for _, task := range []string{"count", ""} { // seen by the start, and before it
 			t.Run(c.name+" "+task, func(t *testing.T) {
-				var id int64
-				if err := b.pool.QueryRow(t.Context(), claimByHandSQL).Scan(&id); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := b.pool.Exec(t.Context(), c.change, id); err != nil {
-					t.Fatal(err)
-				}
+				id := b.claimByHand()
+				b.exec(c.change, id)
 				b.send(task, []handoff.Ref{{CallID: id, Attempt: 1}})
 				b.await(`SELECT outcome = 'not_sent' AND charged = '[]' AND error = $2 FROM call_attempts WHERE call_id = $1`, id, c.message)
 				b.await(`SELECT coalesce((SELECT status FROM call_queue WHERE id = $1), '') = $2`, id, c.status)
@@ -255,5 +245,34 @@ func TestOwnConnections(t *testing.T) {
 	b.ended(b.insert("ok"), callqueue.StatusDone)
 	if n := given.Stat().AcquireCount(); n > 0 {
 		t.Errorf("%d statements went through the pool that was given", n)
+	}
+}
+
+// Each claim reads the labels of all workers, so they are bounded, in the table too.
+func TestLabelsAreBounded(t *testing.T) {
+	t.Parallel()
+	pool, redis := pgtest.New(t), redistest.New(t)
+	many := slices.Repeat([]string{strings.Repeat("x", 255)}, 65)
+	for _, c := range []struct {
+		labels []string
+		fits   bool
+	}{{nil, true}, {many[:64], true}, {many, false}, {[]string{strings.Repeat("x", 256)}, false}} {
+		_, err := tasks.New(tasks.Config{Pool: pool, Redis: redis, Labels: c.labels})
+		if (err == nil) != c.fits {
+			t.Errorf("%d labels: %v", len(c.labels), err)
+		}
+	}
+	register := func(labels []string) error {
+		_, err := pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+			VALUES (gen_random_uuid(), 'http', '{http}', $1, 1, now(), now())`, labels)
+		return err
+	}
+	if err := register(many[:64]); err != nil {
+		t.Error(err)
+	}
+	for _, labels := range [][]string{many, {strings.Repeat("x", 64*255+1)}} {
+		if err := register(labels); err == nil || !strings.Contains(err.Error(), "call_workers_labels_check") {
+			t.Errorf("%d labels in the table: %v", len(labels), err)
+		}
 	}
 }

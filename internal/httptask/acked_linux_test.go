@@ -2,7 +2,6 @@ package httptask
 
 import (
 	"io"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -47,8 +46,8 @@ func TestAcknowledged(t *testing.T) {
 	if at := receive(t, told); at.Before(begun) {
 		t.Errorf("acknowledged at %s", at)
 	}
-	if _, sent, _, answered := p.end(true); sent.IsZero() || answered.IsZero() {
-		t.Errorf("end: sent %v, answered %v", sent, answered)
+	if got := p.end(true); got.sent.IsZero() || got.answered.IsZero() {
+		t.Errorf("end = %+v", got)
 	}
 }
 
@@ -65,7 +64,7 @@ func TestNotAcknowledged(t *testing.T) {
 		n, err := unacked(gate.raw)
 		return n > 0 || err != nil
 	})
-	if _, _, acked, _ := p.end(false); !acked.IsZero() {
+	if !p.end(false).acked.IsZero() {
 		t.Error("it counts as acknowledged")
 	}
 }
@@ -76,25 +75,12 @@ func TestNotAcknowledged(t *testing.T) {
 func TestSentAgainForSoLong(t *testing.T) {
 	t.Parallel()
 	gate, _ := gatedPair(t)
-	if got := userTimeout(t, gate.raw); got != limit.ResendMost {
-		t.Errorf("TCP_USER_TIMEOUT is %s, want %s", got, limit.ResendMost)
+	var ms int
+	err := withSocket(gate.raw, func(fd int) (err error) {
+		ms, err = unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+		return err
+	})
+	if got := time.Duration(ms) * time.Millisecond; err != nil || got != limit.ResendMost {
+		t.Errorf("TCP_USER_TIMEOUT is %s (%v), want %s", got, err, limit.ResendMost)
 	}
-}
-
-func userTimeout(t *testing.T, conn *net.TCPConn) (d time.Duration) {
-	t.Helper()
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := raw.Control(func(fd uintptr) {
-		ms, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
-		if err != nil {
-			t.Error(err)
-		}
-		d = time.Duration(ms) * time.Millisecond
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return d
 }

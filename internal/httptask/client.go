@@ -1,26 +1,30 @@
 package httptask
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
 	"time"
 
 	"github.com/callq/callq/internal/outcome"
 )
 
-// Client gives a custom handler what the task http has: the gate. For all requests of the attempt together it
+// Client sends an attempt's request, of the task http or of a custom handler. For all requests of the attempt together it
 // promises that at most one is written, none past SendBy or once End has returned, and that End tells what happened.
 type Client struct {
-	HTTP *http.Client // what the handler is given
+	HTTP *http.Client // what a custom handler is given
 
 	task    *Task
 	call    *Call
 	ctx     context.Context // the handler's
-	grant   Grant
+	start   StartFunc
+	grant   Grant // of a custom handler, which was started before
 	timeout time.Duration
 
 	mu     sync.Mutex
@@ -32,20 +36,22 @@ type Client struct {
 
 // Seen is what became of the requests of an attempt's client, as the gate saw it.
 type Seen struct {
-	Used    bool // there was one
-	Late    bool // the gate refused one: it came after send_within
-	Sending      // of the one that was written, if any
+	Used     bool // there was one
+	Late     bool // the gate refused one: it came after send_within
+	readings      // of the one that was written, if any
 }
 
 var (
 	errSecondRequest = errors.New("the attempt has sent its one request: no second one goes through its call's Client")
 	errAtOnce        = errors.New("another request of the attempt is under way, and only one goes through its call's Client")
+	errStrayAnswer   = errors.New("the connection held an answer before the request was sent")
 	errHandlerEnded  = errors.New("the attempt's handler has ended: nothing goes through its call's Client any more")
 )
 
-// NewClient makes the client of an attempt that was started so. ctx is its handler's.
+// NewClient makes the client of a custom handler's attempt, which was started so. ctx is the handler's.
 func (t *Task) NewClient(ctx context.Context, call *Call, g Grant, timeout time.Duration) *Client {
 	c := &Client{task: t, call: call, ctx: ctx, grant: g, timeout: timeout}
+	c.start = func(context.Context) (Grant, error) { return g, nil }
 	c.HTTP = &http.Client{
 		Transport:     c,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -53,21 +59,20 @@ func (t *Task) NewClient(ctx context.Context, call *Call, g Grant, timeout time.
 	return c
 }
 
-// RoundTrip makes the attempt's request, or refuses to.
+// RoundTrip makes the attempt's request, or refuses to. A connection that turns out to be closed before anything was
+// written is no failure: it takes another, up to three times.
 func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	request, err := c.prepare(r)
 	if err != nil {
 		closeBody(r)
 		return nil, outcome.Permanent(err)
 	}
-	const retries = 3 // on connections that turn out to be closed before anything was written
-	for range retries {
-		answer, err := c.try(request)
-		if !errors.Is(err, ErrSpent) || !rewind(request, r) {
+	for retries := 3; ; retries-- {
+		answer, err := c.try(request, false)
+		if !errors.Is(err, ErrSpent) || retries == 0 || !rewind(request, r) {
 			return answer, err
 		}
 	}
-	return c.try(request)
 }
 
 // rewind makes a request ready to be tried again, if it can be.
@@ -83,36 +88,30 @@ func rewind(request, r *http.Request) bool {
 	return err == nil
 }
 
-func (c *Client) try(request *http.Request) (*http.Response, error) {
-	e, err := c.begin(request.Context())
+// try makes the request, whose answer's body is to be closed. onlyPrivate: to a private address alone.
+func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, error) {
+	e, err := c.begin(request, onlyPrivate)
 	if err != nil {
 		closeBody(request)
 		return nil, err
 	}
-	letGo := context.AfterFunc(c.ctx, func() { e.pass.cancel(context.Cause(c.ctx)) })
-	done := func(whole bool) bool {
-		wrote := c.finish(e, whole)
-		letGo()
-		e.stop()
-		return wrote
-	}
-	answer, err := c.task.send(e, request, false)
-	if err == nil && e.pass.stray {
+	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.answering}
+	answer, err := c.task.transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(e.ctx, trace)))
+	if err == nil && e.stray {
 		_ = answer.Body.Close()
 		err = errStrayAnswer
 	}
 	if err != nil {
-		err = e.cause(err)
-		return nil, c.failed(err, done(false))
+		err = cmp.Or(context.Cause(e.ctx), err) // net/http's is a consequence
+		return nil, c.failed(err, e.done(false))
 	}
 	c.mu.Lock()
 	c.proven = answer.StatusCode != http.StatusRequestTimeout // servers send it to idle connections, too
 	c.mu.Unlock()
 	if answer.Body == http.NoBody {
-		done(true)
+		e.done(true)
 	} else {
-		body := answer.Body
-		answer.Body = &answerBody{ReadCloser: body, drained: func() bool { return c.task.drained(body, e.stop) }, done: done}
+		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e}
 	}
 	return answer, nil
 }
@@ -135,7 +134,7 @@ func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 		request.Header = http.Header{}
 	}
 	for name := range request.Header {
-		if frames(http.CanonicalHeaderKey(name)) {
+		if frames(name) {
 			return nil, fmt.Errorf("header %q: %w", name, errFrames)
 		}
 	}
@@ -146,7 +145,7 @@ func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 }
 
 // begin has the request be the one of the attempt, unless there is or was another.
-func (c *Client) begin(ctx context.Context) (*exchange, error) {
+func (c *Client) begin(request *http.Request, onlyPrivate bool) (*exchange, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -158,33 +157,26 @@ func (c *Client) begin(ctx context.Context) (*exchange, error) {
 		return nil, errSecondRequest
 	}
 	c.seen.Used = true
-	granted := func(context.Context) (Grant, error) { return c.grant, nil }
-	connect := c.task.cfg.ConnectTimeout
-	c.using = newExchange(ctx, granted, c.timeout, connect)
-	if left := time.Until(c.grant.SendBy); !c.grant.SendBy.IsZero() && left < connect {
-		c.using.timer.Stop()
-		c.using.connectWithin(left, ErrTooLate)
-	}
+	c.using = c.newExchange(request, onlyPrivate)
 	return c.using, nil
 }
 
 // finish ends a request, whose answer was read to its end or not; wrote says whether anything of it was
 // written. Where the handler's end came first, that has said all there is to say.
 func (c *Client) finish(e *exchange, whole bool) (wrote bool) {
-	s := Sending{started: true} // before the client was lent; e.started belongs to the goroutine that sends
-	s.Wrote, s.sent, s.acked, s.answered = e.pass.end(whole)
+	got := e.end(whole)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.using == e {
 		if !c.proven {
-			s.answered = time.Time{}
+			got.answered = time.Time{}
 		}
-		if s.Wrote {
-			c.seen.Sending = s
+		if got.Wrote {
+			c.seen.readings = got
 		}
 		c.using, c.proven = nil, false
 	}
-	return s.Wrote
+	return got.Wrote
 }
 
 // failed is what a handler gets instead of an answer. Where it has promised to send by no other means, what the
@@ -194,8 +186,8 @@ func (c *Client) failed(err error, wrote bool) error {
 		return err
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.seen.Late = c.seen.Late || errors.Is(err, ErrTooLate)
-	c.mu.Unlock()
 	return outcome.NotSent(err)
 }
 
@@ -210,7 +202,7 @@ func (c *Client) End() Seen {
 	e := c.using
 	c.mu.Unlock()
 	if e != nil {
-		e.pass.cancel(errHandlerEnded)
+		e.cancel(errHandlerEnded)
 		c.finish(e, false)
 	}
 	c.mu.Lock()
@@ -218,26 +210,110 @@ func (c *Client) End() Seen {
 	return c.seen
 }
 
+// exchange takes a request from connecting to its end. But for its pass it belongs to the goroutine that sends, on which
+// net/http calls gotConn too, and then to the one that reads the answer.
+type exchange struct {
+	*pass
+	client      *Client
+	request     *http.Request
+	onlyPrivate bool
+	letGo       func() bool // of the handler's context
+	timer       *time.Timer // ends the connecting, then the request
+	slow        error       // why it ends the connecting
+	asked       bool        // for the start
+}
+
+// newExchange begins to connect. After ConnectTimeout, or once the request may not be sent any more, it ends; connecting
+// goes on, for the next that wants a connection.
+func (c *Client) newExchange(request *http.Request, onlyPrivate bool) *exchange {
+	within := c.task.cfg.ConnectTimeout
+	slow := fmt.Errorf("no connection in time (%s)", within)
+	if left := time.Until(c.grant.SendBy); !c.grant.SendBy.IsZero() && left < within {
+		within, slow = left, ErrTooLate
+	}
+	ctx, cancel := context.WithCancelCause(request.Context())
+	return &exchange{
+		pass: &pass{ctx: ctx, cancel: cancel}, client: c, request: request, onlyPrivate: onlyPrivate,
+		letGo: context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) }),
+		timer: time.AfterFunc(within, func() { cancel(slow) }), slow: slow,
+	}
+}
+
+// gotConn asks for the start and, when it is granted, lets the request onto the connection. net/http
+// comes here again if it wants to send the request once more: then the gate stays shut.
+func (e *exchange) gotConn(info httptrace.GotConnInfo) {
+	if err := e.admit(info); err != nil {
+		e.cancel(err) // the first cause stays
+	}
+}
+
+func (e *exchange) admit(info httptrace.GotConnInfo) error {
+	conn, ok := info.Conn.(*gatedConn)
+	if !ok || e.asked || e.ctx.Err() != nil {
+		return errNoMore
+	}
+	if !e.timer.Stop() { // it is about to say so
+		return e.slow
+	}
+	// The connection may be that of a request before it.
+	ip := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+	if err := e.client.task.mayReach(e.request, ip, e.onlyPrivate); err != nil {
+		return err
+	}
+	e.asked = true
+	g, err := e.client.start(e.ctx)
+	if err != nil {
+		return err
+	}
+	timeout := e.client.timeout
+	deadline := g.M0.Add(timeout)
+	if g.SendBy.IsZero() || g.SendBy.After(deadline) { // the gate asks the clock, not a timer that may be late
+		g.SendBy = deadline
+	}
+	e.timer = time.AfterFunc(time.Until(deadline), func() { e.cancel(fmt.Errorf("timed out after %s", timeout)) })
+	e.arrived = g.Arrived
+	return conn.admit(e.pass, g.SendBy)
+}
+
+// done ends the request, whose answer was read to its end or not.
+func (e *exchange) done(whole bool) (wrote bool) {
+	defer e.stop()
+	defer e.letGo()
+	return e.client.finish(e, whole)
+}
+
+// stop ends what is still under way, draining or connecting.
+func (e *exchange) stop() {
+	e.timer.Stop()
+	e.cancel(nil)
+}
+
 // answerBody is an answer's body: once it is read to its end, or closed, the request is over.
 type answerBody struct {
 	io.ReadCloser
-	drained func() (whole bool)
-	done    func(whole bool) (wrote bool)
-	once    sync.Once
+	exchange *exchange
+	once     sync.Once
 }
 
 func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
-		b.once.Do(func() { b.done(errors.Is(err, io.EOF)) })
+		b.once.Do(func() { b.exchange.done(errors.Is(err, io.EOF)) })
 	}
 	return n, err
 }
 
+const maxDrain = 256 << 10 // read of what nobody wants of an answer
+
 // Close reads a little on first: many do not read to the end what they want no more of, and the connection can be
 // used again.
 func (b *answerBody) Close() error {
-	b.once.Do(func() { b.done(b.drained()) })
+	b.once.Do(func() {
+		timer := time.AfterFunc(b.exchange.client.task.drainFor, b.exchange.stop)
+		defer timer.Stop()
+		_, err := io.CopyN(io.Discard, b.ReadCloser, maxDrain)
+		b.exchange.done(errors.Is(err, io.EOF))
+	})
 	return b.ReadCloser.Close()
 }
 

@@ -104,34 +104,6 @@ func TestClientSendsOneRequest(t *testing.T) {
 	}
 }
 
-// A server that reads a request on a reused connection and hangs up, as for the http task.
-//
-//callq:guarantee 2
-func TestClientHangUpOnAReusedConnection(t *testing.T) {
-	t.Parallel()
-	var hangups atomic.Int32
-	server := serveHTTP(t, false, func(_ http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/hang" {
-			hangups.Add(1)
-			panic(http.ErrAbortHandler)
-		}
-	})
-	h := newTestTask(t, Config{MaxIdlePerHost: 1})
-	for _, method := range []string{"GET", "PUT"} {
-		for range 10 {
-			hangups.Store(0)
-			if _, err := clientOf(t, h, bound).do(method, server.URL, ""); err != nil {
-				t.Fatal(err)
-			}
-			c := clientOf(t, h, bound)
-			_, err := c.do(method, server.URL+"/hang", "")
-			if s := c.End(); err == nil || isNotSent(err) || !s.Wrote || !s.answered.IsZero() || hangups.Load() != 1 {
-				t.Errorf("%s: %v, seen %+v, and %d requests", method, err, s, hangups.Load())
-			}
-		}
-	}
-}
-
 // An idle connection that turns out to be closed is no failure: nothing was written, so another is taken.
 func TestClientPassesOverClosedConnections(t *testing.T) {
 	t.Parallel()
@@ -189,8 +161,7 @@ func TestClientPassesOverClosedConnections(t *testing.T) {
 //callq:guarantee 1
 func TestClientIsTooLate(t *testing.T) {
 	t.Parallel()
-	var served atomic.Int32
-	server := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+	server, served := counting(t, false)
 	h := newTestTask(t, Config{})
 	for _, within := range []time.Duration{-time.Second, 1} {
 		c := clientOf(t, h, within)
@@ -242,15 +213,15 @@ func (c *Client) isWritten() bool {
 	if e == nil {
 		return false
 	}
-	e.pass.mu.Lock()
-	conn := e.pass.conn
-	e.pass.mu.Unlock()
+	e.mu.Lock()
+	conn := e.conn
+	e.mu.Unlock()
 	if conn == nil {
 		return false
 	}
 	conn.mu.Lock()
 	defer conn.mu.Unlock()
-	return !e.pass.sent.IsZero()
+	return !e.sent.IsZero()
 }
 
 // answerAll answers each request on a connection that fits one read.

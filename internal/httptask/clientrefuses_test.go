@@ -118,8 +118,7 @@ func TestClientEndsWithItsHandler(t *testing.T) {
 // What the client refuses is not sent, and will never be: the call fails for good.
 func TestClientRefuses(t *testing.T) {
 	t.Parallel()
-	var served atomic.Int32
-	server := serveHTTP(t, false, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+	server, served := counting(t, false)
 	open := Config{AllowPrivate: true}
 	for name, c := range map[string]struct {
 		cfg    Config
@@ -182,7 +181,6 @@ func TestClientsHeaders(t *testing.T) {
 	requests := make(chan *http.Request, 1)
 	server := serveHTTP(t, true, func(_ http.ResponseWriter, r *http.Request) { requests <- r })
 	h := newTestTask(t, Config{TLS: certificatesOf(server)})
-	names := []string{"Callq-Call-Id", "Callq-Attempt", "Idempotency-Key", "User-Agent"}
 	for _, c := range []struct {
 		set  map[string]string
 		want string
@@ -199,25 +197,15 @@ func TestClientsHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = answer.Body.Close()
+		seen := receive(t, requests).Header
 		var got []string
-		for _, name := range names {
-			got = append(got, receivedOf(t, requests, name))
+		for _, name := range []string{"Callq-Call-Id", "Callq-Attempt", "Idempotency-Key", "User-Agent"} {
+			got = append(got, seen.Get(name))
 		}
 		if strings.Join(got, " ") != c.want || len(r.Header) != len(c.set) {
 			t.Errorf("got %q, want %q; the handler's has %v", got, c.want, r.Header)
 		}
 	}
-}
-
-// receivedOf takes the request that came, and puts it back for the next header.
-func receivedOf(t *testing.T, requests chan *http.Request, name string) string {
-	t.Helper()
-	r := receive(t, requests)
-	value := r.Header.Get(name)
-	if name != "User-Agent" { // the last
-		requests <- r
-	}
-	return value
 }
 
 // A redirect is an answer. To follow it would be a second request, which is refused.

@@ -52,14 +52,19 @@ type pass struct {
 	sendBy  time.Time             // zero: no bound
 	arrived func(acked time.Time) // told of a request that was acknowledged, where its answer takes long; must not block. May be nil
 
-	wrote    bool      // a Write has begun
-	writing  bool      // a Write is under way
-	sent     time.Time // the last Write returned; zero: the first has not
-	acked    time.Time // the API's machine was seen to have all of that (acked.go)
-	probe    *time.Timer
-	answered time.Time // the first byte was read after that
-	heard    bool      // a byte was read that can be an answer
-	stray    bool      // the answer is another's
+	readings
+	writing bool        // a Write is under way
+	probe   *time.Timer // asks what was acknowledged
+	heard   bool        // a byte was read that can be an answer
+	stray   bool        // the answer is another's
+}
+
+// readings are what the gate saw of a request.
+type readings struct {
+	Wrote    bool      // a Write has begun; false: nothing was written nor will be
+	sent     time.Time // the last Write returned, or the connection was reset under it; zero: neither
+	acked    time.Time // the API's machine was seen to have all of it; zero: it was not
+	answered time.Time // the answer began, and proves that the request had arrived; zero: nothing proves it
 }
 
 // admit lets the pass's request, and nothing else, onto the connection until end. An error means
@@ -108,13 +113,13 @@ func (c *gatedConn) begin(b []byte) (*pass, error) {
 	if p == nil {
 		return nil, errShut
 	}
-	if !p.wrote {
+	if !p.Wrote {
 		if err := c.refusal(p, b); err != nil {
 			p.cancel(err) // else net/http would look for another connection
 			return nil, err
 		}
 	}
-	p.wrote, p.writing = true, true
+	p.Wrote, p.writing = true, true
 	return p, nil
 }
 
@@ -145,7 +150,7 @@ func (c *gatedConn) Read(b []byte) (int, error) {
 	switch p := c.pass; {
 	case p == nil:
 		c.spent = true
-	case !p.wrote:
+	case !p.Wrote:
 		c.spent = true
 		p.cancel(ErrSpent)
 	case p.heard:
@@ -200,17 +205,15 @@ func (c *gatedConn) Close() error {
 // is under way and nothing more leaves.
 func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
 
-// end takes the leave back. whole says that the answer was read to its end; if it was not, or the
-// request is still being written, the connection is reset. It returns whether anything was
-// written, when the last of it was, when all of it was acknowledged, and when the answer began if that proves that
-// the request had arrived; zero times where that is not known. Anybody may call it, while the request is made too.
-func (p *pass) end(whole bool) (wrote bool, sent, acked, answered time.Time) {
+// end takes the leave back, and returns what the gate saw. whole says that the answer was read to its end; if it was
+// not, or the request is still being written, the connection is reset. Anybody may call it, while the request is made too.
+func (p *pass) end(whole bool) readings {
 	p.mu.Lock()
 	c := p.conn
 	p.ended = true
 	p.mu.Unlock()
 	if c == nil {
-		return false, time.Time{}, time.Time{}, time.Time{}
+		return readings{}
 	}
 	c.mu.Lock()
 	mine, cut := c.pass == p, p.writing
@@ -231,5 +234,47 @@ func (p *pass) end(whole bool) (wrote bool, sent, acked, answered time.Time) {
 	if cut {
 		p.sent, p.acked = time.Now(), time.Time{} // it went on until the reset
 	}
-	return p.wrote, p.sent, p.acked, p.answered
+	return p.readings
+}
+
+// A request that was written may arrive later than slack allows for: the kernel has it, and sends what is lost again after
+// 200 ms, 600 ms, 1.4 s …. So where no answer comes soon the kernel is asked until the other side has acknowledged
+// all of it. Until that is known the attempt's units stay occupied, for limit.ResendMost at most; so where the answer
+// takes long the ledger is told.
+const (
+	firstProbe = 50 * time.Millisecond // most answers are there by then
+	lastProbe  = time.Second
+	tellAfter  = 500 * time.Millisecond // no default slack is shorter: sooner it would free no unit
+)
+
+// probeIn asks after d whether what the pass wrote was acknowledged. The caller holds mu.
+func (c *gatedConn) probeIn(p *pass, d time.Duration) {
+	if p.probe != nil {
+		p.probe.Stop()
+	}
+	p.probe = time.AfterFunc(d, func() { c.ask(p, min(2*d, lastProbe)) })
+}
+
+func (c *gatedConn) ask(p *pass, next time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pass != p || p.writing {
+		return
+	}
+	n, err := unacked(c.raw)
+	if err != nil { // this system does not tell: then only an answer proves anything
+		return
+	}
+	if n > 0 {
+		c.probeIn(p, next)
+		return
+	}
+	if p.acked.IsZero() {
+		p.acked = time.Now()
+	}
+	if left := tellAfter - time.Since(p.sent); left > 0 {
+		c.probeIn(p, left)
+	} else if p.arrived != nil {
+		p.arrived(p.acked)
+	}
 }

@@ -1,10 +1,12 @@
 package httptask
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"net/http/httptrace"
 	"strings"
 	"syscall"
@@ -63,6 +65,17 @@ func admitted(t *testing.T) (*gatedConn, *net.TCPConn, *pass) {
 	return gate, peer, p
 }
 
+// sendOne admits a pass, and writes its request.
+func sendOne(t *testing.T, gate *gatedConn, p *pass) {
+	t.Helper()
+	if err := gate.admit(p, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(gate, bareRequest); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // receiveAnswer has the peer answer, and reads that.
 func receiveAnswer(t *testing.T, gate *gatedConn, peer *net.TCPConn) {
 	t.Helper()
@@ -77,57 +90,44 @@ func receiveAnswer(t *testing.T, gate *gatedConn, peer *net.TCPConn) {
 //callq:guarantee 2
 func TestGateLetsOneRequestThrough(t *testing.T) {
 	t.Parallel()
+	nothing := func(*gatedConn, *pass) {}
 	for _, c := range []struct {
 		name   string
-		set    func(*gatedConn, *pass) error
+		sendBy time.Time
+		then   func(*gatedConn, *pass) // once it is admitted; nil: it is not
 		write  string
 		want   error
 		broken bool // the refusal leaves the context alone, for there is no pass to end
 	}{
-		{name: "nobody admitted", set: func(*gatedConn, *pass) error { return nil }, want: errShut, broken: true},
-		{name: "too late", want: ErrTooLate, set: func(c *gatedConn, p *pass) error {
-			return c.admit(p, time.Now().Add(-time.Nanosecond))
-		}},
-		{name: "context ended before the write", want: io.ErrUnexpectedEOF, set: func(c *gatedConn, p *pass) error {
-			err := c.admit(p, time.Time{})
-			p.cancel(io.ErrUnexpectedEOF)
-			return err
-		}},
-		{name: "ended before the write", want: errShut, broken: true, set: func(c *gatedConn, p *pass) error {
-			err := c.admit(p, time.Time{})
-			if wrote, _, _, _ := p.end(true); wrote {
+		{name: "nobody admitted", want: errShut, broken: true},
+		{name: "too late", sendBy: time.Now().Add(-time.Nanosecond), then: nothing, want: ErrTooLate},
+		{name: "context ended before the write", then: func(_ *gatedConn, p *pass) { p.cancel(io.ErrUnexpectedEOF) }, want: io.ErrUnexpectedEOF},
+		{name: "ended before the write", then: func(_ *gatedConn, p *pass) {
+			if p.end(true).Wrote {
 				t.Error("wrote before it was written")
 			}
-			return err
-		}},
-		{name: "closed before the write", want: ErrSpent, set: func(c *gatedConn, p *pass) error {
-			err := c.admit(p, time.Time{})
-			_ = c.Close()
-			return err
-		}},
-		{name: "header in two writes", want: errSplit, write: "GET / HTTP/1.1\r\nHost: x\r\n", set: func(c *gatedConn, p *pass) error {
-			return c.admit(p, time.Time{})
-		}},
+		}, want: errShut, broken: true},
+		{name: "closed before the write", then: func(c *gatedConn, _ *pass) { _ = c.Close() }, want: ErrSpent},
+		{name: "header in two writes", then: nothing, write: "GET / HTTP/1.1\r\nHost: x\r\n", want: errSplit},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			gate, peer := gatedPair(t)
 			p := newPass(t)
-			if err := c.set(gate, p); err != nil {
-				t.Fatal(err)
+			if c.then != nil {
+				if err := gate.admit(p, c.sendBy); err != nil {
+					t.Fatal(err)
+				}
+				c.then(gate, p)
 			}
-			write := c.write
-			if write == "" {
-				write = bareRequest
-			}
-			if _, err := io.WriteString(gate, write); !errors.Is(err, c.want) {
+			if _, err := io.WriteString(gate, cmp.Or(c.write, bareRequest)); !errors.Is(err, c.want) {
 				t.Errorf("Write = %v, want %v", err, c.want)
 			}
 			if !c.broken && !errors.Is(context.Cause(p.ctx), c.want) {
 				t.Errorf("the attempt goes on: %v", context.Cause(p.ctx))
 			}
-			if wrote, sent, _, answered := p.end(false); wrote || !sent.IsZero() || !answered.IsZero() {
-				t.Errorf("end = %v %v %v, want nothing written", wrote, sent, answered)
+			if got := p.end(false); got != (readings{}) {
+				t.Errorf("end = %+v, want nothing written", got)
 			}
 			_ = gate.Close()
 			if got, _ := io.ReadAll(peer); len(got) > 0 {
@@ -153,7 +153,7 @@ func TestGateAdmitsNoPassThatEnded(t *testing.T) {
 	t.Parallel()
 	gate, _ := gatedPair(t)
 	p := newPass(t)
-	if wrote, _, _, _ := p.end(false); wrote {
+	if p.end(false).Wrote {
 		t.Error("wrote before it was written")
 	}
 	if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
@@ -191,7 +191,7 @@ func TestSpentConnectionTakesNoRequest(t *testing.T) {
 				if _, err := io.WriteString(gate, bareRequest); err == nil {
 					t.Error("written to a spent connection")
 				}
-				if wrote, _, _, _ := p.end(false); wrote {
+				if p.end(false).Wrote {
 					t.Error("wrote")
 				}
 			})
@@ -207,12 +207,7 @@ func TestLeftOverAnswerEndsTheConnection(t *testing.T) {
 		gate, peer := gatedPair(t)
 		before, p := newPass(t), newPass(t)
 		for _, each := range []*pass{before, p} {
-			if err := gate.admit(each, time.Time{}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.WriteString(gate, bareRequest); err != nil {
-				t.Fatal(err)
-			}
+			sendOne(t, gate, each)
 			if each == before || own {
 				_, _ = io.WriteString(peer, "HTTP/1.1 200 OK\r\n\r\n")
 				_, _ = gate.Read(make([]byte, 100))
@@ -260,8 +255,8 @@ func TestAnswerBeforeTheWriteEndedProvesNothing(t *testing.T) {
 			close(held.let)
 			_ = receive(t, written)
 		}
-		if wrote, sent, _, answered := p.end(true); !wrote || sent.IsZero() || answered.IsZero() != early || !p.heard {
-			t.Errorf("early %v: end = %v, sent %v, answered %v", early, wrote, sent, answered)
+		if got := p.end(true); !got.Wrote || got.sent.IsZero() || got.answered.IsZero() != early || !p.heard {
+			t.Errorf("early %v: end = %+v", early, got)
 		}
 	}
 }
@@ -277,13 +272,12 @@ func TestFailingWriteCountsAsWritten(t *testing.T) {
 	if p.ctx.Err() == nil {
 		t.Error("the attempt goes on: net/http would try again")
 	}
-	if wrote, sent, _, _ := p.end(false); !wrote || sent.IsZero() {
-		t.Errorf("end = %v %v, want written", wrote, sent)
+	if got := p.end(false); !got.Wrote || got.sent.IsZero() {
+		t.Errorf("end = %+v, want written", got)
 	}
 }
 
-// end waits for the write that it cuts: afterwards the peer gets nothing more than it has got, and
-// sees a reset.
+// end waits for the write that it cuts: afterwards the peer gets nothing more than it has got, and sees a reset.
 func TestEndCutsAWriteUnderWay(t *testing.T) {
 	t.Parallel()
 	gate, peer, p := admitted(t)
@@ -296,9 +290,8 @@ func TestEndCutsAWriteUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := time.Now()
-	wrote, sent, _, _ := p.end(true)
-	if !wrote || sent.Before(before) {
-		t.Errorf("end = %v, sent %s before the reset", wrote, before.Sub(sent))
+	if got := p.end(true); !got.Wrote || got.sent.Before(before) {
+		t.Errorf("end = %+v, before the reset at %s", got, before)
 	}
 	if err := receive(t, written); err == nil {
 		t.Error("the write went on to its end")
@@ -315,19 +308,14 @@ func TestEndLeavesTheNextPassAlone(t *testing.T) {
 	gate, peer := gatedPair(t)
 	first, second := newPass(t), newPass(t)
 	for _, p := range []*pass{first, second} {
-		if err := gate.admit(p, time.Time{}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(gate, bareRequest); err != nil {
-			t.Fatal(err)
-		}
+		sendOne(t, gate, p)
 	}
-	if wrote, _, _, _ := first.end(false); !wrote {
+	if !first.end(false).Wrote {
 		t.Error("the first was not written")
 	}
 	receiveAnswer(t, gate, peer)
-	if wrote, _, _, answered := second.end(true); !wrote || answered.IsZero() {
-		t.Errorf("end = %v, answered %v", wrote, answered)
+	if got := second.end(true); !got.Wrote || got.answered.IsZero() {
+		t.Errorf("end = %+v", got)
 	}
 }
 
@@ -343,12 +331,11 @@ func TestIdleConnectionIsClosedPolitely(t *testing.T) {
 // A connection that comes as the time for it ends says that, and not that there had been another.
 func TestConnectionThatComesAsTimeEnds(t *testing.T) {
 	t.Parallel()
-	e := newExchange(t.Context(), granted, time.Hour, time.Hour)
-	e.timer.Stop()
-	e.connectWithin(time.Hour, ErrTooLate)
+	r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://x", nil)
+	e := clientOf(t, newTestTask(t, Config{ConnectTimeout: 2 * time.Hour}), time.Hour).newExchange(r, false)
 	e.timer.Stop() // as if it had run out, and not yet said so
 	e.gotConn(httptrace.GotConnInfo{Conn: &gatedConn{}})
-	if cause := context.Cause(e.pass.ctx); !errors.Is(cause, ErrTooLate) {
+	if cause := context.Cause(e.ctx); !errors.Is(cause, ErrTooLate) {
 		t.Errorf("it ended with %v, want %v", cause, ErrTooLate)
 	}
 }

@@ -9,12 +9,9 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptrace"
-	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -34,8 +31,7 @@ type Config struct {
 	Store string
 	// Secrets are what headers may name: {"secret": "STRIPE_KEY"}. No answer is kept with one.
 	Secrets map[string]Secret
-	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to
-	// its Concurrency.
+	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to its Concurrency.
 	MaxIdlePerHost int
 	ConnectTimeout time.Duration // of DNS, TCP and TLS together; default 10 s
 	TLS            *tls.Config   // default: the system's certificates
@@ -88,19 +84,14 @@ type StartFunc func(ctx context.Context) (Grant, error)
 
 // Sending is what became of an attempt.
 type Sending struct {
-	Wrote  bool            // false: nothing was written nor will be, whatever Err says
+	readings
 	Err    error           // nil: done; its text has no secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
-
-	started  bool       // the start was granted
-	sent     time.Time  // the request's last write returned, or its connection was reset under it
-	acked    time.Time  // the API's machine was seen to have all of it
-	answered time.Time  // the answer began, and proves that the request had arrived
-	to       []hostPort // where the answer came from; none: there is none
+	to     []hostPort      // where the answer came from; none: there is none
 }
 
-// Since turns the gate's readings into offsets from m0.
-func (s Sending) Since(m0 time.Time) limit.Sending {
+// Since turns the gate's readings of what it let through into offsets from m0.
+func (r readings) Since(m0 time.Time) limit.Sending {
 	ended := time.Since(m0)
 	since := func(t time.Time) *time.Duration {
 		if t.IsZero() {
@@ -109,7 +100,7 @@ func (s Sending) Since(m0 time.Time) limit.Sending {
 		return new(t.Sub(m0))
 	}
 	// A write that never returned ended with its connection.
-	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Answered: since(s.answered), Ended: ended}
+	return limit.Sending{Sent: cmp.Or(since(r.sent), &ended), Acked: since(r.acked), Answered: since(r.answered), Ended: ended}
 }
 
 // From reports whether the answer came from these hosts alone; none: from anybody.
@@ -118,59 +109,31 @@ func (s Sending) From(hosts []string) bool {
 	return len(set) == 0 || !slices.ContainsFunc(s.to, func(h hostPort) bool { return !h.in(set) })
 }
 
-var (
-	errConnectTimeout = errors.New("no connection in time")
-	errStrayAnswer    = errors.New("the connection held an answer before the request was sent")
-	errInClear        = errors.New("a secret may not go over http to a public address: " +
-		"use https, or name its host as http://… in http_task.secrets")
-)
-
 // Run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
 // returns nothing more is written for the attempt, and a connection without an answer is reset.
-func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start StartFunc) Sending {
+func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start StartFunc) (s Sending) {
 	r, err := t.read(call)
 	if err != nil {
 		return Sending{Err: err}
 	}
-	secrets := t.secrets.needles(r.request)
 	if r.timeout > 0 {
 		timeout = min(timeout, r.timeout)
 	}
-	s := t.exchange(newExchange(ctx, start, timeout, t.cfg.ConnectTimeout), r, secrets)
-	s.Err = secrets.redacted(s.Err) // an API's words can be among net/http's
-	return s
-}
-
-func (t *Task) exchange(e *exchange, r *request, secrets needles) Sending {
-	defer e.stop()
-	answer, err := t.send(e, r.request, r.private)
+	secrets := t.secrets.needles(r.request)
+	client := &Client{task: t, ctx: ctx, start: start, timeout: timeout}
+	answer, err := client.try(r.request.WithContext(ctx), r.private)
 	if err != nil {
-		s := e.end(false)
-		s.Err = fmt.Errorf("%s: %w", r.shown, e.cause(err))
-		return s
+		err = fmt.Errorf("%s: %w", r.shown, err)
+		return Sending{readings: client.End().readings, Err: secrets.redacted(err)} // an API's words can be among net/http's
 	}
-	kept, whole := t.readResponse(answer, secrets, e.stop)
-	s := e.end(whole)
+	kept := readResponse(answer, secrets)
 	_ = answer.Body.Close()
-	if e.pass.stray {
-		s.answered, s.Err = time.Time{}, fmt.Errorf("%s: %w", r.shown, errStrayAnswer)
-		return s
-	}
-	if answer.StatusCode == http.StatusRequestTimeout { // servers send it to idle connections, too
-		s.answered = time.Time{}
-	}
 	// The status decides, even where the body was cut off: the API has done what was asked.
-	s.to, s.Err = hostsOf(r.request), verdict(r.shown, answer, time.Now())
-	if t.cfg.Store == "all" || t.cfg.Store == "errors" && s.Err != nil {
-		s.Result = kept.json()
+	err = verdict(r.shown, answer, time.Now())
+	s = Sending{readings: client.End().readings, Err: secrets.redacted(err), to: hostsOf(r.request)}
+	if t.cfg.Store == "all" || t.cfg.Store == "errors" && err != nil {
+		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}
 	return s
-}
-
-// send makes the request, and hands out its answer without the body. onlyPrivate: to a private address alone.
-func (t *Task) send(e *exchange, r *http.Request, onlyPrivate bool) (*http.Response, error) {
-	e.mayReach = func(ip netip.Addr) error { return t.mayReach(r, ip, onlyPrivate) }
-	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.pass.answering}
-	return t.transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(e.pass.ctx, trace)))
 }

@@ -56,7 +56,7 @@ func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
 					for _, path := range []string{"/", "/hang"} {
 						starts = 0
 						s := h.Run(t.Context(), callOf(`{"method":%q,"url":"%s%s"}`, method, server.URL, path), bound, start)
-						if !s.Wrote || !s.started || s.sent.IsZero() || starts != 1 || (s.Err != nil) != (path == "/hang") {
+						if !s.Wrote || s.sent.IsZero() || starts != 1 || (s.Err != nil) != (path == "/hang") {
 							t.Errorf("%s: got %+v and %d starts", path, s, starts)
 						}
 						if path == "/hang" && (!s.answered.IsZero() || isPermanent(s.Err)) {
@@ -65,6 +65,12 @@ func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
 					}
 					if n := hangups.Load(); n != 1 {
 						t.Errorf("%d requests of one attempt", n)
+					}
+					c := clientOf(t, h, bound) // of a custom handler, on a connection that is used again
+					_, _ = clientOf(t, h, bound).do(method, server.URL, "")
+					_, err := c.do(method, server.URL+"/hang", "")
+					if s := c.End(); err == nil || isNotSent(err) || !s.Wrote || !s.answered.IsZero() || hangups.Load() != 2 {
+						t.Errorf("a handler's: %v, seen %+v, and %d requests", err, s, hangups.Load()-1)
 					}
 				}
 			})
@@ -75,24 +81,23 @@ func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
 func TestNothingIsSent(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		name    string
-		start   func(ctx context.Context, end context.CancelFunc) (Grant, error)
-		started bool
-		want    error
+		name  string
+		start func(ctx context.Context, end context.CancelFunc) (Grant, error)
+		want  error
 	}{
 		{name: "the start was refused", want: errNoStart, start: func(context.Context, context.CancelFunc) (Grant, error) {
 			return Grant{}, errNoStart
 		}},
-		{name: "the start took longer than send_within", started: true, want: ErrTooLate, start: func(context.Context, context.CancelFunc) (Grant, error) {
+		{name: "the start took longer than send_within", want: ErrTooLate, start: func(context.Context, context.CancelFunc) (Grant, error) {
 			return Grant{M0: time.Now().Add(-time.Second), SendBy: time.Now().Add(-time.Millisecond)}, nil
 		}},
-		{name: "the timeout has passed", started: true, start: func(context.Context, context.CancelFunc) (Grant, error) {
+		{name: "the timeout has passed", start: func(context.Context, context.CancelFunc) (Grant, error) {
 			return Grant{M0: time.Now().Add(-time.Hour), SendBy: time.Now().Add(-time.Millisecond)}, nil
 		}},
-		{name: "the timeout has passed, within send_within", started: true, start: func(context.Context, context.CancelFunc) (Grant, error) {
+		{name: "the timeout has passed, within send_within", start: func(context.Context, context.CancelFunc) (Grant, error) {
 			return Grant{M0: time.Now().Add(-time.Hour), SendBy: time.Now().Add(time.Hour)}, nil
 		}},
-		{name: "cancelled while the start was asked for", started: true, want: context.Canceled, start: func(ctx context.Context, end context.CancelFunc) (Grant, error) {
+		{name: "cancelled while the start was asked for", want: context.Canceled, start: func(ctx context.Context, end context.CancelFunc) (Grant, error) {
 			end()
 			return granted(ctx)
 		}},
@@ -100,15 +105,15 @@ func TestNothingIsSent(t *testing.T) {
 		for _, secure := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, TLS %v", c.name, secure), func(t *testing.T) {
 				t.Parallel()
-				var requests atomic.Int32
-				server := serveHTTP(t, secure, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
+				server, requests := counting(t, secure)
 				h := newTestTask(t, Config{TLS: certificatesOf(server)})
 				for n := range 10 { // each time on a connection that is fresh, then on a reused one
 					requests.Store(0)
 					ctx, end := context.WithCancel(t.Context())
-					s := h.Run(ctx, callOf(`{"url":%q}`, server.URL), bound, func(ctx context.Context) (Grant, error) { return c.start(ctx, end) })
+					asked := 0
+					s := h.Run(ctx, callOf(`{"url":%q}`, server.URL), bound, func(ctx context.Context) (Grant, error) { asked++; return c.start(ctx, end) })
 					end()
-					if s.Wrote || s.Err == nil || s.started != c.started || !s.sent.IsZero() || c.want != nil && !errors.Is(s.Err, c.want) {
+					if s.Wrote || s.Err == nil || asked != 1 || !s.sent.IsZero() || c.want != nil && !errors.Is(s.Err, c.want) {
 						t.Errorf("got %+v, want nothing sent and %v", s, c.want)
 					}
 					if n%2 == 0 {
@@ -174,7 +179,7 @@ func TestTimeoutResetsTheConnection(t *testing.T) {
 	}{
 		{name: "no answer", data: `"timeout":"2000ms"`, reads: true, want: "timed out after 2s"},
 		{name: "half an answer's header", data: `"timeout":2.0`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "timed out after 2s"},
-		{name: "half an answer's body", data: `"timeout":5`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
+		{name: "half an answer's body", data: `"timeout":3`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
 		{name: "a server that does not read", data: `"timeout":2,"method":"POST","body":"` + strings.Repeat("x", 8<<20) + `"`, want: "timed out after 2s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,20 +1,25 @@
 package httptask
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strings"
+	"syscall"
 
 	"github.com/callq/callq/internal/outcome"
 )
 
-// A worker publishes, with its heartbeat, what its task http may do. So one that lacks a secret or a permission
-// for a call knows whether another worker can make it: then the call goes back unsent. Else it fails, with the
-// reason.
-
 // permissions are what a worker's task http may do. They are never changed.
+//
+// A worker publishes them with its heartbeat. So one that lacks a secret or a permission for a call knows whether
+// another worker can make it: then the call goes back unsent. Else it fails, with the reason.
 type permissions struct {
 	hosts     map[string]bool // empty: all
 	secrets   secrets
@@ -40,12 +45,9 @@ func (p permissions) read(call *Call) (*request, error) {
 
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
 func (p permissions) mayCall(r *http.Request) error {
-	if len(p.hosts) == 0 {
-		return nil
-	}
 	for i, h := range hostsOf(r) {
 		switch {
-		case h.in(p.hosts):
+		case len(p.hosts) == 0 || h.in(p.hosts):
 		case i == 0:
 			return refused(errors.New("the host is not in http_task.hosts"))
 		default:
@@ -62,22 +64,22 @@ func (p permissions) mayReach(r *http.Request, ip netip.Addr, onlyPrivate bool) 
 			return err
 		}
 	}
-	if onlyPrivate && !p.addresses.isPrivate(ip) {
-		return outcome.Permanent(&RefusedError{errInClear, ip})
+	if onlyPrivate && !p.addresses.private(ip, nil) {
+		return outcome.Permanent(&RefusedError{errors.New("a secret may not go over http to a public address: " +
+			"use https, or name its host as http://… in http_task.secrets"), ip})
 	}
 	return nil
 }
 
 // RefusedError says that this worker may not make a call, and another may be able to.
 type RefusedError struct {
-	err error
-	ip  netip.Addr // that the call's host has; not valid: that is not known
+	error
+	ip netip.Addr // that the call's host has; not valid: that is not known
 }
 
-func (e *RefusedError) Error() string { return e.err.Error() }
-func (e *RefusedError) Unwrap() error { return e.err }
+func (e *RefusedError) Unwrap() error { return e.error }
 
-func refused(err error) error { return &RefusedError{err: err} }
+func refused(err error) error { return &RefusedError{error: err} }
 
 // Settings are a Config as it is published and compared: of a secret the hosts, never the value.
 type Settings struct {
@@ -120,4 +122,131 @@ func (s *Settings) May(call *Call, refusal *RefusedError) bool {
 	}
 	r, err := p.read(call)
 	return err == nil && (!refusal.ip.IsValid() || p.mayReach(r.request, refusal.ip, r.private) == nil)
+}
+
+// addresses decides where the task http may connect. The address that is dialled is what counts,
+// after DNS: a name that leads inside is refused as the address would be.
+type addresses struct {
+	any     bool
+	names   map[string]bool // hosts, or host:port, that may have any address
+	allowed []netip.Prefix  // private, and allowed
+	blocks  []netip.Prefix  // private
+}
+
+func newAddresses(cfg Config) *addresses {
+	a := &addresses{any: cfg.AllowPrivate, names: hostSet(cfg.PrivateHosts)}
+	for _, entry := range cfg.PrivateHosts {
+		if prefix, err := netip.ParsePrefix(entry); err == nil {
+			a.allowed = append(a.allowed, prefix.Masked())
+		} else if addr, err := netip.ParseAddr(strings.Trim(entry, "[]")); err == nil {
+			addr = addr.Unmap()
+			a.allowed = append(a.allowed, netip.PrefixFrom(addr, addr.BitLen()))
+		}
+	}
+	for block := range strings.FieldsSeq(privateBlocks) {
+		a.blocks = append(a.blocks, netip.MustParsePrefix(block))
+	}
+	return a
+}
+
+// privateBlocks are the blocks that are not the public Internet (IANA's special-purpose registries),
+// multicast, and the address of Azure's platform. Of IPv6 only 2000::/3 is public, see private.
+const privateBlocks = `
+	0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
+	192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24
+	224.0.0.0/4 240.0.0.0/4 168.63.129.16/32
+	2001::/23 2001:db8::/32 3fff::/20`
+
+// control is a net.Dialer's ControlContext for addr, as the URL has it: it refuses private addresses.
+func (a *addresses) control(addr string) func(context.Context, string, string, syscall.RawConn) error {
+	host, port, _ := net.SplitHostPort(addr)
+	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		target, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return outcome.Permanent(fmt.Errorf("%s is no address that may be called: %w", address, err))
+		}
+		return a.refusal(hostPort{host, port}, target.Addr())
+	}
+}
+
+// refusal is why nothing may go to this address for a host; nil: it may.
+func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
+	if a.any || h.in(a.names) || !a.private(ip, a.allowed) {
+		return nil
+	}
+	err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip)
+	return outcome.Permanent(&RefusedError{err, ip})
+}
+
+// private says that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6
+// one (mapped, NAT64, 6to4) is judged itself; forms that nothing public uses are private.
+func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
+	ip = ip.Unmap().WithZone("")
+	within := func(block netip.Prefix) bool { return block.Contains(ip) }
+	if slices.ContainsFunc(allowed, within) {
+		return false
+	}
+	if ip.Is6() {
+		raw := ip.As16()
+		switch {
+		case within(netip.MustParsePrefix("64:ff9b::/96")): // NAT64
+			return a.private(netip.AddrFrom4([4]byte(raw[12:16])), allowed)
+		case raw[0] == 0x20 && raw[1] == 0x02: // 6to4
+			return a.private(netip.AddrFrom4([4]byte(raw[2:6])), allowed)
+		case raw[8]&^0x02 == 0 && raw[9] == 0 && raw[10] == 0x5e && raw[11] == 0xfe: // ISATAP
+			return true
+		case raw[0]&0xe0 != 0x20: // all but 2000::/3: loopback, link-local, ULA, multicast, …
+			return true
+		}
+	}
+	return slices.ContainsFunc(a.blocks, within)
+}
+
+// hostPort is a host that a request names, in any form.
+type hostPort struct{ host, port string }
+
+func (h hostPort) String() string { return net.JoinHostPort(h.host, h.port) }
+
+func (h hostPort) in(set map[string]bool) bool {
+	host := oneForm(h.host)
+	return set[net.JoinHostPort(host, "")] || set[net.JoinHostPort(host, h.port)]
+}
+
+// hostSet indexes hosts, given as host or host:port, in one form.
+func hostSet(hosts []string) map[string]bool {
+	set := make(map[string]bool, len(hosts))
+	for _, entry := range hosts {
+		h := splitHost(entry, "")
+		set[net.JoinHostPort(oneForm(h.host), h.port)] = true
+	}
+	return set
+}
+
+// hostsOf are the hosts that a request names: its URL's, and that of its Host header where it has another one. What
+// shares an address with many names goes by the header, so a list of hosts must have both.
+func hostsOf(r *http.Request) []hostPort {
+	hosts := []hostPort{{r.URL.Hostname(), portOf(r.URL)}}
+	if r.Host != "" && r.Host != r.URL.Host {
+		hosts = append(hosts, splitHost(r.Host, portOf(r.URL)))
+	}
+	return hosts
+}
+
+// splitHost splits host:port, or a host alone, whose port is then the default.
+func splitHost(text, port string) hostPort {
+	if host, port, err := net.SplitHostPort(text); err == nil {
+		return hostPort{host, port}
+	}
+	return hostPort{strings.Trim(text, "[]"), port}
+}
+
+func portOf(u *url.URL) string {
+	return cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+}
+
+func oneForm(host string) string {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Unmap().String()
+	}
+	return strings.TrimSuffix(strings.ToLower(host), ".")
 }

@@ -33,13 +33,12 @@ type fields struct {
 	secrets     []string // that the header names
 	timeout     time.Duration
 	bodies      []string // the fields that give a body
-	body        []byte
+	body        string
 	contentType string
 }
 
-// readRequest reads call_data. Whatever could keep the request from being written is an error
-// here, before there is a connection; none of them repeats a value that may be secret. A field that
-// is null counts as absent.
+// readRequest reads call_data. Whatever could keep the request from being written is an error here, before there is a
+// connection; none of them repeats a value that may be secret. A field that is null counts as absent.
 func readRequest(call *Call, s secrets) (*request, error) {
 	values, err := readObject(call.Data)
 	if err != nil {
@@ -72,27 +71,22 @@ func (f *fields) read(name string, value json.RawMessage, s secrets) (err error)
 	case "query":
 		f.query, err = readValues(value)
 	case "headers":
-		f.header, f.secrets, err = readHeader(value, s)
+		err = f.readHeader(value, s)
 	case "timeout":
 		f.timeout, err = readTimeout(value)
 	case "json":
-		f.setBody(name, string(value), "application/json")
+		f.bodies, f.body, f.contentType = append(f.bodies, name), string(value), "application/json"
 	case "form":
 		var form url.Values
 		form, err = readValues(value)
-		f.setBody(name, form.Encode(), "application/x-www-form-urlencoded")
+		f.bodies, f.body, f.contentType = append(f.bodies, name), form.Encode(), "application/x-www-form-urlencoded"
 	case "body":
-		var text string
-		text, err = readString(value)
-		f.setBody(name, text, "text/plain; charset=utf-8")
+		f.body, err = readString(value)
+		f.bodies, f.contentType = append(f.bodies, name), "text/plain; charset=utf-8"
 	default:
 		err = errors.New("no such field; there are method, url, query, headers, json, form, body and timeout")
 	}
 	return err
-}
-
-func (f *fields) setBody(field, body, contentType string) {
-	f.bodies, f.body, f.contentType = append(f.bodies, field), []byte(body), contentType
 }
 
 // request makes the request, and has net/http write its header once, to know that it can.
@@ -130,8 +124,8 @@ func (f *fields) request(call *Call, s secrets) (*request, error) {
 	if err := tryHeader(r); err != nil {
 		return nil, err
 	}
-	if len(f.body) > 0 {
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(f.body)), int64(len(f.body))
+	if f.body != "" {
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(f.body)), int64(len(f.body))
 	}
 	return result, nil
 }
@@ -208,8 +202,7 @@ func readURL(value json.RawMessage) (*url.URL, error) {
 	return u, nil
 }
 
-// isNumber reports whether a host's last label makes it an IPv4 address to some resolvers: 2130706433,
-// 0x7f.1, 127.1.
+// isNumber reports whether a host's last label makes it an IPv4 address to some resolvers: 2130706433, 0x7f.1, 127.1.
 func isNumber(label string) bool {
 	label = strings.TrimSuffix(label, ".")
 	_, err := strconv.ParseUint(label, 0, 64)
@@ -228,4 +221,173 @@ func escaped(text string) string {
 		}
 	}
 	return b.String()
+}
+
+// readHeader reads the headers, and which secrets are among their values.
+func (f *fields) readHeader(value json.RawMessage, s secrets) error {
+	object, err := readObject(value)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if err := checkName(name); err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+		for _, element := range elements(object[name]) {
+			text, secret, err := readHeaderValue(element, s)
+			if err != nil {
+				return fmt.Errorf("%q: %w", name, err)
+			}
+			if secret != "" {
+				f.secrets = append(f.secrets, secret)
+			}
+			f.header.Add(name, text)
+		}
+	}
+	if host, ok := f.header["Host"]; ok && (len(host) != 1 || !isHost(host[0])) {
+		return errors.New(`"Host": must be one host, or host:port`)
+	}
+	return nil
+}
+
+// checkName refuses names that frame the request or belong to the connection, which are net/http's,
+// and those that callq sets.
+func checkName(name string) error {
+	switch canonical := http.CanonicalHeaderKey(name); {
+	case frames(name):
+		return errFrames
+	case canonical == "Callq-Attempt" || canonical == "Callq-Call-Id":
+		return errors.New("may not be set: callq sets it")
+	case !isToken(name):
+		return errors.New("is no header's name")
+	}
+	return nil
+}
+
+var errFrames = errors.New("may not be set: it is about the connection, not the call")
+
+// frames reports whether a header is about the connection.
+func frames(name string) bool {
+	switch http.CanonicalHeaderKey(name) {
+	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
+		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
+}
+
+// readHeaderValue reads a text, or {"secret": NAME, "prefix": TEXT}: then it returns the name, too.
+func readHeaderValue(value json.RawMessage, s secrets) (text, name string, err error) {
+	object, err := readObject(value)
+	if err != nil || object["secret"] == nil {
+		if text, err = readString(value); err != nil {
+			return "", "", errors.New(`must be a string or {"secret": NAME}, or an array of these`)
+		}
+	} else {
+		for field, value := range object {
+			switch field {
+			case "secret":
+				name, err = readString(value)
+			case "prefix":
+				text, err = readString(value)
+			default:
+				err = errors.New("no such field; there are secret and prefix")
+			}
+			if err != nil {
+				return "", "", fmt.Errorf("%q: %w", field, err)
+			}
+		}
+		secret, known := s[name]
+		if !known {
+			return "", "", refused(fmt.Errorf("%q is not one of this worker's http_task.secrets", name))
+		}
+		text += secret.value
+	}
+	if hasControl(text) {
+		return "", "", errors.New("has a line break or another control character")
+	}
+	return text, name, nil
+}
+
+// readTimeout reads "30s" or seconds.
+func readTimeout(value json.RawMessage) (d time.Duration, err error) {
+	var seconds float64
+	if text, notText := readString(value); notText == nil {
+		d, err = time.ParseDuration(text)
+	} else if err = json.Unmarshal(value, &seconds); err == nil {
+		const most = 1e9 // 30 years
+		d = time.Duration(min(seconds, most) * float64(time.Second))
+	}
+	switch {
+	case err != nil:
+		return 0, errors.New(`must be a duration such as "30s" or "1m30s", or a number of seconds`)
+	case d <= 0:
+		return 0, errors.New("must be above 0")
+	}
+	return d, nil
+}
+
+// readValues reads an object of strings, numbers, booleans or arrays of these.
+func readValues(value json.RawMessage) (url.Values, error) {
+	object, err := readObject(value)
+	if err != nil {
+		return nil, err
+	}
+	values := url.Values{}
+	for name, field := range object {
+		for _, element := range elements(field) {
+			text, err := readString(element)
+			if err != nil {
+				if c := element[0]; c == '{' || c == '[' || c == 'n' {
+					return nil, fmt.Errorf("%q: must be a string, a number, a boolean or an array of these", name)
+				}
+				text = string(element) // a number keeps its digits
+			}
+			values.Add(name, text)
+		}
+	}
+	return values, nil
+}
+
+func readObject(data json.RawMessage) (map[string]json.RawMessage, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(data, &object); err != nil || object == nil {
+		return nil, errors.New("must be an object")
+	}
+	return object, nil
+}
+
+func readString(value json.RawMessage) (string, error) {
+	var text *string
+	if err := json.Unmarshal(value, &text); err != nil || text == nil {
+		return "", errors.New("must be a string")
+	}
+	return *text, nil
+}
+
+// elements are those of an array, or the value itself.
+func elements(value json.RawMessage) []json.RawMessage {
+	var list []json.RawMessage
+	if err := json.Unmarshal(value, &list); err != nil || value[0] != '[' {
+		return []json.RawMessage{value}
+	}
+	return list
+}
+
+// isToken is RFC 9110's token: what methods and header names are made of.
+func isToken(text string) bool { return consistsOf(text, "!#$%&'*+-.^_`|~") }
+
+// isHost takes what a Host header may be, in ASCII.
+func isHost(text string) bool { return consistsOf(text, "-._:[]") }
+
+// consistsOf reports whether a text is letters and digits of ASCII and these others, and not empty.
+func consistsOf(text, others string) bool {
+	return text != "" && strings.IndexFunc(text, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune(others, c)
+	}) < 0
+}
+
+// hasControl reports whether a text has a control character other than a tab.
+func hasControl(text string) bool {
+	return strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }) >= 0
 }

@@ -2,7 +2,6 @@ package httptask
 
 import (
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 const (
 	maxBody       = 64 << 10  // of an answer, kept in result
 	maxZipped     = 256 << 10 // unpacked of an answer, which may be nothing for ever
-	maxDrain      = 256 << 10 // read beyond it, so that the connection can be used again
 	maxRetryAfter = 24 * time.Hour
 )
 
@@ -30,53 +28,36 @@ type answer struct {
 	Truncated bool           `json:"truncated"`
 }
 
-// readResponse reads an answer, without the secrets that it repeats. whole says that it was read to its
-// end, so that its connection may be used again. giveUp ends the draining of what is not kept.
-func (t *Task) readResponse(r *http.Response, secrets needles, giveUp func()) (a answer, whole bool) {
-	a = answer{Status: r.StatusCode}
-	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
-		a.Headers = readableHeaders(r.Header, secrets)
-		return a, false
-	}
-	var body io.Reader = r.Body
-	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
-		body = &gunzip{source: io.LimitReader(r.Body, maxZipped)}
+// readResponse reads an answer, without the secrets that it repeats.
+func readResponse(r *http.Response, secrets needles) answer {
+	zipped := strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip")
+	if zipped {
 		r.Header.Del("Content-Encoding")
 		r.Header.Del("Content-Length")
 	}
-	a.Headers = readableHeaders(r.Header, secrets)
+	a := answer{Status: r.StatusCode, Headers: readableHeaders(r.Header, secrets)}
+	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
+		return a
+	}
 	// As much more as a secret has that begins in what is kept.
-	data, err := io.ReadAll(io.LimitReader(body, int64(maxBody+max(1, secrets.longest()))))
-	whole = t.drained(r.Body, giveUp)
+	data, err := readBody(r.Body, zipped, int64(maxBody+max(1, secrets.longest())))
 	a.Body, a.Truncated = readable(secrets.redact(string(data), maxBody, err != nil))
 	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
-	return a, whole
+	return a
 }
 
-// drained reads what nobody wants of an answer, so that its connection may be used again; giveUp ends that
-// where it takes long.
-func (t *Task) drained(body io.Reader, giveUp func()) (whole bool) {
-	timer := time.AfterFunc(t.drainFor, giveUp)
-	defer timer.Stop()
-	_, err := io.CopyN(io.Discard, body, maxDrain)
-	return errors.Is(err, io.EOF)
-}
-
-// gunzip decodes gzip, and reads its header only when asked for bytes.
-type gunzip struct {
-	source io.Reader
-	from   *gzip.Reader
-}
-
-func (g *gunzip) Read(b []byte) (int, error) {
-	if g.from == nil {
-		from, err := gzip.NewReader(g.source)
-		if err != nil {
-			return 0, err
+func readBody(body io.Reader, zipped bool, most int64) ([]byte, error) {
+	if zipped {
+		unzipped, err := gzip.NewReader(io.LimitReader(body, maxZipped))
+		if errors.Is(err, io.EOF) { // it is empty
+			return nil, nil
 		}
-		g.from = from
+		if err != nil {
+			return nil, err
+		}
+		body = unzipped
 	}
-	return g.from.Read(b)
+	return io.ReadAll(io.LimitReader(body, most))
 }
 
 func readableHeaders(header http.Header, secrets needles) map[string]any {
@@ -86,10 +67,9 @@ func readableHeaders(header http.Header, secrets needles) map[string]any {
 		for i, value := range values {
 			list[i], _ = readable(secrets.redact(value, len(value), false))
 		}
+		headers[name] = list
 		if len(list) == 1 {
 			headers[name] = list[0]
-		} else {
-			headers[name] = list
 		}
 	}
 	return headers
@@ -97,26 +77,15 @@ func readableHeaders(header http.Header, secrets needles) map[string]any {
 
 // readable makes text fit for jsonb: valid UTF-8 without NUL, at most maxBody bytes.
 func readable(text string) (short string, truncated bool) {
-	short = cut(text) // not within a character, which would then look broken
-	short = strings.ToValidUTF8(strings.ReplaceAll(short, "\x00", "�"), "�")
-	return cut(short), len(text) > maxBody || len(short) > maxBody
-}
-
-func cut(text string) string {
-	if len(text) <= maxBody {
-		return text
+	short = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "�"), "�")
+	if len(short) <= maxBody {
+		return short, false
 	}
-	for n := maxBody; n > maxBody-utf8.UTFMax; n-- {
-		if utf8.RuneStart(text[n]) {
-			return text[:n]
-		}
+	n := maxBody
+	for !utf8.RuneStart(short[n]) { // not within a character
+		n--
 	}
-	return text[:maxBody]
-}
-
-func (a answer) json() json.RawMessage {
-	data, _ := json.Marshal(a) // strings and numbers always can
-	return data
+	return short[:n], true
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
@@ -126,7 +95,7 @@ func verdict(what string, r *http.Response, now time.Time) error {
 	if status >= 200 && status <= 299 {
 		return nil
 	}
-	err := fmt.Errorf("%s: %s", what, statusText(status))
+	err := errors.New(strings.TrimSpace(fmt.Sprintf("%s: %d %s", what, status, http.StatusText(status))))
 	switch status {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusForbidden:
 		if d := retryAfter(r.Header, now); d > 0 {
@@ -139,10 +108,6 @@ func verdict(what string, r *http.Response, now time.Time) error {
 		return err
 	}
 	return outcome.Permanent(err)
-}
-
-func statusText(status int) string {
-	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
 }
 
 // retryAfter reads Retry-After, in seconds or as a date, held against the server's own clock where

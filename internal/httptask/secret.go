@@ -67,19 +67,6 @@ func newSecrets(configured map[string]Secret) (secrets, error) {
 	return s, nil
 }
 
-// spellings are how an API may repeat a value: as it is, and escaped for JSON, URLs and HTML.
-func spellings(value string) []string {
-	quoted, _ := json.Marshal(value) // a string always can
-	ascii := strconv.QuoteToASCII(value)
-	quotedAll := []string{string(quoted), strconv.Quote(value), ascii, strings.ReplaceAll(ascii, "/", `\/`)}
-	all := []string{value, url.QueryEscape(value), url.PathEscape(value), html.EscapeString(value)}
-	for _, q := range quotedAll {
-		all = append(all, q[1:len(q)-1])
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
 // may reports whether the request, with what else it says of its host, may carry the secret called name;
 // onlyPrivate: to a private address only, for nothing encrypts it.
 func (s secrets) may(name string, r *http.Request) (onlyPrivate bool, err error) {
@@ -93,3 +80,93 @@ func (s secrets) may(name string, r *http.Request) (onlyPrivate bool, err error)
 	}
 	return onlyPrivate, nil
 }
+
+// spellings are how an API may repeat a value: as it is, and escaped for JSON, URLs and HTML.
+func spellings(value string) []string {
+	inJSON, _ := json.Marshal(value) // a string always can
+	all := []string{value, url.QueryEscape(value), url.PathEscape(value), html.EscapeString(value)}
+	ascii := strconv.QuoteToASCII(value)
+	for _, q := range []string{string(inJSON), strconv.Quote(value), ascii, strings.ReplaceAll(ascii, "/", `\/`)} {
+		all = append(all, q[1:len(q)-1])
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// needles are what is starred out of an answer, and of errors: the secrets that its request may carry, as answers
+// spell them. Whatever else were starred would tell its API, or who wrote the call, what they guess of a secret.
+type needles []string
+
+func (s secrets) needles(r *http.Request) (n needles) {
+	for name, secret := range s {
+		if _, err := s.may(name, r); err == nil {
+			n = append(n, secret.spellings...)
+		}
+	}
+	return n
+}
+
+// longest is how many bytes the longest of them has.
+func (n needles) longest() (most int) {
+	for _, needle := range n {
+		most = max(most, len(needle))
+	}
+	return most
+}
+
+// redact stars out every secret in the first keep bytes of a text, though it ends behind them; and the beginning
+// of one at the end of a text that broke off there.
+func (n needles) redact(text string, keep int, brokeOff bool) string {
+	type span struct{ from, to int }
+	var found []span
+	for _, needle := range n {
+		for from := 0; ; from++ {
+			i := strings.Index(text[from:], needle)
+			if i < 0 {
+				break
+			}
+			from += i
+			found = append(found, span{from, from + len(needle)})
+		}
+		for size := min(len(needle), len(text)); brokeOff && size >= leastSecret; size-- {
+			if strings.HasSuffix(text, needle[:size]) {
+				found = append(found, span{len(text) - size, len(text)})
+				break
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b span) int { return a.from - b.from })
+	keep = min(keep, len(text))
+	var short strings.Builder
+	at := 0
+	for _, f := range append(found, span{keep, keep}) {
+		if f.from >= at && at < keep { // else it overlaps what is starred already
+			short.WriteString(text[at:min(f.from, keep)])
+			if f.from < keep {
+				short.WriteString(hiddenText)
+			}
+		}
+		at = max(at, f.to)
+	}
+	return short.String()
+}
+
+// redacted is err with no secret in its text.
+func (n needles) redacted(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	if short := n.redact(text, len(text), false); short != text {
+		return &redactedError{short, err}
+	}
+	return err
+}
+
+type redactedError struct {
+	text string
+	err  error
+}
+
+func (e *redactedError) Error() string { return e.text }
+func (e *redactedError) Unwrap() error { return e.err }

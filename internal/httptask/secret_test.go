@@ -198,11 +198,12 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 			}
 			for _, reused := range []bool{false, true} {
 				arrived.Store("nothing")
-				s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{%s"Authorization":{"secret":"KEY","prefix":"Bearer "}}}`, c.url, c.header), bound, granted)
+				started := false
+				s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{%s"Authorization":{"secret":"KEY","prefix":"Bearer "}}}`, c.url, c.header), bound, noting(&started))
 				switch {
 				case c.want == "" && (s.Err != nil || arrived.Load() != "Bearer "+canary):
 					t.Errorf("got %+v, and %v arrived", s, arrived.Load())
-				case c.want != "" && (!isPermanent(s.Err) || !strings.Contains(s.Err.Error(), c.want) || s.Wrote || s.started || arrived.Load() != "nothing"):
+				case c.want != "" && (!isPermanent(s.Err) || !strings.Contains(s.Err.Error(), c.want) || s.Wrote || started || arrived.Load() != "nothing"):
 					t.Errorf("got %+v, want %s; %v arrived", s, c.want, arrived.Load())
 				}
 				if c.want != "" && !reused { // so that there is a connection to be used again

@@ -5,12 +5,15 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +21,19 @@ import (
 )
 
 var errNoStart = errors.New("the attempt was not started")
+
+// The standard logger is net/http's alone: what it says of servers that misbehave, as they are meant to, would
+// hide what a test that fails has to say.
+func TestMain(m *testing.M) {
+	log.SetOutput(io.Discard)
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		if err := parallel.Value.Set("6"); err != nil { // these tests wait far more than they compute
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
 
 const bound = time.Minute // of every wait; no test waits it out
 
@@ -68,6 +84,13 @@ func serveHTTP(t *testing.T, secure bool, handler http.HandlerFunc) *httptest.Se
 	return server
 }
 
+// counting serves, and counts the requests.
+func counting(t *testing.T, secure bool) (*httptest.Server, *atomic.Int32) {
+	t.Helper()
+	var served atomic.Int32
+	return serveHTTP(t, secure, func(http.ResponseWriter, *http.Request) { served.Add(1) }), &served
+}
+
 func certificatesOf(server *httptest.Server) *tls.Config {
 	if server.TLS == nil {
 		return nil
@@ -102,4 +125,9 @@ func granted(context.Context) (Grant, error) { return Grant{M0: time.Now()}, nil
 func isPermanent(err error) bool {
 	_, ok := errors.AsType[*outcome.PermanentError](err)
 	return ok
+}
+
+// noting is granted, and notes that the start was asked for.
+func noting(started *bool) StartFunc {
+	return func(ctx context.Context) (Grant, error) { *started = true; return granted(ctx) }
 }

@@ -1,9 +1,9 @@
 package httptask
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -53,58 +53,39 @@ func newTransport(cfg Config, a *addresses) *http.Transport {
 	}
 }
 
+// dial resolves and connects, to allowed addresses only. From then on a close, by the kernel of
+// a killed worker too, is a reset that drops what has not left.
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.timeout)
-	defer cancel()
-	raw, err := d.connect(ctx, network, addr)
+	nd := net.Dialer{Timeout: d.timeout, ControlContext: d.addresses.control(addr), Resolver: d.resolver}
+	conn, err := nd.DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
+	}
+	raw := conn.(*net.TCPConn) // network is always tcp
+	if err := errors.Join(raw.SetLinger(0), limitResends(raw)); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("set SO_LINGER and TCP_USER_TIMEOUT: %w", err)
 	}
 	return &gatedConn{Conn: raw, raw: raw}, nil
 }
 
-// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the
-// request.
+// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the request.
 func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
-	host, _, err := net.SplitHostPort(addr)
+	conn, err := d.dial(ctx, network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+		return nil, err
 	}
-	raw, err := d.connect(ctx, network, addr)
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+	gate, config := conn.(*gatedConn), d.tls.Clone()
+	if config.ServerName == "" {
+		config.ServerName, _, _ = net.SplitHostPort(addr)
 	}
-	config := d.tls.Clone()
-	config.ServerName = cmp.Or(config.ServerName, host)
-	conn := tls.Client(raw, config)
-	if err := conn.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
+	secure := tls.Client(gate.raw, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = gate.raw.Close()
 		return nil, fmt.Errorf("TLS handshake: %w", err)
 	}
-	return &gatedConn{Conn: conn, raw: raw}, nil
-}
-
-// connect resolves and connects, to allowed addresses only. From then on a close, by the kernel of
-// a killed worker too, is a reset that drops what has not left.
-func (d *dialer) connect(ctx context.Context, network, addr string) (*net.TCPConn, error) {
-	nd := net.Dialer{ControlContext: d.addresses.control(addr), Resolver: d.resolver}
-	conn, err := nd.DialContext(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	raw, ok := conn.(*net.TCPConn)
-	if !ok {
-		err = fmt.Errorf("%T is not a TCP connection", conn)
-	} else if err = raw.SetLinger(0); err != nil {
-		err = fmt.Errorf("set SO_LINGER: %w", err)
-	} else if err = limitResends(raw); err != nil {
-		err = fmt.Errorf("set TCP_USER_TIMEOUT: %w", err)
-	}
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
-	}
-	return raw, nil
+	gate.Conn = secure
+	return gate, nil
 }

@@ -69,7 +69,7 @@ func (m *Model) write(n *State, w int) {
 // reset ends the connection, on which nothing is sent again.
 func (m *Model) reset(n *State, slot int) { n.seen[slot].flight = min(n.seen[slot].flight, m.Slack+1) }
 
-// acknowledges has the worker see that its request has arrived, and tell the ledger (internal/httptask/acked.go).
+// acknowledges has the worker see that its request has arrived, and tell the ledger (internal/httptask/gate.go).
 func (m *Model) acknowledges(s *State, w int) {
 	r := s.runs[w]
 	g := s.seen[r.slot]

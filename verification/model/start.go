@@ -55,7 +55,7 @@ func (m *Model) deliver(s *State, i, w int) {
 // isAt says whether the call is still dispatched in that attempt.
 func (c *call) isAt(attempt int8) bool { return c.status == dispatched && c.attempts == attempt }
 
-// starts is a worker's way to a durable start (tasks/attempt.go start): asked for with a token and
+// starts is a worker's way to a durable start (tasks/start.go start): asked for with a token and
 // an m0 that stay the same however often it is asked.
 func (m *Model) starts(s *State) {
 	for w := range s.runs {

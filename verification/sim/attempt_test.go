@@ -65,7 +65,7 @@ func (a *attempt) run() {
 	})
 }
 
-// sendWithinMost is tasks/attempt.go's: for so long a start is asked for again.
+// sendWithinMost is tasks/start.go's: for so long a start is asked for again.
 const sendWithinMost = 5 * time.Second
 
 func (a *attempt) startAnswered(ok bool) {
@@ -176,7 +176,7 @@ func (a *attempt) sendNow() {
 }
 
 // acknowledge has the worker see, some time after, that the request has arrived, and tell the ledger where the answer
-// takes long: tasks/acked.go.
+// takes long: tasks/start.go.
 func (a *attempt) acknowledge() {
 	w := a.k.w
 	if !a.gated() {
@@ -270,7 +270,7 @@ func (a *attempt) hear(answer ending) {
 	a.end(answer, a.arrival(), "")
 }
 
-// hearCancel ends the attempt, for its call was cancelled: tasks/cancel.go. What is done is done.
+// hearCancel ends the attempt, for its call was cancelled: tasks/running.go. What is done is done.
 func (a *attempt) hearCancel() {
 	if a.over || !a.begun {
 		return

@@ -224,7 +224,7 @@ func (w *world) cancelCalls() {
 			continue
 		}
 		c.cancelled, c.given = true, true
-		for _, k := range w.workers { // tasks/cancel.go asks every 2 s
+		for _, k := range w.workers { // tasks/running.go asks every 2 s
 			for _, a := range k.running {
 				if a.CallID == done.ID && done.Running {
 					a.do(w.between(0, 2*time.Second), a.hearCancel)

@@ -108,7 +108,7 @@ func (k *worker) die() {
 	k.w.after(k.w.between(0, 20*time.Second), k.start)
 }
 
-// beat writes the beats that are due before the dispatchers look. tasks/beat.go: every 2 s.
+// beat writes the beats that are due before the dispatchers look. tasks/worker.go: every 2 s.
 func (w *world) beat() {
 	var ids, pools, tasks []string
 	var slots []int

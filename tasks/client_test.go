@@ -1,11 +1,12 @@
 package tasks_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,9 +44,7 @@ func (b *bench) underTwo() {
 			applied_by, complete_since, epoch FROM call_limits`,
 		`UPDATE call_queues SET limits = '{api,ended}'`,
 	} {
-		if _, err := b.pool.Exec(b.t.Context(), sql); err != nil {
-			b.t.Fatal(err)
-		}
+		b.exec(sql)
 	}
 }
 
@@ -59,9 +58,7 @@ func (b *bench) verifyAsSet() {
 			SELECT name, version, applied_at - interval '1 hour', rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within, queues, 'test'
 			FROM call_limits`,
 	} {
-		if _, err := b.pool.Exec(b.t.Context(), sql); err != nil {
-			b.t.Fatal(err)
-		}
+		b.exec(sql)
 	}
 	b.verify()
 }
@@ -77,15 +74,14 @@ const untilSQL = `(SELECT (c->>'until')::timestamptz FROM call_attempts, jsonb_a
 func TestClientBoundsTheArrival(t *testing.T) {
 	t.Parallel()
 	answer, begun, finish := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-	api := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	api := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/silent" {
 			begun <- struct{}{}
 			<-r.Context().Done()
 			return
 		}
 		<-answer
-	}))
-	t.Cleanup(api.Close)
+	})
 	b := newBench(t, map[string]tasks.Handler{
 		"answered": func(ctx context.Context, call *tasks.Call) error {
 			err := get(ctx, call, api.URL)
@@ -142,8 +138,7 @@ func TestClientBoundsTheArrival(t *testing.T) {
 func TestClientNotSent(t *testing.T) {
 	t.Parallel()
 	var served atomic.Int32
-	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
-	t.Cleanup(api.Close)
+	api := serve(t, func(http.ResponseWriter, *http.Request) { served.Add(1) })
 	b := newBench(t, map[string]tasks.Handler{
 		"get": func(ctx context.Context, call *tasks.Call) error { return get(ctx, call, api.URL) },
 		"liar": func(ctx context.Context, call *tasks.Call) error {
@@ -153,9 +148,7 @@ func TestClientNotSent(t *testing.T) {
 	b.underTwo()
 	set := func(sql string) {
 		t.Helper()
-		if _, err := b.pool.Exec(t.Context(), `UPDATE call_limits SET `+sql); err != nil {
-			t.Fatal(err)
-		}
+		b.exec(`UPDATE call_limits SET ` + sql)
 	}
 	set(`send_within = '1 us'`)
 	id := b.insert("get")
@@ -192,12 +185,11 @@ func TestClientNotSent(t *testing.T) {
 func TestClientOfACancelledCall(t *testing.T) {
 	t.Parallel()
 	arrived, gone := make(chan struct{}, 1), make(chan struct{}, 1)
-	api := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	api := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		arrived <- struct{}{}
 		<-r.Context().Done()
 		gone <- struct{}{}
-	}))
-	t.Cleanup(api.Close)
+	})
 	b := newBench(t, map[string]tasks.Handler{
 		// It listens to no context: the client does.
 		"get": func(_ context.Context, call *tasks.Call) error { return get(context.Background(), call, api.URL) },
@@ -215,4 +207,49 @@ func TestClientOfACancelledCall(t *testing.T) {
 		t.Fatal("the request went on")
 	}
 	b.await(`SELECT outcome = 'cancelled' AND requests = 1 AND charged <> '[]' AND error LIKE '%the call was cancelled%' FROM call_attempts WHERE call_id = $1`, id)
+}
+
+// A handler that sends through the call's client, so that its limits may have anchor: start.
+func ExampleHandler() {
+	var handler tasks.Handler = func(ctx context.Context, call *tasks.Call) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://api.example.com/mails", bytes.NewReader(call.Data))
+		if err != nil {
+			return tasks.Permanent(err)
+		}
+		answer, err := call.Client.Do(r)
+		if err != nil {
+			return err // retried; where the request was too late to be sent it says so itself
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return fmt.Errorf("the API answered %s", answer.Status)
+		}
+		return nil
+	}
+	_ = handler
+}
+
+// The producer estimates tokens, and the answer says how many there were.
+func ExampleCall_Settle() {
+	var handler tasks.Handler = func(ctx context.Context, call *tasks.Call) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://llm.example.com/v1/chat", bytes.NewReader(call.Data))
+		if err != nil {
+			return tasks.Permanent(err)
+		}
+		answer, err := call.Client.Do(r)
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		var said struct {
+			Usage struct {
+				Total int64 `json:"total_tokens"`
+			} `json:"usage"`
+		}
+		if err := json.NewDecoder(answer.Body).Decode(&said); err != nil {
+			return err
+		}
+		return call.Settle(said.Usage.Total)
+	}
+	_ = handler
 }

@@ -1,17 +1,20 @@
 package tasks_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/pgtest"
-	"github.com/callq/callq/internal/redistest"
+	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/tasks"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // addWorker runs another worker.
@@ -33,12 +36,11 @@ func (b *bench) addWorker(cfg tasks.Config, handlers ...string) *tasks.Worker {
 // that can, also where it is of another pool; what none may make fails, and says why.
 func TestCallThatAnotherWorkerCanMake(t *testing.T) {
 	t.Parallel()
-	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	api := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer 4711" {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
-	}))
-	t.Cleanup(api.Close)
+	})
 	b := newBench(t, nil) // its worker lacks the secret
 	b.addWorker(tasks.Config{HTTP: &tasks.HTTPConfig{Hosts: []string{"api.example.com"}, AllowPrivate: true}}, "another pool")
 	b.addWorker(tasks.Config{HTTP: &tasks.HTTPConfig{}}) // where private addresses are refused
@@ -72,11 +74,9 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	b := newBench(t, nil)
 	failsBeside := func(settings string, data string) bool {
 		t.Helper()
-		if _, err := b.pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
+		b.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 			VALUES ('other', 'http', '{http}', '{}', 0, nullif($1, '')::jsonb, now(), 'infinity')
-			ON CONFLICT (id) DO UPDATE SET http = excluded.http`, settings); err != nil {
-			t.Fatal(err)
-		}
+			ON CONFLICT (id) DO UPDATE SET http = excluded.http`, settings)
 		id := b.insertCall(callqueue.Call{Data: json.RawMessage(data)})
 		b.await(`SELECT EXISTS (SELECT FROM call_attempts WHERE call_id = $1)`, id)
 		record, err := b.client.Get(t.Context(), id)
@@ -113,14 +113,10 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	b.await(`SELECT bool_and(http ->> 'allow_private' = 'true') FROM call_workers WHERE id <> 'other' AND heartbeat_at > now() - interval '6 seconds'`)
 
 	// Nor can one make it that the queue's calls do not go to.
-	if _, err := b.pool.Exec(t.Context(), `UPDATE call_queues SET label = 'ip-a'`); err != nil {
-		t.Fatal(err)
-	}
+	b.exec(`UPDATE call_queues SET label = 'ip-a'`)
 	b.addWorker(tasks.Config{Labels: []string{"ip-a"}, HTTP: &tasks.HTTPConfig{AllowPrivate: true}})
 	for labels, fails := range map[string]bool{"{}": true, "{ip-a}": false} {
-		if _, err := b.pool.Exec(t.Context(), `UPDATE call_workers SET labels = $1::text[] WHERE id = 'other'`, labels); err != nil {
-			t.Fatal(err)
-		}
+		b.exec(`UPDATE call_workers SET labels = $1::text[] WHERE id = 'other'`, labels)
 		if failsBeside(`{"allow_private": true, "secrets": {"KEY": ["127.0.0.1"]}}`, `{"url": "http://127.0.0.1:1", "headers": {"A": {"secret": "KEY"}}}`) != fails {
 			t.Errorf("beside one with labels %s: fails is not %t", labels, fails)
 		}
@@ -131,14 +127,14 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 // Config.Client says.
 func TestWorkerThatDoesNotTakeHTTP(t *testing.T) {
 	t.Parallel()
-	api := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(api.Close)
-	pool, redis := pgtest.New(t), redistest.New(t)
+	api := serve(t, func(http.ResponseWriter, *http.Request) {})
+	b := newBench(t, nil)
+	b.drain()
 	for _, c := range []struct {
 		cfg  tasks.Config
 		want string
 	}{{tasks.Config{}, ""}, {tasks.Config{HTTP: &tasks.HTTPConfig{}}, "http"}} {
-		c.cfg.Pool, c.cfg.Redis = pool, redis
+		c.cfg.Pool, c.cfg.Redis = b.pool, b.redis
 		w, err := tasks.New(c.cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -156,8 +152,6 @@ func TestWorkerThatDoesNotTakeHTTP(t *testing.T) {
 		}
 	}
 
-	b := newBench(t, nil)
-	b.drain()
 	ended := make(chan error, 1)
 	for _, c := range []struct {
 		task, want string
@@ -168,15 +162,7 @@ func TestWorkerThatDoesNotTakeHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Handle(c.task, func(ctx context.Context, call *tasks.Call) error {
-			r, err := http.NewRequestWithContext(ctx, http.MethodGet, api.URL, nil)
-			if err != nil {
-				return err
-			}
-			answer, err := call.Client.Do(r)
-			if err == nil {
-				err = answer.Body.Close()
-			}
-			ended <- err
+			ended <- get(ctx, call, api.URL)
 			return nil
 		})
 		b.run(w.Run)
@@ -191,4 +177,99 @@ func TestWorkerThatDoesNotTakeHTTP(t *testing.T) {
 		t.Error(err)
 	}
 	b.await(`SELECT status = 'new' AND attempts = 0 FROM call_queue WHERE id = $1`, id)
+}
+
+// What a worker did not send because it took longer than send_within is counted.
+func TestTooLate(t *testing.T) {
+	t.Parallel()
+	api := serve(t, func(http.ResponseWriter, *http.Request) {})
+	registry := prometheus.NewRegistry()
+	b := newBenchWith(t, dispatcher.Config{Metrics: registry}, limit.Rate{Units: 1000, Window: time.Hour}, map[string]tasks.Handler{
+		"mine": func(ctx context.Context, call *tasks.Call) error { return get(ctx, call, api.URL) },
+	})
+	b.await(`SELECT count(*) = 1 FROM call_limits`)
+	b.exec(`UPDATE call_limits SET send_within = '1 us', anchor = 'start'`)
+	for _, task := range []string{tasks.HTTP, "mine"} {
+		b.insertCall(callqueue.Call{Task: task, Data: map[string]any{"url": api.URL}})
+		b.await(`SELECT count(*) >= 3 FROM call_attempts WHERE error LIKE '%longer than send_within%' AND outcome = 'not_sent' AND task = $1`, task)
+	}
+	b.drain() // what an attempt was is counted after it is recorded
+	var recorded float64
+	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM call_attempts WHERE error LIKE '%longer than send_within%'`).Scan(&recorded); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "callq_too_late_total" && f.GetMetric()[0].GetCounter().GetValue() == recorded {
+			return
+		}
+	}
+	t.Errorf("callq_too_late_total is not %v: %v", recorded, families)
+}
+
+// Without a tick of the schedule, the end of one call lets the next go, and so does one whose cost was reported below
+// what was claimed.
+func TestEndsWakeDispatchers(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		rate limit.Rate
+		cost int64
+		set  string
+	}{
+		{"at once", limit.Rate{Units: 1}, 1, ""},
+		{"settled", limit.Rate{Units: 100, Window: time.Hour}, 60, `UPDATE call_limits SET count_cost = true RETURNING true`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := dispatcher.Config{Schedule: dispatcher.Schedule{Dispatch: "@every 24h"}}
+			b := newBenchWith(t, cfg, c.rate, map[string]tasks.Handler{
+				"settle": func(_ context.Context, call *tasks.Call) error { return call.Settle(1) },
+			})
+			if c.set != "" {
+				b.await(c.set)
+			}
+			const n = 30
+			for range n {
+				b.insertCall(callqueue.Call{Task: "settle", Cost: c.cost})
+			}
+			b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
+			if c.set != "" {
+				b.await(`SELECT sum(used) = $1 FROM call_usage`, n)
+			}
+		})
+	}
+}
+
+// An answer with Retry-After closes a limit for no longer than its retry_after, and only from its hosts where it
+// names some: or one row that names a stranger's host closes it for a day.
+func TestRetryAfterOfAStranger(t *testing.T) {
+	t.Parallel()
+	api := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "86400")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	b := newBench(t, nil)
+	host := strings.TrimPrefix(api.URL, "http://")
+	b.await(`SELECT retry_after = '1 hour' AND hosts = '{}' FROM call_limits WHERE name = 'api'`)
+	for _, c := range []struct{ hosts, most, closed, header string }{
+		{hosts: "{127.0.0.1}", most: "1 hour", header: "other.example"}, // behind a CDN, say
+		{"{api.example.com}", "1 hour", "", ""},
+		{"{" + host + "1}", "1 hour", "", ""},
+		{"{}", "0", "", ""},
+		{"{}", "1 hour", "1 hour", ""},
+		{"{127.0.0.1,api.example.com}", "2 minutes", "2 minutes", ""},
+		{"{" + host + "}", "2 days", "1 day", ""},
+	} {
+		b.exec(`WITH p AS (DELETE FROM call_pauses) UPDATE call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most)
+		id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL, "headers": map[string]string{"Host": cmp.Or(c.header, host)}}})
+		b.await(`SELECT status = 'error' AND run_at > now() + interval '23 h' FROM call_queue WHERE id = $1`, id)
+		b.await(`SELECT (SELECT count(*) FROM call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
+			AND NOT EXISTS (SELECT FROM call_pauses WHERE (what, name, key) <> ('limit', 'api', '') OR reason NOT LIKE $2 OR until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`,
+			c.closed, fmt.Sprintf("the API answered call %d: %%429 Too Many Requests", id))
+	}
+	b.await(`SELECT count(*) = 3 FROM call_audit WHERE change LIKE 'paused%'`)
 }
