@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -19,15 +20,24 @@ import (
 // queue is a queue whose flows a test walks, as claims do.
 type queue struct {
 	t    *testing.T
-	pool *pgxpool.Pool
+	pool *pgxpool.Pool // a claim's: by its settings, Postgres would compare every call with every other to check them
 	name string
+	all  *pgxpool.Pool // reads everything
 }
 
 func newQueue(t *testing.T) *queue {
 	t.Helper()
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0"
-	return &queue{t, pgtest.NewWith(t, settings), "q"}
+	all := pgtest.New(t)
+	config := all.Config()
+	maps.Copy(config.ConnConfig.RuntimeParams, settings)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &queue{t, pool, "q", all}
 }
 
 func (q *queue) exec(sql string) {
@@ -39,7 +49,7 @@ func (q *queue) exec(sql string) {
 
 func (q *queue) value(sql string) (n int64) {
 	q.t.Helper()
-	if err := q.pool.QueryRow(q.t.Context(), sql).Scan(&n); err != nil {
+	if err := q.all.QueryRow(q.t.Context(), sql).Scan(&n); err != nil {
 		q.t.Fatalf("%v\n%s", err, sql)
 	}
 	return n
