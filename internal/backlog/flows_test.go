@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -30,14 +29,7 @@ func newQueue(t *testing.T) *queue {
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0"
 	all := pgtest.New(t)
-	config := all.Config()
-	maps.Copy(config.ConnConfig.RuntimeParams, settings)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return &queue{t, pool, "q", all}
+	return &queue{t, pgtest.Another(t, all, settings), "q", all}
 }
 
 func (q *queue) exec(sql string) {
