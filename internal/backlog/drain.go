@@ -26,15 +26,18 @@ type Drained struct {
 // from since on; zero: everything.
 func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
-	var n, woken int64
-	var keys []string
+	var inbox, woken int64
+	var keys []string // of which one may no longer be blocked
 	var onward *string
 	var last *time.Time
-	from := bound(since)
-	var asks pgx.Batch
+	var from *time.Time // nil: the beginning of time
+	if !since.IsZero() {
+		from = &since
+	}
+	var asks, wakes pgx.Batch
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
-	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All, &last) })
+	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &last) })
 	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return t, fmt.Errorf("drain the inbox: %w", err)
@@ -47,28 +50,21 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	case last != nil:
 		t.UpTo = *last
 	}
-	t.Some = n+woken > 0
-	if len(keys) == 0 && onward == nil {
-		return t, nil
+	t.Some = inbox+woken > 0
+	if len(keys) > 0 {
+		wakes.Queue(wakeKeysSQL, queue, keys)
 	}
-	var wakes pgx.Batch
-	wakes.Queue(wakeKeysSQL, queue, keys)
 	if onward != nil {
 		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
 		t.All = false // perhaps: wakeOnwardSQL may enter the next key into the inbox
+	}
+	if wakes.Len() == 0 {
+		return t, nil
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
 	}
 	return t, nil
-}
-
-// bound is nil for the beginning of time.
-func bound(since time.Time) *time.Time {
-	if since.IsZero() {
-		return nil
-	}
-	return &since
 }
 
 // drainSQL files the calls of due inbox rows into segments of their flows.
@@ -109,22 +105,14 @@ const (
 
 	// ranked decides which calls go to the front of their flow: those that wait again, and were due before the flow's
 	// first call (they were claimed, and not sent).
-	drainRanked = `known AS MATERIALIZED (
-    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, again
-    FROM due
-    WHERE ids IS NOT NULL
-), ranked AS MATERIALIZED (
-    SELECT key, priority, task, at, calls, ids, keys, false AS front
-    FROM known
-    WHERE NOT again
-    UNION ALL
-    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids, NULL, coalesce(f.front, false) AS front
-    FROM known d
+	drainRanked = `ranked AS MATERIALIZED (
+    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, d.keys, coalesce(f.front, false) AS front
+    FROM due d
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
         FROM (
             SELECT head, consumed FROM call_flows
-            WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
+            WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
         ) l
         CROSS JOIN LATERAL (
             SELECT i.id
@@ -139,7 +127,7 @@ const (
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
     ) f ON true
-    WHERE d.again
+    WHERE d.ids IS NOT NULL
 ), `
 
 	// segments cuts the calls into segments of 256. Rows of 256 calls or more are cut as they are: to sort each call would

@@ -33,19 +33,15 @@ func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphan
 	return found, nil
 }
 
-// Repair puts all orphans into the inbox, for the next claims to drain. It first drops flows that do not add up, so that their calls
-// become orphans. If it is interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is
-// harmless.
+// Repair drops the flows that do not add up, and then puts all orphans into the inbox, for the next claims to drain. If it is
+// interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
 func Repair(ctx context.Context, db beginner) (Orphans, error) {
 	var repaired Orphans
 	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken ORDER BY 1`)
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken`)
 		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil || len(queues) == 0 {
 			return err
@@ -53,23 +49,17 @@ func Repair(ctx context.Context, db beginner) (Orphans, error) {
 		if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
 			return err
 		}
-		// Read again, under the locks: a claim may have been between its statements.
-		if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, inboxOrphansSQL, queues).Scan(&repaired.Calls)
+		// Read again, under the locks: a claim may have changed them meanwhile.
+		return tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows)
 	})
 	if err != nil {
-		return Orphans{}, fmt.Errorf("repair flows: %w", err)
+		return repaired, fmt.Errorf("drop broken flows: %w", err)
 	}
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
 			return err
 		}
-		var calls int64
-		err := tx.QueryRow(ctx, inboxOrphansSQL, nil).Scan(&calls)
-		repaired.Calls += calls
-		return err
+		return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls)
 	})
 	if err != nil {
 		return repaired, fmt.Errorf("put calls into the inbox: %w", err)
@@ -118,7 +108,7 @@ WITH said AS (
     SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
         callq_priority(priority), count(*), array_agg(id)
     FROM call_queue q
-    WHERE ($1::text[] IS NULL OR callq_flow_name(queue, 'default') = ANY($1)) AND` + notInBacklog + `
+    WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16
     RETURNING calls
 )
