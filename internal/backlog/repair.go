@@ -19,12 +19,8 @@ type beginner interface {
 }
 
 // FindOrphans reads all calls, in one snapshot. If within is above 0, it takes no longer than that.
-func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphans, error) {
-	var found Orphans
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
-			return err
-		}
+func FindOrphans(ctx context.Context, db beginner, within time.Duration) (found Orphans, err error) {
+	err = whole(ctx, db, within, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, orphansSQL).Scan(&found.Calls, &found.Flows)
 	})
 	if err != nil {
@@ -35,12 +31,8 @@ func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphan
 
 // Repair drops the flows that do not add up, and then puts all orphans into the inbox, for the next claims to drain. If it is
 // interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
-func Repair(ctx context.Context, db beginner) (Orphans, error) {
-	var repaired Orphans
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
-			return err
-		}
+func Repair(ctx context.Context, db beginner) (repaired Orphans, err error) {
+	err = whole(ctx, db, 0, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken`)
 		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil || len(queues) == 0 {
@@ -55,16 +47,21 @@ func Repair(ctx context.Context, db beginner) (Orphans, error) {
 	if err != nil {
 		return repaired, fmt.Errorf("drop broken flows: %w", err)
 	}
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls)
-	})
+	err = whole(ctx, db, 0, func(tx pgx.Tx) error { return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls) })
 	if err != nil {
 		return repaired, fmt.Errorf("put calls into the inbox: %w", err)
 	}
 	return repaired, nil
+}
+
+// whole runs a transaction that reads whole tables. Each of its statements is cancelled after within, if that is above 0.
+func whole(ctx context.Context, db beginner, within time.Duration, run func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
+			return err
+		}
+		return run(tx)
+	})
 }
 
 // wholeTablesSQL undoes the settings by which callq's connections keep the plans of claims: here every row is read once.

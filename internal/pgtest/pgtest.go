@@ -117,7 +117,7 @@ func clone(ctx context.Context, server *url.URL, name string) error {
 	if err != nil {
 		return err
 	}
-	template := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(schema + roles)))[:31]
+	template := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(schema+roles)))[:31]
 	conn, err := pgx.Connect(ctx, server.String())
 	if err != nil {
 		return err
