@@ -246,10 +246,7 @@ func (ch change[T]) turn(ctx context.Context, c *Client, ids []int64, known map[
 		if again, err = lock(ctx, tx, lockCallsSQL, ids); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, ch.sql, args...)
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, ch.sql, args...)
 		if found, err = pgx.CollectRows(rows, pgx.RowToStructByName[T]); err != nil {
 			return err
 		}
@@ -275,10 +272,7 @@ const (
 
 // lock returns the ids of those that are there, once it has their locks.
 func lock(ctx context.Context, tx pgx.Tx, sql string, ids []int64) ([]int64, error) {
-	rows, err := tx.Query(ctx, sql, ids)
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
+	rows, _ := tx.Query(ctx, sql, ids)
 	locked, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)

@@ -202,7 +202,7 @@ func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) (ids []i
 }
 
 func insertSome(ctx context.Context, tx pgx.Tx, rows []row) ([]int64, error) {
-	inserted, err := tx.Query(ctx, insertManySQL, pgx.StrictNamedArgs{
+	inserted, _ := tx.Query(ctx, insertManySQL, pgx.StrictNamedArgs{
 		"queues":       column(rows, func(r row) string { return r.Queue }),
 		"tasks":        column(rows, func(r row) string { return r.Task }),
 		"keys":         column(rows, func(r row) string { return r.Key }),
@@ -214,9 +214,6 @@ func insertSome(ctx context.Context, tx pgx.Tx, rows []row) ([]int64, error) {
 		"unique_keys":  column(rows, func(r row) string { return r.UniqueKey }),
 		"max_attempts": column(rows, func(r row) int { return r.MaxAttempts }),
 	})
-	if err != nil {
-		return nil, err
-	}
 	return pgx.CollectRows(inserted, pgx.RowTo[int64])
 }
 
