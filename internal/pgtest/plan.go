@@ -56,7 +56,7 @@ func explain(t testing.TB, pool *pgxpool.Pool, settings map[string]string, optio
 		if err != nil {
 			return err
 		}
-		defer tx.Conn().Deallocate(ctx, "explained")
+		defer func() { _ = tx.Conn().Deallocate(ctx, "explained") }()
 		if args == nil {
 			args = slices.Repeat([]string{"NULL"}, len(statement.ParamOIDs))
 		}
