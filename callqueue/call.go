@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -96,10 +97,7 @@ func (c *Client) check(index int, call Call) (row, error) {
 		return row{}, &InvalidCallError{Index: index, Field: field, Reason: fmt.Sprintf(reason, args...)}
 	}
 	for _, name := range []struct{ field, text string }{
-		{"Queue", call.Queue},
-		{"Task", call.Task},
-		{"Key", call.Key},
-		{"UniqueKey", call.UniqueKey},
+		{"Queue", call.Queue}, {"Task", call.Task}, {"Key", call.Key}, {"UniqueKey", call.UniqueKey},
 	} {
 		switch {
 		case len(name.text) > maxNameBytes:
@@ -157,12 +155,9 @@ func instant(t time.Time) *time.Time {
 // refusal turns Postgres's refusal of a call's values into an InvalidCallError, and returns other errors as they are.
 // check cannot know everything, for example that a database is not in UTF-8.
 func refusal(index int, err error) error {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok {
-		return err
-	}
-	switch pgErr.Code {
-	case "22P02", "22P05", "22021", "22003", "54000", "54001": // text, encoding, range; too large, too deep
+	// Text, encoding, range; too large, too deep.
+	codes := []string{"22P02", "22P05", "22021", "22003", "54000", "54001"}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains(codes, pgErr.Code) {
 		return &InvalidCallError{Index: index, Reason: "was refused by Postgres: " + pgErr.Message, cause: err}
 	}
 	return err

@@ -273,9 +273,5 @@ const (
 // lock returns the ids of those that are there, once it has their locks.
 func lock(ctx context.Context, tx pgx.Tx, sql string, ids []int64) ([]int64, error) {
 	rows, _ := tx.Query(ctx, sql, ids)
-	locked, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
-	return locked, nil
+	return pgx.CollectRows(rows, pgx.RowTo[int64])
 }

@@ -79,10 +79,10 @@ func inspect(text []byte) (flaw string, escaped bool) {
 					i += 6
 				}
 			}
-			if r == 0 {
+			switch {
+			case r == 0:
 				return `holds \u0000, which Postgres cannot store`, false
-			}
-			if utf16.IsSurrogate(r) {
+			case utf16.IsSurrogate(r):
 				return "holds half of a surrogate pair, which Postgres cannot store", false
 			}
 			escaped = escaped || r == utf8.RuneError
@@ -97,12 +97,9 @@ func inspect(text []byte) (flaw string, escaped bool) {
 	return "", escaped
 }
 
-// escape decodes the \uXXXX that the text starts with.
+// escape decodes the \uXXXX that the text, which is valid JSON, starts with.
 func escape(text []byte) rune {
-	n, err := strconv.ParseUint(string(text[2:6]), 16, 16)
-	if err != nil {
-		return 0 // cannot happen in valid JSON
-	}
+	n, _ := strconv.ParseUint(string(text[2:6]), 16, 16)
 	return rune(n)
 }
 
