@@ -139,7 +139,8 @@ func (c *Client) check(index int, call Call) (row, error) {
 	}
 	var err error
 	if r.Data, err = c.encode(call.Data); err != nil {
-		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: strings.TrimPrefix(err.Error(), "call data "), cause: err}
+		reason := strings.TrimPrefix(err.Error(), "call data ")
+		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: reason, cause: err}
 	}
 	return r, nil
 }

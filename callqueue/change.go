@@ -197,8 +197,8 @@ type change[T any] struct {
 // mostLocked bounds how many calls a transaction locks, so that none takes long.
 const mostLocked = 500
 
-// run changes calls, some in each transaction, and returns what was done, in the order of the ids. If some calls do not exist, the
-// error is a [*NotFoundError].
+// run changes calls, some in each transaction, and returns what was done, in the order of the ids. If some calls do not exist,
+// the error is a [*NotFoundError].
 func (ch change[T]) run(ctx context.Context, c *Client, ids []int64) ([]T, error) {
 	var asked, missing []int64 // each once
 	known := make(map[int64]*T, len(ids))

@@ -84,7 +84,8 @@ func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, erro
 const valuesSQL = `
 INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
 VALUES (@queue::text, @task::text, @key::text, @call_data::jsonb, @cost::bigint, @priority::smallint,
-    coalesce(@run_at::timestamptz, now()), @expires_at::timestamptz, nullif(@unique_key::text, ''), nullif(@max_attempts::integer, 0))`
+    coalesce(@run_at::timestamptz, now()), @expires_at::timestamptz, nullif(@unique_key::text, ''),
+    nullif(@max_attempts::integer, 0))`
 
 const returningSQL = `
 RETURNING id, CASE WHEN @wake::boolean THEN pg_notify('` + WakeChannel + `', '') END`
@@ -138,7 +139,8 @@ func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) (ids 
 			return nil, fmt.Errorf("insert calls: %w", refusal(-1, err))
 		}
 		var duplicate DuplicateError
-		queues, keys := column(rows, func(r row) string { return r.Queue }), column(rows, func(r row) string { return r.UniqueKey })
+		queues := column(rows, func(r row) string { return r.Queue })
+		keys := column(rows, func(r row) string { return r.UniqueKey })
 		err = db.QueryRow(ctx, findDuplicateSQL, queues, keys).Scan(&duplicate.Index, &duplicate.ID)
 		if err == nil {
 			return nil, &duplicate
@@ -228,7 +230,8 @@ func column[T any](rows []row, of func(row) T) []T {
 // The ids come in the order in which unnest gives the rows.
 const insertManySQL = `
 INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
-SELECT queue, task, key, call_data::jsonb, cost, priority, coalesce(run_at, now()), expires_at, nullif(unique_key, ''), nullif(max_attempts, 0)
+SELECT queue, task, key, call_data::jsonb, cost, priority, coalesce(run_at, now()), expires_at, nullif(unique_key, ''),
+    nullif(max_attempts, 0)
 FROM unnest(@queues::text[], @tasks::text[], @keys::text[], @data::text[], @costs::bigint[], @priorities::smallint[],
         @run_ats::timestamptz[], @expires_ats::timestamptz[], @unique_keys::text[], @max_attempts::integer[])
     AS c (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)

@@ -156,16 +156,14 @@ func Check(ctx context.Context, db interface {
 			return fmt.Errorf("read the schema's version: %w", err)
 		}
 	}
+	const has = "the database has schema version %d, and this callq %s %d"
 	switch want := Version(); {
 	case version == 0:
 		return &SchemaError{"callq's tables are not in this database", "run `callq migrate up`"}
 	case version < want:
-		return &SchemaError{fmt.Sprintf("the database has schema version %d, and this callq needs %d", version, want), "run `callq migrate up`"}
+		return &SchemaError{fmt.Sprintf(has, version, "needs", want), "run `callq migrate up`"}
 	case version > want:
-		return &SchemaError{
-			fmt.Sprintf("the database has schema version %d, and this callq knows %d", version, want),
-			"use a newer callq, or that one's `callq migrate down`",
-		}
+		return &SchemaError{fmt.Sprintf(has, version, "knows", want), "use a newer callq, or that one's `callq migrate down`"}
 	}
 	return nil
 }

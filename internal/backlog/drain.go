@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // The bounds of one drain. An inbox row is one flow, or, if it has many keys, as many flows as calls.
@@ -38,7 +39,10 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
 	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &last) })
-	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
+	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).Exec(func(done pgconn.CommandTag) error {
+		woken = done.RowsAffected()
+		return nil
+	})
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return t, fmt.Errorf("drain the inbox: %w", err)
 	}
@@ -99,7 +103,8 @@ const (
     SELECT count(*) AS inbox, max(at) AS last,
         coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
         min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
-        coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
+        coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows
+            AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
 ), `
 
@@ -159,7 +164,8 @@ const (
 
 	// placed numbers the segments: before the flow's head, or behind its tail.
 	drainPlaced = `placed AS MATERIALIZED (
-    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
+    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids,
+        coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
         CASE WHEN c.front THEN l.head - c.of + c.segment ELSE coalesce(l.tail, 0) + 1 + c.segment END AS seq
     FROM segments c
     LEFT JOIN LATERAL (
@@ -190,7 +196,8 @@ const (
 	// entered updates the flows. A new one is parked as long as those of its key that it may not pass.
 	drainEntered = `entered AS (
     INSERT INTO call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
-    SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
+    SELECT @queue, p.key, p.priority, p.task, p.calls,
+        coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
         (SELECT max(wake_at) FROM (
             SELECT wake_at FROM call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
         ) of_key)
@@ -205,40 +212,34 @@ const (
 )`
 )
 
-// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass one of a lower
-// priority number.
-const wakeDueSQL = `
-WITH woken AS (
-    UPDATE call_flows
-    SET wake_at = NULL
-    WHERE ctid = ANY (ARRAY(
-        SELECT c.ctid
-        FROM (
+// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass one of a lower priority
+// number.
+const wakeDueSQL = wakeFrom + `
             SELECT DISTINCT key
             FROM (
                 SELECT key FROM call_flows
                 WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
                 ORDER BY wake_at
                 LIMIT $4
-            ) due
-        ) k
-        CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
-        WHERE c.wake_at IS NOT NULL))
-    RETURNING 1
-)
-SELECT count(*) FROM woken`
+            ) due` + wakeTo
 
-const wakeKeysSQL = `
+const wakeKeysSQL = wakeFrom + `SELECT key FROM unnest($2::text[]) AS w (key)` + wakeTo
+
+// Between these stand the keys to wake.
+const (
+	wakeFrom = `
 UPDATE call_flows
 SET wake_at = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT c.ctid
-    FROM unnest($2::text[]) AS k (key)
+    FROM (`
+	wakeTo = `) AS k (key)
     CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
+)
 
-// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key into
-// the inbox, to go on from there; so it ends, however many flows a key has.
+// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key
+// into the inbox, to go on from there; so it ends, however many flows a key has.
 const wakeOnwardSQL = `
 WITH slice AS MATERIALIZED (
     SELECT ctid AS place, key, wake_at FROM call_flows

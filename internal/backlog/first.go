@@ -36,7 +36,9 @@ type Call struct {
 // flow. It skips rows that another transaction holds. passed are the entries at the same places that may not be claimed, and
 // ended ones behind them: give them to Requeue. Calls with more than maxData bytes of call_data are refused. Once checking that
 // has taken readFor, the other calls come unread.
-func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask) (calls []Call, passed []Entry, err error) {
+func First(
+	ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask,
+) (calls []Call, passed []Entry, err error) {
 	rows, _ := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
 	if calls, err = pgx.CollectRows(rows, pgx.RowToStructByName[Call]); err != nil {
 		return nil, nil, fmt.Errorf("lock the first calls: %w", err)
@@ -60,13 +62,15 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 	return calls, passed, err
 }
 
-// skipMost is how many ended calls a claim passes beside those that it asked for. A limit may let it ask for one at a time. Behind a
-// million cancelled calls, it would take hours to find the next that waits.
+// skipMost is how many ended calls a claim passes beside those that it asked for. A limit may let it ask for one at a time.
+// Behind a million cancelled calls, it would take hours to find the next that waits.
 const skipMost = 4096
 
 // pass returns the entries that were asked for and are not here. If nothing of a flow is, it also returns the ended ones behind
 // them, up to the first that waits. found is how many of each flow are here.
-func pass(ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool) (passed []Entry, err error) {
+func pass(
+	ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool,
+) (passed []Entry, err error) {
 	short, some, empty := slices.Clone(asks), false, int64(0) // only those whose calls did not all come
 	for i, n := range found {
 		if n == min(short[i].Want, short[i].Calls) {
@@ -138,8 +142,8 @@ func named(queue string, asks []Ask, args pgx.StrictNamedArgs) pgx.StrictNamedAr
 	return args
 }
 
-// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the index
-// and the LIMIT (TestPlans).
+// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the
+// index and the LIMIT (TestPlans).
 const entriesSQL = `
 WITH entries AS MATERIALIZED (
     SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
@@ -158,9 +162,9 @@ WITH entries AS MATERIALIZED (
     ) e
 )`
 
-// firstSQL reads call_data only if it may be over the bound: a number of 10 bytes may print 131,072 digits, and compressed data says
-// nothing of its length. It reads for a limited time, by the real clock, or a claim might never end. On a busy machine, that time
-// may not suffice for one call: so a claim reads one more (Read). A call that moved to another flow has an entry there too.
+// firstSQL reads call_data only if it may be over the bound: a number of 10 bytes may print 131,072 digits, and compressed data
+// says nothing of its length. It reads for a limited time, by the real clock, or a claim might never end. On a busy machine, that
+// time may not suffice for one call: so a claim reads one more (Read). A call that moved to another flow has an entry there too.
 const firstSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
@@ -184,15 +188,15 @@ CROSS JOIN LATERAL (
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND coalesce(c.run_at, c.created_at) <= @now
-      AND (callq_flow_name(c.queue, 'default'), callq_flow_name(c.key, ''), callq_priority(c.priority), callq_flow_name(c.task, 'http'))
-          = (@queue, e.key, e.priority, e.task)
+      AND callq_flow_name(c.queue, 'default') = @queue AND callq_flow_name(c.key, '') = e.key
+      AND callq_priority(c.priority) = e.priority AND callq_flow_name(c.task, 'http') = e.task
     FOR UPDATE SKIP LOCKED
 ) q
 ORDER BY e.ask, e.seq, e.place`
 
-// tooLongSQL measures the text of call_data, which a worker loads and an API gets. If few bytes could be much text, or the data is
-// compressed, Postgres might take seconds to print it, or fail. Then the size of the value, which is at most 4 times the text, and
-// the digits of large numbers come first.
+// tooLongSQL measures the text of call_data, which a worker loads and an API gets. If few bytes could be much text, or the data
+// is compressed, Postgres might take seconds to print it, or fail. Then the size of the value, which is at most 4 times the text,
+// and the digits of large numbers come first.
 const tooLongSQL = `CASE
         WHEN (pg_column_size(q.call_data) > 4096 OR pg_column_compression(q.call_data) IS NOT NULL)
             AND (pg_column_size(q.call_data #> '{}') > 5 * @most::bigint + 100 OR ` + digitsSQL + ` > @most::bigint)

@@ -75,7 +75,8 @@ func Park(b *pgx.Batch, queue string, now time.Time, parked []Parked) {
 		return
 	}
 	b.Queue(parkSQL, queue, column(parked, func(p Parked) string { return p.Key }),
-		column(parked, func(p Parked) int16 { return p.Priority }), column(parked, func(p Parked) time.Time { return now.Add(p.For) }))
+		column(parked, func(p Parked) int16 { return p.Priority }),
+		column(parked, func(p Parked) time.Time { return now.Add(p.For) }))
 }
 
 // Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows

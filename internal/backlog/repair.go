@@ -73,8 +73,8 @@ SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', '
 // notInBacklog is a condition on call_queue q.
 const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`
 
-// A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow would be in
-// the way of a later one's.
+// A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow
+// would be in the way of a later one's.
 const brokenSQL = `
 WITH broken AS MATERIALIZED (
     SELECT queue, key, priority, task
@@ -102,8 +102,8 @@ SELECT count(*) FROM broken WHERE queue = ANY($1)`
 const inboxOrphansSQL = `
 WITH said AS (
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
-        callq_priority(priority), count(*), array_agg(id)
+    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'),
+        callq_flow_name(key, ''), callq_priority(priority), count(*), array_agg(id)
     FROM call_queue q
     WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16

@@ -131,12 +131,12 @@ type Planned struct {
 func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole []string, statements map[string]Planned) {
 	t.Helper()
 	pool := New(t)
-	for _, state := range []struct{ name, sql string }{{"new", "SELECT"}, {"empty", "ANALYZE"}, {"full", fillSQL + ";\nANALYZE"}} {
-		if _, err := pool.Exec(t.Context(), state.sql); err != nil {
+	for _, state := range [][2]string{{"new", "SELECT"}, {"empty", "ANALYZE"}, {"full", fillSQL + ";\nANALYZE"}} {
+		if _, err := pool.Exec(t.Context(), state[1]); err != nil {
 			t.Fatal(err)
 		}
 		for name, s := range statements {
-			s.check(t, Plan(t, pool, settings, s.SQL), name+", on "+state.name+" tables", whole)
+			s.check(t, Plan(t, pool, settings, s.SQL), name+", on "+state[0]+" tables", whole)
 		}
 	}
 }
@@ -160,7 +160,8 @@ func (s Planned) check(t *testing.T, plan []Scan, name string, whole []string) {
 			t.Errorf("%s: %+v, the same for each row", name, scan)
 		}
 		used = append(used, s.Uses[i])
-		if limit := slices.Index(scan.Above, "Limit"); scan.Index == s.Ordered && (limit < 0 || slices.Contains(scan.Above[:limit], "Sort")) {
+		limit := slices.Index(scan.Above, "Limit")
+		if scan.Index == s.Ordered && (limit < 0 || slices.Contains(scan.Above[:limit], "Sort")) {
 			t.Errorf("%s: sorted, or read to its end: %+v", name, scan)
 		}
 	}
