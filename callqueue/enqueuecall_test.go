@@ -44,12 +44,7 @@ func enqueuer(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	config.MaxConns = 20
-	other, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(other.Close)
-	return other
+	return open(t, config)
 }
 
 //callq:guarantee 13
@@ -145,11 +140,7 @@ func TestEnqueueCallMaxData(t *testing.T) {
 	_, owner := newClient(t)
 	config := enqueuer(t, owner).Config()
 	config.ConnConfig.RuntimeParams["callq.max_data"] = "600000"
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	pool := open(t, config)
 	takes := func(bytes int) {
 		t.Helper()
 		if _, err := enqueueCall(t, pool, `call_data => to_jsonb(repeat('x', $1))`, bytes-2); err != nil {
