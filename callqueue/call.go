@@ -2,9 +2,9 @@ package callqueue
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -69,28 +69,27 @@ const (
 )
 
 const (
-	emptyData    = "{}"
 	maxNameBytes = 255
 	mostAttempts = 1000 // as of queues
 )
 
-// row is a call as it is written, with defaults except for times.
+// row is a call as it is written. A zero RunAt, ExpiresAt, UniqueKey or MaxAttempts stands for its default.
 type row struct {
-	id          int64
-	queue       string
-	task        string
-	key         string
-	data        string
-	cost        int64
-	priority    int
-	runAt       *time.Time
-	expiresAt   *time.Time
-	uniqueKey   *string
-	maxAttempts *int
+	Queue       string     `db:"queue"`
+	Task        string     `db:"task"`
+	Key         string     `db:"key"`
+	Data        string     `db:"call_data"`
+	Cost        int64      `db:"cost"`
+	Priority    int        `db:"priority"`
+	RunAt       *time.Time `db:"run_at"`
+	ExpiresAt   *time.Time `db:"expires_at"`
+	UniqueKey   string     `db:"unique_key"`
+	MaxAttempts int        `db:"max_attempts"`
+	Wake        bool       `db:"wake"`
 }
 
 // waits reports whether the call is for later, so that no dispatcher needs to wake. Go's clock is good enough for that.
-func (r *row) waits() bool { return r.runAt != nil && r.runAt.After(time.Now()) }
+func (r *row) waits() bool { return r.RunAt != nil && r.RunAt.After(time.Now()) }
 
 // check returns the call as a row. The error says what Postgres or a dispatcher would refuse in it.
 func (c *Client) check(index int, call Call) (row, error) {
@@ -98,10 +97,7 @@ func (c *Client) check(index int, call Call) (row, error) {
 		return row{}, &InvalidCallError{Index: index, Field: field, Reason: fmt.Sprintf(reason, args...)}
 	}
 	for _, name := range []struct{ field, text string }{
-		{"Queue", call.Queue},
-		{"Task", call.Task},
-		{"Key", call.Key},
-		{"UniqueKey", call.UniqueKey},
+		{"Queue", call.Queue}, {"Task", call.Task}, {"Key", call.Key}, {"UniqueKey", call.UniqueKey},
 	} {
 		switch {
 		case len(name.text) > maxNameBytes:
@@ -121,70 +117,32 @@ func (c *Client) check(index int, call Call) (row, error) {
 		}
 	}
 	r := row{
-		queue:       cmp.Or(call.Queue, "default"),
-		task:        cmp.Or(call.Task, "http"),
-		key:         call.Key,
-		cost:        cmp.Or(call.Cost, 1),
-		priority:    DefaultPriority,
-		runAt:       instant(call.RunAt),
-		expiresAt:   instant(call.ExpiresAt),
-		uniqueKey:   given(call.UniqueKey),
-		maxAttempts: given(call.MaxAttempts),
-	}
-	if call.Priority != nil {
-		r.priority = *call.Priority
+		Queue:       cmp.Or(call.Queue, "default"),
+		Task:        cmp.Or(call.Task, "http"),
+		Key:         call.Key,
+		Cost:        cmp.Or(call.Cost, 1),
+		Priority:    *cmp.Or(call.Priority, new(DefaultPriority)),
+		RunAt:       instant(call.RunAt),
+		ExpiresAt:   instant(call.ExpiresAt),
+		UniqueKey:   call.UniqueKey,
+		MaxAttempts: call.MaxAttempts,
 	}
 	switch {
-	case r.cost < 1:
-		return refuse("Cost", "is %d, less than 1", r.cost)
-	case r.priority < MinPriority || r.priority > MaxPriority:
-		return refuse("Priority", "is %d, outside %d to %d", r.priority, MinPriority, MaxPriority)
-	case call.MaxAttempts < 0 || call.MaxAttempts > mostAttempts:
-		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, mostAttempts)
-	case r.runAt != nil && r.expiresAt != nil && r.expiresAt.Before(*r.runAt):
+	case r.Cost < 1:
+		return refuse("Cost", "is %d, less than 1", r.Cost)
+	case r.Priority < MinPriority || r.Priority > MaxPriority:
+		return refuse("Priority", "is %d, outside %d to %d", r.Priority, MinPriority, MaxPriority)
+	case r.MaxAttempts < 0 || r.MaxAttempts > mostAttempts:
+		return refuse("MaxAttempts", "is %d, outside 0 to %d", r.MaxAttempts, mostAttempts)
+	case r.RunAt != nil && r.ExpiresAt != nil && r.ExpiresAt.Before(*r.RunAt):
 		return refuse("ExpiresAt", "is before it is due")
 	}
-	data, err := c.encode(call.Data)
-	if err != nil {
-		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: strings.TrimPrefix(err.Error(), "call data "), cause: err}
+	var err error
+	if r.Data, err = c.encode(call.Data); err != nil {
+		reason := strings.TrimPrefix(err.Error(), "call data ")
+		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: reason, cause: err}
 	}
-	r.data = data
 	return r, nil
-}
-
-// encode returns the data as JSON that jsonb stores.
-func (c *Client) encode(data any) (string, error) {
-	var text []byte
-	var marshalled bool
-	switch d := data.(type) {
-	case nil:
-		return emptyData, nil
-	case json.RawMessage:
-		text = d
-	case []byte:
-		text = d
-	default:
-		marshalled = true
-		var err error
-		if text, err = json.Marshal(data); err != nil {
-			return "", err
-		}
-	}
-	if text == nil {
-		return emptyData, nil
-	}
-	if len(text) > c.maxData {
-		return "", fmt.Errorf("%w: %d bytes, of at most %d", ErrTooLarge, len(text), c.maxData)
-	}
-	flaw, replaced := inspect(text)
-	switch {
-	case flaw != "":
-		return "", errors.New(flaw)
-	case marshalled && replaced:
-		// json.Marshal writes this escape for bytes that are not UTF-8, and U+FFFD itself as it is.
-		return "", errors.New(`is not valid UTF-8 (json.Marshal wrote \ufffd)`)
-	}
-	return string(text), nil
 }
 
 // instant returns nil for the zero time of any location.
@@ -195,24 +153,12 @@ func instant(t time.Time) *time.Time {
 	return &t
 }
 
-// given returns nil for a zero value, which stands for the default.
-func given[T comparable](value T) *T {
-	var zero T
-	if value == zero {
-		return nil
-	}
-	return &value
-}
-
 // refusal turns Postgres's refusal of a call's values into an InvalidCallError, and returns other errors as they are.
 // check cannot know everything, for example that a database is not in UTF-8.
 func refusal(index int, err error) error {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok {
-		return err
-	}
-	switch pgErr.Code {
-	case "22P02", "22P05", "22021", "22003", "54000", "54001": // text, encoding, range; too large, too deep
+	// Text, encoding, range; too large, too deep.
+	codes := []string{"22P02", "22P05", "22021", "22003", "54000", "54001"}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains(codes, pgErr.Code) {
 		return &InvalidCallError{Index: index, Reason: "was refused by Postgres: " + pgErr.Message, cause: err}
 	}
 	return err

@@ -31,8 +31,6 @@ var ErrTooLarge = errors.New("call data is too large")
 // ErrNotFound means that there is no such call: it was never inserted, was deleted, or retention removed it.
 var ErrNotFound = errors.New("no such call")
 
-const defaultMaxData = 256 << 10
-
 // Client inserts, gets and changes calls. Goroutines may share it. It needs no closing.
 type Client struct {
 	pool    *pgxpool.Pool
@@ -54,7 +52,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
 	}
-	c := &Client{pool: pool, maxData: defaultMaxData}
+	c := &Client{pool: pool, maxData: 256 << 10}
 	c.waker.send = c.wakeAlone
 	for _, opt := range opts {
 		opt(c)
@@ -71,3 +69,41 @@ func (c *Client) wakeAlone() {
 	defer cancel()
 	_, _ = c.pool.Exec(ctx, wakeSQL)
 }
+
+// Status is the state of a call.
+type Status string
+
+// A call is new or error while it waits, and dispatched while it has an open attempt. In the other statuses it has
+// ended.
+const (
+	StatusNew        Status = "new"
+	StatusDispatched Status = "dispatched"
+	StatusDone       Status = "done"
+	StatusError      Status = "error"     // will be tried again at run_at
+	StatusFailed     Status = "failed"    // gave up; the error message says why
+	StatusCancelled  Status = "cancelled" // by an operator
+)
+
+// Statuses returns all statuses.
+func Statuses() []Status {
+	return []Status{StatusNew, StatusDispatched, StatusDone, StatusError, StatusFailed, StatusCancelled}
+}
+
+// Final reports whether a call with this status has ended: only a retry changes it.
+func (s Status) Final() bool {
+	return s == StatusDone || s == StatusFailed || s == StatusCancelled
+}
+
+// Outcome is how an attempt ended, as the ledger records it.
+type Outcome string
+
+// How an attempt ends. Error, permanent and lost count towards max_attempts.
+const (
+	OutcomeDone      Outcome = "done"
+	OutcomeError     Outcome = "error"     // may be tried again
+	OutcomePermanent Outcome = "permanent" // would fail again
+	OutcomeLost      Outcome = "lost"      // its worker never reported; the request may have been sent
+	OutcomeNotSent   Outcome = "not_sent"  // provably never sent: nothing was charged
+	OutcomeSnoozed   Outcome = "snoozed"   // postponed by its handler
+	OutcomeCancelled Outcome = "cancelled"
+)

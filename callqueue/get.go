@@ -47,10 +47,7 @@ type Record struct {
 //
 // The role needs SELECT on call_queue, call_open and call_attempts.
 func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
-	rows, err := c.pool.Query(ctx, getSQL, id)
-	if err != nil {
-		return nil, fmt.Errorf("get call: %w", err)
-	}
+	rows, _ := c.pool.Query(ctx, getSQL, id)
 	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Record])
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, ErrNotFound

@@ -2,20 +2,11 @@ package callqueue_test
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/callq/callq/callqueue"
 )
-
-func TestGetNotFound(t *testing.T) {
-	t.Parallel()
-	client, _ := newClient(t)
-	if _, err := client.Get(t.Context(), 1); !errors.Is(err, callqueue.ErrNotFound) {
-		t.Errorf("got %v, want ErrNotFound", err)
-	}
-}
 
 // The rows are what an ORM or psql may write; the JSON is what `calls get -o json` promises.
 func TestGetPlainSQL(t *testing.T) {

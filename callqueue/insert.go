@@ -4,9 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
+
+// DuplicateError says which call of a batch has the unique key of another. Nothing was written. errors.Is finds
+// [ErrDuplicate] in it.
+type DuplicateError struct {
+	// Index is the call's index in the slice given to InsertMany.
+	Index int
+	// ID is the unfinished call that has the key, or 0 if that is an earlier call of the same batch.
+	ID int64
+}
+
+func (e *DuplicateError) Error() string {
+	if e.ID == 0 {
+		return fmt.Sprintf("index %d: an earlier call of the batch has the same unique key", e.Index)
+	}
+	return fmt.Sprintf("index %d: %v: %d", e.Index, ErrDuplicate, e.ID)
+}
+
+// Unwrap returns [ErrDuplicate].
+func (e *DuplicateError) Unwrap() error { return ErrDuplicate }
 
 // querier is a pool or a transaction.
 type querier interface {
@@ -34,21 +56,21 @@ func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, erro
 		return 0, err
 	}
 	sql := insertSQL
-	if r.uniqueKey != nil {
+	if r.UniqueKey != "" {
 		sql = insertUniqueSQL
 	}
 	// If neither statement returns a row, the other call ended between them.
 	for {
 		var id int64
-		args := r.args(!r.waits() && c.waker.now())
-		err := db.QueryRow(ctx, sql, args).Scan(&id, nil)
+		r.Wake = !r.waits() && c.waker.now()
+		err := db.QueryRow(ctx, sql, pgx.StrictStructArgs(r)).Scan(&id, nil)
 		if err == nil {
 			return id, nil
 		}
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return 0, fmt.Errorf("insert call: %w", refusal(0, err))
 		}
-		err = db.QueryRow(ctx, duplicateSQL, r.queue, *r.uniqueKey).Scan(&id)
+		err = db.QueryRow(ctx, duplicateSQL, r.Queue, r.UniqueKey).Scan(&id)
 		if err == nil {
 			return id, ErrDuplicate
 		}
@@ -58,39 +80,159 @@ func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, erro
 	}
 }
 
-func (r *row) args(wake bool) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{
-		"queue":        r.queue,
-		"task":         r.task,
-		"key":          r.key,
-		"call_data":    r.data,
-		"cost":         r.cost,
-		"priority":     r.priority,
-		"run_at":       r.runAt,
-		"expires_at":   r.expiresAt,
-		"unique_key":   r.uniqueKey,
-		"max_attempts": r.maxAttempts,
-		"wake":         wake,
-	}
-}
-
+// A zero value is the default, except that row has those of queue, task, cost and priority.
 const valuesSQL = `
-INSERT INTO call_queue
-    (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
-VALUES
-    (@queue::text, @task::text, @key::text, @call_data::jsonb, @cost::bigint, @priority::smallint,
-     coalesce(@run_at::timestamptz, now()), @expires_at::timestamptz, @unique_key::text, @max_attempts::integer)`
+INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+VALUES (@queue::text, @task::text, @key::text, @call_data::jsonb, @cost::bigint, @priority::smallint,
+    coalesce(@run_at::timestamptz, now()), @expires_at::timestamptz, nullif(@unique_key::text, ''),
+    nullif(@max_attempts::integer, 0))`
 
 const returningSQL = `
 RETURNING id, CASE WHEN @wake::boolean THEN pg_notify('` + WakeChannel + `', '') END`
 
 const insertSQL = valuesSQL + returningSQL
 
-// Returns no row for a duplicate, and does not abort the transaction. Kept apart from insertSQL
-// because a speculative insert writes more WAL. Uses call_queue_unique_idx.
+// Returns no row for a duplicate, and does not abort the transaction. Kept apart from insertSQL because a speculative insert
+// writes more WAL. Uses call_queue_unique_idx.
 const insertUniqueSQL = valuesSQL + `
 ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING` + returningSQL
 
 // Uses call_queue_unique_idx. The key is NULL on a call that has ended.
 const duplicateSQL = `
 SELECT id FROM call_queue WHERE coalesce(queue, 'default') = $1::text AND unique_key = $2::text`
+
+// InsertMany writes all calls or none, and returns their ids in the order given. If one call is invalid it writes none
+// and returns an [*InvalidCallError]; for a duplicate unique key, a [*DuplicateError].
+func (c *Client) InsertMany(ctx context.Context, calls []Call) ([]int64, error) {
+	return c.insertMany(ctx, c.pool, calls)
+}
+
+// InsertManyTx is [Client.InsertMany] in your transaction, under a savepoint: the transaction stays usable whatever is
+// refused.
+func (c *Client) InsertManyTx(ctx context.Context, tx pgx.Tx, calls []Call) ([]int64, error) {
+	return c.insertMany(ctx, tx, calls)
+}
+
+func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) (ids []int64, err error) {
+	if len(calls) == 0 {
+		return nil, nil
+	}
+	rows, err := c.checkAll(calls)
+	if err != nil {
+		return nil, err
+	}
+	// The other call may end before it is looked up, hence again; not for ever, since a snapshot older than it (REPEATABLE
+	// READ) never shows it.
+	for turn := 1; ; turn++ {
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+			ids, err = c.insertRows(ctx, tx, rows)
+			return err
+		})
+		if err == nil {
+			return ids, nil
+		}
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		if ok && pgErr.Code == "40P01" && turn < 10 {
+			continue // another batch has taken the same unique keys in another order: it has them now
+		}
+		if !ok || pgErr.ConstraintName != "call_queue_unique_idx" || turn == 10 {
+			return nil, fmt.Errorf("insert calls: %w", refusal(-1, err))
+		}
+		var duplicate DuplicateError
+		queues := column(rows, func(r row) string { return r.Queue })
+		keys := column(rows, func(r row) string { return r.UniqueKey })
+		err = db.QueryRow(ctx, findDuplicateSQL, queues, keys).Scan(&duplicate.Index, &duplicate.ID)
+		if err == nil {
+			return nil, &duplicate
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return nil, fmt.Errorf("look up duplicate: %w", err)
+		}
+	}
+}
+
+// The first call of a batch whose unique key an unfinished call has. Uses call_queue_unique_idx.
+const findDuplicateSQL = `
+SELECT given.n - 1, q.id
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS given (queue, unique_key, n)
+JOIN call_queue q ON coalesce(q.queue, 'default') = given.queue AND q.unique_key = nullif(given.unique_key, '')
+ORDER BY given.n
+LIMIT 1`
+
+func (c *Client) checkAll(calls []Call) ([]row, error) {
+	type name struct{ queue, key string }
+	seen := make(map[name]bool)
+	rows := make([]row, len(calls))
+	for i, call := range calls {
+		r, err := c.check(i, call)
+		if err != nil {
+			return nil, err
+		}
+		if n := (name{r.Queue, r.UniqueKey}); n.key != "" {
+			if seen[n] {
+				return nil, &DuplicateError{Index: i}
+			}
+			seen[n] = true
+		}
+		rows[i] = r
+	}
+	return rows, nil
+}
+
+// statementRows and statementBytes bound what one statement of a batch writes: Postgres takes no more than 1 GB at once.
+const (
+	statementRows  = 10_000
+	statementBytes = 16 << 20
+)
+
+func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) (ids []int64, err error) {
+	for rest := rows; len(rest) > 0; {
+		n, bytes := 0, 0
+		for ; n < len(rest) && n < statementRows && bytes < statementBytes; n++ {
+			bytes += len(rest[n].Data)
+		}
+		some, err := insertSome(ctx, tx, rest[:n])
+		if err != nil {
+			return nil, err
+		}
+		ids, rest = append(ids, some...), rest[n:]
+	}
+	if slices.ContainsFunc(rows, func(r row) bool { return !r.waits() }) && c.waker.now() {
+		_, err = tx.Exec(ctx, wakeSQL)
+	}
+	return ids, err
+}
+
+func insertSome(ctx context.Context, tx pgx.Tx, rows []row) ([]int64, error) {
+	inserted, _ := tx.Query(ctx, insertManySQL, pgx.StrictNamedArgs{
+		"queues":       column(rows, func(r row) string { return r.Queue }),
+		"tasks":        column(rows, func(r row) string { return r.Task }),
+		"keys":         column(rows, func(r row) string { return r.Key }),
+		"data":         column(rows, func(r row) string { return r.Data }),
+		"costs":        column(rows, func(r row) int64 { return r.Cost }),
+		"priorities":   column(rows, func(r row) int { return r.Priority }),
+		"run_ats":      column(rows, func(r row) *time.Time { return r.RunAt }),
+		"expires_ats":  column(rows, func(r row) *time.Time { return r.ExpiresAt }),
+		"unique_keys":  column(rows, func(r row) string { return r.UniqueKey }),
+		"max_attempts": column(rows, func(r row) int { return r.MaxAttempts }),
+	})
+	return pgx.CollectRows(inserted, pgx.RowTo[int64])
+}
+
+func column[T any](rows []row, of func(row) T) []T {
+	list := make([]T, len(rows))
+	for i, r := range rows {
+		list[i] = of(r)
+	}
+	return list
+}
+
+// The ids come in the order in which unnest gives the rows.
+const insertManySQL = `
+INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+SELECT queue, task, key, call_data::jsonb, cost, priority, coalesce(run_at, now()), expires_at, nullif(unique_key, ''),
+    nullif(max_attempts, 0)
+FROM unnest(@queues::text[], @tasks::text[], @keys::text[], @data::text[], @costs::bigint[], @priorities::smallint[],
+        @run_ats::timestamptz[], @expires_ats::timestamptz[], @unique_keys::text[], @max_attempts::integer[])
+    AS c (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+RETURNING id`

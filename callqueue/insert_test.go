@@ -356,16 +356,22 @@ func another(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) (*c
 	t.Helper()
 	config := base.Config()
 	change(config)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	pool := open(t, config)
 	client, err := callqueue.New(pool)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client, pool
+}
+
+func open(t *testing.T, config *pgxpool.Config) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
 }
 
 // onStatement is a tracer that is called with each statement before it is sent.

@@ -15,7 +15,6 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -78,17 +77,7 @@ func TestRetry(t *testing.T) {
 	if got, err := client.RetryDone(t.Context(), 1); err != nil || !got[0].Retried {
 		t.Errorf("what is done, when asked for: %+v, %v", got, err)
 	}
-	verify := func() {
-		t.Helper()
-		report, err := verify.Run(t.Context(), pool, verify.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, v := range report.Findings {
-			t.Errorf("found %+v", v)
-		}
-	}
-	verify()
+	verified(t, pool)
 
 	// It counts from then on, from its next attempt's number.
 	exec(t, pool, claimSQL, 2)
@@ -99,7 +88,7 @@ func TestRetry(t *testing.T) {
 		t.Fatal(closed, err)
 	}
 	isSo(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
-	verify()
+	verified(t, pool)
 }
 
 // An attempt of a cancelled call is being closed while it is retried: it counts as open until that has
@@ -122,7 +111,7 @@ func TestRetryMeetsAClosing(t *testing.T) {
 		}
 		retried <- got[0]
 	}()
-	awaitLockWait(t, pool)
+	awaitLock(t, pool, 1)
 	if err := closing.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -211,13 +200,7 @@ func TestChangesRace(t *testing.T) {
 	all.Wait()
 	isSo(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
 	isSo(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
-	report, err := verify.Run(t.Context(), pool, verify.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range report.Findings {
-		t.Errorf("found %+v", v)
-	}
+	verified(t, pool)
 }
 
 const claimSomeSQL = `

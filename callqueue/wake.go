@@ -27,8 +27,7 @@ type waker struct {
 
 	mu    sync.Mutex
 	said  time.Time
-	later *time.Timer
-	armed bool // an insert relies on later
+	later *time.Timer // nil: no insert relies on it
 }
 
 // now reports whether the insert that is about to be written sends a wake itself.
@@ -39,22 +38,19 @@ func (w *waker) now() bool {
 	due := now.Sub(w.said) >= wakeEvery
 	if due {
 		w.said = now
-	} else {
-		w.armed = true
 	}
 	switch {
-	case !w.armed:
-	case w.later == nil:
-		w.later = time.AfterFunc(wakeEvery, w.sendLater)
-	default:
+	case w.later != nil:
 		w.later.Reset(wakeEvery)
+	case !due:
+		w.later = time.AfterFunc(wakeEvery, w.sendLater)
 	}
 	return due
 }
 
 func (w *waker) sendLater() {
 	w.mu.Lock()
-	w.said, w.armed = time.Now(), false
+	w.said, w.later = time.Now(), nil
 	w.mu.Unlock()
 	w.send()
 }

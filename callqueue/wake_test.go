@@ -97,7 +97,7 @@ func TestInsertWakes(t *testing.T) {
 		w := &client.waker
 		for said, armed := time.Now(), true; armed || time.Since(said) < wakeEvery; {
 			w.mu.Lock()
-			said, armed = w.said, w.armed
+			said, armed = w.said, w.later != nil
 			w.mu.Unlock()
 		}
 	}

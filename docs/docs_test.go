@@ -12,6 +12,14 @@ import (
 	"testing"
 )
 
+// TestMain runs the tests in the repository's root: the pages name files from there.
+func TestMain(m *testing.M) {
+	if err := os.Chdir(".."); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
 // generated are the documents that tests write. Their words stand in the code.
 func generated() []string {
 	return []string{"docs/cli.md", "docs/configuration.md", "docs/guarantee-tests.md"}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // The bounds of one drain. An inbox row is one flow, or, if it has many keys, as many flows as calls.
@@ -26,16 +27,22 @@ type Drained struct {
 // from since on; zero: everything.
 func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
-	var n, woken int64
-	var keys []string
+	var inbox, woken int64
+	var keys []string // of which one may no longer be blocked
 	var onward *string
 	var last *time.Time
-	from := bound(since)
-	var asks pgx.Batch
+	var from *time.Time // nil: the beginning of time
+	if !since.IsZero() {
+		from = &since
+	}
+	var asks, wakes pgx.Batch
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
-	}).QueryRow(func(row pgx.Row) error { return row.Scan(&n, &keys, &onward, &t.All, &last) })
-	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).QueryRow(func(row pgx.Row) error { return row.Scan(&woken) })
+	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &last) })
+	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).Exec(func(done pgconn.CommandTag) error {
+		woken = done.RowsAffected()
+		return nil
+	})
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return t, fmt.Errorf("drain the inbox: %w", err)
 	}
@@ -47,28 +54,21 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	case last != nil:
 		t.UpTo = *last
 	}
-	t.Some = n+woken > 0
-	if len(keys) == 0 && onward == nil {
-		return t, nil
+	t.Some = inbox+woken > 0
+	if len(keys) > 0 {
+		wakes.Queue(wakeKeysSQL, queue, keys)
 	}
-	var wakes pgx.Batch
-	wakes.Queue(wakeKeysSQL, queue, keys)
 	if onward != nil {
 		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
 		t.All = false // perhaps: wakeOnwardSQL may enter the next key into the inbox
+	}
+	if wakes.Len() == 0 {
+		return t, nil
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
 	}
 	return t, nil
-}
-
-// bound is nil for the beginning of time.
-func bound(since time.Time) *time.Time {
-	if since.IsZero() {
-		return nil
-	}
-	return &since
 }
 
 // drainSQL files the calls of due inbox rows into segments of their flows.
@@ -103,28 +103,21 @@ const (
     SELECT count(*) AS inbox, max(at) AS last,
         coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
         min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
-        coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows AND coalesce(sum(calls), 0) < @calls::bigint AS whole
+        coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows
+            AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
 ), `
 
 	// ranked decides which calls go to the front of their flow: those that wait again, and were due before the flow's
 	// first call (they were claimed, and not sent).
-	drainRanked = `known AS MATERIALIZED (
-    SELECT key, priority, task, at, calls, ids || '{}'::bigint[] AS ids, keys, again
-    FROM due
-    WHERE ids IS NOT NULL
-), ranked AS MATERIALIZED (
-    SELECT key, priority, task, at, calls, ids, keys, false AS front
-    FROM known
-    WHERE NOT again
-    UNION ALL
-    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids, NULL, coalesce(f.front, false) AS front
-    FROM known d
+	drainRanked = `ranked AS MATERIALIZED (
+    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, d.keys, coalesce(f.front, false) AS front
+    FROM due d
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
         FROM (
             SELECT head, consumed FROM call_flows
-            WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
+            WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
         ) l
         CROSS JOIN LATERAL (
             SELECT i.id
@@ -139,7 +132,7 @@ const (
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
     ) f ON true
-    WHERE d.again
+    WHERE d.ids IS NOT NULL
 ), `
 
 	// segments cuts the calls into segments of 256. Rows of 256 calls or more are cut as they are: to sort each call would
@@ -171,7 +164,8 @@ const (
 
 	// placed numbers the segments: before the flow's head, or behind its tail.
 	drainPlaced = `placed AS MATERIALIZED (
-    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
+    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids,
+        coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
         CASE WHEN c.front THEN l.head - c.of + c.segment ELSE coalesce(l.tail, 0) + 1 + c.segment END AS seq
     FROM segments c
     LEFT JOIN LATERAL (
@@ -202,7 +196,8 @@ const (
 	// entered updates the flows. A new one is parked as long as those of its key that it may not pass.
 	drainEntered = `entered AS (
     INSERT INTO call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
-    SELECT @queue, p.key, p.priority, p.task, p.calls, coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
+    SELECT @queue, p.key, p.priority, p.task, p.calls,
+        coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
         (SELECT max(wake_at) FROM (
             SELECT wake_at FROM call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
         ) of_key)
@@ -217,40 +212,34 @@ const (
 )`
 )
 
-// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass one of a lower
-// priority number.
-const wakeDueSQL = `
-WITH woken AS (
-    UPDATE call_flows
-    SET wake_at = NULL
-    WHERE ctid = ANY (ARRAY(
-        SELECT c.ctid
-        FROM (
+// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass one of a lower priority
+// number.
+const wakeDueSQL = wakeFrom + `
             SELECT DISTINCT key
             FROM (
                 SELECT key FROM call_flows
                 WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
                 ORDER BY wake_at
                 LIMIT $4
-            ) due
-        ) k
-        CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
-        WHERE c.wake_at IS NOT NULL))
-    RETURNING 1
-)
-SELECT count(*) FROM woken`
+            ) due` + wakeTo
 
-const wakeKeysSQL = `
+const wakeKeysSQL = wakeFrom + `SELECT key FROM unnest($2::text[]) AS w (key)` + wakeTo
+
+// Between these stand the keys to wake.
+const (
+	wakeFrom = `
 UPDATE call_flows
 SET wake_at = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT c.ctid
-    FROM unnest($2::text[]) AS k (key)
+    FROM (`
+	wakeTo = `) AS k (key)
     CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
+)
 
-// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key into
-// the inbox, to go on from there; so it ends, however many flows a key has.
+// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key
+// into the inbox, to go on from there; so it ends, however many flows a key has.
 const wakeOnwardSQL = `
 WITH slice AS MATERIALIZED (
     SELECT ctid AS place, key, wake_at FROM call_flows

@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/internal/backlog"
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 )
 
 // A name that no index could hold keeps no other call from its flow: such a call is in a flow too, where
@@ -65,10 +66,7 @@ func TestWakeAllComesToAnEnd(t *testing.T) {
 			q.exec(`UPDATE call_flows SET wake_at = now() + interval '2 h'`)
 			q.tx(func(ctx context.Context, tx pgx.Tx) error { return backlog.WakeAll(ctx, tx, []string{"q"}) })
 			for range 5 { // slices
-				q.tx(func(ctx context.Context, tx pgx.Tx) error {
-					_, err := backlog.Drain(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Minute))
-					return err
-				})
+				q.drainOnce(time.Now().Add(time.Minute))
 			}
 			if n := q.value(`SELECT count(*) FROM call_inbox`); n > 0 {
 				t.Errorf("%d inbox are left", n)
@@ -115,5 +113,62 @@ func TestPackedNumbersAreMeasured(t *testing.T) {
 			}
 			return err
 		})
+	}
+}
+
+// Behind many calls that have ended, the next that waits is found by a few claims, though each asks for one call; and
+// none that waits is passed.
+func TestEndedCallsAreSkipped(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]string{"of one key": `'k'`, "of some": `'k' || id % 3`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(t)
+			q.exec(`INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 10000)`)
+			q.exec(`UPDATE call_queue SET key = ` + key)
+			q.drain()
+			q.exec(`UPDATE call_queue SET status = CASE id % 2 WHEN 0 THEN 'cancelled' ELSE 'done' END WHERE id NOT IN (300, 6000, 9001)`)
+			q.exec(`DELETE FROM call_queue WHERE id BETWEEN 7000 AND 8000`)
+			var claimed []int64
+			for range 9 {
+				claimed = append(claimed, q.claim(1)...)
+				q.sound()
+			}
+			if want := []int64{300, 6000, 9001}; !slices.Equal(slices.Sorted(slices.Values(claimed)), want) {
+				t.Errorf("nine claims took %v, want %v", claimed, want)
+			}
+		})
+	}
+}
+
+// A call that waits again while claims skip it comes out all the same, and what is locked meanwhile too.
+func TestSkippedCallsWaitAgain(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'k' FROM generate_series(1, 30000)`)
+	q.drain()
+	q.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id % 1000 > 0`)
+	var all errgroup.Group
+	for from := range 4 {
+		all.Go(func() error {
+			for id := 1 + from; id < 30_000; id += 97 {
+				if _, err := q.pool.Exec(t.Context(), `UPDATE call_queue SET status = 'new' WHERE id = $1 AND status = 'cancelled'`, id); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for range 60 {
+		q.claim(1)
+	}
+	if err := all.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	q.sound()
+	q.drain()
+	q.claimAll()
+	if n := q.value(`SELECT count(*) FROM call_queue WHERE status = 'new'`); n > 0 {
+		t.Errorf("%d calls never came out", n)
 	}
 }

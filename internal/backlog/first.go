@@ -1,7 +1,6 @@
 package backlog
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -37,21 +36,12 @@ type Call struct {
 // flow. It skips rows that another transaction holds. passed are the entries at the same places that may not be claimed, and
 // ended ones behind them: give them to Requeue. Calls with more than maxData bytes of call_data are refused. Once checking that
 // has taken readFor, the other calls come unread.
-func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask) (calls []Call, passed []Entry, err error) {
-	rows, err := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
-	if err != nil {
-		return nil, nil, fmt.Errorf("lock the first calls: %w", err)
-	}
+func First(
+	ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData int64, readFor time.Duration, asks []Ask,
+) (calls []Call, passed []Entry, err error) {
+	rows, _ := tx.Query(ctx, firstSQL, named(queue, asks, pgx.StrictNamedArgs{"now": now, "most": maxData, "read_for": readFor}))
 	if calls, err = pgx.CollectRows(rows, pgx.RowToStructByName[Call]); err != nil {
 		return nil, nil, fmt.Errorf("lock the first calls: %w", err)
-	}
-	slices.SortFunc(calls, func(a, b Call) int {
-		return cmp.Or(cmp.Compare(a.Ask, b.Ask), cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Place, b.Place))
-	})
-	for i := range calls {
-		if c := &calls[i]; c.Refusal != nil && *c.Refusal == "" {
-			c.Refusal, c.Unread = nil, true
-		}
 	}
 	found := make([]int64, len(asks))
 	here, twice := make(map[Entry]bool, len(calls)), make(map[int64]bool, len(calls))
@@ -63,52 +53,55 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, maxData 
 		here[c.Entry], twice[c.ID] = true, true
 		return false
 	})
+	for i := range calls {
+		if c := &calls[i]; c.Refusal != nil && *c.Refusal == "" {
+			c.Refusal, c.Unread = nil, true
+		}
+	}
 	passed, err = pass(ctx, tx, queue, asks, found, here)
 	return calls, passed, err
 }
 
-// skipMost is how many ended calls a claim passes beside those that it asked for. A limit may let it ask for one at a time. Behind a
-// million cancelled calls, it would take hours to find the next that waits.
+// skipMost is how many ended calls a claim passes beside those that it asked for. A limit may let it ask for one at a time.
+// Behind a million cancelled calls, it would take hours to find the next that waits.
 const skipMost = 4096
 
-// pass returns the entries that were asked for and are not among calls. If nothing of a flow is, it also returns the ended ones
-// behind them, up to the first that waits.
-func pass(ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool) (passed []Entry, err error) {
-	short, empty := slices.Clone(asks), int64(0) // only those whose calls did not all come
-	for i := range short {
-		switch l := &short[i]; found[i] {
-		case min(l.Want, l.Calls):
-			l.Want = 0
-		case 0:
+// pass returns the entries that were asked for and are not here. If nothing of a flow is, it also returns the ended ones behind
+// them, up to the first that waits. found is how many of each flow are here.
+func pass(
+	ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int64, here map[Entry]bool,
+) (passed []Entry, err error) {
+	short, some, empty := slices.Clone(asks), false, int64(0) // only those whose calls did not all come
+	for i, n := range found {
+		if n == min(short[i].Want, short[i].Calls) {
+			short[i].Want = 0
+			continue
+		}
+		some = true
+		if n == 0 {
 			empty++
 		}
 	}
-	for i := range short {
-		if l := &short[i]; l.Want > 0 && found[i] == 0 {
+	if !some {
+		return nil, nil
+	}
+	for i, n := range found {
+		if l := &short[i]; n == 0 && l.Want > 0 {
 			l.Want = min(l.Want+skipMost/empty, l.Calls)
 		}
 	}
-	if !slices.ContainsFunc(short, func(a Ask) bool { return a.Want > 0 }) {
-		return nil, nil
-	}
-	rows, err := tx.Query(ctx, passSQL, named(queue, short, pgx.StrictNamedArgs{}))
-	if err != nil {
-		return nil, fmt.Errorf("read the first entries: %w", err)
-	}
-	type entry struct {
+	rows, _ := tx.Query(ctx, passSQL, named(queue, short, pgx.StrictNamedArgs{}))
+	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		Entry
 		Waits bool `db:"waits"`
-	}
-	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[entry])
+	}])
 	if err != nil {
 		return nil, fmt.Errorf("read the first entries: %w", err)
 	}
 	seen, stopped := make([]int64, len(asks)), make([]bool, len(asks))
 	for _, e := range entries {
 		seen[e.Ask]++
-		if e.Waits && seen[e.Ask] > asks[e.Ask].Want {
-			stopped[e.Ask] = true
-		}
+		stopped[e.Ask] = stopped[e.Ask] || e.Waits && seen[e.Ask] > asks[e.Ask].Want
 		if !here[e.Entry] && !stopped[e.Ask] {
 			passed = append(passed, e.Entry)
 		}
@@ -119,21 +112,16 @@ func pass(ctx context.Context, tx pgx.Tx, queue string, asks []Ask, found []int6
 const passSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, q.id IS NOT NULL AS waits
 FROM entries e
-LEFT JOIN LATERAL (SELECT id FROM call_queue WHERE id = e.id AND status IN ('new', 'error') OFFSET 0) q ON true`
+LEFT JOIN LATERAL (SELECT id FROM call_queue WHERE id = e.id AND status IN ('new', 'error') OFFSET 0) q ON true
+ORDER BY e.ask, e.seq, e.place`
 
 // ReadFor is how long a claim looks at call_data, by default.
 const ReadFor = 250 * time.Millisecond
 
 // Read checks calls that came unread, however long it takes.
 func Read(ctx context.Context, tx pgx.Tx, maxData int64, calls ...*Call) error {
-	ids := make([]int64, len(calls))
-	for i, c := range calls {
-		ids[i] = c.ID
-	}
-	rows, err := tx.Query(ctx, readSQL, pgx.StrictNamedArgs{"ids": ids, "most": maxData})
-	if err != nil {
-		return fmt.Errorf("read call_data: %w", err)
-	}
+	ids := column(calls, func(c *Call) int64 { return c.ID })
+	rows, _ := tx.Query(ctx, readSQL, pgx.StrictNamedArgs{"ids": ids, "most": maxData})
 	flaws, err := pgx.CollectRows(rows, pgx.RowTo[*string])
 	if err != nil {
 		return fmt.Errorf("read call_data: %w", err)
@@ -144,20 +132,18 @@ func Read(ctx context.Context, tx pgx.Tx, maxData int64, calls ...*Call) error {
 	return nil
 }
 
+// named adds the arguments of entriesSQL.
 func named(queue string, asks []Ask, args pgx.StrictNamedArgs) pgx.StrictNamedArgs {
-	keys, tasks := make([]string, len(asks)), make([]string, len(asks))
-	priorities, consumed := make([]int16, len(asks)), make([]int32, len(asks))
-	heads, wants := make([]int64, len(asks)), make([]int64, len(asks))
-	for i, a := range asks {
-		keys[i], priorities[i], tasks[i], heads[i], consumed[i], wants[i] = a.Key, a.Priority, a.Task, a.Head, a.Consumed, a.Want
-	}
-	args["queue"], args["keys"], args["priorities"], args["tasks"] = queue, keys, priorities, tasks
-	args["heads"], args["consumed"], args["wants"] = heads, consumed, wants
+	args["queue"] = queue
+	args["keys"], args["priorities"], args["tasks"] = names(column(asks, func(a Ask) Flow { return a.Flow }))
+	args["heads"] = column(asks, func(a Ask) int64 { return a.Head })
+	args["consumed"] = column(asks, func(a Ask) int32 { return a.Consumed })
+	args["wants"] = column(asks, func(a Ask) int64 { return a.Want })
 	return args
 }
 
-// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the index
-// and the LIMIT (TestPlans).
+// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the
+// index and the LIMIT (TestPlans).
 const entriesSQL = `
 WITH entries AS MATERIALIZED (
     SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
@@ -176,12 +162,9 @@ WITH entries AS MATERIALIZED (
     ) e
 )`
 
-// flowOfSQL is the flow of a call c.
-const flowOfSQL = `(callq_flow_name(c.queue, 'default'), callq_flow_name(c.key, ''), callq_priority(c.priority), callq_flow_name(c.task, 'http'))`
-
-// firstSQL reads call_data only if it may be over the bound: a number of 10 bytes may print 131,072 digits, and compressed data says
-// nothing of its length. It reads for a limited time, by the real clock, or a claim might never end. On a busy machine, that time
-// may not suffice for one call: so a claim reads one more (Read). A call that moved to another flow has an entry there too.
+// firstSQL reads call_data only if it may be over the bound: a number of 10 bytes may print 131,072 digits, and compressed data
+// says nothing of its length. It reads for a limited time, by the real clock, or a claim might never end. On a busy machine, that
+// time may not suffice for one call: so a claim reads one more (Read). A call that moved to another flow has an entry there too.
 const firstSQL = entriesSQL + `
 SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
@@ -205,14 +188,15 @@ CROSS JOIN LATERAL (
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND coalesce(c.run_at, c.created_at) <= @now
-      AND ` + flowOfSQL + `
-          = (@queue, e.key, e.priority, e.task)
+      AND callq_flow_name(c.queue, 'default') = @queue AND callq_flow_name(c.key, '') = e.key
+      AND callq_priority(c.priority) = e.priority AND callq_flow_name(c.task, 'http') = e.task
     FOR UPDATE SKIP LOCKED
-) q`
+) q
+ORDER BY e.ask, e.seq, e.place`
 
-// tooLongSQL measures the text of call_data, which a worker loads and an API gets. If few bytes could be much text, or the data is
-// compressed, Postgres might take seconds to print it, or fail. Then the size of the value, which is at most 4 times the text, and
-// the digits of large numbers come first.
+// tooLongSQL measures the text of call_data, which a worker loads and an API gets. If few bytes could be much text, or the data
+// is compressed, Postgres might take seconds to print it, or fail. Then the size of the value, which is at most 4 times the text,
+// and the digits of large numbers come first.
 const tooLongSQL = `CASE
         WHEN (pg_column_size(q.call_data) > 4096 OR pg_column_compression(q.call_data) IS NOT NULL)
             AND (pg_column_size(q.call_data #> '{}') > 5 * @most::bigint + 100 OR ` + digitsSQL + ` > @most::bigint)

@@ -31,10 +31,7 @@ type Flow struct {
 // Walk returns at most max flows of these tasks that are not parked, key by key: those behind the key after, then from the
 // first on. Within a key, the lower priority comes first.
 func Walk(ctx context.Context, tx pgx.Tx, queue, after string, tasks []string, max int) ([]Flow, error) {
-	rows, err := tx.Query(ctx, walkSQL, queue, after, tasks, max)
-	if err != nil {
-		return nil, fmt.Errorf("walk the flows: %w", err)
-	}
+	rows, _ := tx.Query(ctx, walkSQL, queue, after, tasks, max)
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Flow])
 	if err != nil {
 		return nil, fmt.Errorf("walk the flows: %w", err)
@@ -42,32 +39,28 @@ func Walk(ctx context.Context, tx pgx.Tx, queue, after string, tasks []string, m
 	return list, nil
 }
 
-// Through call_flows_active_idx, task by task.
 const walkSQL = `
-(SELECT l.*
- FROM unnest($3::text[]) AS t (task)
- CROSS JOIN LATERAL (
-    SELECT key, priority, task, calls, head, consumed
-    FROM call_flows
-    WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key > $2
-    ORDER BY key, priority
-    LIMIT $4
- ) l
- ORDER BY l.key, l.priority, l.task
- LIMIT $4)
+(` + walkFrom + ` > $2 ` + walkTo + `)
 UNION ALL
-(SELECT l.*
+(` + walkFrom + ` <= $2 ` + walkTo + `)
+LIMIT $4`
+
+// Through call_flows_active_idx, task by task.
+const (
+	walkFrom = `SELECT l.*
  FROM unnest($3::text[]) AS t (task)
  CROSS JOIN LATERAL (
     SELECT key, priority, task, calls, head, consumed
     FROM call_flows
-    WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key <= $2
+    WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key`
+
+	walkTo = `
     ORDER BY key, priority
     LIMIT $4
  ) l
  ORDER BY l.key, l.priority, l.task
- LIMIT $4)
-LIMIT $4`
+ LIMIT $4`
+)
 
 // Parked is a key that has no room before until, from a priority on.
 type Parked struct {
@@ -81,11 +74,9 @@ func Park(b *pgx.Batch, queue string, now time.Time, parked []Parked) {
 	if len(parked) == 0 {
 		return
 	}
-	keys, priorities, until := make([]string, len(parked)), make([]int16, len(parked)), make([]time.Time, len(parked))
-	for i, p := range parked {
-		keys[i], priorities[i], until[i] = p.Key, p.Priority, now.Add(p.For)
-	}
-	b.Queue(parkSQL, queue, keys, priorities, until)
+	b.Queue(parkSQL, queue, column(parked, func(p Parked) string { return p.Key }),
+		column(parked, func(p Parked) int16 { return p.Priority }),
+		column(parked, func(p Parked) time.Time { return now.Add(p.For) }))
 }
 
 // Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows
@@ -116,56 +107,57 @@ func Consume(b *pgx.Batch, queue string, left []Advance, drop bool) {
 	if len(left) == 0 {
 		return
 	}
-	var keys, tasks []string
-	var priorities []int16
-	var heads, from, removed []int64
-	var consumed []int32
-	for _, l := range left {
-		keys, priorities, tasks = append(keys, l.Key), append(priorities, l.Priority), append(tasks, l.Task)
-		heads, consumed = append(heads, l.Head), append(consumed, l.Consumed)
-		from, removed = append(from, l.From), append(removed, l.Removed)
-	}
-	b.Queue(consumeSQL, queue, keys, priorities, tasks, heads, consumed, removed)
-	b.Queue(discardSQL, queue, keys, priorities, tasks, from)
-	if drop {
-		b.Queue(dropSQL, queue, keys, priorities, tasks)
-	}
+	keys, priorities, tasks := names(column(left, func(l Advance) Flow { return l.Flow }))
+	b.Queue(consumeSQL, pgx.StrictNamedArgs{
+		"queue": queue, "drop": drop, "keys": keys, "priorities": priorities, "tasks": tasks,
+		"starts":   column(left, func(l Advance) int64 { return l.From }),
+		"heads":    column(left, func(l Advance) int64 { return l.Head }),
+		"consumed": column(left, func(l Advance) int32 { return l.Consumed }),
+		"removed":  column(left, func(l Advance) int64 { return l.Removed }),
+	})
 }
 
-// An empty flow stands behind its last segment.
+// An empty flow stands behind its last segment. What a flow has left behind is deleted.
 const consumeSQL = `
-UPDATE call_flows l
-SET calls = l.calls - f.removed,
-    head  = CASE WHEN l.calls = f.removed THEN l.tail + 1 ELSE f.head END,
-    consumed = CASE WHEN l.calls = f.removed THEN 0 ELSE f.consumed END
-FROM (
-    SELECT c.ctid AS place, a.head, a.consumed, a.removed
-    FROM unnest($2::text[], $3::smallint[], $4::text[], $5::bigint[], $6::int[], $7::bigint[]) AS a (key, priority, task, head, consumed, removed)
+WITH a AS MATERIALIZED (
+    SELECT n.key, n.priority, n.task, l.ctid AS place, l.calls - n.removed AS calls, n.start,
+        CASE WHEN l.calls = n.removed THEN l.tail + 1 ELSE n.head END AS head,
+        CASE WHEN l.calls = n.removed THEN 0 ELSE n.consumed END AS consumed
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @starts::bigint[], @heads::bigint[], @consumed::int[],
+        @removed::bigint[]) AS n (key, priority, task, start, head, consumed, removed)
     CROSS JOIN LATERAL (
-        SELECT ctid FROM call_flows WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
-    ) c
-) f
-WHERE l.ctid = f.place`
-
-const discardSQL = `
+        SELECT ctid, calls, tail FROM call_flows
+        WHERE queue = @queue AND key = n.key AND priority = n.priority AND task = n.task
+        OFFSET 0
+    ) l
+), dropped AS (
+    DELETE FROM call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop
+), advanced AS (
+    UPDATE call_flows l
+    SET calls = a.calls, head = a.head, consumed = a.consumed
+    FROM a
+    WHERE l.ctid = a.place AND NOT (a.calls = 0 AND @drop)
+)
 DELETE FROM call_segments
 WHERE ctid = ANY (ARRAY(
     SELECT w.ctid
-    FROM unnest($2::text[], $3::smallint[], $4::text[], $5::bigint[]) AS a (key, priority, task, head)
-    CROSS JOIN LATERAL (
-        SELECT head FROM call_flows WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
-    ) l
+    FROM a
     CROSS JOIN LATERAL (
         SELECT ctid FROM call_segments
-        WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.head AND seq < l.head
+        WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.start AND seq < a.head
         OFFSET 0
     ) w))`
 
-const dropSQL = `
-DELETE FROM call_flows
-WHERE calls = 0 AND ctid = ANY (ARRAY(
-    SELECT c.ctid
-    FROM unnest($2::text[], $3::smallint[], $4::text[]) AS a (key, priority, task)
-    CROSS JOIN LATERAL (
-        SELECT ctid FROM call_flows WHERE queue = $1 AND key = a.key AND priority = a.priority AND task = a.task OFFSET 0
-    ) c))`
+// names are what tells the flows of a queue apart, as arrays that a statement unnests.
+func names(flows []Flow) (keys []string, priorities []int16, tasks []string) {
+	return column(flows, func(f Flow) string { return f.Key }), column(flows, func(f Flow) int16 { return f.Priority }),
+		column(flows, func(f Flow) string { return f.Task })
+}
+
+func column[F, V any](list []F, of func(F) V) []V {
+	values := make([]V, len(list))
+	for i, f := range list {
+		values[i] = of(f)
+	}
+	return values
+}

@@ -19,15 +19,17 @@ import (
 // queue is a queue whose flows a test walks, as claims do.
 type queue struct {
 	t    *testing.T
-	pool *pgxpool.Pool
+	pool *pgxpool.Pool // a claim's: by its settings, Postgres would compare every call with every other to check them
 	name string
+	all  *pgxpool.Pool // reads everything
 }
 
 func newQueue(t *testing.T) *queue {
 	t.Helper()
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0"
-	return &queue{t, pgtest.NewWith(t, settings), "q"}
+	all := pgtest.New(t)
+	return &queue{t, pgtest.Another(t, all, settings), "q", all}
 }
 
 func (q *queue) exec(sql string) {
@@ -39,7 +41,7 @@ func (q *queue) exec(sql string) {
 
 func (q *queue) value(sql string) (n int64) {
 	q.t.Helper()
-	if err := q.pool.QueryRow(q.t.Context(), sql).Scan(&n); err != nil {
+	if err := q.all.QueryRow(q.t.Context(), sql).Scan(&n); err != nil {
 		q.t.Fatalf("%v\n%s", err, sql)
 	}
 	return n
@@ -59,17 +61,27 @@ func (q *queue) tx(run func(ctx context.Context, tx pgx.Tx) error) {
 	}
 }
 
-// drain drains all that is due.
+// drain drains all that is due within an hour.
 func (q *queue) drain() {
 	q.t.Helper()
+	q.drainAt(time.Now().Add(time.Hour))
+}
+
+func (q *queue) drainAt(now time.Time) {
+	q.t.Helper()
+	for !q.drainOnce(now) {
+	}
+}
+
+// drainOnce reports whether it drained all that is due then.
+func (q *queue) drainOnce(now time.Time) (all bool) {
+	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
-		for {
-			consumed, err := backlog.Drain(ctx, tx, q.name, time.Time{}, time.Now().Add(time.Hour))
-			if err != nil || consumed.All {
-				return err
-			}
-		}
+		drained, err := backlog.Drain(ctx, tx, q.name, time.Time{}, now)
+		all = drained.All
+		return err
 	})
+	return all
 }
 
 // claim takes up to most calls of each flow, in order, and says which; they are dispatched.
@@ -294,13 +306,7 @@ func TestProducersAtOnce(t *testing.T) {
 	}
 	q.drain()
 	q.sound()
-	for {
-		more := q.claim(100)
-		if len(more) == 0 {
-			break
-		}
-		claimed = append(claimed, more...)
-	}
+	claimed = append(claimed, q.claimAll()...)
 	if n := q.value(`SELECT count(*) FROM call_queue`); n == 0 || n != int64(len(claimed)) || q.value(`SELECT max(attempts) FROM call_queue`) > 1 {
 		t.Errorf("%d claims of %d calls", len(claimed), n)
 	}

@@ -25,11 +25,9 @@ func TestPlans(t *testing.T) {
 		"pass":        {SQL: passSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
 		"first":       {SQL: firstSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
 		"read":        {SQL: readSQL, Uses: []string{"call_queue_pkey id"}},
-		"return":      {SQL: requeueSQL, Uses: []string{"call_queue_pkey id"}},
+		"requeue":     {SQL: requeueSQL, Uses: []string{"call_queue_pkey id"}},
 		"park":        {SQL: parkSQL, Uses: []string{key}},
-		"leave":       {SQL: consumeSQL, Uses: []string{key}},
-		"discard":     {SQL: discardSQL, Uses: []string{key, "call_segments_pkey seq"}},
-		"drop":        {SQL: dropSQL, Uses: []string{key}},
+		"consume":     {SQL: consumeSQL, Uses: []string{key, "call_segments_pkey seq"}},
 	})
 }
 
@@ -46,7 +44,7 @@ func TestNewCallsAreNotCompared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Filter: again") {
+	if text := strings.Join(plan, "\n"); !strings.Contains(text, "One-Time Filter: d.again") {
 		t.Errorf("the first call is looked up for each row of inbox:\n%s", text)
 	}
 }

@@ -19,12 +19,8 @@ type beginner interface {
 }
 
 // FindOrphans reads all calls, in one snapshot. If within is above 0, it takes no longer than that.
-func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphans, error) {
-	var found Orphans
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
-			return err
-		}
+func FindOrphans(ctx context.Context, db beginner, within time.Duration) (found Orphans, err error) {
+	err = whole(ctx, db, within, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, orphansSQL).Scan(&found.Calls, &found.Flows)
 	})
 	if err != nil {
@@ -33,19 +29,11 @@ func FindOrphans(ctx context.Context, db beginner, within time.Duration) (Orphan
 	return found, nil
 }
 
-// Repair puts all orphans into the inbox, for the next claims to drain. It first drops flows that do not add up, so that their calls
-// become orphans. If it is interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is
-// harmless.
-func Repair(ctx context.Context, db beginner) (Orphans, error) {
-	var repaired Orphans
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
-			return err
-		}
-		rows, err := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken ORDER BY 1`)
-		if err != nil {
-			return err
-		}
+// Repair drops the flows that do not add up, and then puts all orphans into the inbox, for the next claims to drain. If it is
+// interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
+func Repair(ctx context.Context, db beginner) (repaired Orphans, err error) {
+	err = whole(ctx, db, 0, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken`)
 		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil || len(queues) == 0 {
 			return err
@@ -53,28 +41,27 @@ func Repair(ctx context.Context, db beginner) (Orphans, error) {
 		if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
 			return err
 		}
-		// Read again, under the locks: a claim may have been between its statements.
-		if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, inboxOrphansSQL, queues).Scan(&repaired.Calls)
+		// Read again, under the locks: a claim may have changed them meanwhile.
+		return tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows)
 	})
 	if err != nil {
-		return Orphans{}, fmt.Errorf("repair flows: %w", err)
+		return repaired, fmt.Errorf("drop broken flows: %w", err)
 	}
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, 0); err != nil {
-			return err
-		}
-		var calls int64
-		err := tx.QueryRow(ctx, inboxOrphansSQL, nil).Scan(&calls)
-		repaired.Calls += calls
-		return err
-	})
+	err = whole(ctx, db, 0, func(tx pgx.Tx) error { return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls) })
 	if err != nil {
 		return repaired, fmt.Errorf("put calls into the inbox: %w", err)
 	}
 	return repaired, nil
+}
+
+// whole runs a transaction that reads whole tables. Each of its statements is cancelled after within, if that is above 0.
+func whole(ctx context.Context, db beginner, within time.Duration, run func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
+			return err
+		}
+		return run(tx)
+	})
 }
 
 // wholeTablesSQL undoes the settings by which callq's connections keep the plans of claims: here every row is read once.
@@ -86,8 +73,8 @@ SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', '
 // notInBacklog is a condition on call_queue q.
 const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`
 
-// A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow would be in
-// the way of a later one's.
+// A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow
+// would be in the way of a later one's.
 const brokenSQL = `
 WITH broken AS MATERIALIZED (
     SELECT queue, key, priority, task
@@ -115,10 +102,10 @@ SELECT count(*) FROM broken WHERE queue = ANY($1)`
 const inboxOrphansSQL = `
 WITH said AS (
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
-        callq_priority(priority), count(*), array_agg(id)
+    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'),
+        callq_flow_name(key, ''), callq_priority(priority), count(*), array_agg(id)
     FROM call_queue q
-    WHERE ($1::text[] IS NULL OR callq_flow_name(queue, 'default') = ANY($1)) AND` + notInBacklog + `
+    WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16
     RETURNING calls
 )

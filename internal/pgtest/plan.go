@@ -1,8 +1,6 @@
 package pgtest
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -23,16 +21,14 @@ type Scan struct {
 	Again bool     // it reads the same rows for each row of something else
 }
 
-// Plan is the generic plan of a statement, under settings, as the scans that it makes. Arguments
-// are $1, … or @names.
+// Plan is the generic plan of a statement, under settings, as the scans that it makes. Arguments are $1, … or @names.
 func Plan(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string) []Scan {
 	t.Helper()
 	return explain(t, pool, settings, "COSTS", sql, nil).scans(nil, nil, false)
 }
 
-// Work runs a statement by its generic plan, under settings, and undoes it. It returns how many rows the
-// plan's nodes handled in all, including those that a filter dropped: the statement's cost, however fast
-// the machine is. Arguments are SQL literals.
+// Work runs a statement by its generic plan, under settings, and undoes it. It returns how many rows the plan's nodes handled
+// in all, including those that a filter dropped: the statement's cost, however fast the machine is. Arguments are SQL literals.
 func Work(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql string, args ...string) int {
 	t.Helper()
 	return int(explain(t, pool, settings, "ANALYZE, TIMING OFF", sql, args).rows())
@@ -41,66 +37,39 @@ func Work(t testing.TB, pool *pgxpool.Pool, settings map[string]string, sql stri
 // explain returns a statement's plan. Without args, its arguments are NULL.
 func explain(t testing.TB, pool *pgxpool.Pool, settings map[string]string, options, sql string, args []string) node {
 	t.Helper()
-	sql, n := positional(t, sql)
-	if args == nil {
-		args = slices.Repeat([]string{"NULL"}, n)
+	ctx := t.Context()
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
 	}
-	values := ""
-	if len(args) > 0 {
-		values = "(" + strings.Join(args, ", ") + ")"
-	}
-	conn := connect(t, pool, settings)
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	var text string
-	_, err := conn.Exec(t.Context(), "PREPARE explained AS "+sql)
-	if err == nil {
-		_, err = conn.Exec(t.Context(), "BEGIN") // closing the connection undoes what the statement did
-	}
-	if err == nil {
-		err = conn.QueryRow(t.Context(), "EXPLAIN ("+options+", FORMAT JSON) EXECUTE explained"+values).Scan(&text)
-	}
+	defer tx.Rollback(ctx)
+	var plans []struct{ Plan node }
+	err = func() error {
+		if _, err := tx.Exec(ctx, `SELECT set_config(key, value, true) FROM jsonb_each_text($1)`, settings); err != nil {
+			return err
+		}
+		numbered, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
+		if err != nil {
+			return err
+		}
+		statement, err := tx.Prepare(ctx, "explained", numbered)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Conn().Deallocate(ctx, "explained") }()
+		if args == nil {
+			args = slices.Repeat([]string{"NULL"}, len(statement.ParamOIDs))
+		}
+		values := ""
+		if len(args) > 0 {
+			values = "(" + strings.Join(args, ", ") + ")"
+		}
+		return tx.QueryRow(ctx, "EXPLAIN ("+options+", FORMAT JSON) EXECUTE explained"+values).Scan(&plans)
+	}()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, sql)
 	}
-	var plans []struct{ Plan node }
-	if err := json.Unmarshal([]byte(text), &plans); err != nil {
-		t.Fatal(err)
-	}
 	return plans[0].Plan
-}
-
-// connect opens a connection to the pool's database, with settings.
-func connect(t testing.TB, pool *pgxpool.Pool, settings map[string]string) *pgx.Conn {
-	t.Helper()
-	config := pool.Config().ConnConfig.Copy()
-	for name, value := range settings {
-		config.RuntimeParams[name] = value
-	}
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn
-}
-
-// positional replaces @names by $1, …, and counts the arguments.
-func positional(t testing.TB, sql string) (string, int) {
-	t.Helper()
-	names := pgx.NamedArgs{}
-	for _, m := range regexp.MustCompile(`@([a-z_]+)`).FindAllStringSubmatch(sql, -1) {
-		names[m[1]] = nil
-	}
-	if len(names) == 0 {
-		n := 0
-		for ; strings.Contains(sql, "$"+string(rune('1'+n))); n++ {
-		}
-		return sql, n
-	}
-	sql, args, err := names.RewriteQuery(t.Context(), nil, sql, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return sql, len(args)
 }
 
 type node struct {
@@ -148,3 +117,83 @@ func Literals(n int, format string) string {
 	}
 	return "'{" + strings.Join(list, ",") + "}'"
 }
+
+// Planned is a statement whose plan CheckPlans holds.
+type Planned struct {
+	SQL     string
+	Uses    []string // scans of tables that grow: "index column", the column being one of its condition's
+	Ordered string   // an index that is read in its order, and no further than to a limit
+}
+
+// CheckPlans checks the plans of statements while the tables are new, when they were analyzed while they were empty (for such a
+// table every way costs the same), and when fillSQL has filled them. Each reads the tables through what it Uses, by a condition,
+// and the same rows once; it uses all of that, and nothing else. The tables whole are small, and may be read in any way.
+func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole []string, statements map[string]Planned) {
+	t.Helper()
+	pool := New(t)
+	for _, state := range [][2]string{{"new", "SELECT"}, {"empty", "ANALYZE"}, {"full", fillSQL + ";\nANALYZE"}} {
+		if _, err := pool.Exec(t.Context(), state[1]); err != nil {
+			t.Fatal(err)
+		}
+		for name, s := range statements {
+			s.check(t, Plan(t, pool, settings, s.SQL), name+", on "+state[0]+" tables", whole)
+		}
+	}
+}
+
+func (s Planned) check(t *testing.T, plan []Scan, name string, whole []string) {
+	t.Helper()
+	var used []string
+	for _, scan := range plan {
+		if scan.byRows() || slices.ContainsFunc(whole, scan.of) {
+			continue
+		}
+		i := slices.IndexFunc(s.Uses, func(use string) bool {
+			index, column, _ := strings.Cut(use, " ")
+			return scan.Index == index && scan.Cond != "" && strings.Contains(scan.Cond, column)
+		})
+		if i < 0 {
+			t.Errorf("%s: %+v, want one of %q", name, scan, s.Uses)
+			continue
+		}
+		if scan.Again {
+			t.Errorf("%s: %+v, the same for each row", name, scan)
+		}
+		used = append(used, s.Uses[i])
+		limit := slices.Index(scan.Above, "Limit")
+		if scan.Index == s.Ordered && (limit < 0 || slices.Contains(scan.Above[:limit], "Sort")) {
+			t.Errorf("%s: sorted, or read to its end: %+v", name, scan)
+		}
+	}
+	for _, use := range s.Uses {
+		if !slices.Contains(used, use) {
+			t.Errorf("%s: does not use %s", name, use)
+		}
+	}
+}
+
+// byRows says whether the scan reads nothing but rows that are known: those of its statement, those that an index below it
+// found, or a sample.
+func (s Scan) byRows() bool {
+	return !strings.HasPrefix(s.Table, "call_") && !strings.HasPrefix(s.Index, "call_") ||
+		slices.Contains([]string{"Bitmap Heap Scan", "Tid Scan", "Sample Scan"}, s.Node)
+}
+
+func (s Scan) of(table string) bool {
+	return s.Table == table || s.Table == "" && strings.HasPrefix(s.Index, table+"_")
+}
+
+// FillSQL fills the tables with calls in all states, most of them waiting, and a larger ledger and usage.
+const FillSQL = `
+INSERT INTO call_queues SELECT 'q' || i, '{api}', '', 3, '1 s', '1 min', '30 s', 'retry' FROM generate_series(1, 5) i;
+INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
+SELECT 'l' || i, 1, 100, '1 min', false, false, '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM generate_series(1, 20) i;
+INSERT INTO call_queue (queue, key, status, expires_at)
+SELECT 'q' || i % 5, CASE i % 3 WHEN 0 THEN '' ELSE 'k' || i % 1000 END, CASE i % 10 WHEN 0 THEN 'done' WHEN 1 THEN 'dispatched' ELSE 'new' END, CASE i % 100 WHEN 0 THEN now() + interval '1 h' END
+FROM generate_series(1, 20000) i;
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', queue, 'http', '', '{l1}', '{""}', '{1}' FROM call_queue WHERE status = 'dispatched';
+INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, arrived_by, outcome, queue, task, key, charged)
+SELECT i, 1, 1, now(), now(), now(), 'done', 'q1', 'http', '', '[]' FROM generate_series(1, 20000) i;
+INSERT INTO call_usage SELECT 'l' || i % 20, '', now() + i * interval '1 ms', i % 4, 1 FROM generate_series(1, 20000) i;
+INSERT INTO call_workers SELECT 'w' || i, 'http', '{http}', '{}', 100, now(), now() FROM generate_series(1, 10) i`

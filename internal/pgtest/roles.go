@@ -19,35 +19,50 @@ type Logins struct {
 	Producer, Enqueuer, Daemon, Viewer string
 }
 
-// NewLogins makes callq's roles, and a login in each, for the database of NewURL. Roles belong to the
-// whole server: these have names of their own, and go when t ends.
+// NewLogins makes callq's roles, and a login in each, for the database of NewURL. Roles belong to the whole server: these have
+// names of their own, and go when t ends.
 func NewLogins(t testing.TB, database string) Logins {
 	t.Helper()
 	l := Logins{Prefix: NewPrefix(t, database)}
-	config, err := pgx.ParseConfig(database)
+	sql, err := migrations.RolesSQL(l.Prefix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := migrations.GrantRoles(t.Context(), config, l.Prefix); err != nil {
-		t.Fatal(err)
-	}
+	exec(t, database, sql)
 	for i, login := range []*string{&l.Producer, &l.Enqueuer, &l.Daemon, &l.Viewer} {
 		*login = NewLogin(t, database, migrations.Roles(l.Prefix)[i].Name)
 	}
 	return l
 }
 
-// NewPrefix is what the names of roles may begin with that the test makes in these databases: they go
-// when t ends.
+// NewPrefix is what the names of roles may begin with that the test makes in these databases. When t ends, the roles go, with
+// what they own and may do there.
 func NewPrefix(t testing.TB, databases ...string) string {
 	t.Helper()
 	prefix := "callq_t" + strings.ToLower(rand.Text())[:12]
-	t.Cleanup(func() { dropRoles(t, prefix, databases...) })
+	t.Cleanup(func() {
+		for i, database := range databases {
+			drop := "NULL"
+			if i == len(databases)-1 {
+				drop = "EXECUTE format('DROP ROLE %I', r)"
+			}
+			exec(t, database, fmt.Sprintf(dropRolesSQL, prefix, drop))
+		}
+	})
 	return prefix
 }
 
-// NewLogin makes a login that holds a role, and returns the database's URL for it. The role's
-// name begins the login's.
+const dropRolesSQL = `
+DO $$
+DECLARE r name;
+BEGIN
+    FOR r IN SELECT rolname FROM pg_roles WHERE starts_with(rolname, '%s_') LOOP
+        EXECUTE format('DROP OWNED BY %%I CASCADE', r);
+        %s;
+    END LOOP;
+END $$`
+
+// NewLogin makes a login that holds a role, and returns the database's URL for it. The role's name begins the login's.
 func NewLogin(t testing.TB, database, role string) string {
 	t.Helper()
 	name := role + "_login"
@@ -58,25 +73,6 @@ func NewLogin(t testing.TB, database, role string) string {
 	}
 	u.User = url.UserPassword(name, name)
 	return u.String()
-}
-
-// dropRoles drops the roles whose names begin so, with what they own and may do in the databases.
-func dropRoles(t testing.TB, prefix string, databases ...string) {
-	t.Helper()
-	for i, database := range databases {
-		drop := ""
-		if i == len(databases)-1 {
-			drop = "EXECUTE format('DROP ROLE %I', r);"
-		}
-		exec(t, database, fmt.Sprintf(`DO $$
-			DECLARE r name;
-			BEGIN
-				FOR r IN SELECT rolname FROM pg_roles WHERE starts_with(rolname, '%s_') LOOP
-					EXECUTE format('DROP OWNED BY %%I CASCADE', r);
-					%s
-				END LOOP;
-			END $$`, prefix, drop))
-	}
 }
 
 // exec is for set-up and cleaning up: it runs although t ends.

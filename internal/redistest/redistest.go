@@ -3,12 +3,12 @@
 package redistest
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,19 +25,8 @@ func New(t testing.TB) *redis.Client {
 	return client
 }
 
-// Start is New with settings of the server's, and the client's bounds as in options; the server is the test's to stop and kill.
+// Start is New with settings of the server's and options of the client's. The server is the test's to stop and kill.
 func Start(t testing.TB, settings map[string]string, options redis.Options) (*local.RedisServer, *redis.Client) {
-	t.Helper()
-	server := start(t, settings)
-	to, err := redis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.Network, options.Addr = to.Network, to.Addr
-	return server, client(t, &options)
-}
-
-func start(t testing.TB, settings map[string]string) *local.RedisServer {
 	t.Helper()
 	server, err := local.StartRedis(t.Context(), local.Redis{Settings: settings})
 	if err != nil {
@@ -48,14 +37,16 @@ func start(t testing.TB, settings map[string]string) *local.RedisServer {
 			t.Errorf("stop the test's Redis: %v", err)
 		}
 	})
-	return server
-}
-
-func client(t testing.TB, options *redis.Options) *redis.Client {
-	t.Helper()
-	client := redis.NewClient(options)
+	if options.Addr == "" {
+		to, err := redis.ParseURL(server.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		options.Network, options.Addr = to.Network, to.Addr
+	}
+	client := redis.NewClient(&options)
 	t.Cleanup(func() { _ = client.Close() })
-	return client
+	return server, client
 }
 
 // FreePort is a port of the loopback interface that nobody listens on.
@@ -79,13 +70,19 @@ type Node struct {
 
 func onPort(t testing.TB, settings map[string]string) Node {
 	t.Helper()
-	n := Node{Port: FreePort(t)}
-	all := map[string]string{"port": n.Port, "bind": "127.0.0.1"}
+	port := FreePort(t)
+	all := map[string]string{"port": port, "bind": "127.0.0.1"}
 	maps.Copy(all, settings)
-	n.Server = start(t, all)
-	n.Client = client(t, &redis.Options{Addr: "127.0.0.1:" + n.Port})
-	return n
+	server, client := Start(t, all, redis.Options{Addr: "127.0.0.1:" + port})
+	return Node{server, client, port}
 }
+
+// has reports whether a server's INFO has all these lines.
+func has(info *redis.StringCmd, lines ...string) bool {
+	return !slices.ContainsFunc(lines, func(line string) bool { return !strings.Contains(info.Val(), line+"\r") })
+}
+
+const linked = "master_link_status:up" // of a replica
 
 // Cluster starts so many masters, each with as many replicas, and waits until all know of each other. The masters
 // come first; replica r of master m is node masters*(r+1) + m.
@@ -96,43 +93,31 @@ func Cluster(t testing.TB, masters, replicas int) []Node {
 	for i := range nodes {
 		bus := FreePort(t)
 		nodes[i] = onPort(t, map[string]string{"cluster-enabled": "yes", "cluster-port": bus, "cluster-node-timeout": "1000"})
+		var err error
 		if i < masters {
-			from, to := i*16384/masters, (i+1)*16384/masters-1
-			if err := nodes[i].Client.ClusterAddSlotsRange(ctx, from, to).Err(); err != nil {
-				t.Fatal(err)
-			}
+			err = nodes[i].Client.ClusterAddSlotsRange(ctx, i*16384/masters, (i+1)*16384/masters-1).Err()
 		}
-		if i == 0 {
-			continue
+		if i > 0 && err == nil {
+			err = nodes[0].Client.Do(ctx, "CLUSTER", "MEET", "127.0.0.1", nodes[i].Port, bus).Err()
 		}
-		if err := nodes[0].Client.Do(ctx, "CLUSTER", "MEET", "127.0.0.1", nodes[i].Port, bus).Err(); err != nil {
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	known := func(n Node) bool {
-		return strings.Contains(n.Client.ClusterInfo(ctx).Val(), fmt.Sprintf("cluster_known_nodes:%d\r", len(nodes)))
-	}
-	for _, n := range nodes {
-		await(t, "the nodes know each other", func() bool { return known(n) })
-	}
 	for i := masters; i < len(nodes); i++ {
 		id := nodes[i%masters].Client.Do(ctx, "CLUSTER", "MYID").Val()
-		await(t, "the replica has its master", func() bool {
+		await(t, "the replica knows its master", func() bool {
 			return nodes[i].Client.Do(ctx, "CLUSTER", "REPLICATE", id).Err() == nil
 		})
 	}
 	for i, n := range nodes {
 		await(t, "the cluster is whole", func() bool {
-			info := n.Client.ClusterInfo(ctx).Val()
-			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_ok:16384") &&
-				(i < masters || replicates(ctx, n))
+			known := fmt.Sprintf("cluster_known_nodes:%d", len(nodes))
+			return has(n.Client.ClusterInfo(ctx), "cluster_state:ok", "cluster_slots_ok:16384", known) &&
+				(i < masters || has(n.Client.Info(ctx, "replication"), linked))
 		})
 	}
 	return nodes
-}
-
-func replicates(ctx context.Context, n Node) bool {
-	return strings.Contains(n.Client.Info(ctx, "replication").Val(), "master_link_status:up")
 }
 
 // Sentinels starts a master and its replica, and so many sentinels that watch them under this name, with a
@@ -145,7 +130,7 @@ func Sentinels(t testing.TB, sentinels int, name, password string) (servers []No
 	}
 	master := onPort(t, nil)
 	replica := onPort(t, map[string]string{"replicaof": "127.0.0.1 " + master.Port})
-	await(t, "the replica has its master", func() bool { return replicates(t.Context(), replica) })
+	await(t, "the replica has its master", func() bool { return has(replica.Client.Info(t.Context(), "replication"), linked) })
 	for range sentinels {
 		port := FreePort(t)
 		ports = append(ports, port)

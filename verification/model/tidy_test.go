@@ -4,7 +4,7 @@ import "testing"
 
 // TestTidyLosesNothing: without what tidy leaves out (New), the same is reached, and nothing else. Where
 // the clock is set forward, dispatchers look sooner with tidy, and no state is reached that is not
-// without it. With the race detector only what is small is compared; `make model` has the rest.
+// without it.
 //
 //callq:guarantee 1 2 3 4 5 6
 func TestTidyLosesNothing(t *testing.T) {
@@ -30,9 +30,6 @@ func TestTidyLosesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if raced && name != "failover" && name != "handlers" && name != "step forward" {
-				t.Skip("takes too long with the race detector: make model runs it without, and .ci/run runs that")
-			}
 			c := base
 			change(&c)
 			tidied, whole := newModel(c, false), newModel(c, true)
