@@ -11,7 +11,6 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -27,7 +26,6 @@ const (
 // concurrent use.
 type claimer struct {
 	cfg     *Config
-	db      *pgxpool.Pool
 	metrics *metrics
 	sender  *handoff.Sender
 	clock   *clockWatch
@@ -44,7 +42,7 @@ type claimer struct {
 
 func newClaimer(cfg *Config, m *metrics, sender *handoff.Sender, clock *clockWatch, stop func() bool) *claimer {
 	return &claimer{
-		cfg: cfg, db: cfg.Pool, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
+		cfg: cfg, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
 		order: order{first: int(cfg.Random(1 << 16)), served: map[string]int{}}, blocked: map[string]time.Time{},
 		reserved: reservations{}, scan: scanWindow{drained: map[string]time.Time{}}, hours: hours.Cache{},
 	}
@@ -77,7 +75,7 @@ func (c *claimer) claim(tick context.Context, queue string, wait bool) (outcome,
 func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bool) (outcome, error) {
 	ctx, cancel := context.WithTimeout(tick, c.within)
 	defer cancel()
-	tx, err := c.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	tx, err := c.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return outcome{}, fmt.Errorf("begin: %w", err)
 	}

@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/callq/callq/internal/policy"
 )
@@ -21,32 +20,8 @@ func (d *Dispatcher) join(ctx context.Context, p policy.Policy, always bool) err
 		d.cfg.Logger.WarnContext(ctx, "rules not applied: others stay in force", "why", kept.Why,
 			"applied_by", kept.By, "applied_at", kept.At, "fix", "start with the configuration in force; SIGHUP, --apply or `callq config apply` puts this one in force")
 	}
-	d.health.applied.Store(true)
+	d.applied.Store(true)
 	return nil
-}
-
-// joinWhenUp joins once Postgres answers and has its schema. It returns false if ctx ends first. Settings that are reloaded
-// meanwhile count.
-func (d *Dispatcher) joinWhenUp(ctx context.Context) bool {
-	always := d.cfg.Apply
-	for logged := false; ; {
-		if next := d.settings.next.Swap(nil); next != nil {
-			d.settings.current.Store(next)
-			always = true
-		}
-		err := d.join(ctx, d.settings.current.Load().Policy, always)
-		if err == nil || ctx.Err() != nil {
-			return err == nil
-		}
-		d.recovery.PostgresAway()
-		if !logged {
-			d.cfg.Logger.WarnContext(ctx, "waiting for Postgres", "err", err)
-			logged = true
-		}
-		if !pause(ctx, time.Second) {
-			return false
-		}
-	}
 }
 
 // alive keeps the process's row alive while run runs, and removes it at its end.
@@ -70,7 +45,7 @@ func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
 func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
 	failed, differed := false, false
 	for pause(ctx, policy.HeartbeatEvery) {
-		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.settings.current.Load().Policy)
+		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.current.Load().Policy)
 		if err != nil {
 			if !failed && ctx.Err() == nil {
 				d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)

@@ -11,16 +11,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// alarm tells the poll loop when to poll.
+// alarm tells stepLoop to poll.
 type alarm struct {
-	notified chan struct{}      // there may be something to claim
-	freed    atomic.Bool        // units came free: what is blocked no longer holds
-	armed    chan time.Duration // a tick says in how long there may be; sent and emptied under Dispatcher.step
+	notified chan struct{} // there may be something to claim
+	freed    atomic.Bool   // units came free: what is blocked no longer holds
 }
 
-func newAlarm() *alarm {
-	return &alarm{notified: make(chan struct{}, 1), armed: make(chan time.Duration, 1)}
-}
+func newAlarm() *alarm { return &alarm{notified: make(chan struct{}, 1)} }
 
 // notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
 func (a *alarm) notify(freed bool) {
@@ -30,14 +27,6 @@ func (a *alarm) notify(freed bool) {
 	select {
 	case a.notified <- struct{}{}:
 	default: // one is waiting already
-	}
-}
-
-// disarm takes back what a tick has said and the loop has not heard yet.
-func (a *alarm) disarm() {
-	select {
-	case <-a.armed:
-	default:
 	}
 }
 

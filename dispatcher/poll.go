@@ -110,7 +110,7 @@ func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (next
 
 func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
 	queues, since := c.scan.begin(c.cfg.Now())
-	rows, err := c.db.Query(ctx, dueSQL, queues, since)
+	rows, err := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
 	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
 	}

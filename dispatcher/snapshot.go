@@ -66,7 +66,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 
 // restored enters the epoch anew after a restore in place, and forgets what was known of the data.
 func (c *claimer) restored(ctx context.Context) error {
-	entered, err := policy.EnterRestored(ctx, c.db, c.lowWater.keptAt)
+	entered, err := policy.EnterRestored(ctx, c.cfg.Pool, c.lowWater.keptAt)
 	if err != nil {
 		return err
 	}

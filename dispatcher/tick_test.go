@@ -26,7 +26,7 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		d.tick(t.Context())
+		d.observe(t.Context(), true)
 	}
 	if n := strings.Count(log.String(), "ticks cut short"); n != 1 {
 		t.Errorf("said %d times, want once:\n%s", n, log.String())

@@ -1,0 +1,136 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
+)
+
+// The parts of a [Config], under names that other modules can use.
+type (
+	// Policy is the limits, queues and budgets to apply.
+	Policy = policy.Policy
+	// Limit bounds how many calls of its queues reach the API.
+	Limit = policy.Limit
+	// Queue says which limits its calls use, and how they are retried.
+	Queue = policy.Queue
+	// Budget is a token bucket in Redis that handlers draw on while they run.
+	Budget = policy.Budget
+	// Retention says how long ended calls are kept.
+	Retention = maintenance.Retention
+	// Rate is how many units a limit or budget allows. Make one with [ParseRate] or [ParseRateOf], or write
+	// Rate{Units: 50} for 50 at once.
+	Rate = limit.Rate
+	// Algorithm says which arrivals a rate allows.
+	Algorithm = limit.Algorithm
+	// Anchor says from which step on an open attempt's request can be bounded.
+	Anchor = limit.Anchor
+)
+
+// The algorithms and anchors.
+const (
+	SlidingWindow = limit.SlidingWindow
+	FixedWindow   = limit.FixedWindow
+	TokenBucket   = limit.TokenBucket
+	LeakyBucket   = limit.LeakyBucket
+
+	AnchorStart  = limit.AnchorStart
+	AnchorFinish = limit.AnchorFinish
+)
+
+// ParseRate reads a sliding window's rate as people write it, such as 100/1h, 5/s or "100 per 1h".
+func ParseRate(text string) (Rate, error) { return limit.ParseRate(text) }
+
+// ParseRateOf reads the rate of any algorithm. burst is a token bucket's; timezone, an IANA name, a fixed window's.
+func ParseRateOf(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
+	return limit.Parse(text, algorithm, burst, timezone)
+}
+
+// Settings are what a running dispatcher can be given anew.
+type Settings struct {
+	Policy    policy.Policy
+	Schedule  Schedule
+	Retention maintenance.Retention
+}
+
+// check refuses settings that contradict themselves, and fills in what is derived and the defaults.
+func (s *Settings) check() error {
+	if err := s.Policy.Check(); err != nil {
+		return err
+	}
+	s.Schedule = s.Schedule.withDefaults()
+	s.Retention = s.Retention.WithDefaults()
+	return s.Schedule.check()
+}
+
+// Reload replaces the settings of a running dispatcher, all of them, as soon as their policy is applied for every process. Until
+// then the former settings hold, however long Postgres is away. If Reload is called several times, the newest counts. An
+// error says that s contradicts itself, and that nothing changed.
+func (d *Dispatcher) Reload(s Settings) error {
+	if err := s.check(); err != nil {
+		return fmt.Errorf("dispatcher: %w", err)
+	}
+	for {
+		select {
+		case d.next <- &s:
+			return nil
+		case <-d.next: // older, and not taken yet
+		}
+	}
+}
+
+func (d *Dispatcher) reloadLoop(ctx context.Context, jobs *jobs) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case next := <-d.next:
+			if applied, _ := d.apply(ctx, next, true); !applied {
+				return
+			}
+		}
+		current := d.current.Load()
+		jobs.follow(current.Schedule)
+		d.alarm.notify(true)
+		d.cfg.Logger.InfoContext(ctx, "new settings in force", "queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
+	}
+}
+
+// apply puts settings in force, or newer ones that Reload gives meanwhile. Unless always, it may leave what is in force (join).
+// While Postgres is away, or lacks its schema, apply waits. It returns false if ctx ends first.
+func (d *Dispatcher) apply(ctx context.Context, s *Settings, always bool) (applied, waited bool) {
+	for {
+		select {
+		case s = <-d.next:
+			always = true
+		default:
+		}
+		err := d.replace(ctx, *s, always)
+		if err == nil || ctx.Err() != nil {
+			return err == nil, waited
+		}
+		if !waited {
+			d.cfg.Logger.WarnContext(ctx, "new settings not yet in force: waiting for Postgres", "err", err)
+		}
+		waited = true
+		if !pause(ctx, time.Second) {
+			return false, waited
+		}
+	}
+}
+
+// replace applies a policy in place of what is in force, in one transaction: at no moment do both or neither hold. If the
+// answer to a commit is lost, it is done again, which is harmless.
+func (d *Dispatcher) replace(ctx context.Context, s Settings, always bool) error {
+	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
+	defer cancel()
+	if err := d.join(ctx, s.Policy, always); err != nil {
+		return err
+	}
+	d.current.Store(&s)
+	return nil
+}
