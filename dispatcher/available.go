@@ -223,15 +223,6 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 	return wait, known
 }
 
-// closed reports whether no call of a key can be admitted now, and whether a limit that all keys share is the cause.
-func (h *headroom) closed(key string) (closed, shared bool) {
-	if h.Most(key) > 0 {
-		return false, false
-	}
-	_, shared = h.Admit(key, 1)
-	return true, shared
-}
-
 // occupiedSQL adds up what is occupied of each limit ($1) and key ($2, empty where the limit is not per key) since $3
 // (limit.Rate.Since); $4 is the batch from which on attempts may be open. It reads open attempts and usage in one statement, and
 // calls nothing that takes a snapshot of its own: two readings would both miss a close that commits between them.

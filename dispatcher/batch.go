@@ -17,18 +17,11 @@ import (
 // batch is what one claim took.
 type batch struct {
 	selection
-	id        int64
-	epoch     string
-	more      bool // another claim may find more that can be taken now
-	messageTo []destination
-	opened    int // attempts that were to be opened
-	attempts  []claimed
-}
-
-// destination is what the attempts of a message share, so that they can be redelivered together.
-type destination struct {
-	pool *pools.Pool
-	task string
+	id       int64
+	epoch    string
+	more     bool // another claim may find more that can be taken now
+	messages []handoff.Message
+	attempts []claimed
 }
 
 // claimed is an attempt that a claim opened.
@@ -43,35 +36,31 @@ type claimed struct {
 func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
 	b := &batch{id: list.queue.Batch, epoch: list.epoch}
 	want := min(claimSize, list.pools.Capacity())
-	var open []string
-	for _, key := range list.keys {
-		switch closed, shared := list.head.closed(key); {
-		case shared:
-			b.stuck = &held{key: key, cost: 1}
-			return b, nil
-		case closed:
-			b.blocked = append(b.blocked, held{key: key, cost: 1})
-		default:
-			open = append(open, key)
-		}
+	open := b.withRoom(list, list.keys)
+	if b.stuck != nil {
+		return b, nil
 	}
 	if err := list.lockFirst(ctx, tx, open, want, c.cfg.MaxData); err != nil {
 		return nil, err
 	}
-	blocked := b.blocked
-	var err error
-	b.selection, err = list.choose(open, want, func(call *backlog.Call) error { return backlog.Read(ctx, tx, c.cfg.MaxData, call) })
-	if err == nil && list.isolate {
-		err = c.tryEach(ctx, tx, &b.selection)
-	}
-	if err != nil {
+	read := func(call *backlog.Call) error { return backlog.Read(ctx, tx, c.cfg.MaxData, call) }
+	if err := list.choose(&b.selection, open, want, read); err != nil {
 		return nil, err
 	}
-	b.blocked = append(b.blocked, blocked...)
-	b.more = b.unfinished(open, list)
+	if list.isolate {
+		if err := c.tryEach(ctx, tx, &b.selection); err != nil {
+			return nil, err
+		}
+	}
+	if b.stuck == nil && len(b.chosen)+len(b.refused) > 0 {
+		b.more = len(b.withRoom(list, slices.DeleteFunc(open, func(key string) bool { return !b.goesOn(list, key) }))) > 0
+	}
 
 	var writes pgx.Batch
-	b.refuse(&writes)
+	if len(b.refused) > 0 {
+		sql, args := refusing(b.refused)
+		writes.Queue(sql, args...)
+	}
 	b.open(&writes, list)
 	list.note(&writes, b)
 	if writes.Len() == 0 {
@@ -80,10 +69,36 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
 		return nil, fmt.Errorf("open attempts: %w", err)
 	}
-	if len(b.attempts) == b.opened {
-		return b, nil
+	for _, a := range b.attempts {
+		m := &b.messages[a.MessageNo]
+		m.Attempts = append(m.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	return b, c.leaveOpen(ctx, tx, b)
+	if len(b.attempts) < len(b.chosen) {
+		return b, c.leaveOpen(ctx, tx, b)
+	}
+	return b, nil
+}
+
+// withRoom returns the keys of which a call of one unit may be claimed, and notes that the others are blocked. If that is by a
+// limit which all keys share, the batch is stuck.
+func (b *batch) withRoom(c *candidates, keys []string) (open []string) {
+	for _, key := range keys {
+		switch fits, shared := c.head.Fits(key, 1); {
+		case fits:
+			open = append(open, key)
+		case shared:
+			b.stuck = &held{key: key, cost: 1}
+			return nil
+		default:
+			b.blocked = append(b.blocked, held{key: key, cost: 1})
+		}
+	}
+	return open
+}
+
+// goesOn reports whether a key has further calls that a pool has capacity for, and its next one waits for no units.
+func (b *batch) goesOn(c *candidates, key string) bool {
+	return c.hasMore(key) && !slices.ContainsFunc(b.blocked, func(h held) bool { return h.key == key })
 }
 
 // leaveOpen handles calls that somebody set to wait by hand while their attempt is open. It sets them back to dispatched: their attempt
@@ -100,9 +115,10 @@ func (c *claimer) leaveOpen(ctx context.Context, tx pgx.Tx, b *batch) error {
 		return fmt.Errorf("leave attempts open: %w", err)
 	}
 	if left.RowsAffected() != int64(len(ids)) {
-		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), b.opened)
+		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), len(b.chosen))
 	}
 	c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "calls", ids)
+	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	return nil
 }
 
@@ -112,61 +128,39 @@ SET attempts = o.attempt, dispatched_at = o.claimed_at
 FROM call_open o
 WHERE q.id = ANY ($1::bigint[]) AND o.call_id BETWEEN q.id AND q.id AND q.status = 'dispatched'`
 
-// unfinished reports whether another claim right away may find more: a key with room left has further calls that a pool has capacity
-// for. If it has, but a shared limit is exhausted, the batch is stuck.
-func (b *batch) unfinished(keys []string, c *candidates) bool {
-	if b.stuck != nil || len(b.chosen)+len(b.refused) == 0 {
-		return false
+// pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.
+func (b *batch) pack() (ids []int64, messageNos []int, names []string) {
+	type destination struct {
+		pool *pools.Pool
+		task string
 	}
-	blocked := map[string]bool{}
-	for _, h := range b.blocked {
-		blocked[h.key] = true
-	}
-	for _, key := range keys {
-		if blocked[key] || !c.hasMore(key) {
-			continue
+	calls := map[destination][]int64{}
+	var order []destination
+	for _, call := range b.chosen {
+		to := destination{call.to, call.Task}
+		if calls[to] == nil {
+			order = append(order, to)
 		}
-		switch closed, shared := c.head.closed(key); {
-		case shared:
-			b.stuck = &held{key: key, cost: 1}
-			return false
-		case closed:
-			b.blocked = append(b.blocked, held{key: key, cost: 1})
-		default:
-			return true
+		calls[to] = append(calls[to], call.ID)
+	}
+	for _, to := range order {
+		for part := range slices.Chunk(calls[to], to.pool.Packing(len(calls[to]))) {
+			n := len(b.messages)
+			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: handoff.ID(b.epoch, b.id, int32(n), 0), Task: to.task})
+			for _, id := range part {
+				ids, messageNos, names = append(ids, id), append(messageNos, n), append(names, to.pool.Name)
+			}
 		}
 	}
-	return false
+	return ids, messageNos, names
 }
 
 // open writes the attempts. Each is charged to all limits of its queue.
 func (b *batch) open(writes *pgx.Batch, c *candidates) {
-	chosen := map[destination][]int64{}
-	var order []destination
-	for i, c := range b.chosen {
-		to := destination{b.to[i], c.Task}
-		if chosen[to] == nil {
-			order = append(order, to)
-		}
-		chosen[to] = append(chosen[to], c.ID)
-	}
-	var ids []int64
-	var messageNos []int
-	var pools []string
-	for _, to := range order {
-		calls := chosen[to]
-		k := to.pool.Packing(len(calls))
-		for i, id := range calls {
-			if i%k == 0 {
-				b.messageTo = append(b.messageTo, to)
-			}
-
-			ids, messageNos, pools = append(ids, id), append(messageNos, len(b.messageTo)-1), append(pools, to.pool.Name)
-		}
-	}
-	if len(ids) == 0 {
+	if len(b.chosen) == 0 {
 		return
 	}
+	ids, messageNos, pools := b.pack()
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin, ownWithin *time.Duration
 	for _, l := range c.head.limits {
@@ -178,7 +172,6 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 			ownWithin = &l.SendWithin
 		}
 	}
-	b.opened = len(ids)
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
 		"ids": ids, "message_nos": messageNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
@@ -216,17 +209,3 @@ SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_w
 FROM called
 ON CONFLICT (call_id) DO NOTHING
 RETURNING call_id, attempt, message_no`
-
-// messages are the messages that carry the batch to the workers.
-func (b *batch) messages() []handoff.Message {
-	list := make([]handoff.Message, len(b.messageTo))
-	for i, to := range b.messageTo {
-		list[i] = handoff.Message{Pool: to.pool.Name, ID: handoff.ID(b.epoch, b.id, int32(i), 0), Task: to.task}
-	}
-	for _, a := range b.attempts {
-		p := &list[a.MessageNo]
-		p.Attempts = append(p.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
-	}
-	// Some calls had an open attempt already.
-	return slices.DeleteFunc(list, func(p handoff.Message) bool { return len(p.Attempts) == 0 })
-}

@@ -111,7 +111,7 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
 	}
-	c.sender.Deliver(tick, b.messages()) // however long the claim took
+	c.sender.Deliver(tick, b.messages) // however long the claim took
 	return c.after(seen, list, b), nil
 }
 

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
-	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
@@ -188,14 +186,14 @@ type candidate struct {
 	backlog.Call
 	Key, Task string
 	Priority  int16
+	to        *pools.Pool // of a chosen one: where it goes
 }
 
 // selection is what a claim chose.
 type selection struct {
 	chosen  []candidate
-	to      []*pools.Pool // where each of the chosen goes
-	refused []candidate   // can never be made as they are
-	last    string        // the key that was served last, if any was chosen
+	refused []candidate // can never be made as they are
+	last    string      // the key that was served last, if any was chosen
 	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would wait
 	// for ever: the line behind it is blocked.
 	stuck   *held
@@ -213,44 +211,44 @@ type held struct {
 
 // choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's next
 // call can be taken. It reads the first unread call it comes to, however long that takes; a key stops at any other.
-func (c *candidates) choose(keys []string, want int, read func(*backlog.Call) error) (selection, error) {
-	var s selection
+func (c *candidates) choose(s *selection, keys []string, want int, read func(*backlog.Call) error) error {
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
 		for _, key := range waiting {
 			if len(s.chosen) == want {
-				return s, nil
+				return nil
 			}
-			f, err := c.next(&s, key, read)
+			f, err := c.next(s, key, read)
 			if err != nil {
-				return s, err
+				return err
 			}
 			if f == nil {
 				continue
 			}
-			call := *f.first()
+			call := f.candidate()
 			admitted, shared := c.head.Admit(key, call.Cost)
 			switch {
 			case shared:
 				s.stuck = &held{key, call.Cost, f.Priority}
-				return s, nil
+				return nil
 			case !admitted:
 				s.blocked = append(s.blocked, held{key, call.Cost, f.Priority})
 				continue
 			}
 			f.served++
-			s.chosen, s.to, s.last = append(s.chosen, f.candidate(call)), append(s.to, c.pools.Choose(f.Task, c.random)), key
+			call.to = c.pools.Choose(f.Task, c.random)
+			s.chosen, s.last = append(s.chosen, call), key
 			next = append(next, key)
 		}
 		waiting = next
 	}
-	return s, nil
+	return nil
 }
 
 // next returns the flow whose first call is the key's next. That call was read, or has to wait for units anyway.
 func (c *candidates) next(s *selection, key string, read func(*backlog.Call) error) (*flow, error) {
 	for {
-		f := s.nextOf(c.of[key], c.head.limits, c.head.Admission, c.pools)
+		f := c.nextOf(s, key)
 		if f == nil || !f.first().Unread {
 			return f, nil
 		}
@@ -268,37 +266,38 @@ func (c *candidates) next(s *selection, key string, read func(*backlog.Call) err
 	}
 }
 
-func (l *flow) first() *backlog.Call { return &l.calls[l.served] }
-
-func (l *flow) candidate(c backlog.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
-
 // nextOf returns the flow whose first call is the key's next, among the flows that a pool has capacity for. It refuses calls that can
 // never be made.
-func (s *selection) nextOf(key []*flow, limits []policy.LockedLimit, a limit.Admission, r *pools.Pools) *flow {
+func (c *candidates) nextOf(s *selection, key string) *flow {
 	var best *flow
-	for _, f := range key {
-		for f.served < len(f.calls) {
-			c := f.calls[f.served]
-			if i, exceeds := a.Exceeds(f.Key, c.Cost); exceeds && c.Refusal == nil {
-				reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name, limits[i].Rate())
-				c.Refusal = &reason
+	for _, f := range c.of[key] {
+		for ; f.served < len(f.calls); f.served++ {
+			call := f.candidate()
+			if i, exceeds := c.head.Exceeds(key, call.Cost); exceeds && call.Refusal == nil {
+				l := c.head.limits[i]
+				call.Refusal = new(fmt.Sprintf("cost %d is over limit %s, which allows %s", call.Cost, l.Name, l.Rate()))
 			}
-			if c.Refusal == nil {
+			if call.Refusal == nil {
 				break
 			}
-			s.refused = append(s.refused, f.candidate(c))
-			f.served++
+			s.refused = append(s.refused, call)
 		}
-		if f.served < len(f.calls) && r.CanTake(f.Task) && (best == nil || f.before(best)) {
+		if f.served < len(f.calls) && c.pools.CanTake(f.Task) && (best == nil || f.before(best)) {
 			best = f
 		}
 	}
 	return best
 }
 
+func (l *flow) first() *backlog.Call { return &l.calls[l.served] }
+
+func (l *flow) candidate() candidate {
+	return candidate{Call: *l.first(), Key: l.Key, Task: l.Task, Priority: l.Priority}
+}
+
 // before reports whether the first call of l comes before that of other.
 func (l *flow) before(other *flow) bool {
-	a, b := l.calls[l.served], other.calls[other.served]
+	a, b := l.first(), other.first()
 	return cmp.Or(cmp.Compare(l.Priority, other.Priority), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
 }
 
