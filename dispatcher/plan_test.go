@@ -19,7 +19,6 @@ func TestPlans(t *testing.T) {
 		"paused":      {SQL: pausedSQL},
 		"paused keys": {SQL: pausedKeysSQL},
 		"occupied":    {SQL: occupiedSQL, Uses: []string{"call_open_batch_idx batch", "call_usage_pkey limit_name"}},
-		"charges":     {SQL: chargesSQL, Uses: []string{"call_open_batch_idx batch", "call_usage_pkey limit_name"}},
 		"overrides":   {SQL: overridesSQL},
 		"open":        {SQL: openSQL, Uses: []string{"call_queue_pkey id"}},
 		"refuse":      {SQL: refuseSQL, Uses: []string{"call_queue_pkey id"}},

@@ -58,7 +58,7 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 		}
 		return is
 	})
-	list.head, err = c.headroom(ctx, tx, seen.queue.Limits, list.keys, seen.from, seen.now)
+	list.head, err = c.headroom(ctx, tx, seen, list.keys)
 	return list, err
 }
 
