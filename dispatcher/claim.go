@@ -82,11 +82,14 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
 
 	seen, early, err := c.look(ctx, tx, queue, wait)
-	if err != nil || early != nil {
-		return orZero(early), err
-	}
-	if early := c.mayClaim(seen); early != nil {
-		return c.rest(ctx, tx, seen, *early)
+	switch {
+	case err != nil:
+		return outcome{}, err
+	case early != nil && seen.drained.Some: // what was drained from the inbox stays so
+		early.pollIn = min(early.pollIn, minGap)
+		return *early, c.commit(ctx, tx, seen)
+	case early != nil:
+		return *early, nil
 	}
 	list, err := c.candidates(ctx, tx, seen)
 	if errors.Is(err, errClockSetBack) {
@@ -100,10 +103,9 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := tx.Commit(ctx); err != nil {
-		return outcome{}, fmt.Errorf("commit: %w", err)
+	if err := c.commit(ctx, tx, seen); err != nil {
+		return outcome{}, err
 	}
-	c.committed(seen)
 	c.metrics.claimed(queue, len(b.attempts))
 	if len(b.attempts) > 0 {
 		c.order.note(queue)
@@ -112,35 +114,36 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
 	}
 	c.sender.Deliver(tick, b.messages) // however long the claim took
-	return c.after(seen, list, b), nil
+	return c.after(list, b), nil
 }
 
-func orZero(o *outcome) outcome {
-	if o == nil {
-		return outcome{}
+// commit commits, and notes what the claim has seen.
+func (c *claimer) commit(ctx context.Context, tx pgx.Tx, s *snapshot) error {
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
 	}
-	return *o
+	c.scan.note(s.queue.Name, s.drained.UpTo)
+	c.lowWater.found(s.lowest, c.clock.clock.Last())
+	return nil
 }
+
+// restFor is an outcome for a queue of which nothing can be claimed for a while.
+func restFor(wait time.Duration) *outcome { return &outcome{pollIn: wait, blockedFor: wait} }
 
 // mayClaim says when to come back if nothing may be claimed now; else it returns nil.
 func (c *claimer) mayClaim(s *snapshot) *outcome {
 	wait, closes := closedFor(s.open, s.now)
 	s.closes = closes
-	if wait > 0 {
-		return &outcome{pollIn: wait, blockedFor: wait}
-	}
-	if wait := c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now()); wait > 0 {
-		return &outcome{pollIn: wait, blockedFor: wait}
-	}
-	if s.pausedFor > 0 {
+	wait = max(wait, c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now()))
+	switch {
+	case wait > 0:
+		return restFor(wait)
+	case s.pausedFor > 0:
 		return &outcome{pollIn: min(s.pausedFor, pollLater)}
-	}
-	if len(s.pools.List) == 0 { // no worker carries the label
+	case len(s.pools.List) == 0: // no worker carries the label
 		return &outcome{pollIn: pollLater}
-	}
-	if s.pools.Capacity() == 0 {
-		full := whenFull(s.pools)
-		return &full
+	case s.pools.Capacity() == 0:
+		return whenFull(s.pools)
 	}
 	return nil
 }
@@ -162,48 +165,28 @@ func closedFor(all hours.All, now time.Time) (wait time.Duration, closes *time.T
 
 // whenFull is what a claim comes to that finds the workers full, or leaves them so. If all are above the high-water mark, a
 // poll that is notified is not worth reading all of call_open.
-func whenFull(p *pools.Pools) outcome {
-	result := outcome{pollIn: fullRetry}
+func whenFull(p *pools.Pools) *outcome {
 	if p.AboveHighWater() {
-		result.blockedFor = fullRetry
+		return restFor(fullRetry)
 	}
-	return result
-}
-
-// rest ends a claim that cannot claim anything for a while. What it drained from the inbox stays so.
-func (c *claimer) rest(ctx context.Context, tx pgx.Tx, s *snapshot, result outcome) (outcome, error) {
-	if !s.drained.Some {
-		return result, nil
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return outcome{}, fmt.Errorf("commit what was taken in: %w", err)
-	}
-	c.committed(s)
-	result.pollIn = min(result.pollIn, minGap)
-	return result, nil
-}
-
-// committed notes what a claim that is committed has seen.
-func (c *claimer) committed(s *snapshot) {
-	c.scan.note(s.queue.Name, s.drained.UpTo)
-	c.lowWater.found(s.lowest, c.clock.clock.Last())
+	return &outcome{pollIn: fullRetry}
 }
 
 // after says when the next claim may do more than this one did.
-func (c *claimer) after(s *snapshot, list *candidates, b *batch) outcome {
+func (c *claimer) after(list *candidates, b *batch) outcome {
 	result := b.outcome(list)
-	if c.reserved.after(s.queue.Name, list.head, b, c.cfg.Now()) { // others may go on
+	if c.reserved.after(list.queue.Name, list.head, b, c.cfg.Now()) { // others may go on
 		clear(c.blocked)
 		result.pollIn = min(result.pollIn, minGap)
 	}
-	if s.drained.Some { // what else there is, now or later, the next poll will know
+	if list.drained.Some { // what else there is, now or later, the next poll will know
 		result.pollIn = min(result.pollIn, minGap)
 	}
-	if !s.drained.All && b.stuck == nil {
+	if !list.drained.All && b.stuck == nil {
 		result.more = true
 	}
-	if result.more && s.pools.Capacity() == 0 {
-		result = whenFull(s.pools)
+	if result.more && list.pools.Capacity() == 0 {
+		result = *whenFull(list.pools)
 	}
 	result.pollIn = min(result.pollIn, list.unpausedFor)
 	return result
@@ -211,18 +194,16 @@ func (c *claimer) after(s *snapshot, list *candidates, b *batch) outcome {
 
 // outcome says when the next claim may do more, as far as limits and calls go.
 func (b *batch) outcome(c *candidates) outcome {
+	result := outcome{pollIn: pollLater}
 	switch {
 	case b.stuck != nil:
-		wait, known := c.head.wait(*b.stuck)
-		if !known {
-			return outcome{pollIn: pollLater}
+		if wait, known := c.head.wait(*b.stuck); known {
+			result = *restFor(wait)
 		}
-		return outcome{pollIn: wait, blockedFor: wait}
+		return result
 	case b.more:
 		return outcome{more: true}
-	}
-	result := outcome{pollIn: pollLater}
-	if len(b.chosen)+len(b.refused) > 0 {
+	case len(b.chosen)+len(b.refused) > 0:
 		result.pollIn = minGap // the queue is empty for now; when it is not, the next poll will know
 	}
 	for _, h := range b.blocked {

@@ -251,12 +251,10 @@ func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration
 	}
 	d.metrics.ticked(time.Since(begun), err)
 	d.ticked.Store(time.Now().UnixNano())
-	switch failed := err != nil; {
-	case ctx.Err() != nil || failed == d.failing:
-		return next
-	case failed:
+	switch {
+	case err != nil && !d.failing && ctx.Err() == nil:
 		d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
-	default:
+	case err == nil && d.failing:
 		d.cfg.Logger.InfoContext(ctx, "ticks whole again")
 	}
 	d.failing = err != nil

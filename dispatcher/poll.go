@@ -11,55 +11,50 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// dueQueue is a queue with when its next call may be claimed.
-type dueQueue struct {
-	Name string  `db:"name"`
-	Due  bool    `db:"due"`
-	In   float64 `db:"due_in"` // seconds; at most a tick or so matters
-}
-
 // poll claims what can be claimed now, from each queue in turn, and says when to poll again. Without wait, it skips queues whose
 // limits cannot have room yet, and leaves what takes long to the next poll.
 func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 	for {
-		next, left, err := c.pollRound(ctx, wait)
-		if !left || !wait || err != nil || c.stop() {
-			return next, err
+		result, err := c.pollRound(ctx, wait)
+		if !result.more || !wait || err != nil || c.stop() {
+			return result.pollIn, err
 		}
 	}
 }
 
-// pollRound gives each queue that is due a turn. left reports whether one had not come to its end.
-func (c *claimer) pollRound(ctx context.Context, wait bool) (next time.Duration, left bool, err error) {
+// pollRound gives each queue that is due a turn. There is more if one had not come to its end.
+func (c *claimer) pollRound(ctx context.Context, wait bool) (outcome, error) {
 	if c.sender.Away() && !c.sender.Back(ctx) {
-		return time.Second, false, errors.New("claims wait for Redis")
+		return outcome{pollIn: time.Second}, errors.New("claims wait for Redis")
 	}
 	queues, err := c.dueQueues(ctx)
 	if err != nil {
-		return 0, false, err
+		return outcome{}, err
 	}
-	next = pollLater
+	round := outcome{pollIn: pollLater}
 	var failures error
 	for _, queue := range c.order.next(queues) {
 		if c.stop() {
 			break
 		}
-		if !queue.Due {
-			next = min(next, time.Duration(queue.In*float64(time.Second)))
+		blockedFor := c.blocked[queue.Name].Sub(c.cfg.Now())
+		switch {
+		case !queue.Due:
+			round.pollIn = min(round.pollIn, time.Duration(queue.In*float64(time.Second)))
+			continue
+		case !wait && blockedFor > 2*minGap: // not by a hair: the others' turn may be first
+			round.pollIn = min(round.pollIn, blockedFor)
 			continue
 		}
-		if until, ok := c.blocked[queue.Name]; ok && !wait && c.cfg.Now().Add(2*minGap).Before(until) { // not by a hair: the others' turn may be first
-			next = min(next, until.Sub(c.cfg.Now()))
-			continue
-		}
-		again, more, err := c.drainQueue(ctx, queue.Name, wait)
+		result, err := c.drainQueue(ctx, queue.Name, wait)
 		if err != nil {
 			failures = errors.Join(failures, fmt.Errorf("claim from queue %q: %w", queue.Name, err))
 			continue
 		}
-		next, left = min(next, again), left || more
+		round.pollIn, round.more = min(round.pollIn, result.pollIn), round.more || result.more
 	}
-	return min(next, c.scan.again(c.cfg.Now())), left, failures
+	round.pollIn = min(round.pollIn, c.scan.again(c.cfg.Now()))
+	return round, failures
 }
 
 // order turns the order of the queues from poll to poll, so that those that share a limit take turns.
@@ -87,33 +82,34 @@ const drainFor = 250 * time.Millisecond
 
 // drainQueue claims from one queue until its limits, the workers or its calls run out, or other queues have waited long
 // enough: then there is more.
-func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (next time.Duration, more bool, err error) {
-	next, began := pollLater, c.cfg.Now()
-	for {
+func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (outcome, error) {
+	began := c.cfg.Now()
+	for pollIn := pollLater; ; pollIn = minGap { // what falls due after what was claimed, the next poll will know
 		result, err := c.claim(ctx, queue, wait)
 		if err != nil {
-			return 0, false, err
+			return outcome{}, err
 		}
-		delete(c.blocked, queue)
-		if result.blockedFor > 0 {
-			c.blocked[queue] = c.cfg.Now().Add(result.blockedFor)
-		}
+		now := c.cfg.Now()
+		c.blocked[queue] = now.Add(result.blockedFor)
 		if !result.more || c.stop() {
-			return min(next, result.pollIn), false, nil
+			return outcome{pollIn: min(pollIn, result.pollIn)}, nil
 		}
-		next = minGap // what falls due after what was claimed, the next poll will know
-		if c.cfg.Now().Sub(began) >= drainFor {
-			return next, true, nil
+		if now.Sub(began) >= drainFor {
+			return outcome{pollIn: minGap, more: true}, nil
 		}
 	}
 }
 
+// dueQueue is a queue with when its next call may be claimed.
+type dueQueue struct {
+	Name string  `db:"name"`
+	Due  bool    `db:"due"`
+	In   float64 `db:"due_in"` // seconds; at most a tick or so matters
+}
+
 func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
 	queues, since := c.scan.begin(c.cfg.Now())
-	rows, err := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
-	if err != nil {
-		return nil, fmt.Errorf("look for due calls: %w", err)
-	}
+	rows, _ := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
 	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
