@@ -59,7 +59,7 @@ type Dispatcher struct {
 	cfg      Config
 	metrics  *metrics
 	member   policy.Member
-	current  atomic.Pointer[Settings] // in force; written by apply
+	current  atomic.Pointer[Settings] // in force; written by join
 	next     chan *Settings           // the newest from Reload, until apply takes it
 	ticks    chan struct{}            // the schedule's; one may wait
 	alarm    *alarm
@@ -74,11 +74,6 @@ type Dispatcher struct {
 	claims   *claimer
 	recovery *recovery.Recoverer
 }
-
-const (
-	tickTimeout = 30 * time.Second
-	stopWithin  = claimTimeout + handoff.Timeout // what is in hand when the context ends: a claim and its hand-over
-)
 
 // New checks cfg and makes a Dispatcher. It starts nothing.
 func New(cfg Config) (*Dispatcher, error) {
@@ -147,7 +142,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // number may run at once.
 func (d *Dispatcher) Once(ctx context.Context) error {
 	return d.connected(ctx, func() error {
-		if err := d.join(ctx, d.current.Load().Policy, d.cfg.Apply); err != nil {
+		if err := d.join(ctx, *d.current.Load(), d.cfg.Apply); err != nil {
 			return err
 		}
 		return d.alive(ctx, func() error {
@@ -204,122 +199,4 @@ func (d *Dispatcher) dispatch(ctx context.Context) {
 	<-jobs.cron.Stop().Done()
 	parts.Wait()
 	d.cfg.Logger.InfoContext(over, "dispatcher stopped")
-}
-
-// dueTick has stepLoop tick. As with a time.Ticker, one tick at most waits for it.
-func (d *Dispatcher) dueTick() {
-	select {
-	case d.ticks <- struct{}{}:
-	default:
-	}
-}
-
-// stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due.
-// Polls only make things quicker; the ticks alone would do.
-func (d *Dispatcher) stepLoop(ctx context.Context) {
-	timer := time.NewTimer(pollLater)
-	defer timer.Stop()
-	for {
-		tick, notified := false, false
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.ticks:
-			tick = true
-		case <-d.alarm.notified:
-			notified = true
-		case <-timer.C:
-		}
-		next := d.observe(ctx, tick)
-		if notified { // a client notifies once in 5 ms: what it inserted meanwhile is there by then
-			next = min(next, minGap+time.Millisecond)
-		}
-		timer.Reset(max(next, minGap))
-	}
-}
-
-// observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
-func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration) {
-	begun := time.Now()
-	next, err := d.Step(ctx, tick)
-	if err != nil {
-		next = time.Second
-		d.cfg.Logger.DebugContext(ctx, "step cut short", "tick", tick, "err", err)
-	}
-	if !tick {
-		return next
-	}
-	d.metrics.ticked(time.Since(begun), err)
-	d.ticked.Store(time.Now().UnixNano())
-	switch {
-	case err != nil && !d.failing && ctx.Err() == nil:
-		d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
-	case err == nil && d.failing:
-		d.cfg.Logger.InfoContext(ctx, "ticks whole again")
-	}
-	d.failing = err != nil
-	return next
-}
-
-// Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll
-// again. Do not call it beside Run.
-func (d *Dispatcher) Step(ctx context.Context, tick bool) (time.Duration, error) {
-	bounded, end := d.inHand(ctx)
-	defer end()
-	if tick {
-		return d.tick(bounded)
-	}
-	if d.alarm.freed.Swap(false) {
-		clear(d.claims.blocked)
-	}
-	return d.claims.poll(bounded, false)
-}
-
-// tick does everything that is due. If one part fails, the others still get their turn; the next tick finds what is left.
-func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
-	if err := d.readClock(ctx); err != nil {
-		return 0, err
-	}
-	recoverErr := d.recovery.Pass(ctx, d.view(), d.stopping.Load, d.metrics.recovered)
-	next, pollErr := d.claims.poll(ctx, true)
-	return next, errors.Join(recoverErr, pollErr)
-}
-
-// readClock begins a tick. It must see a step of Postgres's clock before anything is computed back from that clock, and also
-// while there is nothing to claim.
-func (d *Dispatcher) readClock(ctx context.Context) error {
-	_, epoch, err := d.clock.read(ctx, d.cfg.Pool)
-	if err != nil {
-		d.recovery.PostgresAway()
-		return err
-	}
-	return d.clock.noteEpoch(ctx, epoch)
-}
-
-func (d *Dispatcher) view() recovery.View {
-	return recovery.View{Epoch: d.clock.epoch, OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
-}
-
-// inHand is the context of a step. A claim in hand is finished after ctx has ended, so that it is handed over and not
-// left to recovery: tickTimeout bounds it, and from ctx's end stopWithin.
-func (d *Dispatcher) inHand(ctx context.Context) (bounded context.Context, end func()) {
-	d.stopping.Store(ctx.Err() != nil)
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
-	stop := context.AfterFunc(ctx, func() {
-		d.stopping.Store(true)
-		if pause(bounded, stopWithin) {
-			cancel()
-		}
-	})
-	return bounded, func() { stop(); cancel() }
-}
-
-// pause waits d, or less if ctx ends: then it returns false.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

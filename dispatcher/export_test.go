@@ -41,7 +41,7 @@ func (d *Dispatcher) LowWater() int64 { return d.claims.lowWater.from }
 
 // Join starts a process that lives on, until Leave. Heartbeat returns who has another file than what is in force.
 func (d *Dispatcher) Join(ctx context.Context) error {
-	return Unfrozen(func() error { return d.join(ctx, d.current.Load().Policy, d.cfg.Apply) })
+	return Unfrozen(func() error { return d.join(ctx, *d.current.Load(), d.cfg.Apply) })
 }
 
 func (d *Dispatcher) Heartbeat(ctx context.Context) ([]string, error) {
@@ -57,5 +57,5 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return Unfrozen(func() error { return d.replace(ctx, s, true) })
+	return Unfrozen(func() error { return d.join(ctx, s, true) })
 }

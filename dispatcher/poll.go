@@ -5,11 +5,139 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/internal/recovery"
 	"github.com/jackc/pgx/v5"
 )
+
+const (
+	tickTimeout = 30 * time.Second
+	stopWithin  = claimTimeout + handoff.Timeout // what is in hand when the context ends: a claim and its hand-over
+)
+
+// dueTick has stepLoop tick. As with a time.Ticker, one tick at most waits for it.
+func (d *Dispatcher) dueTick() {
+	select {
+	case d.ticks <- struct{}{}:
+	default:
+	}
+}
+
+// stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due.
+// Polls only make things quicker; the ticks alone would do.
+func (d *Dispatcher) stepLoop(ctx context.Context) {
+	timer := time.NewTimer(pollLater)
+	defer timer.Stop()
+	for {
+		tick, notified := false, false
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.ticks:
+			tick = true
+		case <-d.alarm.notified:
+			notified = true
+		case <-timer.C:
+		}
+		next := d.observe(ctx, tick)
+		if notified { // a client notifies once in 5 ms: what it inserted meanwhile is there by then
+			next = min(next, minGap+time.Millisecond)
+		}
+		timer.Reset(max(next, minGap))
+	}
+}
+
+// observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
+func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration) {
+	begun := time.Now()
+	next, err := d.Step(ctx, tick)
+	if err != nil {
+		next = time.Second
+		d.cfg.Logger.DebugContext(ctx, "step cut short", "tick", tick, "err", err)
+	}
+	if !tick {
+		return next
+	}
+	d.metrics.ticked(time.Since(begun), err)
+	d.ticked.Store(time.Now().UnixNano())
+	switch {
+	case err != nil && !d.failing && ctx.Err() == nil:
+		d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
+	case err == nil && d.failing:
+		d.cfg.Logger.InfoContext(ctx, "ticks whole again")
+	}
+	d.failing = err != nil
+	return next
+}
+
+// Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll
+// again. Do not call it beside Run.
+func (d *Dispatcher) Step(ctx context.Context, tick bool) (time.Duration, error) {
+	bounded, end := d.inHand(ctx)
+	defer end()
+	if tick {
+		return d.tick(bounded)
+	}
+	if d.alarm.freed.Swap(false) {
+		clear(d.claims.blocked)
+	}
+	return d.claims.poll(bounded, false)
+}
+
+// tick does everything that is due. If one part fails, the others still get their turn; the next tick finds what is left.
+func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
+	if err := d.readClock(ctx); err != nil {
+		return 0, err
+	}
+	recoverErr := d.recovery.Pass(ctx, d.view(), d.stopping.Load, d.metrics.recovered)
+	next, pollErr := d.claims.poll(ctx, true)
+	return next, errors.Join(recoverErr, pollErr)
+}
+
+// readClock begins a tick. It must see a step of Postgres's clock before anything is computed back from that clock, and also
+// while there is nothing to claim.
+func (d *Dispatcher) readClock(ctx context.Context) error {
+	_, epoch, err := d.clock.read(ctx, d.cfg.Pool)
+	if err != nil {
+		d.recovery.PostgresAway()
+		return err
+	}
+	return d.clock.noteEpoch(ctx, epoch)
+}
+
+func (d *Dispatcher) view() recovery.View {
+	return recovery.View{Epoch: d.clock.epoch, OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
+}
+
+// inHand is the context of a step. A claim in hand is finished after ctx has ended, so that it is handed over and not
+// left to recovery: tickTimeout bounds it, and from ctx's end stopWithin.
+func (d *Dispatcher) inHand(ctx context.Context) (bounded context.Context, end func()) {
+	d.stopping.Store(ctx.Err() != nil)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
+	stop := context.AfterFunc(ctx, func() {
+		d.stopping.Store(true)
+		if pause(bounded, stopWithin) {
+			cancel()
+		}
+	})
+	return bounded, func() { stop(); cancel() }
+}
+
+// pause waits d, or less if ctx ends: then it returns false.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
 
 // poll claims what can be claimed now, from each queue in turn, and says when to poll again. Without wait, it skips queues whose
 // limits cannot have room yet, and leaves what takes long to the next poll.
@@ -145,3 +273,59 @@ FROM (
 ) first
 WHERE first_at IS NOT NULL
 ORDER BY name`
+
+// alarm tells stepLoop to poll.
+type alarm struct {
+	notified chan struct{} // there may be something to claim
+	freed    atomic.Bool   // units came free: what is blocked no longer holds
+}
+
+func newAlarm() *alarm { return &alarm{notified: make(chan struct{}, 1)} }
+
+// notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
+func (a *alarm) notify(freed bool) {
+	if freed {
+		a.freed.Store(true)
+	}
+	select {
+	case a.notified <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// listen passes on what producers and workers say on the channel callq_wake. It reconnects for as long as ctx lives; meanwhile
+// the schedule alone finds the calls.
+func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Logger) {
+	logged := false
+	for ctx.Err() == nil {
+		err := a.listenOnce(ctx, config, func() { logged = false })
+		if ctx.Err() != nil {
+			return
+		}
+		if !logged {
+			log.WarnContext(ctx, "notifications not heard", "err", err)
+			logged = true
+		}
+		pause(ctx, time.Second)
+	}
+}
+
+func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, connected func()) error {
+	conn, err := pgx.ConnectConfig(ctx, config.Copy())
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, `LISTEN `+callqueue.WakeChannel); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	connected()
+	a.notify(true) // for what was said while nobody listened
+	for {
+		notification, err := conn.WaitForNotification(ctx)
+		if err != nil {
+			return fmt.Errorf("wait for notifications: %w", err)
+		}
+		a.notify(notification.Payload == callqueue.WakeFreed)
+	}
+}

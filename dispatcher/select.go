@@ -51,43 +51,37 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 	if list.paused, err = seen.pausedKeys(ctx, tx, list.keys); err != nil {
 		return nil, err
 	}
-	list.keys = slices.DeleteFunc(list.keys, func(key string) bool {
-		wait, is := list.paused[key]
-		if is {
-			list.unpausedFor = min(list.unpausedFor, wait)
-		}
-		return is
-	})
+	for _, wait := range list.paused {
+		list.unpausedFor = min(list.unpausedFor, wait)
+	}
+	list.keys = slices.DeleteFunc(list.keys, func(key string) bool { _, is := list.paused[key]; return is })
 	list.head, err = c.headroom(ctx, tx, seen, list.keys)
 	return list, err
 }
 
 // lockFirst locks the first calls of each key's flows, as many as its share of want and its limits allow.
 func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, want int, maxData int64) error {
-	if len(keys) == 0 {
-		return nil
-	}
-	share := int64((want + len(keys) - 1) / len(keys))
 	var asks []backlog.Ask
 	var of []*flow
 	for _, key := range keys {
-		most := min(share, c.head.Most(key))
+		share := min(int64((want+len(keys)-1)/len(keys)), c.head.Most(key))
 		for _, l := range c.of[key] {
-			asks, of = append(asks, backlog.Ask{Flow: l.Flow, Want: min(most, l.Calls)}), append(of, l)
+			asks, of = append(asks, backlog.Ask{Flow: l.Flow, Want: min(share, l.Calls)}), append(of, l)
 		}
+	}
+	if len(asks) == 0 {
+		return nil
 	}
 	readFor := backlog.ReadFor
 	if c.isolate {
 		readFor = -1
 	}
-	calls, skipped, err := backlog.First(ctx, tx, c.queue.Name, c.head.now, maxData, readFor, asks)
+	calls, skipped, err := backlog.First(ctx, tx, c.queue.Name, c.now, maxData, readFor, asks)
+	if err == nil && c.isolate {
+		err = readEach(ctx, tx, maxData, calls)
+	}
 	if err != nil {
 		return err
-	}
-	if c.isolate {
-		if err := readEach(ctx, tx, maxData, calls); err != nil {
-			return err
-		}
 	}
 	for _, call := range calls {
 		of[call.Ask].calls = append(of[call.Ask].calls, call)
@@ -100,16 +94,10 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 
 // hasMore reports whether a pool has capacity for further calls of a key.
 func (c *candidates) hasMore(key string) bool {
-	for _, l := range c.of[key] {
-		if c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.of[key], func(l *flow) bool { return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped)) })
 }
 
-// note writes how far the flows were consumed, and where the queue's next claim begins: with the first key whose next call was
-// not read; else after the key that was served last; else, if there are more flows than a claim looks at, behind them all.
+// note writes how far the flows were consumed, and where the queue's next claim begins.
 func (c *candidates) note(writes *pgx.Batch, b *batch) {
 	var left []backlog.Advance
 	var again []int64
@@ -122,32 +110,37 @@ func (c *candidates) note(writes *pgx.Batch, b *batch) {
 			again = append(again, skipped...)
 		}
 	}
+	behind := len(again) > 0 // what has ended, or is locked, there are others
 	if c.crowded {
 		for _, l := range c.empty {
 			left = append(left, backlog.Advance{Flow: l, From: l.Head})
 		}
 		parked := c.parked(b)
-		backlog.Park(writes, c.queue.Name, c.head.now, parked)
-		b.more = b.more || b.stuck == nil && len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0 // behind them
+		backlog.Park(writes, c.queue.Name, c.now, parked)
+		behind = behind || len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0
 	}
+	b.more = b.more || b.stuck == nil && behind
 	backlog.Consume(writes, c.queue.Name, left, c.crowded)
 	backlog.Requeue(writes, again)
-	b.more = b.more || b.stuck == nil && len(again) > 0 // behind what has ended, or is locked
+	if next := c.servedKey(b); next != c.queue.Served {
+		writes.Queue(servedSQL, c.queue.Name, next)
+	}
+}
 
-	after := c.queue.Served
+// servedKey is the key after which the queue's next claim begins: before the first key whose next call was not read; else the
+// key that was served last; else, if there are more flows than a claim looks at, the last of these.
+func (c *candidates) servedKey(b *batch) string {
 	switch {
 	case b.unread != nil:
 		if i := slices.Index(c.keys, *b.unread); i > 0 {
-			after = c.keys[i-1]
+			return c.keys[i-1]
 		}
 	case len(b.chosen) > 0:
-		after = b.last
+		return b.chosen[len(b.chosen)-1].Key
 	case c.crowded:
-		after = c.lastKey
+		return c.lastKey
 	}
-	if after != c.queue.Served {
-		writes.Queue(servedSQL, c.queue.Name, after)
-	}
+	return c.queue.Served
 }
 
 const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
@@ -193,7 +186,6 @@ type candidate struct {
 type selection struct {
 	chosen  []candidate
 	refused []candidate // can never be made as they are
-	last    string      // the key that was served last, if any was chosen
 	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would wait
 	// for ever: the line behind it is blocked.
 	stuck   *held
@@ -237,7 +229,7 @@ func (c *candidates) choose(s *selection, keys []string, want int, read func(*ba
 			}
 			f.served++
 			call.to = c.pools.Choose(f.Task, c.random)
-			s.chosen, s.last = append(s.chosen, call), key
+			s.chosen = append(s.chosen, call)
 			next = append(next, key)
 		}
 		waiting = next

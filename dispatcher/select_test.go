@@ -163,7 +163,7 @@ func TestChoose(t *testing.T) {
 			if s.unread != nil {
 				unread = *s.unread
 			}
-			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.last, read, unread}
+			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.chosen[len(s.chosen)-1].Key, read, unread}
 			want := []any{c.chosen, c.refused, c.stuck, c.blocked, c.last, c.read, c.unread}
 			if diff := cmp.Diff(want, got, cmp.AllowUnexported(held{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
