@@ -152,7 +152,7 @@ func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 
 // pollRound gives each queue that is due a turn. There is more if one had not come to its end.
 func (c *claimer) pollRound(ctx context.Context, wait bool) (outcome, error) {
-	if c.sender.Away() && !c.sender.Back(ctx) {
+	if !c.sender.Reachable(ctx) {
 		return outcome{pollIn: time.Second}, errors.New("claims wait for Redis")
 	}
 	queues, err := c.dueQueues(ctx)

@@ -113,13 +113,19 @@ func (g *gate) lookPaused() bool {
 
 // answered logs when Redis is gone and when it is back.
 func (g *gate) answered(ctx context.Context, err error) {
-	switch away := err != nil; {
-	case away == g.away:
-	case away:
-		g.away = true
+	switch {
+	case err != nil && !g.away:
 		g.log.WarnContext(ctx, "waiting for Redis", "err", err)
-	default:
-		g.away = false
+	case err == nil && g.away:
 		g.log.InfoContext(ctx, "Redis is back")
+	}
+	g.away = err != nil
+}
+
+// pause waits d, or less if ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }

@@ -76,16 +76,14 @@ func (s *Server) Run(ctx context.Context) error {
 	following.Go(s.gate.followPaused)
 	<-ctx.Done()
 	s.stop()
-	stopped := make(chan struct{})
-	go func() { s.asyn.Shutdown(); following.Wait(); close(stopped) }()
-	inTime := waitFor(stopped, shutDownFor)
+	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
+	go func() { s.asyn.Shutdown(); following.Wait(); done() }()
+	pause(stopped, shutDownFor)
 	s.mu.Lock()
 	s.shut = true
 	s.mu.Unlock()
-	s.inHand.Wait() // Asynq may have given up what is still being delivered
-	if !inTime {
-		waitFor(stopped, shutDownFor)
-	}
+	s.inHand.Wait()             // Asynq may have given up what is still being delivered
+	pause(stopped, shutDownFor) // which ends its shutdown
 	return nil
 }
 
@@ -112,17 +110,6 @@ func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	}
 	s.cfg.Deliver(message)
 	return nil
-}
-
-func waitFor(done <-chan struct{}, most time.Duration) bool {
-	timer := time.NewTimer(most)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }
 
 // asynqLog passes Asynq's own log lines to slog. The gate logs what matters of them.

@@ -25,7 +25,7 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 			return 0, err
 		}
 	}
-	if r.Sender.Away() {
+	if !r.Sender.Reachable(ctx) {
 		return 0, nil
 	}
 	rows, err := r.Pool.Query(ctx, poolsSQL)
