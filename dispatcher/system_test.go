@@ -45,11 +45,12 @@ func one[T any](s *system, sql string, args ...any) T {
 	return v
 }
 
-// once runs one whole tick of a dispatcher of its own, under these rules.
+// once runs one whole tick of a new dispatcher, under these rules. It has the test's connections, whose statements are prepared:
+// Once, which opens its own, takes several times as long.
 func (s *system) once(r policy.Policy) {
 	s.t.Helper()
 	s.publish(r)
-	s.turn(s.dispatcher(r))
+	s.tick(s.dispatcher(r))
 }
 
 // publish publishes rules, and opens nothing.
