@@ -143,7 +143,7 @@ func (s *system) eventually(sql string, args ...any) {
 func TestRoundTrip(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	r := rules(sliding("api", 20, time.Second))
+	r := rules(sliding("api", 20, 200*time.Millisecond))
 	r.Queues[0].Timeout = time.Minute
 	s.run(s.dispatcher(r).Run)
 	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 10, Logger: s.log})

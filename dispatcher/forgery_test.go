@@ -194,7 +194,7 @@ func (s *system) restore(tables []string) {
 			return err
 		}
 		for _, table := range tables {
-			if _, err := tx.Exec(context.Background(), fmt.Sprintf(`TRUNCATE %s; INSERT INTO %[1]s OVERRIDING SYSTEM VALUE TABLE saved_%[1]s`, table)); err != nil {
+			if _, err := tx.Exec(context.Background(), fmt.Sprintf(`DELETE FROM %s; INSERT INTO %[1]s OVERRIDING SYSTEM VALUE TABLE saved_%[1]s`, table)); err != nil {
 				return err
 			}
 		}

@@ -137,7 +137,7 @@ func TestHoursBegin(t *testing.T) {
 	}
 
 	s.clockIs(`pg_catalog.clock_timestamp() + (SELECT by FROM clock.gain)`)
-	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:58 Europe/Berlin' - pg_catalog.clock_timestamp()`)
+	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:59 Europe/Berlin' - pg_catalog.clock_timestamp()`)
 	s.exec(`UPDATE call_workers SET heartbeat_at = clock_timestamp() + interval '1 h'`)
 	seldom, err := dispatcher.New(dispatcher.Config{
 		Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},

@@ -115,7 +115,7 @@ func TestQueuesTakeTurnsOnce(t *testing.T) {
 	s.once(r)
 	s.calls("a", 100)
 	s.calls("b", 100)
-	for range 40 {
+	for range 20 {
 		s.once(r)
 		s.start(time.Hour)
 		s.finish()

@@ -51,7 +51,7 @@ func TestRestoredUnderTwo(t *testing.T) {
 	for range 10 {
 		for _, d := range []*dispatcher.Dispatcher{first, second} {
 			s.calls("default", 1)
-			s.turn(d)
+			s.tick(d)
 		}
 	}
 	s.exec(`DELETE FROM call_open`)
