@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,9 +15,9 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/policy"
-	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -36,13 +37,50 @@ func newSystem(t *testing.T) *system {
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0" // tests hold locks for as long as they need
 	owner := pgtest.NewWith(t, settings)
+	client, err := redisDatabase()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
 	level := slog.LevelWarn
 	if testing.Verbose() {
 		level = slog.LevelDebug
 	}
-	s := &system{t, owner, pgtest.AsDaemon(t, owner), redistest.New(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
+	s := &system{t, owner, pgtest.AsDaemon(t, owner), client, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
 	s.exec(patientSQL)
 	return s
+}
+
+// One Redis serves all tests: each has a database of it.
+var (
+	redisServer = sync.OnceValues(func() (*local.RedisServer, error) {
+		return local.StartRedis(context.Background(), local.Redis{Settings: map[string]string{"databases": "10000"}})
+	})
+	redisDatabases atomic.Int64
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if redisDatabases.Load() > 0 {
+		if server, err := redisServer(); err == nil {
+			_ = server.Stop()
+		}
+	}
+	os.Exit(code)
+}
+
+func redisDatabase() (*redis.Client, error) {
+	n := redisDatabases.Add(1)
+	server, err := redisServer()
+	if err != nil {
+		return nil, err
+	}
+	options, err := redis.ParseURL(server.URL())
+	if err != nil {
+		return nil, err
+	}
+	options.DB = int(n)
+	return redis.NewClient(options), nil
 }
 
 // What is claimed may be started for an hour more, however slow the machine is.

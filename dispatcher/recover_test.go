@@ -132,7 +132,7 @@ func TestResend(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // all are pending
 
-	s.redis.FlushAll(t.Context())
+	s.redis.FlushDB(t.Context())
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '4 s'`)
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // not yet
@@ -163,7 +163,7 @@ func TestResendRace(t *testing.T) {
 	s := newSystem(t)
 	s.calls("default", 3)
 	s.once(rules())
-	s.redis.FlushAll(t.Context())
+	s.redis.FlushDB(t.Context())
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 	tx, err := s.pool.Begin(t.Context())
 	if err != nil {
@@ -212,7 +212,7 @@ func TestResentRunsOnce(t *testing.T) {
 			if err != nil || len(lost) == 0 {
 				t.Fatalf("Asynq tasks %v (%v)", lost, err)
 			}
-			s.redis.FlushAll(t.Context())
+			s.redis.FlushDB(t.Context())
 			s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 			s.once(r)
 			s.want(`SELECT count(*) = $1 FROM call_open WHERE redeliveries = 1`, n)
