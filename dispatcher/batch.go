@@ -73,8 +73,9 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 		m := &b.messages[a.MessageNo]
 		m.Attempts = append(m.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	if len(b.attempts) < len(b.chosen) {
-		return b, c.leaveOpen(ctx, tx, b)
+	if n := len(b.chosen) - len(b.attempts); n > 0 {
+		b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
+		c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "queue", list.queue.Name, "calls", n)
 	}
 	return b, nil
 }
@@ -100,33 +101,6 @@ func (b *batch) withRoom(c *candidates, keys []string) (open []string) {
 func (b *batch) goesOn(c *candidates, key string) bool {
 	return c.hasMore(key) && !slices.ContainsFunc(b.blocked, func(h held) bool { return h.key == key })
 }
-
-// leaveOpen handles calls that somebody set to wait by hand while their attempt is open. It sets them back to dispatched: their attempt
-// decides what becomes of them. The attempt cannot end before this claim, which has locked the calls.
-func (c *claimer) leaveOpen(ctx context.Context, tx pgx.Tx, b *batch) error {
-	var ids []int64
-	for _, call := range b.chosen {
-		if !slices.ContainsFunc(b.attempts, func(a claimed) bool { return a.CallID == call.ID }) {
-			ids = append(ids, call.ID)
-		}
-	}
-	left, err := tx.Exec(ctx, leaveOpenSQL, ids)
-	if err != nil {
-		return fmt.Errorf("leave attempts open: %w", err)
-	}
-	if left.RowsAffected() != int64(len(ids)) {
-		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), len(b.chosen))
-	}
-	c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "calls", ids)
-	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
-	return nil
-}
-
-const leaveOpenSQL = `
-UPDATE call_queue q
-SET attempts = o.attempt, dispatched_at = o.claimed_at
-FROM call_open o
-WHERE q.id = ANY ($1::bigint[]) AND o.call_id BETWEEN q.id AND q.id AND q.status = 'dispatched'`
 
 // pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.
 func (b *batch) pack() (ids []int64, messageNos []int, names []string) {
@@ -184,16 +158,18 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 
 // openSQL opens attempts. backlog.First has locked the rows of call_queue in this transaction. send_within is how long the worker's
 // gate stays open. A custom handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
+//
+// Somebody may have set a call to wait by hand while its attempt is open. It is set back to dispatched: its attempt decides what
+// becomes of it, and cannot end before this claim, which has locked the call.
 const openSQL = `
-WITH picked AS (
-    SELECT * FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
-), called AS (
+WITH called AS (
     UPDATE call_queue q
-    SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
-    FROM picked p
+    SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, @now)
+    FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
+    LEFT JOIN call_open o ON o.call_id = p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.message_no, p.pool
+        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, o.call_id IS NOT NULL AS is_open
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
@@ -207,5 +183,5 @@ SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_w
         THEN ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
-ON CONFLICT (call_id) DO NOTHING
+WHERE NOT is_open
 RETURNING call_id, attempt, message_no`
