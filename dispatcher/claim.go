@@ -19,6 +19,7 @@ const (
 	minGap       = 5 * time.Millisecond
 	busyRetry    = minGap                // another dispatcher holds a lock
 	fullRetry    = 20 * time.Millisecond // the workers are full
+	errRetry     = time.Second
 	pollLater    = time.Minute           // ticks come sooner
 )
 

@@ -105,9 +105,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			d := s.another(policy.Policy{})
 			var ticked sync.WaitGroup
 			ticked.Go(func() {
-				if err := d.Tick(context.Background()); err != nil {
-					t.Error(err)
-				}
+				s.tick(d)
 			})
 			s.eventually(waitingSQL, 1)
 			if _, err := tx.Exec(t.Context(), c.change); err != nil {

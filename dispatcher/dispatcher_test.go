@@ -105,15 +105,22 @@ func sliding(name string, units int64, window time.Duration) policy.Limit {
 	return policy.Limit{Name: name, Rate: limit.Rate{Units: units, Window: window}}
 }
 
-// run runs a dispatcher until the test ends.
-func (s *system) dispatcher(r policy.Policy) *dispatcher.Dispatcher {
+// dispatcher is a dispatcher under these rules.
+func (s *system) dispatcher(r policy.Policy, changes ...func(*dispatcher.Config)) *dispatcher.Dispatcher {
 	s.t.Helper()
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log})
+	config := dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log}
+	for _, change := range changes {
+		change(&config)
+	}
+	d, err := dispatcher.New(config)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return d.Patient()
 }
+
+// seldom has a dispatcher tick once, when it starts.
+func seldom(c *dispatcher.Config) { c.Schedule.Dispatch = "@every 1h" }
 
 // run runs something until the test ends, and waits for its end.
 func (s *system) run(run func(context.Context) error) {

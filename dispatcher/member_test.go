@@ -24,7 +24,14 @@ func (s *system) joined(r policy.Policy) *dispatcher.Dispatcher {
 func (s *system) tick(d *dispatcher.Dispatcher) {
 	s.t.Helper()
 	if err := d.Tick(context.Background()); err != nil {
-		s.t.Fatal(err)
+		s.t.Error(err)
+	}
+}
+
+func (s *system) poll(d *dispatcher.Dispatcher) {
+	s.t.Helper()
+	if err := d.Poll(context.Background()); err != nil {
+		s.t.Error(err)
 	}
 }
 
@@ -149,10 +156,7 @@ func TestStartWithoutLimitsTakesNoneAway(t *testing.T) {
 // apply is the start of a process with --apply.
 func (s *system) apply(r policy.Policy) {
 	s.t.Helper()
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Apply: true, Logger: s.log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	d := s.dispatcher(r, func(c *dispatcher.Config) { c.Apply = true })
 	if err := d.Join(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
@@ -315,10 +319,7 @@ func TestMaxDataIsNoted(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	for _, most := range []int64{1 << 20, 1 << 10} {
-		d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: hourly(1), Logger: s.log, MaxData: most})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := s.dispatcher(hourly(1), func(c *dispatcher.Config) { c.MaxData = most })
 		if err := d.Join(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -132,9 +132,7 @@ func TestNewsIsTakenInThoughNothingIsClaimed(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(t *testing.T, s *system, r *policy.Policy){
 		"paused": func(t *testing.T, s *system, _ *policy.Policy) {
-			if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"}); err != nil {
-				t.Fatal(err)
-			}
+			s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
 		},
 		"no worker carries the label": func(_ *testing.T, s *system, r *policy.Policy) { s.alive(10); r.Queues[0].On = "elsewhere" },
 		"workers are full": func(_ *testing.T, s *system, _ *policy.Policy) {

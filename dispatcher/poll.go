@@ -58,7 +58,6 @@ func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration
 	begun := time.Now()
 	next, err := d.Step(ctx, tick)
 	if err != nil {
-		next = time.Second
 		d.cfg.Logger.DebugContext(ctx, "step cut short", "tick", tick, "err", err)
 	}
 	if !tick {
@@ -93,7 +92,7 @@ func (d *Dispatcher) Step(ctx context.Context, tick bool) (time.Duration, error)
 // tick does everything that is due. If one part fails, the others still get their turn; the next tick finds what is left.
 func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
 	if err := d.readClock(ctx); err != nil {
-		return 0, err
+		return errRetry, err
 	}
 	recoverErr := d.recovery.Pass(ctx, d.view(), d.stopping.Load, d.metrics.recovered)
 	next, pollErr := d.claims.poll(ctx, true)
@@ -144,8 +143,11 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 	for {
 		result, err := c.pollRound(ctx, wait)
-		if !result.more || !wait || err != nil || c.stop() {
-			return result.pollIn, err
+		if err != nil {
+			return errRetry, err
+		}
+		if !result.more || !wait || c.stop() {
+			return result.pollIn, nil
 		}
 	}
 }
@@ -153,7 +155,7 @@ func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 // pollRound gives each queue that is due a turn. There is more if one had not come to its end.
 func (c *claimer) pollRound(ctx context.Context, wait bool) (outcome, error) {
 	if !c.sender.Reachable(ctx) {
-		return outcome{pollIn: time.Second}, errors.New("claims wait for Redis")
+		return outcome{}, errors.New("claims wait for Redis")
 	}
 	queues, err := c.dueQueues(ctx)
 	if err != nil {

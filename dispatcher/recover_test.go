@@ -11,7 +11,6 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
 )
@@ -365,9 +364,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 	})
 	parallel(t, "after it", func(t *testing.T, s *system) {
 		d := s.dispatcher(rules())
-		if err := d.OnceUnfrozen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		s.turn(d)
 		s.exec(failover)
 		before := now(s)
 		s.once(rules())
@@ -385,9 +382,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.calls("default", 1)
 		s.once(api)
 		s.want(shutSQL, before)
-		if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 4, Window: time.Hour}, "test"); err != nil {
-			t.Fatal(err)
-		}
+		s.set(4, time.Hour)
 		s.want(shutSQL, before)
 	})
 	parallel(t, "long after it", func(_ *testing.T, s *system) {

@@ -34,9 +34,7 @@ func TestUnstartedAreBounded(t *testing.T) {
 			for i := range dispatchers {
 				dispatchers[i] = s.another(policy.Policy{})
 				for range i { // so that each begins with another queue
-					if err := dispatchers[i].Poll(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					s.poll(dispatchers[i])
 				}
 			}
 			for _, name := range names {

@@ -19,6 +19,13 @@ func (s *system) set(units int64, window time.Duration) {
 	}
 }
 
+func (s *system) pause(p ledger.Paused) {
+	s.t.Helper()
+	if _, err := ledger.Pause(s.t.Context(), s.pool, p); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // What an operator sets holds until it is reset, whatever is published meanwhile.
 //
 //callq:guarantee 7

@@ -84,11 +84,7 @@ func (s *system) another(r policy.Policy) *dispatcher.Dispatcher {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(pool.Close)
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: s.redis, Policy: r, Logger: s.log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return d.Patient()
+	return s.dispatcher(r, func(c *dispatcher.Config) { c.Pool = pool })
 }
 
 // calls inserts n calls of a queue, in the order of their ids.
