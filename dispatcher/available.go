@@ -42,7 +42,8 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []s
 	}
 	var asks []*asked
 	for i, l := range limits {
-		quota := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: map[string]int64{}, Room: map[string]int64{}}
+		quota := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost()}
+		quota.MostOf, quota.Room = map[string]int64{}, map[string]int64{}
 		h.Admission = append(h.Admission, quota)
 		of := []string{""}
 		if l.PerKey {
@@ -127,7 +128,9 @@ func count(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.T
 
 // addKnown adds what was charged when units went missing.
 func addKnown(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, asks []*asked) error {
-	missing := slices.DeleteFunc(slices.Clone(asks), func(a *asked) bool { return a.use.Missing == nil || limits[a.index].KnownAt == nil })
+	missing := slices.DeleteFunc(slices.Clone(asks), func(a *asked) bool {
+		return a.use.Missing == nil || limits[a.index].KnownAt == nil
+	})
 	if len(missing) == 0 {
 		return nil
 	}
@@ -211,7 +214,8 @@ WITH asked AS MATERIALIZED (
     SELECT a.name, a.key, u.used, u.shard < 0, u.bucket, u.bucket
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )
-SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former, min(freed_at) AS freed_at,
+SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,
+    min(freed_at) AS freed_at,
     array_agg(least(until, now() + interval '100 years')) FILTER (WHERE $5 AND until IS NOT NULL) AS until,
     array_agg(cost) FILTER (WHERE $5 AND until IS NOT NULL) AS units, clock_timestamp() AS at
 FROM units
@@ -232,7 +236,8 @@ func overridesOf(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, ke
 	var of limitKey
 	var units int64
 	rows, _ := tx.Query(ctx, overridesSQL, names, keys)
-	if _, err := pgx.ForEachRow(rows, []any{&of.limit, &of.key, &units}, func() error { own[of] = units; return nil }); err != nil {
+	_, err := pgx.ForEachRow(rows, []any{&of.limit, &of.key, &units}, func() error { own[of] = units; return nil })
+	if err != nil {
 		return nil, fmt.Errorf("read the overrides: %w", err)
 	}
 	return own, nil

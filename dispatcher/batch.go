@@ -31,8 +31,8 @@ type claimed struct {
 	MessageNo int32 `db:"message_no"`
 }
 
-// take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an attempt
-// for each other call that the limits admit, and notes how far the flows were consumed.
+// take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
+// attempt of each other call that the limits admit, and notes how far the flows were consumed.
 func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
 	b := &batch{id: list.queue.Batch, epoch: list.epoch}
 	want := min(claimSize, list.pools.Capacity())
@@ -103,7 +103,7 @@ func (b *batch) goesOn(c *candidates, key string) bool {
 }
 
 // pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.
-func (b *batch) pack() (ids []int64, messageNos []int, names []string) {
+func (b *batch) pack() (ids []int64, messageNos []int32, names []string) {
 	type destination struct {
 		pool *pools.Pool
 		task string
@@ -117,13 +117,15 @@ func (b *batch) pack() (ids []int64, messageNos []int, names []string) {
 		}
 		calls[to] = append(calls[to], call.ID)
 	}
+	n := int32(0)
 	for _, to := range order {
 		for part := range slices.Chunk(calls[to], to.pool.Packing(len(calls[to]))) {
-			n := len(b.messages)
-			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: handoff.ID(b.epoch, b.id, int32(n), 0), Task: to.task})
-			for _, id := range part {
-				ids, messageNos, names = append(ids, id), append(messageNos, n), append(names, to.pool.Name)
+			id := handoff.ID(b.epoch, b.id, n, 0)
+			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: id, Task: to.task})
+			for _, call := range part {
+				ids, messageNos, names = append(ids, call), append(messageNos, n), append(names, to.pool.Name)
 			}
+			n++
 		}
 	}
 	return ids, messageNos, names
@@ -156,8 +158,8 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	})
 }
 
-// openSQL opens attempts. backlog.First has locked the rows of call_queue in this transaction. send_within is how long the worker's
-// gate stays open. A custom handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
+// openSQL opens attempts of calls that backlog.First has locked. send_within is how long the worker's gate stays open. A custom
+// handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
 //
 // Somebody may have set a call to wait by hand while its attempt is open. It is set back to dispatched: its attempt decides what
 // becomes of it, and cannot end before this claim, which has locked the call.

@@ -20,7 +20,7 @@ const (
 	busyRetry    = minGap                // another dispatcher holds a lock
 	fullRetry    = 20 * time.Millisecond // the workers are full
 	errRetry     = time.Second
-	pollLater    = time.Minute           // ticks come sooner
+	pollLater    = time.Minute // ticks come sooner
 )
 
 // claimer claims calls on behalf of one dispatcher: it polls the queues, and runs the claim transaction. It is not safe for
@@ -149,8 +149,7 @@ func (c *claimer) mayClaim(s *snapshot) *outcome {
 	return nil
 }
 
-// closedFor is how long a queue outside its hours need not be polled. It is 0 if the queue is open, until closes; nil means that it
-// stays open.
+// closedFor is how long a queue outside its hours need not be polled; 0: the queue is open, until closes (nil: for good).
 func closedFor(all hours.All, now time.Time) (wait time.Duration, closes *time.Time) {
 	open, until := all.Open(now)
 	switch {

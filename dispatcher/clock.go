@@ -57,8 +57,7 @@ const (
 	gainsSQL = `SELECT array_agg(at ORDER BY id), array_agg(by ORDER BY id) FROM call_clock_gains WHERE by > '0'`
 )
 
-// Nothing is reckoned from what the clock lost: units come free later, that is all. But the ledger's times are out of order, which
-// verify must know.
+// Units come free later, that is all. But the ledger's times are out of order, which verify must know.
 const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
 
 // lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
@@ -84,7 +83,8 @@ func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, 
 	if gained > 0 {
 		writes.Queue(noteGainSQL, w.clock.Last(), now, gained, least).Exec(func(tag pgconn.CommandTag) error {
 			if tag.RowsAffected() > 0 {
-				w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", gained)
+				const said = "Postgres's clock was set forward: for a while windows are longer by as much"
+				w.cfg.Logger.WarnContext(ctx, said, "by", gained)
 			}
 			return nil
 		})
@@ -128,6 +128,7 @@ func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
 
 func (w *clockWatch) logEntered(ctx context.Context, limits []policy.Entered) {
 	for _, l := range limits {
-		w.cfg.Logger.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used", "limit", l.Name, "missing_until", l.MissingUntil)
+		w.cfg.Logger.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used",
+			"limit", l.Name, "missing_until", l.MissingUntil)
 	}
 }

@@ -108,7 +108,9 @@ func New(cfg Config) (*Dispatcher, error) {
 	d.current.Store(&initial)
 	d.clock = &clockWatch{cfg: &d.cfg}
 	d.claims = newClaimer(&d.cfg, d.metrics, d.sender, d.clock, d.stopping.Load)
-	d.recovery = recovery.New(recovery.Config{Pool: cfg.Pool, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random})
+	d.recovery = recovery.New(recovery.Config{
+		Pool: cfg.Pool, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
+	})
 	return d, nil
 }
 
@@ -186,7 +188,8 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 // dispatch is Run once the policy is applied.
 func (d *Dispatcher) dispatch(ctx context.Context) {
 	current, jobs := d.current.Load(), d.newJobs(ctx)
-	d.cfg.Logger.InfoContext(ctx, "dispatcher started", "queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
+	d.cfg.Logger.InfoContext(ctx, "dispatcher started",
+		"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	var parts sync.WaitGroup
 	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.Logger) })
 	parts.Go(func() { d.stepLoop(ctx) })

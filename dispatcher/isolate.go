@@ -41,7 +41,7 @@ func readEach(ctx context.Context, tx pgx.Tx, maxData int64, calls []backlog.Cal
 	})
 }
 
-// tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. It drops calls whose rows cannot even be
+// tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. It drops those that cannot even be
 // failed: they are consumed from their flows, so that they stop no other, and the log has the reason.
 func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, s *selection) error {
 	var err error

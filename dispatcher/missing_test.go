@@ -28,11 +28,11 @@ func (s *system) charged(r policy.Policy) {
 	s.exec(`UPDATE call_usage SET used = used - 2 WHERE shard <> 7`)
 }
 
-// pass has so much time pass for what is known of the limits and their usage.
-func (s *system) pass(time string) {
+// pass has 3 s pass for what is known of the limits and their usage.
+func (s *system) pass() {
 	s.t.Helper()
-	s.exec(`UPDATE call_limits SET known_at = known_at - $1::interval, missing_until = missing_until - $1::interval`, time)
-	s.exec(`UPDATE call_usage SET bucket = bucket - $1::interval`, time)
+	s.exec(`UPDATE call_limits SET known_at = known_at - interval '3 s', missing_until = missing_until - interval '3 s'`)
+	s.exec(`UPDATE call_usage SET bucket = bucket - interval '3 s'`)
 }
 
 func (s *system) failOver() { s.exec(`UPDATE call_limits SET epoch = 'older'`) }
@@ -57,7 +57,7 @@ func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
 				s.run(s.dispatcher(r).Run)
 				s.eventually(`SELECT count(*) = 2 FROM call_open`)
 			} else {
-				s.pass("3 s")
+				s.pass()
 				s.once(r)
 				s.want(`SELECT count(*) = 2 FROM call_open`)
 			}
@@ -82,7 +82,7 @@ func TestRoomLeftAtAFailoverIsUsedOnce(t *testing.T) {
 	s.calls("default", 9)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.pass("3 s")
+	s.pass()
 	for range 2 {
 		s.once(r)
 		s.want(`SELECT count(*) = 2 FROM call_open`)
@@ -111,7 +111,7 @@ func TestOpenAtAFailoverIsNotCountedTwice(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 	s.want(`SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
-	s.pass("3 s")
+	s.pass()
 	for range 2 {
 		s.once(r)
 		s.want(`SELECT count(*) = 2 FROM call_open`)
@@ -132,7 +132,7 @@ func TestLimitChangesWhileUnitsAreMissing(t *testing.T) {
 			r.Limits[0].Rate.Units = c.units
 			s.calls("default", 30)
 			s.publish(r)
-			s.pass("3 s")
+			s.pass()
 			for range 2 {
 				s.once(r)
 				s.want(`SELECT count(*) = $1 FROM call_open`, c.claims)
@@ -229,7 +229,7 @@ func TestLoweredRateAfterTwoFailovers(t *testing.T) {
 	s.failOver()
 	s.calls("default", 30)
 	s.once(r)
-	s.pass("3 s")
+	s.pass()
 	s.want(`SELECT sum(used) FILTER (WHERE bucket > clock_timestamp() - interval '31 days' * 1.001) = 3 FROM call_usage`)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)

@@ -97,7 +97,8 @@ func (d *Dispatcher) reloadLoop(ctx context.Context, jobs *jobs) {
 		current := d.current.Load()
 		jobs.follow(current.Schedule)
 		d.alarm.notify(true)
-		d.cfg.Logger.InfoContext(ctx, "new settings in force", "queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
+		d.cfg.Logger.InfoContext(ctx, "new settings in force",
+			"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	}
 }
 
@@ -138,8 +139,9 @@ func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
 		d.cfg.Logger.InfoContext(ctx, "rules applied", "change", change)
 	}
 	if kept != nil {
-		d.cfg.Logger.WarnContext(ctx, "rules not applied: others stay in force", "why", kept.Why,
-			"applied_by", kept.By, "applied_at", kept.At, "fix", "start with the configuration in force; SIGHUP, --apply or `callq config apply` puts this one in force")
+		d.cfg.Logger.WarnContext(ctx, "rules not applied: others stay in force",
+			"why", kept.Why, "applied_by", kept.By, "applied_at", kept.At, "fix",
+			"start with the configuration in force; SIGHUP, --apply or `callq config apply` puts this one in force")
 	}
 	d.current.Store(&s)
 	d.applied.Store(true)
@@ -162,8 +164,8 @@ func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
 	return err
 }
 
-// heartbeatLoop writes heartbeats until ctx ends. It logs when live dispatchers begin and cease to have another file than what is in
-// force.
+// heartbeatLoop writes heartbeats until ctx ends. It logs when live dispatchers begin to have another file than what is in force,
+// and when they cease to.
 func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
 	failed, differed := false, false
 	for pause(ctx, policy.HeartbeatEvery) {

@@ -170,7 +170,7 @@ func (c *claimer) pollRound(ctx context.Context, wait bool) (outcome, error) {
 		blockedFor := c.blocked[queue.Name].Sub(c.cfg.Now())
 		switch {
 		case !queue.Due:
-			round.pollIn = min(round.pollIn, time.Duration(queue.In*float64(time.Second)))
+			round.pollIn = min(round.pollIn, queue.In)
 			continue
 		case !wait && blockedFor > 2*minGap: // not by a hair: the others' turn may be first
 			round.pollIn = min(round.pollIn, blockedFor)
@@ -232,9 +232,9 @@ func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (outc
 
 // dueQueue is a queue with when its next call may be claimed.
 type dueQueue struct {
-	Name string  `db:"name"`
-	Due  bool    `db:"due"`
-	In   float64 `db:"due_in"` // seconds; at most a tick or so matters
+	Name string        `db:"name"`
+	Due  bool          `db:"due"`
+	In   time.Duration `db:"due_in"` // at most a tick or so matters
 }
 
 func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
@@ -252,7 +252,7 @@ func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
 // nothing can be subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
-    extract(epoch FROM least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp())::float8 AS due_in
+    least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in
 FROM (
     SELECT r.name, least(n.at, w.at, a.at) AS first_at
     FROM call_queues r

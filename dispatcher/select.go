@@ -36,7 +36,10 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 	if err != nil {
 		return nil, err
 	}
-	list := &candidates{snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{}, unpausedFor: pollLater, crowded: len(walked) == c.cfg.Flows}
+	list := &candidates{
+		snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{},
+		unpausedFor: pollLater, crowded: len(walked) == c.cfg.Flows,
+	}
 	for _, l := range walked {
 		list.lastKey = l.Key
 		if l.Calls == 0 {
@@ -94,7 +97,9 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 
 // hasMore reports whether a pool has capacity for further calls of a key.
 func (c *candidates) hasMore(key string) bool {
-	return slices.ContainsFunc(c.of[key], func(l *flow) bool { return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped)) })
+	return slices.ContainsFunc(c.of[key], func(l *flow) bool {
+		return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped))
+	})
 }
 
 // note writes how far the flows were consumed, and where the queue's next claim begins.
@@ -145,9 +150,9 @@ func (c *candidates) servedKey(b *batch) string {
 
 const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
 
-// parked returns the keys that can be left alone: whoever frees their units, or ends their pause, wakes them. A key that has room,
-// but not for its next call, is looked at again in a minute: nobody is notified if that call is cancelled, expires, or is
-// changed, so that the ones behind it fit.
+// parked returns the keys that can be left alone: whoever frees their units, or ends their pause, wakes them. A key that has
+// room, but not for its next call, is looked at again in a minute: nobody is notified if that call goes, or is changed, so that
+// those behind it fit.
 func (c *candidates) parked(b *batch) []backlog.Parked {
 	var list []backlog.Parked
 	for _, key := range slices.Sorted(maps.Keys(c.paused)) {
@@ -186,8 +191,8 @@ type candidate struct {
 type selection struct {
 	chosen  []candidate
 	refused []candidate // can never be made as they are
-	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would wait
-	// for ever: the line behind it is blocked.
+	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would
+	// wait for ever: the line behind it is blocked.
 	stuck   *held
 	blocked []held // the next calls of keys whose own limits have no room for them
 	hasRead bool
@@ -201,8 +206,8 @@ type held struct {
 	priority int16
 }
 
-// choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's next
-// call can be taken. It reads the first unread call it comes to, however long that takes; a key stops at any other.
+// choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's
+// next call can be taken. It reads the first unread call it comes to, however long that takes; a key stops at any other.
 func (c *candidates) choose(s *selection, keys []string, want int, read func(*backlog.Call) error) error {
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
@@ -258,8 +263,8 @@ func (c *candidates) next(s *selection, key string, read func(*backlog.Call) err
 	}
 }
 
-// nextOf returns the flow whose first call is the key's next, among the flows that a pool has capacity for. It refuses calls that can
-// never be made.
+// nextOf returns the flow whose first call is the key's next, among the flows that a pool has capacity for. It refuses calls that
+// can never be made.
 func (c *candidates) nextOf(s *selection, key string) *flow {
 	var best *flow
 	for _, f := range c.of[key] {

@@ -27,8 +27,8 @@ type snapshot struct {
 	keyPauses bool            // some keys may be paused
 }
 
-// look takes the locks, reads the clock, takes in what is new and due, and looks at workers and pauses. If nothing may be claimed,
-// the claim ends early: look returns its outcome.
+// look takes the locks, reads the clock, takes in what is new and due, and looks at workers and pauses. If nothing may be
+// claimed, the claim ends early, with an outcome.
 func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (s *snapshot, early *outcome, err error) {
 	s = &snapshot{}
 	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil {
@@ -84,7 +84,9 @@ func (s *snapshot) lookAtWorkers(ctx context.Context, tx pgx.Tx) error {
 		s.pools, err = pools.Collect(rows)
 		return err
 	})
-	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames()).QueryRow(func(row pgx.Row) error { return row.Scan(&s.pausedFor, &s.keyPauses) })
+	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames()).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&s.pausedFor, &s.keyPauses)
+	})
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return fmt.Errorf("look at workers and pauses: %w", err)
 	}

@@ -1,8 +1,9 @@
 // Package handoff carries attempts from the dispatchers to the workers through Asynq: one Asynq queue a
 // pool, several attempts an Asynq task, ids only.
 //
-// It only promises speed. An Asynq task may be lost, repeated, run by hand or taken by a worker that dies: the ledger decides what runs,
-// and recovery sends again what nobody started. So Asynq neither retries nor keeps anything here, and what it archives is removed.
+// It only promises speed. An Asynq task may be lost, repeated, run by hand or taken by a worker that dies: the ledger decides
+// what runs, and recovery sends again what nobody started. So Asynq neither retries nor keeps anything, and Tidy removes what it
+// archives.
 package handoff
 
 import (

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Send hands messages over, in one round trip. After an error they may have arrived all the same. It does not send a message again whose
-// id is there already.
+// Send hands messages over, in one round trip. After an error they may have arrived all the same. A message whose id is there
+// already is not sent again.
 func (b *Broker) Send(ctx context.Context, messages ...Message) error {
 	tasks := make([]*asynq.Task, len(messages))
 	for i, m := range messages {
@@ -64,8 +64,8 @@ func (b *batch) EvalSha(ctx context.Context, sha string, keys []string, args ...
 	return redis.NewCmdResult(int64(1), nil)
 }
 
-// Pending returns the ids of the messages that nobody has taken yet. Its cost follows their number, which dispatchers keep to what
-// workers can take up soon. (Asynq's Inspector lists them by pages, and misses some if others are taken meanwhile.)
+// Pending returns the ids of the messages that nobody has taken yet; dispatchers keep them to what workers can take up soon.
+// (Asynq's Inspector lists them by pages, and misses some if others are taken meanwhile.)
 func (b *Broker) Pending(ctx context.Context, pool string) (map[string]bool, error) {
 	list, err := b.client.LRange(ctx, keyOf(b.Queue(pool), "pending"), 0, -1).Result()
 	if err != nil {

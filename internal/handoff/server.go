@@ -64,8 +64,8 @@ func (b *Broker) NewServer(cfg ServerConfig) *Server {
 // Paused reports whether the pool's Asynq queue was paused, as of the last 2 s.
 func (s *Server) Paused() bool { return s.gate.isPaused.Load() }
 
-// Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is away,
-// it waits.
+// Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is
+// away, it waits.
 func (s *Server) Run(ctx context.Context) error {
 	mux := asynq.NewServeMux()
 	mux.HandleFunc(prefix, s.deliver)
@@ -87,8 +87,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail: Asynq can
-// do nothing for a message.
+// deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail:
+// Asynq can do nothing for a message.
 func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	s.mu.Lock()
 	if s.shut {

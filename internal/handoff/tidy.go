@@ -13,8 +13,8 @@ import (
 // orphanAfter is how long ago a lease must have run out: Asynq's own servers look once a minute.
 const orphanAfter = 3 * time.Minute
 
-// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), tasks without a lease,
-// and the queues of all pools but these. It returns how many it removed.
+// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), tasks without a
+// lease, and the queues of all pools but these. It returns how many it removed.
 func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 	queues, err := b.client.SMembers(ctx, queuesKey).Result()
 	if err != nil {
@@ -35,8 +35,8 @@ func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 	return tidied, nil
 }
 
-// tidy removes a queue, or only some tasks of one that is in use: those that are archived, whose lease has ended, or that were moved
-// by hand and have none. Asynq's recoverer passes over the last.
+// tidy removes a queue, or only some tasks of one that is used: those that are archived, whose lease has ended, or that were
+// moved by hand and have none. Asynq's recoverer passes over the last.
 func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error) {
 	key := func(part string) string { return keyOf(queue, part) }
 	var pending, active, archived *redis.StringSliceCmd

@@ -177,7 +177,8 @@ func (p *Pool) Packing(m int) int {
 const SQL = `
 WITH pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
-        bool_or(beats) AND NOT bool_or(live) AS paused, min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
+        bool_or(beats) AND NOT bool_or(live) AS paused,
+        min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
     FROM (SELECT *, callq_alive(heartbeat_at) AS beats, callq_alive(heartbeat_at) AND slots > 0 AS live FROM call_workers) w
     GROUP BY pool
 ), open AS (
