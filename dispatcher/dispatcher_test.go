@@ -119,6 +119,16 @@ func (s *system) dispatcher(r policy.Policy, changes ...func(*dispatcher.Config)
 	return d.Patient()
 }
 
+// tasks is a worker with so many slots.
+func (s *system) tasks(slots int, http *tasks.HTTPConfig) *tasks.Worker {
+	s.t.Helper()
+	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: slots, HTTP: http, Logger: s.log})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return w
+}
+
 // seldom has a dispatcher tick once, when it starts.
 func seldom(c *dispatcher.Config) { c.Schedule.Dispatch = "@every 1h" }
 
@@ -191,10 +201,7 @@ func TestRoundTrip(t *testing.T) {
 	r := rules(sliding("api", 20, 200*time.Millisecond))
 	r.Queues[0].Timeout = time.Minute
 	s.run(s.dispatcher(r).Run)
-	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 10, Logger: s.log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := s.tasks(10, nil)
 	var mu sync.Mutex
 	ran, failed := map[string]int{}, map[int64]bool{}
 	w.Handle("echo", func(_ context.Context, call *tasks.Call) error {

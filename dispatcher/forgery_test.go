@@ -14,7 +14,6 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
-	"github.com/jackc/pgx/v5"
 )
 
 // forgeries are each a change of an honest history that makes it say what was not so.
@@ -189,20 +188,11 @@ func TestVerifyFindsEveryForgery(t *testing.T) {
 // restore puts back what was saved.
 func (s *system) restore(tables []string) {
 	s.t.Helper()
-	err := pgx.BeginFunc(context.Background(), s.owner, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(context.Background(), `SET LOCAL session_replication_role = replica`); err != nil {
-			return err
-		}
-		for _, table := range tables {
-			if _, err := tx.Exec(context.Background(), fmt.Sprintf(`DELETE FROM %s; INSERT INTO %[1]s OVERRIDING SYSTEM VALUE TABLE saved_%[1]s`, table)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		s.t.Fatal(err)
+	sql := `BEGIN; SET LOCAL session_replication_role = replica; `
+	for _, table := range tables {
+		sql += fmt.Sprintf(`DELETE FROM %s; INSERT INTO %[1]s OVERRIDING SYSTEM VALUE TABLE saved_%[1]s; `, table)
 	}
+	s.exec(sql + `COMMIT`)
 }
 
 // honestHistory is calls that ended in every way there is, under limits of several kinds, which were changed in
@@ -292,10 +282,7 @@ func (s *system) honestHistory() {
 // worker runs the tasks of honestHistory.
 func (s *system) worker() *tasks.Worker {
 	s.t.Helper()
-	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 10, HTTP: &tasks.HTTPConfig{AllowPrivate: true}, Logger: s.log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	w := s.tasks(10, &tasks.HTTPConfig{AllowPrivate: true})
 	w.Handle("mine", func(context.Context, *tasks.Call) error { return nil })
 	w.Handle("settles", func(_ context.Context, call *tasks.Call) error {
 		return call.Settle(2)

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // A call that expired and whose row errs keeps no other from expiring. Names that no index takes in come from before
@@ -64,16 +62,7 @@ func TestSweepsWaitForNobody(t *testing.T) {
 	s.start(time.Minute)
 	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 	s.calls("default", 5)
-	holder, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var held pgx.Batch
-	held.Queue(`UPDATE call_queue SET error_message = 'mine' WHERE id = 7`)
-	held.Queue(`SELECT FROM call_open WHERE call_id = 9 FOR UPDATE`)
-	if err := holder.SendBatch(t.Context(), &held).Close(); err != nil {
-		t.Fatal(err)
-	}
+	holder := s.hold(`UPDATE call_queue SET error_message = 'mine' WHERE id = 7`, `SELECT FROM call_open WHERE call_id = 9 FOR UPDATE`)
 	began := time.Now()
 	for range 3 {
 		s.tick(d)
@@ -83,9 +72,7 @@ func TestSweepsWaitForNobody(t *testing.T) {
 	}
 	s.want(`SELECT count(*) = 18 FROM call_attempts WHERE outcome = 'lost'`)
 	s.want(`SELECT count(*) = 5 FROM call_open WHERE call_id > 20`)
-	if err := holder.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(holder)
 	for deadline := time.Now().Add(20 * time.Second); one[int](s, `SELECT count(*) FROM call_attempts WHERE call_id IN (7, 9)`) < 2; {
 		if err := d.Tick(t.Context()); err != nil || time.Now().After(deadline) {
 			t.Fatalf("%v; they are not swept, though nobody holds them", err)

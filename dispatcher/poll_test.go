@@ -39,10 +39,7 @@ func TestLooksBetweenTicks(t *testing.T) {
 		{"when slots come free", sliding("api", 1000, time.Hour), calls(60)},
 	} {
 		parallel(t, c.name, func(t *testing.T, s *system) {
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 2, Logger: s.log})
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := s.tasks(2, nil)
 			w.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
 			s.run(w.Run)
 			s.eventually(`SELECT count(*) = 1 FROM call_workers`)
@@ -70,10 +67,7 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 			s.set(3, time.Hour)
 		},
 		"by a worker that sent nothing": func(t *testing.T, s *system) {
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 20, HTTP: &tasks.HTTPConfig{}, Logger: s.log})
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := s.tasks(20, &tasks.HTTPConfig{})
 			s.run(w.Run)
 		},
 	} {

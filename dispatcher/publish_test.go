@@ -26,18 +26,7 @@ func TestPublishTwice(t *testing.T) {
 		|| (SELECT json_agg(c ORDER BY limit_name) FROM call_limit_versions c)`
 	before := one[string](s, state)
 	// A claim holds its locks meanwhile.
-	tx, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	for _, sql := range []string{
-		`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`,
-	} {
-		if _, err := tx.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s.hold(`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	slices.Reverse(r.Limits)
@@ -147,11 +136,7 @@ func TestPublishLoweredDuringStarts(t *testing.T) {
 	s := newSystem(t)
 	s.calls("default", 4)
 	s.once(rules(sliding("api", 4, time.Hour)))
-	tx, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
+	tx := s.hold()
 	if _, err := ledger.Start(t.Context(), tx, "w", s.requests([]int64{1}, time.Minute)); err != nil {
 		t.Fatal(err)
 	}
@@ -159,9 +144,7 @@ func TestPublishLoweredDuringStarts(t *testing.T) {
 	published.Go(func() { s.publish(rules(sliding("api", 1, time.Hour))) })
 	s.eventually(waitingSQL, 1)
 	s.start(time.Hour, 2, 3)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(tx)
 	published.Wait()
 	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3}' FROM call_open`) // the fourth was recalled
 	s.verify()

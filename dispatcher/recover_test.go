@@ -164,20 +164,11 @@ func TestResendRace(t *testing.T) {
 	s.once(rules())
 	s.redis.FlushDB(t.Context())
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
-	tx, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), `SELECT FROM call_open FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	tx := s.hold(`SELECT FROM call_open FOR UPDATE`)
 	both := []*dispatcher.Dispatcher{s.another(rules()), s.another(rules())}
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen) // no sweep waits for what somebody holds
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(tx)
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 1`)
 	if ids := s.pending("http"); len(ids) != 3 {
@@ -223,10 +214,7 @@ func TestResentRunsOnce(t *testing.T) {
 					}
 				}
 			}
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 8, HTTP: &tasks.HTTPConfig{}, Logger: s.log})
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := s.tasks(8, &tasks.HTTPConfig{})
 			var mu sync.Mutex
 			ran := map[int64]int{}
 			count := func(_ context.Context, call *tasks.Call) error {

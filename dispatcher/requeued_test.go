@@ -50,14 +50,7 @@ func TestRequeuedAndHeld(t *testing.T) {
 			s.start(time.Hour)
 			s.exec(`UPDATE call_queue SET status = 'new'`)
 			s.calls("default", 5)
-			holder, err := s.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer holder.Rollback(t.Context())
-			if _, err := holder.Exec(t.Context(), held); err != nil {
-				t.Fatal(err)
-			}
+			holder := s.hold(held)
 			began := time.Now()
 			for range 3 {
 				s.tick(d)
@@ -66,9 +59,7 @@ func TestRequeuedAndHeld(t *testing.T) {
 				t.Errorf("three ticks took %s", took)
 			}
 			s.want(`SELECT count(*) = $1 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`, meanwhile)
-			if err := holder.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.release(holder)
 			s.exec(`UPDATE call_queue SET run_at = now() WHERE id = 1`)
 			for range 2 {
 				s.tick(d)

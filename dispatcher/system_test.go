@@ -27,6 +27,34 @@ func (s *system) exec(sql string, args ...any) {
 	}
 }
 
+// hold runs statements in a transaction that stays open until release, or the test's end.
+func (s *system) hold(statements ...string) pgx.Tx {
+	s.t.Helper()
+	tx, err := s.owner.Begin(context.Background())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	for _, sql := range statements {
+		s.within(tx, sql)
+	}
+	return tx
+}
+
+func (s *system) within(tx pgx.Tx, sql string) {
+	s.t.Helper()
+	if _, err := tx.Exec(context.Background(), sql); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *system) release(tx pgx.Tx) {
+	s.t.Helper()
+	if err := tx.Commit(context.Background()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // want fails the test unless the query answers true.
 func (s *system) want(sql string, args ...any) {
 	s.t.Helper()
