@@ -99,7 +99,10 @@ func (b *batch) withRoom(c *candidates, keys []string) (open []string) {
 
 // goesOn reports whether a key has further calls that a pool has capacity for, and its next one waits for no units.
 func (b *batch) goesOn(c *candidates, key string) bool {
-	return c.hasMore(key) && !slices.ContainsFunc(b.blocked, func(h held) bool { return h.key == key })
+	blocked := slices.ContainsFunc(b.blocked, func(h held) bool { return h.key == key })
+	return !blocked && slices.ContainsFunc(c.of[key], func(l *flow) bool {
+		return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped))
+	})
 }
 
 // pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.

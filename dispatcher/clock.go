@@ -61,13 +61,10 @@ const (
 const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
 
 // lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
-func (w *clockWatch) lostGains(now time.Time, at []time.Time) (lost limit.Gains) {
-	for _, g := range w.gains {
-		if g.At.After(now.Add(-24*time.Hour)) && !slices.ContainsFunc(at, g.At.Equal) {
-			lost = append(lost, g)
-		}
-	}
-	return lost
+func (w *clockWatch) lostGains(now time.Time, at []time.Time) limit.Gains {
+	return slices.DeleteFunc(slices.Clone(w.gains), func(g limit.Gain) bool {
+		return !g.At.After(now.Add(-24*time.Hour)) || slices.ContainsFunc(at, g.At.Equal)
+	})
 }
 
 // note writes lost gains down once more, and what was gained since the last reading, if anything, unless others have. It returns

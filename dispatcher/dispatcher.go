@@ -87,14 +87,9 @@ func New(cfg Config) (*Dispatcher, error) {
 	if err := initial.check(); err != nil {
 		return nil, fmt.Errorf("dispatcher: %w", err)
 	}
-	cfg.MaxData = cmp.Or(cfg.MaxData, 256<<10)
-	cfg.Flows = cmp.Or(cfg.Flows, 256)
-	if cfg.Listen == nil {
-		cfg.Listen = cfg.Pool.Config().ConnConfig
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.MaxData, cfg.Flows = cmp.Or(cfg.MaxData, 256<<10), cmp.Or(cfg.Flows, 256)
+	cfg.Listen = cmp.Or(cfg.Listen, cfg.Pool.Config().ConnConfig)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = boottime.Now
 	}

@@ -170,19 +170,17 @@ func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
 	failed, differed := false, false
 	for pause(ctx, policy.HeartbeatEvery) {
 		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.current.Load().Policy)
-		if err != nil {
-			if !failed && ctx.Err() == nil {
-				d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)
-			}
-			failed = true
-			continue
-		}
-		switch differs := len(others) > 0; {
-		case differs && !differed:
+		differs := len(others) > 0
+		switch {
+		case err != nil && !failed && ctx.Err() == nil:
+			d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)
+		case err == nil && differs && !differed:
 			d.cfg.Logger.WarnContext(ctx, "dispatchers have another configuration than the one in force", "dispatchers", others)
-		case differed && !differs:
+		case err == nil && differed && !differs:
 			d.cfg.Logger.InfoContext(ctx, "all dispatchers have the configuration in force")
 		}
-		failed, differed = false, len(others) > 0
+		if failed = err != nil; !failed {
+			differed = differs
+		}
 	}
 }

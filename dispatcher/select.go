@@ -95,13 +95,6 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 	return nil
 }
 
-// hasMore reports whether a pool has capacity for further calls of a key.
-func (c *candidates) hasMore(key string) bool {
-	return slices.ContainsFunc(c.of[key], func(l *flow) bool {
-		return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped))
-	})
-}
-
 // note writes how far the flows were consumed, and where the queue's next claim begins.
 func (c *candidates) note(writes *pgx.Batch, b *batch) {
 	var left []backlog.Advance
