@@ -17,18 +17,11 @@ import (
 // batch is what one claim took.
 type batch struct {
 	selection
-	id        int64
-	epoch     string
-	more      bool // another claim may find more that can be taken now
-	messageTo []destination
-	opened    int // attempts that were to be opened
-	attempts  []claimed
-}
-
-// destination is what the attempts of a message share, so that they can be redelivered together.
-type destination struct {
-	pool *pools.Pool
-	task string
+	id       int64
+	epoch    string
+	more     bool // another claim may find more that can be taken now
+	messages []handoff.Message
+	attempts []claimed
 }
 
 // claimed is an attempt that a claim opened.
@@ -38,40 +31,36 @@ type claimed struct {
 	MessageNo int32 `db:"message_no"`
 }
 
-// take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an attempt
-// for each other call that the limits admit, and notes how far the flows were consumed.
+// take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
+// attempt of each other call that the limits admit, and notes how far the flows were consumed.
 func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
 	b := &batch{id: list.queue.Batch, epoch: list.epoch}
 	want := min(claimSize, list.pools.Capacity())
-	var open []string
-	for _, key := range list.keys {
-		switch closed, shared := list.head.closed(key); {
-		case shared:
-			b.stuck = &held{key: key, cost: 1}
-			return b, nil
-		case closed:
-			b.blocked = append(b.blocked, held{key: key, cost: 1})
-		default:
-			open = append(open, key)
-		}
+	open := b.withRoom(list, list.keys)
+	if b.stuck != nil {
+		return b, nil
 	}
 	if err := list.lockFirst(ctx, tx, open, want, c.cfg.MaxData); err != nil {
 		return nil, err
 	}
-	blocked := b.blocked
-	var err error
-	b.selection, err = list.choose(open, want, func(call *backlog.Call) error { return backlog.Read(ctx, tx, c.cfg.MaxData, call) })
-	if err == nil && list.isolate {
-		err = c.tryEach(ctx, tx, &b.selection)
-	}
-	if err != nil {
+	read := func(call *backlog.Call) error { return backlog.Read(ctx, tx, c.cfg.MaxData, call) }
+	if err := list.choose(&b.selection, open, want, read); err != nil {
 		return nil, err
 	}
-	b.blocked = append(b.blocked, blocked...)
-	b.more = b.unfinished(open, list)
+	if list.isolate {
+		if err := c.tryEach(ctx, tx, &b.selection); err != nil {
+			return nil, err
+		}
+	}
+	if b.stuck == nil && len(b.chosen)+len(b.refused) > 0 {
+		b.more = len(b.withRoom(list, slices.DeleteFunc(open, func(key string) bool { return !b.goesOn(list, key) }))) > 0
+	}
 
 	var writes pgx.Batch
-	b.refuse(&writes)
+	if len(b.refused) > 0 {
+		sql, args := refusing(b.refused)
+		writes.Queue(sql, args...)
+	}
 	b.open(&writes, list)
 	list.note(&writes, b)
 	if writes.Len() == 0 {
@@ -80,93 +69,77 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
 		return nil, fmt.Errorf("open attempts: %w", err)
 	}
-	if len(b.attempts) == b.opened {
-		return b, nil
+	for _, a := range b.attempts {
+		m := &b.messages[a.MessageNo]
+		m.Attempts = append(m.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	return b, c.leaveOpen(ctx, tx, b)
+	if n := len(b.chosen) - len(b.attempts); n > 0 {
+		b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
+		c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "queue", list.queue.Name, "calls", n)
+	}
+	return b, nil
 }
 
-// leaveOpen handles calls that somebody set to wait by hand while their attempt is open. It sets them back to dispatched: their attempt
-// decides what becomes of them. The attempt cannot end before this claim, which has locked the calls.
-func (c *claimer) leaveOpen(ctx context.Context, tx pgx.Tx, b *batch) error {
-	var ids []int64
-	for _, call := range b.chosen {
-		if !slices.ContainsFunc(b.attempts, func(a claimed) bool { return a.CallID == call.ID }) {
-			ids = append(ids, call.ID)
-		}
-	}
-	left, err := tx.Exec(ctx, leaveOpenSQL, ids)
-	if err != nil {
-		return fmt.Errorf("leave attempts open: %w", err)
-	}
-	if left.RowsAffected() != int64(len(ids)) {
-		return fmt.Errorf("open attempts: %d of %d locked calls were opened", len(b.attempts), b.opened)
-	}
-	c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "calls", ids)
-	return nil
-}
-
-const leaveOpenSQL = `
-UPDATE call_queue q
-SET attempts = o.attempt, dispatched_at = o.claimed_at
-FROM call_open o
-WHERE q.id = ANY ($1::bigint[]) AND o.call_id BETWEEN q.id AND q.id AND q.status = 'dispatched'`
-
-// unfinished reports whether another claim right away may find more: a key with room left has further calls that a pool has capacity
-// for. If it has, but a shared limit is exhausted, the batch is stuck.
-func (b *batch) unfinished(keys []string, c *candidates) bool {
-	if b.stuck != nil || len(b.chosen)+len(b.refused) == 0 {
-		return false
-	}
-	blocked := map[string]bool{}
-	for _, h := range b.blocked {
-		blocked[h.key] = true
-	}
+// withRoom returns the keys of which a call of one unit may be claimed, and notes that the others are blocked. If that is by a
+// limit which all keys share, the batch is stuck.
+func (b *batch) withRoom(c *candidates, keys []string) (open []string) {
 	for _, key := range keys {
-		if blocked[key] || !c.hasMore(key) {
-			continue
-		}
-		switch closed, shared := c.head.closed(key); {
+		switch fits, shared := c.head.Fits(key, 1); {
+		case fits:
+			open = append(open, key)
 		case shared:
 			b.stuck = &held{key: key, cost: 1}
-			return false
-		case closed:
-			b.blocked = append(b.blocked, held{key: key, cost: 1})
+			return nil
 		default:
-			return true
+			b.blocked = append(b.blocked, held{key: key, cost: 1})
 		}
 	}
-	return false
+	return open
+}
+
+// goesOn reports whether a key has further calls that a pool has capacity for, and its next one waits for no units.
+func (b *batch) goesOn(c *candidates, key string) bool {
+	blocked := slices.ContainsFunc(b.blocked, func(h held) bool { return h.key == key })
+	return !blocked && slices.ContainsFunc(c.of[key], func(l *flow) bool {
+		return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped))
+	})
+}
+
+// pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.
+func (b *batch) pack() (ids []int64, messageNos []int32, names []string) {
+	type destination struct {
+		pool *pools.Pool
+		task string
+	}
+	calls := map[destination][]int64{}
+	var order []destination
+	for _, call := range b.chosen {
+		to := destination{call.to, call.Task}
+		if calls[to] == nil {
+			order = append(order, to)
+		}
+		calls[to] = append(calls[to], call.ID)
+	}
+	n := int32(0)
+	for _, to := range order {
+		for part := range slices.Chunk(calls[to], to.pool.Packing(len(calls[to]))) {
+			id := handoff.ID(b.epoch, b.id, n, 0)
+			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: id, Task: to.task})
+			for _, call := range part {
+				ids, messageNos, names = append(ids, call), append(messageNos, n), append(names, to.pool.Name)
+			}
+			n++
+		}
+	}
+	return ids, messageNos, names
 }
 
 // open writes the attempts. Each is charged to all limits of its queue.
 func (b *batch) open(writes *pgx.Batch, c *candidates) {
-	chosen := map[destination][]int64{}
-	var order []destination
-	for i, c := range b.chosen {
-		to := destination{b.to[i], c.Task}
-		if chosen[to] == nil {
-			order = append(order, to)
-		}
-		chosen[to] = append(chosen[to], c.ID)
-	}
-	var ids []int64
-	var messageNos []int
-	var pools []string
-	for _, to := range order {
-		calls := chosen[to]
-		k := to.pool.Packing(len(calls))
-		for i, id := range calls {
-			if i%k == 0 {
-				b.messageTo = append(b.messageTo, to)
-			}
-
-			ids, messageNos, pools = append(ids, id), append(messageNos, len(b.messageTo)-1), append(pools, to.pool.Name)
-		}
-	}
-	if len(ids) == 0 {
+	if len(b.chosen) == 0 {
 		return
 	}
+	ids, messageNos, pools := b.pack()
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin, ownWithin *time.Duration
 	for _, l := range c.head.limits {
@@ -178,7 +151,6 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 			ownWithin = &l.SendWithin
 		}
 	}
-	b.opened = len(ids)
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
 		"ids": ids, "message_nos": messageNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": b.id,
 		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
@@ -189,18 +161,20 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	})
 }
 
-// openSQL opens attempts. backlog.First has locked the rows of call_queue in this transaction. send_within is how long the worker's
-// gate stays open. A custom handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
+// openSQL opens attempts of calls that backlog.First has locked. send_within is how long the worker's gate stays open. A custom
+// handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
+//
+// Somebody may have set a call to wait by hand while its attempt is open. It is set back to dispatched: its attempt decides what
+// becomes of it, and cannot end before this claim, which has locked the call.
 const openSQL = `
-WITH picked AS (
-    SELECT * FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
-), called AS (
+WITH called AS (
     UPDATE call_queue q
-    SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
-    FROM picked p
+    SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, @now)
+    FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
+    LEFT JOIN call_open o ON o.call_id = p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.message_no, p.pool
+        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, o.call_id IS NOT NULL AS is_open
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
@@ -214,19 +188,5 @@ SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_w
         THEN ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
-ON CONFLICT (call_id) DO NOTHING
+WHERE NOT is_open
 RETURNING call_id, attempt, message_no`
-
-// messages are the messages that carry the batch to the workers.
-func (b *batch) messages() []handoff.Message {
-	list := make([]handoff.Message, len(b.messageTo))
-	for i, to := range b.messageTo {
-		list[i] = handoff.Message{Pool: to.pool.Name, ID: handoff.ID(b.epoch, b.id, int32(i), 0), Task: to.task}
-	}
-	for _, a := range b.attempts {
-		p := &list[a.MessageNo]
-		p.Attempts = append(p.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
-	}
-	// Some calls had an open attempt already.
-	return slices.DeleteFunc(list, func(p handoff.Message) bool { return len(p.Attempts) == 0 })
-}

@@ -11,7 +11,6 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -20,14 +19,14 @@ const (
 	minGap       = 5 * time.Millisecond
 	busyRetry    = minGap                // another dispatcher holds a lock
 	fullRetry    = 20 * time.Millisecond // the workers are full
-	pollLater    = time.Minute           // ticks come sooner
+	errRetry     = time.Second
+	pollLater    = time.Minute // ticks come sooner
 )
 
 // claimer claims calls on behalf of one dispatcher: it polls the queues, and runs the claim transaction. It is not safe for
 // concurrent use.
 type claimer struct {
 	cfg     *Config
-	db      *pgxpool.Pool
 	metrics *metrics
 	sender  *handoff.Sender
 	clock   *clockWatch
@@ -44,7 +43,7 @@ type claimer struct {
 
 func newClaimer(cfg *Config, m *metrics, sender *handoff.Sender, clock *clockWatch, stop func() bool) *claimer {
 	return &claimer{
-		cfg: cfg, db: cfg.Pool, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
+		cfg: cfg, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
 		order: order{first: int(cfg.Random(1 << 16)), served: map[string]int{}}, blocked: map[string]time.Time{},
 		reserved: reservations{}, scan: scanWindow{drained: map[string]time.Time{}}, hours: hours.Cache{},
 	}
@@ -77,18 +76,21 @@ func (c *claimer) claim(tick context.Context, queue string, wait bool) (outcome,
 func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bool) (outcome, error) {
 	ctx, cancel := context.WithTimeout(tick, c.within)
 	defer cancel()
-	tx, err := c.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	tx, err := c.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return outcome{}, fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
 
 	seen, early, err := c.look(ctx, tx, queue, wait)
-	if err != nil || early != nil {
-		return orZero(early), err
-	}
-	if early := c.mayClaim(seen); early != nil {
-		return c.rest(ctx, tx, seen, *early)
+	switch {
+	case err != nil:
+		return outcome{}, err
+	case early != nil && seen.drained.Some: // what was drained from the inbox stays so
+		early.pollIn = min(early.pollIn, minGap)
+		return *early, c.commit(ctx, tx, seen)
+	case early != nil:
+		return *early, nil
 	}
 	list, err := c.candidates(ctx, tx, seen)
 	if errors.Is(err, errClockSetBack) {
@@ -102,10 +104,9 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := tx.Commit(ctx); err != nil {
-		return outcome{}, fmt.Errorf("commit: %w", err)
+	if err := c.commit(ctx, tx, seen); err != nil {
+		return outcome{}, err
 	}
-	c.committed(seen)
 	c.metrics.claimed(queue, len(b.attempts))
 	if len(b.attempts) > 0 {
 		c.order.note(queue)
@@ -113,42 +114,42 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
 	}
-	c.sender.Deliver(tick, b.messages()) // however long the claim took
-	return c.after(seen, list, b), nil
+	c.sender.Deliver(tick, b.messages) // however long the claim took
+	return c.after(list, b), nil
 }
 
-func orZero(o *outcome) outcome {
-	if o == nil {
-		return outcome{}
+// commit commits, and notes what the claim has seen.
+func (c *claimer) commit(ctx context.Context, tx pgx.Tx, s *snapshot) error {
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
 	}
-	return *o
+	c.scan.note(s.queue.Name, s.drained.UpTo)
+	c.lowWater.found(s.lowest, c.clock.clock.Last())
+	return nil
 }
+
+// restFor is an outcome for a queue of which nothing can be claimed for a while.
+func restFor(wait time.Duration) *outcome { return &outcome{pollIn: wait, blockedFor: wait} }
 
 // mayClaim says when to come back if nothing may be claimed now; else it returns nil.
 func (c *claimer) mayClaim(s *snapshot) *outcome {
 	wait, closes := closedFor(s.open, s.now)
 	s.closes = closes
-	if wait > 0 {
-		return &outcome{pollIn: wait, blockedFor: wait}
-	}
-	if wait := c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now()); wait > 0 {
-		return &outcome{pollIn: wait, blockedFor: wait}
-	}
-	if s.pausedFor > 0 {
+	wait = max(wait, c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now()))
+	switch {
+	case wait > 0:
+		return restFor(wait)
+	case s.pausedFor > 0:
 		return &outcome{pollIn: min(s.pausedFor, pollLater)}
-	}
-	if len(s.pools.List) == 0 { // no worker carries the label
+	case len(s.pools.List) == 0: // no worker carries the label
 		return &outcome{pollIn: pollLater}
-	}
-	if s.pools.Capacity() == 0 {
-		full := whenFull(s.pools)
-		return &full
+	case s.pools.Capacity() == 0:
+		return whenFull(s.pools)
 	}
 	return nil
 }
 
-// closedFor is how long a queue outside its hours need not be polled. It is 0 if the queue is open, until closes; nil means that it
-// stays open.
+// closedFor is how long a queue outside its hours need not be polled; 0: the queue is open, until closes (nil: for good).
 func closedFor(all hours.All, now time.Time) (wait time.Duration, closes *time.Time) {
 	open, until := all.Open(now)
 	switch {
@@ -164,48 +165,28 @@ func closedFor(all hours.All, now time.Time) (wait time.Duration, closes *time.T
 
 // whenFull is what a claim comes to that finds the workers full, or leaves them so. If all are above the high-water mark, a
 // poll that is notified is not worth reading all of call_open.
-func whenFull(p *pools.Pools) outcome {
-	result := outcome{pollIn: fullRetry}
+func whenFull(p *pools.Pools) *outcome {
 	if p.AboveHighWater() {
-		result.blockedFor = fullRetry
+		return restFor(fullRetry)
 	}
-	return result
-}
-
-// rest ends a claim that cannot claim anything for a while. What it drained from the inbox stays so.
-func (c *claimer) rest(ctx context.Context, tx pgx.Tx, s *snapshot, result outcome) (outcome, error) {
-	if !s.drained.Some {
-		return result, nil
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return outcome{}, fmt.Errorf("commit what was taken in: %w", err)
-	}
-	c.committed(s)
-	result.pollIn = min(result.pollIn, minGap)
-	return result, nil
-}
-
-// committed notes what a claim that is committed has seen.
-func (c *claimer) committed(s *snapshot) {
-	c.scan.note(s.queue.Name, s.drained.UpTo)
-	c.lowWater.found(s.lowest, c.clock.clock.Last())
+	return &outcome{pollIn: fullRetry}
 }
 
 // after says when the next claim may do more than this one did.
-func (c *claimer) after(s *snapshot, list *candidates, b *batch) outcome {
+func (c *claimer) after(list *candidates, b *batch) outcome {
 	result := b.outcome(list)
-	if c.reserved.after(s.queue.Name, list.head, b, c.cfg.Now()) { // others may go on
+	if c.reserved.after(list.queue.Name, list.head, b, c.cfg.Now()) { // others may go on
 		clear(c.blocked)
 		result.pollIn = min(result.pollIn, minGap)
 	}
-	if s.drained.Some { // what else there is, now or later, the next poll will know
+	if list.drained.Some { // what else there is, now or later, the next poll will know
 		result.pollIn = min(result.pollIn, minGap)
 	}
-	if !s.drained.All && b.stuck == nil {
+	if !list.drained.All && b.stuck == nil {
 		result.more = true
 	}
-	if result.more && s.pools.Capacity() == 0 {
-		result = whenFull(s.pools)
+	if result.more && list.pools.Capacity() == 0 {
+		result = *whenFull(list.pools)
 	}
 	result.pollIn = min(result.pollIn, list.unpausedFor)
 	return result
@@ -213,18 +194,16 @@ func (c *claimer) after(s *snapshot, list *candidates, b *batch) outcome {
 
 // outcome says when the next claim may do more, as far as limits and calls go.
 func (b *batch) outcome(c *candidates) outcome {
+	result := outcome{pollIn: pollLater}
 	switch {
 	case b.stuck != nil:
-		wait, known := c.head.wait(*b.stuck)
-		if !known {
-			return outcome{pollIn: pollLater}
+		if wait, known := c.head.wait(*b.stuck); known {
+			result = *restFor(wait)
 		}
-		return outcome{pollIn: wait, blockedFor: wait}
+		return result
 	case b.more:
 		return outcome{more: true}
-	}
-	result := outcome{pollIn: pollLater}
-	if len(b.chosen)+len(b.refused) > 0 {
+	case len(b.chosen)+len(b.refused) > 0:
 		result.pollIn = minGap // the queue is empty for now; when it is not, the next poll will know
 	}
 	for _, h := range b.blocked {

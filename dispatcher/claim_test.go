@@ -1,7 +1,6 @@
 package dispatcher_test
 
 import (
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -90,14 +89,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			r := rules(sliding("a", 7, time.Hour), sliding("b", 5, time.Hour))
 			s.once(r)
 			s.calls("default", 10)
-			tx, err := s.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tx.Rollback(t.Context())
-			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
-				t.Fatal(err)
-			}
+			tx := s.hold(c.lock)
 			if err := s.another(r).Poll(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -105,18 +97,12 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			d := s.another(policy.Policy{})
 			var ticked sync.WaitGroup
 			ticked.Go(func() {
-				if err := d.Tick(context.Background()); err != nil {
-					t.Error(err)
-				}
+				s.tick(d)
 			})
 			s.eventually(waitingSQL, 1)
-			if _, err := tx.Exec(t.Context(), c.change); err != nil {
-				t.Fatal(err)
-			}
+			s.within(tx, c.change)
 			released := one[time.Time](s, `SELECT clock_timestamp()`)
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.release(tx)
 			ticked.Wait()
 			s.want(`SELECT count(*) = $1 AND min(claimed_at) > $2 FROM call_open WHERE call_id > 0`, c.want, released)
 		})
@@ -133,20 +119,11 @@ func TestClaimPassesOverHeldCalls(t *testing.T) {
 	r := rules()
 	s.once(r)
 	s.calls("default", 3)
-	tx, err := s.owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `SELECT FROM call_queue WHERE id = 1 FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	tx := s.hold(`SELECT FROM call_queue WHERE id = 1 FOR UPDATE`)
 	d := s.another(r)
 	s.turn(d)
 	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM call_open`)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(tx)
 	for range 1000 { // it may have looked just before
 		if s.turn(d); one[bool](s, `SELECT count(*) = 3 FROM call_open`) {
 			return

@@ -2,24 +2,21 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // clockWatch compares Postgres's clock with one that nobody sets. Whoever sees that Postgres's clock was set forward writes it
 // down before using that clock, and every claim goes by what is written: a dispatcher that starts anew has not seen the step.
 type clockWatch struct {
-	db    *pgxpool.Pool
-	log   *slog.Logger
-	now   func() time.Time // a clock that nobody sets
+	cfg   *Config
 	clock limit.Clock
 	gains limit.Gains // as of the last reading
 	epoch string      // the last that was noted
@@ -27,31 +24,24 @@ type clockWatch struct {
 
 // read reads Postgres's clock in a statement that waits for no lock, after those that may have, and what that clock is known
 // to have gained.
-func (w *clockWatch) read(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-},
-) (now time.Time, epoch string, err error) {
-	sent := w.now()
+func (w *clockWatch) read(ctx context.Context, db handoff.DB) (now time.Time, epoch string, err error) {
+	sent := w.cfg.Now()
 	var at []time.Time
 	var by []time.Duration
 	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch, &at, &by); err != nil {
 		return now, "", fmt.Errorf("read the clock: %w", err)
 	}
-	received := w.now()
-	switch gained, least := w.clock.Gained(now, sent, received); {
-	case gained > 0:
-		if at, by, err = w.noteGain(ctx, now, gained, least); err != nil {
-			return now, "", fmt.Errorf("note what the clock gained: %w", err)
-		}
-	case gained <= -time.Microsecond: // less is none to Postgres
-		w.log.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
-		if _, err := w.db.Exec(ctx, noteLossSQL, now, gained); err != nil {
+	received := w.cfg.Now()
+	gained, least := w.clock.Gained(now, sent, received)
+	if gained <= -time.Microsecond { // less is none to Postgres
+		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
+		if _, err := w.cfg.Pool.Exec(ctx, noteLossSQL, now, gained); err != nil {
 			return now, "", fmt.Errorf("note that the clock was set back: %w", err)
 		}
 	}
-	if lost := w.lostGains(now, at); len(lost) > 0 {
-		if at, by, err = w.noteAgain(ctx, lost); err != nil {
-			return now, "", fmt.Errorf("note again what the clock gained: %w", err)
+	if lost := w.lostGains(now, at); gained > 0 || len(lost) > 0 {
+		if at, by, err = w.note(ctx, lost, now, gained, least); err != nil {
+			return now, "", fmt.Errorf("note what the clock gained: %w", err)
 		}
 	}
 	w.gains = w.gains[:0]
@@ -67,65 +57,51 @@ const (
 	gainsSQL = `SELECT array_agg(at ORDER BY id), array_agg(by ORDER BY id) FROM call_clock_gains WHERE by > '0'`
 )
 
-// Nothing is reckoned from what the clock lost: units come free later, that is all. But the ledger's times are out of order, which
-// verify must know.
+// Units come free later, that is all. But the ledger's times are out of order, which verify must know.
 const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
 
-// noteGain writes down what was gained since the last look, unless others have, and returns all that is written. It
-// commits at once, whatever becomes of the claim that saw it.
-func (w *clockWatch) noteGain(ctx context.Context, now time.Time, gained, least time.Duration) (at []time.Time, by []time.Duration, err error) {
-	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
-			return err
-		}
-		var noted time.Duration
-		switch err := tx.QueryRow(ctx, noteGainSQL, w.clock.Last(), now, gained, least).Scan(&noted); {
-		case err == nil:
-			w.log.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", noted)
-		case !errors.Is(err, pgx.ErrNoRows):
-			return err
-		}
-		return tx.QueryRow(ctx, gainsSQL).Scan(&at, &by)
-	})
-	return at, by, err
-}
-
-// What others saw since this process looked last is the same step; measured more loosely here, it is a little more.
-const noteGainSQL = `
-INSERT INTO call_clock_gains (at, by)
-SELECT $2, $3::interval - by
-FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1 AND by > '0') known
-WHERE $3::interval - by > $4::interval
-RETURNING by`
-
 // lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
-func (w *clockWatch) lostGains(now time.Time, at []time.Time) (lost limit.Gains) {
-	for _, g := range w.gains {
-		if g.At.After(now.Add(-24*time.Hour)) && !slices.ContainsFunc(at, g.At.Equal) {
-			lost = append(lost, g)
-		}
-	}
-	return lost
+func (w *clockWatch) lostGains(now time.Time, at []time.Time) limit.Gains {
+	return slices.DeleteFunc(slices.Clone(w.gains), func(g limit.Gain) bool {
+		return !g.At.After(now.Add(-24*time.Hour)) || slices.ContainsFunc(at, g.At.Equal)
+	})
 }
 
-// noteAgain writes them down once more, unless another has.
-func (w *clockWatch) noteAgain(ctx context.Context, lost limit.Gains) (at []time.Time, by []time.Duration, err error) {
-	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`); err != nil {
-			return err
-		}
-		for _, g := range lost {
-			if _, err := tx.Exec(ctx, noteAgainSQL, g.At, g.By); err != nil {
-				return err
+// note writes lost gains down once more, and what was gained since the last reading, if anything, unless others have. It returns
+// all that is written, and commits at once, whatever becomes of the claim that saw it.
+func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, gained, least time.Duration) (
+	at []time.Time, by []time.Duration, err error,
+) {
+	var writes pgx.Batch
+	writes.Queue(`LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`)
+	for _, g := range lost {
+		writes.Queue(noteAgainSQL, g.At, g.By)
+	}
+	if gained > 0 {
+		writes.Queue(noteGainSQL, w.clock.Last(), now, gained, least).Exec(func(tag pgconn.CommandTag) error {
+			if tag.RowsAffected() > 0 {
+				const said = "Postgres's clock was set forward: for a while windows are longer by as much"
+				w.cfg.Logger.WarnContext(ctx, said, "by", gained)
 			}
-		}
-		return tx.QueryRow(ctx, gainsSQL).Scan(&at, &by)
+			return nil
+		})
+	}
+	writes.Queue(gainsSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&at, &by) })
+	err = pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		return tx.SendBatch(ctx, &writes).Close()
 	})
 	return at, by, err
 }
 
 const noteAgainSQL = `
 INSERT INTO call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM call_clock_gains WHERE at = $1)`
+
+// What others saw since this process looked last is the same step; measured more loosely here, it is a little more.
+const noteGainSQL = `
+INSERT INTO call_clock_gains (at, by)
+SELECT $2, $3::interval - by
+FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1 AND by > '0') known
+WHERE $3::interval - by > $4::interval`
 
 // gained is what the limit's window is widened by: what Postgres's clock gained while anything that
 // still counts was under way.
@@ -138,7 +114,7 @@ func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
 	if epoch == w.epoch {
 		return nil
 	}
-	entered, err := policy.EnterEpoch(ctx, w.db)
+	entered, err := policy.EnterEpoch(ctx, w.cfg.Pool)
 	if err != nil {
 		return err
 	}
@@ -149,6 +125,7 @@ func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
 
 func (w *clockWatch) logEntered(ctx context.Context, limits []policy.Entered) {
 	for _, l := range limits {
-		w.log.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used", "limit", l.Name, "missing_until", l.MissingUntil)
+		w.cfg.Logger.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used",
+			"limit", l.Name, "missing_until", l.MissingUntil)
 	}
 }

@@ -137,9 +137,7 @@ func TestClockSetForwardWhileShut(t *testing.T) {
 	s.exec(`UPDATE call_limits SET epoch = 'older'`)
 	d := s.dispatcher(r)
 	for range 3 {
-		if err := d.OnceUnfrozen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		s.turn(d)
 		s.setClock(70 * time.Second)
 	}
 	s.want(`SELECT count(*) = 0 FROM call_open`)

@@ -68,16 +68,9 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(pool.Close)
-			d, err := dispatcher.New(dispatcher.Config{
-				Pool: pool, Redis: s.redis, Policy: rules(sliding("api", 2, time.Hour)), Logger: s.log,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := s.dispatcher(rules(sliding("api", 2, time.Hour)), func(c *dispatcher.Config) { c.Pool = pool })
 			s.alive(1) // so that each message carries one
-			if err := d.Patient().OnceUnfrozen(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.turn(d)
 			s.tick(d) // so that the next commits nothing but a claim
 			s.calls("default", 3)
 			cut.armed.Store(true)

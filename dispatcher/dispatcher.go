@@ -59,30 +59,21 @@ type Dispatcher struct {
 	cfg      Config
 	metrics  *metrics
 	member   policy.Member
-	settings *settings
+	current  atomic.Pointer[Settings] // in force; written by join
+	next     chan *Settings           // the newest from Reload, until apply takes it
+	ticks    chan struct{}            // the schedule's; one may wait
 	alarm    *alarm
-	health   health
-	stopping atomic.Bool // the context has ended: what is in hand is finished, and no more is begun
+	stopping atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
+	applied  atomic.Bool  // for Ready
+	ticked   atomic.Int64 // for Ready: when the last tick ended, Unix ns; 0: none yet
 
-	// step is held for a tick or a poll: one at a time in a process. It guards what follows.
-	step     sync.Mutex
+	// What follows is used by one goroutine only: stepLoop, or whoever calls Once or Step.
+	failing  bool // the last tick failed
 	sender   *handoff.Sender
 	clock    *clockWatch
 	claims   *claimer
 	recovery *recovery.Recoverer
 }
-
-// health is what Ready reports.
-type health struct {
-	applied atomic.Bool
-	ticked  atomic.Int64 // when the last tick ended, Unix ns; 0: none yet
-	failing atomic.Bool  // the last tick failed
-}
-
-const (
-	tickTimeout = 30 * time.Second
-	stopWithin  = claimTimeout + handoff.Timeout // what is in hand when the context ends: a claim and its hand-over
-)
 
 // New checks cfg and makes a Dispatcher. It starts nothing.
 func New(cfg Config) (*Dispatcher, error) {
@@ -96,14 +87,9 @@ func New(cfg Config) (*Dispatcher, error) {
 	if err := initial.check(); err != nil {
 		return nil, fmt.Errorf("dispatcher: %w", err)
 	}
-	cfg.MaxData = cmp.Or(cfg.MaxData, 256<<10)
-	cfg.Flows = cmp.Or(cfg.Flows, 256)
-	if cfg.Listen == nil {
-		cfg.Listen = cfg.Pool.Config().ConnConfig
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.MaxData, cfg.Flows = cmp.Or(cfg.MaxData, 256<<10), cmp.Or(cfg.Flows, 256)
+	cfg.Listen = cmp.Or(cfg.Listen, cfg.Pool.Config().ConnConfig)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = boottime.Now
 	}
@@ -111,28 +97,24 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Random = rand.Int64N
 	}
 	d := &Dispatcher{
-		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), settings: newSettings(initial), alarm: newAlarm(),
-		sender: handoff.NewSender(cfg.Redis, cfg.Pool, cfg.Logger),
-		clock:  &clockWatch{log: cfg.Logger, now: cfg.Now},
+		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: newAlarm(),
+		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.NewSender(cfg.Redis, cfg.Pool, cfg.Logger),
 	}
+	d.current.Store(&initial)
+	d.clock = &clockWatch{cfg: &d.cfg}
 	d.claims = newClaimer(&d.cfg, d.metrics, d.sender, d.clock, d.stopping.Load)
-	d.recovery = recovery.New(recovery.Config{Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random})
-	d.use(cfg.Pool)
+	d.recovery = recovery.New(recovery.Config{
+		Pool: cfg.Pool, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
+	})
 	return d, nil
-}
-
-// use has every part use a pool.
-func (d *Dispatcher) use(pool *pgxpool.Pool) {
-	d.cfg.Pool, d.clock.db, d.claims.db, d.recovery.Pool = pool, pool, pool, pool
-	d.sender.Use(pool)
 }
 
 // Ready says why the dispatcher does not dispatch, or returns nil.
 func (d *Dispatcher) Ready() error {
-	if !d.health.applied.Load() {
+	if !d.applied.Load() {
 		return errors.New("limits and queues are not yet applied to Postgres")
 	}
-	if last := d.health.ticked.Load(); last != 0 && time.Since(time.Unix(0, last)) > 2*tickTimeout {
+	if last := d.ticked.Load(); last != 0 && time.Since(time.Unix(0, last)) > 2*tickTimeout {
 		return fmt.Errorf("no tick has ended since %s", time.Unix(0, last).UTC().Format(time.RFC3339))
 	}
 	return nil
@@ -142,10 +124,14 @@ func (d *Dispatcher) Ready() error {
 // handed over. Run waits for Postgres for as long as it is away.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	return d.connected(ctx, func() error {
-		if !d.joinWhenUp(ctx) {
+		applied, waited := d.apply(ctx, d.current.Load(), d.cfg.Apply)
+		if !applied {
 			return nil
 		}
-		return d.alive(ctx, func() error { return d.dispatch(ctx) })
+		if waited {
+			d.recovery.PostgresAway()
+		}
+		return d.alive(ctx, func() error { d.dispatch(ctx); return nil })
 	})
 }
 
@@ -153,30 +139,19 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // number may run at once.
 func (d *Dispatcher) Once(ctx context.Context) error {
 	return d.connected(ctx, func() error {
-		if err := d.join(ctx, d.settings.current.Load().Policy, d.cfg.Apply); err != nil {
+		if err := d.join(ctx, *d.current.Load(), d.cfg.Apply); err != nil {
 			return err
 		}
-		return d.alive(ctx, func() error { return d.tickOnce(ctx) })
+		return d.alive(ctx, func() error {
+			_, err := d.Step(ctx, true)
+			return err
+		})
 	})
-}
-
-// Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll
-// again. Do not call it beside Run.
-func (d *Dispatcher) Step(ctx context.Context, tick bool) (time.Duration, error) {
-	if !tick {
-		return d.pollOnce(ctx)
-	}
-	if err := d.tickOnce(ctx); err != nil {
-		return 0, err
-	}
-	return <-d.alarm.armed, nil
 }
 
 // RecoverAll runs every step of recovery until it finds nothing more, and repairs lines, for which it reads all calls. It claims
 // and applies nothing, and needs no process beside it.
 func (d *Dispatcher) RecoverAll(ctx context.Context) ([]recovery.Recovered, error) {
-	d.step.Lock()
-	defer d.step.Unlock()
 	if err := d.readClock(ctx); err != nil {
 		return nil, err
 	}
@@ -185,8 +160,6 @@ func (d *Dispatcher) RecoverAll(ctx context.Context) ([]recovery.Recovered, erro
 
 // RecoverDryRun counts what RecoverAll would recover, and changes nothing.
 func (d *Dispatcher) RecoverDryRun(ctx context.Context) ([]recovery.Recovered, error) {
-	d.step.Lock()
-	defer d.step.Unlock()
 	return d.recovery.DryRun(ctx, d.view())
 }
 
@@ -198,24 +171,25 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
 	defer end()
-	defer d.use(given)
-	d.use(own)
+	use := func(pool *pgxpool.Pool) {
+		d.cfg.Pool, d.recovery.Pool = pool, pool
+		d.sender.Use(pool)
+	}
+	use(own)
+	defer use(given)
 	return part()
 }
 
 // dispatch is Run once the policy is applied.
-func (d *Dispatcher) dispatch(ctx context.Context) error {
-	current := d.settings.current.Load()
-	jobs, err := d.schedule(ctx, current.Schedule)
-	if err != nil {
-		return err
-	}
-	d.cfg.Logger.InfoContext(ctx, "dispatcher started", "queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
+func (d *Dispatcher) dispatch(ctx context.Context) {
+	current, jobs := d.current.Load(), d.newJobs(ctx)
+	d.cfg.Logger.InfoContext(ctx, "dispatcher started",
+		"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	var parts sync.WaitGroup
 	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.Logger) })
-	parts.Go(func() { d.pollLoop(ctx) })
+	parts.Go(func() { d.stepLoop(ctx) })
 	parts.Go(func() { d.reloadLoop(ctx, jobs) })
-	parts.Go(func() { d.tick(ctx) })
+	d.dueTick()
 	jobs.cron.Start()
 	<-ctx.Done()
 	over := context.WithoutCancel(ctx)
@@ -223,123 +197,4 @@ func (d *Dispatcher) dispatch(ctx context.Context) error {
 	<-jobs.cron.Stop().Done()
 	parts.Wait()
 	d.cfg.Logger.InfoContext(over, "dispatcher stopped")
-	return nil
-}
-
-// tick runs tickOnce, and logs when its outcome changes.
-func (d *Dispatcher) tick(ctx context.Context) {
-	if ctx.Err() != nil {
-		return
-	}
-	begun := time.Now()
-	err := d.tickOnce(ctx)
-	d.metrics.ticked(time.Since(begun), err)
-	d.health.ticked.Store(time.Now().UnixNano())
-	switch failed := err != nil; {
-	case ctx.Err() != nil || d.health.failing.Swap(failed) == failed:
-	case failed:
-		d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
-	default:
-		d.cfg.Logger.InfoContext(ctx, "ticks whole again")
-	}
-}
-
-// tickOnce does everything that is due. If one part fails, the others still get their turn; the next tick finds what is left.
-func (d *Dispatcher) tickOnce(ctx context.Context) error {
-	bounded, end := d.inHand(ctx)
-	defer end()
-	d.step.Lock()
-	defer d.step.Unlock()
-	if err := d.readClock(bounded); err != nil {
-		return err
-	}
-	recoverErr := d.recovery.Pass(bounded, d.view(), d.stopping.Load, d.metrics.recovered)
-	next, pollErr := d.claims.poll(bounded, true)
-	if pollErr == nil {
-		d.alarm.disarm()
-		d.alarm.armed <- next
-	}
-	return errors.Join(recoverErr, pollErr)
-}
-
-// readClock begins a tick. It must see a step of Postgres's clock before anything is computed back from that clock, and also
-// while there is nothing to claim.
-func (d *Dispatcher) readClock(ctx context.Context) error {
-	_, epoch, err := d.clock.read(ctx, d.cfg.Pool)
-	if err != nil {
-		d.recovery.PostgresAway()
-		return err
-	}
-	return d.clock.noteEpoch(ctx, epoch)
-}
-
-func (d *Dispatcher) view() recovery.View {
-	return recovery.View{OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
-}
-
-// pollLoop claims between ticks: when notified, when a unit comes free, when a call falls due. It only makes things quicker;
-// the ticks alone would do.
-func (d *Dispatcher) pollLoop(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		notified := false
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.alarm.notified:
-			notified = true
-		case next := <-d.alarm.armed:
-			timer.Reset(max(next, minGap))
-			continue
-		case <-timer.C:
-		}
-		next, err := d.pollOnce(ctx)
-		if err != nil {
-			d.cfg.Logger.DebugContext(ctx, "poll cut short", "err", err)
-			next = time.Second
-		}
-		if notified { // a client notifies once in 5 ms: what it inserted meanwhile is there by then
-			next = min(next, minGap+time.Millisecond)
-		}
-		timer.Reset(max(next, minGap))
-	}
-}
-
-func (d *Dispatcher) pollOnce(ctx context.Context) (time.Duration, error) {
-	bounded, end := d.inHand(ctx)
-	defer end()
-	d.step.Lock()
-	defer d.step.Unlock()
-	d.alarm.disarm() // this poll knows better
-	if d.alarm.freed.Swap(false) {
-		clear(d.claims.blocked)
-	}
-	return d.claims.poll(bounded, false)
-}
-
-// inHand is the context of a tick or a poll. A claim in hand is finished after ctx has ended, so that it is handed over and not
-// left to recovery: tickTimeout bounds it, and from ctx's end stopWithin.
-func (d *Dispatcher) inHand(ctx context.Context) (bounded context.Context, end func()) {
-	d.stopping.Store(ctx.Err() != nil)
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
-	stop := context.AfterFunc(ctx, func() {
-		d.stopping.Store(true)
-		if pause(bounded, stopWithin) {
-			cancel()
-		}
-	})
-	return bounded, func() { stop(); cancel() }
-}
-
-// pause waits d, or less if ctx ends: then it returns false.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

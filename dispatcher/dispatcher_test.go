@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,9 +15,9 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/policy"
-	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -36,13 +37,50 @@ func newSystem(t *testing.T) *system {
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0" // tests hold locks for as long as they need
 	owner := pgtest.NewWith(t, settings)
+	client, err := redisDatabase()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
 	level := slog.LevelWarn
 	if testing.Verbose() {
 		level = slog.LevelDebug
 	}
-	s := &system{t, owner, pgtest.AsDaemon(t, owner), redistest.New(t), slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
+	s := &system{t, owner, pgtest.AsDaemon(t, owner), client, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))}
 	s.exec(patientSQL)
 	return s
+}
+
+// One Redis serves all tests: each has a database of it.
+var (
+	redisServer = sync.OnceValues(func() (*local.RedisServer, error) {
+		return local.StartRedis(context.Background(), local.Redis{Settings: map[string]string{"databases": "10000"}})
+	})
+	redisDatabases atomic.Int64
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if redisDatabases.Load() > 0 {
+		if server, err := redisServer(); err == nil {
+			_ = server.Stop()
+		}
+	}
+	os.Exit(code)
+}
+
+func redisDatabase() (*redis.Client, error) {
+	n := redisDatabases.Add(1)
+	server, err := redisServer()
+	if err != nil {
+		return nil, err
+	}
+	options, err := redis.ParseURL(server.URL())
+	if err != nil {
+		return nil, err
+	}
+	options.DB = int(n)
+	return redis.NewClient(options), nil
 }
 
 // What is claimed may be started for an hour more, however slow the machine is.
@@ -67,15 +105,32 @@ func sliding(name string, units int64, window time.Duration) policy.Limit {
 	return policy.Limit{Name: name, Rate: limit.Rate{Units: units, Window: window}}
 }
 
-// run runs a dispatcher until the test ends.
-func (s *system) dispatcher(r policy.Policy) *dispatcher.Dispatcher {
+// dispatcher is a dispatcher under these rules.
+func (s *system) dispatcher(r policy.Policy, changes ...func(*dispatcher.Config)) *dispatcher.Dispatcher {
 	s.t.Helper()
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log})
+	config := dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log}
+	for _, change := range changes {
+		change(&config)
+	}
+	d, err := dispatcher.New(config)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return d.Patient()
 }
+
+// tasks is a worker with so many slots.
+func (s *system) tasks(slots int, http *tasks.HTTPConfig) *tasks.Worker {
+	s.t.Helper()
+	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: slots, HTTP: http, Logger: s.log})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return w
+}
+
+// seldom has a dispatcher tick once, when it starts.
+func seldom(c *dispatcher.Config) { c.Schedule.Dispatch = "@every 1h" }
 
 // run runs something until the test ends, and waits for its end.
 func (s *system) run(run func(context.Context) error) {
@@ -143,13 +198,10 @@ func (s *system) eventually(sql string, args ...any) {
 func TestRoundTrip(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	r := rules(sliding("api", 20, time.Second))
+	r := rules(sliding("api", 20, 200*time.Millisecond))
 	r.Queues[0].Timeout = time.Minute
 	s.run(s.dispatcher(r).Run)
-	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 10, Logger: s.log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := s.tasks(10, nil)
 	var mu sync.Mutex
 	ran, failed := map[string]int{}, map[int64]bool{}
 	w.Handle("echo", func(_ context.Context, call *tasks.Call) error {

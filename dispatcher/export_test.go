@@ -30,22 +30,22 @@ func (d *Dispatcher) OnceUnfrozen(ctx context.Context) error {
 }
 
 func (d *Dispatcher) Tick(ctx context.Context) error {
-	return Unfrozen(func() error { return d.tickOnce(ctx) })
+	return Unfrozen(func() error { _, err := d.Step(ctx, true); return err })
 }
 
 // Poll claims what it can without waiting for a lock, as between ticks.
-func (d *Dispatcher) Poll(ctx context.Context) error { _, err := d.pollOnce(ctx); return err }
+func (d *Dispatcher) Poll(ctx context.Context) error { _, err := d.Step(ctx, false); return err }
 
 // LowWater is the batch from which on attempts are open, as the dispatcher knows it.
 func (d *Dispatcher) LowWater() int64 { return d.claims.lowWater.from }
 
 // Join starts a process that lives on, until Leave. Heartbeat returns who has another file than what is in force.
 func (d *Dispatcher) Join(ctx context.Context) error {
-	return Unfrozen(func() error { return d.join(ctx, d.settings.current.Load().Policy, d.cfg.Apply) })
+	return Unfrozen(func() error { return d.join(ctx, *d.current.Load(), d.cfg.Apply) })
 }
 
 func (d *Dispatcher) Heartbeat(ctx context.Context) ([]string, error) {
-	return d.member.Heartbeat(ctx, d.cfg.Pool, d.settings.current.Load().Policy)
+	return d.member.Heartbeat(ctx, d.cfg.Pool, d.current.Load().Policy)
 }
 func (d *Dispatcher) Leave(ctx context.Context) { _ = d.member.Leave(ctx, d.cfg.Pool) }
 
@@ -57,5 +57,5 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return Unfrozen(func() error { return d.replace(ctx, s) })
+	return Unfrozen(func() error { return d.join(ctx, s, true) })
 }

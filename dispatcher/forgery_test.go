@@ -277,10 +277,7 @@ func (s *system) honestHistory() {
 // worker runs the tasks of honestHistory.
 func (s *system) worker() *tasks.Worker {
 	s.t.Helper()
-	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 10, HTTP: &tasks.HTTPConfig{AllowPrivate: true}, Logger: s.log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	w := s.tasks(10, &tasks.HTTPConfig{AllowPrivate: true})
 	w.Handle("mine", func(context.Context, *tasks.Call) error { return nil })
 	w.Handle("settles", func(_ context.Context, call *tasks.Call) error {
 		return call.Settle(2)

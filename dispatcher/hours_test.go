@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/policy"
 )
@@ -137,15 +136,9 @@ func TestHoursBegin(t *testing.T) {
 	}
 
 	s.clockIs(`pg_catalog.clock_timestamp() + (SELECT by FROM clock.gain)`)
-	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:58 Europe/Berlin' - pg_catalog.clock_timestamp()`)
+	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:59 Europe/Berlin' - pg_catalog.clock_timestamp()`)
 	s.exec(`UPDATE call_workers SET heartbeat_at = clock_timestamp() + interval '1 h'`)
-	seldom, err := dispatcher.New(dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.run(seldom.Run)
+	s.run(s.dispatcher(r, seldom).Run)
 	s.eventually(`SELECT count(*) = 1 FROM call_open`)
 	s.want(`SELECT claimed_at >= '2040-01-09 09:00:00 Europe/Berlin' FROM call_open`)
 }

@@ -21,9 +21,7 @@ func TestOpenFromRises(t *testing.T) {
 	claim := func(d *dispatcher.Dispatcher, id int64) {
 		t.Helper()
 		s.calls("default", 1)
-		if err := d.Tick(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		s.tick(d)
 		s.want(`SELECT bool_or(call_id = $1) FROM call_open`, id)
 		for _, d := range []*dispatcher.Dispatcher{first, second} {
 			s.want(`SELECT min(batch) >= $1 FROM call_open`, d.LowWater())
@@ -62,15 +60,11 @@ func TestOpenFromIsCommitted(t *testing.T) {
 	first, second := s.another(policy.Policy{}), s.another(policy.Policy{})
 	tick := func(d *dispatcher.Dispatcher) {
 		t.Helper()
-		if err := d.Tick(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		s.tick(d)
 	}
 	s.calls("default", 1)
 	tick(first)
-	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
 	s.calls("default", 9)
 	tick(first) // takes them in
 	durable := one[int64](s, `SELECT last_value FROM call_batch_seq`)

@@ -24,7 +24,14 @@ func (s *system) joined(r policy.Policy) *dispatcher.Dispatcher {
 func (s *system) tick(d *dispatcher.Dispatcher) {
 	s.t.Helper()
 	if err := d.Tick(context.Background()); err != nil {
-		s.t.Fatal(err)
+		s.t.Error(err)
+	}
+}
+
+func (s *system) poll(d *dispatcher.Dispatcher) {
+	s.t.Helper()
+	if err := d.Poll(context.Background()); err != nil {
+		s.t.Error(err)
 	}
 }
 
@@ -149,10 +156,7 @@ func TestStartWithoutLimitsTakesNoneAway(t *testing.T) {
 // apply is the start of a process with --apply.
 func (s *system) apply(r policy.Policy) {
 	s.t.Helper()
-	d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Apply: true, Logger: s.log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	d := s.dispatcher(r, func(c *dispatcher.Config) { c.Apply = true })
 	if err := d.Join(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
@@ -219,38 +223,6 @@ func TestDispatcherKilled(t *testing.T) {
 	s.rate(6, "whoever is dead")
 }
 
-// What an operator sets stays, whoever applies what, and what the configuration says is noted beside it.
-//
-//callq:guarantee 7
-func TestSetLimitStays(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	d := s.joined(hourly(10))
-	s.set(8, time.Hour)
-	s.joined(hourly(6))
-	s.want(`SELECT rate = 8 AND config_rate = 6 FROM call_limits`)
-	s.replace(d, hourly(12))
-	s.joined(hourly(12))
-	s.want(`SELECT rate = 8 AND config_rate = 12 FROM call_limits`)
-	if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
-		t.Fatal(err)
-	}
-	s.want(`SELECT rate = 12 AND config_rate IS NULL FROM call_limits`)
-}
-
-// A process has one policy: what left the file goes, and how queues retry is as the newest has it.
-func TestPolicyOfQueues(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	a, b := sliding("a", 10, time.Hour), sliding("b", 10, time.Hour)
-	s.joined(policy.Policy{Limits: []policy.Limit{a, b}, Queues: []policy.Queue{queue("shared", "a"), queue("old", "b")}})
-	newer := policy.Policy{Limits: []policy.Limit{b}, Queues: []policy.Queue{queue("shared", "b"), queue("new")}}
-	newer.Queues[0].MaxAttempts = 7
-	s.joined(newer)
-	s.want(`SELECT string_agg(concat(name, limits, max_attempts), ' ' ORDER BY name) = 'new{}3 shared{b}7' FROM call_queues`)
-	s.want(`SELECT string_agg(concat(name, queues), ' ' ORDER BY name) = 'a{} b{shared}' FROM call_limits`)
-}
-
 // A call that costs more than the limit can ever have fails. One that the configuration lets through waits while an
 // operator has set a lower rate.
 func TestDearCallFails(t *testing.T) {
@@ -315,10 +287,7 @@ func TestMaxDataIsNoted(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	for _, most := range []int64{1 << 20, 1 << 10} {
-		d, err := dispatcher.New(dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: hourly(1), Logger: s.log, MaxData: most})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := s.dispatcher(hourly(1), func(c *dispatcher.Config) { c.MaxData = most })
 		if err := d.Join(t.Context()); err != nil {
 			t.Fatal(err)
 		}

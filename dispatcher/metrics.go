@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // metrics are all metrics of a dispatcher.
@@ -15,25 +16,22 @@ type metrics struct {
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
-	m := &metrics{
-		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
+	f := promauto.With(r)
+	return &metrics{
+		claims: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "callq_claimed_total", Help: "Attempts claimed, by queue.",
 		}, []string{"queue"}),
-		ticks: prometheus.NewCounterVec(prometheus.CounterOpts{
+		ticks: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "callq_ticks_total", Help: "Ticks of the dispatch schedule, by result.",
 		}, []string{"result"}),
-		tick: prometheus.NewHistogram(prometheus.HistogramOpts{
+		tick: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "callq_tick_seconds", Help: "How long a tick took.",
 			Buckets: []float64{.001, .005, .02, .1, .5, 1, 5, 30},
 		}),
-		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
+		recoveries: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "callq_recovered_total", Help: "Rows that recovery put right, by kind.",
 		}, []string{"kind"}),
 	}
-	if r != nil {
-		r.MustRegister(m.claims, m.ticks, m.tick, m.recoveries)
-	}
-	return m
 }
 
 func (m *metrics) claimed(queue string, n int) { m.claims.WithLabelValues(queue).Add(float64(n)) }

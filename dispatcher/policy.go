@@ -1,6 +1,11 @@
 package dispatcher
 
 import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/policy"
@@ -44,4 +49,138 @@ func ParseRate(text string) (Rate, error) { return limit.ParseRate(text) }
 // ParseRateOf reads the rate of any algorithm. burst is a token bucket's; timezone, an IANA name, a fixed window's.
 func ParseRateOf(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
 	return limit.Parse(text, algorithm, burst, timezone)
+}
+
+// Settings are what a running dispatcher can be given anew.
+type Settings struct {
+	Policy    policy.Policy
+	Schedule  Schedule
+	Retention maintenance.Retention
+}
+
+// check refuses settings that contradict themselves, and fills in what is derived and the defaults.
+func (s *Settings) check() error {
+	if err := s.Policy.Check(); err != nil {
+		return err
+	}
+	s.Schedule = s.Schedule.withDefaults()
+	s.Retention = s.Retention.WithDefaults()
+	return s.Schedule.check()
+}
+
+// Reload replaces the settings of a running dispatcher, all of them, as soon as their policy is applied for every process. Until
+// then the former settings hold, however long Postgres is away. If Reload is called several times, the newest counts. An
+// error says that s contradicts itself, and that nothing changed.
+func (d *Dispatcher) Reload(s Settings) error {
+	if err := s.check(); err != nil {
+		return fmt.Errorf("dispatcher: %w", err)
+	}
+	for {
+		select {
+		case d.next <- &s:
+			return nil
+		case <-d.next: // older, and not taken yet
+		}
+	}
+}
+
+func (d *Dispatcher) reloadLoop(ctx context.Context, jobs *jobs) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case next := <-d.next:
+			if applied, _ := d.apply(ctx, next, true); !applied {
+				return
+			}
+		}
+		current := d.current.Load()
+		jobs.follow(current.Schedule)
+		d.alarm.notify(true)
+		d.cfg.Logger.InfoContext(ctx, "new settings in force",
+			"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
+	}
+}
+
+// apply puts settings in force, or newer ones that Reload gives meanwhile. Unless always, it may leave what is in force (join).
+// While Postgres is away, or lacks its schema, apply waits. It returns false if ctx ends first.
+func (d *Dispatcher) apply(ctx context.Context, s *Settings, always bool) (applied, waited bool) {
+	for {
+		select {
+		case s = <-d.next:
+			always = true
+		default:
+		}
+		err := d.join(ctx, *s, always)
+		if err == nil || ctx.Err() != nil {
+			return err == nil, waited
+		}
+		if !waited {
+			d.cfg.Logger.WarnContext(ctx, "new settings not yet in force: waiting for Postgres", "err", err)
+		}
+		waited = true
+		if !pause(ctx, time.Second) {
+			return false, waited
+		}
+	}
+}
+
+// join makes this process a live member, and applies its policy. Unless always, a start may leave what is in force. The policy
+// takes the place of the former one in one transaction: at no moment do both or neither hold. If the answer to a commit is lost,
+// it is done again, which is harmless.
+func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
+	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
+	defer cancel()
+	changes, kept, err := d.member.Join(ctx, d.cfg.Pool, policy.Joining{Policy: s.Policy, Always: always, MaxData: d.cfg.MaxData})
+	if err != nil {
+		return err
+	}
+	for _, change := range changes {
+		d.cfg.Logger.InfoContext(ctx, "rules applied", "change", change)
+	}
+	if kept != nil {
+		d.cfg.Logger.WarnContext(ctx, "rules not applied: others stay in force",
+			"why", kept.Why, "applied_by", kept.By, "applied_at", kept.At, "fix",
+			"start with the configuration in force; SIGHUP, --apply or `callq config apply` puts this one in force")
+	}
+	d.current.Store(&s)
+	d.applied.Store(true)
+	return nil
+}
+
+// alive keeps the process's row alive while run runs, and removes it at its end.
+func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
+	beating, stop := context.WithCancel(ctx)
+	var heartbeats sync.WaitGroup
+	heartbeats.Go(func() { d.heartbeatLoop(beating) })
+	err := run()
+	stop()
+	heartbeats.Wait()
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), policy.HeartbeatEvery)
+	defer cancel()
+	if err := d.member.Leave(bounded, d.cfg.Pool); err != nil {
+		d.cfg.Logger.WarnContext(bounded, "dispatcher's row left to go stale", "err", err)
+	}
+	return err
+}
+
+// heartbeatLoop writes heartbeats until ctx ends. It logs when live dispatchers begin to have another file than what is in force,
+// and when they cease to.
+func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
+	failed, differed := false, false
+	for pause(ctx, policy.HeartbeatEvery) {
+		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.current.Load().Policy)
+		differs := len(others) > 0
+		switch {
+		case err != nil && !failed && ctx.Err() == nil:
+			d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)
+		case err == nil && differs && !differed:
+			d.cfg.Logger.WarnContext(ctx, "dispatchers have another configuration than the one in force", "dispatchers", others)
+		case err == nil && differed && !differs:
+			d.cfg.Logger.InfoContext(ctx, "all dispatchers have the configuration in force")
+		}
+		if failed = err != nil; !failed {
+			differed = differs
+		}
+	}
 }

@@ -5,61 +5,186 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/internal/recovery"
 	"github.com/jackc/pgx/v5"
 )
 
-// dueQueue is a queue with when its next call may be claimed.
-type dueQueue struct {
-	Name string  `db:"name"`
-	Due  bool    `db:"due"`
-	In   float64 `db:"due_in"` // seconds; at most a tick or so matters
+const (
+	tickTimeout = 30 * time.Second
+	stopWithin  = claimTimeout + handoff.Timeout // what is in hand when the context ends: a claim and its hand-over
+)
+
+// dueTick has stepLoop tick. As with a time.Ticker, one tick at most waits for it.
+func (d *Dispatcher) dueTick() {
+	select {
+	case d.ticks <- struct{}{}:
+	default:
+	}
+}
+
+// stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due.
+// Polls only make things quicker; the ticks alone would do.
+func (d *Dispatcher) stepLoop(ctx context.Context) {
+	timer := time.NewTimer(pollLater)
+	defer timer.Stop()
+	for {
+		tick, notified := false, false
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.ticks:
+			tick = true
+		case <-d.alarm.notified:
+			notified = true
+		case <-timer.C:
+		}
+		next := d.observe(ctx, tick)
+		if notified { // a client notifies once in 5 ms: what it inserted meanwhile is there by then
+			next = min(next, minGap+time.Millisecond)
+		}
+		timer.Reset(max(next, minGap))
+	}
+}
+
+// observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
+func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration) {
+	begun := time.Now()
+	next, err := d.Step(ctx, tick)
+	if err != nil {
+		d.cfg.Logger.DebugContext(ctx, "step cut short", "tick", tick, "err", err)
+	}
+	if !tick {
+		return next
+	}
+	d.metrics.ticked(time.Since(begun), err)
+	d.ticked.Store(time.Now().UnixNano())
+	switch {
+	case err != nil && !d.failing && ctx.Err() == nil:
+		d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
+	case err == nil && d.failing:
+		d.cfg.Logger.InfoContext(ctx, "ticks whole again")
+	}
+	d.failing = err != nil
+	return next
+}
+
+// Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll
+// again. Do not call it beside Run.
+func (d *Dispatcher) Step(ctx context.Context, tick bool) (time.Duration, error) {
+	bounded, end := d.inHand(ctx)
+	defer end()
+	if tick {
+		return d.tick(bounded)
+	}
+	if d.alarm.freed.Swap(false) {
+		clear(d.claims.blocked)
+	}
+	return d.claims.poll(bounded, false)
+}
+
+// tick does everything that is due. If one part fails, the others still get their turn; the next tick finds what is left.
+func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
+	if err := d.readClock(ctx); err != nil {
+		return errRetry, err
+	}
+	recoverErr := d.recovery.Pass(ctx, d.view(), d.stopping.Load, d.metrics.recovered)
+	next, pollErr := d.claims.poll(ctx, true)
+	return next, errors.Join(recoverErr, pollErr)
+}
+
+// readClock begins a tick. It must see a step of Postgres's clock before anything is computed back from that clock, and also
+// while there is nothing to claim.
+func (d *Dispatcher) readClock(ctx context.Context) error {
+	_, epoch, err := d.clock.read(ctx, d.cfg.Pool)
+	if err != nil {
+		d.recovery.PostgresAway()
+		return err
+	}
+	return d.clock.noteEpoch(ctx, epoch)
+}
+
+func (d *Dispatcher) view() recovery.View {
+	return recovery.View{OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
+}
+
+// inHand is the context of a step. A claim in hand is finished after ctx has ended, so that it is handed over and not
+// left to recovery: tickTimeout bounds it, and from ctx's end stopWithin.
+func (d *Dispatcher) inHand(ctx context.Context) (bounded context.Context, end func()) {
+	d.stopping.Store(ctx.Err() != nil)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
+	stop := context.AfterFunc(ctx, func() {
+		d.stopping.Store(true)
+		if pause(bounded, stopWithin) {
+			cancel()
+		}
+	})
+	return bounded, func() { stop(); cancel() }
+}
+
+// pause waits d, or less if ctx ends: then it returns false.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // poll claims what can be claimed now, from each queue in turn, and says when to poll again. Without wait, it skips queues whose
 // limits cannot have room yet, and leaves what takes long to the next poll.
 func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 	for {
-		next, left, err := c.pollRound(ctx, wait)
-		if !left || !wait || err != nil || c.stop() {
-			return next, err
+		result, err := c.pollRound(ctx, wait)
+		if err != nil {
+			return errRetry, err
+		}
+		if !result.more || !wait || c.stop() {
+			return result.pollIn, nil
 		}
 	}
 }
 
-// pollRound gives each queue that is due a turn. left reports whether one had not come to its end.
-func (c *claimer) pollRound(ctx context.Context, wait bool) (next time.Duration, left bool, err error) {
-	if c.sender.Away() && !c.sender.Back(ctx) {
-		return time.Second, false, errors.New("claims wait for Redis")
+// pollRound gives each queue that is due a turn. There is more if one had not come to its end.
+func (c *claimer) pollRound(ctx context.Context, wait bool) (outcome, error) {
+	if !c.sender.Reachable(ctx) {
+		return outcome{}, errors.New("claims wait for Redis")
 	}
 	queues, err := c.dueQueues(ctx)
 	if err != nil {
-		return 0, false, err
+		return outcome{}, err
 	}
-	next = pollLater
+	round := outcome{pollIn: pollLater}
 	var failures error
 	for _, queue := range c.order.next(queues) {
 		if c.stop() {
 			break
 		}
-		if !queue.Due {
-			next = min(next, time.Duration(queue.In*float64(time.Second)))
+		blockedFor := c.blocked[queue.Name].Sub(c.cfg.Now())
+		switch {
+		case !queue.Due:
+			round.pollIn = min(round.pollIn, queue.In)
+			continue
+		case !wait && blockedFor > 2*minGap: // not by a hair: the others' turn may be first
+			round.pollIn = min(round.pollIn, blockedFor)
 			continue
 		}
-		if until, ok := c.blocked[queue.Name]; ok && !wait && c.cfg.Now().Add(2*minGap).Before(until) { // not by a hair: the others' turn may be first
-			next = min(next, until.Sub(c.cfg.Now()))
-			continue
-		}
-		again, more, err := c.drainQueue(ctx, queue.Name, wait)
+		result, err := c.drainQueue(ctx, queue.Name, wait)
 		if err != nil {
 			failures = errors.Join(failures, fmt.Errorf("claim from queue %q: %w", queue.Name, err))
 			continue
 		}
-		next, left = min(next, again), left || more
+		round.pollIn, round.more = min(round.pollIn, result.pollIn), round.more || result.more
 	}
-	return min(next, c.scan.again(c.cfg.Now())), left, failures
+	round.pollIn = min(round.pollIn, c.scan.again(c.cfg.Now()))
+	return round, failures
 }
 
 // order turns the order of the queues from poll to poll, so that those that share a limit take turns.
@@ -87,33 +212,34 @@ const drainFor = 250 * time.Millisecond
 
 // drainQueue claims from one queue until its limits, the workers or its calls run out, or other queues have waited long
 // enough: then there is more.
-func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (next time.Duration, more bool, err error) {
-	next, began := pollLater, c.cfg.Now()
-	for {
+func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (outcome, error) {
+	began := c.cfg.Now()
+	for pollIn := pollLater; ; pollIn = minGap { // what falls due after what was claimed, the next poll will know
 		result, err := c.claim(ctx, queue, wait)
 		if err != nil {
-			return 0, false, err
+			return outcome{}, err
 		}
-		delete(c.blocked, queue)
-		if result.blockedFor > 0 {
-			c.blocked[queue] = c.cfg.Now().Add(result.blockedFor)
-		}
+		now := c.cfg.Now()
+		c.blocked[queue] = now.Add(result.blockedFor)
 		if !result.more || c.stop() {
-			return min(next, result.pollIn), false, nil
+			return outcome{pollIn: min(pollIn, result.pollIn)}, nil
 		}
-		next = minGap // what falls due after what was claimed, the next poll will know
-		if c.cfg.Now().Sub(began) >= drainFor {
-			return next, true, nil
+		if now.Sub(began) >= drainFor {
+			return outcome{pollIn: minGap, more: true}, nil
 		}
 	}
 }
 
+// dueQueue is a queue with when its next call may be claimed.
+type dueQueue struct {
+	Name string        `db:"name"`
+	Due  bool          `db:"due"`
+	In   time.Duration `db:"due_in"` // at most a tick or so matters
+}
+
 func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
 	queues, since := c.scan.begin(c.cfg.Now())
-	rows, err := c.db.Query(ctx, dueSQL, queues, since)
-	if err != nil {
-		return nil, fmt.Errorf("look for due calls: %w", err)
-	}
+	rows, _ := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
 	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
@@ -126,7 +252,7 @@ func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
 // nothing can be subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
-    extract(epoch FROM least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp())::float8 AS due_in
+    least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in
 FROM (
     SELECT r.name, least(n.at, w.at, a.at) AS first_at
     FROM call_queues r
@@ -149,3 +275,59 @@ FROM (
 ) first
 WHERE first_at IS NOT NULL
 ORDER BY name`
+
+// alarm tells stepLoop to poll.
+type alarm struct {
+	notified chan struct{} // there may be something to claim
+	freed    atomic.Bool   // units came free: what is blocked no longer holds
+}
+
+func newAlarm() *alarm { return &alarm{notified: make(chan struct{}, 1)} }
+
+// notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
+func (a *alarm) notify(freed bool) {
+	if freed {
+		a.freed.Store(true)
+	}
+	select {
+	case a.notified <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// listen passes on what producers and workers say on the channel callq_wake. It reconnects for as long as ctx lives; meanwhile
+// the schedule alone finds the calls.
+func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Logger) {
+	logged := false
+	for ctx.Err() == nil {
+		err := a.listenOnce(ctx, config, func() { logged = false })
+		if ctx.Err() != nil {
+			return
+		}
+		if !logged {
+			log.WarnContext(ctx, "notifications not heard", "err", err)
+			logged = true
+		}
+		pause(ctx, time.Second)
+	}
+}
+
+func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, connected func()) error {
+	conn, err := pgx.ConnectConfig(ctx, config.Copy())
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, `LISTEN `+callqueue.WakeChannel); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	connected()
+	a.notify(true) // for what was said while nobody listened
+	for {
+		notification, err := conn.WaitForNotification(ctx)
+		if err != nil {
+			return fmt.Errorf("wait for notifications: %w", err)
+		}
+		a.notify(notification.Payload == callqueue.WakeFreed)
+	}
+}

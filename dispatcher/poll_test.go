@@ -8,7 +8,6 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
-	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 )
@@ -35,26 +34,16 @@ func TestLooksBetweenTicks(t *testing.T) {
 		calls func() []callqueue.Call
 	}{
 		{"when a client inserts", sliding("api", 100, time.Hour), calls(1)},
-		{"when a call falls due", sliding("api", 100, time.Hour), runAt(0, time.Second, 2*time.Second)}, // the look that finds the second must see when the third falls due
-		{"when units come free", sliding("api", 2, 300*time.Millisecond), calls(7)},
+		{"when a call falls due", sliding("api", 100, time.Hour), runAt(0, 400*time.Millisecond, 800*time.Millisecond)}, // the look that finds the second must see when the third falls due
+		{"when units come free", sliding("api", 2, 300*time.Millisecond), calls(5)},
 		{"when slots come free", sliding("api", 1000, time.Hour), calls(60)},
 	} {
 		parallel(t, c.name, func(t *testing.T, s *system) {
-			d, err := dispatcher.New(dispatcher.Config{
-				Pool: s.pool, Redis: s.redis, Policy: rules(c.rule), Logger: s.log,
-				Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 2, Logger: s.log})
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := s.tasks(2, nil)
 			w.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
 			s.run(w.Run)
 			s.eventually(`SELECT count(*) = 1 FROM call_workers`)
-			s.run(d.Run)
+			s.run(s.dispatcher(rules(c.rule), seldom).Run)
 			s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
 			client, err := callqueue.New(s.pool)
 			if err != nil {
@@ -75,29 +64,17 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 	for name, free := range map[string]func(t *testing.T, s *system){
 		"by cancelling what was handed over": func(_ *testing.T, s *system) { s.cancel(1) },
 		"by setting a higher rate": func(t *testing.T, s *system) {
-			if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 3, Window: time.Hour}, "test"); err != nil {
-				t.Error(err)
-			}
+			s.set(3, time.Hour)
 		},
 		"by a worker that sent nothing": func(t *testing.T, s *system) {
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 20, HTTP: &tasks.HTTPConfig{}, Logger: s.log})
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := s.tasks(20, &tasks.HTTPConfig{})
 			s.run(w.Run)
 		},
 	} {
 		parallel(t, name, func(t *testing.T, s *system) {
-			d, err := dispatcher.New(dispatcher.Config{
-				Pool: s.pool, Redis: s.redis, Policy: rules(sliding("api", 2, time.Hour)), Logger: s.log,
-				Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			s.alive(20)
 			s.exec(`INSERT INTO call_queue (call_data) SELECT '{"url": "http://127.0.0.1:1"}' FROM generate_series(1, 3)`)
-			s.run(d.Run)
+			s.run(s.dispatcher(rules(sliding("api", 2, time.Hour)), seldom).Run)
 			s.eventually(`SELECT count(*) = 2 FROM call_open`)
 			free(t, s)
 			s.eventually(`SELECT attempts > 0 FROM call_queue WHERE id = 3`)
@@ -111,14 +88,8 @@ func TestCancellingACallThatHeldUpOthers(t *testing.T) {
 	s := newSystem(t)
 	r := rules(sliding("api", 10, time.Hour))
 	r.Limits[0].CountCost = true
-	d, err := dispatcher.New(dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log, Schedule: dispatcher.Schedule{Dispatch: "@every 1h"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s.exec(`INSERT INTO call_queue (cost) VALUES (5), (8), (5)`)
-	s.run(d.Run)
+	s.run(s.dispatcher(r, seldom).Run)
 	s.eventually(`SELECT count(*) = 1 FROM call_open`)
 	s.cancel(2)
 	s.eventually(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
@@ -133,9 +104,7 @@ func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
 	s.calls("default", 1)
 	monotonic = monotonic.Add(-30 * time.Minute) // so much Postgres's clock has gained
-	if err := d.Tick(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.tick(d)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 }
 
@@ -150,9 +119,7 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 	s.exec(`UPDATE call_limits SET complete_since = NULL`)
 	s.calls("default", 1)
 	monotonic = monotonic.Add(-30 * time.Minute)
-	if err := d.Tick(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.tick(d)
 	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 }
@@ -160,15 +127,57 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 // clocked is a dispatcher with a clock of the test's own, once its limit is open.
 func (s *system) clocked(now *time.Time) *dispatcher.Dispatcher {
 	s.t.Helper()
-	d, err := dispatcher.New(dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Policy: rules(sliding("api", 1, time.Hour)), Logger: s.log,
-		Now: func() time.Time { return *now },
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if err := d.Patient().OnceUnfrozen(s.t.Context()); err != nil {
-		s.t.Fatal(err)
-	}
+	d := s.dispatcher(rules(sliding("api", 1, time.Hour)), func(c *dispatcher.Config) { c.Now = func() time.Time { return *now } })
+	s.turn(d)
 	return d
+}
+
+// A queue whose claims go on for long (here each takes a second) lets the others have their turn; a whole tick
+// comes to its end all the same.
+func TestQueuesTakeTurns(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(10_000)
+	r := rules()
+	r.Queues = []policy.Queue{queue("long"), queue("short")}
+	now := time.Now()
+	d := s.dispatcher(r, func(c *dispatcher.Config) {
+		c.Now = func() time.Time { now = now.Add(time.Second); return now }
+	})
+	s.turn(d)
+	s.calls("long", 9000)
+	s.calls("short", 10)
+	for range 2 { // the order of the queues turns
+		s.poll(d)
+	}
+	s.want(`SELECT count(DISTINCT batch) = 2 FROM call_open WHERE queue = 'long'`)
+	s.want(`SELECT count(*) = 10 FROM call_open WHERE queue = 'short'`)
+	s.tick(d)
+	s.want(`SELECT count(*) = 9000 FROM call_open WHERE queue = 'long'`)
+}
+
+// While Postgres is away its workers cannot record what ended. They get the time to do so before what has passed its
+// deadline meanwhile is taken for lost, and made again.
+func TestNothingIsLostRightAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 2, time.Hour))
+	s.calls("default", 1)
+	now := time.Unix(0, 0)
+	d := s.dispatcher(r, func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
+	s.turn(d)
+	s.start(30 * time.Minute)
+	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+
+	s.exec(`ALTER FUNCTION callq_epoch() RENAME TO away`)
+	if _, err := d.Step(t.Context(), true); err == nil {
+		t.Fatal("a tick went well without Postgres")
+	}
+	s.exec(`ALTER FUNCTION away() RENAME TO callq_epoch`)
+	now = now.Add(5 * time.Second)
+	s.turn(d)
+	s.want(`SELECT count(*) = 1 FROM call_open`)
+	now = now.Add(2 * time.Second)
+	s.turn(d)
+	s.want(`SELECT outcome = 'lost' FROM call_attempts`)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
 )
@@ -132,7 +131,7 @@ func TestResend(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // all are pending
 
-	s.redis.FlushAll(t.Context())
+	s.redis.FlushDB(t.Context())
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '4 s'`)
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // not yet
@@ -163,22 +162,13 @@ func TestResendRace(t *testing.T) {
 	s := newSystem(t)
 	s.calls("default", 3)
 	s.once(rules())
-	s.redis.FlushAll(t.Context())
+	s.redis.FlushDB(t.Context())
 	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
-	tx, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), `SELECT FROM call_open FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	tx := s.hold(`SELECT FROM call_open FOR UPDATE`)
 	both := []*dispatcher.Dispatcher{s.another(rules()), s.another(rules())}
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen) // no sweep waits for what somebody holds
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(tx)
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen)
 	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 1`)
 	if ids := s.pending("http"); len(ids) != 3 {
@@ -212,7 +202,7 @@ func TestResentRunsOnce(t *testing.T) {
 			if err != nil || len(lost) == 0 {
 				t.Fatalf("Asynq tasks %v (%v)", lost, err)
 			}
-			s.redis.FlushAll(t.Context())
+			s.redis.FlushDB(t.Context())
 			s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 			s.once(r)
 			s.want(`SELECT count(*) = $1 FROM call_open WHERE redeliveries = 1`, n)
@@ -224,10 +214,7 @@ func TestResentRunsOnce(t *testing.T) {
 					}
 				}
 			}
-			w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: s.redis, Concurrency: 8, HTTP: &tasks.HTTPConfig{}, Logger: s.log})
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := s.tasks(8, &tasks.HTTPConfig{})
 			var mu sync.Mutex
 			ran := map[int64]int{}
 			count := func(_ context.Context, call *tasks.Call) error {
@@ -365,9 +352,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 	})
 	parallel(t, "after it", func(t *testing.T, s *system) {
 		d := s.dispatcher(rules())
-		if err := d.OnceUnfrozen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		s.turn(d)
 		s.exec(failover)
 		before := now(s)
 		s.once(rules())
@@ -385,9 +370,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.calls("default", 1)
 		s.once(api)
 		s.want(shutSQL, before)
-		if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 4, Window: time.Hour}, "test"); err != nil {
-			t.Fatal(err)
-		}
+		s.set(4, time.Hour)
 		s.want(shutSQL, before)
 	})
 	parallel(t, "long after it", func(_ *testing.T, s *system) {

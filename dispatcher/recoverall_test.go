@@ -25,7 +25,7 @@ func TestSweepAll(t *testing.T) {
 	s.exec(`UPDATE call_open SET start_by = clock_timestamp() - interval '1 s' WHERE call_id BETWEEN 11 AND 15`)
 	s.exec(`UPDATE call_open SET epoch = 'older' WHERE call_id BETWEEN 21 AND 24`)
 	s.exec(`UPDATE call_open SET handed_at = handed_at - interval '1 min'`)
-	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+	if err := s.redis.FlushDB(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO call_queue (queue, expires_at) SELECT 'default', now() - interval '1 hour' FROM generate_series(1, 1200)`)

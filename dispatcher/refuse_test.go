@@ -83,9 +83,7 @@ func TestLargeDataIsReadInPieces(t *testing.T) {
 	s := newSystem(t)
 	s.alive(500)
 	d := s.dispatcher(rules())
-	if err := d.OnceUnfrozen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.turn(d)
 	s.exec(`INSERT INTO call_queue (key, call_data) SELECT key, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, n) i)
 		FROM (VALUES ('slow a', 1000), ('slow a', 1000), ('slow b', 1000), ('slow b', 8000)) AS c (key, n)`)
 	// Each look at one takes all the time that there is for them.
@@ -96,9 +94,7 @@ func TestLargeDataIsReadInPieces(t *testing.T) {
 		END $$`)
 	for n, want := range []string{"{1}", "{1,3}", "{1,2,3}", "{1,2,3}"} {
 		s.exec(`INSERT INTO call_queue (key) SELECT 'small' FROM generate_series(1, 20)`)
-		if err := d.Poll(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		s.poll(d)
 		if got := one[string](s, `SELECT coalesce(array_agg(call_id ORDER BY call_id), '{}')::text FROM call_open WHERE key LIKE 'slow%'`); got != want {
 			t.Errorf("after %d looks %s of the large calls are open, want %s", n+1, got, want)
 		}

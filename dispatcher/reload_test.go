@@ -52,7 +52,7 @@ func TestReloadReplacesOwnRules(t *testing.T) {
 	s.rate(12, "after a bad file")
 }
 
-// What left the file is taken away, and its calls wait; what is new is there.
+// What left the file is taken away, and its calls wait; what is new is there, and how queues retry is as the newest has it.
 func TestReloadTakesAway(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -62,8 +62,10 @@ func TestReloadTakesAway(t *testing.T) {
 	s.calls("old", 3)
 	s.tick(d)
 	s.want(`SELECT count(*) = 3 FROM call_open`)
-	s.replace(d, policy.Policy{Limits: []policy.Limit{b}, Queues: []policy.Queue{queue("kept", "b"), queue("new")}})
-	s.want(`SELECT string_agg(concat(name, limits), ' ' ORDER BY name) = 'kept{b} new{}' FROM call_queues`)
+	newer := policy.Policy{Limits: []policy.Limit{b}, Queues: []policy.Queue{queue("kept", "b"), queue("new")}}
+	newer.Queues[0].MaxAttempts = 7
+	s.replace(d, newer)
+	s.want(`SELECT string_agg(concat(name, limits, max_attempts), ' ' ORDER BY name) = 'kept{b}7 new{}3' FROM call_queues`)
 	s.want(`SELECT string_agg(concat(name, queues), ' ' ORDER BY name) = 'a{} b{kept}' FROM call_limits`)
 	s.calls("new", 2)
 	s.tick(d)

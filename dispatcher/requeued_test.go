@@ -13,20 +13,14 @@ func TestRequeuedByHand(t *testing.T) {
 		parallel(t, set, func(t *testing.T, s *system) {
 			s.alive(50)
 			d := s.dispatcher(rules(sliding("api", 100, time.Hour)))
-			if err := d.OnceUnfrozen(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.turn(d)
 			s.calls("default", 3)
-			if err := d.Tick(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.tick(d)
 			s.start(time.Hour, 1, 2)
 			s.exec(`UPDATE call_queue SET ` + set)
 			s.calls("default", 5)
 			for range 2 {
-				if err := d.Tick(t.Context()); err != nil {
-					t.Error(err)
-				}
+				s.tick(d)
 			}
 			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
 			s.start(time.Hour)
@@ -50,42 +44,25 @@ func TestRequeuedAndHeld(t *testing.T) {
 		parallel(t, held, func(t *testing.T, s *system) {
 			s.alive(50)
 			d := s.dispatcher(rules(sliding("api", 100, time.Hour)))
-			if err := d.OnceUnfrozen(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.turn(d)
 			s.calls("default", 3)
-			if err := d.Tick(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.tick(d)
 			s.start(time.Hour)
 			s.exec(`UPDATE call_queue SET status = 'new'`)
 			s.calls("default", 5)
-			holder, err := s.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer holder.Rollback(t.Context())
-			if _, err := holder.Exec(t.Context(), held); err != nil {
-				t.Fatal(err)
-			}
+			holder := s.hold(held)
 			began := time.Now()
 			for range 3 {
-				if err := d.Tick(t.Context()); err != nil {
-					t.Error(err)
-				}
+				s.tick(d)
 			}
 			if took := time.Since(began); took > 3*time.Second {
 				t.Errorf("three ticks took %s", took)
 			}
 			s.want(`SELECT count(*) = $1 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`, meanwhile)
-			if err := holder.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.release(holder)
 			s.exec(`UPDATE call_queue SET run_at = now() WHERE id = 1`)
 			for range 2 {
-				if err := d.Tick(t.Context()); err != nil {
-					t.Error(err)
-				}
+				s.tick(d)
 			}
 			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
 			s.verify()

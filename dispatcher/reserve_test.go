@@ -42,16 +42,12 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 			s.alive(100)
 			r := policy.Policy{Limits: c.limits, Queues: c.queues}
 			d := s.dispatcher(r)
-			if err := d.OnceUnfrozen(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.turn(d)
 			for i, q := range c.queues {
 				s.exec(`INSERT INTO call_queue (queue, cost) SELECT $1, $2 FROM generate_series(1, 100)`, q.Name, c.costs[i])
 			}
 			for step := range 24 {
-				if err := d.Tick(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				s.tick(d)
 				s.start(time.Hour)
 				s.finish()
 				// Of the limits in turn, what was used is over; of one that counts cost, half of it.
@@ -83,20 +79,14 @@ func TestTurnsAreShort(t *testing.T) {
 			d := s.dispatcher(policy.Policy{
 				Limits: limits, Queues: []policy.Queue{queue("both", "fast", "slow"), queue("one", "fast"), queue("other", "slow")},
 			})
-			if err := d.OnceUnfrozen(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.turn(d)
 			s.calls("other", 1)
-			if err := d.Tick(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			s.tick(d)
 			s.start(time.Hour)
 			s.calls("both", 10)
 			s.calls("one", 10)
 			for range 6 {
-				if err := d.Tick(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				s.tick(d)
 				s.start(time.Hour)
 				s.finish(one[[]int64](s, `SELECT coalesce(array_agg(call_id), '{0}') FROM call_open WHERE queue = 'one'`)...)
 				s.exec(`DELETE FROM call_usage WHERE limit_name = 'fast'`)
@@ -115,7 +105,7 @@ func TestQueuesTakeTurnsOnce(t *testing.T) {
 	s.once(r)
 	s.calls("a", 100)
 	s.calls("b", 100)
-	for range 40 {
+	for range 20 {
 		s.once(r)
 		s.start(time.Hour)
 		s.finish()

@@ -34,13 +34,11 @@ func TestUnstartedAreBounded(t *testing.T) {
 			for i := range dispatchers {
 				dispatchers[i] = s.another(policy.Policy{})
 				for range i { // so that each begins with another queue
-					if err := dispatchers[i].Tick(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					s.poll(dispatchers[i])
 				}
 			}
 			for _, name := range names {
-				s.calls(name, 500)
+				s.calls(name, 250)
 			}
 			for round := range 5 {
 				atOnce(t, dispatchers, (*dispatcher.Dispatcher).Tick)

@@ -21,11 +21,11 @@ const (
 // begin begins a poll: since says, for each queue where it does not go back to the beginning, to where.
 func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
 	r.began, r.whole = now, !now.Before(r.rest)
-	if r.whole {
-		return []string{}, []time.Time{}
-	}
-	for queue, at := range r.drained {
-		queues, since = append(queues, queue), append(since, at.Add(-scanBehind))
+	queues, since = []string{}, []time.Time{}
+	for queue := range r.drained {
+		if at := r.since(queue); !at.IsZero() {
+			queues, since = append(queues, queue), append(since, at)
+		}
 	}
 	return queues, since
 }
@@ -45,23 +45,16 @@ func (r *scanWindow) again(now time.Time) time.Duration {
 	return r.rest.Sub(now)
 }
 
-// since is for a drain within the poll.
+// since is to where a drain within the poll goes back; zero: to the beginning.
 func (r *scanWindow) since(queue string) time.Time {
-	at, ok := r.drained[queue]
-	if r.whole || !ok {
-		return time.Time{}
+	if at := r.drained[queue]; !r.whole && !at.IsZero() {
+		return at.Add(-scanBehind)
 	}
-	return at.Add(-scanBehind)
+	return time.Time{}
 }
 
 // note notes up to what, in Postgres's time, a drain left nothing; zero: the next goes on from the beginning.
-func (r *scanWindow) note(queue string, upTo time.Time) {
-	if upTo.IsZero() {
-		delete(r.drained, queue)
-		return
-	}
-	r.drained[queue] = upTo
-}
+func (r *scanWindow) note(queue string, upTo time.Time) { r.drained[queue] = upTo }
 
 // lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under the lock
 // that they share, so what is committed after a claim has looked has a larger number than all that it saw. So nobody has to

@@ -28,7 +28,7 @@ func (s Schedule) withDefaults() Schedule {
 	}
 }
 
-// specs says when each scheduled part runs: the tick, retention, vacuum, and vacuum of tables that need it.
+// specs says when each job runs: the tick, retention, vacuum, and vacuum of tables that need it.
 func (s Schedule) specs() []string { return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s"} }
 
 func (s Schedule) check() error {
@@ -40,57 +40,43 @@ func (s Schedule) check() error {
 	return nil
 }
 
-// jobs is the cron of a dispatcher.
+// jobs are what a dispatcher runs on a schedule. A job is skipped while its last run has not ended.
 type jobs struct {
 	cron *cron.Cron
-	runs []scheduled // as Schedule.specs has them. Written by follow only
+	of   Schedule
+	runs []cron.Job // as Schedule.specs has them
 }
 
-// scheduled is a part that runs on a schedule. It is skipped while its last run has not ended.
-type scheduled struct {
-	spec string
-	job  cron.Job
-	id   cron.EntryID
-}
-
-// schedule makes the jobs of this dispatcher. cron does not recover panics by itself; Recover stands
-// inside, for a panic that passed through SkipIfStillRunning would leave it locked for good.
-func (d *Dispatcher) schedule(ctx context.Context, s Schedule) (*jobs, error) {
+// newJobs makes the jobs. cron does not recover panics by itself; Recover stands inside, for a panic that passed through
+// SkipIfStillRunning would leave it locked for good.
+func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 	log := cronLog{d.cfg.Logger}
-	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
 	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
-	for i, run := range []func(){
-		func() { d.tick(ctx) },
-		func() { purge(ctx, d.cfg.Pool, d.settings.current.Load().Retention, d.cfg.Logger) },
+	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
+	for _, run := range []func(){
+		d.dueTick,
+		func() { purge(ctx, d.cfg.Pool, d.current.Load().Retention, d.cfg.Logger) },
 		func() { logVacuum(ctx, maintenance.Vacuum(ctx, d.cfg.Pool), d.cfg.Logger) },
 		func() { logVacuum(ctx, maintenance.VacuumNeeded(ctx, d.cfg.Pool), d.cfg.Logger) },
 	} {
-		part := scheduled{spec: s.specs()[i], job: chain.Then(cron.FuncJob(run))}
-		id, err := j.cron.AddJob(part.spec, part.job)
-		if err != nil {
-			return nil, fmt.Errorf("schedule %q: %w", part.spec, err)
-		}
-		part.id = id
-		j.runs = append(j.runs, part)
+		j.runs = append(j.runs, chain.Then(cron.FuncJob(run)))
 	}
-	return j, nil
+	j.follow(d.current.Load().Schedule)
+	return j
 }
 
-// follow gives each part whose schedule changed its new one; the others keep their time. s was checked.
-func (j *jobs) follow(s Schedule) error {
-	for i, spec := range s.specs() {
-		part := &j.runs[i]
-		if part.spec == spec {
-			continue
-		}
-		id, err := j.cron.AddJob(spec, part.job)
-		if err != nil {
-			return fmt.Errorf("schedule %q: %w", spec, err)
-		}
-		j.cron.Remove(part.id)
-		part.spec, part.id = spec, id
+// follow has the jobs run as s says. Where it says what it said, they keep their time.
+func (j *jobs) follow(s Schedule) {
+	if s == j.of {
+		return
 	}
-	return nil
+	for _, entry := range j.cron.Entries() {
+		j.cron.Remove(entry.ID)
+	}
+	for i, spec := range s.specs() {
+		_, _ = j.cron.AddJob(spec, j.runs[i]) // s was checked
+	}
+	j.of = s
 }
 
 // purge runs retention and logs what it did.

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
-	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
@@ -38,7 +36,10 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 	if err != nil {
 		return nil, err
 	}
-	list := &candidates{snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{}, unpausedFor: pollLater, crowded: len(walked) == c.cfg.Flows}
+	list := &candidates{
+		snapshot: seen, random: c.cfg.Random, of: map[string][]*flow{},
+		unpausedFor: pollLater, crowded: len(walked) == c.cfg.Flows,
+	}
 	for _, l := range walked {
 		list.lastKey = l.Key
 		if l.Calls == 0 {
@@ -53,43 +54,37 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 	if list.paused, err = seen.pausedKeys(ctx, tx, list.keys); err != nil {
 		return nil, err
 	}
-	list.keys = slices.DeleteFunc(list.keys, func(key string) bool {
-		wait, is := list.paused[key]
-		if is {
-			list.unpausedFor = min(list.unpausedFor, wait)
-		}
-		return is
-	})
-	list.head, err = c.headroom(ctx, tx, seen.queue.Limits, list.keys, seen.from, seen.now)
+	for _, wait := range list.paused {
+		list.unpausedFor = min(list.unpausedFor, wait)
+	}
+	list.keys = slices.DeleteFunc(list.keys, func(key string) bool { _, is := list.paused[key]; return is })
+	list.head, err = c.headroom(ctx, tx, seen, list.keys)
 	return list, err
 }
 
 // lockFirst locks the first calls of each key's flows, as many as its share of want and its limits allow.
 func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, want int, maxData int64) error {
-	if len(keys) == 0 {
-		return nil
-	}
-	share := int64((want + len(keys) - 1) / len(keys))
 	var asks []backlog.Ask
 	var of []*flow
 	for _, key := range keys {
-		most := min(share, c.head.Most(key))
+		share := min(int64((want+len(keys)-1)/len(keys)), c.head.Most(key))
 		for _, l := range c.of[key] {
-			asks, of = append(asks, backlog.Ask{Flow: l.Flow, Want: min(most, l.Calls)}), append(of, l)
+			asks, of = append(asks, backlog.Ask{Flow: l.Flow, Want: min(share, l.Calls)}), append(of, l)
 		}
+	}
+	if len(asks) == 0 {
+		return nil
 	}
 	readFor := backlog.ReadFor
 	if c.isolate {
 		readFor = -1
 	}
-	calls, skipped, err := backlog.First(ctx, tx, c.queue.Name, c.head.now, maxData, readFor, asks)
+	calls, skipped, err := backlog.First(ctx, tx, c.queue.Name, c.now, maxData, readFor, asks)
+	if err == nil && c.isolate {
+		err = readEach(ctx, tx, maxData, calls)
+	}
 	if err != nil {
 		return err
-	}
-	if c.isolate {
-		if err := readEach(ctx, tx, maxData, calls); err != nil {
-			return err
-		}
 	}
 	for _, call := range calls {
 		of[call.Ask].calls = append(of[call.Ask].calls, call)
@@ -100,18 +95,7 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 	return nil
 }
 
-// hasMore reports whether a pool has capacity for further calls of a key.
-func (c *candidates) hasMore(key string) bool {
-	for _, l := range c.of[key] {
-		if c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped)) {
-			return true
-		}
-	}
-	return false
-}
-
-// note writes how far the flows were consumed, and where the queue's next claim begins: with the first key whose next call was
-// not read; else after the key that was served last; else, if there are more flows than a claim looks at, behind them all.
+// note writes how far the flows were consumed, and where the queue's next claim begins.
 func (c *candidates) note(writes *pgx.Batch, b *batch) {
 	var left []backlog.Advance
 	var again []int64
@@ -124,39 +108,44 @@ func (c *candidates) note(writes *pgx.Batch, b *batch) {
 			again = append(again, skipped...)
 		}
 	}
+	behind := len(again) > 0 // what has ended, or is locked, there are others
 	if c.crowded {
 		for _, l := range c.empty {
 			left = append(left, backlog.Advance{Flow: l, From: l.Head})
 		}
 		parked := c.parked(b)
-		backlog.Park(writes, c.queue.Name, c.head.now, parked)
-		b.more = b.more || b.stuck == nil && len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0 // behind them
+		backlog.Park(writes, c.queue.Name, c.now, parked)
+		behind = behind || len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0
 	}
+	b.more = b.more || b.stuck == nil && behind
 	backlog.Consume(writes, c.queue.Name, left, c.crowded)
 	backlog.Requeue(writes, again)
-	b.more = b.more || b.stuck == nil && len(again) > 0 // behind what has ended, or is locked
+	if next := c.servedKey(b); next != c.queue.Served {
+		writes.Queue(servedSQL, c.queue.Name, next)
+	}
+}
 
-	after := c.queue.Served
+// servedKey is the key after which the queue's next claim begins: before the first key whose next call was not read; else the
+// key that was served last; else, if there are more flows than a claim looks at, the last of these.
+func (c *candidates) servedKey(b *batch) string {
 	switch {
 	case b.unread != nil:
 		if i := slices.Index(c.keys, *b.unread); i > 0 {
-			after = c.keys[i-1]
+			return c.keys[i-1]
 		}
 	case len(b.chosen) > 0:
-		after = b.last
+		return b.chosen[len(b.chosen)-1].Key
 	case c.crowded:
-		after = c.lastKey
+		return c.lastKey
 	}
-	if after != c.queue.Served {
-		writes.Queue(servedSQL, c.queue.Name, after)
-	}
+	return c.queue.Served
 }
 
 const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
 
-// parked returns the keys that can be left alone: whoever frees their units, or ends their pause, wakes them. A key that has room,
-// but not for its next call, is looked at again in a minute: nobody is notified if that call is cancelled, expires, or is
-// changed, so that the ones behind it fit.
+// parked returns the keys that can be left alone: whoever frees their units, or ends their pause, wakes them. A key that has
+// room, but not for its next call, is looked at again in a minute: nobody is notified if that call goes, or is changed, so that
+// those behind it fit.
 func (c *candidates) parked(b *batch) []backlog.Parked {
 	var list []backlog.Parked
 	for _, key := range slices.Sorted(maps.Keys(c.paused)) {
@@ -188,16 +177,15 @@ type candidate struct {
 	backlog.Call
 	Key, Task string
 	Priority  int16
+	to        *pools.Pool // of a chosen one: where it goes
 }
 
 // selection is what a claim chose.
 type selection struct {
 	chosen  []candidate
-	to      []*pools.Pool // where each of the chosen goes
-	refused []candidate   // can never be made as they are
-	last    string        // the key that was served last, if any was chosen
-	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would wait
-	// for ever: the line behind it is blocked.
+	refused []candidate // can never be made as they are
+	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would
+	// wait for ever: the line behind it is blocked.
 	stuck   *held
 	blocked []held // the next calls of keys whose own limits have no room for them
 	hasRead bool
@@ -211,46 +199,46 @@ type held struct {
 	priority int16
 }
 
-// choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's next
-// call can be taken. It reads the first unread call it comes to, however long that takes; a key stops at any other.
-func (c *candidates) choose(keys []string, want int, read func(*backlog.Call) error) (selection, error) {
-	var s selection
+// choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's
+// next call can be taken. It reads the first unread call it comes to, however long that takes; a key stops at any other.
+func (c *candidates) choose(s *selection, keys []string, want int, read func(*backlog.Call) error) error {
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
 		for _, key := range waiting {
 			if len(s.chosen) == want {
-				return s, nil
+				return nil
 			}
-			f, err := c.next(&s, key, read)
+			f, err := c.next(s, key, read)
 			if err != nil {
-				return s, err
+				return err
 			}
 			if f == nil {
 				continue
 			}
-			call := *f.first()
+			call := f.candidate()
 			admitted, shared := c.head.Admit(key, call.Cost)
 			switch {
 			case shared:
 				s.stuck = &held{key, call.Cost, f.Priority}
-				return s, nil
+				return nil
 			case !admitted:
 				s.blocked = append(s.blocked, held{key, call.Cost, f.Priority})
 				continue
 			}
 			f.served++
-			s.chosen, s.to, s.last = append(s.chosen, f.candidate(call)), append(s.to, c.pools.Choose(f.Task, c.random)), key
+			call.to = c.pools.Choose(f.Task, c.random)
+			s.chosen = append(s.chosen, call)
 			next = append(next, key)
 		}
 		waiting = next
 	}
-	return s, nil
+	return nil
 }
 
 // next returns the flow whose first call is the key's next. That call was read, or has to wait for units anyway.
 func (c *candidates) next(s *selection, key string, read func(*backlog.Call) error) (*flow, error) {
 	for {
-		f := s.nextOf(c.of[key], c.head.limits, c.head.Admission, c.pools)
+		f := c.nextOf(s, key)
 		if f == nil || !f.first().Unread {
 			return f, nil
 		}
@@ -268,37 +256,38 @@ func (c *candidates) next(s *selection, key string, read func(*backlog.Call) err
 	}
 }
 
-func (l *flow) first() *backlog.Call { return &l.calls[l.served] }
-
-func (l *flow) candidate(c backlog.Call) candidate { return candidate{c, l.Key, l.Task, l.Priority} }
-
-// nextOf returns the flow whose first call is the key's next, among the flows that a pool has capacity for. It refuses calls that can
-// never be made.
-func (s *selection) nextOf(key []*flow, limits []policy.LockedLimit, a limit.Admission, r *pools.Pools) *flow {
+// nextOf returns the flow whose first call is the key's next, among the flows that a pool has capacity for. It refuses calls that
+// can never be made.
+func (c *candidates) nextOf(s *selection, key string) *flow {
 	var best *flow
-	for _, f := range key {
-		for f.served < len(f.calls) {
-			c := f.calls[f.served]
-			if i, exceeds := a.Exceeds(f.Key, c.Cost); exceeds && c.Refusal == nil {
-				reason := fmt.Sprintf("cost %d is over limit %s, which allows %s", c.Cost, limits[i].Name, limits[i].Rate())
-				c.Refusal = &reason
+	for _, f := range c.of[key] {
+		for ; f.served < len(f.calls); f.served++ {
+			call := f.candidate()
+			if i, exceeds := c.head.Exceeds(key, call.Cost); exceeds && call.Refusal == nil {
+				l := c.head.limits[i]
+				call.Refusal = new(fmt.Sprintf("cost %d is over limit %s, which allows %s", call.Cost, l.Name, l.Rate()))
 			}
-			if c.Refusal == nil {
+			if call.Refusal == nil {
 				break
 			}
-			s.refused = append(s.refused, f.candidate(c))
-			f.served++
+			s.refused = append(s.refused, call)
 		}
-		if f.served < len(f.calls) && r.CanTake(f.Task) && (best == nil || f.before(best)) {
+		if f.served < len(f.calls) && c.pools.CanTake(f.Task) && (best == nil || f.before(best)) {
 			best = f
 		}
 	}
 	return best
 }
 
+func (l *flow) first() *backlog.Call { return &l.calls[l.served] }
+
+func (l *flow) candidate() candidate {
+	return candidate{Call: *l.first(), Key: l.Key, Task: l.Task, Priority: l.Priority}
+}
+
 // before reports whether the first call of l comes before that of other.
 func (l *flow) before(other *flow) bool {
-	a, b := l.calls[l.served], other.calls[other.served]
+	a, b := l.first(), other.first()
 	return cmp.Or(cmp.Compare(l.Priority, other.Priority), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
 }
 

@@ -16,15 +16,14 @@ import (
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	call := func(id int64, key string, cost int64) candidate {
-		return candidate{backlog.Call{Entry: backlog.Entry{ID: id}, Cost: cost}, key, "http", 5}
+		return candidate{backlog.Call{Entry: backlog.Entry{ID: id}, Cost: cost}, key, "http", 5, nil}
 	}
 	other := func(c candidate, priority int16, task string) candidate {
 		c.Priority, c.Task = priority, task
 		return c
 	}
 	wrongly := func(c candidate) candidate {
-		wrong := "wrong"
-		c.Refusal = &wrong
+		c.Refusal = new("wrong")
 		return c
 	}
 	unread := func(c candidate) candidate {
@@ -145,14 +144,13 @@ func TestChoose(t *testing.T) {
 			}
 			list := &candidates{snapshot: &snapshot{pools: r}, of: flows(c.candidates), head: &headroom{Admission: c.a, limits: limits}}
 			var read []int64
-			s, err := list.choose([]string{"x", "y", "z"}, c.want, func(call *backlog.Call) error {
+			var s selection
+			if err := list.choose(&s, []string{"x", "y", "z"}, c.want, func(call *backlog.Call) error {
 				if call.Unread, read = false, append(read, call.ID); call.ID > 100 {
-					wrong := "wrong"
-					call.Refusal = &wrong
+					call.Refusal = new("wrong")
 				}
 				return nil
-			})
-			if err != nil {
+			}); err != nil {
 				t.Fatal(err)
 			}
 			ids := func(list []candidate) (ids []int64) {
@@ -165,13 +163,13 @@ func TestChoose(t *testing.T) {
 			if s.unread != nil {
 				unread = *s.unread
 			}
-			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.last, read, unread}
+			got := []any{ids(s.chosen), ids(s.refused), s.stuck, s.blocked, s.chosen[len(s.chosen)-1].Key, read, unread}
 			want := []any{c.chosen, c.refused, c.stuck, c.blocked, c.last, c.read, c.unread}
 			if diff := cmp.Diff(want, got, cmp.AllowUnexported(held{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if len(s.to) != len(s.chosen) || r.Capacity() != 100-len(s.chosen) {
-				t.Errorf("%d chosen, %d pools, capacity %d", len(s.chosen), len(s.to), r.Capacity())
+			if slices.ContainsFunc(s.chosen, func(c candidate) bool { return c.to == nil }) || r.Capacity() != 100-len(s.chosen) {
+				t.Errorf("chosen %+v, capacity %d", s.chosen, r.Capacity())
 			}
 		})
 	}

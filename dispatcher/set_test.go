@@ -19,6 +19,13 @@ func (s *system) set(units int64, window time.Duration) {
 	}
 }
 
+func (s *system) pause(p ledger.Paused) {
+	s.t.Helper()
+	if _, err := ledger.Pause(s.t.Context(), s.pool, p); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // What an operator sets holds until it is reset, whatever is published meanwhile.
 //
 //callq:guarantee 7
@@ -38,6 +45,7 @@ func TestSetLimit(t *testing.T) {
 	s.want(`SELECT rate = 6 AND config_rate = 10 AND config_window = '1 h' FROM call_limits`)
 
 	r.Limits[0].Rate.Units = 8
+	s.joined(r) // whoever applies what
 	s.once(r)
 	s.want(`SELECT rate = 6 AND config_rate = 8 FROM call_limits`)
 	s.want(`SELECT count(*) = 6 FROM call_open`)
@@ -123,14 +131,7 @@ func TestPauseBesideAHeldRow(t *testing.T) {
 	r := rules(sliding("api", 2, time.Hour))
 	s.calls("default", 3)
 	s.once(r)
-	holder, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer holder.Rollback(context.Background())
-	if _, err := holder.Exec(t.Context(), `SELECT FROM call_open WHERE call_id = 2 FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	holder := s.hold(`SELECT FROM call_open WHERE call_id = 2 FOR UPDATE`)
 	p := ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -140,9 +141,7 @@ func TestPauseBesideAHeldRow(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("the pause is whole while an attempt may start")
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(holder)
 	if n, err := ledger.Pause(t.Context(), s.pool, p); err != nil || n != 2 {
 		t.Errorf("recalled %d, %v; want 2", n, err)
 	}
@@ -159,14 +158,7 @@ func TestPauseDuringAClaim(t *testing.T) {
 	s.calls("default", 1)
 	s.once(r)
 	s.calls("default", 1)
-	claim, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer claim.Rollback(context.Background())
-	if _, err := claim.Exec(t.Context(), `SELECT FROM call_limits FOR NO KEY UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	claim := s.hold(`SELECT FROM call_limits FOR NO KEY UPDATE`)
 	paused := make(chan int, 1)
 	go func() {
 		pool := s.poolWith("default_transaction_isolation", "repeatable read")
@@ -183,9 +175,7 @@ func TestPauseDuringAClaim(t *testing.T) {
 		SELECT 2, 1, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs FROM call_open`); err != nil {
 		t.Fatal(err)
 	}
-	if err := claim.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	s.release(claim)
 	if n := <-paused; n != 2 {
 		t.Errorf("%d attempts were recalled, want 2", n)
 	}

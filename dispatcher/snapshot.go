@@ -28,46 +28,48 @@ type snapshot struct {
 	keyPauses bool            // some keys may be paused
 }
 
-// look takes the locks, reads the clock, takes in what is new and due, and looks at workers and pauses. A claim that ends
-// early gets an outcome instead.
-func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (*snapshot, *outcome, error) {
-	s := &snapshot{}
-	var err error
+// look takes the locks, reads the clock, takes in what is new and due, and looks at workers and pauses. If nothing may be
+// claimed, the claim ends early, with an outcome.
+func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (s *snapshot, early *outcome, err error) {
+	s = &snapshot{}
 	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil {
-		return nil, nil, err
+		return s, nil, err
 	}
 	if s.queue == nil {
-		return nil, &outcome{pollIn: busyRetry}, nil
+		return s, &outcome{pollIn: busyRetry}, nil
 	}
 	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
-		return nil, nil, err
+		return s, nil, err
 	}
 	if c.lowWater.wentBack(s.epoch, s.queue.Batch) {
 		_ = tx.Rollback(ctx) // whoever locks all limits must hold none
-		return nil, &outcome{pollIn: minGap}, c.restored(ctx)
+		return s, &outcome{pollIn: minGap}, c.restored(ctx)
 	}
 	if s.queue.Former(s.epoch) {
 		_ = tx.Rollback(ctx)
 		c.clock.epoch = ""
-		return nil, &outcome{pollIn: minGap, more: true}, c.clock.noteEpoch(ctx, s.epoch)
+		return s, &outcome{pollIn: minGap, more: true}, c.clock.noteEpoch(ctx, s.epoch)
 	}
 	if s.queue.Uncounted() {
-		return nil, &outcome{pollIn: time.Second, blockedFor: time.Second}, nil
+		return s, restFor(time.Second), nil
 	}
 	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
 	if s.open, err = c.hours.All(s.queue.Hours); err != nil {
-		return nil, nil, fmt.Errorf("read the hours %q: %w", strings.Join(s.queue.Hours, " and "), err)
+		return s, nil, fmt.Errorf("read the hours %q: %w", strings.Join(s.queue.Hours, " and "), err)
 	}
 	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
-		return nil, nil, err
+		return s, nil, err
 	}
 	s.from = c.lowWater.draw(s.epoch, s.queue.Batch)
-	return s, nil, s.lookAtWorkers(ctx, tx)
+	if err := s.lookAtWorkers(ctx, tx); err != nil {
+		return s, nil, err
+	}
+	return s, c.mayClaim(s), nil
 }
 
 // restored enters the epoch anew after a restore in place, and forgets what was known of the data.
 func (c *claimer) restored(ctx context.Context) error {
-	entered, err := policy.EnterRestored(ctx, c.db, c.lowWater.keptAt)
+	entered, err := policy.EnterRestored(ctx, c.cfg.Pool, c.lowWater.keptAt)
 	if err != nil {
 		return err
 	}
@@ -79,18 +81,17 @@ func (c *claimer) restored(ctx context.Context) error {
 
 func (s *snapshot) lookAtWorkers(ctx context.Context, tx pgx.Tx) error {
 	var asks pgx.Batch
-	asks.Queue(pools.SQL, s.from).Query(func(rows pgx.Rows) error {
-		all, err := pools.Collect(rows)
-		if err != nil {
-			return err
-		}
-		s.lowest, s.pools = all.OpenFrom, all.On(s.queue.Label)
-		return nil
+	asks.Queue(pools.SQL, s.from).Query(func(rows pgx.Rows) (err error) {
+		s.pools, err = pools.Collect(rows)
+		return err
 	})
-	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error { return row.Scan(&s.pausedFor, &s.keyPauses) })
+	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&s.pausedFor, &s.keyPauses)
+	})
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return fmt.Errorf("look at workers and pauses: %w", err)
 	}
+	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
 	return nil
 }
 
@@ -110,10 +111,7 @@ func (s *snapshot) pausedKeys(ctx context.Context, tx pgx.Tx, keys []string) (ma
 	if !s.keyPauses || len(keys) == 0 {
 		return paused, nil
 	}
-	rows, err := tx.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames, keys)
-	if err != nil {
-		return nil, fmt.Errorf("look at paused keys: %w", err)
-	}
+	rows, _ := tx.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames, keys)
 	var key string
 	var wait time.Duration
 	if _, err := pgx.ForEachRow(rows, []any{&key, &wait}, func() error {

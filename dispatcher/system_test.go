@@ -27,6 +27,34 @@ func (s *system) exec(sql string, args ...any) {
 	}
 }
 
+// hold runs statements in a transaction that stays open until release, or the test's end.
+func (s *system) hold(statements ...string) pgx.Tx {
+	s.t.Helper()
+	tx, err := s.owner.Begin(context.Background())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	for _, sql := range statements {
+		s.within(tx, sql)
+	}
+	return tx
+}
+
+func (s *system) within(tx pgx.Tx, sql string) {
+	s.t.Helper()
+	if _, err := tx.Exec(context.Background(), sql); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *system) release(tx pgx.Tx) {
+	s.t.Helper()
+	if err := tx.Commit(context.Background()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // want fails the test unless the query answers true.
 func (s *system) want(sql string, args ...any) {
 	s.t.Helper()
@@ -45,11 +73,12 @@ func one[T any](s *system, sql string, args ...any) T {
 	return v
 }
 
-// once runs one whole tick of a dispatcher of its own, under these rules.
+// once runs one whole tick of a new dispatcher, under these rules. It has the test's connections, whose statements are prepared:
+// Once, which opens its own, takes several times as long.
 func (s *system) once(r policy.Policy) {
 	s.t.Helper()
 	s.publish(r)
-	s.turn(s.dispatcher(r))
+	s.tick(s.dispatcher(r))
 }
 
 // publish publishes rules, and opens nothing.
@@ -83,11 +112,7 @@ func (s *system) another(r policy.Policy) *dispatcher.Dispatcher {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(pool.Close)
-	d, err := dispatcher.New(dispatcher.Config{Pool: pool, Redis: s.redis, Policy: r, Logger: s.log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return d.Patient()
+	return s.dispatcher(r, func(c *dispatcher.Config) { c.Pool = pool })
 }
 
 // calls inserts n calls of a queue, in the order of their ids.

@@ -10,16 +10,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// gate is the Redis client of an asynq.Server. Asynq polls for tasks. If there are none, the gate makes it wait in Redis for the next,
-// so that an idle worker costs nothing and takes up a task at once. It waits by moving the last id of the list of pending tasks
-// to where it is, which changes nothing: a wait that is given up, or whose answer is lost, loses no task.
+// gate is the Redis client of an asynq.Server. Asynq polls for tasks. If there are none, the gate waits in Redis for the next, so
+// that an idle worker costs nothing and takes up a task at once. It waits by moving the last id of the list of pending tasks to
+// where it is, which changes nothing: a wait that is given up, or whose answer is lost, loses no task.
 //
-// The lease of a task begins when Asynq asks, so the gate holds the question no longer than askFor; then Asynq asks anew. The gate
-// also hides the channel on which Asynqmon cancels tasks: what runs is callq's, and Asynq's listener panics if its Redis client
-// is closed before it.
+// The lease of a task begins when Asynq asks, so the gate holds the question no longer than askFor; then Asynq asks anew. The
+// gate also hides the channel on which Asynqmon cancels tasks: what runs is callq's, and Asynq's listener panics if its Redis
+// client is closed before it.
 //
-// The gate knows Asynq's dequeue script by its first key. If an upgrade changes that, or Redis does not allow the wait, Asynq polls
-// every checkEvery, and a test fails.
+// The gate knows Asynq's dequeue script by its first key. If an upgrade changes that, a test fails. Where Redis does not allow
+// the wait, Asynq polls every checkEvery.
 type gate struct {
 	redis.UniversalClient
 	pending, paused string // keys
@@ -113,13 +113,19 @@ func (g *gate) lookPaused() bool {
 
 // answered logs when Redis is gone and when it is back.
 func (g *gate) answered(ctx context.Context, err error) {
-	switch away := err != nil; {
-	case away == g.away:
-	case away:
-		g.away = true
+	switch {
+	case err != nil && !g.away:
 		g.log.WarnContext(ctx, "waiting for Redis", "err", err)
-	default:
-		g.away = false
+	case err == nil && g.away:
 		g.log.InfoContext(ctx, "Redis is back")
+	}
+	g.away = err != nil
+}
+
+// pause waits d, or less if ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }

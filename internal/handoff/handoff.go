@@ -1,16 +1,19 @@
 // Package handoff carries attempts from the dispatchers to the workers through Asynq: one Asynq queue a
 // pool, several attempts an Asynq task, ids only.
 //
-// It only promises speed. An Asynq task may be lost, repeated, run by hand or taken by a worker that dies: the ledger decides what runs,
-// and recovery sends again what nobody started. So Asynq neither retries nor keeps anything here, and what it archives is removed.
+// It only promises speed. An Asynq task may be lost, repeated, run by hand or taken by a worker that dies: the ledger decides
+// what runs, and recovery sends again what nobody started. So Asynq neither retries nor keeps anything, and Tidy removes what it
+// archives.
 package handoff
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,20 +92,14 @@ type DB interface {
 // Open asks Postgres which queues of Redis belong to this database.
 func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, error) {
 	b := &Broker{client: client}
-	err := db.QueryRow(ctx, databaseSQL).Scan(&b.id)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = db.QueryRow(ctx, drawDatabaseSQL, rand.Int64N(1<<40)).Scan(&b.id)
-	}
-	if err != nil {
+	if err := db.QueryRow(ctx, databaseSQL, rand.Int64N(1<<40)).Scan(&b.id); err != nil {
 		return nil, fmt.Errorf("read the database's id: %w", err)
 	}
 	return b, nil
 }
 
-const databaseSQL = `SELECT position FROM call_meta WHERE name = 'database'`
-
 // The id is drawn once, by whoever asks first, and stays with the data.
-const drawDatabaseSQL = `
+const databaseSQL = `
 INSERT INTO call_meta (name, position) VALUES ('database', $1)
 ON CONFLICT (name) DO UPDATE SET position = call_meta.position
 RETURNING position`
@@ -115,37 +112,20 @@ func (b *Broker) prefix() string { return prefix + b.Database() + ":" }
 // Database is the id of the database, which no other has but a copy of it.
 func (b *Broker) Database() string { return strconv.FormatInt(b.id, 36) }
 
-// Asynq's names of what it keeps of a queue in Redis; a test goes red where an upgrade changes them.
+// What Asynq calls what it keeps in Redis: its queues, and the parts of each. A test goes red where an upgrade changes that.
+const queuesKey = "asynq:queues"
+
 func keyOf(queue, part string) string { return "asynq:{" + queue + "}:" + part }
 
-// within runs one of Asynq's calls that take no context, and no longer waits for it when ctx ends.
-func within[T any](ctx context.Context, call func() (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		value, err := call()
-		done <- result{value, err}
-	}()
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
-	}
-}
+// HTTP is the pool of workers that handle just the task http and have no labels, and the name of that task.
+const HTTP = "http"
 
-// pause waits d, or less if ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+// Pool names the pool of the workers that handle these tasks and carry these labels.
+func Pool(tasks, labels []string) string {
+	tasks, labels = slices.Sorted(slices.Values(tasks)), slices.Sorted(slices.Values(labels))
+	if len(labels) == 0 && slices.Equal(tasks, []string{HTTP}) {
+		return HTTP
 	}
+	sum := sha256.Sum256([]byte(strings.Join(tasks, "\x00") + "\x01" + strings.Join(labels, "\x00")))
+	return hex.EncodeToString(sum[:6])
 }
-
-func isNotFound(err error) bool { return errors.Is(err, asynq.ErrQueueNotFound) }

@@ -64,8 +64,8 @@ func (b *Broker) NewServer(cfg ServerConfig) *Server {
 // Paused reports whether the pool's Asynq queue was paused, as of the last 2 s.
 func (s *Server) Paused() bool { return s.gate.isPaused.Load() }
 
-// Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is away,
-// it waits.
+// Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is
+// away, it waits.
 func (s *Server) Run(ctx context.Context) error {
 	mux := asynq.NewServeMux()
 	mux.HandleFunc(prefix, s.deliver)
@@ -76,21 +76,19 @@ func (s *Server) Run(ctx context.Context) error {
 	following.Go(s.gate.followPaused)
 	<-ctx.Done()
 	s.stop()
-	stopped := make(chan struct{})
-	go func() { s.asyn.Shutdown(); following.Wait(); close(stopped) }()
-	inTime := waitFor(stopped, shutDownFor)
+	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
+	go func() { s.asyn.Shutdown(); following.Wait(); done() }()
+	pause(stopped, shutDownFor)
 	s.mu.Lock()
 	s.shut = true
 	s.mu.Unlock()
-	s.inHand.Wait() // Asynq may have given up what is still being delivered
-	if !inTime {
-		waitFor(stopped, shutDownFor)
-	}
+	s.inHand.Wait()             // Asynq may have given up what is still being delivered
+	pause(stopped, shutDownFor) // which ends its shutdown
 	return nil
 }
 
-// deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail: Asynq can
-// do nothing for a message.
+// deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail:
+// Asynq can do nothing for a message.
 func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	s.mu.Lock()
 	if s.shut {
@@ -112,17 +110,6 @@ func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	}
 	s.cfg.Deliver(message)
 	return nil
-}
-
-func waitFor(done <-chan struct{}, most time.Duration) bool {
-	timer := time.NewTimer(most)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }
 
 // asynqLog passes Asynq's own log lines to slog. The gate logs what matters of them.

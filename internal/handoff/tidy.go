@@ -7,18 +7,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 )
 
 // orphanAfter is how long ago a lease must have run out: Asynq's own servers look once a minute.
 const orphanAfter = 3 * time.Minute
 
-// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), tasks without a lease,
-// and the queues of all pools but these. It returns how many it removed.
+// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), tasks without a
+// lease, and the queues of all pools but these. It returns how many it removed.
 func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
-	inspector := asynq.NewInspectorFromRedisClient(b.client)
-	queues, err := within(ctx, inspector.Queues)
+	queues, err := b.client.SMembers(ctx, queuesKey).Result()
 	if err != nil {
 		return 0, fmt.Errorf("list Asynq queues: %w", err)
 	}
@@ -28,11 +26,7 @@ func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 		if !ours {
 			continue
 		}
-		part := b.removeArchived
-		if !slices.Contains(pools, pool) {
-			part = b.removeQueue
-		}
-		n, err := part(ctx, inspector, queue)
+		n, err := b.tidy(ctx, queue, slices.Contains(pools, pool))
 		if err != nil {
 			return tidied, fmt.Errorf("tidy Asynq queue %s: %w", queue, err)
 		}
@@ -41,69 +35,51 @@ func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 	return tidied, nil
 }
 
-func (b *Broker) removeArchived(ctx context.Context, inspector *asynq.Inspector, queue string) (int, error) {
-	archived, err := within(ctx, func() (int, error) { return inspector.DeleteAllArchivedTasks(queue) })
-	if err != nil {
-		return 0, err
-	}
-	orphans, err := b.removeActive(ctx, queue, time.Now().Add(-orphanAfter))
-	return archived + orphans, err
-}
-
-// removeQueue first removes active tasks, which Asynq refuses to delete, and last the counters, which Asynq leaves.
-func (b *Broker) removeQueue(ctx context.Context, inspector *asynq.Inspector, queue string) (int, error) {
-	if _, err := b.removeActive(ctx, queue, time.Now().Add(24*time.Hour)); err != nil {
-		return 0, err
-	}
-	_, err := within(ctx, func() (any, error) { return nil, inspector.DeleteQueue(queue, true) })
-	if err != nil && !isNotFound(err) {
-		return 0, err
-	}
-	return 1, b.client.Del(ctx, keyOf(queue, "processed"), keyOf(queue, "failed"), keyOf(queue, "paused")).Err()
-}
-
-// removeActive takes away tasks whose lease ended by then, or that have none: Asynq's recoverer passes over
-// what was moved by hand.
-func (b *Broker) removeActive(ctx context.Context, queue string, by time.Time) (int, error) {
-	active, lease := keyOf(queue, "active"), keyOf(queue, "lease")
-	var ids *redis.StringSliceCmd
+// tidy removes a queue, or only some tasks of one that is used: those that are archived, whose lease has ended, or that were
+// moved by hand and have none. Asynq's recoverer passes over the last.
+func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error) {
+	key := func(part string) string { return keyOf(queue, part) }
+	var pending, active, archived *redis.StringSliceCmd
 	var leases *redis.ZSliceCmd
 	if _, err := b.client.TxPipelined(ctx, func(tx redis.Pipeliner) error {
-		ids, leases = tx.LRange(ctx, active, 0, -1), tx.ZRangeWithScores(ctx, lease, 0, -1)
+		pending, active = tx.LRange(ctx, key("pending"), 0, -1), tx.LRange(ctx, key("active"), 0, -1)
+		archived, leases = tx.ZRange(ctx, key("archived"), 0, -1), tx.ZRangeWithScores(ctx, key("lease"), 0, -1)
 		return nil
 	}); err != nil {
 		return 0, err
 	}
 	held := map[string]bool{}
-	gone := map[string]bool{}
+	gone := append(archived.Val(), active.Val()...)
 	for _, l := range leases.Val() {
 		id, _ := l.Member.(string)
-		held[id] = l.Score > float64(by.Unix())
-		gone[id] = !held[id]
+		held[id] = used && l.Score > float64(time.Now().Add(-orphanAfter).Unix())
+		gone = append(gone, id)
 	}
-	for _, id := range ids.Val() {
-		gone[id] = !held[id]
+	if !used {
+		gone = append(gone, pending.Val()...)
 	}
-	n := 0
-	_, err := b.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for id, orphan := range gone {
-			if !orphan {
-				continue
-			}
-			n++
-			pipe.LRem(ctx, active, 0, id)
-			pipe.ZRem(ctx, lease, id)
-			pipe.Del(ctx, keyOf(queue, "t:"+id))
+	slices.Sort(gone)
+	gone = slices.DeleteFunc(slices.Compact(gone), func(id string) bool { return held[id] })
+	if _, err := b.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for _, id := range gone {
+			pipe.LRem(ctx, key("active"), 0, id)
+			pipe.ZRem(ctx, key("lease"), id)
+			pipe.ZRem(ctx, key("archived"), id)
+			pipe.Del(ctx, key("t:"+id))
 		}
 		return nil
-	})
-	return n, err
+	}); err != nil || used {
+		return len(gone), err
+	}
+	if err := b.client.Del(ctx, key("pending"), key("processed"), key("failed"), key("paused")).Err(); err != nil {
+		return len(gone), err
+	}
+	return len(gone) + 1, b.client.SRem(ctx, queuesKey, queue).Err()
 }
 
 // Paused are the queues of any callq that somebody has paused.
 func Paused(ctx context.Context, client redis.UniversalClient) ([]string, error) {
-	inspector := asynq.NewInspectorFromRedisClient(client)
-	queues, err := within(ctx, inspector.Queues)
+	queues, err := client.SMembers(ctx, queuesKey).Result()
 	if err != nil {
 		return nil, fmt.Errorf("list Asynq queues: %w", err)
 	}

@@ -44,10 +44,7 @@ const (
 
 // Read reads the pools. No attempt of a smaller batch than from is open.
 func Read(ctx context.Context, db ledger.DB, from int64) (*Pools, error) {
-	rows, err := db.Query(ctx, SQL, from)
-	if err != nil {
-		return nil, fmt.Errorf("read the workers: %w", err)
-	}
+	rows, _ := db.Query(ctx, SQL, from)
 	return Collect(rows)
 }
 
@@ -63,32 +60,33 @@ func Collect(rows pgx.Rows) (*Pools, error) {
 // withCapacity gives the live pools their capacity. If none is alive, those last seen and that of the task http share
 // capacityWithoutWorkers evenly.
 func withCapacity(list []*Pool) *Pools {
-	var alive []*Pool
-	var openFrom *int64
+	r := &Pools{}
 	unstarted := 0
 	for _, p := range list {
-		if unstarted += p.Unstarted; openFrom == nil || p.OpenFrom != nil && *p.OpenFrom < *openFrom {
-			openFrom = p.OpenFrom
+		if unstarted += p.Unstarted; r.OpenFrom == nil || p.OpenFrom != nil && *p.OpenFrom < *r.OpenFrom {
+			r.OpenFrom = p.OpenFrom
 		}
-		if p.Workers > 0 {
-			if !p.aboveHighWater() {
-				p.Capacity = max(0, 2*p.Free-p.Unstarted)
-			}
-			alive = append(alive, p)
+		if p.Workers == 0 {
+			continue
+		}
+		if r.List = append(r.List, p); !p.aboveHighWater() {
+			p.Capacity = max(0, 2*p.Free-p.Unstarted)
 		}
 	}
-	if len(alive) > 0 {
-		return &Pools{List: alive, OpenFrom: openFrom}
+	if len(r.List) > 0 {
+		return r
 	}
-	if !slices.ContainsFunc(list, func(p *Pool) bool { return slices.Contains(p.Tasks, handoff.HTTP) }) {
+	if !slices.ContainsFunc(list, func(p *Pool) bool { return p.handles(handoff.HTTP) }) {
 		list = append(list, &Pool{Name: handoff.HTTP, Tasks: []string{handoff.HTTP}})
 	}
-	list = slices.DeleteFunc(list, func(p *Pool) bool { return p.Paused })
-	for _, p := range list {
-		p.Capacity = max(0, capacityWithoutWorkers-unstarted) / len(list)
+	r.List = slices.DeleteFunc(list, func(p *Pool) bool { return p.Paused })
+	for _, p := range r.List {
+		p.Capacity = max(0, capacityWithoutWorkers-unstarted) / len(r.List)
 	}
-	return &Pools{List: list, OpenFrom: openFrom}
+	return r
 }
+
+func (p *Pool) handles(task string) bool { return slices.Contains(p.Tasks, task) }
 
 // aboveHighWater reports whether the pool's workers have enough for a while. Then it gets no more, so that the next claim
 // is worth its while.
@@ -101,16 +99,8 @@ func (r *Pools) AboveHighWater() bool {
 
 // On is the pools whose workers carry a label; all for "".
 func (r *Pools) On(label string) *Pools {
-	if label == "" {
-		return r
-	}
-	part := &Pools{}
-	for _, p := range r.List {
-		if slices.Contains(p.Labels, label) {
-			part.List = append(part.List, p)
-		}
-	}
-	return part
+	without := func(p *Pool) bool { return label != "" && !slices.Contains(p.Labels, label) }
+	return &Pools{List: slices.DeleteFunc(slices.Clone(r.List), without)}
 }
 
 // Tasks are the names of those that a pool with capacity handles.
@@ -136,7 +126,7 @@ func (r *Pools) Capacity() int {
 
 // CanTake reports whether a pool that handles a task has capacity.
 func (r *Pools) CanTake(task string) bool {
-	return slices.ContainsFunc(r.List, func(p *Pool) bool { return p.Capacity > 0 && slices.Contains(p.Tasks, task) })
+	return slices.ContainsFunc(r.List, func(p *Pool) bool { return p.Capacity > 0 && p.handles(task) })
 }
 
 // Choose draws one of the pools that handle a task, each as likely as it has capacity, and takes one place in it. It
@@ -145,7 +135,7 @@ func (r *Pools) Choose(task string, random func(n int64) int64) *Pool {
 	var chosen *Pool
 	sum := 0
 	for _, p := range r.List {
-		if p.Capacity <= 0 || !slices.Contains(p.Tasks, task) {
+		if p.Capacity <= 0 || !p.handles(task) {
 			continue
 		}
 		if sum += p.Capacity; sum == p.Capacity || random(int64(sum)) < int64(p.Capacity) {
@@ -167,7 +157,7 @@ func (r *Pools) For(task, before string) string {
 		if p.Name == before {
 			return before
 		}
-		if slices.Contains(p.Tasks, task) {
+		if p.handles(task) {
 			other = p.Name
 		}
 	}
@@ -185,24 +175,20 @@ func (p *Pool) Packing(m int) int {
 // SQL reads the pools; its argument is the smallest batch that may be open. A worker is alive for 6 s after a heartbeat: three
 // may be missed. One without slots takes nothing: its Asynq queue is paused.
 const SQL = `
-WITH workers AS (
-    SELECT pool, tasks, labels, slots, callq_alive(heartbeat_at) AS beats,
-        callq_alive(heartbeat_at) AND slots > 0 AS live
-    FROM call_workers
-), pools AS (
+WITH pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
         bool_or(beats) AND NOT bool_or(live) AS paused,
         min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
-    FROM workers
+    FROM (SELECT *, callq_alive(heartbeat_at) AS beats, callq_alive(heartbeat_at) AND slots > 0 AS live FROM call_workers) w
     GROUP BY pool
 ), open AS (
-    SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted,
-        count(*) FILTER (WHERE started_at IS NOT NULL) AS started, min(batch) AS open_from
+    SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted, count(started_at) AS started, min(batch) AS open_from
     FROM call_open
     WHERE batch >= $1
     GROUP BY pool
 )
-SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers, coalesce(p.paused, false) AS paused, coalesce(p.slots, 0) AS slots,
+SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers,
+    coalesce(p.paused, false) AS paused, coalesce(p.slots, 0) AS slots,
     greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, o.open_from
 FROM pools p
 FULL JOIN open o USING (pool)`

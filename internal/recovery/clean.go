@@ -22,7 +22,7 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return 0, err
 	}
-	if r.Sender.Away() {
+	if !r.Sender.Reachable(ctx) {
 		return 0, nil
 	}
 	rows, err := r.Pool.Query(ctx, poolsSQL)
