@@ -171,7 +171,7 @@ WITH called AS (
     UPDATE call_queue q
     SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, @now)
     FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
-    LEFT JOIN call_open o ON o.call_id = p.id
+    LEFT JOIN call_open o ON o.call_id BETWEEN p.id AND p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
         coalesce(q.cost, 1) AS cost, p.message_no, p.pool, o.call_id IS NOT NULL AS is_open

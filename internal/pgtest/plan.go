@@ -126,12 +126,13 @@ type Planned struct {
 }
 
 // CheckPlans checks the plans of statements while the tables are new, when they were analyzed while they were empty (for such a
-// table every way costs the same), and when fillSQL has filled them. Each reads the tables through what it Uses, by a condition,
+// table every way costs the same), while calls wait and none is open, and when fillSQL has filled them. Each reads the tables through what it Uses, by a condition,
 // and the same rows once; it uses all of that, and nothing else. The tables whole are small, and may be read in any way.
 func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole []string, statements map[string]Planned) {
 	t.Helper()
 	pool := New(t)
-	for _, state := range [][2]string{{"new", "SELECT"}, {"empty", "ANALYZE"}, {"full", fillSQL + ";\nANALYZE"}} {
+	waitingSQL := "INSERT INTO call_queue (queue) SELECT 'default' FROM generate_series(1, 20000); ANALYZE"
+	for _, state := range [][2]string{{"new", "SELECT"}, {"empty", "ANALYZE"}, {"waiting", waitingSQL}, {"full", fillSQL + ";\nANALYZE"}} {
 		if _, err := pool.Exec(t.Context(), state[1]); err != nil {
 			t.Fatal(err)
 		}
