@@ -111,7 +111,8 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	if answer.Body == http.NoBody {
 		e.done(true)
 	} else {
-		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e}
+		endless := answer.StatusCode == http.StatusSwitchingProtocols
+		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e, endless: endless}
 	}
 	return answer, nil
 }
@@ -292,6 +293,7 @@ func (e *exchange) stop() {
 type answerBody struct {
 	io.ReadCloser
 	exchange *exchange
+	endless  bool // the connection was switched to another protocol: to read on may block for ever
 	once     sync.Once
 }
 
@@ -309,6 +311,10 @@ const maxDrain = 256 << 10 // read of what nobody wants of an answer
 // used again.
 func (b *answerBody) Close() error {
 	b.once.Do(func() {
+		if b.endless {
+			b.exchange.done(false)
+			return
+		}
 		timer := time.AfterFunc(b.exchange.client.task.drainFor, b.exchange.stop)
 		defer timer.Stop()
 		_, err := io.CopyN(io.Discard, b.ReadCloser, maxDrain)

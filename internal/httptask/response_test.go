@@ -234,6 +234,29 @@ func TestBrokenAnswers(t *testing.T) {
 	}
 }
 
+// A connection that was switched to another protocol, and stays open, holds up no attempt: nobody reads what follows.
+func TestSwitchedProtocolEnds(t *testing.T) {
+	t.Parallel()
+	done := make(chan struct{})
+	addr := serveConns(t, func(conn *net.TCPConn) {
+		_, _ = http.ReadRequest(bufio.NewReader(conn))
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")
+		<-done
+	})
+	defer close(done)
+	h := newTestTask(t, Config{})
+	ended := make(chan Sending, 1)
+	go func() { ended <- h.Run(t.Context(), callOf(`{"url":"http://%s"}`, addr), bound, granted) }()
+	select {
+	case s := <-ended:
+		if !isPermanent(s.Err) || !s.Wrote {
+			t.Errorf("got %+v, want a permanent error", s)
+		}
+	case <-time.After(3 * time.Second):
+		t.Error("the attempt has not ended")
+	}
+}
+
 // Gzip that unpacks to nothing, for ever, ends: what is unpacked is bounded, and not only what that makes.
 func TestEndlessGzip(t *testing.T) {
 	t.Parallel()
