@@ -29,27 +29,29 @@ func FindOrphans(ctx context.Context, db beginner, within time.Duration) (found 
 	return found, nil
 }
 
-// Repair drops the flows that do not add up, and then puts all orphans into the inbox, for the next claims to drain. If it is
-// interrupted, the next run finishes. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
-func Repair(ctx context.Context, db beginner) (repaired Orphans, err error) {
-	err = whole(ctx, db, 0, func(tx pgx.Tx) error {
+// Repair drops the flows that do not add up and puts all orphans into the inbox, for the next claims to drain, in one
+// transaction. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
+func Repair(ctx context.Context, db beginner) (Orphans, error) {
+	var repaired Orphans
+	err := whole(ctx, db, 0, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken`)
 		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil || len(queues) == 0 {
+		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
-			return err
+		if len(queues) > 0 {
+			if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
+				return err
+			}
+			// Read again, under the locks: a claim may have changed them meanwhile.
+			if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows); err != nil {
+				return err
+			}
 		}
-		// Read again, under the locks: a claim may have changed them meanwhile.
-		return tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows)
+		return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls)
 	})
 	if err != nil {
-		return repaired, fmt.Errorf("drop broken flows: %w", err)
-	}
-	err = whole(ctx, db, 0, func(tx pgx.Tx) error { return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls) })
-	if err != nil {
-		return repaired, fmt.Errorf("put calls into the inbox: %w", err)
+		return Orphans{}, fmt.Errorf("repair flows: %w", err)
 	}
 	return repaired, nil
 }

@@ -66,6 +66,22 @@ func TestRepair(t *testing.T) {
 	}
 }
 
+// A repair that is cut short leaves what it found: calls of a broken flow are not taken out of it before they are in the inbox.
+func TestRepairIsWholeOrNothing(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 10)`)
+	q.drain()
+	q.exec(`UPDATE call_flows SET calls = calls + 7`)
+	q.exec(`ALTER TABLE call_inbox ADD CONSTRAINT none CHECK (false)`)
+	if repaired, err := backlog.Repair(t.Context(), q.pool); err == nil {
+		t.Fatalf("repaired %+v, want an error", repaired)
+	}
+	if found, err := backlog.FindOrphans(t.Context(), q.pool, 0); err != nil || found != (backlog.Orphans{Flows: 1}) {
+		t.Errorf("found %+v, %v, want one broken flow that has its calls", found, err)
+	}
+}
+
 // A name that no index takes in is cut, as the triggers cut it: else it would stop the sweep, or its queue.
 func TestRepairLongNames(t *testing.T) {
 	t.Parallel()
