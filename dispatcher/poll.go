@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -56,7 +57,7 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 // observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
 func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration) {
 	begun := time.Now()
-	next, err := d.Step(ctx, tick)
+	next, err := d.caught(ctx, tick)
 	if err != nil {
 		d.cfg.Logger.DebugContext(ctx, "step cut short", "tick", tick, "err", err)
 	}
@@ -73,6 +74,17 @@ func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration
 	}
 	d.failing = err != nil
 	return next
+}
+
+// caught is Step, but a panic is an error: other parts of the process, workers say, must not end with it.
+func (d *Dispatcher) caught(ctx context.Context, tick bool) (next time.Duration, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			next, err = errRetry, fmt.Errorf("panic: %v", p)
+			d.cfg.Logger.ErrorContext(ctx, "step panicked", "tick", tick, "err", err, "stack", string(debug.Stack()))
+		}
+	}()
+	return d.Step(ctx, tick)
 }
 
 // Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll

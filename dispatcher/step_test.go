@@ -36,6 +36,33 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 	}
 }
 
+// A panic within a step is said, with its stack, and the next step comes all the same: in serve, workers run beside it.
+func TestPanickingStepIsCutShort(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	var log bytes.Buffer
+	d, err := New(Config{
+		Pool: pool, Redis: client, Logger: slog.New(slog.NewTextHandler(&log, nil)), Now: func() time.Time { panic("no clock") },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next := d.observe(t.Context(), true); next != errRetry {
+		t.Errorf("the next step is in %s, want %s", next, errRetry)
+	}
+	for _, said := range []string{"ticks cut short", "no clock", "clock.go"} {
+		if !strings.Contains(log.String(), said) {
+			t.Errorf("the log lacks %q:\n%s", said, log.String())
+		}
+	}
+}
+
 // A turn in hand outlives the context by what a claim and its hand-over take, and no turn lasts longer than
 // tickTimeout.
 func TestTurnInHandIsBounded(t *testing.T) {
