@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -62,17 +63,26 @@ func (r *Recoverer) close(ctx context.Context, v View, where string, closing fun
 	}
 	err = ledger.Apart(closings, func(some []ledger.Closing) error {
 		closed, busy, err := ledger.CloseFree(ctx, r.Pool, some)
-		if len(busy) > 0 && r.Now().After(r.warnAfter) {
-			r.warnAfter = r.Now().Add(isolateFor)
-			r.Log.WarnContext(ctx, "attempts wait for rows that other transactions hold; callq doctor names those", "calls", busy)
-		}
-		for _, id := range busy {
-			r.isolated[id] = r.Now().Add(time.Second)
-		}
+		r.setAside(ctx, busy)
 		n += len(closed)
 		return err
 	}, func(c ledger.Closing, err error) { r.isolate(ctx, c.CallID, err) })
 	return n, err
+}
+
+// setAside leaves alone for a second the calls whose rows others hold. It warns of those that were held before: another
+// dispatcher's pass holds what it closes, too, and not for long.
+func (r *Recoverer) setAside(ctx context.Context, busy []int64) {
+	now := r.Now()
+	before := r.held.at(now)
+	for _, id := range busy {
+		r.isolated[id], r.held[id] = now.Add(time.Second), now.Add(isolateFor)
+	}
+	still := slices.DeleteFunc(busy, func(id int64) bool { return !slices.Contains(before, id) })
+	if len(still) > 0 && now.After(r.warnAfter) {
+		r.warnAfter = now.Add(isolateFor)
+		r.Log.WarnContext(ctx, "attempts wait for rows that other transactions hold; callq doctor names those", "calls", still)
+	}
 }
 
 // closeLost closes attempts whose worker let the deadline pass: it is frozen, cut off or dead. Their units stay used.

@@ -40,6 +40,7 @@ type Config struct {
 type Recoverer struct {
 	Config
 	isolated    isolated
+	held        isolated  // calls whose rows others held a short while ago
 	warnAfter   time.Time // until then no warning says that others hold rows
 	lostAfter   time.Time // until then nothing counts as lost (PostgresAway)
 	expireAfter time.Time // until then expiry need not go through all calls
@@ -47,7 +48,9 @@ type Recoverer struct {
 }
 
 // New makes a Recoverer.
-func New(cfg Config) *Recoverer { return &Recoverer{Config: cfg, isolated: isolated{}} }
+func New(cfg Config) *Recoverer {
+	return &Recoverer{Config: cfg, held: isolated{}, isolated: isolated{}}
+}
 
 // View is what a dispatcher knows when it recovers.
 type View struct {
