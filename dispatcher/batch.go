@@ -73,9 +73,15 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 		m := &b.messages[a.MessageNo]
 		m.Attempts = append(m.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
 	}
-	if n := len(b.chosen) - len(b.attempts); n > 0 {
+	if len(b.attempts) < len(b.chosen) {
 		b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
-		c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "queue", list.queue.Name, "calls", n)
+		var ids []int64
+		for _, call := range b.chosen {
+			if !slices.ContainsFunc(b.attempts, func(a claimed) bool { return a.CallID == call.ID }) {
+				ids = append(ids, call.ID)
+			}
+		}
+		c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "queue", list.queue.Name, "calls", ids)
 	}
 	return b, nil
 }
