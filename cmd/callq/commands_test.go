@@ -100,6 +100,7 @@ func TestEnqueueFile(t *testing.T) {
 		{"not a time", `{"run_at": "noon"}`, "line 1: noon is not a time", 2, 0},
 		{"out of range", many(1200) + `{"priority": 12}`, "line 2401: priority is 12", 2, 0},
 		{"a cost of nothing", `{"cost": 0}`, "line 1: cost is 0", 2, 0},
+		{"no attempts at all", `{"max_attempts": 0}`, "line 1: max_attempts is 0, less than 1", 2, 0},
 		{"expires before it is due", `{"run_at": "2031-01-01T00:00:00Z", "expires_at": "2030-01-01T00:00:00Z"}`, "line 1: expires_at is before it is due", 2, 0},
 		{"data too large", many(3) + `{"call_data": "` + strings.Repeat("x", 300<<10) + `"}`, "line 7: call_data is too large", 2, 0},
 		{"not UTF-8", `{"key": "` + "\xff" + `"}`, "line 1: not valid UTF-8", 2, 0},

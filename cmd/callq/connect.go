@@ -91,7 +91,7 @@ func (a *app) within(ctx context.Context, do func(context.Context) error) error 
 // A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What belongs
 // to a session is lost there: prepared statements, settings, LISTEN, session locks.
 
-// pooledSettings are those that a pooler lets through. The role has to bring the rest, see checkSettings.
+// pooledSettings are those that a pooler lets through. The role has to bring the rest, see settingFixes.
 func pooledSettings() map[string]string {
 	settings := ledger.Settings()
 	maps.DeleteFunc(settings, func(name, _ string) bool {

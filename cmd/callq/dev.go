@@ -104,12 +104,25 @@ func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis, log *slog.
 		Postgres: postgres.URL("postgres"), Redis: redis,
 		stop: func() error { return errors.Join(stopRedis(), postgres.Stop()) },
 	}
-	conn, err := pgx.ParseConfig(own.Postgres)
-	if err == nil {
-		_, err = migrations.Up(ctx, conn)
-	}
-	if err != nil {
+	if err := migrateOwn(ctx, own.Postgres); err != nil {
 		return nil, errors.Join(err, own.stop())
 	}
 	return own, nil
+}
+
+// migrateOwn brings the schema up. What a newer callq has used is refused: a daemon would wait for it.
+func migrateOwn(ctx context.Context, url string) error {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return fmt.Errorf("read Postgres's URL: %w", err)
+	}
+	if _, err := migrations.Up(ctx, cfg); err != nil {
+		return err
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return migrations.Check(ctx, conn)
 }

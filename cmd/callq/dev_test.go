@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -101,7 +102,7 @@ func (d *developing) call(url string) (id string) {
 }
 
 // A call by plain SQL is done; a second dev of the folder says that it is in use; after Ctrl-C, and also after
-// kill -9, the next has what was there.
+// kill -9, the next has what was there; and what a newer callq has used is refused.
 func TestDev(t *testing.T) {
 	t.Parallel()
 	url := answering(t)
@@ -138,7 +139,17 @@ func TestDev(t *testing.T) {
 		}
 	}
 	d.call(url)
+	d.one("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99999, true) RETURNING 'newer'")
 	d.interrupt()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var errs buffer
+	args := []string{"dev", "--dir", filepath.Join(dir, "data"), "-c", filepath.Join(dir, "config.yaml")}
+	code := runCode(ctx, args, strings.NewReader(""), io.Discard, &errs, os.Environ())
+	if words := "the database has schema version 99999"; code != exitFailed || ctx.Err() != nil || !strings.Contains(errs.String(), words) {
+		t.Errorf("in a newer callq's folder: exit code %d, %v, without %q\n%s", code, ctx.Err(), words, errs.String())
+	}
 }
 
 // As an ordinary user, with the data in the home. (As root TestDev runs it, where root runs the tests.)

@@ -325,7 +325,8 @@ func (f *filing) parse(text []byte) (callqueue.Call, error) {
 	if f.base.Priority != nil {
 		l.Priority = new(*f.base.Priority)
 	}
-	l.Data = &data
+	const unset = -1 << 31
+	l.Data, l.MaxAttempts = &data, unset
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&l); err != nil {
@@ -341,8 +342,13 @@ func (f *filing) parse(text []byte) (callqueue.Call, error) {
 	if len(data) > 0 && string(data) != "null" {
 		l.Data = data
 	}
-	if l.Cost < 1 { // the client takes 0 for the default
+	switch { // the client takes 0 for the default
+	case l.Cost < 1:
 		return none, fmt.Errorf("cost is %d, less than 1", l.Cost)
+	case l.MaxAttempts == unset:
+		l.MaxAttempts = f.base.MaxAttempts
+	case l.MaxAttempts < 1:
+		return none, fmt.Errorf("max_attempts is %d, less than 1", l.MaxAttempts)
 	}
 	return callqueue.Call(l), nil
 }

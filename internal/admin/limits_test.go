@@ -102,3 +102,42 @@ func TestUsageOfOneKey(t *testing.T) {
 		t.Errorf("to read what one of 30,000 keys uses, plans handled %d", n)
 	}
 }
+
+// A limit that is shut until a dispatcher has looked is a problem, whatever may be missing of it besides.
+func TestProblemsOfAShutLimit(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		state          string
+		known, missing *time.Time
+		problems       int
+		notes          int
+	}{
+		{"open", nil, nil, 0, 0},
+		{"open", &at, &at, 0, 1},
+		{shutMissing, &at, &at, 0, 1},
+		{shutMissing, nil, &at, 1, 0},
+		{"shut: counting its usage", nil, nil, 1, 0},
+		{"shut: counting its usage", nil, &at, 2, 0},
+		{"shut: Postgres failed over or was restored", &at, &at, 1, 1},
+	} {
+		l := Limit{
+			Name: "api", LimitRule: LimitRule{Queues: []string{"q"}}, LimitUse: LimitUse{State: c.state, MissingUntil: c.missing},
+			limitFacts: limitFacts{KnownAt: c.known},
+		}
+		problems, notes := 0, 0
+		for _, p := range (&Status{Limits: []Limit{l}}).Problems() {
+			switch {
+			case p.Check != "limits":
+			case p.Note:
+				notes++
+			default:
+				problems++
+			}
+		}
+		if problems != c.problems || notes != c.notes {
+			t.Errorf("%s, known %v, missing %v: %d problems and %d notes, want %d and %d",
+				c.state, c.known != nil, c.missing != nil, problems, notes, c.problems, c.notes)
+		}
+	}
+}

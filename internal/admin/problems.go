@@ -92,18 +92,20 @@ func (l Limit) addProblems(list *problems) {
 	about, until := Problem{Check: "limits", Limit: l.Name}, Instant(l.MissingUntil)
 	note := about
 	note.Note = true
-	switch {
-	case l.Idle():
+	if l.Idle() {
 		return
+	}
+	if strings.HasPrefix(l.State, "shut") && l.State != shutMissing {
+		list.add(about, "start a dispatcher, which counts what was used; that waits until attempts under a former rule have ended",
+			"limit %s is %s; what it has used is not yet counted", l.Name, l.State)
+	}
+	switch {
 	case l.MissingUntil != nil && l.KnownAt != nil:
 		list.add(note, opens, "what was left of limit %s at %s counts as used until %s: %s, and of what was given out last "+
 			"some may be missing", l.Name, Instant(l.KnownAt), until, lost)
 	case l.MissingUntil != nil:
 		list.add(about, opens, "limit %s is shut until %s: of what was sent before, some may be missing (%s, or retention had "+
 			"removed it before the limit was as it is)", l.Name, until, lost)
-	case strings.HasPrefix(l.State, "shut"):
-		list.add(about, "start a dispatcher, which counts what was used; that waits until attempts under a former rule have ended",
-			"limit %s is %s; what it has used is not yet counted", l.Name, l.State)
 	}
 	if l.Config != nil {
 		list.add(note, "callq limits reset "+l.Name, "limit %s has a rate that an operator set, not the configuration's", l.Name)

@@ -134,9 +134,11 @@ func (l *Limit) noteMissing(use limit.Use, room int64) {
 	use.Missing = nil
 	l.Missing, l.MissingUntil = use.Room(l.Now, 0)-room, new(l.rate().Passed(m.Until, 0).UTC())
 	if l.State == "open" && m.Known <= 0 && l.Shape.Algorithm != limit.TokenBucket {
-		l.State, l.ShutUntil = "shut: what it has used may be missing", l.MissingUntil
+		l.State, l.ShutUntil = shutMissing, l.MissingUntil
 	}
 }
+
+const shutMissing = "shut: what it has used may be missing"
 
 func (l Limit) missingText() string {
 	return fmt.Sprintf("%d units that may be missing and count as used until %s", l.Missing, Instant(l.MissingUntil))

@@ -134,6 +134,9 @@ func (c check) run(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	found, err := c.look(bounded, pool)
+	if err != nil {
+		found = nil // what it found before is not all, and may be wrong
+	}
 	pg, refused := errors.AsType[*pgconn.PgError](err)
 	switch {
 	case err == nil:

@@ -1,10 +1,14 @@
 package doctor
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/pgtest"
 )
@@ -122,6 +126,19 @@ func TestHeldByAnotherRole(t *testing.T) {
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// What a check has found before an error is not said: it would be taken for all that there is.
+func TestCheckThatFails(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]Level{"42501": Problem, "57014": Note, "22012": Problem} {
+		found, err := check{"schema version", func(context.Context, *pgxpool.Pool) (findings, error) {
+			return findings{{Level: OK, What: "4"}}, &pgconn.PgError{Code: code, Message: "refused"}
+		}}.run(t.Context(), nil)
+		if err != nil || len(found) != 1 || found[0].Level != want {
+			t.Errorf("%s: %+v, %v, want one %s", code, found, err, want)
 		}
 	}
 }

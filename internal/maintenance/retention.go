@@ -76,8 +76,9 @@ func (r Retention) args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"done": r.Done, "failed": r.Failed, "cancelled": r.Cancelled}
 }
 
-// walk runs a statement, a transaction each time, on the ids behind a stored place until it is past all of them.
-// The place is shared: where one run was cut off the next goes on, and several at once share the walk.
+// walk runs a statement, a transaction each time, on the ids behind a stored place until it is past all of them, and
+// then on those before that place. The place is shared: where one run was cut off the next goes on, and several at once
+// share the walk.
 type walk struct {
 	name, sql string
 	nextSQL   string // the first id behind another
@@ -89,7 +90,8 @@ type walk struct {
 // alone, which is passed over.
 func (w walk) run(ctx context.Context, pool *pgxpool.Pool, p *Purged, note func()) error {
 	most := purgeBatch
-	for last := int64(0); ; {
+	began, last, passedEnd := int64(-1), int64(0), false
+	for {
 		var at, removed int64
 		var next *int64 // nil: the end
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -122,10 +124,17 @@ func (w walk) run(ctx context.Context, pool *pgxpool.Pool, p *Purged, note func(
 		most = min(2*most, purgeBatch)
 		*w.removed += removed
 		note()
-		if next == nil || at < last { // or another run has been past the end
+		if began < 0 {
+			began = at
+		}
+		ended := next == nil || at < last // or another run has been past the end
+		if ended && (began == 0 || passedEnd) || passedEnd && *next >= began {
 			return nil
 		}
-		last = *next
+		passedEnd, last = passedEnd || ended, 0
+		if next != nil {
+			last = *next
+		}
 	}
 }
 

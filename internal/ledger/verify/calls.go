@@ -81,7 +81,8 @@ SELECT f.rule, b.call_id, b.attempt, f.detail
 FROM (
     SELECT q.id AS call_id, q.attempts AS attempt, ARRAY[
         CASE WHEN q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts THEN
-            format('the call counts %s attempts, and %s are known (%s to %s)', q.attempts, coalesce(k.n, 0), k.first, k.last)
+            format('the call counts %s attempts, and %s are known', q.attempts, coalesce(k.n, 0))
+                || coalesce(' (' || k.first || ' to ' || k.last || ')', '')
         END,
         CASE WHEN q.failed_count <> coalesce(k.failed, 0) THEN
             format('failed_count is %s, and %s attempts failed', q.failed_count, coalesce(k.failed, 0))
