@@ -171,7 +171,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 // handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
 //
 // Somebody may have set a call to wait by hand while its attempt is open. It is set back to dispatched: its attempt decides what
-// becomes of it, and cannot end before this claim, which has locked the call.
+// becomes of it. If that one ends while this statement runs, the call stays dispatched, and doctor reports it.
 const openSQL = `
 WITH called AS (
     UPDATE call_queue q

@@ -29,7 +29,8 @@ func Permanent(err error) error { return outcome.Permanent(err) }
 func RetryAfter(d time.Duration, err error) error { return outcome.RetryAfter(d, err) }
 
 // Snooze puts the call off: it is made again after d, at once where d is not above 0. It is no failure and uses none of
-// max_attempts; what the handler sent stays counted, and the next attempt uses the limits again.
+// max_attempts; what the handler sent stays counted, and the next attempt uses the limits again. A call may be put off 500
+// times; once more is a permanent error.
 func Snooze(d time.Duration) error { return outcome.Snooze(d) }
 
 // NotSent is the handler's word that nothing reached the API: the attempt is charged to no limit

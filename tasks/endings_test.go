@@ -208,3 +208,33 @@ func TestCreatedAtNoTime(t *testing.T) {
 	b.await(`SELECT count(*) = 10 FROM call_queue WHERE status = 'done' AND failed_count = 0`)
 	b.await(`SELECT count(*) = 10 FROM call_attempts`)
 }
+
+// The 501st snooze fails the call. Only snoozes count: neither the number of attempts, nor those of
+// another call.
+func TestSnoozedTooOften(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, map[string]tasks.Handler{
+		"put off": func(context.Context, *tasks.Call) error { return tasks.Snooze(0) },
+	})
+	var id int64
+	if err := b.pool.QueryRow(t.Context(), snoozedSQL).Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	outcome, message, charges := b.ended(id, callqueue.StatusFailed)
+	if outcome != "permanent" || message != "snoozed 500 times, the most that a call may be" || charges != 1 {
+		t.Errorf("got %s %q charged %d", outcome, message, charges)
+	}
+	b.await(`SELECT attempts = 513 AND failed_count = 1 AND error_message = $2 FROM call_queue WHERE id = $1`, id, message)
+	b.await(`SELECT count(*) FILTER (WHERE outcome = 'snoozed') = 500 FROM call_attempts WHERE call_id = $1`, id)
+}
+
+// A call that was put off 490 times in 502 attempts.
+const snoozedSQL = `
+WITH call AS (
+    INSERT INTO call_queue (task, attempts) VALUES ('put off', 502) RETURNING id
+), ledger AS (
+    INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+    SELECT id, n, 1, now(), now(), CASE WHEN n <= 490 THEN 'snoozed' ELSE 'not_sent' END, 'default', 'put off', '', '[]'
+    FROM call, generate_series(1, 502) AS n
+)
+SELECT id FROM call`

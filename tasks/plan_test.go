@@ -15,6 +15,7 @@ func TestPlans(t *testing.T) {
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues", "call_limits"}, map[string]pgtest.Planned{
 		"load":      {SQL: loadSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id"}},
 		"cancelled": {SQL: cancelledSQL, Uses: []string{"call_queue_pkey id"}},
+		"snoozed":   {SQL: snoozedSQL, Uses: []string{"call_attempts_pkey call_id", "call_queue_pkey id"}},
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -67,7 +68,11 @@ func (a *attempt) ending(err error) *ledger.Closing {
 	if err == nil {
 		return a.closing(callqueue.OutcomeDone, callqueue.StatusDone, nil)
 	}
-	if snooze, ok := errors.AsType[*outcome.SnoozeError](err); ok { // no failure
+	snooze, snoozes := errors.AsType[*outcome.SnoozeError](err)
+	if snoozes && a.snoozedTooOften() {
+		snoozes, err = false, Permanent(fmt.Errorf("snoozed %d times, the most that a call may be", maxSnoozes))
+	}
+	if snoozes { // no failure
 		c := a.closing(callqueue.OutcomeSnoozed, callqueue.StatusNew, nil)
 		c.Delay = &snooze.After
 		return c
@@ -84,6 +89,32 @@ func (a *attempt) ending(err error) *ledger.Closing {
 	c.Outcome, c.Status, c.Delay = callqueue.OutcomeError, status, &delay
 	return c
 }
+
+// maxSnoozes is how often a call may be put off. Each time it uses its limits and adds a row to the ledger, so a handler
+// that would do it for ever is stopped.
+const maxSnoozes = 500
+
+// snoozedTooOften reports whether the call may not be put off again. It asks until Postgres answers, or the worker ends:
+// then recovery finds the attempt.
+func (a *attempt) snoozedTooOften() (tooOften bool) {
+	if a.number <= maxSnoozes { // an earlier one cannot be one too many
+		return false
+	}
+	retry(a.w.recording, time.Second, func() error {
+		ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
+		defer cancel()
+		return a.w.db.QueryRow(ctx, snoozedSQL, a.callID, maxSnoozes).Scan(&tooOften)
+	}, func(err error) {
+		a.w.log.WarnContext(a.w.recording, "snoozes not counted", "call", a.callID, "err", err)
+	})
+	return tooOften
+}
+
+// The ledger's rows of a call stay as long as the call; those before an operator's retry count no longer.
+const snoozedSQL = `
+SELECT count(*) >= $2 FROM call_attempts
+WHERE call_id = $1 AND outcome = 'snoozed'
+  AND attempt > coalesce((SELECT retried_after FROM call_queue WHERE id = $1), 0)`
 
 // clean makes an error's text fit for a text column: valid UTF-8, no NUL, at most 2,000 bytes.
 func clean(text string) string {
