@@ -22,7 +22,7 @@ func configCommand(a *app) *cobra.Command {
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
 		Long: "Check the file, the environment and the flags. Show every mistake, where it is and what is allowed.\n" +
 			"Exit code 2 if there is one. Connects to nothing.",
-		RunE: func(*cobra.Command, []string) error { return a.checkConfig() },
+		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
 		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, the\n" +
@@ -73,7 +73,7 @@ func configInitCommand(a *app) *cobra.Command {
 				_, err := io.WriteString(a.stdout, callq.ConfigYAML)
 				return err
 			}
-			if err := a.writeConfig(cmd.Context(), path); err != nil {
+			if err := writeConfig(cmd.Context(), a, path); err != nil {
 				return err
 			}
 			return a.show(map[string]string{"file": path}, func(w io.Writer) { fmt.Fprintln(w, "wrote", path) })
@@ -84,7 +84,7 @@ func configInitCommand(a *app) *cobra.Command {
 }
 
 // writeConfig asks before it overwrites a file.
-func (a *app) writeConfig(ctx context.Context, path string) error {
+func writeConfig(ctx context.Context, a *app, path string) error {
 	const mode = 0o644 // a daemon's user may read what another wrote: passwords belong in files of their own
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
@@ -100,7 +100,7 @@ func (a *app) writeConfig(ctx context.Context, path string) error {
 	return errors.Join(err, file.Close())
 }
 
-func (a *app) checkConfig() error {
+func checkConfig(a *app) error {
 	cfg, err := a.loadConfig()
 	answer := struct {
 		OK       bool             `json:"ok"`

@@ -125,14 +125,14 @@ func healthCommand(a *app) *cobra.Command {
 			if ready {
 				path = "/readyz"
 			}
-			return a.health(cmd.Context(), path)
+			return health(cmd.Context(), a, path)
 		},
 	}
 	cmd.Flags().BoolVar(&ready, "ready", false, "ask /readyz")
 	return cmd
 }
 
-func (a *app) health(ctx context.Context, path string) error {
+func health(ctx context.Context, a *app, path string) error {
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return err

@@ -182,7 +182,7 @@ func (v *verifier) checkCharges(a *attempt, charges []charge) {
 		v.breaks(a, chargedRule, "", "it may have been sent, and is charged nothing")
 	case a.Arrived != nil && a.cannotSent():
 		v.breaks(a, chargedRule, "", "it was not sent, and is said to have arrived")
-	case a.Arrived != nil && !v.shownTwice(a.Claimed): // else it is unknown which versions were in force
+	case a.Arrived != nil && !shownTwice(v.losses, a.Claimed): // else it is unknown which versions were in force
 		var names []string
 		for _, c := range charges {
 			names = append(names, c.Limit)
@@ -267,7 +267,7 @@ func (v *verifier) checkOpen(a *attempt) {
 		v.breaks(a, openRule, "", "it started at %s, before its claim at %s", *a.Started, a.Claimed)
 	case a.Acked != nil && a.Acked.Before(a.At):
 		v.breaks(a, openRule, "", "its request was acknowledged at %s, before its start at %s", *a.Acked, a.At)
-	case v.shownTwice(a.Claimed): // as in checkCharges
+	case shownTwice(v.losses, a.Claimed): // as in checkCharges
 	case !slices.Equal(slices.Sorted(slices.Values(a.Limits)), had):
 		v.breaks(a, openRule, "", "it takes of %q, and queue %s had %q when it was claimed", a.Limits, a.Queue, had)
 	case len(a.Keys) != len(a.Limits) || len(a.Costs) != len(a.Limits):

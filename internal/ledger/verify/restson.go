@@ -18,22 +18,22 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	}
 	switch {
 	case v.since != nil:
-		v.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
+		v.report.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
 	case purged == nil:
-		v.assume("the ledger holds every attempt: retention has removed none that was sent")
+		v.report.assume("the ledger holds every attempt: retention has removed none that was sent")
 	default:
-		v.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
+		v.report.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
 			stamp(*purged))
 	}
 	if epoch != nil {
-		v.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
+		v.report.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
 	}
-	gains, losses := v.steps(v.gains), v.steps(v.losses)
+	gains, losses := stepsSince(v.since, v.gains), stepsSince(v.since, v.losses)
 	if len(gains)+len(losses) == 0 {
-		v.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
+		v.report.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
 	}
-	v.assumeList("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
-	v.assumeList("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
+	v.report.assumeAll("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
+	v.report.assumeAll("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
 		"was held to no window, nor to what its queue had", losses)
 	opened, err := collect(ctx, v.tx, pgx.RowToStructByPos[opening], openedSQL, v.since)
 	if err != nil {
@@ -43,15 +43,15 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	for _, o := range opened {
 		operators = append(operators, fmt.Sprintf("%s, by %s at %s: %s", o.Limit, o.By, stamp(o.At), o.Change))
 	}
-	v.assumeList("who opened limits by hand knew that what was in no table could not exceed them", operators)
+	v.report.assumeAll("who opened limits by hand knew that what was in no table could not exceed them", operators)
 	for _, name := range sortedKeys(v.versions) {
 		h := v.versions[name]
 		if r := h[len(h)-1]; !r.Removed {
 			slacks = append(slacks, fmt.Sprintf("%s %s", r.Slack, name))
 		}
 	}
-	v.assumeList("once TCP sends a request it arrives within slack, or never", slacks)
-	v.assume("nobody with the rights of the tables' owner rewrote the ledger, the calls, the versions and the audit alike")
+	v.report.assumeAll("once TCP sends a request it arrives within slack, or never", slacks)
+	v.report.assume("nobody with the rights of the tables' owner rewrote the ledger, the calls, the versions and the audit alike")
 	return nil
 }
 
@@ -69,12 +69,12 @@ SELECT name, by, change, at FROM call_audit
 WHERE what = 'limit' AND starts_with(change, 'opened: ') AND ($1::timestamptz IS NULL OR at >= $1)
 ORDER BY id`
 
-func (v *verifier) assume(format string, args ...any) {
-	v.report.RestsOn = append(v.report.RestsOn, fmt.Sprintf(format, args...))
+func (r *Report) assume(format string, args ...any) {
+	r.RestsOn = append(r.RestsOn, fmt.Sprintf(format, args...))
 }
 
-// assumeList adds an assumption with the last entries of its list. It adds nothing for an empty list.
-func (v *verifier) assumeList(what string, list []string) {
+// assumeAll adds an assumption with the last entries of its list. It adds nothing for an empty list.
+func (r *Report) assumeAll(what string, list []string) {
 	const most = 5
 	if len(list) == 0 {
 		return
@@ -83,13 +83,13 @@ func (v *verifier) assumeList(what string, list []string) {
 	if n := len(list) - most; n > 0 {
 		more, list = fmt.Sprintf("%d more; ", n), list[n:]
 	}
-	v.assume("%s: %s%s", what, more, strings.Join(list, "; "))
+	r.assume("%s: %s%s", what, more, strings.Join(list, "; "))
 }
 
-// steps are those that the clock was set by since Options.Since.
-func (v *verifier) steps(all []limit.Gain) (list []string) {
+// stepsSince are those that the clock was set by since then; nil: all.
+func stepsSince(since *time.Time, all []limit.Gain) (list []string) {
 	for _, s := range all {
-		if v.since == nil || s.At.After(*v.since) {
+		if since == nil || s.At.After(*since) {
 			list = append(list, fmt.Sprintf("%s at %s", s.By, stamp(s.At)))
 		}
 	}

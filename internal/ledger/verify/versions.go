@@ -118,8 +118,8 @@ func (v *verifier) countsFrom() *time.Time {
 }
 
 // shownTwice reports whether a clock that was set back may have shown t twice.
-func (v *verifier) shownTwice(t time.Time) bool {
-	return slices.ContainsFunc(v.losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })
+func shownTwice(losses []limit.Gain, t time.Time) bool {
+	return slices.ContainsFunc(losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })
 }
 
 // limitsOf is the sorted names of the limits that a queue had at t.

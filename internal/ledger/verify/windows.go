@@ -86,7 +86,7 @@ func (w *windows) flush() {
 func (w *windows) judge(s spent) {
 	r, use := w.versions[w.now], &w.use[w.now]
 	use.Starts++
-	if w.v.shownTwice(s.At) { // what came before it is unknown
+	if shownTwice(w.v.losses, s.At) { // what came before it is unknown
 		return
 	}
 	claimed, reported, key := w.tallies[w.now].countsWith(s)
