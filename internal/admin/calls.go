@@ -23,7 +23,7 @@ type Filter struct {
 	After       int64              // only ids above it, if above 0; a list then has the ids next above it
 }
 
-// Call is a call in a list: a [callqueue.Record] without what may be large.
+// Call is a call in a list: the fields of a [callqueue.Record] that lists show.
 type Call struct {
 	ID           int64            `json:"id"`
 	Queue        string           `json:"queue"`

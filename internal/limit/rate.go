@@ -40,7 +40,8 @@ type Shape struct {
 // Algorithm says which arrivals a rate allows.
 type Algorithm string
 
-// The algorithms. A Shape leaves the name of the sliding window, the default, empty.
+// The algorithms. A Shape leaves the name of the sliding window, the default, empty. To add one, search for FixedWindow,
+// TokenBucket and token_bucket: each switch over algorithms takes what it does not name for a sliding window.
 const (
 	SlidingWindow Algorithm = "sliding_window" // at most Units in any window
 	FixedWindow   Algorithm = "fixed_window"   // at most Units in each window of the calendar

@@ -57,7 +57,7 @@ type LockedQueue struct {
 }
 
 // LockQueue locks a queue and all its limits, in name order, and reads from them what is in force. Last it locks the
-// workers' capacity, which all claims share: no claim waits for another while it holds that. within bounds every
+// workers' capacity, which one claim at a time holds; a claim that holds it waits for no other. within bounds every
 // statement of the transaction. LockQueue returns nil if the queue is gone or, without wait, if another transaction holds
 // one of the locks.
 func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within time.Duration) (*LockedQueue, error) {

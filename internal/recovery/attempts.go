@@ -85,7 +85,8 @@ func (r *Recoverer) setAside(ctx context.Context, busy []int64) {
 	}
 }
 
-// closeLost closes attempts whose worker let the deadline pass: it is frozen, cut off or dead. Their units stay used.
+// closeLost closes attempts whose worker let the deadline pass: it is frozen, cut off or dead. Being lost frees no unit early:
+// each counts until its until has left the window.
 func (r *Recoverer) closeLost(ctx context.Context, v View) (int, error) {
 	if r.Now().Before(r.lostAfter) {
 		return 0, nil
