@@ -73,7 +73,6 @@ func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, 
 	at []time.Time, by []time.Duration, err error,
 ) {
 	var writes pgx.Batch
-	writes.Queue(`LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`)
 	for _, g := range lost {
 		writes.Queue(noteAgainSQL, g.At, g.By)
 	}
@@ -88,10 +87,16 @@ func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, 
 	}
 	writes.Queue(gainsSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&at, &by) })
 	err = pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockGainsSQL); err != nil {
+			return err
+		}
 		return tx.SendBatch(ctx, &writes).Close()
 	})
 	return at, by, err
 }
+
+// It goes ahead of the batch, not in it: what a batch prepares locks its tables first, and two that hold those locks deadlock.
+const lockGainsSQL = `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`
 
 const noteAgainSQL = `
 INSERT INTO call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM call_clock_gains WHERE at = $1)`

@@ -2,10 +2,12 @@ package dispatcher_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
@@ -101,6 +103,30 @@ func TestClockSetForwardBeforeARestart(t *testing.T) {
 	s.want(`SELECT count(*) = 1 AND bool_and(attempt = 1) FROM (SELECT attempt FROM call_open UNION ALL SELECT attempt FROM call_attempts) a`)
 	// By each one's measure it is some milliseconds more or less.
 	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`)
+}
+
+// Two that write it down together wait for one another: neither holds a lock already that the other's excludes.
+//
+//callq:guarantee 1
+func TestClockSetForwardSeenByTwo(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.settable()
+	r := rules(sliding("api", 1, time.Minute))
+	both := []*dispatcher.Dispatcher{s.dispatcher(r), s.another(r)}
+	for _, d := range both {
+		s.turn(d)
+	}
+	s.setClock(70 * time.Second)
+	third := s.hold(`LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`)
+	var noted sync.WaitGroup
+	for _, d := range both {
+		noted.Go(func() { s.tick(d) })
+	}
+	s.eventually(waitingSQL, len(both))
+	s.release(third)
+	noted.Wait()
+	s.want(`SELECT count(*) = 1 FROM call_clock_gains`)
 }
 
 // What a failover loses of it, who saw it writes down again.
