@@ -18,6 +18,9 @@ CREATE TABLE call_inbox (
     onward   boolean     NOT NULL DEFAULT false -- without calls: key and every key after it
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
+-- To compress ids takes longer than to write them as they are.
+ALTER TABLE call_inbox ALTER COLUMN ids SET STORAGE EXTERNAL;
+
 CREATE INDEX call_inbox_due_idx ON call_inbox (queue, at);
 
 -- A flow for each queue, key, priority and task in which calls wait: from which place in which of its segments on. A key that no
@@ -51,7 +54,7 @@ CREATE TABLE call_segments (
     at       timestamptz NOT NULL, -- when its first call fell due, or one that was before it
     ids      bigint[]    NOT NULL,
     PRIMARY KEY (queue, key, priority, task, seq)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 -- Each call that a flow or the inbox names. It may have ended since, and may be here twice.
 CREATE VIEW call_backlog AS

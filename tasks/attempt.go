@@ -165,7 +165,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 // httpCall is what a request is made from. Its idempotency key names the call by its database too, and by when it was
 // inserted: ids are given out again after a TRUNCATE or a restore.
 func (a *attempt) httpCall() *httptask.Call {
-	key := fmt.Sprintf("callq-%s-%s-%d", a.w.database, strconv.FormatInt(a.CreatedAt.UnixMicro(), 36), a.callID)
+	key := "callq-" + a.w.database + "-" + strconv.FormatInt(a.CreatedAt.UnixMicro(), 36) + "-" + strconv.FormatInt(a.callID, 10)
 	return &httptask.Call{ID: a.callID, Attempt: int(a.number), IdempotencyKey: key, Data: a.Data}
 }
 
