@@ -115,9 +115,8 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 		for range 3 {
 			closings = append(closings, closing(ledgertest.Open(t, pool)))
 		}
-		closed, err := ledger.Close(t.Context(), daemon, closings)
-		if err != nil || len(closed) != len(closings) {
-			t.Fatalf("Close = %v, %v", closed, err)
+		if closed, _, err := ledger.CloseFree(t.Context(), daemon, closings); err != nil || len(closed) != len(closings) {
+			t.Fatalf("CloseFree = %v, %v", closed, err)
 		}
 		ledgertest.Exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
 			task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1 AND attempt = 1 AND $1`, life == 0)
