@@ -52,16 +52,16 @@ func TestCancel(t *testing.T) {
 	exec(t, pool, `UPDATE call_queue SET status = 'dispatched' WHERE id = 9`) // with no attempt: it would never end
 
 	got, err := client.Cancel(t.Context(), 7, 1, 99, 2, 3, 4, 4, 5, 6, 8, 9, -1, 1)
-	want := []callqueue.Cancellation{
+	want := []callqueue.ChangeResult{
 		{ID: 7, Status: callqueue.StatusCancelled},
-		{ID: 1, Cancelled: true, Status: callqueue.StatusCancelled},
-		{ID: 2, Cancelled: true, Status: callqueue.StatusCancelled},
-		{ID: 3, Cancelled: true, Status: callqueue.StatusCancelled},
-		{ID: 4, Cancelled: true, Status: callqueue.StatusCancelled, Running: true},
+		{ID: 1, Changed: true, Status: callqueue.StatusCancelled},
+		{ID: 2, Changed: true, Status: callqueue.StatusCancelled},
+		{ID: 3, Changed: true, Status: callqueue.StatusCancelled},
+		{ID: 4, Changed: true, Status: callqueue.StatusCancelled, Open: true},
 		{ID: 5, Status: callqueue.StatusDone},
 		{ID: 6, Status: callqueue.StatusFailed},
-		{ID: 8, Status: callqueue.StatusCancelled, Running: true},
-		{ID: 9, Cancelled: true, Status: callqueue.StatusCancelled},
+		{ID: 8, Status: callqueue.StatusCancelled, Open: true},
+		{ID: 9, Changed: true, Status: callqueue.StatusCancelled},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -101,7 +101,7 @@ func TestCancelMany(t *testing.T) {
 		t.Fatalf("%d, %v", len(got), err)
 	}
 	for i, c := range got {
-		if c.ID != ids[i] || !c.Cancelled {
+		if c.ID != ids[i] || !c.Changed {
 			t.Fatalf("number %d is %+v, want call %d", i, c, ids[i])
 		}
 	}
@@ -132,7 +132,7 @@ func TestCancelMeetsAClaim(t *testing.T) {
 	cancelled := make(chan error, 1)
 	go func() {
 		got, err := client.Cancel(context.Background(), id)
-		if err == nil && (len(got) != 1 || !got[0].Cancelled || got[0].Running) {
+		if err == nil && (len(got) != 1 || !got[0].Changed || got[0].Open) {
 			t.Errorf("got %+v", got)
 		}
 		cancelled <- err
@@ -185,7 +185,7 @@ func TestCancelRaces(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, c := range got {
-					if c.Cancelled {
+					if c.Changed {
 						times[c.ID]++
 					}
 				}

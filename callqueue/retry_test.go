@@ -46,11 +46,11 @@ func TestRetry(t *testing.T) {
 	client, pool := newClient(t)
 	exec(t, pool, endedSQL)
 	got, err := client.Retry(t.Context(), 8, 1, 99, 2, 3, 2, 4, 5, 6, 7, -1)
-	want := []callqueue.Retrial{
-		{ID: 8, Retried: true, Status: callqueue.StatusNew},
+	want := []callqueue.ChangeResult{
+		{ID: 8, Changed: true, Status: callqueue.StatusNew},
 		{ID: 1, Status: callqueue.StatusDone},
-		{ID: 2, Retried: true, Status: callqueue.StatusNew},
-		{ID: 3, Retried: true, Status: callqueue.StatusNew},
+		{ID: 2, Changed: true, Status: callqueue.StatusNew},
+		{ID: 3, Changed: true, Status: callqueue.StatusNew},
 		{ID: 4, Status: callqueue.StatusCancelled, Open: true},
 		{ID: 5, Status: callqueue.StatusNew},
 		{ID: 6, Status: callqueue.StatusError},
@@ -71,10 +71,10 @@ func TestRetry(t *testing.T) {
 	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
 	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
 
-	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Retried {
+	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Changed {
 		t.Errorf("again: %+v, %v", got, err)
 	}
-	if got, err := client.RetryDone(t.Context(), 1); err != nil || !got[0].Retried {
+	if got, err := client.RetryDone(t.Context(), 1); err != nil || !got[0].Changed {
 		t.Errorf("what is done, when asked for: %+v, %v", got, err)
 	}
 	verified(t, pool)
@@ -102,12 +102,12 @@ func TestRetryMeetsAClosing(t *testing.T) {
 	if closed, err := ledger.Close(t.Context(), closing, []ledger.Closing{ends}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
-	retried := make(chan callqueue.Retrial, 1)
+	retried := make(chan callqueue.ChangeResult, 1)
 	go func() {
 		got, err := client.Retry(context.Background(), 4)
 		if err != nil || len(got) != 1 {
 			t.Errorf("%+v, %v", got, err)
-			got = make([]callqueue.Retrial, 1)
+			got = make([]callqueue.ChangeResult, 1)
 		}
 		retried <- got[0]
 	}()
@@ -115,7 +115,7 @@ func TestRetryMeetsAClosing(t *testing.T) {
 	if err := closing.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-retried; !got.Retried {
+	if got := <-retried; !got.Changed {
 		t.Errorf("got %+v", got)
 	}
 	isSo(t, pool, `SELECT status = 'new' AND failed_count = 0 AND retried_after = 1 AND finished_at IS NULL FROM call_queue WHERE id = 4`)
@@ -126,14 +126,14 @@ func TestDelete(t *testing.T) {
 	client, pool := newClient(t)
 	exec(t, pool, endedSQL)
 	got, err := client.Delete(t.Context(), 7, 1, 99, 2, 3, 4, 5, 6)
-	want := []callqueue.Deletion{
+	want := []callqueue.ChangeResult{
 		{ID: 7, Status: callqueue.StatusDispatched, Open: true},
-		{ID: 1, Deleted: true, Status: callqueue.StatusDone},
-		{ID: 2, Deleted: true, Status: callqueue.StatusFailed},
-		{ID: 3, Deleted: true, Status: callqueue.StatusCancelled},
+		{ID: 1, Changed: true, Status: callqueue.StatusDone},
+		{ID: 2, Changed: true, Status: callqueue.StatusFailed},
+		{ID: 3, Changed: true, Status: callqueue.StatusCancelled},
 		{ID: 4, Status: callqueue.StatusCancelled, Open: true},
-		{ID: 5, Deleted: true, Status: callqueue.StatusNew},
-		{ID: 6, Deleted: true, Status: callqueue.StatusError},
+		{ID: 5, Changed: true, Status: callqueue.StatusNew},
+		{ID: 6, Changed: true, Status: callqueue.StatusError},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

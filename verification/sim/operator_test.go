@@ -220,7 +220,7 @@ func (w *world) cancelCalls() {
 	for _, done := range list {
 		w.note(done.ID, "", "an operator cancels: %+v", done)
 		c := w.calls[done.ID]
-		if !done.Cancelled {
+		if !done.Changed {
 			continue
 		}
 		c.cancelled, c.given = true, true
