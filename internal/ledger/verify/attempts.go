@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// attempt is an attempt of the ledger, or an open one.
+// attempt is an attempt of the ledger, or an open one. Its fields have the order of attemptsSQL.
 type attempt struct {
 	CallID   int64
 	Attempt  int32
@@ -66,7 +66,7 @@ func (a *attempt) reported() int64 {
 func (a *attempt) custom() bool { return a.Task != "http" }
 
 // readAttempts reads each attempt once, in the order of the starts. It checks the attempt against what was in force
-// when it was claimed, and adds it to the windows that it started in and to the usage of the last windows.
+// when it was claimed, and adds it to the windows that it started in.
 func (v *verifier) readAttempts(ctx context.Context) error {
 	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
 		return err
@@ -80,21 +80,15 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 	return nil
 }
 
-// eachAttempt calls do with each attempt, which is do's until it returns.
+// eachAttempt calls do with each attempt.
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
-	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.countsFrom())
-	if err != nil {
-		return err
-	}
-	var a attempt
-	_, err = pgx.ForEachRow(rows, []any{
-		&a.CallID, &a.Attempt, &a.At, &a.Claimed, &a.Started, &a.Finished, &a.Cost, &a.Queue, &a.Task, &a.Key,
-		&a.Arrived, &a.Settled, &a.Requests, &a.Outcome, &a.Charged,
-		&a.Acked, &a.SendWithin, &a.Limits, &a.Keys, &a.Costs,
-	}, func() error {
-		do(&a)
-		return nil
-	})
+	_, err := collect(ctx, v.tx, func(row pgx.CollectableRow) (none struct{}, err error) {
+		a, err := pgx.RowToAddrOfStructByPos[attempt](row) // by name would be slow
+		if err == nil {
+			do(a)
+		}
+		return none, err
+	}, attemptsSQL, v.since, v.countsFrom())
 	return err
 }
 
@@ -127,6 +121,7 @@ func (v *verifier) checkAttempt(a *attempt) {
 	}
 	var charges []charge
 	if err := json.Unmarshal(a.Charged, &charges); err != nil {
+		v.unreadable = true
 		v.breaks(a, chargedRule, "", "what it is charged cannot be read: %v", err)
 		return
 	}
@@ -136,7 +131,6 @@ func (v *verifier) checkAttempt(a *attempt) {
 	for _, c := range charges {
 		v.windowsOf(c.Limit).enter(a, c.Until)
 	}
-	v.addUsage(a, charges)
 }
 
 const (

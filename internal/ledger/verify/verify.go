@@ -4,7 +4,7 @@
 // counter, status and setting with the rows that it stands for. It shares no SQL with the code it judges, and
 // of its Go only the arithmetic of internal/limit.
 //
-// It reads one snapshot, and the ledger once, however many versions there are. It keeps in memory only what
+// It reads one snapshot, and the ledger as often, however many versions there are. It keeps in memory only what
 // still counts in the longest window, so it may run beside everything else.
 //
 // When Postgres's clock is set back, it shows some times twice. Attempts that started at such times have no order, so no
@@ -96,7 +96,7 @@ func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 		{"count the calls", v.count},
 		{"read what was in force", v.readPolicy},
 		{"read the attempts", v.readAttempts},
-		{"compare the usage", v.compareUsage},
+		{"compare the usage", v.checkUsage},
 		{"check the versions", v.checkVersions},
 		{"check the calls", v.checkCalls},
 		{"list what it rests on", v.restsOn},
@@ -127,20 +127,19 @@ type verifier struct {
 	since  *time.Time     // nil: everything
 	counts map[string]int // findings, by rule
 
-	versions map[string]history  // by limit: what was in force
-	limits   map[string][]string // by queue, the sorted names of those that it ever had
-	gains    limit.Gains         // of Postgres's clock
-	losses   []limit.Gain        // it was set back
-	windows  map[string]*windows // by limit
-	usage    map[string]*usage   // by limit
-	counted  map[string][]*usage // by queue
+	versions   map[string]history  // by limit: what was in force
+	limits     map[string][]string // by queue, the sorted names of those that it ever had
+	gains      limit.Gains         // of Postgres's clock
+	losses     []limit.Gain        // it was set back
+	windows    map[string]*windows // by limit
+	unreadable bool                // some attempt's charges are
 }
 
 func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
 		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
 		versions: map[string]history{}, limits: map[string][]string{},
-		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
+		windows: map[string]*windows{},
 	}
 	if !since.IsZero() {
 		v.since, v.report.Since = &since, &since
@@ -156,7 +155,8 @@ func (v *verifier) found(rule string, found Violation) {
 	}
 }
 
-// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since.
+// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since, and
+// @now.
 func (v *verifier) check(ctx context.Context, statements ...string) error {
 	found := func(row pgx.CollectableRow) (none struct{}, err error) {
 		f, err := pgx.RowToStructByNameLax[Violation](row)
@@ -164,7 +164,7 @@ func (v *verifier) check(ctx context.Context, statements ...string) error {
 		return none, err
 	}
 	for _, sql := range statements {
-		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since}); err != nil {
+		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since, "now": v.now}); err != nil {
 			return err
 		}
 	}
