@@ -23,18 +23,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Options select what to verify.
-type Options struct {
-	// Since leaves out attempts that ended before it, windows in which none started since then, and calls that
-	// ended before it. Zero: verify everything.
-	Since time.Time
-}
-
 // Report is the result of Run.
 type Report struct {
-	Since    *time.Time  `json:"since,omitempty"` // Options.Since; nil: everything was verified
-	Calls    int64       `json:"calls"`           // verified
-	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
+	Calls    int64       `json:"calls"`
+	Attempts int64       `json:"attempts"` // in the ledger, and open
 	Limits   []LimitUse  `json:"limits"`
 	RestsOn  []string    `json:"rests_on"` // what the proof assumes
 	Findings []Violation `json:"findings"` // empty: every rule holds
@@ -76,18 +68,18 @@ type Violation struct {
 const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
-func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
+func Run(ctx context.Context, pool *pgxpool.Pool) (report *Report, err error) {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
-		report, err = RunTx(ctx, tx, o)
+		report, err = RunTx(ctx, tx)
 		return err
 	})
 	return report, err
 }
 
 // RunTx is Run in the caller's transaction, whose own changes it sees.
-func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
-	v := newVerifier(tx, o.Since)
+func RunTx(ctx context.Context, tx pgx.Tx) (*Report, error) {
+	v := newVerifier(tx)
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error
@@ -124,7 +116,6 @@ type verifier struct {
 	tx     pgx.Tx
 	report *Report
 	now    time.Time      // by Postgres's clock
-	since  *time.Time     // nil: everything
 	counts map[string]int // findings, by rule
 
 	versions   map[string]history  // by limit: what was in force
@@ -135,16 +126,11 @@ type verifier struct {
 	unreadable bool                // some attempt's charges are
 }
 
-func newVerifier(tx pgx.Tx, since time.Time) *verifier {
-	v := &verifier{
+func newVerifier(tx pgx.Tx) *verifier {
+	return &verifier{
 		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
-		versions: map[string]history{}, limits: map[string][]string{},
-		windows: map[string]*windows{},
+		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{},
 	}
-	if !since.IsZero() {
-		v.since, v.report.Since = &since, &since
-	}
-	return v
 }
 
 // found adds a row that breaks a rule, unless enough rows are named for that rule.
@@ -155,8 +141,7 @@ func (v *verifier) found(rule string, found Violation) {
 	}
 }
 
-// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since, and
-// @now.
+// check finds the rows that break rules. A statement returns them with the rule; it may use @now.
 func (v *verifier) check(ctx context.Context, statements ...string) error {
 	found := func(row pgx.CollectableRow) (none struct{}, err error) {
 		f, err := pgx.RowToStructByNameLax[Violation](row)
@@ -164,7 +149,7 @@ func (v *verifier) check(ctx context.Context, statements ...string) error {
 		return none, err
 	}
 	for _, sql := range statements {
-		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since, "now": v.now}); err != nil {
+		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"now": v.now}); err != nil {
 			return err
 		}
 	}
