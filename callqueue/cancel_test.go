@@ -21,20 +21,19 @@ import (
 )
 
 const (
-	// claimSQL opens an attempt of a waiting call, as a claim does.
+	// claimSQL opens attempts of those of the calls that wait, as a claim does: what is locked is passed over.
 	claimSQL = `
-WITH call AS (
-    UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1 RETURNING *
+WITH picked AS MATERIALIZED (
+    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error') FOR UPDATE SKIP LOCKED
+), call AS (
+    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
-    queue, task, key, '{api}', '{""}', '{1}'
+    queue, task, key, '{}', '{}', '{}'
 FROM call`
 	startedSQL = `UPDATE call_open SET token = 7, started_at = clock_timestamp(), deadline = clock_timestamp() + interval '1 h', worker = 'w' WHERE call_id = $1`
 )
-
-// unlimitedSQL has what is open be of no limits: there are none.
-const unlimitedSQL = `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}'`
 
 func TestCancel(t *testing.T) {
 	t.Parallel()
@@ -43,9 +42,7 @@ func TestCancel(t *testing.T) {
 		SELECT 'q' || n, 'k', CASE WHEN n <= 4 THEN 'u' END, coalesce(status, 'new'), CASE WHEN n > 4 THEN now() END, CASE WHEN n = 6 THEN now() END
 		FROM generate_series(1, 9) AS n LEFT JOIN (VALUES (5, 'done'), (6, 'failed'), (7, 'cancelled')) AS v (n, status) USING (n)`)
 	exec(t, pool, `UPDATE call_queue SET status = 'error', error_message = 'busy', run_at = now() + interval '1 h' WHERE id = 2`)
-	for _, id := range []int64{3, 4, 8} {
-		exec(t, pool, claimSQL, id)
-	}
+	exec(t, pool, claimSQL, []int64{3, 4, 8})
 	exec(t, pool, startedSQL, 4)
 	exec(t, pool, startedSQL, 8)
 	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id = 8`)
@@ -126,7 +123,7 @@ func TestCancelMeetsAClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim := begin(t, pool)
-	if _, err := claim.Exec(t.Context(), claimSQL, id); err != nil {
+	if _, err := claim.Exec(t.Context(), claimSQL, []int64{id}); err != nil {
 		t.Fatal(err)
 	}
 	cancelled := make(chan error, 1)
@@ -165,10 +162,7 @@ func TestCancelRaces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, id := range ids {
-			exec(t, pool, claimSQL, id)
-		}
-		exec(t, pool, unlimitedSQL)
+		exec(t, pool, claimSQL, ids)
 		var mu sync.Mutex
 		times := map[int64]int{}
 		var all sync.WaitGroup

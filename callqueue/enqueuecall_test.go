@@ -3,7 +3,6 @@ package callqueue_test
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -218,33 +217,6 @@ func TestEnqueueCallSearchPath(t *testing.T) {
 	}
 	if n := count(t, owner); n != 1 {
 		t.Errorf("%d calls, want 1", n)
-	}
-}
-
-func TestEnqueueCallConcurrentDuplicates(t *testing.T) {
-	t.Parallel()
-	_, owner := newClient(t)
-	pool := enqueuer(t, owner)
-	for round := range 10 {
-		answers, errs := make([]enqueued, 20), make([]error, 20)
-		together(20, func(i int) {
-			answers[i], errs[i] = enqueueCall(t, pool, `unique_key => $1`, fmt.Sprint(round))
-		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
-		won := 0
-		for _, a := range answers {
-			if !a.Duplicate {
-				won++
-			}
-			if a.ID != answers[0].ID {
-				t.Errorf("ids %d and %d", a.ID, answers[0].ID)
-			}
-		}
-		if won != 1 || count(t, owner) != round+1 {
-			t.Fatalf("%d won, and %d calls after round %d", won, count(t, owner), round)
-		}
 	}
 }
 

@@ -103,15 +103,3 @@ func TestGetAttempts(t *testing.T) {
 	ledger(3, nil)
 	see("third left nothing", false, "")
 }
-
-func TestFinal(t *testing.T) {
-	t.Parallel()
-	for status, want := range map[callqueue.Status]bool{
-		callqueue.StatusNew: false, callqueue.StatusDispatched: false, callqueue.StatusError: false,
-		callqueue.StatusDone: true, callqueue.StatusFailed: true, callqueue.StatusCancelled: true,
-	} {
-		if status.Final() != want {
-			t.Errorf("%s: final is %v", status, !want)
-		}
-	}
-}

@@ -308,7 +308,7 @@ func TestDuplicateEndsBeforeLookUp(t *testing.T) {
 func TestInsertMany(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	calls := make([]callqueue.Call, 10_001) // of which one statement writes 10,000
+	calls := make([]callqueue.Call, 10_001)
 	for i := range calls {
 		calls[i] = callqueue.Call{Data: i}
 		if i%3 == 0 {

@@ -80,8 +80,7 @@ func TestRetry(t *testing.T) {
 	verified(t, pool)
 
 	// It counts from then on, from its next attempt's number.
-	exec(t, pool, claimSQL, 2)
-	exec(t, pool, unlimitedSQL)
+	exec(t, pool, claimSQL, []int64{2})
 	exec(t, pool, startedSQL, 2)
 	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour), Arrival: &limit.Arrival{}}
 	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
@@ -179,8 +178,8 @@ func TestChangesRace(t *testing.T) {
 	for range 2 {
 		lane(func(ctx context.Context, ids []int64) error { _, err := client.RetryDone(ctx, ids...); return err })
 		lane(func(ctx context.Context, ids []int64) error { _, err := client.Cancel(ctx, ids...); return err })
-		lane(func(ctx context.Context, ids []int64) error { // as a claim does: what is locked is passed over
-			_, err := pool.Exec(ctx, claimSomeSQL, ids[:n/2])
+		lane(func(ctx context.Context, ids []int64) error {
+			_, err := pool.Exec(ctx, claimSQL, ids[:n/2])
 			return err
 		})
 		lane(func(ctx context.Context, ids []int64) error {
@@ -202,14 +201,3 @@ func TestChangesRace(t *testing.T) {
 	isSo(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
 	verified(t, pool)
 }
-
-const claimSomeSQL = `
-WITH picked AS MATERIALIZED (
-    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status = 'new' FOR UPDATE SKIP LOCKED
-), call AS (
-    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
-)
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
-    queue, task, key, '{}', '{}', '{}'
-FROM call`

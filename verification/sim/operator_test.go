@@ -226,7 +226,7 @@ func (w *world) cancelCalls() {
 		c.cancelled, c.given = true, true
 		for _, k := range w.workers { // tasks/running.go asks every 2 s
 			for _, a := range k.running {
-				if a.CallID == done.ID && done.Running {
+				if a.CallID == done.ID && done.Open {
 					a.do(w.between(0, 2*time.Second), a.hearCancel)
 				}
 			}
