@@ -26,20 +26,19 @@ WITH l AS (
     FROM call_attempts a
     WHERE arrived_by > (SELECT min("from" - 2 * width * interval '1 s') FROM l) AND NOT ` + timeless + `
 ), charges AS ( -- as they were made, or in queues that a limit was given later
-    SELECT l.*, s.key AS own, s.reported, s.finished_at, c.key, c.cost, coalesce(c.until, s.arrived_by) AS until
+    SELECT c."limit" AS name, s.key AS own, s.reported, s.finished_at, c.key, c.cost, coalesce(c.until, s.arrived_by) AS until
     FROM sent s
     CROSS JOIN LATERAL jsonb_to_recordset(s.charged) AS c ("limit" text, key text, cost bigint, until timestamptz)
-    JOIN l ON l.name = c."limit"
     UNION ALL
-    SELECT l.*, s.key, s.reported, s.finished_at, NULL, NULL, s.arrived_by
+    SELECT q.name, s.key, s.reported, s.finished_at, NULL, NULL, s.arrived_by
     FROM sent s
-    JOIN l ON s.finished_at <= l.complete_since AND s.queue = ANY(l.queues)
-    WHERE NOT s.charged @> jsonb_build_array(jsonb_build_object('limit', l.name))
+    JOIN (SELECT name, complete_since, unnest(queues) AS queue FROM l) q ON q.queue = s.queue AND s.finished_at <= q.complete_since
+    WHERE NOT s.charged @> jsonb_build_array(jsonb_build_object('limit', q.name))
 ), units AS (
     SELECT name, 0 AS used,
         CASE WHEN finished_at > complete_since THEN coalesce(key, '') WHEN per_key THEN own ELSE '' END AS key,
         CASE WHEN finished_at > complete_since THEN coalesce(cost, 0) WHEN count_cost THEN reported ELSE 1 END AS charged
-    FROM charges
+    FROM charges JOIN l USING (name)
     WHERE (floor(extract(epoch FROM until) / width) + 1) * width > extract(epoch FROM "from")
     UNION ALL
     SELECT l.name, u.used, u.key, 0 FROM call_usage u JOIN l ON l.name = u.limit_name AND u.bucket > l."from"
