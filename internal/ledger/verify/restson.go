@@ -31,15 +31,12 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	v.report.assumeAll("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", steps(v.gains))
 	v.report.assumeAll("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
 		"was held to no window, nor to what its queue had", steps(v.losses))
-	opened, err := collect(ctx, v.tx, pgx.RowToStructByPos[opening], openedSQL)
+	operators, err := collect(ctx, v.tx, pgx.RowTo[string], openedSQL)
 	if err != nil {
 		return fmt.Errorf("the audit: %w", err)
 	}
-	var operators, slacks []string
-	for _, o := range opened {
-		operators = append(operators, fmt.Sprintf("%s, by %s at %s: %s", o.Limit, o.By, stamp(o.At), o.Change))
-	}
 	v.report.assumeAll("who opened limits by hand knew that what was in no table could not exceed them", operators)
+	var slacks []string
 	for _, name := range sortedKeys(v.versions) {
 		h := v.versions[name]
 		if r := h[len(h)-1]; !r.Removed {
@@ -54,14 +51,9 @@ func (v *verifier) restsOn(ctx context.Context) error {
 const metaSQL = `
 SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM call_meta WHERE name LIKE 'epoch %')`
 
-// opening is a limit that an operator opened, and so took it on himself that no usage is missing.
-type opening struct {
-	Limit, By, Change string
-	At                time.Time
-}
-
+// openedSQL returns the limits that an operator opened, and so took it on himself that no usage is missing.
 const openedSQL = `
-SELECT name, by, change, at FROM call_audit
+SELECT format('%s, by %s at %s: %s', name, by, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SSZ'), change) FROM call_audit
 WHERE what = 'limit' AND starts_with(change, 'opened: ')
 ORDER BY id`
 

@@ -64,7 +64,7 @@ type Violation struct {
 	Detail  string `json:"detail"`
 }
 
-// maxFindings bounds the rows named for one rule.
+// maxFindings bounds the rows named for one rule, of one limit.
 const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
@@ -115,8 +115,8 @@ SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan',
 type verifier struct {
 	tx     pgx.Tx
 	report *Report
-	now    time.Time      // by Postgres's clock
-	counts map[string]int // findings, by rule
+	now    time.Time         // by Postgres's clock
+	counts map[[2]string]int // findings, by rule and limit
 
 	versions   map[string]history  // by limit: what was in force
 	limits     map[string][]string // by queue, the sorted names of those that it ever had
@@ -128,14 +128,15 @@ type verifier struct {
 
 func newVerifier(tx pgx.Tx) *verifier {
 	return &verifier{
-		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
+		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[[2]string]int{},
 		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{},
 	}
 }
 
-// found adds a row that breaks a rule, unless enough rows are named for that rule.
+// found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
 func (v *verifier) found(rule string, found Violation) {
-	if v.counts[rule]++; v.counts[rule] <= maxFindings {
+	count := [2]string{rule, found.Limit}
+	if v.counts[count]++; v.counts[count] <= maxFindings {
 		found.Rule = rule
 		v.report.Findings = append(v.report.Findings, found)
 	}
