@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -105,9 +106,9 @@ func TestRefusedByPostgres(t *testing.T) {
 	for _, text := range []string{`{"a":"\u0000"}`, `["\ud800x"]`, `{"\udc00":1}`, `1e131073`} {
 		refused(json.RawMessage(text))
 	}
-	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+	ledgertest.Exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN RAISE EXCEPTION 'no equivalent' USING ERRCODE = '22P05'; END $$`)
-	exec(t, pool, `CREATE TRIGGER refuse BEFORE INSERT ON call_queue FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	ledgertest.Exec(t, pool, `CREATE TRIGGER refuse BEFORE INSERT ON call_queue FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	refused(nil)
 }
 
@@ -139,13 +140,6 @@ func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
 	}
 	t.Cleanup(func() { _ = tx.Rollback(t.Context()) })
 	return tx
-}
-
-func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func count(t *testing.T, pool *pgxpool.Pool) int {

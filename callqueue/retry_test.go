@@ -15,6 +15,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -44,7 +45,7 @@ WHERE id IN (4, 7)`
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, endedSQL)
+	ledgertest.Exec(t, pool, endedSQL)
 	got, err := client.Retry(t.Context(), 8, 1, 99, 2, 3, 2, 4, 5, 6, 7, -1)
 	want := []callqueue.ChangeResult{
 		{ID: 8, Changed: true, Status: callqueue.StatusNew},
@@ -63,13 +64,13 @@ func TestRetry(t *testing.T) {
 	if !ok || !slices.Equal(notFound.IDs, []int64{99, -1}) {
 		t.Errorf("got %v, want not found: 99 and -1", err)
 	}
-	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{2,3,5,8}' AND bool_and(failed_count = 0 AND run_at <= clock_timestamp()
+	ledgertest.Want(t, pool, `SELECT array_agg(id ORDER BY id) = '{2,3,5,8}' AND bool_and(failed_count = 0 AND run_at <= clock_timestamp()
 		AND finished_at IS NULL AND failed_at IS NULL AND error_message IS NULL)
 		FROM call_queue WHERE status = 'new'`)
-	isSo(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
-	isSo(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
-	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
-	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
+	ledgertest.Want(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
+	ledgertest.Want(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
 
 	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Changed {
 		t.Errorf("again: %+v, %v", got, err)
@@ -80,13 +81,13 @@ func TestRetry(t *testing.T) {
 	verified(t, pool)
 
 	// It counts from then on, from its next attempt's number.
-	exec(t, pool, claimSQL, []int64{2})
-	exec(t, pool, startedSQL, 2)
+	ledgertest.Exec(t, pool, claimSQL, []int64{2})
+	ledgertest.Exec(t, pool, startedSQL, 2)
 	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour), Arrival: &limit.Arrival{}}
 	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
-	isSo(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
+	ledgertest.Want(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
 	verified(t, pool)
 }
 
@@ -95,7 +96,7 @@ func TestRetry(t *testing.T) {
 func TestRetryMeetsAClosing(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, endedSQL)
+	ledgertest.Exec(t, pool, endedSQL)
 	closing := begin(t, pool)
 	ends := ledger.Closing{CallID: 4, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true}
 	if closed, err := ledger.Close(t.Context(), closing, []ledger.Closing{ends}); err != nil || len(closed) != 1 {
@@ -110,20 +111,20 @@ func TestRetryMeetsAClosing(t *testing.T) {
 		}
 		retried <- got[0]
 	}()
-	awaitLock(t, pool, 1)
+	ledgertest.AwaitLocks(t, pool, 1)
 	if err := closing.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-retried; !got.Changed {
 		t.Errorf("got %+v", got)
 	}
-	isSo(t, pool, `SELECT status = 'new' AND failed_count = 0 AND retried_after = 1 AND finished_at IS NULL FROM call_queue WHERE id = 4`)
+	ledgertest.Want(t, pool, `SELECT status = 'new' AND failed_count = 0 AND retried_after = 1 AND finished_at IS NULL FROM call_queue WHERE id = 4`)
 }
 
 func TestDelete(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, endedSQL)
+	ledgertest.Exec(t, pool, endedSQL)
 	got, err := client.Delete(t.Context(), 7, 1, 99, 2, 3, 4, 5, 6)
 	want := []callqueue.ChangeResult{
 		{ID: 7, Status: callqueue.StatusDispatched, Open: true},
@@ -141,9 +142,9 @@ func TestDelete(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 	// No unit comes free: what was charged stays so, and what is open.
-	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{4,7,8}' FROM call_queue`)
-	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
-	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT array_agg(id ORDER BY id) = '{4,7,8}' FROM call_queue`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_open`)
 	if _, err := client.Delete(t.Context(), 1); !errors.Is(err, callqueue.ErrNotFound) {
 		t.Errorf("again: %v", err)
 	}
@@ -156,7 +157,7 @@ func TestChangesRace(t *testing.T) {
 	_, base := newClient(t)
 	client, pool := another(t, base, func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, ledger.Settings()) })
 	const n = 40
-	exec(t, pool, `INSERT INTO call_queue (status, finished_at) SELECT 'cancelled', now() FROM generate_series(1, $1::integer)`, n)
+	ledgertest.Exec(t, pool, `INSERT INTO call_queue (status, finished_at) SELECT 'cancelled', now() FROM generate_series(1, $1::integer)`, n)
 	ids := make([]int64, n)
 	for i := range ids {
 		ids[i] = int64(i + 1)
@@ -197,7 +198,7 @@ func TestChangesRace(t *testing.T) {
 	lane(func(ctx context.Context, ids []int64) error { _, err := client.Delete(ctx, ids[0]); return err })
 	close(gate)
 	all.Wait()
-	isSo(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
-	isSo(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
+	ledgertest.Want(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
 	verified(t, pool)
 }

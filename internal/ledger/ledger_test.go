@@ -15,7 +15,6 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Concurrent batches that name the same attempts in opposite orders do not deadlock, and each attempt starts once and
@@ -279,7 +278,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 		_, err := ledger.Close(context.Background(), pool, []ledger.Closing{lost, failed})
 		closed <- err
 	}()
-	awaitLockWait(t, pool)
+	ledgertest.AwaitLocks(t, pool, 1)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -295,19 +294,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 	}
 }
 
-// awaitLockWait waits until a statement waits for a lock.
-func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	for waiting, end := false, time.Now().Add(time.Minute); !waiting; {
-		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock') FROM pg_sleep(0.005)`).Scan(&waiting)
-		if err != nil || time.Now().After(end) {
-			t.Fatalf("no statement waits for a lock (%v)", err)
-		}
-	}
-}
-
-// The same holds within a transaction, as when a pause recalls the attempt.
+// A recall makes way in the ledger, too.
 func TestRecallOfAnIDThatIsUsedTwice(t *testing.T) {
 	t.Parallel()
 	ledgertest.Trial(t, pgtest.New(t), "recall", func(t *testing.T, tx pgx.Tx) {
