@@ -2,6 +2,7 @@ package callqueue
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,8 +21,8 @@ type Call struct {
 	Task string
 	// Key says whose call it is, for limits that are per key. At most 255 bytes. Default: "".
 	Key string
-	// Data is what the handler gets, as JSON of at most [MaxData] bytes. A json.RawMessage or []byte must be JSON
-	// already; json.Marshal encodes anything else. Default: {}.
+	// Data is what the handler gets, as JSON of at most [MaxData] bytes that jsonb takes: without U+0000. A json.RawMessage or
+	// []byte must be JSON already; json.Marshal encodes anything else. Default: {}.
 	Data any
 	// Cost is how many units the call takes of limits that count cost, at least 1. Default: 1.
 	Cost int64
@@ -153,8 +154,39 @@ func instant(t time.Time) *time.Time {
 	return &t
 }
 
+const emptyData = "{}"
+
+// encode returns the data as JSON.
+func (c *Client) encode(data any) (string, error) {
+	var text []byte
+	switch d := data.(type) {
+	case nil:
+	case json.RawMessage:
+		text = d
+	case []byte:
+		text = d
+	default:
+		var err error
+		if text, err = json.Marshal(data); err != nil {
+			return "", err
+		}
+	}
+	switch {
+	case text == nil:
+		return emptyData, nil
+	case len(text) > c.maxData:
+		return "", fmt.Errorf("%w: %d bytes, of at most %d", ErrTooLarge, len(text), c.maxData)
+	case !utf8.Valid(text):
+		return "", errors.New("is not valid UTF-8")
+	case !json.Valid(text):
+		return "", errors.New("is not valid JSON")
+	}
+	return string(text), nil
+}
+
 // refusal turns Postgres's refusal of a call's values into an InvalidCallError, and returns other errors as they are.
-// check cannot know everything, for example that a database is not in UTF-8.
+// check does not know everything: that jsonb takes neither U+0000 nor half of a surrogate pair, or that a database is not in
+// UTF-8.
 func refusal(index int, err error) error {
 	// Text, encoding, range; too large, too deep.
 	codes := []string{"22P02", "22P05", "22021", "22003", "54000", "54001"}

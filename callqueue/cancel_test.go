@@ -16,52 +16,50 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 )
 
 const (
-	// claimSQL opens an attempt of a waiting call, as a claim does.
+	// claimSQL opens attempts of those of the calls that wait, as a claim does: what is locked is passed over.
 	claimSQL = `
-WITH call AS (
-    UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1 RETURNING *
+WITH picked AS MATERIALIZED (
+    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error') FOR UPDATE SKIP LOCKED
+), call AS (
+    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
-    queue, task, key, '{api}', '{""}', '{1}'
+    queue, task, key, '{}', '{}', '{}'
 FROM call`
 	startedSQL = `UPDATE call_open SET token = 7, started_at = clock_timestamp(), deadline = clock_timestamp() + interval '1 h', worker = 'w' WHERE call_id = $1`
 )
 
-// unlimitedSQL has what is open be of no limits: there are none.
-const unlimitedSQL = `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}'`
-
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, `INSERT INTO call_queue (queue, key, unique_key, status, finished_at, failed_at)
+	ledgertest.Exec(t, pool, `INSERT INTO call_queue (queue, key, unique_key, status, finished_at, failed_at)
 		SELECT 'q' || n, 'k', CASE WHEN n <= 4 THEN 'u' END, coalesce(status, 'new'), CASE WHEN n > 4 THEN now() END, CASE WHEN n = 6 THEN now() END
 		FROM generate_series(1, 9) AS n LEFT JOIN (VALUES (5, 'done'), (6, 'failed'), (7, 'cancelled')) AS v (n, status) USING (n)`)
-	exec(t, pool, `UPDATE call_queue SET status = 'error', error_message = 'busy', run_at = now() + interval '1 h' WHERE id = 2`)
-	for _, id := range []int64{3, 4, 8} {
-		exec(t, pool, claimSQL, id)
-	}
-	exec(t, pool, startedSQL, 4)
-	exec(t, pool, startedSQL, 8)
-	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id = 8`)
-	exec(t, pool, `UPDATE call_queue SET status = 'dispatched' WHERE id = 9`) // with no attempt: it would never end
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'error', error_message = 'busy', run_at = now() + interval '1 h' WHERE id = 2`)
+	ledgertest.Exec(t, pool, claimSQL, []int64{3, 4, 8})
+	ledgertest.Exec(t, pool, startedSQL, 4)
+	ledgertest.Exec(t, pool, startedSQL, 8)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id = 8`)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'dispatched' WHERE id = 9`) // with no attempt: it would never end
 
 	got, err := client.Cancel(t.Context(), 7, 1, 99, 2, 3, 4, 4, 5, 6, 8, 9, -1, 1)
-	want := []callqueue.Cancellation{
+	want := []callqueue.ChangeResult{
 		{ID: 7, Status: callqueue.StatusCancelled},
-		{ID: 1, Cancelled: true, Status: callqueue.StatusCancelled},
-		{ID: 2, Cancelled: true, Status: callqueue.StatusCancelled},
-		{ID: 3, Cancelled: true, Status: callqueue.StatusCancelled},
-		{ID: 4, Cancelled: true, Status: callqueue.StatusCancelled, Running: true},
+		{ID: 1, Changed: true, Status: callqueue.StatusCancelled},
+		{ID: 2, Changed: true, Status: callqueue.StatusCancelled},
+		{ID: 3, Changed: true, Status: callqueue.StatusCancelled},
+		{ID: 4, Changed: true, Status: callqueue.StatusCancelled, Open: true},
 		{ID: 5, Status: callqueue.StatusDone},
 		{ID: 6, Status: callqueue.StatusFailed},
-		{ID: 8, Status: callqueue.StatusCancelled, Running: true},
-		{ID: 9, Cancelled: true, Status: callqueue.StatusCancelled},
+		{ID: 8, Status: callqueue.StatusCancelled, Open: true},
+		{ID: 9, Changed: true, Status: callqueue.StatusCancelled},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -71,12 +69,12 @@ func TestCancel(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound of 99 and -1", err)
 	}
 
-	isSo(t, pool, `SELECT count(*) = 7 AND bool_and(unique_key IS NULL AND finished_at IS NOT NULL AND failed_at IS NULL
+	ledgertest.Want(t, pool, `SELECT count(*) = 7 AND bool_and(unique_key IS NULL AND finished_at IS NOT NULL AND failed_at IS NULL
 		AND failed_count = 0) FROM call_queue WHERE status = 'cancelled'`)
-	isSo(t, pool, `SELECT error_message = 'busy' FROM call_queue WHERE id = 2`)
+	ledgertest.Want(t, pool, `SELECT error_message = 'busy' FROM call_queue WHERE id = 2`)
 	// What had not started is over and charged to nothing; what had is its worker's to end.
-	isSo(t, pool, `SELECT array_agg(call_id ORDER BY call_id) = '{4,8}' AND bool_and(started_at IS NOT NULL) FROM call_open`)
-	isSo(t, pool, `SELECT array_agg(call_id) = '{3}' AND bool_and(attempt = 1 AND outcome = 'cancelled' AND charged = '[]' AND started_at IS NULL
+	ledgertest.Want(t, pool, `SELECT array_agg(call_id ORDER BY call_id) = '{4,8}' AND bool_and(started_at IS NOT NULL) FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT array_agg(call_id) = '{3}' AND bool_and(attempt = 1 AND outcome = 'cancelled' AND charged = '[]' AND started_at IS NULL
 		AND arrived_by IS NULL AND requests IS NULL AND queue = 'q3' AND task = 'http' AND key = 'k') FROM call_attempts`)
 
 	if got, err := client.Cancel(t.Context()); len(got) != 0 || err != nil {
@@ -101,11 +99,11 @@ func TestCancelMany(t *testing.T) {
 		t.Fatalf("%d, %v", len(got), err)
 	}
 	for i, c := range got {
-		if c.ID != ids[i] || !c.Cancelled {
+		if c.ID != ids[i] || !c.Changed {
 			t.Fatalf("number %d is %+v, want call %d", i, c, ids[i])
 		}
 	}
-	isSo(t, pool, `SELECT count(*) = 1200 FROM call_queue WHERE status = 'cancelled'`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 1200 FROM call_queue WHERE status = 'cancelled'`)
 }
 
 // A claim commits while Cancel waits for the call's lock. The attempt is not left behind, and Cancel
@@ -126,18 +124,18 @@ func TestCancelMeetsAClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim := begin(t, pool)
-	if _, err := claim.Exec(t.Context(), claimSQL, id); err != nil {
+	if _, err := claim.Exec(t.Context(), claimSQL, []int64{id}); err != nil {
 		t.Fatal(err)
 	}
 	cancelled := make(chan error, 1)
 	go func() {
 		got, err := client.Cancel(context.Background(), id)
-		if err == nil && (len(got) != 1 || !got[0].Cancelled || got[0].Running) {
+		if err == nil && (len(got) != 1 || !got[0].Changed || got[0].Open) {
 			t.Errorf("got %+v", got)
 		}
 		cancelled <- err
 	}()
-	awaitLock(t, pool, 1)
+	ledgertest.AwaitLocks(t, pool, 1)
 	if err := claim.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +145,9 @@ func TestCancelMeetsAClaim(t *testing.T) {
 	if n := locks.Load(); n != 2 {
 		t.Errorf("open attempts were locked %d times, want 2", n)
 	}
-	isSo(t, pool, `SELECT status = 'cancelled' FROM call_queue`)
-	isSo(t, pool, `SELECT count(*) = 0 FROM call_open`)
-	isSo(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'cancelled' AND attempt = 1`)
+	ledgertest.Want(t, pool, `SELECT status = 'cancelled' FROM call_queue`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'cancelled' AND attempt = 1`)
 }
 
 // Cancels against starts, closings and one another, in opposite orders: no deadlock, each call is
@@ -159,16 +157,13 @@ func TestCancelRaces(t *testing.T) {
 	_, base := newClient(t)
 	client, pool := another(t, base, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	for range 5 {
-		exec(t, pool, `TRUNCATE call_queue, call_open, call_attempts`)
+		ledgertest.Exec(t, pool, `TRUNCATE call_queue, call_open, call_attempts`)
 		const n = 40
 		ids, err := client.InsertMany(t.Context(), make([]callqueue.Call, n))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, id := range ids {
-			exec(t, pool, claimSQL, id)
-		}
-		exec(t, pool, unlimitedSQL)
+		ledgertest.Exec(t, pool, claimSQL, ids)
 		var mu sync.Mutex
 		times := map[int64]int{}
 		var all sync.WaitGroup
@@ -185,7 +180,7 @@ func TestCancelRaces(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, c := range got {
-					if c.Cancelled {
+					if c.Changed {
 						times[c.ID]++
 					}
 				}
@@ -215,8 +210,8 @@ func TestCancelRaces(t *testing.T) {
 				t.Errorf("call %d was cancelled %d times", id, n)
 			}
 		}
-		isSo(t, pool, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NULL`)
-		isSo(t, pool, `SELECT count(*) = 0 FROM call_queue q JOIN call_attempts a ON a.call_id = q.id WHERE q.status = 'done' AND a.outcome <> 'done'`)
+		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NULL`)
+		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_queue q JOIN call_attempts a ON a.call_id = q.id WHERE q.status = 'done' AND a.outcome <> 'done'`)
 		verified(t, pool)
 	}
 }
@@ -255,23 +250,11 @@ func untilFree(try func() error) error {
 // verified fails the test if verify finds something.
 func verified(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	report, err := verify.Run(t.Context(), pool, verify.Options{})
+	report, err := verify.Run(t.Context(), pool)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, v := range report.Findings {
 		t.Errorf("found %+v", v)
-	}
-}
-
-// isSo fails the test unless the query answers true.
-func isSo(t *testing.T, pool *pgxpool.Pool, sql string) {
-	t.Helper()
-	var ok *bool
-	if err := pool.QueryRow(t.Context(), sql).Scan(&ok); err != nil {
-		t.Fatal(err)
-	}
-	if ok == nil || !*ok {
-		t.Errorf("not so: %s", sql)
 	}
 }

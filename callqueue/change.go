@@ -16,14 +16,15 @@ func (e *NotFoundError) Error() string { return fmt.Sprintf("%v: %v", ErrNotFoun
 // Unwrap returns [ErrNotFound].
 func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 
-// Cancellation is what [Client.Cancel] did to a call.
-type Cancellation struct {
+// ChangeResult is what [Client.Cancel], [Client.Retry] or [Client.Delete] did to a call.
+type ChangeResult struct {
 	ID int64 `json:"id"`
-	// Cancelled says that this Cancel ended the call. If false, it had ended before: see Status.
-	Cancelled bool   `json:"cancelled"`
-	Status    Status `json:"status"`
-	// Running says that an attempt of the call had started and had not ended.
-	Running bool `json:"running"`
+	// Changed says that this Cancel ended the call, this Retry made it wait again, or this Delete removed it. If false, its
+	// Status or an Open attempt prevented that.
+	Changed bool   `json:"changed"`
+	Status  Status `json:"status"` // now, or the last that it had
+	// Open says that an attempt of the call has not ended. After Cancel, one that has started.
+	Open bool `json:"open"`
 }
 
 // Cancel ends calls that have not ended. A call that waits is not made. A call that was handed over but has not
@@ -31,17 +32,17 @@ type Cancellation struct {
 // stays counted. The context of its handler ends within about two seconds, and the call stays cancelled however the
 // handler ends.
 //
-// Cancel returns a Cancellation for each call that exists, in the order given. If some do not exist, it cancels the
+// Cancel returns a ChangeResult for each call that exists, in the order given. If some do not exist, it cancels the
 // others and returns a [*NotFoundError]. After any other error it may have cancelled more than it returns; you may
 // cancel again.
 //
 // Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, SELECT on
 // call_limits, and INSERT on call_attempts and call_inbox.
-func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]Cancellation, error) {
-	return change[Cancellation]{
-		what: "cancel calls", sql: cancelSQL, open: true, id: func(d Cancellation) int64 { return d.ID },
+func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
+	return change{
+		what: "cancel calls", sql: cancelSQL, open: true,
 		// It gave units back, or may have held up others that fit.
-		wake: wakeFreedSQL, wakes: func(d Cancellation) bool { return d.Cancelled && !d.Running },
+		wake: wakeFreedSQL, wakes: func(r ChangeResult) bool { return r.Changed && !r.Open },
 	}.run(ctx, c, ids)
 }
 
@@ -52,7 +53,7 @@ const cancelSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, q.status IN ('done', 'failed', 'cancelled') AS ended,
         o.call_id IS NOT NULL AND q.id <> ALL($2::bigint[]) AS claimed,
-        o.started_at IS NOT NULL AS running
+        o.started_at IS NOT NULL AS open
     FROM call_queue q
     LEFT JOIN call_open o ON o.call_id = q.id
     WHERE q.id = ANY($1::bigint[])
@@ -80,20 +81,10 @@ WITH call AS MATERIALIZED (
         CROSS JOIN LATERAL unnest(r.limits, r.keys) AS u (name, key)
     ) f
 )
-SELECT c.id, CASE WHEN done.id IS NULL THEN c.status ELSE 'cancelled' END AS status, done.id IS NOT NULL AS cancelled,
-    c.running
+SELECT c.id, CASE WHEN done.id IS NULL THEN c.status ELSE 'cancelled' END AS status, done.id IS NOT NULL AS changed, c.open
 FROM call c
 LEFT JOIN cancelled done ON done.id = c.id
 WHERE c.ended OR NOT c.claimed`
-
-// Retrial is what [Client.Retry] did to a call.
-type Retrial struct {
-	ID int64 `json:"id"`
-	// Retried says that this Retry made the call wait again. If false, its Status or an Open attempt prevented that.
-	Retried bool   `json:"retried"`
-	Status  Status `json:"status"`
-	Open    bool   `json:"open"`
-}
 
 // Retry makes calls that failed or were cancelled wait again, as if they were new. Earlier failures no longer count
 // towards max_attempts, and an ExpiresAt that has passed is removed. Earlier attempts stay in the ledger and stay
@@ -102,23 +93,23 @@ type Retrial struct {
 // Retry leaves other calls alone: those that have not ended, those that are done, and those that were cancelled and
 // still run.
 //
-// Retry returns a Retrial for each call that exists, in the order given. If some do not exist, it retries the others
+// Retry returns a ChangeResult for each call that exists, in the order given. If some do not exist, it retries the others
 // and returns a [*NotFoundError]. After any other error it may have retried more than it returns.
 //
 // The role needs SELECT and UPDATE on call_queue, and SELECT on call_open.
-func (c *Client) Retry(ctx context.Context, ids ...int64) ([]Retrial, error) {
+func (c *Client) Retry(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
 	return c.retry(ctx, ids, StatusFailed, StatusCancelled)
 }
 
 // RetryDone is like [Client.Retry], but also makes calls once more that are done.
-func (c *Client) RetryDone(ctx context.Context, ids ...int64) ([]Retrial, error) {
+func (c *Client) RetryDone(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
 	return c.retry(ctx, ids, StatusFailed, StatusCancelled, StatusDone)
 }
 
-func (c *Client) retry(ctx context.Context, ids []int64, of ...Status) ([]Retrial, error) {
-	return change[Retrial]{
-		what: "retry calls", sql: retrySQL, args: []any{of}, id: func(d Retrial) int64 { return d.ID },
-		wake: wakeSQL, wakes: func(d Retrial) bool { return d.Retried },
+func (c *Client) retry(ctx context.Context, ids []int64, of ...Status) ([]ChangeResult, error) {
+	return change{
+		what: "retry calls", sql: retrySQL, args: []any{of},
+		wake: wakeSQL, wakes: func(r ChangeResult) bool { return r.Changed },
 	}.run(ctx, c, ids)
 }
 
@@ -138,32 +129,23 @@ WITH call AS MATERIALIZED (
     WHERE q.id = c.id AND NOT c.open AND c.status = ANY($2::text[])
     RETURNING q.id
 )
-SELECT c.id, r.id IS NOT NULL AS retried, CASE WHEN r.id IS NULL THEN c.status ELSE 'new' END AS status, c.open
+SELECT c.id, r.id IS NOT NULL AS changed, CASE WHEN r.id IS NULL THEN c.status ELSE 'new' END AS status, c.open
 FROM call c
 LEFT JOIN retried r ON r.id = c.id`
-
-// Deletion is what [Client.Delete] did to a call.
-type Deletion struct {
-	ID int64 `json:"id"`
-	// Deleted says that this Delete removed the call. If false, it is dispatched or has an Open attempt.
-	Deleted bool   `json:"deleted"`
-	Status  Status `json:"status"` // the last that it had
-	Open    bool   `json:"open"`
-}
 
 // Delete removes calls that have ended or wait; a call that waited is not made. It leaves alone calls that are
 // dispatched, or were cancelled and still run: cancel them first, and let them end. Deleting frees no units: the ledger
 // keeps the attempts for as long as a limit may count them.
 //
-// Delete returns a Deletion for each call that existed, in the order given. If some did not exist, it deletes the
+// Delete returns a ChangeResult for each call that existed, in the order given. If some did not exist, it deletes the
 // others and returns a [*NotFoundError]. After any other error it may have deleted more than it returns.
 //
 // The role needs SELECT, UPDATE and DELETE on call_queue, and SELECT on call_open.
-func (c *Client) Delete(ctx context.Context, ids ...int64) ([]Deletion, error) {
-	return change[Deletion]{
-		what: "delete calls", sql: deleteSQL, id: func(d Deletion) int64 { return d.ID },
+func (c *Client) Delete(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
+	return change{
+		what: "delete calls", sql: deleteSQL,
 		// It may have held up others that fit.
-		wake: wakeFreedSQL, wakes: func(d Deletion) bool { return d.Deleted && !d.Status.Final() },
+		wake: wakeFreedSQL, wakes: func(r ChangeResult) bool { return r.Changed && !r.Status.Final() },
 	}.run(ctx, c, ids)
 }
 
@@ -179,18 +161,17 @@ WITH call AS MATERIALIZED (
     WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
     RETURNING q.id
 )
-SELECT c.id, d.id IS NOT NULL AS deleted, c.status, c.open
+SELECT c.id, d.id IS NOT NULL AS changed, c.status, c.open
 FROM call c
 LEFT JOIN deleted d ON d.id = c.id`
 
-// change is what is done to calls. T is what was done to one of them.
-type change[T any] struct {
-	what  string // for errors
-	open  bool   // open attempts are locked before their calls, as whatever closes them does
-	sql   string // changes the calls $1, which are locked, and returns a T of each
-	args  []any  // $2, …; with open, the last is which calls have an open attempt
-	id    func(T) int64
-	wakes func(T) bool // whether wake is sent
+// change is what is done to calls.
+type change struct {
+	what  string                  // for errors
+	open  bool                    // open attempts are locked before their calls, as whatever closes them does
+	sql   string                  // changes the calls $1, which are locked, and returns a ChangeResult of each
+	args  []any                   // $2, …; with open, the last is which calls have an open attempt
+	wakes func(ChangeResult) bool // whether wake is sent
 	wake  string
 }
 
@@ -199,9 +180,9 @@ const mostLocked = 500
 
 // run changes calls, some in each transaction, and returns what was done, in the order of the ids. If some calls do not exist,
 // the error is a [*NotFoundError].
-func (ch change[T]) run(ctx context.Context, c *Client, ids []int64) ([]T, error) {
+func (ch change) run(ctx context.Context, c *Client, ids []int64) ([]ChangeResult, error) {
 	var asked, missing []int64 // each once
-	known := make(map[int64]*T, len(ids))
+	known := make(map[int64]*ChangeResult, len(ids))
 	for _, id := range ids {
 		if _, twice := known[id]; !twice {
 			asked, known[id] = append(asked, id), nil
@@ -213,7 +194,7 @@ func (ch change[T]) run(ctx context.Context, c *Client, ids []int64) ([]T, error
 			some, failure = ch.turn(ctx, c, some, known)
 		}
 	}
-	list := make([]T, 0, len(asked))
+	list := make([]ChangeResult, 0, len(asked))
 	for _, id := range asked {
 		if done := known[id]; done != nil {
 			list = append(list, *done)
@@ -231,8 +212,8 @@ func (ch change[T]) run(ctx context.Context, c *Client, ids []int64) ([]T, error
 }
 
 // turn changes calls in one transaction and notes in known what was done. It returns the calls that sql left to another turn.
-func (ch change[T]) turn(ctx context.Context, c *Client, ids []int64, known map[int64]*T) (again []int64, err error) {
-	var found []T
+func (ch change) turn(ctx context.Context, c *Client, ids []int64, known map[int64]*ChangeResult) (again []int64, err error) {
+	var found []ChangeResult
 	// Each statement must see what was committed while it waited for the locks of the one before.
 	err = pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		args := append([]any{ids}, ch.args...)
@@ -247,7 +228,7 @@ func (ch change[T]) turn(ctx context.Context, c *Client, ids []int64, known map[
 			return err
 		}
 		rows, _ := tx.Query(ctx, ch.sql, args...)
-		if found, err = pgx.CollectRows(rows, pgx.RowToStructByName[T]); err != nil {
+		if found, err = pgx.CollectRows(rows, pgx.RowToStructByName[ChangeResult]); err != nil {
 			return err
 		}
 		if slices.ContainsFunc(found, ch.wakes) {
@@ -259,7 +240,7 @@ func (ch change[T]) turn(ctx context.Context, c *Client, ids []int64, known map[
 		return nil, err
 	}
 	for i := range found {
-		known[ch.id(found[i])] = &found[i]
+		known[found[i].ID] = &found[i]
 	}
 	return slices.DeleteFunc(again, func(id int64) bool { return known[id] != nil }), nil
 }

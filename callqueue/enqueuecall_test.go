@@ -3,7 +3,6 @@ package callqueue_test
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -151,7 +151,7 @@ func TestEnqueueCallMaxData(t *testing.T) {
 		}
 	}
 	takes(262144)
-	exec(t, owner, `INSERT INTO call_meta (name, position) VALUES ('max_data', 300000)`)
+	ledgertest.Exec(t, owner, `INSERT INTO call_meta (name, position) VALUES ('max_data', 300000)`)
 	takes(300000)
 }
 
@@ -183,11 +183,11 @@ func TestEnqueueCallDuplicate(t *testing.T) {
 	if got := enqueue(`queue => 'other', unique_key => 'u'`); got.Duplicate {
 		t.Error("another queue's is a duplicate")
 	}
-	exec(t, owner, `INSERT INTO call_queue (queue, unique_key) VALUES (NULL, 'null')`)
+	ledgertest.Exec(t, owner, `INSERT INTO call_queue (queue, unique_key) VALUES (NULL, 'null')`)
 	if got := enqueue(`unique_key => 'null'`); !got.Duplicate {
 		t.Error("a queue that is NULL is not the default one")
 	}
-	exec(t, owner, endSQL, "u")
+	ledgertest.Exec(t, owner, endSQL, "u")
 	if got := enqueue(`unique_key => 'u'`); got.Duplicate || got.ID == first.ID {
 		t.Errorf("after the first ended: %+v", got)
 	}
@@ -197,7 +197,7 @@ func TestEnqueueCallDuplicate(t *testing.T) {
 func TestEnqueueCallSearchPath(t *testing.T) {
 	t.Parallel()
 	_, owner := newClient(t)
-	exec(t, owner, `GRANT CREATE ON SCHEMA public TO PUBLIC`) // as it was before Postgres 15
+	ledgertest.Exec(t, owner, `GRANT CREATE ON SCHEMA public TO PUBLIC`) // as it was before Postgres 15
 	conn, err := enqueuer(t, owner).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -218,33 +218,6 @@ func TestEnqueueCallSearchPath(t *testing.T) {
 	}
 	if n := count(t, owner); n != 1 {
 		t.Errorf("%d calls, want 1", n)
-	}
-}
-
-func TestEnqueueCallConcurrentDuplicates(t *testing.T) {
-	t.Parallel()
-	_, owner := newClient(t)
-	pool := enqueuer(t, owner)
-	for round := range 10 {
-		answers, errs := make([]enqueued, 20), make([]error, 20)
-		together(20, func(i int) {
-			answers[i], errs[i] = enqueueCall(t, pool, `unique_key => $1`, fmt.Sprint(round))
-		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
-		won := 0
-		for _, a := range answers {
-			if !a.Duplicate {
-				won++
-			}
-			if a.ID != answers[0].ID {
-				t.Errorf("ids %d and %d", a.ID, answers[0].ID)
-			}
-		}
-		if won != 1 || count(t, owner) != round+1 {
-			t.Fatalf("%d won, and %d calls after round %d", won, count(t, owner), round)
-		}
 	}
 }
 
@@ -336,7 +309,7 @@ func TestEnqueueCallWaits(t *testing.T) {
 				return tx.QueryRow(t.Context(), sql, c.name).Scan(&got.ID, &got.Duplicate)
 			})
 		}()
-		awaitLock(t, owner, 1)
+		ledgertest.AwaitLocks(t, owner, 1)
 		end := tx.Rollback
 		if c.commit {
 			end = tx.Commit
@@ -369,20 +342,4 @@ func together(n int, run func(i int)) {
 	}
 	close(gate)
 	done.Wait()
-}
-
-// awaitLock waits until so many sessions of the database wait for a lock.
-func awaitLock(t *testing.T, pool *pgxpool.Pool, want int) {
-	t.Helper()
-	waiting := 0
-	for end := time.Now().Add(time.Minute); waiting < want && time.Now().Before(end); {
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity, pg_sleep(0.005)
-			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if waiting != want {
-		t.Fatalf("%d sessions wait for a lock, want %d", waiting, want)
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 )
 
 // The rows are what an ORM or psql may write; the JSON is what `calls get -o json` promises.
@@ -84,34 +85,22 @@ func TestGetAttempts(t *testing.T) {
 		}
 	}
 	ledger := func(attempt int, result any) {
-		exec(t, pool, `INSERT INTO call_attempts
+		ledgertest.Exec(t, pool, `INSERT INTO call_attempts
 			(call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged, result)
 			VALUES ($1, $2, 1, now(), now(), 'error', 'default', 'http', '', '[]', $3)`, id, attempt, result)
 	}
 	see("new", false, "")
-	exec(t, pool, `INSERT INTO call_open
+	ledgertest.Exec(t, pool, `INSERT INTO call_open
 		(call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES ($1, 1, 1, 1, 1, now(), now(), now(), '', '', 'default', 'http', '', '{}', '{}', '{}')`, id)
 	see("claimed", false, "")
-	exec(t, pool, `UPDATE call_open SET started_at = now()`)
+	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = now()`)
 	see("started", true, "")
-	exec(t, pool, `DELETE FROM call_open`)
+	ledgertest.Exec(t, pool, `DELETE FROM call_open`)
 	ledger(1, `{"status": 500}`)
 	see("first ended", false, `{"status": 500}`)
 	ledger(2, `{"status": 200}`)
 	see("second ended", false, `{"status": 200}`)
 	ledger(3, nil)
 	see("third left nothing", false, "")
-}
-
-func TestFinal(t *testing.T) {
-	t.Parallel()
-	for status, want := range map[callqueue.Status]bool{
-		callqueue.StatusNew: false, callqueue.StatusDispatched: false, callqueue.StatusError: false,
-		callqueue.StatusDone: true, callqueue.StatusFailed: true, callqueue.StatusCancelled: true,
-	} {
-		if status.Final() != want {
-			t.Errorf("%s: final is %v", status, !want)
-		}
-	}
 }

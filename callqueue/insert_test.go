@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 )
 
 // Every field arrives, by either way in and in each of pgx's query modes, poolers' too.
@@ -56,7 +57,7 @@ func TestInsertRoundTrip(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			client, pool := another(t, base, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			for _, c := range calls {
-				exec(t, pool, `DELETE FROM call_queue`)
+				ledgertest.Exec(t, pool, `DELETE FROM call_queue`)
 				id, err := client.Insert(t.Context(), c.call)
 				if err != nil {
 					t.Fatal(err)
@@ -79,7 +80,7 @@ func TestInsertRoundTrip(t *testing.T) {
 					}
 				}
 				check(id)
-				exec(t, pool, `DELETE FROM call_queue`)
+				ledgertest.Exec(t, pool, `DELETE FROM call_queue`)
 				ids, err := client.InsertMany(t.Context(), []callqueue.Call{c.call})
 				if err != nil {
 					t.Fatal(err)
@@ -178,7 +179,7 @@ func TestDuplicate(t *testing.T) {
 		t.Errorf("%d calls after refused batches, want %d", n, before)
 	}
 
-	exec(t, pool, endSQL, "u")
+	ledgertest.Exec(t, pool, endSQL, "u")
 	if id, err := client.Insert(t.Context(), call); err != nil || id == first {
 		t.Errorf("after the first ended: got %d, %v; want a new call", id, err)
 	}
@@ -188,7 +189,7 @@ func TestDuplicate(t *testing.T) {
 func TestEmptyUniqueKeyBySQL(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, `INSERT INTO call_queue (unique_key) VALUES (''), ('u')`)
+	ledgertest.Exec(t, pool, `INSERT INTO call_queue (unique_key) VALUES (''), ('u')`)
 	_, err := client.InsertMany(t.Context(), []callqueue.Call{{}, {UniqueKey: "u"}})
 	isDuplicateAt(t, err, 1, 2)
 }
@@ -229,7 +230,7 @@ func TestConcurrentDuplicates(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for range 5 {
-				exec(t, pool, `DELETE FROM call_queue`)
+				ledgertest.Exec(t, pool, `DELETE FROM call_queue`)
 				ids, errs := make([]int64, 20), make([]error, 20)
 				together(20, func(i int) { ids[i], errs[i] = c.insert() })
 				won := 0
@@ -271,7 +272,7 @@ func TestBatchesDoNotDeadlock(t *testing.T) {
 	} {
 		done.Go(func() { _, errs[i] = client.InsertMany(t.Context(), calls) })
 	}
-	awaitLock(t, pool, 2)
+	ledgertest.AwaitLocks(t, pool, 2)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -286,14 +287,14 @@ func TestBatchesDoNotDeadlock(t *testing.T) {
 func TestDuplicateEndsBeforeLookUp(t *testing.T) {
 	t.Parallel()
 	_, base := newClient(t)
-	exec(t, base, `INSERT INTO call_queue (unique_key) VALUES ('one'), ('many')`)
+	ledgertest.Exec(t, base, `INSERT INTO call_queue (unique_key) VALUES ('one'), ('many')`)
 	client, _ := another(t, base, func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = onStatement(func(sql string) {
 			switch {
 			case strings.HasPrefix(sql, "SELECT id FROM call_queue"):
-				exec(t, base, endSQL, "one")
+				ledgertest.Exec(t, base, endSQL, "one")
 			case strings.Contains(sql, "SELECT given.n"):
-				exec(t, base, endSQL, "many")
+				ledgertest.Exec(t, base, endSQL, "many")
 			}
 		})
 	})
@@ -308,7 +309,7 @@ func TestDuplicateEndsBeforeLookUp(t *testing.T) {
 func TestInsertMany(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	calls := make([]callqueue.Call, 10_001) // of which one statement writes 10,000
+	calls := make([]callqueue.Call, 10_001)
 	for i := range calls {
 		calls[i] = callqueue.Call{Data: i}
 		if i%3 == 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/ledgertest"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -44,13 +45,13 @@ WHERE id IN (4, 7)`
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, endedSQL)
+	ledgertest.Exec(t, pool, endedSQL)
 	got, err := client.Retry(t.Context(), 8, 1, 99, 2, 3, 2, 4, 5, 6, 7, -1)
-	want := []callqueue.Retrial{
-		{ID: 8, Retried: true, Status: callqueue.StatusNew},
+	want := []callqueue.ChangeResult{
+		{ID: 8, Changed: true, Status: callqueue.StatusNew},
 		{ID: 1, Status: callqueue.StatusDone},
-		{ID: 2, Retried: true, Status: callqueue.StatusNew},
-		{ID: 3, Retried: true, Status: callqueue.StatusNew},
+		{ID: 2, Changed: true, Status: callqueue.StatusNew},
+		{ID: 3, Changed: true, Status: callqueue.StatusNew},
 		{ID: 4, Status: callqueue.StatusCancelled, Open: true},
 		{ID: 5, Status: callqueue.StatusNew},
 		{ID: 6, Status: callqueue.StatusError},
@@ -63,31 +64,30 @@ func TestRetry(t *testing.T) {
 	if !ok || !slices.Equal(notFound.IDs, []int64{99, -1}) {
 		t.Errorf("got %v, want not found: 99 and -1", err)
 	}
-	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{2,3,5,8}' AND bool_and(failed_count = 0 AND run_at <= clock_timestamp()
+	ledgertest.Want(t, pool, `SELECT array_agg(id ORDER BY id) = '{2,3,5,8}' AND bool_and(failed_count = 0 AND run_at <= clock_timestamp()
 		AND finished_at IS NULL AND failed_at IS NULL AND error_message IS NULL)
 		FROM call_queue WHERE status = 'new'`)
-	isSo(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
-	isSo(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
-	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
-	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
+	ledgertest.Want(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
+	ledgertest.Want(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
 
-	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Retried {
+	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Changed {
 		t.Errorf("again: %+v, %v", got, err)
 	}
-	if got, err := client.RetryDone(t.Context(), 1); err != nil || !got[0].Retried {
+	if got, err := client.RetryDone(t.Context(), 1); err != nil || !got[0].Changed {
 		t.Errorf("what is done, when asked for: %+v, %v", got, err)
 	}
 	verified(t, pool)
 
 	// It counts from then on, from its next attempt's number.
-	exec(t, pool, claimSQL, 2)
-	exec(t, pool, unlimitedSQL)
-	exec(t, pool, startedSQL, 2)
+	ledgertest.Exec(t, pool, claimSQL, []int64{2})
+	ledgertest.Exec(t, pool, startedSQL, 2)
 	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour), Arrival: &limit.Arrival{}}
 	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
-	isSo(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
+	ledgertest.Want(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
 	verified(t, pool)
 }
 
@@ -96,44 +96,44 @@ func TestRetry(t *testing.T) {
 func TestRetryMeetsAClosing(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, endedSQL)
+	ledgertest.Exec(t, pool, endedSQL)
 	closing := begin(t, pool)
 	ends := ledger.Closing{CallID: 4, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true}
 	if closed, err := ledger.Close(t.Context(), closing, []ledger.Closing{ends}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
-	retried := make(chan callqueue.Retrial, 1)
+	retried := make(chan callqueue.ChangeResult, 1)
 	go func() {
 		got, err := client.Retry(context.Background(), 4)
 		if err != nil || len(got) != 1 {
 			t.Errorf("%+v, %v", got, err)
-			got = make([]callqueue.Retrial, 1)
+			got = make([]callqueue.ChangeResult, 1)
 		}
 		retried <- got[0]
 	}()
-	awaitLock(t, pool, 1)
+	ledgertest.AwaitLocks(t, pool, 1)
 	if err := closing.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-retried; !got.Retried {
+	if got := <-retried; !got.Changed {
 		t.Errorf("got %+v", got)
 	}
-	isSo(t, pool, `SELECT status = 'new' AND failed_count = 0 AND retried_after = 1 AND finished_at IS NULL FROM call_queue WHERE id = 4`)
+	ledgertest.Want(t, pool, `SELECT status = 'new' AND failed_count = 0 AND retried_after = 1 AND finished_at IS NULL FROM call_queue WHERE id = 4`)
 }
 
 func TestDelete(t *testing.T) {
 	t.Parallel()
 	client, pool := newClient(t)
-	exec(t, pool, endedSQL)
+	ledgertest.Exec(t, pool, endedSQL)
 	got, err := client.Delete(t.Context(), 7, 1, 99, 2, 3, 4, 5, 6)
-	want := []callqueue.Deletion{
+	want := []callqueue.ChangeResult{
 		{ID: 7, Status: callqueue.StatusDispatched, Open: true},
-		{ID: 1, Deleted: true, Status: callqueue.StatusDone},
-		{ID: 2, Deleted: true, Status: callqueue.StatusFailed},
-		{ID: 3, Deleted: true, Status: callqueue.StatusCancelled},
+		{ID: 1, Changed: true, Status: callqueue.StatusDone},
+		{ID: 2, Changed: true, Status: callqueue.StatusFailed},
+		{ID: 3, Changed: true, Status: callqueue.StatusCancelled},
 		{ID: 4, Status: callqueue.StatusCancelled, Open: true},
-		{ID: 5, Deleted: true, Status: callqueue.StatusNew},
-		{ID: 6, Deleted: true, Status: callqueue.StatusError},
+		{ID: 5, Changed: true, Status: callqueue.StatusNew},
+		{ID: 6, Changed: true, Status: callqueue.StatusError},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -142,9 +142,9 @@ func TestDelete(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 	// No unit comes free: what was charged stays so, and what is open.
-	isSo(t, pool, `SELECT array_agg(id ORDER BY id) = '{4,7,8}' FROM call_queue`)
-	isSo(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
-	isSo(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT array_agg(id ORDER BY id) = '{4,7,8}' FROM call_queue`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_open`)
 	if _, err := client.Delete(t.Context(), 1); !errors.Is(err, callqueue.ErrNotFound) {
 		t.Errorf("again: %v", err)
 	}
@@ -157,7 +157,7 @@ func TestChangesRace(t *testing.T) {
 	_, base := newClient(t)
 	client, pool := another(t, base, func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, ledger.Settings()) })
 	const n = 40
-	exec(t, pool, `INSERT INTO call_queue (status, finished_at) SELECT 'cancelled', now() FROM generate_series(1, $1::integer)`, n)
+	ledgertest.Exec(t, pool, `INSERT INTO call_queue (status, finished_at) SELECT 'cancelled', now() FROM generate_series(1, $1::integer)`, n)
 	ids := make([]int64, n)
 	for i := range ids {
 		ids[i] = int64(i + 1)
@@ -179,8 +179,8 @@ func TestChangesRace(t *testing.T) {
 	for range 2 {
 		lane(func(ctx context.Context, ids []int64) error { _, err := client.RetryDone(ctx, ids...); return err })
 		lane(func(ctx context.Context, ids []int64) error { _, err := client.Cancel(ctx, ids...); return err })
-		lane(func(ctx context.Context, ids []int64) error { // as a claim does: what is locked is passed over
-			_, err := pool.Exec(ctx, claimSomeSQL, ids[:n/2])
+		lane(func(ctx context.Context, ids []int64) error {
+			_, err := pool.Exec(ctx, claimSQL, ids[:n/2])
 			return err
 		})
 		lane(func(ctx context.Context, ids []int64) error {
@@ -198,18 +198,7 @@ func TestChangesRace(t *testing.T) {
 	lane(func(ctx context.Context, ids []int64) error { _, err := client.Delete(ctx, ids[0]); return err })
 	close(gate)
 	all.Wait()
-	isSo(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
-	isSo(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
+	ledgertest.Want(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
 	verified(t, pool)
 }
-
-const claimSomeSQL = `
-WITH picked AS MATERIALIZED (
-    SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status = 'new' FOR UPDATE SKIP LOCKED
-), call AS (
-    UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
-)
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
-    queue, task, key, '{}', '{}', '{}'
-FROM call`

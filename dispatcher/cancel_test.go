@@ -19,7 +19,7 @@ func (s *system) cancel(ids ...int64) {
 		s.t.Fatalf("Cancel = %+v, %v", got, err)
 	}
 	for _, c := range got {
-		if !c.Cancelled {
+		if !c.Changed {
 			s.t.Errorf("call %d was not cancelled: %+v", c.ID, c)
 		}
 	}

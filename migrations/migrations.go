@@ -41,9 +41,9 @@ func Up(ctx context.Context, conn *pgx.ConnConfig) ([]Migration, error) {
 	return applied, err
 }
 
-// Down takes back the newest step and returns it; with nothing applied it returns nil.
-func Down(ctx context.Context, conn *pgx.ConnConfig) (*Migration, error) {
-	var undone *Migration
+// Down takes back the newest step and returns it; with nothing applied it returns none.
+func Down(ctx context.Context, conn *pgx.ConnConfig) ([]Migration, error) {
+	undone := []Migration{}
 	err := withProvider(conn, func(p *goose.Provider) error {
 		version, err := p.GetDBVersion(ctx)
 		if err != nil || version == 0 {
@@ -51,7 +51,7 @@ func Down(ctx context.Context, conn *pgx.ConnConfig) (*Migration, error) {
 		}
 		r, err := p.Down(ctx)
 		if err == nil {
-			undone = &Migration{r.Source.Version, r.Source.Path, false}
+			undone = append(undone, Migration{r.Source.Version, r.Source.Path, false})
 		}
 		return err
 	})

@@ -33,19 +33,17 @@ func Roles(prefix string) []Role {
 	}
 }
 
-var prefixForm = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
+var (
+	prefixForm = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
+	roleName   = regexp.MustCompile(DefaultPrefix + `_(producer|enqueuer|daemon|viewer)`)
+)
 
 // RolesSQL makes the roles that are missing, and gives each what it needs of callq's tables.
 func RolesSQL(prefix string) (string, error) {
 	if !prefixForm.MatchString(prefix) || strings.HasPrefix(prefix, "pg_") {
 		return "", fmt.Errorf("%q cannot begin the names of roles: at most 40 of a-z, 0-9 and _, and not pg_", prefix)
 	}
-	var pairs []string
-	given := Roles(prefix)
-	for i, role := range Roles(DefaultPrefix) {
-		pairs = append(pairs, role.Name, given[i].Name)
-	}
-	return strings.NewReplacer(pairs...).Replace(rolesSQL), nil
+	return roleName.ReplaceAllString(rolesSQL, prefix+"_$1"), nil
 }
 
 // GrantRoles runs RolesSQL.

@@ -22,7 +22,7 @@ import (
 func (b *bench) cancel(id int64) {
 	b.t.Helper()
 	got, err := b.client.Cancel(context.Background(), id)
-	if err != nil || len(got) != 1 || !got[0].Cancelled || !got[0].Running {
+	if err != nil || len(got) != 1 || !got[0].Changed || !got[0].Open {
 		b.t.Fatalf("Cancel = %+v, %v; want it cancelled and running", got, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // starts groups what attempts ask at once, starts and acknowledgements, into single statements.
 type starts struct {
 	*ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
-	acks   *ledger.Batch[ledger.Ack, struct{}]
+	acks   *ledger.Batch[ledger.Running, struct{}]
 	db     *pgxpool.Pool
 	worker string
 }
@@ -21,7 +21,7 @@ type starts struct {
 func newStarts(db *pgxpool.Pool, worker string) *starts {
 	s := &starts{db: db, worker: worker}
 	s.Batch = ledger.NewBatch(batchSize, nil, s.start)
-	s.acks = ledger.NewBatch(batchSize, nil, func(ctx context.Context, acks []ledger.Ack) ([]struct{}, error) {
+	s.acks = ledger.NewBatch(batchSize, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 		defer cancel()
 		return make([]struct{}, len(acks)), ledger.Acknowledge(ctx, db, acks)
@@ -132,7 +132,7 @@ func (a *attempt) askAgain(ctx context.Context, apart bool) (answer ledger.Start
 // arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the
 // ledger does not hear of it they stay occupied for the longer.
 func (a *attempt) arrived(acked time.Time) {
-	a.w.starts.acks.Offer(ledger.Ack{CallID: a.callID, Attempt: a.number, Token: a.token, After: acked.Sub(a.m0)})
+	a.w.starts.acks.Offer(ledger.Running{CallID: a.callID, Attempt: a.number, Token: a.token, Acked: acked.Sub(a.m0)})
 }
 
 // release ends the attempt's part in its message.

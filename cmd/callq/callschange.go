@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,13 +25,9 @@ has not started, is never sent. One that runs may have reached the API: its atte
 handler is told to stop within about two seconds.
 
 Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`,
-		allowed: unfinished, usual: unfinished,
-		apply: func(ctx context.Context, client *callqueue.Client, _ bool, ids []int64) ([]changed, error) {
-			results, err := client.Cancel(ctx, ids...)
-			return each(results, err, func(r callqueue.Cancellation) changed {
-				was := !r.Cancelled && r.Status == callqueue.StatusCancelled
-				return changed{id: r.ID, done: r.Cancelled, was: was, status: r.Status, open: r.Running}
-			})
+		allowed: unfinished, usual: unfinished, makes: callqueue.StatusCancelled,
+		apply: func(ctx context.Context, client *callqueue.Client, _ bool, ids []int64) ([]callqueue.ChangeResult, error) {
+			return client.Cancel(ctx, ids...)
 		},
 	})
 }
@@ -47,15 +42,11 @@ only with --done or --status done.
 A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs.`,
 		allowed: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
 		usual:   []callqueue.Status{callqueue.StatusFailed},
-		apply: func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]changed, error) {
-			retry := client.Retry
+		apply: func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]callqueue.ChangeResult, error) {
 			if done {
-				retry = client.RetryDone
+				return client.RetryDone(ctx, ids...)
 			}
-			results, err := retry(ctx, ids...)
-			return each(results, err, func(r callqueue.Retrial) changed {
-				return changed{id: r.ID, done: r.Retried, status: r.Status, open: r.Open}
-			})
+			return client.Retry(ctx, ids...)
 		},
 	}
 	cmd := changeCommand(a, c)
@@ -71,11 +62,8 @@ func callsDeleteCommand(a *app) *cobra.Command {
 is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`,
 		allowed: append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError), usual: ended,
 		asks: true,
-		apply: func(ctx context.Context, client *callqueue.Client, _ bool, ids []int64) ([]changed, error) {
-			results, err := client.Delete(ctx, ids...)
-			return each(results, err, func(r callqueue.Deletion) changed {
-				return changed{id: r.ID, done: r.Deleted, status: r.Status, open: r.Open}
-			})
+		apply: func(ctx context.Context, client *callqueue.Client, _ bool, ids []int64) ([]callqueue.ChangeResult, error) {
+			return client.Delete(ctx, ids...)
 		},
 	})
 }
@@ -88,29 +76,8 @@ type change struct {
 	usual      []callqueue.Status // of a filter that names none
 	done       bool               // calls that are done too
 	asks       bool               // also about calls given by id, for it cannot be undone
-	apply      func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]changed, error)
-}
-
-// changed is what became of a call.
-type changed struct {
-	id     int64
-	done   bool
-	was    bool // already what was asked for, which is no failure
-	status callqueue.Status
-	open   bool // an attempt is
-	result any  // the client's, for JSON
-}
-
-func (c changed) MarshalJSON() ([]byte, error) { return json.Marshal(c.result) }
-
-// each turns the client's results into ours.
-func each[T any](results []T, err error, of func(T) changed) ([]changed, error) {
-	list := make([]changed, len(results))
-	for i, r := range results {
-		list[i] = of(r)
-		list[i].result = r
-	}
-	return list, err
+	makes      callqueue.Status   // a call that has it already is no failure; "": there is none
+	apply      func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]callqueue.ChangeResult, error)
 }
 
 const (
@@ -176,19 +143,19 @@ func changeByID(cmd *cobra.Command, a *app, c *change, args []string) error {
 	return a.query(func(ctx context.Context, db *database, _ []string) error {
 		calls, failure := c.apply(ctx, db.calls, c.done, ids)
 		var not []string
-		err := table[changed]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(call changed) []any {
+		err := table[callqueue.ChangeResult]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(r callqueue.ChangeResult) []any {
 			did := "no"
 			switch {
-			case call.done:
+			case r.Changed:
 				did = "yes"
-			case call.was:
+			case r.Status == c.makes:
 				did = "was already"
 			}
-			return []any{call.id, did, statusText(call.status, call.open)}
+			return []any{r.ID, did, statusText(r.Status, r.Open)}
 		}}.show(a, calls, nil)
-		for _, call := range calls {
-			if !call.done && !call.was {
-				not = append(not, fmt.Sprintf("%d (%s)", call.id, statusText(call.status, call.open)))
+		for _, r := range calls {
+			if !r.Changed && r.Status != c.makes {
+				not = append(not, fmt.Sprintf("%d (%s)", r.ID, statusText(r.Status, r.Open)))
 			}
 		}
 		missing, isMissing := errors.AsType[*callqueue.NotFoundError](failure)
@@ -251,13 +218,13 @@ func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched 
 			for _, call := range some {
 				ids = append(ids, call.ID)
 			}
-			var list []changed
+			var list []callqueue.ChangeResult
 			err := db.within(ctx, func(ctx context.Context) (err error) {
 				list, err = c.apply(ctx, db.calls, slices.Contains(f.Statuses, callqueue.StatusDone), ids)
 				return err
 			})
-			for _, call := range list {
-				if call.done {
+			for _, r := range list {
+				if r.Changed {
 					done++
 				}
 			}

@@ -25,13 +25,7 @@ func migrateCommand(a *app) *cobra.Command {
 		})}
 	}
 	down := verb("down", "Take back the newest step, with the data of its tables", "nothing to take back: no migration is applied",
-		func(ctx context.Context, conn *pgx.ConnConfig) ([]migrations.Migration, error) {
-			undone, err := migrations.Down(ctx, conn)
-			if undone == nil {
-				return nil, err
-			}
-			return []migrations.Migration{*undone}, err
-		})
+		migrations.Down)
 	down.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		return a.confirm(cmd.Context(), "Take back the newest migration, and lose what its tables hold?")
 	}

@@ -3,14 +3,11 @@ package ledger
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -45,45 +42,26 @@ type Closing struct {
 
 // Close ends attempts. One statement removes each open row, writes its ledger row, charges its limits and moves its call on.
 // Close returns the ids of those it closed. The others were closed before, or have another token: that is an answer, not an
-// error. After an error it is unknown which are closed; closing again is safe.
+// error. After an error it is unknown which are closed; closing again is safe. It errs if the ledger has attempts of a former
+// call with the same id: CloseFree does not.
 func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 	return closeWaiting(ctx, db, "100ms", closings)
 }
 
 // closeWaiting is Close that waits so long for each lock; "0" is for ever.
 func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
-	args := closeArgs(closings, wait)
-	closed, err := closeOnce(ctx, db, args)
-	if idsUsedTwice(err) {
-		if _, err := queryIDs(ctx, db, setAsideSQL, args["ids"]); err != nil {
-			return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
-		}
-		closed, err = queryIDs(ctx, db, closeSQL, args)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("close attempts: %w", err)
-	}
-	return closed, nil
-}
-
-// closeOnce works under a savepoint in a transaction, so that an id that was used twice does not end the transaction.
-func closeOnce(ctx context.Context, db DB, args pgx.StrictNamedArgs) (closed []int64, err error) {
-	tx, within := db.(pgx.Tx)
-	if !within {
-		return queryIDs(ctx, db, closeSQL, args)
-	}
-	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
-		closed, err = queryIDs(ctx, tx, closeSQL, args)
-		return err
-	})
-	return closed, err
+	closed, err := queryIDs(ctx, db, closeSQL, closeArgs(closings, wait))
+	return closed, wrap("close attempts", err)
 }
 
 // CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls
-// that it skipped.
+// that it skipped. It sets attempts of former calls aside.
 func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (closed, busy []int64, err error) {
 	id := func(c Closing) int64 { return c.CallID }
 	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
+		if err := setAside(ctx, tx, free); err != nil {
+			return err
+		}
 		closed, err = Close(ctx, tx, free)
 		return err
 	})
@@ -125,11 +103,11 @@ func (c Closing) arrival() limit.Arrival {
 	return *c.Arrival
 }
 
-// idsUsedTwice reports whether the ledger has attempts of a former call with the same id: someone truncated call_queue and
-// restarted its ids, or deleted a call and inserted it again.
-func idsUsedTwice(err error) bool {
-	pg, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pg.Code == "23505" && pg.TableName == "call_attempts"
+// setAside makes way in the ledger for attempts whose call's id was used before: someone truncated call_queue and restarted its
+// ids, or deleted a call and inserted it again.
+func setAside(ctx context.Context, tx pgx.Tx, closings []Closing) error {
+	_, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID }))
+	return wrap("set attempts of former calls aside", err)
 }
 
 // setAsideSQL numbers the attempts of former calls from 0 down. They stay charged, and no longer belong to the call.

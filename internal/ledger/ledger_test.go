@@ -15,7 +15,6 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Concurrent batches that name the same attempts in opposite orders do not deadlock, and each attempt starts once and
@@ -115,9 +114,8 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 		for range 3 {
 			closings = append(closings, closing(ledgertest.Open(t, pool)))
 		}
-		closed, err := ledger.Close(t.Context(), daemon, closings)
-		if err != nil || len(closed) != len(closings) {
-			t.Fatalf("Close = %v, %v", closed, err)
+		if closed, _, err := ledger.CloseFree(t.Context(), daemon, closings); err != nil || len(closed) != len(closings) {
+			t.Fatalf("CloseFree = %v, %v", closed, err)
 		}
 		ledgertest.Exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
 			task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1 AND attempt = 1 AND $1`, life == 0)
@@ -280,7 +278,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 		_, err := ledger.Close(context.Background(), pool, []ledger.Closing{lost, failed})
 		closed <- err
 	}()
-	awaitLockWait(t, pool)
+	ledgertest.AwaitLocks(t, pool, 1)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -291,24 +289,12 @@ func TestCloseOfACancelledCall(t *testing.T) {
 		AND run_at <= now() AND finished_at > now() - interval '50 min' AND error_message = 'x'`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
 	ledgertest.Want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
-	if report, err := verify.Run(t.Context(), pool, verify.Options{}); err != nil || len(report.Findings) > 0 {
+	if report, err := verify.Run(t.Context(), pool); err != nil || len(report.Findings) > 0 {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 }
 
-// awaitLockWait waits until a statement waits for a lock.
-func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	for waiting, end := false, time.Now().Add(time.Minute); !waiting; {
-		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock') FROM pg_sleep(0.005)`).Scan(&waiting)
-		if err != nil || time.Now().After(end) {
-			t.Fatalf("no statement waits for a lock (%v)", err)
-		}
-	}
-}
-
-// The same holds within a transaction, as when a pause recalls the attempt.
+// A recall makes way in the ledger, too.
 func TestRecallOfAnIDThatIsUsedTwice(t *testing.T) {
 	t.Parallel()
 	ledgertest.Trial(t, pgtest.New(t), "recall", func(t *testing.T, tx pgx.Tx) {

@@ -163,6 +163,9 @@ func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error
 	if err != nil || len(closings) == 0 {
 		return 0, wrap("recall unstarted attempts", err)
 	}
+	if err := setAside(ctx, tx, closings); err != nil {
+		return 0, err
+	}
 	closed, err := closeWaiting(ctx, tx, "0", closings)
 	return len(closed), wrap("recall unstarted attempts", err)
 }

@@ -13,16 +13,8 @@ type Policy struct {
 	BackoffMax  time.Duration // the longest delay
 }
 
-// The defaults of a queue. A queue that has left the configuration keeps them for what is under way.
-const (
-	DefaultMaxAttempts = 3
-	DefaultBackoffMin  = 10 * time.Second
-	DefaultBackoffMax  = 15 * time.Minute
-	DefaultTimeout     = 30 * time.Second
-	DefaultOnLost      = "retry"
-)
-
-// The same in SQL, for a call q and its queue's row r, either of which may be missing. TestDefaults holds both equal.
+// How a call q is retried, in SQL, by its queue's row r. Either may be missing: a queue that has left the configuration keeps the
+// configuration's defaults for what is under way.
 const (
 	PolicySQL = `
     coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,

@@ -24,9 +24,9 @@ func TestAcknowledge(t *testing.T) {
 	startedAt := ledgertest.Start(t, pool, ledgertest.Request(ids[0], 7), ledgertest.Request(ids[1], 8), ledgertest.Request(ids[2], 9))[7].StartedAt
 	ledgertest.Trial(t, pool, "beside a lock", func(t *testing.T, holder pgx.Tx) {
 		ledgertest.Exec(t, holder, `SELECT FROM call_open WHERE call_id = $1 FOR UPDATE`, ids[2])
-		var acks []ledger.Ack
+		var acks []ledger.Running
 		for i, id := range ids {
-			acks = append(acks, ledger.Ack{CallID: id, Attempt: 1, Token: []int64{7, 70, 9, 0}[i], After: 30 * time.Millisecond})
+			acks = append(acks, ledger.Running{CallID: id, Attempt: 1, Token: []int64{7, 70, 9, 0}[i], Acked: 30 * time.Millisecond})
 		}
 		if err := ledger.Acknowledge(t.Context(), pool, acks); err != nil {
 			t.Fatal(err)

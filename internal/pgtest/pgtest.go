@@ -68,20 +68,8 @@ func open(t testing.TB, config *pgxpool.Config, settings map[string]string) *pgx
 	if err != nil {
 		t.Fatalf("open the test database: %v", err)
 	}
-	t.Cleanup(func() { closePool(t, pool) })
+	t.Cleanup(pool.Close)
 	return pool
-}
-
-// closePool closes pool, and fails t rather than wait for a connection that t never gave back.
-func closePool(t testing.TB, pool *pgxpool.Pool) {
-	t.Helper()
-	closed := make(chan struct{})
-	go func() { pool.Close(); close(closed) }()
-	select {
-	case <-closed:
-	case <-time.After(cleanUpWithin):
-		t.Errorf("%d connections were not given back", pool.Stat().AcquiredConns())
-	}
 }
 
 // NewURL returns the URL of a fresh database, which is dropped, whoever is still connected, when t ends.

@@ -3,7 +3,6 @@ package pgtest_test
 import (
 	"context"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -11,40 +10,6 @@ import (
 
 	"github.com/callq/callq/internal/pgtest"
 )
-
-func TestNew(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	if got := value(t, pool.Config().ConnString(), "SELECT count(*)::text FROM call_queue"); got != "0" {
-		t.Errorf("a fresh database holds %s calls", got)
-	}
-	var zone string
-	if err := pool.QueryRow(t.Context(), "SHOW timezone").Scan(&zone); err != nil || zone != "UTC" {
-		t.Errorf("time zone %q, %v; want UTC", zone, err)
-	}
-}
-
-func TestDatabasesAreApart(t *testing.T) {
-	t.Parallel()
-	one, other := pgtest.NewURL(t), pgtest.NewURL(t)
-	value(t, one, "WITH i AS (INSERT INTO call_queue DEFAULT VALUES RETURNING id) SELECT id::text FROM i")
-	if got := value(t, other, "SELECT count(*)::text FROM call_queue"); got != "0" {
-		t.Errorf("the other database holds %s of the calls", got)
-	}
-}
-
-// As from many test binaries: each test asks with a session of its own.
-func TestManyAtOnce(t *testing.T) {
-	t.Parallel()
-	for i := range 8 {
-		t.Run(strconv.Itoa(i), func(t *testing.T) {
-			t.Parallel()
-			if got := value(t, pgtest.NewURL(t), "SELECT count(*)::text FROM call_open"); got != "0" {
-				t.Errorf("a fresh database holds %s open attempts", got)
-			}
-		})
-	}
-}
 
 func TestDatabaseGoesWithItsTest(t *testing.T) {
 	t.Parallel()

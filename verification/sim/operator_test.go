@@ -220,13 +220,13 @@ func (w *world) cancelCalls() {
 	for _, done := range list {
 		w.note(done.ID, "", "an operator cancels: %+v", done)
 		c := w.calls[done.ID]
-		if !done.Cancelled {
+		if !done.Changed {
 			continue
 		}
 		c.cancelled, c.given = true, true
 		for _, k := range w.workers { // tasks/running.go asks every 2 s
 			for _, a := range k.running {
-				if a.CallID == done.ID && done.Running {
+				if a.CallID == done.ID && done.Open {
 					a.do(w.between(0, 2*time.Second), a.hearCancel)
 				}
 			}

@@ -1,4 +1,4 @@
-// Package ledgertest makes open attempts for the tests of internal/ledger and its verify.
+// Package ledgertest makes open attempts for the tests of internal/ledger, its verify and callqueue.
 package ledgertest
 
 import (
@@ -108,5 +108,18 @@ func Want(t *testing.T, db DB, sql string, args ...any) {
 	}
 	if ok == nil || !*ok {
 		t.Errorf("not so: %s", sql)
+	}
+}
+
+// AwaitLocks waits until so many sessions of the database wait for a lock.
+func AwaitLocks(t *testing.T, pool *pgxpool.Pool, want int) {
+	t.Helper()
+	waiting := 0
+	for end := time.Now().Add(time.Minute); waiting < want; {
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity, pg_sleep(0.005)
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("%d sessions wait for a lock, want %d (%v)", waiting, want, err)
+		}
 	}
 }

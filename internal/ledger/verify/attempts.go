@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// attempt is an attempt of the ledger, or an open one.
+// attempt is an attempt of the ledger, or an open one. Its fields have the order of attemptsSQL.
 type attempt struct {
 	CallID   int64
 	Attempt  int32
@@ -66,7 +66,7 @@ func (a *attempt) reported() int64 {
 func (a *attempt) custom() bool { return a.Task != "http" }
 
 // readAttempts reads each attempt once, in the order of the starts. It checks the attempt against what was in force
-// when it was claimed, and adds it to the windows that it started in and to the usage of the last windows.
+// when it was claimed, and adds it to the windows that it started in.
 func (v *verifier) readAttempts(ctx context.Context) error {
 	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
 		return err
@@ -74,27 +74,20 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 	for _, name := range sortedKeys(v.versions) {
 		w := v.windowsOf(name)
 		w.flush()
-		v.report.Limits = append(v.report.Limits, w.uses()...)
-		v.report.Findings = append(v.report.Findings, w.over...)
+		v.report.Limits = append(v.report.Limits, w.use...)
 	}
 	return nil
 }
 
-// eachAttempt calls do with each attempt, which is do's until it returns.
+// eachAttempt calls do with each attempt.
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
-	rows, err := v.tx.Query(ctx, attemptsSQL, v.since, v.countsFrom())
-	if err != nil {
-		return err
-	}
-	var a attempt
-	_, err = pgx.ForEachRow(rows, []any{
-		&a.CallID, &a.Attempt, &a.At, &a.Claimed, &a.Started, &a.Finished, &a.Cost, &a.Queue, &a.Task, &a.Key,
-		&a.Arrived, &a.Settled, &a.Requests, &a.Outcome, &a.Charged,
-		&a.Acked, &a.SendWithin, &a.Limits, &a.Keys, &a.Costs,
-	}, func() error {
-		do(&a)
-		return nil
-	})
+	_, err := collect(ctx, v.tx, func(row pgx.CollectableRow) (none struct{}, err error) {
+		a, err := pgx.RowToAddrOfStructByPos[attempt](row) // by name would be slow
+		if err == nil {
+			do(a)
+		}
+		return none, err
+	}, attemptsSQL)
 	return err
 }
 
@@ -104,7 +97,7 @@ SELECT call_id, attempt, coalesce(started_at, claimed_at) AS at, claimed_at, sta
     arrived_by, settled, requests, outcome, charged,
     NULL::timestamptz AS acked_at, NULL::interval AS send_within, NULL::text[] AS limits, NULL::text[] AS keys, NULL::bigint[] AS costs
 FROM call_attempts a
-WHERE ($1::timestamptz IS NULL OR finished_at >= $1 OR arrived_by >= $2::timestamptz) AND NOT ` + timeless + `
+WHERE NOT ` + timeless + `
 UNION ALL
 SELECT call_id, attempt, coalesce(started_at, claimed_at), claimed_at, started_at, NULL, cost, queue, task, key,
     NULL, NULL, NULL, '', NULL, acked_at, send_within, limits, keys, costs
@@ -112,10 +105,7 @@ FROM call_open
 ORDER BY at, call_id, attempt`
 
 func (v *verifier) checkAttempt(a *attempt) {
-	verified := v.since == nil || a.Finished == nil || !a.Finished.Before(*v.since)
-	if verified {
-		v.report.Attempts++
-	}
+	v.report.Attempts++
 	if a.Finished == nil {
 		v.checkOpen(a)
 		if a.Started != nil {
@@ -127,16 +117,14 @@ func (v *verifier) checkAttempt(a *attempt) {
 	}
 	var charges []charge
 	if err := json.Unmarshal(a.Charged, &charges); err != nil {
+		v.unreadable = true
 		v.breaks(a, chargedRule, "", "what it is charged cannot be read: %v", err)
 		return
 	}
-	if verified {
-		v.checkCharges(a, charges)
-	}
+	v.checkCharges(a, charges)
 	for _, c := range charges {
 		v.windowsOf(c.Limit).enter(a, c.Until)
 	}
-	v.addUsage(a, charges)
 }
 
 const (

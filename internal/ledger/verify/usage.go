@@ -1,131 +1,52 @@
 package verify
 
-import (
-	"context"
-	"fmt"
-	"slices"
-	"time"
+import "context"
 
-	"github.com/jackc/pgx/v5"
-)
-
-// usage is what a limit's attempts consumed within its last window, in the buckets that claims keep. When a limit
-// changes, callq counts anew, as the limit counts now, what its queues sent before Since.
-type usage struct {
-	Name   string
-	Queues []string
-	Since  time.Time
-	PerKey bool
-	ByCost bool
-	Width  time.Duration
-	From   time.Time
-	Fresh  bool              // call_usage may have more, from former queues, windows or forms
-	ByKey  map[string]*units `db:"-"`
-}
-
-// units of a key: what its attempts were charged, and what call_usage has.
-type units struct{ charged, used int64 }
-
-func (u *usage) of(key string) *units {
-	if u.ByKey == nil {
-		u.ByKey = map[string]*units{}
-	}
-	if u.ByKey[key] == nil {
-		u.ByKey[key] = &units{}
-	}
-	return u.ByKey[key]
-}
-
-func (v *verifier) readUsage(ctx context.Context) error {
-	limits, err := collect(ctx, v.tx, pgx.RowToAddrOfStructByName[usage], limitsSQL, v.now)
-	if err != nil {
-		return fmt.Errorf("the limits: %w", err)
-	}
-	for _, u := range limits {
-		v.usage[u.Name] = u
-		for _, queue := range u.Queues {
-			v.counted[queue] = append(v.counted[queue], u)
-		}
-	}
-	return nil
-}
-
-const limitsSQL = `
-SELECT name, queues, complete_since AS since, per_key, count_cost AS by_cost, coalesce(bucket_width, window_size / 200) AS width,
-    $1::timestamptz - window_size AS "from",
-    greatest(applied_at, known_at) > $1::timestamptz - 2 * window_size - interval '1 minute' AS fresh
-FROM call_limits
-WHERE complete_since IS NOT NULL AND window_size > '0'`
-
-// addUsage adds an attempt's charges, and what other limits of its queue counted anew.
-func (v *verifier) addUsage(a *attempt, charges []charge) {
-	if a.Arrived == nil {
-		return
-	}
-	for _, c := range charges {
-		if u := v.usage[c.Limit]; u != nil {
-			u.add(a, c)
-		}
-	}
-	for _, u := range v.counted[a.Queue] {
-		if !a.Finished.After(u.Since) && !slices.ContainsFunc(charges, func(c charge) bool { return c.Limit == u.Name }) {
-			u.add(a, charge{Until: a.Arrived})
-		}
-	}
-}
-
-func (u *usage) add(a *attempt, c charge) {
-	if c.Until == nil {
-		c.Until = a.Arrived
-	}
-	width := u.Width.Microseconds()
-	if bucket := time.UnixMicro((c.Until.UnixMicro()/width + 1) * width); !bucket.After(u.From) {
-		return
-	}
-	if !a.Finished.After(u.Since) {
-		c.Key, c.Cost = "", 1
-		if u.PerKey {
-			c.Key = a.Key
-		}
-		if u.ByCost {
-			c.Cost = a.reported()
-		}
-	}
-	u.of(c.Key).charged += c.Cost
-}
-
-// compareUsage compares the usage that claims read with the charges.
-func (v *verifier) compareUsage(ctx context.Context) error {
-	rows, err := v.tx.Query(ctx, usageSQL, v.now)
-	if err != nil {
-		return err
-	}
-	var name, key string
-	var used int64
-	if _, err := pgx.ForEachRow(rows, []any{&name, &key, &used}, func() error {
-		v.usage[name].of(key).used = used
+// checkUsage compares the usage that claims read with the charges, unless some charges cannot be read, which is found as it is.
+func (v *verifier) checkUsage(ctx context.Context) error {
+	if v.unreadable {
 		return nil
-	}); err != nil {
-		return err
 	}
-	for _, name := range sortedKeys(v.usage) {
-		u := v.usage[name]
-		for _, key := range sortedKeys(u.ByKey) {
-			n := u.ByKey[key]
-			if n.used == n.charged || n.used > n.charged && u.Fresh {
-				continue
-			}
-			detail := fmt.Sprintf("usage of the last window is %d, and %d units were charged", n.used, n.charged)
-			if key != "" {
-				detail += " to key " + key
-			}
-			v.found("the usage of a limit is what its attempts were charged", Violation{Limit: name, Detail: detail})
-		}
-	}
-	return nil
+	return v.check(ctx, usageSQL)
 }
 
+// usageSQL compares each limit's last window, in the buckets that claims keep. When a limit changes, callq counts anew, as the
+// limit counts now, what its queues sent before complete_since. Soon after that, call_usage may have more (fresh), from former
+// queues, windows or forms.
 const usageSQL = `
-SELECT u.limit_name, u.key, sum(u.used)::bigint
-FROM (` + limitsSQL + `) l JOIN call_usage u ON u.limit_name = l.name AND u.bucket > l."from"
-GROUP BY 1, 2`
+WITH l AS (
+    SELECT name, queues, per_key, count_cost, complete_since, extract(epoch FROM coalesce(bucket_width, window_size / 200)) AS width,
+        @now::timestamptz - window_size AS "from",
+        greatest(applied_at, known_at) > @now::timestamptz - 2 * window_size - interval '1 minute' AS fresh
+    FROM call_limits
+    WHERE complete_since IS NOT NULL AND window_size > '0'
+), sent AS ( -- may count yet
+    SELECT queue, key, coalesce(settled, cost) AS reported, arrived_by, finished_at,
+        jsonb_path_query_array(charged, '$[*] ? (@.type() == "object")') AS charged
+    FROM call_attempts a
+    WHERE arrived_by > (SELECT min("from" - 2 * width * interval '1 s') FROM l) AND NOT ` + timeless + `
+), charges AS ( -- as they were made, or in queues that a limit was given later
+    SELECT c."limit" AS name, s.key AS own, s.reported, s.finished_at, c.key, c.cost, coalesce(c.until, s.arrived_by) AS until
+    FROM sent s
+    CROSS JOIN LATERAL jsonb_to_recordset(s.charged) AS c ("limit" text, key text, cost bigint, until timestamptz)
+    UNION ALL
+    SELECT q.name, s.key, s.reported, s.finished_at, NULL, NULL, s.arrived_by
+    FROM sent s
+    JOIN (SELECT name, complete_since, unnest(queues) AS queue FROM l) q ON q.queue = s.queue AND s.finished_at <= q.complete_since
+    WHERE NOT s.charged @> jsonb_build_array(jsonb_build_object('limit', q.name))
+), units AS (
+    SELECT name, 0 AS used,
+        CASE WHEN finished_at > complete_since THEN coalesce(key, '') WHEN per_key THEN own ELSE '' END AS key,
+        CASE WHEN finished_at > complete_since THEN coalesce(cost, 0) WHEN count_cost THEN reported ELSE 1 END AS charged
+    FROM charges JOIN l USING (name)
+    WHERE (floor(extract(epoch FROM until) / width) + 1) * width > extract(epoch FROM "from")
+    UNION ALL
+    SELECT l.name, u.used, u.key, 0 FROM call_usage u JOIN l ON l.name = u.limit_name AND u.bucket > l."from"
+)
+SELECT 'the usage of a limit is what its attempts were charged' AS rule, name AS "limit",
+    format('usage of the last window is %s, and %s units were charged', t.used, t.charged)
+        || CASE WHEN t.key <> '' THEN ' to key ' || t.key ELSE '' END AS detail
+FROM (SELECT name, key, sum(used) AS used, sum(charged) AS charged FROM units GROUP BY 1, 2) t
+JOIN l USING (name)
+WHERE t.used <> t.charged AND NOT (l.fresh AND t.used > t.charged)
+ORDER BY name COLLATE "C", t.key COLLATE "C"`

@@ -4,7 +4,7 @@
 // counter, status and setting with the rows that it stands for. It shares no SQL with the code it judges, and
 // of its Go only the arithmetic of internal/limit.
 //
-// It reads one snapshot, and the ledger once, however many versions there are. It keeps in memory only what
+// It reads one snapshot, and the ledger as often, however many versions there are. It keeps in memory only what
 // still counts in the longest window, so it may run beside everything else.
 //
 // When Postgres's clock is set back, it shows some times twice. Attempts that started at such times have no order, so no
@@ -23,18 +23,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Options select what to verify.
-type Options struct {
-	// Since leaves out attempts that ended before it, windows in which none started since then, and calls that
-	// ended before it. Zero: verify everything.
-	Since time.Time
-}
-
 // Report is the result of Run.
 type Report struct {
-	Since    *time.Time  `json:"since,omitempty"` // Options.Since; nil: everything was verified
-	Calls    int64       `json:"calls"`           // verified
-	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
+	Calls    int64       `json:"calls"`
+	Attempts int64       `json:"attempts"` // in the ledger, and open
 	Limits   []LimitUse  `json:"limits"`
 	RestsOn  []string    `json:"rests_on"` // what the proof assumes
 	Findings []Violation `json:"findings"` // empty: every rule holds
@@ -72,22 +64,22 @@ type Violation struct {
 	Detail  string `json:"detail"`
 }
 
-// maxFindings bounds the rows named for one rule.
+// maxFindings bounds the rows named for one rule, of one limit.
 const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
-func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
+func Run(ctx context.Context, pool *pgxpool.Pool) (report *Report, err error) {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
-		report, err = RunTx(ctx, tx, o)
+		report, err = RunTx(ctx, tx)
 		return err
 	})
 	return report, err
 }
 
 // RunTx is Run in the caller's transaction, whose own changes it sees.
-func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
-	v := newVerifier(tx, o.Since)
+func RunTx(ctx context.Context, tx pgx.Tx) (*Report, error) {
+	v := newVerifier(tx)
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error
@@ -96,7 +88,7 @@ func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 		{"count the calls", v.count},
 		{"read what was in force", v.readPolicy},
 		{"read the attempts", v.readAttempts},
-		{"compare the usage", v.compareUsage},
+		{"compare the usage", v.checkUsage},
 		{"check the versions", v.checkVersions},
 		{"check the calls", v.checkCalls},
 		{"list what it rests on", v.restsOn},
@@ -123,40 +115,34 @@ SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan',
 type verifier struct {
 	tx     pgx.Tx
 	report *Report
-	now    time.Time      // by Postgres's clock
-	since  *time.Time     // nil: everything
-	counts map[string]int // findings, by rule
+	now    time.Time         // by Postgres's clock
+	counts map[[2]string]int // findings, by rule and limit
 
-	versions map[string]history  // by limit: what was in force
-	limits   map[string][]string // by queue, the sorted names of those that it ever had
-	gains    limit.Gains         // of Postgres's clock
-	losses   []limit.Gain        // it was set back
-	windows  map[string]*windows // by limit
-	usage    map[string]*usage   // by limit
-	counted  map[string][]*usage // by queue
+	versions   map[string]history  // by limit: what was in force
+	limits     map[string][]string // by queue, the sorted names of those that it ever had
+	gains      limit.Gains         // of Postgres's clock
+	losses     []limit.Gain        // it was set back
+	windows    map[string]*windows // by limit
+	unreadable bool                // some attempt's charges are
 }
 
-func newVerifier(tx pgx.Tx, since time.Time) *verifier {
-	v := &verifier{
-		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[string]int{},
-		versions: map[string]history{}, limits: map[string][]string{},
-		windows: map[string]*windows{}, usage: map[string]*usage{}, counted: map[string][]*usage{},
+func newVerifier(tx pgx.Tx) *verifier {
+	return &verifier{
+		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[[2]string]int{},
+		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{},
 	}
-	if !since.IsZero() {
-		v.since, v.report.Since = &since, &since
-	}
-	return v
 }
 
-// found adds a row that breaks a rule, unless enough rows are named for that rule.
+// found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
 func (v *verifier) found(rule string, found Violation) {
-	if v.counts[rule]++; v.counts[rule] <= maxFindings {
+	count := [2]string{rule, found.Limit}
+	if v.counts[count]++; v.counts[count] <= maxFindings {
 		found.Rule = rule
 		v.report.Findings = append(v.report.Findings, found)
 	}
 }
 
-// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since.
+// check finds the rows that break rules. A statement returns them with the rule; it may use @now.
 func (v *verifier) check(ctx context.Context, statements ...string) error {
 	found := func(row pgx.CollectableRow) (none struct{}, err error) {
 		f, err := pgx.RowToStructByNameLax[Violation](row)
@@ -164,7 +150,7 @@ func (v *verifier) check(ctx context.Context, statements ...string) error {
 		return none, err
 	}
 	for _, sql := range statements {
-		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since}); err != nil {
+		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"now": v.now}); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,7 @@ SELECT limit_name AS "limit", version, min(effective_from) OVER (PARTITION BY li
     count_cost, coalesce(anchor, '') AS anchor, coalesce(slack, '0') AS slack, coalesce(send_within, '0') AS send_within,
     coalesce(queues, '{}') AS queues
 FROM call_limit_versions
-ORDER BY limit_name, version`
+ORDER BY limit_name COLLATE "C", version`
 
 func (r version) inForce() limit.Rate {
 	return limit.Rate{Units: r.Rate, Window: r.Window, Shape: r.Shape}
@@ -88,6 +88,11 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	}
 	for _, r := range versions {
 		v.versions[r.Limit] = append(v.versions[r.Limit], r)
+		for _, queue := range r.Queues {
+			if !slices.Contains(v.limits[queue], r.Limit) {
+				v.limits[queue] = append(v.limits[queue], r.Limit)
+			}
+		}
 	}
 	const stepsSQL = `SELECT at, by FROM call_clock_gains WHERE isfinite(at) ORDER BY id`
 	steps, err := collect(ctx, v.tx, pgx.RowToStructByPos[limit.Gain], stepsSQL)
@@ -96,25 +101,7 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	}
 	v.losses = slices.DeleteFunc(slices.Clone(steps), func(s limit.Gain) bool { return s.By > 0 })
 	v.gains = slices.DeleteFunc(steps, func(s limit.Gain) bool { return s.By <= 0 })
-	return v.readUsage(ctx)
-}
-
-// countsFrom is the latest arrival that no window since Options.Since counts any more; nil: all windows count.
-func (v *verifier) countsFrom() *time.Time {
-	if v.since == nil {
-		return nil
-	}
-	var longest time.Duration
-	for _, h := range v.versions {
-		for _, r := range h {
-			longest = max(longest, r.Window+r.Window/50) // and a bucket of usage
-		}
-	}
-	from := *v.since
-	if v.now.Before(from) {
-		from = v.now
-	}
-	return new(from.Add(-longest - time.Minute - v.gains.All()))
+	return nil
 }
 
 // shownTwice reports whether a clock that was set back may have shown t twice.
@@ -124,16 +111,7 @@ func shownTwice(losses []limit.Gain, t time.Time) bool {
 
 // limitsOf is the sorted names of the limits that a queue had at t.
 func (v *verifier) limitsOf(queue string, t time.Time) (had []string) {
-	ever, known := v.limits[queue]
-	if !known {
-		for _, name := range sortedKeys(v.versions) {
-			if slices.ContainsFunc(v.versions[name], func(r version) bool { return r.has(queue) }) {
-				ever = append(ever, name)
-			}
-		}
-		v.limits[queue] = ever
-	}
-	for _, name := range ever {
+	for _, name := range v.limits[queue] {
 		if h := v.versions[name]; h.at(t) >= 0 && h[h.at(t)].has(queue) {
 			had = append(had, name)
 		}

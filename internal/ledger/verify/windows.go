@@ -19,8 +19,6 @@ type windows struct {
 	counting []*tally // those of the version in force and of later ones
 	starting []spent  // at the same moment
 	use      []LimitUse
-	over     []Violation
-	overs    int // of the version in force
 }
 
 // spent is an attempt that consumed units of a limit.
@@ -66,7 +64,7 @@ func (w *windows) flush() {
 	}
 	t := w.starting[0].At
 	if now := w.versions.at(t); now != w.now {
-		w.now, w.overs, w.counting = now, 0, distinct(w.tallies[now:])
+		w.now, w.counting = now, distinct(w.tallies[now:])
 	}
 	for _, tally := range w.counting {
 		tally.advance(t)
@@ -74,7 +72,7 @@ func (w *windows) flush() {
 			tally.enter(s)
 		}
 	}
-	if w.now >= 0 && (w.v.since == nil || !t.Before(*w.v.since)) {
+	if w.now >= 0 {
 		for _, s := range w.starting {
 			w.judge(s)
 		}
@@ -101,24 +99,11 @@ func (w *windows) judge(s spent) {
 	if claimed <= most {
 		return
 	}
-	if w.overs++; w.overs > maxFindings {
-		return
-	}
 	detail := fmt.Sprintf("started at %s as number %d of %d", stamp(s.At), claimed, most)
 	if key != "" {
 		detail += " for key " + key
 	}
-	w.over = append(w.over, Violation{
-		Rule: "no window holds more than the rate", Limit: r.Limit, CallID: s.CallID, Attempt: s.Attempt, Detail: detail,
-	})
-}
-
-// uses are what the versions saw that were in force since Options.Since.
-func (w *windows) uses() []LimitUse {
-	if w.v.since == nil {
-		return w.use
-	}
-	return w.use[min(max(w.versions.at(*w.v.since), 0), len(w.use)):]
+	w.v.found("no window holds more than the rate", Violation{Limit: r.Limit, CallID: s.CallID, Attempt: s.Attempt, Detail: detail})
 }
 
 // countsAs reports whether two versions count in one form, whatever their rates are. A token bucket's form includes how
