@@ -72,8 +72,8 @@ func configInitCommand(a *app) *cobra.Command {
 				_, err := io.WriteString(a.stdout, callq.ConfigYAML)
 				return err
 			}
-			// A daemon's user may read what another wrote: passwords belong in files of their own.
-			file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+			const mode = 0o644 // a daemon's user may read what another wrote: passwords belong in files of their own
+			file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 			if err == nil {
 				_, err = file.WriteString(callq.ConfigYAML)
 				err = errors.Join(err, file.Close())

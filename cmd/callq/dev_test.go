@@ -106,11 +106,7 @@ func TestDev(t *testing.T) {
 	url := answering(t)
 	dir := devFolders(t)
 	d := develop(t, dir, nil)
-	for _, words := range []string{"for development, not for production", filepath.Join(dir, "data")} {
-		if !strings.Contains(d.log.String(), words) {
-			t.Errorf("it does not say %q:\n%s", words, d.log)
-		}
-	}
+	has(t, d.log.String(), "for development, not for production", filepath.Join(dir, "data"))
 	first := d.call(url)
 	eventually(t, "it listens at its own Postgres", func() bool {
 		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query = 'LISTEN callq_wake'") == "1"

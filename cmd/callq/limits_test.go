@@ -120,15 +120,19 @@ func TestLimitsOpen(t *testing.T) {
 	w.exec(`INSERT INTO call_usage VALUES ('stripe', '', now() - interval '1 min', 1, 96)`)
 	w.exec(`INSERT INTO call_queue (queue, cost) VALUES ('payments', 5)`)
 	const missing = "4 units that may be missing and count as used until "
-	for args, says := range map[string]string{
+	say := func(words map[string]string) {
+		t.Helper()
+		for args, says := range words {
+			if out := w.run(strings.Fields(args)...).stdout; !strings.Contains(strings.Join(strings.Fields(out), " "), says) {
+				t.Errorf("callq %s: want %q\n%s", args, says, out)
+			}
+		}
+	}
+	say(map[string]string{
 		"limits list": "open, but for " + missing, "status": missing,
 		"calls why 1": "limit stripe is full: 96 of 100 units (100 per 1h, sliding window, by cost) are occupied, and it takes 5",
 		"doctor":      "what was left of limit stripe at ",
-	} {
-		if out := w.run(strings.Fields(args)...).stdout; !strings.Contains(strings.Join(strings.Fields(out), " "), says) {
-			t.Errorf("callq %s: want %q\n%s", args, says, out)
-		}
-	}
+	})
 	has(t, w.do("calls", "why", "1"), "besides there are "+missing)
 	has(t, w.do("limits", "open", "stripe", "--reason", "the switch was clean"), "limit stripe: opened: the switch was clean (")
 	if out := w.do("limits", "open", "stripe", "--reason", "again"); out != "limit stripe: as it was\n" {
@@ -137,19 +141,12 @@ func TestLimitsOpen(t *testing.T) {
 	if out := w.do("limits", "get", "stripe"); strings.Contains(out, missing) || !strings.Contains(out, "opened: the switch was clean (") {
 		t.Error(out)
 	}
-	out := w.run("verify").stdout
-	if !strings.Contains(out, "who opened limits by hand knew ") || !strings.Contains(out, "opened: the switch was clean (") {
-		t.Error(out)
-	}
+	has(t, w.run("verify").stdout, "who opened limits by hand knew ", "opened: the switch was clean (")
 	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = NULL WHERE name = 'stripe'`)
-	for args, says := range map[string]string{
+	say(map[string]string{
 		"limits list": "shut: what it has used may be missing until ", "calls why 1": "limit stripe is shut: what it has used may be missing until ",
 		"doctor": "limit stripe is shut until ",
-	} {
-		if out := w.run(strings.Fields(args)...).stdout; !strings.Contains(strings.Join(strings.Fields(out), " "), says) {
-			t.Errorf("callq %s: want %q\n%s", args, says, out)
-		}
-	}
+	})
 }
 
 // Limits of every algorithm are shown, set, refused and verified in their own words.
@@ -238,26 +235,17 @@ func TestHoursAreShown(t *testing.T) {
 	if q := rows["free"]; len(q.Hours) != 0 || q.OutsideHours || q.HoursUntil != nil || q.Dispatched != 3 {
 		t.Errorf("the queue without hours: %+v", q)
 	}
-	says := func(args string, words ...string) {
-		t.Helper()
-		out := w.do(strings.Fields(args)...)
-		for _, text := range words {
-			if !strings.Contains(out, text) {
-				t.Errorf("callq %s does not say %q:\n%s", args, text, out)
-			}
-		}
-	}
-	says("calls why 1", "queue shut is "+until)
-	says("status", until, "open until "+hours.When(closes))
-	says("queues list", until, "open until "+hours.When(closes))
+	w.answers(exitDone, "calls why 1", "queue shut is "+until)
+	w.answers(exitDone, "status", until, "open until "+hours.When(closes))
+	w.answers(exitDone, "queues list", until, "open until "+hours.When(closes))
 	// 20 calls wait for one limit while it is shut, and 19 for another, at one an hour, which is open for six.
-	says("limits forecast", "unknown: queue shut is "+until, "unknown: queue open is open until "+hours.When(closes))
-	says("config show", shut)
+	w.answers(exitDone, "limits forecast", "unknown: queue shut is "+until, "unknown: queue open is open until "+hours.When(closes))
+	w.answers(exitDone, "config show", shut)
 	w.do("queues", "pause", "shut", "--reason", "incident")
-	says("queues list", "paused: incident, "+until)
+	w.answers(exitDone, "queues list", "paused: incident, "+until)
 
 	w.exec(`UPDATE call_queues SET hours = '{09:00-10:00 Mars/Olympus}' WHERE name = 'shut'`)
-	says("queues list", "open in hours whose zone is not known here: 09:00-10:00 Mars/Olympus")
+	w.answers(exitDone, "queues list", "open in hours whose zone is not known here: 09:00-10:00 Mars/Olympus")
 	w.exec(`UPDATE call_queues SET hours = '{Mon 00:00-24:00 UTC,Tue 00:00-24:00 UTC,Wed 00:00-24:00 UTC}' WHERE name = 'shut'`)
-	says("calls why 1", "queue shut is outside its hours, which are not open together within a year: Mon 00:00-24:00 UTC and Tue")
+	w.answers(exitDone, "calls why 1", "queue shut is outside its hours, which are not open together within a year: Mon 00:00-24:00 UTC and Tue")
 }
