@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -80,10 +79,7 @@ type change struct {
 	apply      func(ctx context.Context, client *callqueue.Client, done bool, ids []int64) ([]callqueue.ChangeResult, error)
 }
 
-const (
-	changePage = 2_000 // calls of a filter that are looked up at once
-	changeMost = 500   // and that are changed in one transaction
-)
+const changeMost = 500 // calls of a filter that are changed in one transaction
 
 func changeCommand(a *app, c *change) *cobra.Command {
 	var f callFilter
@@ -191,70 +187,50 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 	}
 	done, err := c.all(ctx, db, f, matched)
 	if err != nil {
-		fmt.Fprintf(db.stderr, "callq: %s of %s calls were %s before\n", thousands(done), thousands(matched), c.past)
+		fmt.Fprintf(db.stderr, "callq: %d of %d calls were %s before\n", done, matched, c.past)
 		return err
 	}
 	if left := matched - done; left > 0 && db.output == "table" {
-		fmt.Fprintf(db.stderr, "%s calls were not %s: they had changed meanwhile, or still run\n", thousands(left), c.past)
+		fmt.Fprintf(db.stderr, "%d calls were not %s: they had changed meanwhile, or still run\n", left, c.past)
 	}
 	return db.show(map[string]int64{"matched": matched, c.past: done}, func(w io.Writer) {
-		fmt.Fprintf(w, "%s %s calls\n", c.past, thousands(done))
+		fmt.Fprintf(w, "%s %d calls\n", c.past, done)
 	})
 }
 
 // all changes the calls of a filter, and returns how many it changed.
 func (c *change) all(ctx context.Context, db *database, f admin.Filter, matched int64) (done int64, err error) {
 	said := time.Now()
-	for page := []admin.Call(nil); matched > 0; f.Before = page[len(page)-1].ID {
-		err := db.within(ctx, func(ctx context.Context) (err error) {
-			page, err = admin.ListCalls(ctx, db.Pool, f, changePage)
+	for more := matched > 0; more; {
+		var ids []int64
+		var list []callqueue.ChangeResult
+		err := db.within(ctx, func(ctx context.Context) error {
+			page, err := admin.ListCalls(ctx, db.Pool, f, changeMost)
+			for _, call := range page {
+				ids, f.Before = append(ids, call.ID), call.ID
+			}
+			if err == nil && len(ids) > 0 {
+				list, err = c.apply(ctx, db.calls, slices.Contains(f.Statuses, callqueue.StatusDone), ids)
+			}
 			return err
 		})
-		if err != nil {
+		for _, r := range list {
+			if r.Changed {
+				done++
+			}
+		}
+		if err != nil && !errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
 			return done, err
 		}
-		for some := range slices.Chunk(page, changeMost) {
-			var ids []int64
-			for _, call := range some {
-				ids = append(ids, call.ID)
-			}
-			var list []callqueue.ChangeResult
-			err := db.within(ctx, func(ctx context.Context) (err error) {
-				list, err = c.apply(ctx, db.calls, slices.Contains(f.Statuses, callqueue.StatusDone), ids)
-				return err
-			})
-			for _, r := range list {
-				if r.Changed {
-					done++
-				}
-			}
-			if err != nil && !errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
-				return done, err
-			}
-			if time.Since(said) > time.Second {
-				fmt.Fprintf(db.stderr, "%s %s of %s calls\n", c.past, thousands(done), thousands(matched))
-				said = time.Now()
-			}
+		if time.Since(said) > time.Second {
+			fmt.Fprintf(db.stderr, "%s %d of %d calls\n", c.past, done, matched)
+			said = time.Now()
 		}
-		if len(page) < changePage {
-			return done, nil
-		}
+		more = len(ids) == changeMost
 	}
 	return done, nil
 }
 
 func (c *change) confirm(ctx context.Context, a *app, calls int64) error {
-	if calls == 1 {
-		return a.confirm(ctx, c.name+" 1 call?")
-	}
-	return a.confirm(ctx, fmt.Sprintf("%s %s calls?", c.name, thousands(calls)))
-}
-
-// thousands writes 1204 as 1,204.
-func thousands(n int64) string {
-	text := strconv.FormatInt(n, 10)
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
+	return a.confirm(ctx, fmt.Sprintf("%s %d calls?", c.name, calls))
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strings"
 
@@ -59,12 +58,12 @@ func configCommand(a *app) *cobra.Command {
 }
 
 func configInitCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use: "init [FILE|-]", Short: "Write a configuration with every key explained",
 		Long: "Write a configuration with every key explained, at its default. FILE defaults to what -c or CALLQ_CONFIG\n" +
-			"names, or config.yaml; - is stdout. callq asks before it overwrites a file.",
+			"names, or config.yaml; - is stdout. A file that is there stays as it is.",
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(_ *cobra.Command, args []string) error {
 			path := cmp.Or(a.configFile, a.variable("CALLQ_CONFIG"), "config.yaml")
 			if len(args) > 0 {
 				path = args[0]
@@ -73,31 +72,18 @@ func configInitCommand(a *app) *cobra.Command {
 				_, err := io.WriteString(a.stdout, callq.ConfigYAML)
 				return err
 			}
-			if err := writeConfig(cmd.Context(), a, path); err != nil {
-				return err
+			const mode = 0o644 // a daemon's user may read what another wrote: passwords belong in files of their own
+			file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+			if err == nil {
+				_, err = file.WriteString(callq.ConfigYAML)
+				err = errors.Join(err, file.Close())
+			}
+			if err != nil {
+				return fmt.Errorf("write the configuration: %w", err)
 			}
 			return a.show(map[string]string{"file": path}, func(w io.Writer) { fmt.Fprintln(w, "wrote", path) })
 		},
 	}
-	cmd.Flags().BoolVar(&a.yes, "force", false, "overwrite the file, as --yes does")
-	return cmd
-}
-
-// writeConfig asks before it overwrites a file.
-func writeConfig(ctx context.Context, a *app, path string) error {
-	const mode = 0o644 // a daemon's user may read what another wrote: passwords belong in files of their own
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if errors.Is(err, fs.ErrExist) {
-		if err := a.confirm(ctx, path+" is there already. Overwrite it?"); err != nil {
-			return err
-		}
-		file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
-	}
-	if err != nil {
-		return fmt.Errorf("write the configuration: %w", err)
-	}
-	_, err = file.WriteString(callq.ConfigYAML)
-	return errors.Join(err, file.Close())
 }
 
 func checkConfig(a *app) error {

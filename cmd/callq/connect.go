@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -11,12 +10,12 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
@@ -195,7 +194,7 @@ func (a *app) awaitRedis(ctx context.Context, cfg *config.Config, client redis.U
 
 // withRedis does what needs a Redis that answers.
 func (a *app) withRedis(ctx context.Context, cfg *config.Config, do func(redis.UniversalClient) error) error {
-	client, err := openRedis(cfg, a.logger(cfg))
+	client, err := openRedis(cfg)
 	if err != nil {
 		return err
 	}
@@ -222,9 +221,6 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 			return exitf(exitUnreachable, "%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)
 		case poolerHint(err) != "":
 			return err
-		case isTLS(err):
-			return exitf(exitUnreachable, "%s is there, and TLS with it fails: %w; check %s, and that the certificate names the URL's "+
-				"host (URL from %s)", what, err, tlsSettings(what), origin)
 		case what == "Postgres" && !isUnreachable(err):
 			return err
 		case first == nil:
@@ -250,10 +246,10 @@ func isRefusal(err error) bool {
 }
 
 // openRedis makes a client and does not connect: of one server, of the master that sentinels name,
-// or of a cluster. Timeouts and pool sizes in the URL hold. go-redis reports to log, for the whole
-// process.
-func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, error) {
-	redis.SetLogger(redisLog{log})
+// or of a cluster. Timeouts and pool sizes in the URL hold. go-redis is told to log nothing, in the whole process:
+// callers say what matters of it.
+func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
+	logging.Disable()
 	url, err := cfg.RedisURL()
 	if err != nil {
 		return nil, err
@@ -269,13 +265,8 @@ func openRedis(cfg *config.Config, log *slog.Logger) (redis.UniversalClient, err
 	sentinel, cluster := cfg.Redis.Sentinel != "", cfg.Redis.Cluster
 	origin := cfg.Origin("redis.url")
 	switch {
-	case (sentinel || cluster) && parsed.Network == "unix":
-		return nil, usagef("redis.url (from %s) is a socket: sentinels and clusters are reached over the network", origin)
 	case !sentinel && !cluster && len(more) > 0:
 		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
-	case sentinel && cluster:
-		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
-			cfg.Origin("redis.sentinel"))
 	case cluster && parsed.DB != 0:
 		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
 	}
@@ -326,27 +317,4 @@ func trust(cfg *config.Config, options *redis.Options) error {
 	}
 	options.TLSConfig.RootCAs = authorities
 	return nil
-}
-
-// isTLS reports whether a server was reached and TLS with it failed: waiting does not help.
-func isTLS(err error) bool {
-	return errors.As(err, new(*tls.CertificateVerificationError)) ||
-		errors.As(err, new(tls.RecordHeaderError)) || // it answers, but not in TLS
-		errors.As(err, new(x509.UnknownAuthorityError)) || // with sslmode=verify-ca
-		err != nil && strings.Contains(err.Error(), "server refused TLS connection") // pgx gives no other sign
-}
-
-func tlsSettings(server string) string {
-	if server == "Postgres" {
-		return "sslmode and sslrootcert (PGSSLMODE, PGSSLROOTCERT)"
-	}
-	return "redis.ca_file, rediss:// or redis://"
-}
-
-// redisLog passes go-redis's own log lines to slog. Callers say what matters of them.
-type redisLog struct{ log *slog.Logger }
-
-// Printf is what go-redis calls.
-func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
-	l.log.DebugContext(ctx, "go-redis reported", "message", fmt.Sprintf(format, args...))
 }

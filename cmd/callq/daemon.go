@@ -243,7 +243,7 @@ type servers struct {
 // openServers makes the clients and does not connect.
 func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does roles) (s servers, err error) {
 	s.log = log
-	if s.redis, err = openRedis(cfg, log); err != nil {
+	if s.redis, err = openRedis(cfg); err != nil {
 		return s, err
 	}
 	conns := 0 // that the parts need at least
@@ -256,9 +256,7 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does
 	if does.worker {
 		conns += 6
 	}
-	if s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, conns)); err == nil {
-		standardTo(log)
-	}
+	s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, conns))
 	return s, err
 }
 

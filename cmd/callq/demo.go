@@ -70,12 +70,12 @@ func (d demo) run(ctx context.Context) (err error) {
 	log := slog.New(slog.NewTextHandler(d.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	rate := strings.TrimSuffix(d.rate.String(), ", sliding window")
 	fmt.Fprintln(d.stderr, "starting Postgres, Redis and an API that allows", rate)
-	own, err := startOwn(ctx, local.Postgres{}, local.Redis{}, log)
+	own, err := startOwn(ctx, local.Postgres{}, local.Redis{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, own.stop()) }()
-	api, err := startDemoAPI(ctx, d.rate, demoAnswer)
+	api, err := startDemoAPI(ctx, d.rate)
 	if err != nil {
 		return err
 	}
@@ -195,10 +195,9 @@ func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI, don
 // demoAPI is an HTTP API with a limit. It counts what arrives on its own clock, and shares no code with what
 // keeps the limit.
 type demoAPI struct {
-	rate    limit.Rate
-	latency time.Duration // until it answers
-	url     string
-	server  *http.Server
+	rate   limit.Rate
+	url    string
+	server *http.Server
 
 	mu       sync.Mutex
 	arrivals []time.Time // in order
@@ -207,12 +206,12 @@ type demoAPI struct {
 }
 
 // startDemoAPI starts an API on a free port of the loopback interface.
-func startDemoAPI(ctx context.Context, rate limit.Rate, latency time.Duration) (*demoAPI, error) {
+func startDemoAPI(ctx context.Context, rate limit.Rate) (*demoAPI, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("listen for the API: %w", err)
 	}
-	a := &demoAPI{rate: rate, latency: latency, url: "http://" + listener.Addr().String() + "/"}
+	a := &demoAPI{rate: rate, url: "http://" + listener.Addr().String() + "/"}
 	a.server = &http.Server{Handler: a, ReadHeaderTimeout: time.Minute}
 	go func() { _ = a.server.Serve(listener) }() // until close
 	return a, nil
@@ -222,7 +221,7 @@ func (a *demoAPI) close() { _ = a.server.Close() }
 
 func (a *demoAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	allowed := a.arrived()
-	time.Sleep(a.latency)
+	time.Sleep(demoAnswer)
 	w.Header().Set("Content-Type", "application/json")
 	if !allowed {
 		w.WriteHeader(http.StatusTooManyRequests)

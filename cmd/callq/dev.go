@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,8 +35,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	for path := range a.urls {
 		return usagef("callq dev has servers of its own: leave --%s out, or use callq serve", strings.ReplaceAll(path, ".", "-"))
 	}
-	cfg, err := a.readConfig() // a mistake is said before anything is started
-	if err != nil {
+	if _, err := a.readConfig(); err != nil { // a mistake is said before anything is started
 		return err
 	}
 	if dir, err = devFolder(a, dir); err != nil {
@@ -45,7 +43,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	}
 	servers, err := startOwn(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")}, local.Redis{
 		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"},
-	}, a.logger(cfg))
+	})
 	switch {
 	case errors.Is(err, local.ErrMissing):
 		return err
@@ -53,7 +51,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 		return fmt.Errorf("%w; give another folder than %s with --dir", err, dir)
 	}
 	defer func() { err = errors.Join(err, servers.stop()) }()
-	servers.Dir, servers.Process = dir, os.Getpid()
+	servers.Dir = dir
 	fmt.Fprintln(a.stderr, "callq: warning: for development, not for production: no passwords, no backups; the data is in", dir)
 	if err := a.show(servers, func(w io.Writer) {
 		fmt.Fprintf(w, "export DATABASE_URL='%s'\nexport REDIS_URL='%s'\n", servers.Postgres, servers.Redis)
@@ -85,44 +83,30 @@ func devFolder(a *app, dir string) (string, error) {
 // ownServers are a Postgres, with callq's schema, and a Redis of this process's own.
 type ownServers struct {
 	Dir      string `json:"dir"`
-	Process  int    `json:"process"`
 	Postgres string `json:"postgres_url"`
 	Redis    string `json:"redis_url"`
 	stop     func() error
 }
 
-func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis, log *slog.Logger) (*ownServers, error) {
+func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis) (*ownServers, error) {
 	postgres, err := local.StartPostgres(ctx, pg)
 	if err != nil {
 		return nil, err
 	}
-	redis, stopRedis, err := local.StartAnyRedis(ctx, rd, log)
+	redis, err := local.StartRedis(ctx, rd)
 	if err != nil {
 		return nil, errors.Join(err, postgres.Stop())
 	}
 	own := &ownServers{
-		Postgres: postgres.URL("postgres"), Redis: redis,
-		stop: func() error { return errors.Join(stopRedis(), postgres.Stop()) },
+		Postgres: postgres.URL("postgres"), Redis: redis.URL(),
+		stop: func() error { return errors.Join(redis.Stop(), postgres.Stop()) },
 	}
-	if err := migrateOwn(ctx, own.Postgres); err != nil {
+	cfg, err := pgx.ParseConfig(own.Postgres)
+	if err == nil {
+		_, err = migrations.Up(ctx, cfg)
+	}
+	if err != nil {
 		return nil, errors.Join(err, own.stop())
 	}
 	return own, nil
-}
-
-// migrateOwn brings the schema up. What a newer callq has used is refused: a daemon would wait for it.
-func migrateOwn(ctx context.Context, url string) error {
-	cfg, err := pgx.ParseConfig(url)
-	if err != nil {
-		return fmt.Errorf("read Postgres's URL: %w", err)
-	}
-	if _, err := migrations.Up(ctx, cfg); err != nil {
-		return err
-	}
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	return migrations.Check(ctx, conn)
 }

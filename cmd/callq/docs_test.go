@@ -8,9 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +18,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/callq/callq/internal/local"
-	"github.com/callq/callq/migrations"
 )
 
 // block is a fenced block of a document.
@@ -178,24 +174,6 @@ func findPsql(t *testing.T) local.Program {
 	return psql
 }
 
-func TestBlocksAreHeldAgainstTheirKind(t *testing.T) {
-	t.Parallel()
-	blocks := blocksIn("a\n```sh\nls\n```\n  ```console\n$ ls\n  ```\n```\nls\n```\n```bash\nls\n```\n```yaml\na: [\n```\n```json\n{\n```\n```console\nls\n")
-	var kinds []string
-	for _, b := range blocks {
-		kinds = append(kinds, b.kind)
-		if good := b.check() == nil; good != (b.line == 5) {
-			t.Errorf("line %d, %q: %v", b.line, b.kind, b.check())
-		}
-	}
-	if want := []string{"sh", "console", "", "bash", "yaml", "json", "console"}; !slices.Equal(kinds, want) {
-		t.Errorf("kinds %q, want %q", kinds, want)
-	}
-	if blocks[0].text != "ls\n" {
-		t.Errorf("text %q", blocks[0].text)
-	}
-}
-
 const reference = "../../docs/cli.md"
 
 // docs/cli.md is what the commands say of themselves. UPDATE=1 writes it anew.
@@ -300,25 +278,4 @@ func writeFlags(b *strings.Builder, flags *pflag.FlagSet) {
 		}
 		b.WriteString("|\n")
 	})
-}
-
-func TestVersionOf(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		info *debug.BuildInfo
-		want string // before schema and Go
-	}{
-		"no module":          {nil, "callq (devel) ("},
-		"built without git":  {&debug.BuildInfo{Main: debug.Module{Version: "(devel)"}}, "callq (devel) ("},
-		"go install @v1.2.3": {&debug.BuildInfo{Main: debug.Module{Version: "v1.2.3"}}, "callq v1.2.3 ("},
-		"built in a checkout": {&debug.BuildInfo{
-			Main:     debug.Module{Version: "v0.0.0-20261121121600-42ba740c0ffe"},
-			Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "42ba740c0ffe0000"}},
-		}, "callq v0.0.0-20261121121600-42ba740c0ffe (commit 42ba740c0ffe0000, "},
-	} {
-		want := test.want + fmt.Sprintf("schema %d, %s)", migrations.Version(), runtime.Version())
-		if got := versionOf(test.info).String(); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
-	}
 }

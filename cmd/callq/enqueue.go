@@ -9,10 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"reflect"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -75,7 +72,7 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 	all.StringVar(&f.call.Key, "key", "", "whose call it is")
 	all.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
 	all.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
-	timeVar(all, &f.call.RunAt, "at", "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
+	all.TimeVar(&f.call.RunAt, "at", f.call.RunAt, []string{time.RFC3339}, "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
 	durationVar(all, &f.in, 0, "in", "earliest time from now on, such as 10m or 1d")
 	durationVar(all, &f.expiresIn, 0, "expires-in", "give up, unsent, after this long from now on")
 	all.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
@@ -167,51 +164,21 @@ func enqueueOne(ctx context.Context, db *database, f *enqueueFlags) error {
 	id, err := db.calls.Insert(ctx, f.call)
 	duplicate := errors.Is(err, callqueue.ErrDuplicate)
 	if err != nil && !duplicate {
-		return refused(err, true)
+		return refused(err)
 	}
 	if duplicate {
 		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
 	}
-	if err := db.show(inserted{id, duplicate}, func(w io.Writer) { fmt.Fprintln(w, id) }); err != nil {
-		return err
-	}
-	warnOfQueues(ctx, db, map[string]bool{f.call.Queue: true})
-	return nil
+	return db.show(inserted{id, duplicate}, func(w io.Writer) { fmt.Fprintln(w, id) })
 }
 
-// refused names what is wrong with a call in its writer's words: a line's columns, or flags. The exit code is 2: what
-// was given is wrong.
-func refused(err error, byFlags bool) error {
-	invalid, ok := errors.AsType[*callqueue.InvalidCallError](err)
-	if !ok {
-		return err
+// refused is an error of usage where a call was refused for what it holds.
+func refused(err error) error {
+	if invalid, ok := errors.AsType[*callqueue.InvalidCallError](err); ok {
+		return usagef("%s %s", cmp.Or(invalid.Field, "the call"), invalid.Reason)
 	}
-	field, _ := reflect.TypeFor[line]().FieldByName(invalid.Field)
-	name := cmp.Or(field.Tag.Get("json"), "the call")
-	if byFlags {
-		flags := map[string]string{
-			"the call": "the call", "task": "TASK", "call_data": "--data", "run_at": "the time to run", "expires_at": "--expires-in",
-			"unique_key": "--unique", "max_attempts": "--max-attempts",
-		}
-		name = cmp.Or(flags[name], "--"+name)
-	}
-	return usagef("%s %s", name, invalid.Reason)
+	return err
 }
-
-// warnOfQueues says which calls will wait because no configuration in force has their queue. If it
-// cannot, that is no error: the calls are in, and a producer's role may not be allowed to look.
-func warnOfQueues(ctx context.Context, db *database, queues map[string]bool) {
-	rows, _ := db.Query(ctx, unknownQueuesSQL, slices.Collect(maps.Keys(queues)))
-	unknown, _ := pgx.CollectRows(rows, pgx.RowTo[string])
-	for _, name := range unknown {
-		fmt.Fprintf(db.stderr, "callq: warning: no dispatcher has published a queue %q: its calls wait until one does\n", name)
-	}
-}
-
-const unknownQueuesSQL = `
-SELECT coalesce(nullif(name, ''), 'default') FROM unnest($1::text[]) AS name
-EXCEPT SELECT name FROM call_queues
-ORDER BY 1`
 
 // line is a call with call_queue's names, for JSON. Its fields are those of callqueue.Call.
 type line struct {
@@ -232,7 +199,6 @@ type filing struct {
 	client *callqueue.Client
 	tx     pgx.Tx
 	base   callqueue.Call // what the flags say
-	queues map[string]bool
 
 	results    []inserted
 	duplicates int // of them
@@ -253,7 +219,7 @@ func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
 		if err := f.resolve(ctx, db); err != nil {
 			return err
 		}
-		all := filing{client: db.calls, base: f.call, queues: map[string]bool{}}
+		all := filing{client: db.calls, base: f.call}
 		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 			all.tx = tx
 			return all.read(ctx, in, int(db.cfg.Calls.MaxData))
@@ -273,7 +239,6 @@ func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
 			fmt.Fprintf(a.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", all.duplicates)
 		}
 		fmt.Fprintln(a.stderr)
-		warnOfQueues(ctx, db, all.queues)
 		return nil
 	})(cmd, nil)
 }
@@ -294,7 +259,6 @@ func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
 		if err != nil {
 			return usagef("line %d: %w", number, err)
 		}
-		f.queues[call.Queue] = true
 		f.calls, f.lines, f.bytes = append(f.calls, call), append(f.lines, number), f.bytes+len(text)
 		if len(f.calls) == linesAtOnce || f.bytes >= bytesAtOnce {
 			if err := f.write(ctx); err != nil {
@@ -330,7 +294,7 @@ func (f *filing) parse(text []byte) (callqueue.Call, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&l); err != nil {
-		return none, jsonError(err)
+		return none, fmt.Errorf("not a call: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return none, errors.New("something follows the JSON object")
@@ -353,24 +317,6 @@ func (f *filing) parse(text []byte) (callqueue.Call, error) {
 	return callqueue.Call(l), nil
 }
 
-// jsonError says what is wrong with a line, without naming anything of Go.
-func jsonError(err error) error {
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("%s is a JSON %s, which it cannot be", wrong.Field, wrong.Value)
-	}
-	if wrong, ok := errors.AsType[*time.ParseError](err); ok {
-		return fmt.Errorf("%s is not a time such as 2026-11-21T09:00:00Z", wrong.Value)
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return errors.New("the JSON object is cut short")
-	}
-	if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return fmt.Errorf("a call has no %s; it has queue, task, key, call_data, cost, priority, run_at, expires_at, "+
-			"unique_key, max_attempts", field)
-	}
-	return fmt.Errorf("not a call: %w", err)
-}
-
 // write inserts what is at hand in one statement. Where that meets a duplicate, or Postgres does not
 // say which call it refuses, it inserts one by one.
 func (f *filing) write(ctx context.Context) error {
@@ -385,7 +331,7 @@ func (f *filing) write(ctx context.Context) error {
 		}
 		return nil
 	case isInvalid && invalid.Index >= 0:
-		return fmt.Errorf("line %d: %w", lines[invalid.Index], refused(err, false))
+		return fmt.Errorf("line %d: %w", lines[invalid.Index], refused(err))
 	case !isInvalid && !errors.Is(err, callqueue.ErrDuplicate):
 		return err
 	}
@@ -393,7 +339,7 @@ func (f *filing) write(ctx context.Context) error {
 		id, err := f.client.InsertTx(ctx, f.tx, call)
 		duplicate := errors.Is(err, callqueue.ErrDuplicate)
 		if err != nil && !duplicate {
-			return fmt.Errorf("line %d: %w", lines[i], refused(err, false))
+			return fmt.Errorf("line %d: %w", lines[i], refused(err))
 		}
 		if duplicate {
 			f.duplicates++

@@ -1,16 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
 
@@ -94,24 +91,6 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 			"fix", "bar the way to it, or set http.pages: false (CALLQ_HTTP_PAGES)")
 	}
 	return handler, func() { closePool(pool, log) }, nil
-}
-
-// libraryLog passes to slog what libraries write to Go's standard logger: net/http reports there the
-// answers that it did not ask for.
-type libraryLog struct{ log *slog.Logger }
-
-// standardTo makes the standard logger, one for the whole process, write to log.
-func standardTo(to *slog.Logger) {
-	log.SetFlags(0)
-	log.SetOutput(libraryLog{to})
-}
-
-// Write takes one line of the standard logger. It leaves out what the line quotes, which may be an
-// API's answer.
-func (l libraryLog) Write(line []byte) (int, error) {
-	said := regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`).ReplaceAllString(string(bytes.TrimSpace(line)), "…")
-	l.log.DebugContext(context.Background(), "library reported", "message", said)
-	return len(line), nil
 }
 
 func healthCommand(a *app) *cobra.Command {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -27,31 +28,20 @@ func maintainCommand(a *app) *cobra.Command {
 // tablesReport is what `maintain status` shows.
 type tablesReport struct {
 	Tables    []doctor.Table     `json:"tables"`
-	Retention maintenance.Purged `json:"retention"`       // what it would remove
-	Bytes     int64              `json:"retention_bytes"` // about what that takes
-	Snapshot  *doctor.Holder     `json:"longest_snapshot"`
-	End       string             `json:"longest_snapshot_end"` // what ends it
+	Retention maintenance.Purged `json:"retention"` // what it would remove
 }
 
 func maintainStatusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show how large callq's tables are, what retention would remove, and the longest snapshot",
-		Long: "Show how large callq's tables are and how much of them is dead, what retention would remove, and who has\n" +
-			"held a snapshot for longest, which keeps vacuum from removing dead rows. Reads all calls, in short\n" +
-			"transactions.",
+		Use: "status", Short: "Show how large callq's tables are, and what retention would remove",
+		Long: "Show how large callq's tables are, how much of them is dead, and what retention would remove. Reads all\n" +
+			"calls, in short transactions. `callq doctor` says who keeps vacuum from removing dead rows.",
 		RunE: a.connected(ledger.Settings(), maintainStatus),
 	}
 }
 
-func maintainStatus(ctx context.Context, db *database, _ []string) error {
+func maintainStatus(ctx context.Context, db *database, _ []string) (err error) {
 	var m tablesReport
-	holders, err := doctor.Holders(ctx, db.Pool)
-	if err != nil {
-		return fmt.Errorf("read snapshots: %w", err)
-	}
-	if len(holders) > 0 {
-		m.Snapshot, m.End = &holders[0], holders[0].End
-	}
 	if m.Tables, err = doctor.Tables(ctx, db.Pool); err != nil {
 		return err
 	}
@@ -60,10 +50,6 @@ func maintainStatus(ctx context.Context, db *database, _ []string) error {
 		return err
 	}
 	for _, t := range m.Tables {
-		rows := map[string]int64{"call_queue": m.Retention.Calls, "call_attempts": m.Retention.Attempts}[t.Name]
-		if rows > 0 {
-			m.Bytes += int64(float64(t.All()-t.FreeBytes) * min(1, float64(rows)/float64(max(t.LiveRows, rows))))
-		}
 		for _, at := range []*time.Time{t.LastVacuum, t.LastAnalyze} {
 			if at != nil {
 				*at = at.UTC()
@@ -80,13 +66,7 @@ func printMaintenance(to io.Writer, m *tablesReport) {
 			"~" + doctor.Size(t.FreeBytes), t.LastVacuum,
 		}
 	}}.print(to, m.Tables)
-	fmt.Fprintf(to, "\nretention would remove %d calls and %d attempts, about %s\n",
-		m.Retention.Calls, m.Retention.Attempts, doctor.Size(m.Bytes))
-	if m.Snapshot == nil {
-		fmt.Fprintln(to, "nobody holds a snapshot")
-		return
-	}
-	fmt.Fprintf(to, "longest snapshot: %s\n  to end it: %s\n", printable(m.Snapshot.String()), printable(m.End))
+	fmt.Fprintf(to, "\nretention would remove %d calls and %d attempts\n", m.Retention.Calls, m.Retention.Attempts)
 }
 
 func retentionCommand(a *app) *cobra.Command {
@@ -177,28 +157,21 @@ func sweep(ctx context.Context, db *database, dryRun bool) error {
 }
 
 func vacuumCommand(a *app) *cobra.Command {
-	full, force, dryRun := false, false, false
+	full, dryRun := false, false
 	cmd := &cobra.Command{
 		Use: "vacuum", Short: "VACUUM (ANALYZE) callq's tables, without blocking anything",
 		Long: `VACUUM (ANALYZE) callq's tables: this blocks nothing, and lets their dead space be used again. --full rewrites the
 tables that are mostly unused, one after the other, and returns the space to the disk. Each table is locked
-meanwhile: nothing is inserted, claimed or recorded. So callq asks first, says how long that may take, and
-refuses while calls are due or run.`,
-		PreRunE: func(*cobra.Command, []string) error {
-			if force && !full {
-				return usagef("--force is for --full: a plain vacuum blocks nothing")
-			}
-			return nil
-		},
+meanwhile: nothing is inserted, claimed or recorded. So callq asks first, and refuses while calls are handed over
+or run: pause the queues, and let what runs end.`,
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
 			if full {
-				return vacuumFull(ctx, db, force, dryRun)
+				return vacuumFull(ctx, db, dryRun)
 			}
 			return vacuum(ctx, db, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&full, "full", false, "VACUUM FULL those that are mostly unused: it locks them")
-	cmd.Flags().BoolVar(&force, "force", false, "with --full: also while calls are due or run")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what it would do")
 	return cmd
 }
@@ -209,7 +182,7 @@ func vacuum(ctx context.Context, db *database, dryRun bool) error {
 		if err != nil {
 			return err
 		}
-		return showVacuumed(db.app, "would vacuum", tables, 0)
+		return showVacuumed(db.app, "would vacuum", tables)
 	}
 	begun := time.Now()
 	if err := maintenance.Vacuum(ctx, db.Pool); err != nil {
@@ -221,7 +194,7 @@ func vacuum(ctx context.Context, db *database, dryRun bool) error {
 	})
 }
 
-func vacuumFull(ctx context.Context, db *database, force, dryRun bool) error {
+func vacuumFull(ctx context.Context, db *database, dryRun bool) error {
 	if err := maintenance.Analyze(ctx, db.Pool); err != nil {
 		return err
 	}
@@ -231,23 +204,24 @@ func vacuumFull(ctx context.Context, db *database, force, dryRun bool) error {
 	}
 	var bloated []doctor.Table
 	var names []string
-	var used, free int64
 	for _, t := range tables {
 		if t.Bloated() {
-			bloated, names, used, free = append(bloated, t), append(names, t.Name), used+t.All()-t.FreeBytes, free+t.FreeBytes
+			bloated, names = append(bloated, t), append(names, t.Name)
 		}
 	}
 	if dryRun || len(bloated) == 0 {
-		return showVacuumed(db.app, "would write anew", bloated, free)
+		return showVacuumed(db.app, "would write anew", bloated)
 	}
-	if !force {
-		if err := mayLock(ctx, db); err != nil {
-			return err
-		}
+	// What runs could not be recorded.
+	var open int64
+	if err := db.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open); err != nil {
+		return fmt.Errorf("see what runs: %w", err)
 	}
-	question := fmt.Sprintf("Write %d tables anew, locked for about %s in all (an estimate), to free about %s?",
-		len(bloated), rewriteTime(used), doctor.Size(free))
-	if err := db.confirm(ctx, question); err != nil {
+	if open > 0 {
+		return fmt.Errorf("calls are handed over or run (%d), and would wait while tables are locked: pause the queues, and try again "+
+			"when they have ended", open)
+	}
+	if err := db.confirm(ctx, fmt.Sprintf("Lock %s, and write them anew?", strings.Join(names, ", "))); err != nil {
 		return err
 	}
 	err = maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(db.stderr, "%s is written anew\n", table) })
@@ -257,60 +231,17 @@ func vacuumFull(ctx context.Context, db *database, force, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	after, err := doctor.Tables(ctx, db.Pool)
-	if err != nil {
-		return err
-	}
-	freed := int64(0)
-	for _, t := range tables {
-		freed += t.All()
-	}
-	for _, t := range after {
-		freed -= t.All()
-	}
-	return showVacuumed(db.app, "wrote anew", bloated, freed)
+	return showVacuumed(db.app, "wrote anew", bloated)
 }
 
-// rewriteTime is about how long writing so many bytes anew takes, with their indexes, on a slow disk.
-func rewriteTime(bytes int64) time.Duration {
-	const bytesPerSecond = 50_000_000
-	return max(time.Second, time.Duration(float64(bytes)/bytesPerSecond*float64(time.Second)).Round(time.Second))
-}
-
-// mayLock refuses while calls are due, which would wait, or run, which could not be recorded.
-func mayLock(ctx context.Context, db *database) error {
-	var due, open int64
-	if err := db.QueryRow(ctx, inTheWaySQL).Scan(&due, &open); err != nil {
-		return fmt.Errorf("see what is due or runs: %w", err)
-	}
-	if due > 0 {
-		return fmt.Errorf("calls are due (%d), and would wait while tables are locked: try again when none are, or give --force", due)
-	}
-	if open > 0 {
-		return fmt.Errorf("calls are handed over or run (%d), and would wait to start or to be recorded while tables are locked: "+
-			"try again when they have ended, or give --force", open)
-	}
-	return nil
-}
-
-const inTheWaySQL = `
-SELECT (SELECT count(*) FROM call_queue WHERE status IN ('new', 'error') AND coalesce(run_at, created_at) <= clock_timestamp()),
-    (SELECT count(*) FROM call_open)`
-
-func showVacuumed(a *app, verb string, tables []doctor.Table, freed int64) error {
-	names := []string{}
-	for _, t := range tables {
-		names = append(names, t.Name)
-	}
-	return a.show(map[string]any{"tables": names, "freed_bytes": freed}, func(w io.Writer) {
-		if len(names) == 0 {
+// showVacuumed shows tables as they are, or were.
+func showVacuumed(a *app, verb string, tables []doctor.Table) error {
+	return a.show(map[string]any{"tables": append([]doctor.Table{}, tables...)}, func(w io.Writer) {
+		if len(tables) == 0 {
 			fmt.Fprintln(w, "no table is mostly unused: nothing to do")
 		}
 		for _, t := range tables {
 			fmt.Fprintf(w, "%s %s: %s, about %s unused\n", verb, t.Name, doctor.Size(t.All()), doctor.Size(t.FreeBytes))
-		}
-		if freed > 0 {
-			fmt.Fprintf(w, "on the disk: %s\n", doctor.Size(freed))
 		}
 	})
 }

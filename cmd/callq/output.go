@@ -199,10 +199,6 @@ func judge(err error) (int, string) {
 		return exit.code, text
 	case ofConfig:
 		return exitUsage, problems.Error() // with lines and carets
-	case hasCode(err, "22021"):
-		pg, _ := errors.AsType[*pgconn.PgError](err)
-		doing, _, _ := strings.Cut(text, ": "+pg.Severity)
-		return exitUsage, doing + ": what was given is not valid UTF-8"
 	case errors.As(err, new(policy.RateError)), poolerHint(err) != "",
 		errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
 		return exitUsage, text
@@ -249,16 +245,9 @@ func poolerHint(err error) string {
 	return ""
 }
 
-// explained is an error in one line, with what to do about a pooler. Of pgx's message about several addresses,
-// an address that was tried with and without TLS is named once.
+// explained is an error in one line, with what to do about a pooler.
 func explained(err error) string {
-	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\t' })
-	for i := len(lines) - 2; i >= 0; i-- {
-		if strings.HasPrefix(lines[i+1], lines[i]) {
-			lines = slices.Delete(lines, i, i+1)
-		}
-	}
-	text := strings.ReplaceAll(strings.Join(lines, " "), ":  ", ": ")
+	text := strings.Join(strings.Fields(err.Error()), " ")
 	if hint := poolerHint(err); hint != "" {
 		return text + "; " + hint
 	}

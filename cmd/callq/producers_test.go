@@ -10,11 +10,8 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,11 +28,10 @@ import (
 
 // page is docs/producers.md, and who runs its statements.
 type page struct {
-	t        *testing.T
-	text     string
-	api      string // stands in for the API of the page
-	database string // of conn's login
-	conn     *pgconn.PgConn
+	t    *testing.T
+	text string
+	api  string // stands in for the API of the page
+	conn *pgconn.PgConn
 }
 
 // block is the code block of the page that begins so.
@@ -99,7 +95,6 @@ func TestProducersPage(t *testing.T) {
 	p.runs(p.block("sql many"))
 	p.runs(p.block("sql django"))
 	p.runs(p.block("sql rails"), "payments", "acct_42", charge(4711))
-	driven := p.drives("python") + p.drives("ruby")
 	copySQL, csv := p.block("sql copy"), p.block("csv")
 	if _, err := p.conn.CopyFrom(t.Context(), strings.NewReader(csv), copySQL); err != nil {
 		t.Fatal(err)
@@ -115,7 +110,6 @@ func TestProducersPage(t *testing.T) {
 		t.Fatal("the js block has no query")
 	}
 	p.runs(js[1], "http", charge(4711), "payments", "acct_42", "order-4712 by SQL")
-	driven += p.drives("js")
 	p.runs(p.block("sql wake"))
 
 	copied := func(order int) string { return fmt.Sprintf(`{"url":"%s/charges?order=%d"}`, api.URL, order) }
@@ -124,8 +118,8 @@ func TestProducersPage(t *testing.T) {
 		priority         int
 	}
 	want := map[row]int{
-		{"payments", "acct_42", charge(4711), 5}: 5 + driven, // psql, django, rails, call, js
-		{"payments", "acct_42", charge(4713), 5}: 2,          // outbox, and many, which reads what it wrote
+		{"payments", "acct_42", charge(4711), 5}: 5, // psql, django, rails, call, js
+		{"payments", "acct_42", charge(4713), 5}: 2, // outbox, and many, which reads what it wrote
 		{"payments", "acct_42", copied(4711), 5}: 1,
 		{"payments", "acct_43", copied(4712), 9}: 1,
 	}
@@ -178,7 +172,7 @@ func openPage(t *testing.T, api, database string) *page {
 	conn, err := pgx.Connect(t.Context(), database)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	return &page{t: t, text: string(text), api: api, database: database, conn: conn.PgConn()}
+	return &page{t: t, text: string(text), api: api, conn: conn.PgConn()}
 }
 
 // The page's Go is that of an example, which is compiled.
@@ -289,70 +283,7 @@ func TestExplicitNulls(t *testing.T) {
 	w.do("verify")
 }
 
-// driver is what a block of docs/producers.md needs that is neither SQL nor Go.
-type driver struct {
-	interpreter string
-	has         []string // arguments for it: it exits 0 where all is there
-	around      string   // a file of testdata, in which the block is run; it prints what was sent
-	sends       string   // the block of SQL that says what is sent; "" where the block itself does
-}
-
-// drives runs a block of the page as the page's login, and returns how many calls it has made: one, none
-// where no interpreter on PATH has the driver. Then the page's SQL, which is run everywhere, must do.
-func (p *page) drives(block string) int {
-	p.t.Helper()
-	d := map[string]driver{
-		"python": {"python3", []string{
-			"-c", "from django.db.backends.postgresql import base; from django.db.models import JSONField",
-		}, "django.py", "sql django"},
-		"ruby": {"ruby", []string{"-e", "require 'active_record'; require 'pg'"}, "rails.rb", "sql rails"},
-		"js":   {"node", []string{"-e", "require('pg')"}, "node.js", ""},
-	}[block]
-	around, err := os.ReadFile(filepath.Join("testdata", d.around))
-	must(p.t, err)
-	before, after, found := strings.Cut(string(around), "the page's block\n")
-	if !found {
-		p.t.Fatalf("%s has no place for the page's block", d.around)
-	}
-	script := filepath.Join(p.t.TempDir(), "page"+filepath.Ext(d.around))
-	must(p.t, os.WriteFile(script, []byte(before+"\n"+p.block(block)+after), 0o600))
-	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		file := filepath.Join(dir, d.interpreter)
-		if _, _, err := p.interpret(file, d.has...); err != nil {
-			continue
-		}
-		sent, errs, err := p.interpret(file, script)
-		if err != nil {
-			p.t.Fatalf("%s, run by %s: %v\n%s%s", d.around, file, err, sent, errs)
-		}
-		newer := strings.NewReplacer("::jsonb", "", `, "created_at", "run_at"`, "") // than Django 4.2, Rails 7.1
-		if d.sends != "" && words(newer.Replace(sent)) != words(newer.Replace(p.block(d.sends))) {
-			p.t.Errorf("the page's %s sent\n%s\nwhere the page says\n%s", block, sent, p.block(d.sends))
-		}
-		p.t.Logf("the page's %s was run by %s, and its SQL", block, file)
-		return 1
-	}
-	p.t.Logf("no %s on PATH has the driver: of the page's %s only the SQL was run", d.interpreter, block)
-	return 0
-}
-
 func words(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-// interpret runs an interpreter that finds the page's login in its environment.
-func (p *page) interpret(file string, args ...string) (stdout, stderr string, err error) {
-	p.t.Helper()
-	login, err := pgconn.ParseConfig(p.database)
-	must(p.t, err)
-	cmd := exec.CommandContext(p.t.Context(), file, args...)
-	global := filepath.Join(filepath.Dir(file), "../lib/node_modules") // where npm install -g puts it
-	cmd.Env = append(os.Environ(), "PGHOST="+login.Host, "PGPORT="+strconv.Itoa(int(login.Port)), "PGUSER="+login.User,
-		"PGPASSWORD="+login.Password, "PGDATABASE="+login.Database,
-		"NODE_PATH="+os.Getenv("NODE_PATH")+string(filepath.ListSeparator)+global)
-	var errs buffer
-	cmd.Stderr = &errs
-	out, err := cmd.Output()
-	return string(out), errs.String(), err
-}
 
 // A database in LATIN1 is sent UTF-8, and sends it. What it cannot hold is refused where it is enqueued, and keeps no
 // call from ending.

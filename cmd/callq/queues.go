@@ -75,7 +75,7 @@ func pauseCommand(a *app, what string) *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&pause.Key, "key", "", "only the calls of this key")
 	durationVar(flags, &length, time.Millisecond, "for", "how long: 10m, 1h30m, 2d")
-	timeVar(flags, &until, "until", "until when: 2026-11-21T09:00:00Z")
+	flags.TimeVar(&until, "until", until, []string{time.RFC3339}, "until when: 2026-11-21T09:00:00Z")
 	flags.StringVar(&pause.Reason, "reason", "by an operator", "why, for status and the audit")
 	return cmd
 }

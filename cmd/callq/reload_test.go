@@ -264,7 +264,9 @@ func TestParts(t *testing.T) {
 		}},
 		Queues: map[string]config.Queue{"pay": {
 			Limits: []string{"api"}, MaxAttempts: 4, Backoff: config.Backoff{Min: time.Second, Max: time.Hour}, Timeout: time.Minute, OnLost: "fail",
+			Hours: []string{"Mon 09:00-18:00 UTC"},
 		}},
+		Budgets:   map[string]config.Budget{"search": {Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open"}},
 		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3},
 		Worker:    config.Worker{Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5},
@@ -287,7 +289,9 @@ func TestParts(t *testing.T) {
 			}},
 			Queues: []policy.Queue{{
 				Name: "pay", Limits: []string{"api", "api/1h"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
+				Hours: []string{"Mon 09:00-18:00 UTC"},
 			}},
+			Budgets: []policy.Budget{{Name: "search", Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open"}},
 		},
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3},

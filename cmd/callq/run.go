@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -103,7 +101,6 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.AddCommand(
 		serveCommand(a), dispatchCommand(a), workCommand(a), migrateCommand(a), enqueueCommand(a), callsCommand(a),
 		queuesCommand(a), limitsCommand(a), statusCommand(a), verifyCommand(a), doctorCommand(a), maintainCommand(a),
@@ -126,41 +123,20 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	flags.StringVarP(&a.output, "output", "o", "table", "form of the output: table, json or jsonl")
 	flags.BoolVar(&a.yes, "yes", false, "do not ask before what cannot be undone")
 	durationVar(flags, &a.timeout, time.Millisecond, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
-	forms := cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp)
-	err := errors.Join(root.MarkPersistentFlagFilename("config", "yaml", "yml"), root.RegisterFlagCompletionFunc("output", forms))
-	if err != nil {
-		panic(err) // a slip in a flag's name; every test meets it
-	}
 	return root
 }
 
-// checkArgs has commands say what is wrong with their arguments. A noun refuses what is not one of its verbs; what
-// does not say which arguments it takes, takes none.
+// checkArgs has a noun refuse what is not one of its verbs. A command that does not say which arguments it takes, takes
+// none.
 func checkArgs(cmd *cobra.Command) {
-	takes, path, names := cmd.Args, cmd.CommandPath(), ""
-	if takes == nil {
-		takes = cobra.NoArgs
-	}
 	for _, verb := range cmd.Commands() {
-		names += " " + verb.Name()
 		checkArgs(verb)
 	}
-	if cmd.HasSubCommands() {
-		cmd.RunE = func(*cobra.Command, []string) error { return nil } // never runs: Args refuses everything
+	if cmd.Args == nil {
+		cmd.Args = cobra.NoArgs
 	}
-	_, want, _ := strings.Cut(cmd.Use, " ")
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		switch refused := takes(cmd, args) != nil; {
-		case names != "" && len(args) == 0:
-			return fmt.Errorf("%s needs a verb:%s", path, names)
-		case names != "":
-			return fmt.Errorf("%q is not a verb of %s:%s", args[0], path, names)
-		case refused && want == "":
-			return fmt.Errorf("%s takes no arguments: %q", path, args[0])
-		case refused:
-			return fmt.Errorf("%s takes %s: %d were given", path, want, len(args))
-		}
-		return nil
+	if cmd.HasSubCommands() {
+		cmd.RunE = func(*cobra.Command, []string) error { return usagef("%s needs a verb: see --help", cmd.CommandPath()) }
 	}
 }
 
@@ -233,72 +209,18 @@ func durationVar(flags *pflag.FlagSet, d *time.Duration, least time.Duration, na
 	flags.Var(f, name, usage)
 }
 
-// timeVar adds a flag that is an instant.
-func timeVar(flags *pflag.FlagSet, at *time.Time, name, usage string) {
-	flags.Var(&textFlag{kind: "time", set: func(text string) (err error) {
-		if *at, err = time.Parse(time.RFC3339, text); err != nil {
-			return fmt.Errorf("%s is not a time: write it as 2026-11-21T09:00:00Z or 2026-11-21T10:00:00+01:00", config.Quote(text))
-		}
-		return nil
-	}}, name, usage)
-}
-
-// flagError says what is wrong with a flag's value, without naming anything of Go.
-func flagError(err error) error {
-	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
-	if !ok {
-		return err
-	}
-	flag, value := "--"+invalid.GetFlag().Name, config.Quote(invalid.GetValue())
-	number, ok := errors.AsType[*strconv.NumError](err)
-	switch {
-	case !ok:
-		return fmt.Errorf("%s: %w", flag, errors.Unwrap(err))
-	case invalid.GetFlag().Value.Type() == "bool":
-		return fmt.Errorf("%s: %s is not true or false", flag, value)
-	case errors.Is(number.Err, strconv.ErrRange):
-		return fmt.Errorf("%s: %s is out of bounds", flag, value)
-	}
-	return fmt.Errorf("%s: %s is not a whole number", flag, value)
-}
-
-// versionInfo is what version prints.
-type versionInfo struct {
-	Version string `json:"version"`
-	Commit  string `json:"commit"`
-	Schema  int64  `json:"schema"`
-	Go      string `json:"go"`
-}
-
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version of this program and of its schema",
 		RunE: func(*cobra.Command, []string) error {
-			info, _ := debug.ReadBuildInfo() // nil: not built as a module
-			v := versionOf(info)
-			return a.show(v, func(w io.Writer) { fmt.Fprintln(w, v) })
+			version := "(devel)"
+			if build, ok := debug.ReadBuildInfo(); ok {
+				version = build.Main.Version // of a checkout it names the commit
+			}
+			schema := migrations.Version()
+			return a.show(map[string]any{"version": version, "schema": schema, "go": runtime.Version()}, func(w io.Writer) {
+				fmt.Fprintf(w, "callq %s (schema %d, %s)\n", version, schema, runtime.Version())
+			})
 		},
 	}
-}
-
-func (v versionInfo) String() string {
-	if v.Commit == "unknown" { // as of `go install …@version`, where the version says all
-		return fmt.Sprintf("callq %s (schema %d, %s)", v.Version, v.Schema, v.Go)
-	}
-	return fmt.Sprintf("callq %s (commit %s, schema %d, %s)", v.Version, v.Commit, v.Schema, v.Go)
-}
-
-// versionOf reads the build's own record: an installed module knows its version, a checkout its commit.
-func versionOf(info *debug.BuildInfo) versionInfo {
-	v := versionInfo{Version: "(devel)", Commit: "unknown", Schema: migrations.Version(), Go: runtime.Version()}
-	if info == nil {
-		return v
-	}
-	v.Version = cmp.Or(info.Main.Version, v.Version)
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			v.Commit = s.Value
-		}
-	}
-	return v
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/local"
@@ -260,22 +261,16 @@ func TestCommands(t *testing.T) {
 	up, _ := newWorld(t).withRedis()
 	up.do("enqueue", "--key", "acct_42", "--data", `{"url": "https://api.example.com/"}`)
 	up.do("dispatch", "--once")
-	away := world{t: t, postgres: noPostgres, redis: noRedis}
 	noRedisWorld := world{t: t, postgres: up.postgres, redis: noRedis}
-	silent := world{t: t, postgres: "postgres://nobody@" + silentServer(t) + "/none"}
 	nothing := world{t: t}
 	bad := world{t: t, config: "limits: {api: {rate: 0/s}}\nqueues: {q: {limits: [nope]}}\n"}
-	const unreachable = "cannot be reached, tried for 300ms"
 
 	runUses(t, []use{
 		{"help", nothing, "--help", 0, "Exit codes"},
 		{"an unknown command", nothing, "frobnicate", 2, `unknown command "frobnicate"`},
-		{"an unknown flag", nothing, "status --frobnicate", 2, "unknown flag: --frobnicate"},
 		{"an unknown form of output", nothing, "status -o xml", 2, "table, json or jsonl"},
-		{"a timeout of nothing", nothing, "status --timeout 0", 2, "--timeout: 0s is less than 1ms"},
-		{"a noun without its verb", nothing, "calls", 2, "needs a verb: cancel delete get"},
-		{"a noun with another's verb", nothing, "calls up", 2, `"up" is not a verb`},
-		{"an argument too many", nothing, "status now", 2, "now"},
+		{"a timeout of nothing", nothing, "status --timeout 0", 2, "0s is less than 1ms"},
+		{"a noun without its verb", nothing, "calls", 2, "callq calls needs a verb"},
 		{"no Postgres configured", nothing, "status", 2, "DATABASE_URL"},
 		{"no Redis configured", world{t: t, postgres: up.postgres}, "dispatch --once", 2, "REDIS_URL"},
 		{"a file that is not there", nothing, "status -c /no/such.yaml", 2, "/no/such.yaml"},
@@ -287,40 +282,74 @@ func TestCommands(t *testing.T) {
 
 		{"status", up, "status", 0, "no workers: nothing is sent"},
 		{"status as json", up, "status -o json", 0, `"unhandled": []`},
-		{"status, Postgres away", away, "status --timeout 300ms", 5, unreachable},
-		{"status, Postgres silent", silent, "status --timeout 300ms", 5, unreachable},
 		{"calls get, one of two", up, "calls get 1 4711", 4, "acct_42"},
 		{"calls list, a limit of nothing", up, "calls list --limit 0", 2, "--limit is 0"},
 		{"limits list", up, "limits list", 0, "OCCUPIED"},
 		{"verify", up, "verify", 0, "every rule holds"},
-		{"verify, Postgres away", away, "verify --timeout 300ms", 5, unreachable},
 		{"maintain retention", up, "maintain retention --done 1s --failed 2d --cancelled 1h", 0, "removed 0 calls"},
 		{"maintain retention, too short", up, "maintain retention --done 0", 2, "less than 1s"},
 		{"maintain retention, not a duration", up, "maintain retention --done week", 2, "not a duration"},
-		{"maintain retention, Postgres away", away, "maintain retention --timeout 300ms", 5, unreachable},
 		{"maintain vacuum", up, "maintain vacuum", 0, "vacuumed"},
 		{"migrate up, nothing to do", up, "migrate up", 0, "nothing to apply"},
 		{"migrate status", up, "migrate status -o jsonl", 0, `"file":"00001_calls.sql","applied":true`},
 		{"migrate down, nobody to ask", up, "migrate down", 2, "--yes"},
-		{"migrate up, Postgres away", away, "migrate up --timeout 300ms", 5, unreachable},
-		{"migrate status, Postgres away", away, "migrate status --timeout 300ms", 5, unreachable},
 		{"migrate sql", nothing, "migrate sql", 0, "CREATE TABLE call_queue"},
 		{"dispatch --once", up, "dispatch --once", 0, ""},
-		{"dispatch --once, Postgres away", away, "dispatch --once --timeout 300ms", 5, "Postgres " + unreachable},
 		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 2s", 5, "Redis cannot be reached, tried for 2s"},
 		{"health, nowhere to ask", world{t: t, config: "http: {listen: off}"}, "health --ready", 2, "http.listen is off"},
 
-		{"enqueue, Postgres away", away, "enqueue --timeout 300ms", 5, unreachable},
-		{"enqueue, data that is not JSON", up, "enqueue --data {", 2, "--data is not valid JSON"},
+		{"enqueue, data that is not JSON", up, "enqueue --data {", 2, "Data is not valid JSON"},
 		{"enqueue, no such data file", up, "enqueue --data @/no/such.json", 2, "/no/such.json"},
-		{"enqueue, a priority out of range", up, "enqueue --priority 10", 2, "--priority is 10"},
+		{"enqueue, a priority out of range", up, "enqueue --priority 10", 2, "Priority is 10"},
 		{"enqueue, a cost of nothing", up, "enqueue --cost 0", 2, "--cost is 0"},
 		{"enqueue, at and in", up, "enqueue --at 2026-11-21T09:00:00Z --in 1h", 2, "one of them"},
-		{"enqueue, not a time", up, "enqueue --at noon", 2, "not a time"},
-		{"enqueue, expired before it runs", up, "enqueue --in 1h --expires-in 1m", 2, "--expires-in is before"},
+		{"enqueue, not a time", up, "enqueue --at noon", 2, "invalid time format"},
+		{"enqueue, expired before it runs", up, "enqueue --in 1h --expires-in 1m", 2, "ExpiresAt is before"},
 		{"enqueue, no such file", up, "enqueue --from /no/such.jsonl", 2, "/no/such.jsonl"},
 		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "unique_key"},
 	}, nil)
+}
+
+// No command takes a flag or an argument that it does not know.
+func TestUnknownFlagsAndArguments(t *testing.T) {
+	t.Parallel()
+	w := world{t: t}
+	var check func([]*cobra.Command)
+	check = func(commands []*cobra.Command) {
+		for _, cmd := range commands {
+			path := strings.Fields(cmd.CommandPath())[1:]
+			w.refuses(exitUsage, "unknown flag: --frobnicate (see "+cmd.CommandPath()+" --help)", append(path, "--frobnicate")...)
+			if !strings.Contains(cmd.Use, " ") { // it takes none
+				w.refuses(exitUsage, fmt.Sprintf(`unknown command "now" for %q`, cmd.CommandPath()), append(path, "now")...)
+			}
+			check(cmd.Commands())
+		}
+	}
+	check(rootCommand(new(app)).Commands())
+}
+
+// What needs Postgres says that it cannot be reached, whether it is away or silent, and where its URL is from.
+func TestPostgresAway(t *testing.T) {
+	t.Parallel()
+	for how, postgres := range map[string]string{"away": noPostgres, "silent": "postgres://nobody@" + silentServer(t) + "/none"} {
+		for _, line := range []string{
+			"status", "status --watch", "verify", "enqueue", "dispatch --once", "migrate up", "migrate down --yes", "migrate status",
+			"calls list", "calls get 1", "calls why 1", "calls retry 1", "calls retry --all --yes", "calls cancel 1",
+			"calls cancel --all --yes", "calls delete 1 --yes", "calls delete --all --yes",
+			"limits list", "limits get api", "limits forecast", "limits set api 1/s", "limits reset api", "limits pause api",
+			"limits resume api", "limits open api --reason clean", "queues list", "queues pause q", "queues resume q",
+			"maintain status", "maintain retention", "maintain vacuum", "maintain vacuum --full", "maintain sweep",
+		} {
+			t.Run(line+", Postgres "+how, func(t *testing.T) {
+				t.Parallel()
+				w := world{t: t, postgres: postgres, redis: noRedis}
+				a := w.answers(exitUnreachable, line+" --timeout 300ms", "Postgres cannot be reached, tried for 300ms", "DATABASE_URL")
+				if a.stdout != "" {
+					t.Errorf("on stdout: %s", a.stdout)
+				}
+			})
+		}
+	}
 }
 
 // use is a run of the program, and what it answers.

@@ -125,7 +125,6 @@ http_task:
 			t.Errorf("%s: want %s with %s\n%s", c.url, c.status, c.words, got)
 		}
 	}
-	p.says("Unsolicited response")
 	shown.WriteString(w.run("status").stdout + w.run("limits", "list").stdout + w.run("config", "check").stdout)
 	p.kill()
 

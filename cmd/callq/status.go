@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -18,7 +17,7 @@ import (
 )
 
 func statusCommand(a *app) *cobra.Command {
-	watch, every := false, time.Second
+	watch := false
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
 		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
@@ -26,54 +25,38 @@ func statusCommand(a *app) *cobra.Command {
 			"cancelled and deleted calls in the smallest queues and tasks, up to 3,000 calls together; the others count\n" +
 			"them until claims have passed them. The oldest call is looked for among the first in line.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case !watch && cmd.Flags().Changed("every"):
-				return usagef("--every is for --watch")
-			case !watch:
+			if !watch {
 				return a.query(func(ctx context.Context, db *database, _ []string) error { return showStatus(ctx, db, "") })(cmd, args)
 			}
-			err := a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-				return watchStatus(ctx, db, every)
-			})(cmd, args)
-			if cmd.Context().Err() != nil {
+			err := a.connected(commandSettings(), watchStatus)(cmd, args)
+			if cmd.Context().Err() != nil { // Ctrl-C is its good end
 				return nil
 			}
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "show it again and again, until Ctrl-C")
-	durationVar(cmd.Flags(), &every, 100*time.Millisecond, "every", "how often, with --watch")
+	cmd.Flags().BoolVar(&watch, "watch", false, "show it every second, until Ctrl-C")
 	return cmd
 }
 
-// watchStatus shows the status again and again until Ctrl-C, which is its good end. Once it has
-// begun, Postgres may come and go: that may be what somebody watches for.
-func watchStatus(ctx context.Context, db *database, every time.Duration) error {
-	ticker := time.NewTicker(every)
+// watchStatus shows the status every second until ctx ends.
+func watchStatus(ctx context.Context, db *database, _ []string) error {
+	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
-	before, away := "", false
+	before := ""
 	if isTerminal(db.stdout) {
 		before = "\x1b[H\x1b[J" // go to the top left, and clear what is below
 	}
 	for {
-		bounded, cancel := context.WithTimeout(ctx, db.timeout)
-		err := showStatus(bounded, db, before)
-		cancel()
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			before = cmp.Or(before, "\n")
-		case !isUnreachable(err):
+		err := db.within(ctx, func(ctx context.Context) error { return showStatus(ctx, db, before) })
+		if err != nil {
 			return err
-		case !away:
-			fmt.Fprintf(db.stderr, "callq: status is not shown while Postgres cannot be reached: %s\n", explained(err))
 		}
-		away = err != nil
+		before = cmp.Or(before, "\n")
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
 		}
 	}
 }
@@ -154,7 +137,7 @@ func readBudgets(ctx context.Context, db *database, budgets []admin.Budget) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	client, err := openRedis(db.cfg, slog.New(slog.DiscardHandler))
+	client, err := openRedis(db.cfg)
 	if err == nil {
 		defer client.Close()
 	}

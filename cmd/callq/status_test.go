@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -20,22 +19,6 @@ func TestStatusOfCallsThatEndedInLine(t *testing.T) {
 	var screen bytes.Buffer
 	printStatus(&screen, &admin.Status{Queues: []admin.Queue{{Name: "q", QueueCounts: admin.QueueCounts{Due: 1}}}})
 	has(t, screen.String(), "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n")
-}
-
-// A worker that handles the task does not help a queue whose label it does not carry.
-func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
-	t.Parallel()
-	w := published(t)
-	w.exec(`UPDATE call_queues SET label = 'ip-a';
-		INSERT INTO call_queue (queue) VALUES ('payments');
-		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
-		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
-	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait\n"
-	has(t, w.do("status"), says)
-	w.exec(`UPDATE call_workers SET labels = '{ip-b,ip-a}'`)
-	if text := w.do("status"); strings.Contains(text, "no live worker") {
-		t.Errorf("status says\n%s", text)
-	}
 }
 
 func TestForecastCommand(t *testing.T) {
@@ -123,7 +106,7 @@ func TestStatusWatch(t *testing.T) {
 			environ := w.environ()
 			w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
 			go func() {
-				code <- runCode(ctx, []string{"status", "--watch", "--every", "100ms", "-o", output}, strings.NewReader(""), &out, &errs, environ)
+				code <- runCode(ctx, []string{"status", "--watch", "-o", output}, strings.NewReader(""), &out, &errs, environ)
 			}()
 			eventually(t, "three screens", func() bool { return strings.Count(out.String(), mark) >= 3 })
 			interrupt()
@@ -137,33 +120,6 @@ func TestStatusWatch(t *testing.T) {
 				decode[admin.Status](t, line)
 			}
 		})
-	}
-}
-
-// Postgres may go away and come back: it says so once, and goes on.
-func TestStatusWatchOutage(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	ctx, interrupt := context.WithCancel(t.Context())
-	defer interrupt()
-	var out, errs buffer
-	code := make(chan int, 1)
-	environ := w.environ()
-	go func() {
-		code <- runCode(ctx, []string{"status", "--watch", "--every", "100ms", "-o", "jsonl", "--timeout", "5s"}, strings.NewReader(""), &out, &errs, environ)
-	}()
-	eventually(t, "a screen", func() bool { return out.String() != "" })
-	database := databaseOf(t, w.postgres)
-	admin := world{t: t, postgres: os.Getenv("TEST_DATABASE_URL")}
-	admin.exec(`ALTER DATABASE ` + database + ` ALLOW_CONNECTIONS false`)
-	admin.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '` + database + `'`)
-	eventually(t, "it says that Postgres is away", func() bool { return strings.Contains(errs.String(), "cannot be reached") })
-	admin.exec(`ALTER DATABASE ` + database + ` ALLOW_CONNECTIONS true`)
-	had := len(out.String())
-	eventually(t, "it goes on", func() bool { return len(out.String()) > had })
-	interrupt()
-	if got := <-code; got != 0 || strings.Count(errs.String(), "cannot be reached") != 1 {
-		t.Errorf("exit code %d, stderr %q", got, errs.String())
 	}
 }
 

@@ -59,9 +59,6 @@ func hint(err error, variable, apt, brew string) error {
 func Find(name string, sets ...[]string) (Program, error) {
 	variable := "CALLQ_" + strings.ToUpper(name) + "_BIN"
 	if path := os.Getenv(variable); path != "" {
-		if info, err := os.Stat(path); err == nil && !info.IsDir() {
-			path = filepath.Dir(path)
-		}
 		if p, ok := in(path, name, sets); ok {
 			return p, nil
 		}

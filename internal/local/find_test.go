@@ -25,7 +25,6 @@ func TestFind(t *testing.T) {
 		{name: "the newest version that is whole", want: unpacked + "/15/bin"},
 		{name: "PATH before the usual folders", path: "path", want: "path"},
 		{name: "the variable before PATH", variable: unpacked + "/14/bin", path: "path", want: unpacked + "/14/bin"},
-		{name: "the variable may name the file", variable: unpacked + "/14/bin/serve-it", want: unpacked + "/14/bin"},
 		{name: "a wrong variable is an error", variable: unpacked + "/9/bin", err: "CALLQ_IT_BIN"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -4,7 +4,6 @@
 package web
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,11 +20,12 @@ import (
 // Config says what the handler checks and shows.
 type Config struct {
 	Checks  []Check                // all must pass for /readyz
-	Metrics prometheus.Gatherer    // nil: no /metrics
+	Metrics prometheus.Gatherer    // what /metrics shows
 	Pages   http.Handler           // every other path; nil: none
 	Known   func(host string) bool // Host headers that all but /livez answer, see [KnownHosts]; nil: all
-	Timeout time.Duration          // of each check; default 2 s
 }
+
+const checkWithin = 2 * time.Second
 
 // Check finds one reason not to be ready. Run should return when its context ends. Its error is shown.
 type Check struct {
@@ -35,16 +35,13 @@ type Check struct {
 
 // New returns the handler of /livez, /readyz and /metrics, which work whatever the pages do.
 func New(cfg Config) http.Handler {
-	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintln(w, "ok")
 	})
 	mux.Handle("GET /readyz", cfg.known(http.HandlerFunc(cfg.readyz)))
-	if cfg.Metrics != nil {
-		mux.Handle("GET /metrics", cfg.known(promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{})))
-	}
+	mux.Handle("GET /metrics", cfg.known(promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{})))
 	if cfg.Pages != nil {
 		mux.Handle("/", cfg.known(cfg.Pages))
 	}
@@ -53,11 +50,8 @@ func New(cfg Config) http.Handler {
 
 // known refuses requests for a host name that is not ours.
 func (cfg Config) known(next http.Handler) http.Handler {
-	if cfg.Known == nil {
-		return next
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !cfg.Known(r.Host) {
+		if cfg.Known != nil && !cfg.Known(r.Host) {
 			http.Error(w, fmt.Sprintf("This callq listens on loopback, and is not known as %q there: ask for localhost or 127.0.0.1. "+
 				"A proxy before it should send that as the Host.", r.Host), http.StatusMisdirectedRequest)
 			return
@@ -113,7 +107,7 @@ func (cfg Config) readyz(w http.ResponseWriter, r *http.Request) {
 
 // problems runs all checks at once. It leaves behind a check that does not end in time.
 func (cfg Config) problems(ctx context.Context) map[string]string {
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	type answer struct {
 		name string
@@ -121,7 +115,7 @@ func (cfg Config) problems(ctx context.Context) map[string]string {
 	}
 	found, answers := map[string]string{}, make(chan answer, len(cfg.Checks))
 	for _, check := range cfg.Checks {
-		found[check.Name] = fmt.Sprintf("no answer within %s", cfg.Timeout)
+		found[check.Name] = fmt.Sprintf("no answer within %s", checkWithin)
 		go func() { answers <- answer{check.Name, check.Run(ctx)} }()
 	}
 	for range cfg.Checks {
