@@ -250,7 +250,7 @@ func untilFree(try func() error) error {
 // verified fails the test if verify finds something.
 func verified(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	report, err := verify.Run(t.Context(), pool)
+	report, err := verify.Run(t.Context(), pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

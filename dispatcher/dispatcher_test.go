@@ -146,7 +146,7 @@ func (s *system) run(run func(context.Context) error) {
 
 func (s *system) verify() {
 	s.t.Helper()
-	report, err := verify.Run(context.Background(), s.pool)
+	report, err := verify.Run(context.Background(), s.pool, verify.Options{})
 	if err != nil {
 		s.t.Fatal(err)
 	}

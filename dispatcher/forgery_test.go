@@ -187,7 +187,7 @@ func (s *system) forged(forgery string) (*verify.Report, error) {
 	if tag, err := tx.Exec(s.t.Context(), forgery); err != nil || tag.RowsAffected() == 0 {
 		return nil, fmt.Errorf("it changed %d rows: %w", tag.RowsAffected(), err)
 	}
-	return verify.RunTx(s.t.Context(), tx)
+	return verify.RunTx(s.t.Context(), tx, verify.Options{})
 }
 
 // honestHistory is calls that ended in every way there is, under limits of several kinds, which were changed in

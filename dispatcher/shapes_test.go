@@ -151,7 +151,7 @@ func TestOverrides(t *testing.T) {
 	s.want(`SELECT count(*) = 0 FROM call_open`)
 	s.verify()
 	s.exec(`UPDATE call_limit_versions SET overrides = '{"big": 4}'`)
-	report, err := verify.Run(t.Context(), s.pool)
+	report, err := verify.Run(t.Context(), s.pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -216,7 +216,7 @@ RETURNING call_id`
 // verify fails the test for every rule that the ledger breaks.
 func (b *bench) verify() {
 	b.t.Helper()
-	report, err := verify.Run(context.Background(), b.pool)
+	report, err := verify.Run(context.Background(), b.pool, verify.Options{})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -280,7 +280,9 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
 	out := w.do("verify")
 	has(t, out, "This rests on:", "arrived after 2026-11-01 00:00:00Z", "1m10s at ", "api, by ann at ", "opened: the API was asked", "tables' owner")
-	if r := decode[verify.Report](t, w.do("verify", "-o", "json")); len(r.RestsOn) < 4 {
-		t.Errorf("in JSON it rests on %q", r.RestsOn)
+	if r := decode[verify.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {
+		t.Errorf("since 7 days: %+v", r)
 	}
+	has(t, w.do("verify", "--since", "2026-11-20T00:00:00Z"), "2026-11-20 00:00:00Z")
+	w.refuses(2, "24h", "verify", "--since", "yesterday")
 }

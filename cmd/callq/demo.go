@@ -180,7 +180,7 @@ func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI, don
 	}); err != nil {
 		return err
 	}
-	report, err := verify.Run(ctx, pool)
+	report, err := verify.Run(ctx, pool, verify.Options{})
 	switch {
 	case err != nil:
 		return err

@@ -2,25 +2,32 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger/verify"
 )
 
 func verifyCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var options verify.Options
+	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove the rules from the ledger",
 		Long: `Prove the rules from the ledger: no window of a limit held more than its rate, and no attempt sent two
 requests or is missing. Every attempt that may have been sent is charged to the limits that its queue had, and
 every counter, status and version agrees with the other rows. It may run beside everything else, and says what
 the proof rests on. If a rule does not hold, it prints the rows and exits with 3.`,
+		Example: `  callq verify
+  callq verify --since 24h
+  callq verify --since 2026-11-01T00:00:00Z -o json`,
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-			report, err := verify.Run(ctx, db.Pool)
+			report, err := verify.Run(ctx, db.Pool, options)
 			if err != nil {
 				return err
 			}
@@ -31,6 +38,15 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 			return err
 		}),
 	}
+	cmd.Flags().Var(&textFlag{kind: "time", set: func(text string) (err error) {
+		if d, not := config.ParseDuration(text); not == nil {
+			options.Since = time.Now().Add(-d)
+		} else if options.Since, err = time.Parse(time.RFC3339, text); err != nil {
+			return errors.New("write a time such as 2026-11-01T00:00:00Z, or how long ago, such as 24h or 7d")
+		}
+		return nil
+	}}, "since", "look only at what came since then: a time, or so long ago (default: all)")
+	return cmd
 }
 
 func printProof(to io.Writer, r *verify.Report) {

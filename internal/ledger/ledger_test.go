@@ -289,7 +289,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 		AND run_at <= now() AND finished_at > now() - interval '50 min' AND error_message = 'x'`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
 	ledgertest.Want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
-	if report, err := verify.Run(t.Context(), pool); err != nil || len(report.Findings) > 0 {
+	if report, err := verify.Run(t.Context(), pool, verify.Options{}); err != nil || len(report.Findings) > 0 {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 }

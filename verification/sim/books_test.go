@@ -290,7 +290,7 @@ func backoff(low, high time.Duration, n int) (time.Duration, time.Duration) {
 // verify is `callq verify`, beside everything else.
 func (w *world) verify() {
 	w.check()
-	report, err := verify.Run(w.ctx, w.lane.workers)
+	report, err := verify.Run(w.ctx, w.lane.workers, verify.Options{})
 	w.must(err)
 	for _, f := range report.Findings {
 		// By a clock that shows some time twice, windows and usage of both add up; and what was open at a

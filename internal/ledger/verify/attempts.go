@@ -74,7 +74,7 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 	for _, name := range sortedKeys(v.versions) {
 		w := v.windowsOf(name)
 		w.flush()
-		v.report.Limits = append(v.report.Limits, w.use...)
+		v.report.Limits = append(v.report.Limits, w.uses()...)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
 			do(a)
 		}
 		return none, err
-	}, attemptsSQL)
+	}, attemptsSQL, v.since, v.countsFrom())
 	return err
 }
 
@@ -97,7 +97,7 @@ SELECT call_id, attempt, coalesce(started_at, claimed_at) AS at, claimed_at, sta
     arrived_by, settled, requests, outcome, charged,
     NULL::timestamptz AS acked_at, NULL::interval AS send_within, NULL::text[] AS limits, NULL::text[] AS keys, NULL::bigint[] AS costs
 FROM call_attempts a
-WHERE NOT ` + timeless + `
+WHERE ($1::timestamptz IS NULL OR finished_at >= $1 OR arrived_by >= $2::timestamptz) AND NOT ` + timeless + `
 UNION ALL
 SELECT call_id, attempt, coalesce(started_at, claimed_at), claimed_at, started_at, NULL, cost, queue, task, key,
     NULL, NULL, NULL, '', NULL, acked_at, send_within, limits, keys, costs
@@ -105,7 +105,10 @@ FROM call_open
 ORDER BY at, call_id, attempt`
 
 func (v *verifier) checkAttempt(a *attempt) {
-	v.report.Attempts++
+	verified := v.since == nil || a.Finished == nil || !a.Finished.Before(*v.since)
+	if verified {
+		v.report.Attempts++
+	}
 	if a.Finished == nil {
 		v.checkOpen(a)
 		if a.Started != nil {
@@ -121,7 +124,9 @@ func (v *verifier) checkAttempt(a *attempt) {
 		v.breaks(a, chargedRule, "", "what it is charged cannot be read: %v", err)
 		return
 	}
-	v.checkCharges(a, charges)
+	if verified {
+		v.checkCharges(a, charges)
+	}
 	for _, c := range charges {
 		v.windowsOf(c.Limit).enter(a, c.Until)
 	}

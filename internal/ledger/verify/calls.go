@@ -1,10 +1,19 @@
 package verify
 
-import "context"
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
 
 func (v *verifier) count(ctx context.Context) error {
-	return v.tx.QueryRow(ctx, `SELECT count(*), clock_timestamp() FROM call_queue`).Scan(&v.report.Calls, &v.now)
+	const sql = `SELECT count(*), clock_timestamp() FROM call_queue q WHERE ` + verified
+	return v.tx.QueryRow(ctx, sql, pgx.NamedArgs{"since": v.since}).Scan(&v.report.Calls, &v.now)
 }
+
+// verified selects the calls q to verify.
+const verified = `(@since::timestamptz IS NULL OR q.created_at >= @since OR q.dispatched_at >= @since OR q.finished_at >= @since
+        OR q.status NOT IN ('done', 'failed', 'cancelled'))`
 
 // timeless selects the attempts a of which a time is infinite.
 const timeless = `('infinity' IN (a.claimed_at, a.started_at, a.arrived_by, a.finished_at)
@@ -34,6 +43,7 @@ FROM (
         END] AS breaks
     FROM call_attempts a
     LEFT JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
+    WHERE @since::timestamptz IS NULL OR a.finished_at >= @since
     OFFSET 0
 ) b
 CROSS JOIN unnest(ARRAY[
@@ -64,6 +74,7 @@ WITH known AS (
         SELECT call_id, attempt, NULL FROM call_open
     ) a
     JOIN call_queue q ON q.id = a.call_id
+    WHERE ` + verified + `
     GROUP BY a.call_id
 )
 SELECT f.rule, b.call_id, b.attempt, f.detail
@@ -87,6 +98,7 @@ FROM (
     LEFT JOIN call_open o ON o.call_id = q.id AND o.attempt = q.attempts
     LEFT JOIN call_attempts a ON a.call_id = q.id AND a.attempt = q.attempts AND q.attempts > 0
     CROSS JOIN LATERAL (SELECT CASE WHEN q.attempts > coalesce(q.retried_after, 0) THEN a.outcome END AS outcome) last
+    WHERE ` + verified + `
     OFFSET 0
 ) b
 CROSS JOIN unnest(ARRAY[

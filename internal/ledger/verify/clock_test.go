@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/internal/ledger/ledgertest"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5"
 )
@@ -113,5 +115,41 @@ func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 11:59:05', '-1 min')`)
 	if found := run(t, pool).Findings; len(found) != 0 {
 		t.Errorf("found %+v of what was claimed before the step, or after", found)
+	}
+}
+
+// Options.Since verifies what came since then, with what counts in its windows.
+//
+//callq:guarantee 6
+func TestVerifySince(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	startedAt(t, pool, `{}`, "12:00:00", "12:00:05", "13:00:00", "13:00:04", "13:00:30")
+	ledgertest.Exec(t, pool, `UPDATE call_attempts SET charged = '[]' WHERE call_id = 1`)
+	for since, want := range map[string]string{
+		"":                     "5 attempts, 4 starts, found 1 4",
+		"2026-01-01T12:00:01Z": "4 attempts, 4 starts, found 4",
+		"2026-01-01T13:00:02Z": "2 attempts, 2 starts, found 4",
+		"2026-01-01T13:00:10Z": "1 attempts, 1 starts, found",
+	} {
+		var at time.Time
+		if since != "" {
+			at, _ = time.Parse(time.RFC3339, since)
+		}
+		report, err := verify.Run(t.Context(), pool, verify.Options{Since: at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		starts := int64(0)
+		for _, l := range report.Limits {
+			starts += l.Starts
+		}
+		got := fmt.Sprintf("%d attempts, %d starts, found", report.Attempts, starts)
+		for _, f := range report.Findings {
+			got += fmt.Sprint(" ", f.CallID)
+		}
+		if got != want {
+			t.Errorf("since %q: %s; want %s", since, got, want)
+		}
 	}
 }

@@ -45,7 +45,7 @@ func TestOpenUntil(t *testing.T) {
 			rt.Fatal(err)
 		}
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			v := newVerifier(tx)
+			v := newVerifier(tx, time.Time{})
 			until := map[int64]*time.Time{}
 			var id int64
 			var at *time.Time

@@ -16,22 +16,26 @@ func (v *verifier) restsOn(ctx context.Context) error {
 	if err := v.tx.QueryRow(ctx, metaSQL).Scan(&purged, &epoch); err != nil {
 		return fmt.Errorf("call_meta: %w", err)
 	}
-	if purged == nil {
+	switch {
+	case v.since != nil:
+		v.report.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
+	case purged == nil:
 		v.report.assume("the ledger holds every attempt: retention has removed none that was sent")
-	} else {
+	default:
 		v.report.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
 			stamp(*purged))
 	}
 	if epoch != nil {
 		v.report.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
 	}
-	if len(v.gains)+len(v.losses) == 0 {
+	gains, losses := stepsSince(v.since, v.gains), stepsSince(v.since, v.losses)
+	if len(gains)+len(losses) == 0 {
 		v.report.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
 	}
-	v.report.assumeAll("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", steps(v.gains))
+	v.report.assumeAll("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
 	v.report.assumeAll("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
-		"was held to no window, nor to what its queue had", steps(v.losses))
-	operators, err := collect(ctx, v.tx, pgx.RowTo[string], openedSQL)
+		"was held to no window, nor to what its queue had", losses)
+	operators, err := collect(ctx, v.tx, pgx.RowTo[string], openedSQL, v.since)
 	if err != nil {
 		return fmt.Errorf("the audit: %w", err)
 	}
@@ -54,7 +58,7 @@ SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM ca
 // openedSQL returns the limits that an operator opened, and so took it on himself that no usage is missing.
 const openedSQL = `
 SELECT format('%s, by %s at %s: %s', name, by, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SSZ'), change) FROM call_audit
-WHERE what = 'limit' AND starts_with(change, 'opened: ')
+WHERE what = 'limit' AND starts_with(change, 'opened: ') AND ($1::timestamptz IS NULL OR at >= $1)
 ORDER BY id`
 
 func (r *Report) assume(format string, args ...any) {
@@ -74,10 +78,12 @@ func (r *Report) assumeAll(what string, list []string) {
 	r.assume("%s: %s%s", what, more, strings.Join(list, "; "))
 }
 
-// steps are those that the clock was set by.
-func steps(all []limit.Gain) (list []string) {
+// stepsSince are those that the clock was set by since then; nil: all.
+func stepsSince(since *time.Time, all []limit.Gain) (list []string) {
 	for _, s := range all {
-		list = append(list, fmt.Sprintf("%s at %s", s.By, stamp(s.At)))
+		if since == nil || s.At.After(*since) {
+			list = append(list, fmt.Sprintf("%s at %s", s.By, stamp(s.At)))
+		}
 	}
 	return list
 }

@@ -23,10 +23,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// Options select what to verify.
+type Options struct {
+	// Since leaves out attempts that ended before it, windows in which none started since then, and calls that
+	// ended before it. Zero: verify everything.
+	Since time.Time
+}
+
 // Report is the result of Run.
 type Report struct {
-	Calls    int64       `json:"calls"`
-	Attempts int64       `json:"attempts"` // in the ledger, and open
+	Since    *time.Time  `json:"since,omitempty"` // Options.Since; nil: everything was verified
+	Calls    int64       `json:"calls"`           // verified
+	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
 	Limits   []LimitUse  `json:"limits"`
 	RestsOn  []string    `json:"rests_on"` // what the proof assumes
 	Findings []Violation `json:"findings"` // empty: every rule holds
@@ -68,18 +76,18 @@ type Violation struct {
 const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
-func Run(ctx context.Context, pool *pgxpool.Pool) (report *Report, err error) {
+func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
-		report, err = RunTx(ctx, tx)
+		report, err = RunTx(ctx, tx, o)
 		return err
 	})
 	return report, err
 }
 
 // RunTx is Run in the caller's transaction, whose own changes it sees.
-func RunTx(ctx context.Context, tx pgx.Tx) (*Report, error) {
-	v := newVerifier(tx)
+func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
+	v := newVerifier(tx, o.Since)
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error
@@ -116,6 +124,7 @@ type verifier struct {
 	tx     pgx.Tx
 	report *Report
 	now    time.Time         // by Postgres's clock
+	since  *time.Time        // nil: everything
 	counts map[[2]string]int // findings, by rule and limit
 
 	versions   map[string]history  // by limit: what was in force
@@ -126,11 +135,15 @@ type verifier struct {
 	unreadable bool                // some attempt's charges are
 }
 
-func newVerifier(tx pgx.Tx) *verifier {
-	return &verifier{
+func newVerifier(tx pgx.Tx, since time.Time) *verifier {
+	v := &verifier{
 		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[[2]string]int{},
 		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{},
 	}
+	if !since.IsZero() {
+		v.since, v.report.Since = &since, &since
+	}
+	return v
 }
 
 // found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
@@ -142,7 +155,8 @@ func (v *verifier) found(rule string, found Violation) {
 	}
 }
 
-// check finds the rows that break rules. A statement returns them with the rule; it may use @now.
+// check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since, and
+// @now.
 func (v *verifier) check(ctx context.Context, statements ...string) error {
 	found := func(row pgx.CollectableRow) (none struct{}, err error) {
 		f, err := pgx.RowToStructByNameLax[Violation](row)
@@ -150,7 +164,7 @@ func (v *verifier) check(ctx context.Context, statements ...string) error {
 		return none, err
 	}
 	for _, sql := range statements {
-		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"now": v.now}); err != nil {
+		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since, "now": v.now}); err != nil {
 			return err
 		}
 	}

@@ -84,9 +84,9 @@ func run(t *testing.T, db ledgertest.DB) (report *verify.Report) {
 	t.Helper()
 	var err error
 	if tx, ok := db.(pgx.Tx); ok {
-		report, err = verify.RunTx(t.Context(), tx)
+		report, err = verify.RunTx(t.Context(), tx, verify.Options{})
 	} else {
-		report, err = verify.Run(t.Context(), db.(*pgxpool.Pool))
+		report, err = verify.Run(t.Context(), db.(*pgxpool.Pool), verify.Options{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -123,6 +123,10 @@ func TestVerifyCleanHistory(t *testing.T) {
 	// Started: calls 1, 2 twice, 3, 6 and the two that run; the permanent one sent nothing.
 	if len(report.Limits) != 1 || report.Limits[0].Starts != 7 || report.Limits[0].Most != 7 {
 		t.Errorf("limits %+v, want one with 7 starts in its fullest window", report.Limits)
+	}
+	// Options.Since in the future verifies open attempts only.
+	if later, err := verify.Run(t.Context(), pool, verify.Options{Since: time.Now().Add(time.Hour)}); err != nil || len(later.Findings) > 0 || later.Attempts != 3 {
+		t.Errorf("of what is to come: %+v, %v", later, err)
 	}
 }
 
@@ -308,7 +312,7 @@ func TestVerifyWindows(t *testing.T) {
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		report, err := verify.Run(context.Background(), pool)
+		report, err := verify.Run(context.Background(), pool, verify.Options{})
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -104,6 +104,24 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	return nil
 }
 
+// countsFrom is the latest arrival that no window since Options.Since counts any more; nil: all windows count.
+func (v *verifier) countsFrom() *time.Time {
+	if v.since == nil {
+		return nil
+	}
+	var longest time.Duration
+	for _, h := range v.versions {
+		for _, r := range h {
+			longest = max(longest, r.Window+r.Window/50) // and a bucket of usage
+		}
+	}
+	from := *v.since
+	if v.now.Before(from) {
+		from = v.now
+	}
+	return new(from.Add(-longest - time.Minute - v.gains.All()))
+}
+
 // shownTwice reports whether a clock that was set back may have shown t twice.
 func shownTwice(losses []limit.Gain, t time.Time) bool {
 	return slices.ContainsFunc(losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })

@@ -72,7 +72,7 @@ func (w *windows) flush() {
 			tally.enter(s)
 		}
 	}
-	if w.now >= 0 {
+	if w.now >= 0 && (w.v.since == nil || !t.Before(*w.v.since)) {
 		for _, s := range w.starting {
 			w.judge(s)
 		}
@@ -104,6 +104,14 @@ func (w *windows) judge(s spent) {
 		detail += " for key " + key
 	}
 	w.v.found("no window holds more than the rate", Violation{Limit: r.Limit, CallID: s.CallID, Attempt: s.Attempt, Detail: detail})
+}
+
+// uses are what the versions saw that were in force since Options.Since.
+func (w *windows) uses() []LimitUse {
+	if w.v.since == nil {
+		return w.use
+	}
+	return w.use[min(max(w.versions.at(*w.v.since), 0), len(w.use)):]
 }
 
 // countsAs reports whether two versions count in one form, whatever their rates are. A token bucket's form includes how
