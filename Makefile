@@ -25,7 +25,7 @@ build: ## build ./callq, one static binary
 	CGO_ENABLED=0 go build ./cmd/callq
 
 demo: ## 500 calls against an API that allows 100 per 10 s, with servers of its own
-	@$(INSTALL) postgres redis
+	@$(INSTALL) postgres
 	go run ./cmd/callq demo
 
 deps: ## install what the tests need: Postgres, Redis, pgbouncer, faketime

@@ -17,6 +17,7 @@ const (
 	cobra      = "github.com/spf13/cobra"
 	cron       = "github.com/robfig/cron/v3"
 	goose      = "github.com/pressly/goose/v3"
+	miniredis  = "github.com/alicebob/miniredis/v2"
 	pgx        = "github.com/jackc/pgx/v5"
 	prometheus = "github.com/prometheus/client_golang"
 	redis      = "github.com/redis/go-redis/v9"
@@ -84,7 +85,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},
 		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
-		{name: "internal/local", modules: []string{pgx, redis}},
+		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
 		{name: "verification/fakeapi"},
 		{name: "verification/model"},
 		{name: "verification/oracle"},

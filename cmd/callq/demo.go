@@ -70,7 +70,7 @@ func (d demo) run(ctx context.Context) (err error) {
 	log := slog.New(slog.NewTextHandler(d.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	rate := strings.TrimSuffix(d.rate.String(), ", sliding window")
 	fmt.Fprintln(d.stderr, "starting Postgres, Redis and an API that allows", rate)
-	own, err := startOwn(ctx, local.Postgres{}, local.Redis{})
+	own, err := startOwn(ctx, local.Postgres{}, local.Redis{}, log)
 	if err != nil {
 		return err
 	}

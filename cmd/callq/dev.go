@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,7 +36,8 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	for path := range a.urls {
 		return usagef("callq dev has servers of its own: leave --%s out, or use callq serve", strings.ReplaceAll(path, ".", "-"))
 	}
-	if _, err := a.readConfig(); err != nil { // a mistake is said before anything is started
+	cfg, err := a.readConfig() // a mistake is said before anything is started
+	if err != nil {
 		return err
 	}
 	if dir, err = devFolder(a, dir); err != nil {
@@ -43,7 +45,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	}
 	servers, err := startOwn(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")}, local.Redis{
 		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"},
-	})
+	}, a.logger(cfg))
 	switch {
 	case errors.Is(err, local.ErrMissing):
 		return err
@@ -88,18 +90,18 @@ type ownServers struct {
 	stop     func() error
 }
 
-func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis) (*ownServers, error) {
+func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis, log *slog.Logger) (*ownServers, error) {
 	postgres, err := local.StartPostgres(ctx, pg)
 	if err != nil {
 		return nil, err
 	}
-	redis, err := local.StartRedis(ctx, rd)
+	redis, stopRedis, err := local.StartAnyRedis(ctx, rd, log)
 	if err != nil {
 		return nil, errors.Join(err, postgres.Stop())
 	}
 	own := &ownServers{
-		Postgres: postgres.URL("postgres"), Redis: redis.URL(),
-		stop: func() error { return errors.Join(redis.Stop(), postgres.Stop()) },
+		Postgres: postgres.URL("postgres"), Redis: redis,
+		stop: func() error { return errors.Join(stopRedis(), postgres.Stop()) },
 	}
 	cfg, err := pgx.ParseConfig(own.Postgres)
 	if err == nil {

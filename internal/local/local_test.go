@@ -94,6 +94,29 @@ func TestPostgresSaysWhyItDidNotStart(t *testing.T) {
 	}
 }
 
+func TestEmbeddedRedis(t *testing.T) {
+	t.Parallel()
+	url, stop, err := startEmbedded()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := clientOf(t, url)
+	expires(t, client)
+	for _, password := range []string{"", "guessed"} { // others of this machine
+		other := redis.NewClient(&redis.Options{Addr: client.Options().Addr, Password: password})
+		if err := other.Get(t.Context(), "long").Err(); err == nil || errors.Is(err, redis.Nil) {
+			t.Errorf("with the password %q: %v", password, err)
+		}
+		_ = other.Close()
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Ping(t.Context()).Err(); err == nil {
+		t.Error("a stopped server answered")
+	}
+}
+
 func clientOf(t *testing.T, url string) *redis.Client {
 	t.Helper()
 	options, err := redis.ParseURL(url)
@@ -106,9 +129,18 @@ func clientOf(t *testing.T, url string) *redis.Client {
 	return client
 }
 
+func expires(t *testing.T, client *redis.Client) {
+	t.Helper()
+	if err := client.Set(t.Context(), "short", 1, 50*time.Millisecond).Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the key expired", func() bool { return errors.Is(client.Get(t.Context(), "short").Err(), redis.Nil) })
+}
+
 func testRedis(t *testing.T, s *RedisServer) {
 	t.Helper()
 	client := clientOf(t, s.URL())
+	expires(t, client)
 	if err := client.Set(t.Context(), "long", 1, 0).Err(); err != nil {
 		t.Fatal(err)
 	}

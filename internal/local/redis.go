@@ -2,15 +2,21 @@ package local
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
+	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -77,3 +83,48 @@ func (s *RedisServer) ping(ctx context.Context) error {
 
 // URL is the server's address for redis.ParseURL: unix:///path.
 func (s *RedisServer) URL() string { return "unix://" + escapePath(s.socket) }
+
+// StartAnyRedis starts Redis or, where none is installed, miniredis inside this process, with a warning in
+// the log. It returns the URL and a function that stops the server.
+func StartAnyRedis(ctx context.Context, cfg Redis, log *slog.Logger) (url string, stop func() error, err error) {
+	server, err := StartRedis(ctx, cfg)
+	switch {
+	case err == nil:
+		return server.URL(), server.Stop, nil
+	case !errors.Is(err, ErrMissing):
+		return "", nil, err
+	}
+	log.WarnContext(ctx, "redis-server not found: a simulation stands in")
+	return startEmbedded()
+}
+
+// startEmbedded starts a miniredis on a port of the loopback interface. Every user of the machine can reach
+// that, so it asks for a password.
+func startEmbedded() (url string, stop func() error, err error) {
+	secret, server := rand.Text(), miniredis.NewMiniRedis()
+	server.RequireAuth(secret)
+	if err := server.StartAddr("127.0.0.1:0"); err != nil {
+		return "", nil, fmt.Errorf("start miniredis: %w", err)
+	}
+	stopped := make(chan struct{})
+	var ticking sync.WaitGroup
+	ticking.Go(func() { // miniredis has no clock: without this no key expires
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for last := time.Now(); ; {
+			select {
+			case <-stopped:
+				return
+			case now := <-tick.C:
+				server.FastForward(now.Sub(last))
+				last = now
+			}
+		}
+	})
+	return "redis://:" + secret + "@" + server.Addr(), func() error {
+		close(stopped)
+		ticking.Wait()
+		server.Close()
+		return nil
+	}, nil
+}
