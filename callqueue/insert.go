@@ -102,7 +102,7 @@ const duplicateSQL = `
 SELECT id FROM call_queue WHERE coalesce(queue, 'default') = $1::text AND unique_key = $2::text`
 
 // InsertMany writes all calls or none, and returns their ids in the order given. If one call is invalid it writes none
-// and returns an [*InvalidCallError]; for a duplicate unique key, a [*DuplicateError]. Postgres takes at most 1 GB at once.
+// and returns an [*InvalidCallError]; for a duplicate unique key, a [*DuplicateError].
 func (c *Client) InsertMany(ctx context.Context, calls []Call) ([]int64, error) {
 	return c.insertMany(ctx, c.pool, calls)
 }
@@ -179,7 +179,31 @@ func (c *Client) checkAll(calls []Call) ([]row, error) {
 	return rows, nil
 }
 
-func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) ([]int64, error) {
+// statementRows and statementBytes bound what one statement of a batch writes: Postgres takes no more than 1 GB at once.
+const (
+	statementRows  = 10_000
+	statementBytes = 16 << 20
+)
+
+func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) (ids []int64, err error) {
+	for rest := rows; len(rest) > 0; {
+		n, bytes := 0, 0
+		for ; n < len(rest) && n < statementRows && bytes < statementBytes; n++ {
+			bytes += len(rest[n].Data)
+		}
+		some, err := insertSome(ctx, tx, rest[:n])
+		if err != nil {
+			return nil, err
+		}
+		ids, rest = append(ids, some...), rest[n:]
+	}
+	if slices.ContainsFunc(rows, func(r row) bool { return !r.waits() }) && c.waker.now() {
+		_, err = tx.Exec(ctx, wakeSQL)
+	}
+	return ids, err
+}
+
+func insertSome(ctx context.Context, tx pgx.Tx, rows []row) ([]int64, error) {
 	inserted, _ := tx.Query(ctx, insertManySQL, pgx.StrictNamedArgs{
 		"queues":       column(rows, func(r row) string { return r.Queue }),
 		"tasks":        column(rows, func(r row) string { return r.Task }),
@@ -192,11 +216,7 @@ func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) ([]int64
 		"unique_keys":  column(rows, func(r row) string { return r.UniqueKey }),
 		"max_attempts": column(rows, func(r row) int { return r.MaxAttempts }),
 	})
-	ids, err := pgx.CollectRows(inserted, pgx.RowTo[int64])
-	if err == nil && slices.ContainsFunc(rows, func(r row) bool { return !r.waits() }) && c.waker.now() {
-		_, err = tx.Exec(ctx, wakeSQL)
-	}
-	return ids, err
+	return pgx.CollectRows(inserted, pgx.RowTo[int64])
 }
 
 func column[T any](rows []row, of func(row) T) []T {
