@@ -1,14 +1,10 @@
 package dispatcher_test
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/callq/callq/dispatcher"
 )
 
 // A call that expired and whose row errs keeps no other from expiring. Names that no index takes in come from before
@@ -83,30 +79,6 @@ func TestSweepsWaitForNobody(t *testing.T) {
 		}
 	}
 	s.verifyLongAgo()
-}
-
-// A row that was locked only when a sweep came by, as another dispatcher's sweep locks it, is not worth a warning. One that stays
-// locked is.
-func TestRowsThatStayHeldAreSaid(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	var said bytes.Buffer
-	s.log = slog.New(slog.NewTextHandler(&said, nil))
-	now := time.Unix(0, 0)
-	d := s.dispatcher(rules(), func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
-	s.calls("default", 2)
-	s.turn(d)
-	s.start(time.Minute)
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
-	s.hold(`SELECT FROM call_open WHERE call_id = 1 FOR UPDATE`)
-	for tick, want := range []bool{false, true} {
-		s.tick(d)
-		if got := strings.Contains(said.String(), "attempts wait for rows"); got != want {
-			t.Errorf("tick %d: said %v, want %v:\n%s", tick, got, want, said.String())
-		}
-		now = now.Add(2 * time.Second)
-	}
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open WHERE attempt = 1`) // the other may be claimed again by now
 }
 
 // Whatever one call holds, the others of its queue are claimed, and it fails with the reason.
