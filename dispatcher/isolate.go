@@ -58,25 +58,19 @@ func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, s *selection) error {
 	return err
 }
 
-var errTrial = errors.New("only a trial")
-
 // trial returns those of the calls that a statement can do, and undoes it. It gives the others to found.
 func trial(
 	ctx context.Context, tx pgx.Tx, calls []candidate, statement func([]candidate) (string, []any), found func(candidate, error),
 ) ([]candidate, error) {
 	bad := map[int64]bool{}
 	err := ledger.Apart(calls, func(some []candidate) error {
-		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			sql, args := statement(some)
-			if _, err := tx.Exec(ctx, sql, args...); err != nil {
-				return err
-			}
-			return errTrial
-		})
-		if errors.Is(err, errTrial) {
-			return nil
+		savepoint, err := tx.Begin(ctx)
+		if err != nil {
+			return err
 		}
-		return err
+		sql, args := statement(some)
+		_, err = savepoint.Exec(ctx, sql, args...)
+		return errors.Join(err, savepoint.Rollback(ctx))
 	}, func(c candidate, err error) {
 		bad[c.ID] = true
 		found(c, err)
