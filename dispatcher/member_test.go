@@ -229,11 +229,7 @@ func TestDearCallFails(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	by := func(units int64) policy.Policy {
-		r := hourly(units)
-		r.Limits[0].CountCost = true
-		return r
-	}
+	by := func(units int64) policy.Policy { return rules(byCost("api", units, time.Hour)) }
 	d := s.joined(by(10))
 	s.set(5, time.Hour)
 	s.exec(`INSERT INTO call_queue (cost) VALUES (11), (8)`)
