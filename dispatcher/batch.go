@@ -49,8 +49,7 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 
 	var writes pgx.Batch
 	if len(b.refused) > 0 {
-		sql, args := refusing(b.refused)
-		writes.Queue(sql, args...)
+		writes.Queue(refuseSQL, idsAndReasons(b.refused))
 	}
 	b.open(&writes, list)
 	list.note(&writes, b)

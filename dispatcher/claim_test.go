@@ -67,8 +67,6 @@ func TestClaimRace(t *testing.T) {
 //callq:guarantee 1 13
 func TestClaimReadsUnderItsLocks(t *testing.T) {
 	t.Parallel()
-	const fillRoom = `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT -i, 1, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM generate_series(1, 19) i`
 	cases := []struct {
 		name, lock, change string
 		want               int
@@ -81,7 +79,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			"a queue that loses a limit meanwhile", `SELECT FROM call_queues FOR NO KEY UPDATE`,
 			`UPDATE call_queues SET limits = '{a}'`, 7,
 		},
-		{"the room, filled meanwhile", `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`, fillRoom, 1},
+		{"the room, filled meanwhile", `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`, opensSQL(`SELECT -i AS id FROM generate_series(1, 19) i`), 1},
 	}
 	for _, c := range cases {
 		parallel(t, c.name, func(t *testing.T, s *system) {

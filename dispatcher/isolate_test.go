@@ -7,6 +7,13 @@ import (
 	"time"
 )
 
+// refuse adds a trigger that refuses some updates of calls.
+func (s *system) refuse(when string) {
+	s.t.Helper()
+	s.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`)
+	s.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (` + when + `) EXECUTE FUNCTION refuse()`)
+}
+
 // A call that expired and whose row errs keeps no other from expiring. Names that no index takes in come from before
 // they were refused.
 //
@@ -14,9 +21,7 @@ import (
 func TestExpiryThatErrs(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	const refused = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`
-	s.exec(refused)
-	s.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (NEW.key = 'bad' AND NEW.status = 'failed') EXECUTE FUNCTION refuse()`)
+	s.refuse(`NEW.key = 'bad' AND NEW.status = 'failed'`)
 	s.exec(`DO $$ BEGIN
 		SET LOCAL session_replication_role = replica;
 		INSERT INTO call_queue (queue, key, expires_at) SELECT string_agg(md5(i::text), ''), '', '2020-01-01' FROM generate_series(1, 256) AS i;
@@ -39,8 +44,7 @@ func TestClosingThatErrs(t *testing.T) {
 	d := s.another(r)
 	s.once(r)
 	s.start(time.Minute)
-	s.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`)
-	s.exec(`CREATE TRIGGER refuse BEFORE UPDATE OF status ON call_queue FOR EACH ROW WHEN (NEW.id = 7) EXECUTE FUNCTION refuse()`)
+	s.refuse(`NEW.id = 7 AND NEW.status <> OLD.status`)
 	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 	s.tick(d)
 	s.want(`SELECT count(*) = 19 FROM call_attempts WHERE outcome = 'lost'`)
@@ -109,8 +113,7 @@ func TestOneCallStopsNoOther(t *testing.T) {
 			s.once(r)
 			switch {
 			case strings.Contains(name, "trigger"):
-				s.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`)
-				s.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (NEW.key = 'bad' AND NEW.status = 'dispatched') EXECUTE FUNCTION refuse()`)
+				s.refuse(`NEW.key = 'bad' AND NEW.status = 'dispatched'`)
 			case strings.Contains(name, "read"): // in the place of Postgres's own function
 				s.exec(`CREATE FUNCTION octet_length(data text) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN
 					IF data LIKE '%unreadable%' THEN RAISE EXCEPTION 'broken' USING ERRCODE = 'data_corrupted'; END IF;

@@ -55,9 +55,8 @@ func TestRetain(t *testing.T) {
 		unnest('{new,error,dispatched,done,failed,cancelled}'::text[]) WITH ORDINALITY AS s (status, n),
 		unnest('{23 h,25 h,167 h,169 h,719 h,721 h}'::interval[]) AS age ORDER BY n, age`)
 	// One was cancelled while it ran, and still runs.
-	s.exec(`WITH q AS (INSERT INTO call_queue (status, finished_at) VALUES ('cancelled', now() - interval '1 year') RETURNING id)
-		INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT id, 1, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM q`)
+	s.exec(`INSERT INTO call_queue (status, finished_at) VALUES ('cancelled', now() - interval '1 year')`)
+	s.opens(`SELECT max(id) AS id FROM call_queue`)
 	if retired := s.retain(); retired.Calls != 3+1+5 {
 		t.Errorf("%d calls are retired, want 9", retired.Calls)
 	}
@@ -117,8 +116,7 @@ func TestRetainLedger(t *testing.T) {
 	insert(1001, 2, "129 min", true)  // not yet
 	insert(1002, 1, "131 min", false) // never sent: no mark
 	insert(1003, 1, "20 hours", true) // an attempt of it is open
-	s.exec(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		VALUES (1003, 2, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}')`)
+	s.opens(`SELECT 1003 AS id`)
 	if retired := s.retain(); retired.Attempts != 2 {
 		t.Errorf("%d attempts are retired, want 2", retired.Attempts)
 	}
@@ -240,8 +238,7 @@ func TestRetirable(t *testing.T) {
 		SELECT id, n, 1, now(), finished_at, coalesce(finished_at, now()), 'done', 'default', 'http', '', '[]'
 		FROM call_queue, generate_series(1, 1 + id % 3) AS n`)
 	s.exec(`DELETE FROM call_queue WHERE id % 10 = 0`) // whose attempts go all the same, when they are old enough
-	s.exec(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		VALUES (3001, 9, 0, 1, 1, now(), now(), now(), callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}')`)
+	s.opens(`SELECT 3001 AS id`)
 	rows := one[int64](s, `SELECT (SELECT count(*) FROM call_queue) + (SELECT count(*) FROM call_attempts)`)
 
 	batches := 0

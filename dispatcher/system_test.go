@@ -130,6 +130,14 @@ func (s *system) aliveIn(pool string, slots int, tasks ...string) {
 		VALUES ($1, $1, $2, '{}', $3, clock_timestamp(), clock_timestamp() + interval '1 hour')`, pool, tasks, slots)
 }
 
+// opens opens attempts of calls, of no limit.
+func (s *system) opens(ids string) { s.t.Helper(); s.exec(opensSQL(ids)) }
+
+func opensSQL(ids string) string {
+	return `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT id, 9, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM (` + ids + `) i`
+}
+
 // start starts open attempts as a worker would: of these calls, or all that have not started.
 func (s *system) start(timeout time.Duration, ids ...int64) {
 	s.t.Helper()
