@@ -13,30 +13,6 @@ import (
 	"github.com/callq/callq/internal/policy"
 )
 
-func TestPublishTwice(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	r := rules(sliding("api", 10, time.Minute), sliding("day", 100, 24*time.Hour))
-	r.Limits = append(r.Limits, sliding("unused", 1, time.Second))
-	r.Limits[0].Slack, r.Queues[0].Timeout = time.Second+1, time.Minute+1 // finer than Postgres keeps
-	if changes := s.publish(r); len(changes) != 4 {
-		t.Errorf("changes %q, want a queue and three limits", changes)
-	}
-	before := s.inForce()
-	// A claim holds its locks meanwhile.
-	s.hold(`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	slices.Reverse(r.Limits)
-	slices.Reverse(r.Queues[0].Limits)
-	if changes, err := policy.Apply(ctx, s.pool, r, "tester"); err != nil || len(changes) > 0 {
-		t.Errorf("published again: %q, %v, want nothing, without a lock", changes, err)
-	}
-	if after := s.inForce(); after != before {
-		t.Errorf("published again, it reads\n%s\nwant\n%s", after, before)
-	}
-}
-
 func TestPublishVersions(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
