@@ -1,6 +1,7 @@
 package dispatcher_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"go/parser"
@@ -34,36 +35,30 @@ func TestOutsideProgram(t *testing.T) {
 	}
 }
 
-// produce inserts calls and looks after them.
-func produce(ctx context.Context, pool *pgxpool.Pool) error {
-	var option callqueue.Option = callqueue.MaxData(1 << 20)
+// produce inserts a call and looks after it.
+func produce(ctx context.Context, pool *pgxpool.Pool, options ...callqueue.Option) (callqueue.Status, callqueue.Outcome, error) {
 	var client *callqueue.Client
-	client, err := callqueue.New(pool, option)
+	client, err := callqueue.New(pool, append(options, callqueue.MaxData(1<<20))...)
 	if err != nil {
-		return err
+		return "", "", err
 	}
 	call := callqueue.Call{Queue: "mail", Task: "send", Priority: new(callqueue.MinPriority), Data: map[string]string{"to": "a@example.com"}}
 	id, err := client.Insert(ctx, call)
 	if invalid, ok := errors.AsType[*callqueue.InvalidCallError](err); ok {
-		return invalid
+		return callqueue.StatusFailed, callqueue.OutcomeNotSent, invalid
 	}
-	if errors.Is(err, callqueue.ErrDuplicate) {
-		return nil
+	if err != nil && !errors.Is(err, callqueue.ErrDuplicate) {
+		return "", "", err
 	}
 	var record *callqueue.Record
 	if record, err = client.Get(ctx, id); err != nil {
-		return err
+		return "", "", err
 	}
-	var status callqueue.Status = record.Status
-	var outcome callqueue.Outcome = callqueue.OutcomeDone
-	if status == callqueue.StatusFailed || string(outcome) == "" {
-		return errors.New(*record.ErrorMessage)
-	}
-	return nil
+	return record.Status, callqueue.OutcomeDone, nil
 }
 
 // work makes calls: with a custom handler, an Asynq mux, and the built-in task http.
-func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, mux *asynq.ServeMux) error {
+func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, mux *asynq.ServeMux, send func(*http.Client) (int, error)) error {
 	config := tasks.HTTPConfig{
 		Hosts:   []string{"api.example.com"},
 		Secrets: map[string]tasks.Secret{"KEY": {Value: "hidden", Hosts: []string{"api.example.com"}}},
@@ -74,8 +69,7 @@ func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, mu
 		return err
 	}
 	var handler tasks.Handler = func(ctx context.Context, call *tasks.Call) error {
-		var client *http.Client = call.Client
-		if _, err := client.Get("https://api.example.com"); err != nil {
+		if _, err := send(call.Client); err != nil {
 			return tasks.NotSent(err)
 		}
 		err := call.Draw(ctx, "search", 1)
@@ -95,20 +89,20 @@ func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, mu
 	return worker.Run(ctx)
 }
 
-// dispatch hands calls out, under a limit.
-func dispatch(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient) error {
+// dispatch hands calls out, under limits.
+func dispatch(
+	ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, algorithm dispatcher.Algorithm, anchor dispatcher.Anchor,
+) error {
 	var rate dispatcher.Rate
 	rate, err := dispatcher.ParseRate("100/1h")
 	if err != nil {
 		return err
 	}
-	bucket, err := dispatcher.ParseRateOf("10/s", dispatcher.TokenBucket, 100, "")
+	bucket, err := dispatcher.ParseRateOf("10/s", cmp.Or(algorithm, dispatcher.TokenBucket), 100, "")
 	if err != nil {
 		return err
 	}
-	var algorithm dispatcher.Algorithm = bucket.Algorithm
-	var anchor dispatcher.Anchor = dispatcher.AnchorStart
-	limit := dispatcher.Limit{Name: string(algorithm), Rate: bucket, Anchor: anchor, PerKey: true}
+	limit := dispatcher.Limit{Name: "bucket", Rate: bucket, Anchor: cmp.Or(anchor, dispatcher.AnchorStart), PerKey: true}
 	queue := dispatcher.Queue{
 		Name: "mail", Limits: []string{"api", limit.Name}, MaxAttempts: 3, BackoffMin: time.Second, BackoffMax: time.Minute,
 		Timeout: time.Minute, OnLost: "retry",

@@ -31,7 +31,7 @@ func TestRetentionFreesNothing(t *testing.T) {
 			t.Fatalf("Retain = %+v, %v; want no ledger row gone", retired, err)
 		}
 		s.once(r)
-		if got := s.used("api"); got != 5 {
+		if got := s.used(); got != 5 {
 			t.Fatalf("%d units are given out, want 5", got)
 		}
 	}
