@@ -36,15 +36,11 @@ type asked struct {
 func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []string) (*headroom, error) {
 	limits := s.queue.Limits
 	h := &headroom{limits: limits, now: s.now, next: map[limitKey]time.Time{}}
-	own, err := overridesOf(ctx, tx, limits, keys)
-	if err != nil {
-		return nil, err
-	}
 	var asks []*asked
 	for i, l := range limits {
-		quota := limit.Quota{PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost()}
-		quota.MostOf, quota.Room = map[string]int64{}, map[string]int64{}
-		h.Admission = append(h.Admission, quota)
+		h.Admission = append(h.Admission, limit.Quota{
+			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: l.Overrides, Room: map[string]int64{},
+		})
 		of := []string{""}
 		if l.PerKey {
 			of = keys
@@ -53,8 +49,8 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []s
 		for _, key := range of {
 			a := &asked{limitKey: limitKey{l.Name, key}, index: i, since: rate.Since(s.now, gained), gained: gained}
 			a.use = limit.Use{Rate: rate, Missing: l.Missing(s.now, gained)}
-			if units, is := own[a.limitKey]; is {
-				a.use.Rate.Units, quota.MostOf[key] = units, units
+			if units, own := l.Overrides[key]; own {
+				a.use.Rate.Units = units
 			}
 			asks = append(asks, a)
 		}
@@ -220,30 +216,3 @@ SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHER
     array_agg(cost) FILTER (WHERE $5 AND until IS NOT NULL) AS units, clock_timestamp() AS at
 FROM units
 GROUP BY name, key`
-
-// overridesOf returns the units of those keys that have an override. It needs the limits' locks.
-func overridesOf(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, keys []string) (map[limitKey]int64, error) {
-	var names []string
-	for _, l := range limits {
-		if l.Overrides {
-			names = append(names, l.Name)
-		}
-	}
-	if len(names) == 0 {
-		return nil, nil
-	}
-	own := map[limitKey]int64{}
-	var of limitKey
-	var units int64
-	rows, _ := tx.Query(ctx, overridesSQL, names, keys)
-	_, err := pgx.ForEachRow(rows, []any{&of.limit, &of.key, &units}, func() error { own[of] = units; return nil })
-	if err != nil {
-		return nil, fmt.Errorf("read the overrides: %w", err)
-	}
-	return own, nil
-}
-
-const overridesSQL = `
-SELECT l.name, o.key, o.value::bigint
-FROM call_limits l CROSS JOIN LATERAL jsonb_each_text(l.overrides) o
-WHERE l.name = ANY($1::text[]) AND o.key = ANY($2::text[])`

@@ -17,24 +17,15 @@ import (
 // batch is what one claim took.
 type batch struct {
 	selection
-	id       int64
-	epoch    string
 	more     bool // another claim may find more that can be taken now
 	messages []handoff.Message
-	attempts []claimed
-}
-
-// claimed is an attempt that a claim opened.
-type claimed struct {
-	CallID    int64 `db:"call_id"`
-	Attempt   int32 `db:"attempt"`
-	MessageNo int32 `db:"message_no"`
+	attempts int // that were opened
 }
 
 // take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
 // attempt of each other call that the limits admit, and notes how far the flows were consumed.
 func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
-	b := &batch{id: list.queue.Batch, epoch: list.epoch}
+	b := &batch{}
 	want := min(claimSize, list.pools.Capacity())
 	open := b.withRoom(list, list.keys)
 	if b.stuck != nil {
@@ -58,8 +49,7 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 
 	var writes pgx.Batch
 	if len(b.refused) > 0 {
-		sql, args := refusing(b.refused)
-		writes.Queue(sql, args...)
+		writes.Queue(refuseSQL, idsAndReasons(b.refused))
 	}
 	b.open(&writes, list)
 	list.note(&writes, b)
@@ -69,20 +59,8 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
 		return nil, fmt.Errorf("open attempts: %w", err)
 	}
-	for _, a := range b.attempts {
-		m := &b.messages[a.MessageNo]
-		m.Attempts = append(m.Attempts, handoff.Ref{CallID: a.CallID, Attempt: a.Attempt})
-	}
-	if len(b.attempts) < len(b.chosen) {
-		b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
-		var ids []int64
-		for _, call := range b.chosen {
-			if !slices.ContainsFunc(b.attempts, func(a claimed) bool { return a.CallID == call.ID }) {
-				ids = append(ids, call.ID)
-			}
-		}
-		c.cfg.Logger.WarnContext(ctx, "calls with an open attempt were set to wait", "queue", list.queue.Name, "calls", ids)
-	}
+	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
+	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	return b, nil
 }
 
@@ -112,7 +90,7 @@ func (b *batch) goesOn(c *candidates, key string) bool {
 }
 
 // pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.
-func (b *batch) pack() (ids []int64, messageNos []int32, names []string) {
+func (b *batch) pack(c *candidates) (ids []int64, messageNos []int32, names []string) {
 	type destination struct {
 		pool *pools.Pool
 		task string
@@ -129,7 +107,7 @@ func (b *batch) pack() (ids []int64, messageNos []int32, names []string) {
 	n := int32(0)
 	for _, to := range order {
 		for part := range slices.Chunk(calls[to], to.pool.Packing(len(calls[to]))) {
-			id := handoff.ID(b.epoch, b.id, n, 0)
+			id := handoff.ID(c.epoch, c.queue.Batch, n, 0)
 			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: id, Task: to.task})
 			for _, call := range part {
 				ids, messageNos, names = append(ids, call), append(messageNos, n), append(names, to.pool.Name)
@@ -145,7 +123,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	if len(b.chosen) == 0 {
 		return
 	}
-	ids, messageNos, pools := b.pack()
+	ids, messageNos, pools := b.pack(c)
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin, ownWithin *time.Duration
 	for _, l := range c.head.limits {
@@ -158,11 +136,17 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 		}
 	}
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
-		"ids": ids, "message_nos": messageNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": b.id,
-		"epoch": b.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
+		"ids": ids, "message_nos": messageNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": c.queue.Batch,
+		"epoch": c.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
 		"send_within": sendWithin, "own_within": ownWithin, "start_within": ledger.StartWithin, "closes": c.closes,
-	}).Query(func(rows pgx.Rows) (err error) {
-		b.attempts, err = pgx.CollectRows(rows, pgx.RowToStructByName[claimed])
+	}).Query(func(rows pgx.Rows) error {
+		var ref handoff.Ref
+		var no int32
+		_, err := pgx.ForEachRow(rows, []any{&ref.CallID, &ref.Attempt, &no}, func() error {
+			b.messages[no].Attempts = append(b.messages[no].Attempts, ref)
+			b.attempts++
+			return nil
+		})
 		return err
 	})
 }

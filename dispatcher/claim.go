@@ -107,8 +107,8 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if err := c.commit(ctx, tx, seen); err != nil {
 		return outcome{}, err
 	}
-	c.metrics.claimed(queue, len(b.attempts))
-	if len(b.attempts) > 0 {
+	c.metrics.claimed(queue, b.attempts)
+	if b.attempts > 0 {
 		c.order.note(queue)
 	}
 	if len(b.refused) > 0 {

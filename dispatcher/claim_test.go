@@ -8,51 +8,51 @@ import (
 	"github.com/callq/callq/internal/policy"
 )
 
-// Sixteen processes that tick at once give out exactly what the limits allow: not a unit more,
-// and, since they wait for each other's locks, not one less.
+// Processes that tick at once give out exactly what the limits allow, in all and to each key: not a unit more, and, since they
+// wait for each other's locks, not one less.
 //
 //callq:guarantee 1
 func TestClaimRace(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
-		name  string
-		rules policy.Policy
-		calls map[string]int
-		want  map[string]int64 // by limit
+		name, insert string
+		rules        policy.Policy
+		want         string // of all open attempts o
 	}{
 		{
 			"two limits on one queue",
+			`INSERT INTO call_queue (queue) SELECT 'default' FROM generate_series(1, 150)`,
 			policy.Policy{
 				Limits: []policy.Limit{sliding("wide", 100, time.Hour), sliding("narrow", 60, time.Hour)},
 				Queues: []policy.Queue{queue("default", "wide", "narrow")},
 			},
-			map[string]int{"default": 150},
-			map[string]int64{"wide": 60, "narrow": 60},
+			`count(*) = 60 AND bool_and(limits @> '{wide,narrow}')`,
 		},
 		{
 			"two queues that share one limit",
+			`INSERT INTO call_queue (queue) SELECT unnest('{one,two}'::text[]) FROM generate_series(1, 150)`,
 			policy.Policy{
 				Limits: []policy.Limit{sliding("a", 70, time.Hour), sliding("shared", 100, time.Hour), sliding("z", 60, time.Hour)},
 				Queues: []policy.Queue{queue("one", "a", "shared"), queue("two", "shared", "z")},
 			},
-			map[string]int{"one": 150, "two": 150},
-			map[string]int64{"shared": 100},
+			`count(*) = 100 AND bool_and(limits @> '{shared}')`,
+		},
+		{
+			"a limit for all, one per key and one by cost",
+			`INSERT INTO call_queue (key, cost) SELECT 'k' || k, 1 + i % 2 FROM generate_series(1, 12) k, generate_series(1, 20) i`,
+			rules(sliding("all", 45, time.Hour), perKey("each", 5, time.Hour), byCost("tokens", 70, time.Hour)),
+			`count(*) <= 45 AND sum(cost) <= 70 AND (count(*) = 45 OR sum(cost) > 68)
+				AND (SELECT max(n) <= 5 FROM (SELECT count(*) AS n FROM call_open GROUP BY key) k)`,
 		},
 	}
 	for _, c := range cases {
-		parallel(t, c.name, func(t *testing.T, s *system) {
+		parallel(t, c.name, func(_ *testing.T, s *system) {
 			s.alive(1000) // room for all
 			dispatchers := s.racers(16, c.rules)
-			for name, n := range c.calls {
-				s.calls(name, n)
-			}
-			for round := range 5 {
+			s.exec(c.insert)
+			for range 5 {
 				s.claimAtOnce(dispatchers)
-				for limit, units := range c.want {
-					if got := s.used(limit); got != units {
-						t.Fatalf("round %d: limit %s gave out %d units, want %d", round, limit, got, units)
-					}
-				}
+				s.want(`SELECT ` + c.want + ` FROM call_open o`)
 				s.verify()
 				s.exec(`TRUNCATE call_open`)
 				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
@@ -67,8 +67,6 @@ func TestClaimRace(t *testing.T) {
 //callq:guarantee 1 13
 func TestClaimReadsUnderItsLocks(t *testing.T) {
 	t.Parallel()
-	const fillRoom = `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT -i, 1, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM generate_series(1, 19) i`
 	cases := []struct {
 		name, lock, change string
 		want               int
@@ -81,7 +79,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			"a queue that loses a limit meanwhile", `SELECT FROM call_queues FOR NO KEY UPDATE`,
 			`UPDATE call_queues SET limits = '{a}'`, 7,
 		},
-		{"the room, filled meanwhile", `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`, fillRoom, 1},
+		{"the room, filled meanwhile", `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`, opensSQL(`SELECT -i AS id FROM generate_series(1, 19) i`), 1},
 	}
 	for _, c := range cases {
 		parallel(t, c.name, func(t *testing.T, s *system) {

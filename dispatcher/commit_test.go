@@ -61,13 +61,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 		parallel(t, name, func(t *testing.T, s *system) {
 			cut := &cutter{}
 			cut.after.Store(committed)
-			config := s.pool.Config().Copy()
-			config.ConnConfig.DialFunc = cut.dial
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(pool.Close)
+			pool := s.poolWith(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = cut.dial })
 			d := s.dispatcher(rules(sliding("api", 2, time.Hour)), func(c *dispatcher.Config) { c.Pool = pool })
 			s.alive(1) // so that each message carries one
 			s.turn(d)

@@ -149,18 +149,15 @@ func (d *Dispatcher) Once(ctx context.Context) error {
 	})
 }
 
-// RecoverAll runs every step of recovery until it finds nothing more, and repairs lines, for which it reads all calls. It claims
-// and applies nothing, and needs no process beside it.
-func (d *Dispatcher) RecoverAll(ctx context.Context) ([]recovery.Recovered, error) {
-	if err := d.readClock(ctx); err != nil {
-		return nil, err
+// Recover runs every step of recovery until it finds nothing more, and repairs the backlog, for which it reads all calls. It claims
+// and applies nothing, and needs no process beside it. With dryRun, it counts what it would recover, and changes nothing.
+func (d *Dispatcher) Recover(ctx context.Context, dryRun bool) ([]recovery.Recovered, error) {
+	if !dryRun {
+		if err := d.readClock(ctx); err != nil {
+			return nil, err
+		}
 	}
-	return d.recovery.All(ctx, d.view())
-}
-
-// RecoverDryRun counts what RecoverAll would recover, and changes nothing.
-func (d *Dispatcher) RecoverDryRun(ctx context.Context) ([]recovery.Recovered, error) {
-	return d.recovery.DryRun(ctx, d.view())
+	return d.recovery.All(ctx, d.view(), dryRun)
 }
 
 // connected runs a part on connections of its own.

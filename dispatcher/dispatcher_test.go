@@ -2,7 +2,6 @@ package dispatcher_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
@@ -193,47 +191,4 @@ func (s *system) eventually(sql string, args ...any) {
 			s.t.Fatalf("after a minute still not so: %s", sql)
 		}
 	}
-}
-
-func TestRoundTrip(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	r := rules(sliding("api", 20, 200*time.Millisecond))
-	r.Queues[0].Timeout = time.Minute
-	s.run(s.dispatcher(r).Run)
-	w := s.tasks(10, nil)
-	var mu sync.Mutex
-	ran, failed := map[string]int{}, map[int64]bool{}
-	w.Handle("echo", func(_ context.Context, call *tasks.Call) error {
-		mu.Lock()
-		defer mu.Unlock()
-		ran[fmt.Sprint(call.ID, "/", call.Attempt)]++
-		if call.ID%5 == 0 && !failed[call.ID] {
-			failed[call.ID] = true
-			return fmt.Errorf("try again")
-		}
-		return nil
-	})
-	s.run(w.Run)
-	client, err := callqueue.New(s.pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls := make([]callqueue.Call, 60)
-	for i := range calls {
-		calls[i] = callqueue.Call{Task: "echo", Data: map[string]int{"n": i}}
-	}
-	if _, err := client.InsertMany(t.Context(), calls); err != nil {
-		t.Fatal(err)
-	}
-	s.eventually(`SELECT count(*) = 60 FROM call_queue WHERE status = 'done'`)
-	if len(ran) != 72 {
-		t.Errorf("%d attempts ran, want 72", len(ran))
-	}
-	for attempt, n := range ran {
-		if n != 1 {
-			t.Errorf("attempt %s ran %d times", attempt, n)
-		}
-	}
-	s.verify()
 }

@@ -194,17 +194,10 @@ func (s *system) forged(forgery string) (*verify.Report, error) {
 // between; some are open yet.
 func (s *system) honestHistory() {
 	s.t.Helper()
-	shape := func(text string, algorithm limit.Algorithm, burst int64) limit.Rate {
-		rate, err := limit.Parse(text, algorithm, burst, "")
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		return rate
-	}
 	api := sliding("api", 100, time.Hour)
 	each := policy.Limit{Name: "each", Rate: limit.Rate{Units: 50, Window: time.Hour}, PerKey: true, CountCost: true}
-	day := policy.Limit{Name: "day", Rate: shape("1000/1d", limit.FixedWindow, 0)}
-	bucket := policy.Limit{Name: "bucket", Rate: shape("100/s", limit.TokenBucket, 100)}
+	day := shaped(s.t, "day", "1000/1d", limit.FixedWindow, 0, "")
+	bucket := shaped(s.t, "bucket", "100/s", limit.TokenBucket, 100, "")
 	r := policy.Policy{
 		Limits: []policy.Limit{api, each, day, bucket},
 		Queues: []policy.Queue{queue("default", "api"), queue("heavy", "api", "each"), queue("timed", "day", "bucket"), queue("free")},

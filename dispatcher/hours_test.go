@@ -22,6 +22,14 @@ func (s *system) due(queue string, n int) {
 	s.exec(`INSERT INTO call_queue (queue, run_at) SELECT $1, clock_timestamp() FROM generate_series(1, $2)`, queue, n)
 }
 
+// stage gives the test its own clock, by which claims also say until when to start.
+func (s *system) stage() {
+	s.t.Helper()
+	s.settable()
+	s.exec(`DROP TRIGGER patient ON call_open`)
+	s.alive(100)
+}
+
 // clockAt stops Postgres's clock, as settable gave it.
 func (s *system) clockAt(at string) {
 	s.t.Helper()
@@ -36,9 +44,7 @@ func (s *system) clockAt(at string) {
 func TestHours(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	s.settable()
-	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
-	s.alive(100)
+	s.stage()
 	r := openIn("Mon-Fri 09:00-18:00 Europe/Berlin")
 	r.Queues = append(r.Queues, queue("always"))
 	d := s.dispatcher(r)
@@ -91,9 +97,7 @@ func TestHours(t *testing.T) {
 func TestHoursOfSeveral(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	s.settable()
-	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
-	s.alive(100)
+	s.stage()
 	s.clockAt("2040-01-09 10:00:00Z")
 	s.due("default", 1)
 	for _, c := range []struct {
@@ -119,9 +123,7 @@ func TestHoursOfSeveral(t *testing.T) {
 func TestHoursBegin(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	s.settable()
-	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
-	s.alive(100)
+	s.stage()
 	s.clockAt("2040-01-09 08:59:48.500 Europe/Berlin")
 	s.due("default", 1)
 	r := openIn("09:00-18:00 Europe/Berlin")
@@ -149,9 +151,7 @@ func TestHoursBegin(t *testing.T) {
 func TestHoursArePublished(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	s.settable()
-	s.exec(`DROP TRIGGER patient ON call_open`) // the clock is staged: start_by is as claims have it
-	s.alive(100)
+	s.stage()
 	s.clockAt("2040-01-09 10:00:00Z")
 	s.due("default", 2)
 	s.once(rules())

@@ -1,15 +1,18 @@
 package dispatcher_test
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/callq/callq/dispatcher"
 )
+
+// refuse adds a trigger that refuses some updates of calls.
+func (s *system) refuse(when string) {
+	s.t.Helper()
+	s.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`)
+	s.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (` + when + `) EXECUTE FUNCTION refuse()`)
+}
 
 // A call that expired and whose row errs keeps no other from expiring. Names that no index takes in come from before
 // they were refused.
@@ -18,9 +21,7 @@ import (
 func TestExpiryThatErrs(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	const refused = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`
-	s.exec(refused)
-	s.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (NEW.key = 'bad' AND NEW.status = 'failed') EXECUTE FUNCTION refuse()`)
+	s.refuse(`NEW.key = 'bad' AND NEW.status = 'failed'`)
 	s.exec(`DO $$ BEGIN
 		SET LOCAL session_replication_role = replica;
 		INSERT INTO call_queue (queue, key, expires_at) SELECT string_agg(md5(i::text), ''), '', '2020-01-01' FROM generate_series(1, 256) AS i;
@@ -43,8 +44,7 @@ func TestClosingThatErrs(t *testing.T) {
 	d := s.another(r)
 	s.once(r)
 	s.start(time.Minute)
-	s.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`)
-	s.exec(`CREATE TRIGGER refuse BEFORE UPDATE OF status ON call_queue FOR EACH ROW WHEN (NEW.id = 7) EXECUTE FUNCTION refuse()`)
+	s.refuse(`NEW.id = 7 AND NEW.status <> OLD.status`)
 	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 	s.tick(d)
 	s.want(`SELECT count(*) = 19 FROM call_attempts WHERE outcome = 'lost'`)
@@ -85,30 +85,6 @@ func TestSweepsWaitForNobody(t *testing.T) {
 	s.verifyLongAgo()
 }
 
-// A row that was locked only when a sweep came by, as another dispatcher's sweep locks it, is not worth a warning. One that stays
-// locked is.
-func TestRowsThatStayHeldAreSaid(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	var said bytes.Buffer
-	s.log = slog.New(slog.NewTextHandler(&said, nil))
-	now := time.Unix(0, 0)
-	d := s.dispatcher(rules(), func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
-	s.calls("default", 2)
-	s.turn(d)
-	s.start(time.Minute)
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
-	s.hold(`SELECT FROM call_open WHERE call_id = 1 FOR UPDATE`)
-	for tick, want := range []bool{false, true} {
-		s.tick(d)
-		if got := strings.Contains(said.String(), "attempts wait for rows"); got != want {
-			t.Errorf("tick %d: said %v, want %v:\n%s", tick, got, want, said.String())
-		}
-		now = now.Add(2 * time.Second)
-	}
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open WHERE attempt = 1`) // the other may be claimed again by now
-}
-
 // Whatever one call holds, the others of its queue are claimed, and it fails with the reason.
 //
 //callq:guarantee 12
@@ -137,8 +113,7 @@ func TestOneCallStopsNoOther(t *testing.T) {
 			s.once(r)
 			switch {
 			case strings.Contains(name, "trigger"):
-				s.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END'`)
-				s.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (NEW.key = 'bad' AND NEW.status = 'dispatched') EXECUTE FUNCTION refuse()`)
+				s.refuse(`NEW.key = 'bad' AND NEW.status = 'dispatched'`)
 			case strings.Contains(name, "read"): // in the place of Postgres's own function
 				s.exec(`CREATE FUNCTION octet_length(data text) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN
 					IF data LIKE '%unreadable%' THEN RAISE EXCEPTION 'broken' USING ERRCODE = 'data_corrupted'; END IF;

@@ -1,7 +1,6 @@
 package dispatcher_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -20,6 +19,10 @@ func (s *system) open() string {
 	s.t.Helper()
 	return one[string](s, `SELECT coalesce(string_agg(key || ':' || n, ' ' ORDER BY key), '') FROM
 		(SELECT key, count(*) AS n FROM call_open GROUP BY key) o`)
+}
+
+func byCost(name string, units int64, window time.Duration) policy.Limit {
+	return policy.Limit{Name: name, Rate: limit.Rate{Units: units, Window: window}, CountCost: true}
 }
 
 func perKey(name string, units int64, window time.Duration) policy.Limit {
@@ -99,8 +102,7 @@ func TestCountCost(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	tokens := sliding("tokens", 10, time.Hour)
-	tokens.CountCost = true
+	tokens := byCost("tokens", 10, time.Hour)
 	r := rules(tokens, sliding("requests", 100, time.Hour))
 	s.exec(`INSERT INTO call_queue (cost) VALUES (6), (5), (3), (11)`)
 	s.once(r)
@@ -210,29 +212,4 @@ func TestLimitChangesItsFormUnderACall(t *testing.T) {
 	s.want(`SELECT sum(used) = 3 AND bool_and(key = '') FROM call_usage`)
 	s.want(`SELECT count(*) = 0 FROM call_open`) // 3 of 2 are used
 	s.verify()
-}
-
-// Eight processes that tick at once exceed neither what is allowed in all nor what is allowed to
-// each key, and leave nothing of it.
-//
-//callq:guarantee 1
-func TestClaimRacePerKey(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(1000)
-	tokens := sliding("tokens", 70, time.Hour)
-	tokens.CountCost = true
-	r := rules(sliding("all", 45, time.Hour), perKey("each", 5, time.Hour), tokens)
-	dispatchers := s.racers(8, r)
-	for i := range 12 {
-		s.exec(`INSERT INTO call_queue (key, cost) SELECT $1, 1 + i % 2 FROM generate_series(1, 20) i`, fmt.Sprint("k", i))
-	}
-	for range 5 {
-		s.claimAtOnce(dispatchers)
-		s.want(`SELECT count(*) <= 45 AND sum(cost) <= 70 AND (count(*) = 45 OR sum(cost) > 68) FROM call_open`)
-		s.want(`SELECT max(n) <= 5 FROM (SELECT count(*) AS n FROM call_open GROUP BY key) o`)
-		s.verify()
-		s.exec(`TRUNCATE call_open`)
-		s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
-	}
 }

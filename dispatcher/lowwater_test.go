@@ -46,7 +46,7 @@ func TestOpenFromRises(t *testing.T) {
 	if from, want := second.LowWater(), batchOf(6); from != want {
 		t.Errorf("open from %d on, want its own, %d", from, want)
 	}
-	if used := s.used("api"); used != 6 {
+	if used := s.used(); used != 6 {
 		t.Errorf("%d units are used, want 6", used)
 	}
 }
@@ -79,7 +79,7 @@ func TestOpenFromIsCommitted(t *testing.T) {
 		tick(second)
 	}
 	tick(first)
-	if used := s.used("api"); used != 3 {
+	if used := s.used(); used != 3 {
 		t.Errorf("%d units are used, want 3", used)
 	}
 }

@@ -3,7 +3,6 @@ package dispatcher_test
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"testing"
 	"time"
 
@@ -163,23 +162,35 @@ func (s *system) apply(r policy.Policy) {
 	d.Leave(s.t.Context())
 }
 
-// Rules that are in force change nothing, whoever starts with them or applies them, and in whatever order they stand.
+// Rules that are in force change nothing, and wait for no lock, whoever starts with them or applies them, and in whatever order
+// they stand.
 func TestSameRulesChangeNothing(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
 	s.calls("default", 50)
-	r := rules(sliding("api", 10, time.Hour), sliding("day", 100, 24*time.Hour))
+	api, day, unused := sliding("api", 10, time.Hour), sliding("day", 100, 24*time.Hour), sliding("unused", 1, time.Second)
+	api.Slack = time.Second + 1 // finer than Postgres keeps
+	r, same := rules(api, day), rules(day, api)
+	r.Limits, same.Limits = append(r.Limits, unused), append(same.Limits, unused)
+	r.Queues[0].Timeout, same.Queues[0].Timeout = time.Minute+1, time.Minute+1
+	if changes := s.publish(r); len(changes) != 4 {
+		t.Errorf("changes %q, want a queue and three limits", changes)
+	}
 	first := s.joined(r)
 	s.tick(first)
 	before := s.inForce()
-	same := rules(sliding("day", 100, 24*time.Hour), sliding("api", 10, time.Hour))
-	slices.Reverse(same.Queues[0].Limits)
 	second := s.joined(same)
 	s.turn(s.another(same))
 	s.apply(same)
-	s.publish(same)
 	s.replace(first, same)
+	claim := s.hold(`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if changes, err := policy.Apply(ctx, s.pool, same, "tester"); err != nil || len(changes) > 0 {
+		t.Errorf("applied again: %q, %v, want nothing, without a lock", changes, err)
+	}
+	s.release(claim)
 	s.tick(second)
 	if after := s.inForce(); after != before {
 		t.Errorf("in force was\n%s\nand is\n%s", before, after)
@@ -229,11 +240,7 @@ func TestDearCallFails(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	by := func(units int64) policy.Policy {
-		r := hourly(units)
-		r.Limits[0].CountCost = true
-		return r
-	}
+	by := func(units int64) policy.Policy { return rules(byCost("api", units, time.Hour)) }
 	d := s.joined(by(10))
 	s.set(5, time.Hour)
 	s.exec(`INSERT INTO call_queue (cost) VALUES (11), (8)`)

@@ -79,13 +79,9 @@ func TestPublisherFrozen(t *testing.T) {
 	s.alive(100)
 	s.calls("default", 50)
 	live := s.joined(hourly(10))
-	config := s.pool.Config().Copy() // `limits set` has a connection without the dispatchers' settings
-	delete(config.ConnConfig.RuntimeParams, "idle_in_transaction_session_timeout")
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
+	pool := s.poolWith(func(c *pgxpool.Config) { // `limits set` has a connection without the dispatchers' settings
+		delete(c.ConnConfig.RuntimeParams, "idle_in_transaction_session_timeout")
+	})
 	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() { ended <- applyFrozen(pool, hourly(6), frozen, thaw) }()
 	<-frozen
@@ -110,8 +106,8 @@ func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.joined(hourly(10))
-	first := s.poolWith("application_name", "first")
-	second := s.poolWith("default_transaction_isolation", "repeatable read")
+	first := s.poolWith(parameter("application_name", "first"))
+	second := s.poolWith(parameter("default_transaction_isolation", "repeatable read"))
 	frozen, thaw, ended := make(chan struct{}), make(chan struct{}), make(chan error, 2)
 	go func() { ended <- applyFrozen(first, hourly(6), frozen, thaw) }()
 	<-frozen
@@ -127,19 +123,6 @@ func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
 		}
 	}
 	s.rate(8, "after both")
-}
-
-// poolWith is a pool whose connections set a parameter so.
-func (s *system) poolWith(name, value string) *pgxpool.Pool {
-	s.t.Helper()
-	config := s.pool.Config().Copy()
-	config.ConnConfig.RuntimeParams[name] = value
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(pool.Close)
-	return pool
 }
 
 // applyFrozen applies a policy, and is frozen before the commit until thaw is closed.

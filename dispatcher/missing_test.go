@@ -148,12 +148,7 @@ func TestTokenBucketAfterAFailover(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	rate, err := limit.Parse("1/1h", limit.TokenBucket, 5, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	api := policy.Limit{Name: "api", Rate: rate}
-	r := rules(api)
+	r := rules(shaped(t, "api", "1/1h", limit.TokenBucket, 5, ""))
 	s.once(r)
 	s.failOver()
 	s.calls("default", 9)

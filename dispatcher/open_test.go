@@ -92,13 +92,9 @@ func TestLimitBehindTheMark(t *testing.T) {
 func TestFixedWindowBehindTheMark(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	rate, err := limit.Parse("20/1d", limit.FixedWindow, 0, "")
-	if err != nil {
-		t.Fatal(err)
-	}
 	s.calls("default", 1)
 	s.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
-	r := rules(policy.Limit{Name: "api", Rate: rate})
+	r := rules(shaped(t, "api", "20/1d", limit.FixedWindow, 0, ""))
 	s.once(r)
 	s.want(`SELECT count(*) = 1 FROM call_open`)
 	s.exec(`UPDATE call_limits SET missing_until = clock_timestamp()`)

@@ -86,8 +86,7 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 func TestCancellingACallThatHeldUpOthers(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	r := rules(sliding("api", 10, time.Hour))
-	r.Limits[0].CountCost = true
+	r := rules(byCost("api", 10, time.Hour))
 	s.exec(`INSERT INTO call_queue (cost) VALUES (5), (8), (5)`)
 	s.run(s.dispatcher(r, seldom).Run)
 	s.eventually(`SELECT count(*) = 1 FROM call_open`)

@@ -13,32 +13,6 @@ import (
 	"github.com/callq/callq/internal/policy"
 )
 
-func TestPublishTwice(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	r := rules(sliding("api", 10, time.Minute), sliding("day", 100, 24*time.Hour))
-	r.Limits = append(r.Limits, sliding("unused", 1, time.Second))
-	r.Limits[0].Slack, r.Queues[0].Timeout = time.Second+1, time.Minute+1 // finer than Postgres keeps
-	if changes := s.publish(r); len(changes) != 4 {
-		t.Errorf("changes %q, want a queue and three limits", changes)
-	}
-	const state = `SELECT (SELECT json_agg(l ORDER BY name) FROM call_limits l)::text || (SELECT json_agg(q) FROM call_queues q)
-		|| (SELECT json_agg(c ORDER BY limit_name) FROM call_limit_versions c)`
-	before := one[string](s, state)
-	// A claim holds its locks meanwhile.
-	s.hold(`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	slices.Reverse(r.Limits)
-	slices.Reverse(r.Queues[0].Limits)
-	if changes, err := policy.Apply(ctx, s.pool, r, "tester"); err != nil || len(changes) > 0 {
-		t.Errorf("published again: %q, %v, want nothing, without a lock", changes, err)
-	}
-	if after := one[string](s, state); after != before {
-		t.Errorf("published again, it reads\n%s\nwant\n%s", after, before)
-	}
-}
-
 func TestPublishVersions(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -87,8 +61,9 @@ func TestPublishSaysWhatChanged(t *testing.T) {
 	after := rules(sliding("api", 10, time.Minute))
 	after.Limits[0].Anchor, after.Limits[0].Slack, after.Limits[0].SendWithin = limit.AnchorFinish, 7*time.Second, 3*time.Second
 	q := &after.Queues[0]
-	q.On, q.BackoffMin, q.BackoffMax, q.OnLost = "ip-a", 11*time.Second, 12*time.Second, "fail"
+	q.On, q.BackoffMin, q.BackoffMax, q.OnLost, q.MaxAttempts = "ip-a", 11*time.Second, 12*time.Second, "fail", 7
 	s.publish(after)
+	s.want(`SELECT max_attempts = 7 FROM call_queues`)
 	for what, said := range map[string][]string{
 		"limit": {"anchor finish", "slack 7s", "send_within 3s"}, "queue": {"on ip-a", "backoff 11s..12s", "on_lost fail"},
 	} {

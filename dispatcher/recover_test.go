@@ -404,7 +404,7 @@ func TestOlderEpochIsOccupiedUntilSwept(t *testing.T) {
 	s.calls("default", 10)
 	s.once(r)
 	s.want(`SELECT count(*) = 1 FROM call_open WHERE epoch = 'older'`)
-	if got := s.used("api"); got > n {
+	if got := s.used(); got > n {
 		t.Errorf("%d units are given out, want at most %d", got, n)
 	}
 }

@@ -37,20 +37,20 @@ func TestSweepAll(t *testing.T) {
 		"expired": 1200, "uncounted_limits": 1, "broken_flows": 0, "orphaned_calls": 1207,
 	}
 	before := s.books()
-	s.sweptIs("would be", want)(s.dispatcher(policy.Policy{}).RecoverDryRun(t.Context()))
+	s.sweptIs("would be", want)(s.dispatcher(policy.Policy{}).Recover(t.Context(), true))
 	if after := s.books(); after != before {
 		t.Errorf("looking changed something: %s, then %s", before, after)
 	}
 	// What is swept first is not found by those behind; what it puts back is news already.
 	want["undelivered"] -= 5
 	want["orphaned_calls"] = 7
-	s.sweptIs("was", want)(s.dispatcher(policy.Policy{}).RecoverAll(t.Context()))
+	s.sweptIs("was", want)(s.dispatcher(policy.Policy{}).Recover(t.Context(), false))
 	s.want(`SELECT count(*) = 1200 FROM call_queue WHERE status = 'failed'`)
 	s.want(`SELECT count(*) = 0 FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`)
 	for what := range want {
 		want[what] = 0
 	}
-	s.sweptIs("was again", want)(s.dispatcher(policy.Policy{}).RecoverAll(t.Context()))
+	s.sweptIs("was again", want)(s.dispatcher(policy.Policy{}).Recover(t.Context(), false))
 	s.want(`SELECT count(*) = 0 FROM call_dispatchers`)
 }
 
@@ -69,7 +69,7 @@ func TestSweepAllBesideClaims(t *testing.T) {
 		all.Go(func() error { return d.Tick(context.WithoutCancel(t.Context())) })
 		sweeper := s.another(policy.Policy{})
 		all.Go(func() error {
-			_, err := sweeper.RecoverAll(context.WithoutCancel(t.Context()))
+			_, err := sweeper.Recover(context.WithoutCancel(t.Context()), false)
 			return err
 		})
 	}
@@ -77,7 +77,7 @@ func TestSweepAllBesideClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.once(r)
-	if found, err := backlog.FindOrphans(t.Context(), s.pool, 0); err != nil || found != (backlog.Orphans{}) {
+	if found, err := backlog.FindOrphans(t.Context(), s.pool); err != nil || found != (backlog.Orphans{}) {
 		t.Errorf("found %+v, %v", found, err)
 	}
 	s.want(`SELECT count(*) = 100 FROM call_open`)

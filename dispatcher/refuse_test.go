@@ -51,7 +51,7 @@ func TestRefuse(t *testing.T) {
 		AND failed_at IS NOT NULL AND finished_at IS NOT NULL`, len(cases))
 	s.want(`SELECT count(*) = 0 FROM call_attempts`)
 	s.want(`SELECT count(*) = $1 FROM call_open`, len(fine))
-	if got := s.used("api"); got != int64(len(fine)) {
+	if got := s.used(); got != int64(len(fine)) {
 		t.Errorf("%d units are used, want %d", got, len(fine))
 	}
 	s.verify()

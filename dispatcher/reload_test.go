@@ -26,53 +26,8 @@ func (s *system) reload(d *dispatcher.Dispatcher, settings dispatcher.Settings) 
 	}
 }
 
-// A process's new rules take the place of the old ones, which hold no more: a lower limit at once, with
-// what it recalls, a higher one too. What contradicts itself changes nothing.
-func TestReloadReplacesOwnRules(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(100)
-	s.calls("default", 50)
-	d := s.joined(hourly(10))
-	s.tick(d)
-	s.start(time.Hour, 1, 2)
-	s.replace(d, hourly(6))
-	s.rate(6, "lowered")
-	s.want(`SELECT count(*) = 2 AND count(started_at) = 2 FROM call_open`)
-	s.tick(d)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
-	s.replace(d, hourly(12))
-	s.rate(12, "raised")
-	s.tick(d)
-	s.want(`SELECT count(*) = 12 FROM call_open`)
-	s.want(`SELECT count(*) = 1 FROM call_dispatchers`)
-	if err := d.Reload(dispatcher.Settings{Policy: hourly(0)}); err == nil {
-		t.Error("a rate of nothing was taken")
-	}
-	s.rate(12, "after a bad file")
-}
-
-// What left the file is taken away, and its calls wait; what is new is there, and how queues retry is as the newest has it.
-func TestReloadTakesAway(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(100)
-	a, b := sliding("a", 10, time.Hour), sliding("b", 10, time.Hour)
-	d := s.joined(policy.Policy{Limits: []policy.Limit{a, b}, Queues: []policy.Queue{queue("old", "a"), queue("kept", "a", "b")}})
-	s.calls("old", 3)
-	s.tick(d)
-	s.want(`SELECT count(*) = 3 FROM call_open`)
-	newer := policy.Policy{Limits: []policy.Limit{b}, Queues: []policy.Queue{queue("kept", "b"), queue("new")}}
-	newer.Queues[0].MaxAttempts = 7
-	s.replace(d, newer)
-	s.want(`SELECT string_agg(concat(name, limits, max_attempts), ' ' ORDER BY name) = 'kept{b}7 new{}3' FROM call_queues`)
-	s.want(`SELECT string_agg(concat(name, queues), ' ' ORDER BY name) = 'a{} b{kept}' FROM call_limits`)
-	s.calls("new", 2)
-	s.tick(d)
-	s.want(`SELECT string_agg(concat(queue, status), ' ' ORDER BY id) = 'oldnew oldnew oldnew newdispatched newdispatched' FROM call_queue`)
-}
-
-// A running dispatcher follows what it is given: the limits, and also when retention runs and what it keeps.
+// A running dispatcher follows what it is given: the limits, and also when retention runs and what it keeps. What contradicts
+// itself changes nothing.
 func TestReloadRunning(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -90,6 +45,10 @@ func TestReloadRunning(t *testing.T) {
 	})
 	s.eventually(`SELECT count(*) = 5 FROM call_open`)
 	s.eventually(`SELECT count(*) = 0 FROM call_queue WHERE status = 'done'`)
+	if err := d.Reload(dispatcher.Settings{Policy: hourly(0)}); err == nil {
+		t.Error("a rate of nothing was taken")
+	}
+	s.rate(5, "after a bad file")
 	// It is the former schedule again, and still ticks.
 	s.reload(d, dispatcher.Settings{Policy: hourly(20)})
 	s.eventually(`SELECT count(*) = 20 FROM call_open`)

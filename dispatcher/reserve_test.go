@@ -16,8 +16,7 @@ import (
 func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 	t.Parallel()
 	const window = 10 * time.Second
-	costly := sliding("tokens", 10, window)
-	costly.CountCost = true
+	costly := byCost("tokens", 10, window)
 	// One unit, or as many as in costs, come free in each step.
 	for name, c := range map[string]struct {
 		limits []policy.Limit

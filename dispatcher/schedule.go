@@ -50,7 +50,7 @@ type jobs struct {
 // newJobs makes the jobs. cron does not recover panics by itself; Recover stands inside, for a panic that passed through
 // SkipIfStillRunning would leave it locked for good.
 func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
-	log := cronLog{d.cfg.Logger}
+	log := cron.PrintfLogger(slog.NewLogLogger(d.cfg.Logger.Handler(), slog.LevelError))
 	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
 	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
 	for _, run := range []func(){
@@ -97,15 +97,4 @@ func logVacuum(ctx context.Context, err error, log *slog.Logger) {
 	if err != nil && ctx.Err() == nil {
 		log.WarnContext(ctx, "vacuum cut short", "err", err)
 	}
-}
-
-// cronLog gives cron's log lines to slog; what it calls information is said at debug.
-type cronLog struct{ log *slog.Logger }
-
-func (l cronLog) Info(msg string, keysAndValues ...any) {
-	l.log.Debug("cron reported", append([]any{"message", msg}, keysAndValues...)...)
-}
-
-func (l cronLog) Error(err error, msg string, keysAndValues ...any) {
-	l.log.Error("cron reported", append([]any{"message", msg, "err", err}, keysAndValues...)...)
 }

@@ -161,7 +161,7 @@ func TestPauseDuringAClaim(t *testing.T) {
 	claim := s.hold(`SELECT FROM call_limits FOR NO KEY UPDATE`)
 	paused := make(chan int, 1)
 	go func() {
-		pool := s.poolWith("default_transaction_isolation", "repeatable read")
+		pool := s.poolWith(parameter("default_transaction_isolation", "repeatable read"))
 		n, err := ledger.Pause(context.Background(), pool, ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"})
 		if err != nil {
 			t.Error(err)

@@ -15,8 +15,7 @@ func TestSettledUnits(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	tokens := sliding("tokens", 10, time.Hour)
-	tokens.CountCost = true
+	tokens := byCost("tokens", 10, time.Hour)
 	r := rules(tokens, sliding("requests", 100, time.Hour))
 	s.exec(`INSERT INTO call_queue (cost) VALUES (8), (8), (4), (1)`)
 	s.once(r)
@@ -50,8 +49,7 @@ func TestLostIsNotSettled(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	tokens := sliding("tokens", 10, time.Hour)
-	tokens.CountCost = true
+	tokens := byCost("tokens", 10, time.Hour)
 	s.exec(`INSERT INTO call_queue (cost, max_attempts) VALUES (8, 1)`)
 	s.once(rules(tokens))
 	s.start(time.Hour)
@@ -77,8 +75,7 @@ func TestSettledUnitsAreCountedAnew(t *testing.T) {
 	s.settle(nil, 2)
 	s.want(`SELECT sum(used) = 2 FROM call_usage`)
 	api.CountCost = true
-	tokens := sliding("tokens", 100, time.Hour)
-	tokens.CountCost = true
+	tokens := byCost("tokens", 100, time.Hour)
 	s.publish(rules(api, tokens))
 	s.settle(new(int64(4)), 3) // it cost 1, and so fits the limit in either form
 	s.settle(new(int64(0)), 4)

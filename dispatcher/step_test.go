@@ -13,21 +13,28 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// While Postgres is away every tick fails, and the log says so once.
-func TestFailingTicksAreSaidOnce(t *testing.T) {
-	t.Parallel()
+// withoutServers is a dispatcher that reaches neither Postgres nor Redis, and what it logs.
+func withoutServers(t *testing.T, now func() time.Time) (*Dispatcher, *bytes.Buffer) {
+	t.Helper()
 	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pool.Close()
+	t.Cleanup(pool.Close)
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer client.Close()
-	var log bytes.Buffer
-	d, err := New(Config{Pool: pool, Redis: client, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	t.Cleanup(func() { _ = client.Close() })
+	log := &bytes.Buffer{}
+	d, err := New(Config{Pool: pool, Redis: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Now: now})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return d, log
+}
+
+// While Postgres is away every tick fails, and the log says so once.
+func TestFailingTicksAreSaidOnce(t *testing.T) {
+	t.Parallel()
+	d, log := withoutServers(t, nil)
 	for range 3 {
 		d.observe(t.Context(), true)
 	}
@@ -39,20 +46,7 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 // A panic within a step is said, with its stack, and the next step comes all the same: in serve, workers run beside it.
 func TestPanickingStepIsCutShort(t *testing.T) {
 	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer client.Close()
-	var log bytes.Buffer
-	d, err := New(Config{
-		Pool: pool, Redis: client, Logger: slog.New(slog.NewTextHandler(&log, nil)), Now: func() time.Time { panic("no clock") },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, log := withoutServers(t, func() time.Time { panic("no clock") })
 	if next := d.observe(t.Context(), true); next != errRetry {
 		t.Errorf("the next step is in %s, want %s", next, errRetry)
 	}

@@ -105,14 +105,26 @@ func (s *system) turn(d *dispatcher.Dispatcher) {
 // another is a process of its own: a dispatcher with its own connections.
 func (s *system) another(r policy.Policy) *dispatcher.Dispatcher {
 	s.t.Helper()
+	pool := s.poolWith(func(c *pgxpool.Config) { c.MaxConns = 3 })
+	return s.dispatcher(r, func(c *dispatcher.Config) { c.Pool = pool })
+}
+
+// poolWith is another pool, whose configuration is changed.
+func (s *system) poolWith(change func(*pgxpool.Config)) *pgxpool.Pool {
+	s.t.Helper()
 	config := s.pool.Config().Copy()
-	config.MaxConns = 3
+	change(config)
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(pool.Close)
-	return s.dispatcher(r, func(c *dispatcher.Config) { c.Pool = pool })
+	return pool
+}
+
+// parameter sets a parameter of the sessions.
+func parameter(name, value string) func(*pgxpool.Config) {
+	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[name] = value }
 }
 
 // calls inserts n calls of a queue, in the order of their ids.
@@ -128,6 +140,14 @@ func (s *system) aliveIn(pool string, slots int, tasks ...string) {
 	s.t.Helper()
 	s.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ($1, $1, $2, '{}', $3, clock_timestamp(), clock_timestamp() + interval '1 hour')`, pool, tasks, slots)
+}
+
+// opens opens attempts of calls, of no limit.
+func (s *system) opens(ids string) { s.t.Helper(); s.exec(opensSQL(ids)) }
+
+func opensSQL(ids string) string {
+	return `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT id, 9, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM (` + ids + `) i`
 }
 
 // start starts open attempts as a worker would: of these calls, or all that have not started.
@@ -229,11 +249,11 @@ func queue(name string, limits ...string) policy.Queue {
 	}
 }
 
-// used is what each limit has given out: open attempts and usage.
-func (s *system) used(limit string) int64 {
+// used is what limit api has given out: open attempts and usage.
+func (s *system) used() int64 {
 	s.t.Helper()
-	return one[int64](s, `SELECT (SELECT count(*) FROM call_open WHERE limits @> ARRAY[$1])
-		+ (SELECT coalesce(sum(used), 0) FROM call_usage WHERE limit_name = $1)`, limit)
+	return one[int64](s, `SELECT (SELECT count(*) FROM call_open WHERE limits @> '{api}')
+		+ (SELECT coalesce(sum(used), 0) FROM call_usage WHERE limit_name = 'api')`)
 }
 
 func parallel(t *testing.T, name string, run func(t *testing.T, s *system)) {

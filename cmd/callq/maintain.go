@@ -145,11 +145,11 @@ func sweep(ctx context.Context, db *database, dryRun bool) error {
 		if err != nil {
 			return err
 		}
-		verb, run := "RECOVERED", d.RecoverAll
+		verb := "RECOVERED"
 		if dryRun {
-			verb, run = "TO RECOVER", d.RecoverDryRun
+			verb = "TO RECOVER"
 		}
-		swept, err := run(ctx)
+		swept, err := d.Recover(ctx, dryRun)
 		return table[recovery.Recovered]{
 			verb + ",COUNT", func(s recovery.Recovered) []any { return []any{s.Kind, s.Count} },
 		}.show(db.app, swept, err)

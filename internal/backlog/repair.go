@@ -3,9 +3,9 @@ package backlog
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Orphans is what no claim would find, because rows of these tables were removed or written by hand, or a trigger was off.
@@ -14,13 +14,9 @@ type Orphans struct {
 	Flows int64 `json:"flows"` // that do not add up: their calls may never be reached
 }
 
-type beginner interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
-}
-
-// FindOrphans reads all calls, in one snapshot. If within is above 0, it takes no longer than that.
-func FindOrphans(ctx context.Context, db beginner, within time.Duration) (found Orphans, err error) {
-	err = whole(ctx, db, within, func(tx pgx.Tx) error {
+// FindOrphans reads all calls, in one snapshot.
+func FindOrphans(ctx context.Context, pool *pgxpool.Pool) (found Orphans, err error) {
+	err = whole(ctx, pool, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, orphansSQL).Scan(&found.Calls, &found.Flows)
 	})
 	if err != nil {
@@ -31,9 +27,9 @@ func FindOrphans(ctx context.Context, db beginner, within time.Duration) (found 
 
 // Repair drops the flows that do not add up and puts all orphans into the inbox, for the next claims to drain, in one
 // transaction. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
-func Repair(ctx context.Context, db beginner) (Orphans, error) {
+func Repair(ctx context.Context, pool *pgxpool.Pool) (Orphans, error) {
 	var repaired Orphans
-	err := whole(ctx, db, 0, func(tx pgx.Tx) error {
+	err := whole(ctx, pool, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken`)
 		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
@@ -56,10 +52,10 @@ func Repair(ctx context.Context, db beginner) (Orphans, error) {
 	return repaired, nil
 }
 
-// whole runs a transaction that reads whole tables. Each of its statements is cancelled after within, if that is above 0.
-func whole(ctx context.Context, db beginner, within time.Duration, run func(tx pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, wholeTablesSQL, within.Milliseconds()); err != nil {
+// whole runs a transaction that reads whole tables, for as long as that takes.
+func whole(ctx context.Context, pool *pgxpool.Pool, run func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, wholeTablesSQL); err != nil {
 			return err
 		}
 		return run(tx)
@@ -70,7 +66,7 @@ func whole(ctx context.Context, db beginner, within time.Duration, run func(tx p
 const wholeTablesSQL = `
 SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', 'on', true),
     set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'auto', true),
-    set_config('statement_timeout', $1::bigint::text, true)`
+    set_config('statement_timeout', '0', true)`
 
 // notInBacklog is a condition on call_queue q.
 const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`

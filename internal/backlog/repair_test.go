@@ -35,7 +35,7 @@ func TestRepair(t *testing.T) {
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 100)`)
 			q.exec(`DO $$ BEGIN ` + c.harm + `; END $$`)
 
-			found, err := backlog.FindOrphans(t.Context(), q.pool, 0)
+			found, err := backlog.FindOrphans(t.Context(), q.pool)
 			if want := (backlog.Orphans{Calls: c.calls, Flows: c.flows}); err != nil || found != want {
 				t.Errorf("found %+v, %v, want %+v", found, err, want)
 			}
@@ -43,7 +43,7 @@ func TestRepair(t *testing.T) {
 			if err != nil || repaired.Flows != c.flows || repaired.Calls < c.calls {
 				t.Errorf("repaired %+v, %v, want %d flows and at least %d calls", repaired, err, c.flows, c.calls)
 			}
-			if found, err = backlog.FindOrphans(t.Context(), q.pool, 0); err != nil || found != (backlog.Orphans{}) {
+			if found, err = backlog.FindOrphans(t.Context(), q.pool); err != nil || found != (backlog.Orphans{}) {
 				t.Errorf("repaired, and found %+v, %v", found, err)
 			}
 			q.sound()
@@ -59,7 +59,7 @@ func TestRepair(t *testing.T) {
 			if !slices.Equal(claimed, slices.Compact(slices.Clone(claimed))) || int64(len(claimed)) != all {
 				t.Errorf("%d calls were claimed of %d, or one twice", len(claimed), all)
 			}
-			if found, err = backlog.FindOrphans(t.Context(), q.pool, 0); err != nil || found != (backlog.Orphans{}) {
+			if found, err = backlog.FindOrphans(t.Context(), q.pool); err != nil || found != (backlog.Orphans{}) {
 				t.Errorf("all are claimed, and found %+v, %v", found, err)
 			}
 		})
@@ -77,7 +77,7 @@ func TestRepairIsWholeOrNothing(t *testing.T) {
 	if repaired, err := backlog.Repair(t.Context(), q.pool); err == nil {
 		t.Fatalf("repaired %+v, want an error", repaired)
 	}
-	if found, err := backlog.FindOrphans(t.Context(), q.pool, 0); err != nil || found != (backlog.Orphans{Flows: 1}) {
+	if found, err := backlog.FindOrphans(t.Context(), q.pool); err != nil || found != (backlog.Orphans{Flows: 1}) {
 		t.Errorf("found %+v, %v, want one broken flow that has its calls", found, err)
 	}
 }

@@ -92,7 +92,7 @@ ORDER BY id
 LIMIT 10`
 
 func orphans(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) {
-	o, err := backlog.FindOrphans(ctx, pool, checkTimeout)
+	o, err := backlog.FindOrphans(ctx, pool)
 	if o.Calls > 0 {
 		found.add(Problem, recoverFix, "%d calls wait and are in no flow, so no claim finds them", o.Calls)
 	}

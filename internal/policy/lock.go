@@ -16,8 +16,8 @@ import (
 // LockedLimit is a limit's row as read under its lock.
 type LockedLimit struct {
 	rule
-	Overrides bool          `db:"overrides"` // some keys have another rate
-	UnderWay  time.Duration `db:"under_way"` // the longest from a start to its until
+	Overrides map[string]int64 `db:"overrides"` // units of keys that have another rate
+	UnderWay  time.Duration    `db:"under_way"` // the longest from a start to its until
 	LimitUsage
 }
 
@@ -110,7 +110,7 @@ const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues W
 
 // LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database.
 const LockLimitsSQL = `
-SELECT ` + ruleColumns + `, overrides <> '{}' AS overrides, epoch, complete_since, missing_until, known_at, known_less,
+SELECT ` + ruleColumns + `, overrides, epoch, complete_since, missing_until, known_at, known_less,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l

@@ -3,7 +3,6 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -50,7 +49,7 @@ const overdueCountSQL = `SELECT count(*) FROM call_open o WHERE `
 // holds is left to a later pass.
 func (r *Recoverer) close(ctx context.Context, v View, where string, closing func(overdue) ledger.Closing) (n int, err error) {
 	sql := overdueSQL + where + fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", passSize)
-	rows, err := r.Pool.Query(ctx, sql, v.OpenFrom, r.isolated.at(r.Now()))
+	rows, err := r.Pool.Query(ctx, sql, v.OpenFrom, r.leftAlone())
 	if err != nil {
 		return 0, err
 	}
@@ -63,26 +62,13 @@ func (r *Recoverer) close(ctx context.Context, v View, where string, closing fun
 	}
 	err = ledger.Apart(closings, func(some []ledger.Closing) error {
 		closed, busy, err := ledger.CloseFree(ctx, r.Pool, some)
-		r.setAside(ctx, busy)
+		for _, id := range busy { // others hold their rows; callq doctor names those that hold them for long
+			r.isolated[id] = r.Now().Add(time.Second)
+		}
 		n += len(closed)
 		return err
 	}, func(c ledger.Closing, err error) { r.isolate(ctx, c.CallID, err) })
 	return n, err
-}
-
-// setAside leaves alone for a second the calls whose rows others hold. It warns of those that were held before: another
-// dispatcher's pass holds what it closes, too, and not for long.
-func (r *Recoverer) setAside(ctx context.Context, busy []int64) {
-	now := r.Now()
-	before := r.held.at(now)
-	for _, id := range busy {
-		r.isolated[id], r.held[id] = now.Add(time.Second), now.Add(isolateFor)
-	}
-	still := slices.DeleteFunc(busy, func(id int64) bool { return !slices.Contains(before, id) })
-	if len(still) > 0 && now.After(r.warnAfter) {
-		r.warnAfter = now.Add(isolateFor)
-		r.Log.WarnContext(ctx, "attempts wait for rows that other transactions hold; callq doctor names those", "calls", still)
-	}
 }
 
 // closeLost closes attempts whose worker let the deadline pass: it is frozen, cut off or dead. Being lost frees no unit early:

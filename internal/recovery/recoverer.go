@@ -39,17 +39,15 @@ type Config struct {
 // Recoverer recovers on behalf of one dispatcher. It is not safe for concurrent use.
 type Recoverer struct {
 	Config
-	isolated    isolated
-	held        isolated  // calls whose rows others held a short while ago
-	warnAfter   time.Time // until then no warning says that others hold rows
-	lostAfter   time.Time // until then nothing counts as lost (PostgresAway)
-	expireAfter time.Time // until then expiry need not go through all calls
+	isolated    map[int64]time.Time // calls that recovery leaves alone until then: their rows err, or are locked
+	lostAfter   time.Time           // until then nothing counts as lost (PostgresAway)
+	expireAfter time.Time           // until then expiry need not go through all calls
 	cleanAfter  time.Time
 }
 
 // New makes a Recoverer.
 func New(cfg Config) *Recoverer {
-	return &Recoverer{Config: cfg, held: isolated{}, isolated: isolated{}}
+	return &Recoverer{Config: cfg, isolated: map[int64]time.Time{}}
 }
 
 // View is what a dispatcher knows when it recovers.
@@ -111,46 +109,39 @@ func (r *Recoverer) Pass(ctx context.Context, v View, stop func() bool, found fu
 	return failures
 }
 
-// All runs every step until it finds nothing more, and repairs the backlog, for which it reads all calls.
-func (r *Recoverer) All(ctx context.Context, v View) ([]Recovered, error) {
-	var done []Recovered
+// All runs every step until it finds nothing more, and repairs the backlog, for which it reads all calls. With dryRun, it only
+// counts what that would recover. It then cannot know how many calls of broken flows are in no other flow, and counts every limit
+// that is closed until it is counted, though some may have to stay so.
+func (r *Recoverer) All(ctx context.Context, v View, dryRun bool) (done []Recovered, err error) {
+	repair := backlog.Repair
+	if dryRun {
+		repair = backlog.FindOrphans
+	}
 	for _, s := range r.steps() {
-		total := int64(0)
-		for n := passSize; n >= passSize; {
-			var err error
-			if n, err = s.run(ctx, v); err != nil {
-				return done, fmt.Errorf("recover %s: %w", s.kind, err)
-			}
-			total += int64(n)
+		n := int64(0)
+		switch {
+		case !dryRun:
+			n, err = s.exhaust(ctx, v)
+		case s.count != nil:
+			n, err = s.count(ctx, v)
+		}
+		if err != nil {
+			return done, fmt.Errorf("recover %s: %w", s.kind, err)
 		}
 		if s.count != nil {
-			done = append(done, Recovered{s.kind, total})
+			done = append(done, Recovered{s.kind, n})
 		}
 	}
-	repaired, err := backlog.Repair(ctx, r.Pool)
-	return withBacklog(done, repaired), err
+	o, err := repair(ctx, r.Pool)
+	return append(done, Recovered{"broken_flows", o.Flows}, Recovered{"orphaned_calls", o.Calls}), err
 }
 
-// DryRun counts what All would recover, and changes nothing. It cannot know how many calls of broken flows are in no other
-// flow. It counts every limit that is closed until it is counted, though some may have to stay so.
-func (r *Recoverer) DryRun(ctx context.Context, v View) ([]Recovered, error) {
-	var found []Recovered
-	for _, s := range r.steps() {
-		if s.count == nil {
-			continue
-		}
-		n, err := s.count(ctx, v)
-		if err != nil {
-			return found, fmt.Errorf("count %s: %w", s.kind, err)
-		}
-		found = append(found, Recovered{s.kind, n})
+// exhaust runs the step until it finds nothing more.
+func (s step) exhaust(ctx context.Context, v View) (total int64, err error) {
+	for n := passSize; n >= passSize && err == nil; total += int64(n) {
+		n, err = s.run(ctx, v)
 	}
-	orphans, err := backlog.FindOrphans(ctx, r.Pool, 0)
-	return withBacklog(found, orphans), err
-}
-
-func withBacklog(list []Recovered, o backlog.Orphans) []Recovered {
-	return append(list, Recovered{"broken_flows", o.Flows}, Recovered{"orphaned_calls", o.Calls})
+	return total, err
 }
 
 func (r *Recoverer) counting(sql string) func(context.Context, View) (int64, error) {
@@ -159,20 +150,15 @@ func (r *Recoverer) counting(sql string) func(context.Context, View) (int64, err
 	}
 }
 
-// isolated are the calls that recovery leaves alone, and until when: any statement they are in errs, or their rows are locked.
-type isolated map[int64]time.Time
-
-const isolateFor = time.Minute
-
-// at returns the calls that are isolated at a time.
-func (a isolated) at(now time.Time) []int64 {
-	maps.DeleteFunc(a, func(_ int64, until time.Time) bool { return until.Before(now) })
-	return slices.AppendSeq(make([]int64, 0, len(a)), maps.Keys(a))
+// leftAlone returns the calls that recovery leaves alone now.
+func (r *Recoverer) leftAlone() []int64 {
+	maps.DeleteFunc(r.isolated, func(_ int64, until time.Time) bool { return until.Before(r.Now()) })
+	return slices.AppendSeq([]int64{}, maps.Keys(r.isolated))
 }
 
-// isolate leaves a call alone for a while. It says why in the log and, if it can be written, in the row.
+// isolate leaves a call alone for a minute. It says why in the log and, if it can be written, in the row.
 func (r *Recoverer) isolate(ctx context.Context, id int64, err error) {
-	r.isolated[id] = r.Now().Add(isolateFor)
+	r.isolated[id] = r.Now().Add(time.Minute)
 	r.Log.ErrorContext(ctx, "call isolated", "call", id, "err", err)
 	if _, err := r.Pool.Exec(ctx, isolateSQL, id, IsolatedMessage+ledger.Reason(err)); err != nil {
 		r.Log.WarnContext(ctx, "isolated call not marked", "call", id, "err", err)
