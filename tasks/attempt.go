@@ -121,7 +121,6 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 		a.shutLimits(s)
 		return a.sent(a.ending(s.Err), arrival, new(int16(1)))
 	case a.started:
-		a.late = errors.Is(s.Err, httptask.ErrTooLate)
 		return a.unsent(s.Err, a.Policy.BackoffMin/10)
 	case a.w.handling.Err() != nil:
 		return a.unsent(s.Err, 0)
@@ -207,7 +206,7 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	if seen := a.client.End(); seen.Wrote {
 		requests, s = new(int16(1)), seen.Since(a.m0)
 	} else if seen.Used {
-		requests, a.late = new(int16(0)), seen.Late
+		requests = new(int16(0))
 	}
 	if outcome.IsNotSent(err) {
 		switch {

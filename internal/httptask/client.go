@@ -37,14 +37,13 @@ type Client struct {
 // Seen is what became of the requests of an attempt's client, as the gate saw it.
 type Seen struct {
 	Used     bool // there was one
-	Late     bool // the gate refused one: it came after send_within
 	readings      // of the one that was written, if any
 }
 
 var (
 	errSecondRequest = errors.New("the attempt has sent its one request: no second one goes through its call's Client")
 	errAtOnce        = errors.New("another request of the attempt is under way, and only one goes through its call's Client")
-	errStrayAnswer   = errors.New("the connection held an answer before the request was sent")
+	errNoAnswer      = errors.New("what came is no answer to the request: it was there before, or changes the protocol")
 	errHandlerEnded  = errors.New("the attempt's handler has ended: nothing goes through its call's Client any more")
 )
 
@@ -97,9 +96,9 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	}
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.answering}
 	answer, err := c.task.transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(e.ctx, trace)))
-	if err == nil && e.stray {
+	if err == nil && (e.stray || answer.StatusCode == http.StatusSwitchingProtocols) {
 		_ = answer.Body.Close()
-		err = errStrayAnswer
+		err = errNoAnswer
 	}
 	if err != nil {
 		err = cmp.Or(context.Cause(e.ctx), err) // net/http's is a consequence
@@ -111,8 +110,7 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	if answer.Body == http.NoBody {
 		e.done(true)
 	} else {
-		endless := answer.StatusCode == http.StatusSwitchingProtocols
-		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e, endless: endless}
+		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e}
 	}
 	return answer, nil
 }
@@ -120,10 +118,7 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 // prepare makes the request that is written of r, which is not changed. Without GetBody net/http has no way to
 // send it again.
 func (c *Client) prepare(r *http.Request) (*http.Request, error) {
-	switch {
-	case r.URL == nil:
-		return nil, errors.New("the request has no URL")
-	case r.Method == http.MethodConnect:
+	if r.Method == http.MethodConnect {
 		return nil, errors.New("CONNECT is not possible")
 	}
 	if err := c.task.mayCall(r); err != nil {
@@ -131,18 +126,13 @@ func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 	}
 	request := r.Clone(r.Context())
 	request.GetBody = nil
-	if request.Header == nil {
-		request.Header = http.Header{}
-	}
 	for name := range request.Header {
 		if frames(name) {
 			return nil, fmt.Errorf("header %q: %w", name, errFrames)
 		}
 	}
 	setDefaults(request.Header, c.call)
-	head := *request
-	head.Body, head.ContentLength, head.TransferEncoding, head.Trailer = nil, 0, nil, nil
-	return request, tryHeader(&head)
+	return request, nil
 }
 
 // begin has the request be the one of the attempt, unless there is or was another.
@@ -186,9 +176,6 @@ func (c *Client) failed(err error, wrote bool) error {
 	if wrote || c.grant.SendBy.IsZero() || !Unsent(err) {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.seen.Late = c.seen.Late || errors.Is(err, ErrTooLate)
 	return outcome.NotSent(err)
 }
 
@@ -293,7 +280,6 @@ func (e *exchange) stop() {
 type answerBody struct {
 	io.ReadCloser
 	exchange *exchange
-	endless  bool // the connection was switched to another protocol: to read on may block for ever
 	once     sync.Once
 }
 
@@ -311,10 +297,6 @@ const maxDrain = 256 << 10 // read of what nobody wants of an answer
 // used again.
 func (b *answerBody) Close() error {
 	b.once.Do(func() {
-		if b.endless {
-			b.exchange.done(false)
-			return
-		}
 		timer := time.AfterFunc(b.exchange.client.task.drainFor, b.exchange.stop)
 		defer timer.Stop()
 		_, err := io.CopyN(io.Discard, b.ReadCloser, maxDrain)

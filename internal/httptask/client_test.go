@@ -71,7 +71,7 @@ func TestClientSendsOneRequest(t *testing.T) {
 			t.Errorf("a second request: %v", err)
 		}
 	}
-	if s := c.End(); !s.Used || !s.Wrote || s.Late || s.sent.Before(c.grant.M0) || served.Load() != 1 {
+	if s := c.End(); !s.Used || !s.Wrote || s.sent.Before(c.grant.M0) || served.Load() != 1 {
 		t.Errorf("seen %+v, and %d requests served", s, served.Load())
 	}
 	if _, err := c.do("GET", server.URL, ""); !errors.Is(err, errHandlerEnded) || served.Load() != 1 {
@@ -166,7 +166,7 @@ func TestClientIsTooLate(t *testing.T) {
 	for _, within := range []time.Duration{-time.Second, 1} {
 		c := clientOf(t, h, within)
 		_, err := c.do("GET", server.URL, "")
-		if s := c.End(); !isNotSent(err) || !errors.Is(err, ErrTooLate) || !s.Used || s.Wrote || !s.Late {
+		if s := c.End(); !isNotSent(err) || !errors.Is(err, ErrTooLate) || !s.Used || s.Wrote {
 			t.Errorf("within %s: %v, seen %+v", within, err, s)
 		}
 	}
@@ -196,7 +196,7 @@ func TestClientConnectsForTheNext(t *testing.T) {
 	h := newTestTask(t, Config{TLS: certificatesOf(certificates), MaxIdlePerHost: 1})
 	c := clientOf(t, h, 50*time.Millisecond)
 	_, err := c.do("GET", "https://"+addr, "")
-	if s := c.End(); !isNotSent(err) || !errors.Is(err, ErrTooLate) || s.Wrote || !s.Late {
+	if s := c.End(); !isNotSent(err) || !errors.Is(err, ErrTooLate) || s.Wrote {
 		t.Errorf("%v, seen %+v", err, s)
 	}
 	close(shakeHands)
