@@ -118,10 +118,13 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 // prepare makes the request that is written of r, which is not changed. Without GetBody net/http has no way to
 // send it again.
 func (c *Client) prepare(r *http.Request) (*http.Request, error) {
-	if r.Method == http.MethodConnect {
+	switch {
+	case r.Method == http.MethodConnect:
 		return nil, errors.New("CONNECT is not possible")
+	case r.Host != "" && r.Host != r.URL.Host: // behind a CDN or a proxy it decides whom a request reaches
+		return nil, errors.New("the request's Host must be that of its URL")
 	}
-	if err := c.task.mayCall(r); err != nil {
+	if err := c.task.mayCall(r.URL); err != nil {
 		return nil, err
 	}
 	request := r.Clone(r.Context())
@@ -245,7 +248,7 @@ func (e *exchange) admit(info httptrace.GotConnInfo) error {
 	}
 	// The connection may be that of a request before it.
 	ip := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-	if err := e.client.task.mayReach(e.request, ip, e.onlyPrivate); err != nil {
+	if err := e.client.task.mayReach(e.request.URL, ip, e.onlyPrivate); err != nil {
 		return err
 	}
 	e.asked = true

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -37,32 +36,24 @@ func (p permissions) read(call *Call) (*request, error) {
 	if err != nil {
 		return nil, outcome.Permanent(fmt.Errorf("call_data: %w", err))
 	}
-	if err := p.mayCall(r.request); err != nil {
+	if err := p.mayCall(r.request.URL); err != nil {
 		return nil, outcome.Permanent(fmt.Errorf("%s: %w", r.shown, err))
 	}
 	return r, nil
 }
 
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
-func (p permissions) mayCall(r *http.Request) error {
-	for i, h := range hostsOf(r) {
-		switch {
-		case len(p.hosts) == 0 || h.in(p.hosts):
-		case i == 0:
-			return refused(errors.New("the host is not in http_task.hosts"))
-		default:
-			return refused(errors.New("the host of its Host header is not in http_task.hosts"))
-		}
+func (p permissions) mayCall(u *url.URL) error {
+	if len(p.hosts) > 0 && !hostOf(u).in(p.hosts) {
+		return refused(errors.New("the host is not in http_task.hosts"))
 	}
 	return nil
 }
 
 // mayReach refuses addresses to which a request may not go; onlyPrivate: all but private ones.
-func (p permissions) mayReach(r *http.Request, ip netip.Addr, onlyPrivate bool) error {
-	for _, h := range hostsOf(r) {
-		if err := p.addresses.refusal(h, ip); err != nil {
-			return err
-		}
+func (p permissions) mayReach(u *url.URL, ip netip.Addr, onlyPrivate bool) error {
+	if err := p.addresses.refusal(hostOf(u), ip); err != nil {
+		return err
 	}
 	if onlyPrivate && !p.addresses.private(ip, nil) {
 		return outcome.Permanent(&RefusedError{errors.New("a secret may not go over http to a public address: " +
@@ -121,7 +112,7 @@ func (s *Settings) May(call *Call, refusal *RefusedError) bool {
 		return false
 	}
 	r, err := p.read(call)
-	return err == nil && (!refusal.ip.IsValid() || p.mayReach(r.request, refusal.ip, r.private) == nil)
+	return err == nil && (!refusal.ip.IsValid() || p.mayReach(r.request.URL, refusal.ip, r.private) == nil)
 }
 
 // addresses decides where the task http may connect. The address that is dialled is what counts,
@@ -216,32 +207,18 @@ func (h hostPort) in(set map[string]bool) bool {
 func hostSet(hosts []string) map[string]bool {
 	set := make(map[string]bool, len(hosts))
 	for _, entry := range hosts {
-		h := splitHost(entry, "")
-		set[net.JoinHostPort(oneForm(h.host), h.port)] = true
+		host, port, err := net.SplitHostPort(entry)
+		if err != nil { // it has no port
+			host = strings.Trim(entry, "[]")
+		}
+		set[net.JoinHostPort(oneForm(host), port)] = true
 	}
 	return set
 }
 
-// hostsOf are the hosts that a request names: its URL's, and that of its Host header where it has another one. What
-// shares an address with many names goes by the header, so a list of hosts must have both.
-func hostsOf(r *http.Request) []hostPort {
-	hosts := []hostPort{{r.URL.Hostname(), portOf(r.URL)}}
-	if r.Host != "" && r.Host != r.URL.Host {
-		hosts = append(hosts, splitHost(r.Host, portOf(r.URL)))
-	}
-	return hosts
-}
-
-// splitHost splits host:port, or a host alone, whose port is then the default.
-func splitHost(text, port string) hostPort {
-	if host, port, err := net.SplitHostPort(text); err == nil {
-		return hostPort{host, port}
-	}
-	return hostPort{strings.Trim(text, "[]"), port}
-}
-
-func portOf(u *url.URL) string {
-	return cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+// hostOf is the host that a URL names.
+func hostOf(u *url.URL) hostPort {
+	return hostPort{u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])}
 }
 
 func oneForm(host string) string {

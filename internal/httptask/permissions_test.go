@@ -267,43 +267,6 @@ func TestProxiesOfTheEnvironmentAreNotUsed(t *testing.T) {
 	}
 }
 
-// A Host header is held to the lists of hosts as the URL is: behind a CDN or a proxy it decides whom a request reaches.
-func TestHostHeader(t *testing.T) {
-	t.Parallel()
-	var host atomic.Value
-	server := serveHTTP(t, false, func(_ http.ResponseWriter, r *http.Request) { host.Store(r.Host) })
-	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
-	for _, c := range []struct {
-		cfg        Config
-		name, want string
-	}{
-		{Config{Hosts: []string{"localhost"}, AllowPrivate: true}, "admin.example", "the host of its Host header is not in http_task.hosts"},
-		{Config{Hosts: []string{"localhost:" + port, "api.example:1"}, AllowPrivate: true}, "api.example", "Host header"},
-		{Config{Hosts: []string{"localhost", "api.example"}, AllowPrivate: true}, "API.example:8080", ""},
-		{Config{Hosts: []string{"localhost"}, AllowPrivate: true}, "LOCALHOST", ""},
-		{Config{PrivateHosts: []string{"localhost"}}, "admin.example", "admin.example has the private address"},
-		{Config{PrivateHosts: []string{"localhost", "api.example"}}, "api.example", ""},
-		{Config{PrivateHosts: []string{"127.0.0.0/8", "::1"}}, "admin.example", ""},
-		{Config{AllowPrivate: true}, "admin.example", ""},
-	} {
-		h := newTaskOf(t, c.cfg)
-		for _, reused := range []bool{false, true} {
-			host.Store("")
-			started := false
-			s := h.Run(t.Context(), callOf(`{"url":"http://localhost:%s","headers":{"Host":%q}}`, port, c.name), bound, noting(&started))
-			if c.want == "" && (s.Err != nil || host.Load() != c.name) {
-				t.Errorf("%s of %+v: %+v, and %q arrived", c.name, c.cfg, s, host.Load())
-			}
-			if c.want != "" && (!isPermanent(s.Err) || !strings.Contains(s.Err.Error(), c.want) || started || host.Load() != "") {
-				t.Errorf("%s of %+v: %+v, want %s; %q arrived", c.name, c.cfg, s, c.want, host.Load())
-			}
-			if !reused { // so that there is a connection to be used again
-				h.Run(t.Context(), callOf(`{"url":"http://localhost:%s"}`, port), bound, granted)
-			}
-		}
-	}
-}
-
 func TestPrivateAddressesAreRefused(t *testing.T) {
 	t.Parallel()
 	a := newAddresses(Config{})

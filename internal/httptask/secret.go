@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"html"
-	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -67,18 +66,15 @@ func newSecrets(configured map[string]Secret) (secrets, error) {
 	return s, nil
 }
 
-// may reports whether the request, with what else it says of its host, may carry the secret called name;
-// onlyPrivate: to a private address only, for nothing encrypts it.
-func (s secrets) may(name string, r *http.Request) (onlyPrivate bool, err error) {
-	secret := s[name]
-	for _, h := range hostsOf(r) {
-		inClear := h.in(secret.clear)
-		if !inClear && !h.in(secret.hosts) {
-			return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
-		}
-		onlyPrivate = onlyPrivate || r.URL.Scheme != "https" && !inClear
+// may reports whether a request to u may carry the secret called name; onlyPrivate: to a private address only, for
+// nothing encrypts it.
+func (s secrets) may(name string, u *url.URL) (onlyPrivate bool, err error) {
+	h, secret := hostOf(u), s[name]
+	inClear := h.in(secret.clear)
+	if !inClear && !h.in(secret.hosts) {
+		return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
 	}
-	return onlyPrivate, nil
+	return u.Scheme != "https" && !inClear, nil
 }
 
 // spellings are how an API may repeat a value: as it is, and escaped for JSON, URLs and HTML.
@@ -100,10 +96,10 @@ type needles struct {
 	longest int // bytes of the longest of them; 0: there are none
 }
 
-func (s secrets) needles(r *http.Request) (n needles) {
+func (s secrets) needles(u *url.URL) (n needles) {
 	var all []string
 	for name, secret := range s {
-		if _, err := s.may(name, r); err == nil {
+		if _, err := s.may(name, u); err == nil {
 			all = append(all, secret.spellings...)
 		}
 	}

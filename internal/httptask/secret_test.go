@@ -66,8 +66,7 @@ func TestRedact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://x", nil)
-	secrets := s.needles(r)
+	secrets := s.needles(&url.URL{Scheme: "https", Host: "x"})
 	inJSON, _ := json.Marshal(canary)
 	var unescaped bytes.Buffer
 	e := json.NewEncoder(&unescaped)
@@ -116,13 +115,11 @@ func TestRedactionTellsNothing(t *testing.T) {
 	const secret = "sk_live_0123456789"
 	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
 	for _, c := range []struct {
-		name, url, header, guess, want string
-		hosts                          []string
+		name, guess, want string
+		hosts             []string
 	}{
 		{name: "a stranger, the beginning", guess: secret[:9], want: secret[:9], hosts: []string{"api.example"}},
 		{name: "a stranger, all of it", guess: secret, want: secret, hosts: []string{"api.example"}},
-		{name: "a stranger, who says that it is the host", header: `"Host":"api.example",`, guess: secret, want: secret, hosts: []string{"api.example"}},
-		{name: "another name at the host's address", header: `"Host":"other.example",`, guess: secret, want: secret, hosts: []string{"127.0.0.1"}},
 		{name: "another port", guess: secret, want: secret, hosts: []string{"127.0.0.1:1"}},
 		{name: "its host, the beginning", guess: secret[:17], want: secret[:17], hosts: []string{"127.0.0.1"}},
 		{name: "its host, all of it", guess: secret, want: hiddenText, hosts: []string{"127.0.0.1"}},
@@ -130,7 +127,7 @@ func TestRedactionTellsNothing(t *testing.T) {
 	} {
 		h := newTestTask(t, Config{Secrets: map[string]Secret{"KEY": {secret, c.hosts}}})
 		path := server.URL + "/" + c.guess
-		s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{%s"X-Guess":%q}}`, path, c.header, c.guess), bound, granted)
+		s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{"X-Guess":%q}}`, path, c.guess), bound, granted)
 		var got answer
 		if err := json.Unmarshal(s.Result, &got); err != nil {
 			t.Fatalf("%s: %v of %+v", c.name, err, s)
@@ -150,10 +147,10 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 	_, https, _ := net.SplitHostPort(secure.Listener.Addr().String())
 	_, http, _ := net.SplitHostPort(plain.Listener.Addr().String())
 	for _, c := range []struct {
-		name, url, header string // header: more of them
-		hosts             []string
-		public            bool // the API's address counts as a public one
-		want              string
+		name, url string
+		hosts     []string
+		public    bool // the API's address counts as a public one
+		want      string
 	}{
 		{name: "its host", url: "https://127.0.0.1:" + https, hosts: []string{"127.0.0.1"}},
 		{name: "its host, in capitals", url: "https://LOCALHOST:" + https, hosts: []string{"LocalHost"}},
@@ -166,8 +163,6 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 		{name: "the beginning of a name", url: "https://localhost:" + https, hosts: []string{"localhost.example"}, want: "not among its hosts"},
 		{name: "a star", url: "https://localhost:" + https, hosts: []string{"*"}, want: "not among its hosts"},
 		{name: "its host as a user's name", url: "https://api.example@127.0.0.1:" + https, hosts: []string{"api.example"}, want: "not among its hosts"},
-		{name: "another host in the header", url: "https://127.0.0.1:" + https, header: `"Host":"other.example",`, hosts: []string{"127.0.0.1"}, want: "not among its hosts"},
-		{name: "both hosts its own", url: "https://127.0.0.1:" + https, header: `"Host":"api.example",`, hosts: []string{"127.0.0.1", "api.example"}},
 		{name: "http to a private address", url: "http://127.0.0.1:" + http, hosts: []string{"127.0.0.1"}},
 		{name: "http to a public address", url: "http://127.0.0.1:" + http, hosts: []string{"127.0.0.1"}, public: true, want: "may not go over http"},
 		{name: "https to a public address", url: "https://127.0.0.1:" + https, hosts: []string{"127.0.0.1"}, public: true},
@@ -186,7 +181,7 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 			for _, reused := range []bool{false, true} {
 				arrived.Store("nothing")
 				started := false
-				s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{%s"Authorization":{"secret":"KEY","prefix":"Bearer "}}}`, c.url, c.header), bound, noting(&started))
+				s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{"Authorization":{"secret":"KEY","prefix":"Bearer "}}}`, c.url), bound, noting(&started))
 				switch {
 				case c.want == "" && (s.Err != nil || arrived.Load() != "Bearer "+canary):
 					t.Errorf("got %+v, and %v arrived", s, arrived.Load())
