@@ -132,11 +132,6 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	return a.ending(s.Err)
 }
 
-// timedOut is why a handler's context ended.
-type timedOut time.Duration
-
-func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time.Duration(d)) }
-
 // runHandler runs a custom handler between a durable start, which was answered so, and its end.
 func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
 	g, err := a.answered(ctx, answer, err)
@@ -147,7 +142,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if handler == nil {
 		return a.withoutHandler()
 	}
-	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), timedOut(a.Timeout))
+	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), fmt.Errorf("timed out after %s", a.Timeout))
 	defer cancel()
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)

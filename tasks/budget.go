@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/callq/callq/internal/budget"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/singleflight"
 )
 
 // Draw takes n units of a budget, waiting until they are free. It reserves them at once, so that draws are served in
@@ -69,12 +69,10 @@ type budgets struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	reading singleflight.Group
+	rules atomic.Pointer[map[string]budgetRule] // as they were read last; nil: no handler has drawn yet
 
-	mu     sync.Mutex
-	rules  map[string]budgetRule
-	readAt time.Time            // or when that was tried
-	away   map[string]time.Time // budgets for which Redis did not answer: when to ask it again
+	mu   sync.Mutex
+	away map[string]time.Time // budgets for which Redis did not answer: when to ask it again
 }
 
 type budgetRule struct {
@@ -83,51 +81,47 @@ type budgetRule struct {
 }
 
 const (
-	// answerWithin is how long Redis may take: then it counts as away.
+	// answerWithin is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts
+	// of its own.)
 	answerWithin = 2 * time.Second
 	// askAgain is when a Redis that was away is asked again, by one draw of each budget.
 	askAgain = 250 * time.Millisecond
-	// rulesFor is how old the rules may be before a draw reads them again; less for a budget that is not among them.
-	rulesFor, unknownFor = 2 * time.Second, time.Second
+	// readEvery is how often the rules are read again.
+	readEvery = 2 * time.Second
 )
 
 func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
 	return &budgets{db: db, redis: redis, log: log, metrics: m, away: map[string]time.Time{}}
 }
 
-// rule is a budget's rule in force. While Postgres is away it is the last that was read.
-func (b *budgets) rule(ctx context.Context, name string) (budgetRule, error) {
-	rule, known, age := b.lookUp(name)
-	patience := statementTimeout
-	if known {
-		patience = unknownFor
-	}
-	var err error
-	if age > rulesFor || !known && age > unknownFor {
-		select {
-		case read := <-b.reading.DoChan("", func() (any, error) { return nil, b.read(context.WithoutCancel(ctx)) }):
-			err = read.Err
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		case <-time.After(patience):
+// follow keeps the rules current until ctx ends. While Postgres is away the last that were read hold.
+func (b *budgets) follow(ctx context.Context) {
+	for pause(ctx, readEvery) {
+		if b.rules.Load() == nil {
+			continue
 		}
-		rule, known, _ = b.lookUp(name)
+		if err := b.read(ctx); err != nil {
+			b.log.DebugContext(ctx, "budgets not read", "err", err) // the heartbeat says what is wrong
+		}
 	}
-	switch {
-	case known:
-		return rule, nil
-	case err != nil:
-		return rule, err
-	}
-	return rule, errors.New("no such budget is in force: add it under budgets in the configuration of serve or dispatch, " +
-		"and reload (SIGHUP) or restart them")
 }
 
-func (b *budgets) lookUp(name string) (rule budgetRule, known bool, age time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	rule, known = b.rules[name]
-	return rule, known, time.Since(b.readAt)
+// rule is a budget's rule in force. One that is not known is read at once.
+func (b *budgets) rule(ctx context.Context, name string) (budgetRule, error) {
+	for fresh := false; ; fresh = true {
+		if rules := b.rules.Load(); rules != nil {
+			if rule, known := (*rules)[name]; known {
+				return rule, nil
+			}
+		}
+		if fresh {
+			return budgetRule{}, errors.New("no such budget is in force: add it under budgets in the configuration of serve or " +
+				"dispatch, and reload (SIGHUP) or restart them")
+		}
+		if err := b.read(ctx); err != nil {
+			return budgetRule{}, err
+		}
+	}
 }
 
 func (b *budgets) read(ctx context.Context) error {
@@ -141,13 +135,10 @@ func (b *budgets) read(ctx context.Context) error {
 		rules[name] = rule
 		return nil
 	})
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.readAt = time.Now()
 	if err != nil {
 		return fmt.Errorf("read the budgets: %w", err)
 	}
-	b.rules = rules
+	b.rules.Store(&rules)
 	return nil
 }
 
@@ -211,22 +202,7 @@ func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	type answer struct {
-		budget.Grant
-		error
-	}
-	// The client may not heed contexts. What it is granted after that is used by nobody.
-	answered := make(chan answer, 1)
-	go func() {
-		grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
-		answered <- answer{grant, err}
-	}()
-	select {
-	case got := <-answered:
-		grant, err = got.Grant, got.error
-	case <-bounded.Done():
-		err = fmt.Errorf("no answer from Redis within %s", answerWithin)
-	}
+	grant, err = budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
 	b.note(ctx, name, rule, err)
 	return grant, err
 }

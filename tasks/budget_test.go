@@ -77,7 +77,7 @@ func (d *drawing) client() *redis.Client {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	options.MaxRetries = -1 // draws ask again themselves
+	options.MaxRetries, options.ContextTimeoutEnabled = -1, true // draws ask again themselves
 	client := redis.NewClient(options)
 	d.t.Cleanup(func() { _ = client.Close() })
 	return client
@@ -87,6 +87,7 @@ func (d *drawing) client() *redis.Client {
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
 	b := newBudgets(d.pool, d.client(), slog.New(slog.NewTextHandler(&d.log, nil)), newMetrics(metrics))
+	go b.follow(d.t.Context())
 	return &Call{budgets: b}
 }
 

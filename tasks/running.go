@@ -15,9 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// running are the attempts under way. Two loops look after them, while the worker drains too. One ends the contexts of
-// cancelled calls. The other keeps attempts open that outlive their timeouts. A call may have two attempts here: one
-// that was given up as lost and still runs.
+// running are the attempts under way. A loop looks after them, while the worker drains too: it keeps attempts open that
+// outlive their timeouts, and ends the contexts of cancelled calls. A call may have two attempts here: one that was given
+// up as lost and still runs.
 type running struct {
 	db  *pgxpool.Pool
 	log *slog.Logger
@@ -50,16 +50,17 @@ func (r *running) forget(a *attempt) {
 	delete(r.of, a)
 }
 
-// watchCancels asks, every heartbeatEvery, which calls under way have been cancelled.
-// It asks rather than listens: that works through any pooler, and misses nothing.
-func (r *running) watchCancels(ctx context.Context) {
-	for pause(ctx, heartbeatEvery) {
-		if err := r.endCancelled(ctx); err != nil {
-			r.log.DebugContext(ctx, "cancelled calls not asked for", "err", err) // the heartbeat says what is wrong
+// watch looks after the attempts until ctx ends.
+func (r *running) watch(ctx context.Context) {
+	for pause(ctx, watchEvery) {
+		if err := errors.Join(r.keepOpen(ctx), r.endCancelled(ctx)); err != nil {
+			r.log.DebugContext(ctx, "running attempts not looked after", "err", err) // the heartbeat says what is wrong
 		}
 	}
 }
 
+// endCancelled ends the contexts of calls that have been cancelled. It asks rather than listens: that works through any
+// pooler, and misses nothing.
 func (r *running) endCancelled(ctx context.Context) error {
 	var calls []int64
 	r.mu.Lock()
@@ -99,11 +100,8 @@ func asCancelled(ctx context.Context, c *ledger.Closing) {
 	c.Failed, c.Delay = false, nil
 }
 
-// A handler that does not return when its context ends may still send. So its attempt stays open, and its units
-// occupied, for as long as its worker is alive, which puts off the deadline by which it would be taken for lost. So does
-// that of an attempt whose outcome waits to be recorded, for somebody's transaction say: the call would be made again.
 const (
-	outliveEvery = 500 * time.Millisecond // half of the second between the timeout and the deadline
+	watchEvery   = 500 * time.Millisecond // half of the second between the timeout and the deadline
 	outliveAgain = 10 * time.Second       // of the 30 s that the deadline is put off for
 )
 
@@ -116,16 +114,10 @@ func (r *running) outlivesFrom(a *attempt, at time.Time) {
 	}
 }
 
-// keepOpen puts off the deadlines of attempts that outlive their timeouts.
-func (r *running) keepOpen(ctx context.Context) {
-	for pause(ctx, outliveEvery) {
-		if err := r.putOff(ctx); err != nil {
-			r.log.DebugContext(ctx, "attempts not kept open", "err", err) // the heartbeat says what is wrong
-		}
-	}
-}
-
-func (r *running) putOff(ctx context.Context) error {
+// keepOpen puts off the deadlines of attempts that outlive their timeouts. A handler that does not return when its
+// context ends may still send. So its attempt stays open, and its units occupied, for as long as its worker is alive. So
+// does an attempt whose outcome waits to be recorded, for somebody's transaction say: the call would be made again.
+func (r *running) keepOpen(ctx context.Context) error {
 	var list []*attempt
 	var open []ledger.Running
 	r.mu.Lock()
