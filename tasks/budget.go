@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,9 +69,7 @@ type budgets struct {
 	metrics *metrics
 
 	rules atomic.Pointer[map[string]budgetRule] // as they were read last; nil: no handler has drawn yet
-
-	mu   sync.Mutex
-	away map[string]time.Time // budgets for which Redis did not answer: when to ask it again
+	away  atomic.Pointer[time.Time]             // Redis does not answer: when to ask it again; nil: it does
 }
 
 type budgetRule struct {
@@ -84,14 +81,14 @@ const (
 	// answerWithin is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts
 	// of its own.)
 	answerWithin = 2 * time.Second
-	// askAgain is when a Redis that was away is asked again, by one draw of each budget.
+	// askAgain is when a Redis that was away is asked again, by one draw.
 	askAgain = 250 * time.Millisecond
 	// readEvery is how often the rules are read again.
 	readEvery = 2 * time.Second
 )
 
 func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
-	return &budgets{db: db, redis: redis, log: log, metrics: m, away: map[string]time.Time{}}
+	return &budgets{db: db, redis: redis, log: log, metrics: m}
 }
 
 // follow keeps the rules current until ctx ends. While Postgres is away the last that were read hold.
@@ -194,49 +191,27 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 	}
 }
 
-// ask asks Redis, and notes whether it answers. While it does not, one draw at a time asks, so that the
-// others need not wait for an answer that does not come.
-func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (grant budget.Grant, err error) {
-	if !b.mayAsk(name) {
-		return grant, errors.New("no answer from Redis, which is asked again soon")
+// ask asks Redis, and logs when it ceases to answer, and when it answers again. While it does not, one draw at a time asks,
+// so that the others need not wait for an answer that does not come.
+func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (budget.Grant, error) {
+	away := b.away.Load()
+	if away != nil && (time.Now().Before(*away) || !b.away.CompareAndSwap(away, new(time.Now().Add(answerWithin+askAgain)))) {
+		return budget.Grant{}, errors.New("no answer from Redis, which is asked again soon")
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	grant, err = budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
-	b.note(ctx, name, rule, err)
-	return grant, err
-}
-
-func (b *budgets) mayAsk(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at, away := b.away[name]
-	if away && time.Now().Before(at) {
-		return false
-	}
-	if away {
-		b.away[name] = time.Now().Add(answerWithin + askAgain)
-	}
-	return true
-}
-
-// note notes whether Redis answered, and logs when that changes.
-func (b *budgets) note(ctx context.Context, name string, rule budgetRule, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	_, away := b.away[name]
+	grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
 	switch {
-	case err == nil && away:
-		delete(b.away, name)
-		b.log.InfoContext(ctx, "draws on the budget counted again", "budget", name)
 	case err == nil:
-	case ctx.Err() == nil:
-		b.away[name] = time.Now().Add(askAgain)
-		if !away {
-			draws := map[bool]string{true: "go through uncounted", false: "wait"}[rule.open]
-			b.log.WarnContext(ctx, "Redis did not answer draws on the budget", "budget", name, "draws", draws, "err", err)
+		if b.away.Swap(nil) != nil {
+			b.log.InfoContext(ctx, "Redis answers draws on budgets again")
 		}
-	case away: // it was the draw that ended: let another ask
-		b.away[name] = time.Now()
+	case ctx.Err() == nil:
+		if b.away.Swap(new(time.Now().Add(askAgain))) == nil {
+			b.log.WarnContext(ctx, "Redis does not answer draws on budgets: they wait, or go through with on_outage open", "err", err)
+		}
+	case away != nil: // it was the draw that ended: let another ask
+		b.away.Store(new(time.Now()))
 	}
+	return grant, err
 }

@@ -16,6 +16,11 @@ const orphanAfter = 3 * time.Minute
 // Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), tasks without a
 // lease, and the queues of all pools but these. It returns how many it removed.
 func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
+	ctx, end, err := b.begin(ctx)
+	defer end()
+	if err != nil {
+		return 0, err
+	}
 	queues, err := b.client.SMembers(ctx, queuesKey).Result()
 	if err != nil {
 		return 0, fmt.Errorf("list Asynq queues: %w", err)
