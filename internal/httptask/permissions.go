@@ -16,9 +16,6 @@ import (
 )
 
 // permissions are what a worker's task http may do. They are never changed.
-//
-// A worker publishes them with its heartbeat. So one that lacks a secret or a permission for a call knows whether
-// another worker can make it: then the call goes back unsent. Else it fails, with the reason.
 type permissions struct {
 	hosts     map[string]bool // empty: all
 	secrets   secrets
@@ -45,34 +42,15 @@ func (p permissions) read(call *Call) (*request, error) {
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
 func (p permissions) mayCall(u *url.URL) error {
 	if len(p.hosts) > 0 && !hostOf(u).in(p.hosts) {
-		return refused(errors.New("the host is not in http_task.hosts"))
+		return errors.New("the host is not in http_task.hosts")
 	}
 	return nil
 }
 
-// mayReach refuses addresses to which a request may not go; onlyPrivate: all but private ones.
-func (p permissions) mayReach(u *url.URL, ip netip.Addr, onlyPrivate bool) error {
-	if err := p.addresses.refusal(hostOf(u), ip); err != nil {
-		return err
-	}
-	if onlyPrivate && !p.addresses.private(ip, nil) {
-		return outcome.Permanent(&RefusedError{errors.New("a secret may not go over http to a public address: " +
-			"use https, or name its host as http://… in http_task.secrets"), ip})
-	}
-	return nil
-}
+var errInClear = outcome.Permanent(errors.New("a secret may not go over http to a public address: " +
+	"use https, or name its host as http://… in http_task.secrets"))
 
-// RefusedError says that this worker may not make a call, and another may be able to.
-type RefusedError struct {
-	error
-	ip netip.Addr // that the call's host has; not valid: that is not known
-}
-
-func (e *RefusedError) Unwrap() error { return e.error }
-
-func refused(err error) error { return &RefusedError{error: err} }
-
-// Settings are a Config as it is published and compared: of a secret the hosts, never the value.
+// Settings are a Config as workers publish it, for doctor to compare: of a secret the hosts, never the value.
 type Settings struct {
 	Hosts        []string            `json:"hosts"`
 	PrivateHosts []string            `json:"private_hosts"`
@@ -95,24 +73,6 @@ func sorted(list []string) []string {
 	list = append([]string{}, list...)
 	slices.Sort(list)
 	return slices.Compact(list)
-}
-
-// May reports whether a worker with these settings may make a call that another refused so. Nil settings, those of an
-// older version, may.
-func (s *Settings) May(call *Call, refusal *RefusedError) bool {
-	if s == nil {
-		return true
-	}
-	cfg := Config{Hosts: s.Hosts, PrivateHosts: s.PrivateHosts, AllowPrivate: s.AllowPrivate, Secrets: map[string]Secret{}}
-	for name, hosts := range s.Secrets {
-		cfg.Secrets[name] = Secret{Value: hiddenText + hiddenText, Hosts: hosts}
-	}
-	p, err := newPermissions(cfg)
-	if err != nil {
-		return false
-	}
-	r, err := p.read(call)
-	return err == nil && (!refusal.ip.IsValid() || p.mayReach(r.request.URL, refusal.ip, r.private) == nil)
 }
 
 // addresses decides where the task http may connect. The address that is dialled is what counts,
@@ -165,8 +125,7 @@ func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
 	if a.any || h.in(a.names) || !a.private(ip, a.allowed) {
 		return nil
 	}
-	err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip)
-	return outcome.Permanent(&RefusedError{err, ip})
+	return outcome.Permanent(fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip))
 }
 
 // private says that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6
