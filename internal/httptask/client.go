@@ -58,33 +58,14 @@ func (t *Task) NewClient(ctx context.Context, call *Call, g Grant, timeout time.
 	return c
 }
 
-// RoundTrip makes the attempt's request, or refuses to. A connection that turns out to be closed before anything was
-// written is no failure: it takes another, up to three times.
+// RoundTrip makes the attempt's request, or refuses to.
 func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	request, err := c.prepare(r)
 	if err != nil {
 		closeBody(r)
 		return nil, outcome.Permanent(err)
 	}
-	for retries := 3; ; retries-- {
-		answer, err := c.try(request, false)
-		if !errors.Is(err, ErrSpent) || retries == 0 || !rewind(request, r) {
-			return answer, err
-		}
-	}
-}
-
-// rewind makes a request ready to be tried again, if it can be.
-func rewind(request, r *http.Request) bool {
-	if r.Body == nil || r.Body == http.NoBody {
-		return true
-	}
-	if r.GetBody == nil {
-		return false
-	}
-	body, err := r.GetBody()
-	request.Body = body
-	return err == nil
+	return c.try(request, false)
 }
 
 // try makes the request, whose answer's body is to be closed. onlyPrivate: to a private address alone.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -101,58 +100,6 @@ func TestClientSendsOneRequest(t *testing.T) {
 	}
 	if s := clientOf(t, h, 0).End(); s.Used || s.Wrote {
 		t.Errorf("seen %+v of a client that was not used", s)
-	}
-}
-
-// An idle connection that turns out to be closed is no failure: nothing was written, so another is taken.
-func TestClientPassesOverClosedConnections(t *testing.T) {
-	t.Parallel()
-	var served atomic.Int32
-	server := serveHTTP(t, false, func(w http.ResponseWriter, r *http.Request) {
-		served.Add(1)
-		_, _ = io.Copy(w, r.Body)
-	})
-	for _, c := range []struct {
-		name    string
-		body    io.Reader
-		within  time.Duration
-		passes  bool
-		notSent bool
-	}{
-		{"no body", nil, bound, true, false},
-		{"a body that can be read again", strings.NewReader("x"), bound, true, false},
-		{"a body that cannot", io.MultiReader(strings.NewReader("x")), bound, false, true},
-		{"a body that cannot, of a handler that may have sent by other means", io.MultiReader(strings.NewReader("x")), 0, false, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newTestTask(t, Config{})
-			var idle *gatedConn
-			trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { idle = info.Conn.(*gatedConn) }}
-			r, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL, nil)
-			answer, err := clientOf(t, h, bound).HTTP.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = answer.Body.Close()
-			idle.mu.Lock()
-			idle.spent = true // as when its end was read, and net/http does not know yet
-			idle.mu.Unlock()
-
-			served.Store(0)
-			client := clientOf(t, h, c.within)
-			r, _ = http.NewRequestWithContext(t.Context(), "POST", server.URL, c.body)
-			answer, err = client.HTTP.Do(r)
-			if err == nil {
-				body, _ := io.ReadAll(answer.Body)
-				_ = answer.Body.Close()
-				if string(body) != "x" && c.body != nil {
-					t.Errorf("the server was sent %q", body)
-				}
-			}
-			if s := client.End(); s.Wrote != c.passes || (served.Load() == 1) != c.passes || (err == nil) != c.passes || isNotSent(err) != c.notSent {
-				t.Errorf("%v, seen %+v, and %d requests served", err, s, served.Load())
-			}
-		})
 	}
 }
 
