@@ -39,8 +39,10 @@ type Config struct {
 
 // Task makes requests. It is safe for concurrent use.
 type Task struct {
-	permissions
 	cfg       Config
+	hosts     map[string]bool // that may be called; empty: all
+	secrets   secrets
+	addresses *addresses
 	transport *http.Transport
 	drainFor  time.Duration // how long the rest of an answer is read so that its connection can be reused
 }
@@ -50,11 +52,13 @@ func New(cfg Config) (*Task, error) {
 	cfg.Store = cmp.Or(cfg.Store, "errors")
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
-	p, err := newPermissions(cfg)
+	s, err := newSecrets(cfg.Secrets)
 	if err != nil {
 		return nil, err
 	}
-	return &Task{permissions: p, cfg: cfg, transport: newTransport(cfg, p.addresses), drainFor: 250 * time.Millisecond}, nil
+	t := &Task{cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), drainFor: 250 * time.Millisecond}
+	t.transport = newTransport(cfg, t.addresses)
+	return t, nil
 }
 
 // Equal reports whether both have the same configuration.

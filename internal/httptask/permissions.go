@@ -15,33 +15,21 @@ import (
 	"github.com/callq/callq/internal/outcome"
 )
 
-// permissions are what a worker's task http may do. They are never changed.
-type permissions struct {
-	hosts     map[string]bool // empty: all
-	secrets   secrets
-	addresses *addresses
-}
-
-func newPermissions(cfg Config) (permissions, error) {
-	s, err := newSecrets(cfg.Secrets)
-	return permissions{hosts: hostSet(cfg.Hosts), secrets: s, addresses: newAddresses(cfg)}, err
-}
-
 // read reads a call that may be made, as far as that is known before there is a connection.
-func (p permissions) read(call *Call) (*request, error) {
-	r, err := readRequest(call, p.secrets)
+func (t *Task) read(call *Call) (*request, error) {
+	r, err := readRequest(call, t.secrets)
 	if err != nil {
 		return nil, outcome.Permanent(fmt.Errorf("call_data: %w", err))
 	}
-	if err := p.mayCall(r.request.URL); err != nil {
+	if err := t.mayCall(r.request.URL); err != nil {
 		return nil, outcome.Permanent(fmt.Errorf("%s: %w", r.shown, err))
 	}
 	return r, nil
 }
 
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
-func (p permissions) mayCall(u *url.URL) error {
-	if len(p.hosts) > 0 && !hostOf(u).in(p.hosts) {
+func (t *Task) mayCall(u *url.URL) error {
+	if len(t.hosts) > 0 && !hostOf(u).in(t.hosts) {
 		return errors.New("the host is not in http_task.hosts")
 	}
 	return nil
