@@ -83,24 +83,20 @@ const (
 	answerWithin = 2 * time.Second
 	// askAgain is when a Redis that was away is asked again, by one draw.
 	askAgain = 250 * time.Millisecond
-	// readEvery is how often the rules are read again.
-	readEvery = 2 * time.Second
+	// budgetsEvery is how often the rules are read again.
+	budgetsEvery = 2 * time.Second
 )
 
 func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
 	return &budgets{db: db, redis: redis, log: log, metrics: m}
 }
 
-// follow keeps the rules current until ctx ends. While Postgres is away the last that were read hold.
-func (b *budgets) follow(ctx context.Context) {
-	for pause(ctx, readEvery) {
-		if b.rules.Load() == nil {
-			continue
-		}
-		if err := b.read(ctx); err != nil {
-			b.log.DebugContext(ctx, "budgets not read", "err", err) // the heartbeat says what is wrong
-		}
+// refresh reads the rules again. While Postgres is away the last that were read hold.
+func (b *budgets) refresh(ctx context.Context) error {
+	if b.rules.Load() == nil {
+		return nil
 	}
+	return b.read(ctx)
 }
 
 // rule is a budget's rule in force. One that is not known is read at once.

@@ -87,7 +87,7 @@ func (d *drawing) client() *redis.Client {
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
 	b := newBudgets(d.pool, d.client(), slog.New(slog.NewTextHandler(&d.log, nil)), newMetrics(metrics))
-	go b.follow(d.t.Context())
+	go new(Worker{log: slog.New(slog.DiscardHandler)}).every(d.t.Context(), budgetsEvery, b.refresh)
 	return &Call{budgets: b}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -15,24 +14,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// running are the attempts under way. A loop looks after them, while the worker drains too: it keeps attempts open that
-// outlive their timeouts, and ends the contexts of cancelled calls. A call may have two attempts here: one that was given
-// up as lost and still runs.
+// running are the attempts under way. Two loops look after them, while the worker drains too. One ends the contexts of
+// cancelled calls. The other keeps attempts open that outlive their timeouts, and waits for nothing else. A call may have
+// two attempts here: one that was given up as lost and still runs.
 type running struct {
-	db  *pgxpool.Pool
-	log *slog.Logger
-	mu  sync.Mutex
-	of  map[*attempt]*progress
+	db *pgxpool.Pool
+	mu sync.Mutex
+	of map[*attempt]*progress
 }
 
 // progress is guarded by running's mu.
 type progress struct {
 	end      context.CancelCauseFunc
 	outlives time.Time // from when on it has run for too long, and its deadline is to be put off; zero: never
-}
-
-func newRunning(db *pgxpool.Pool, log *slog.Logger) *running {
-	return &running{db: db, log: log, of: map[*attempt]*progress{}}
 }
 
 // begin makes the context of an attempt, which the returned function ends. The attempt is under way until forget.
@@ -48,15 +42,6 @@ func (r *running) forget(a *attempt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.of, a)
-}
-
-// watch looks after the attempts until ctx ends.
-func (r *running) watch(ctx context.Context) {
-	for pause(ctx, watchEvery) {
-		if err := errors.Join(r.keepOpen(ctx), r.endCancelled(ctx)); err != nil {
-			r.log.DebugContext(ctx, "running attempts not looked after", "err", err) // the heartbeat says what is wrong
-		}
-	}
 }
 
 // endCancelled ends the contexts of calls that have been cancelled. It asks rather than listens: that works through any
@@ -101,7 +86,7 @@ func asCancelled(ctx context.Context, c *ledger.Closing) {
 }
 
 const (
-	watchEvery   = 500 * time.Millisecond // half of the second between the timeout and the deadline
+	outliveEvery = 500 * time.Millisecond // half of the second between the timeout and the deadline
 	outliveAgain = 10 * time.Second       // of the 30 s that the deadline is put off for
 )
 
@@ -135,13 +120,8 @@ func (r *running) keepOpen(ctx context.Context) error {
 	defer cancel()
 	kept, err := ledger.KeepOpen(ctx, r.db, open)
 	for _, a := range list {
-		if !slices.Contains(kept, a.callID) {
-			continue // somebody has its lock, or it is closed
-		}
-		r.outlivesFrom(a, time.Now().Add(outliveAgain))
-		if time.Since(a.m0) < a.Timeout+outliveAgain { // once
-			r.log.WarnContext(ctx, "attempt outlived its timeout", "task", a.Task,
-				"call", a.callID, "attempt", a.number, "timeout", a.Timeout)
+		if slices.Contains(kept, a.callID) { // else somebody has its lock, or it is closed
+			r.outlivesFrom(a, time.Now().Add(outliveAgain))
 		}
 	}
 	return err

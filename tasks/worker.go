@@ -167,7 +167,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
-		running:  newRunning(db, w.log),
+		running:  &running{db: db, of: map[*attempt]*progress{}},
 		budgets:  newBudgets(db, w.cfg.Redis, w.log, w.metrics),
 		serving:  ctx, handling: handling, recording: recording,
 	}
@@ -178,8 +178,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.starts.acks.Run(recording, 1) })
 	loops.Go(func() { w.recorder.closings.Run(recording, lanes) })
 	loops.Go(func() { w.recorder.wakeDispatchers(recording) })
-	loops.Go(func() { w.running.watch(recording) })
-	loops.Go(func() { w.budgets.follow(recording) })
+	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
+	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
+	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.refresh) })
 	broker := w.connect(ctx)
 	if broker == nil {
 		return nil // ctx ended before anything had begun
@@ -215,6 +216,15 @@ func (w *Worker) connect(ctx context.Context) (broker *handoff.Broker) {
 		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)
 	})
 	return broker
+}
+
+// every runs a statement every so often until ctx ends.
+func (w *Worker) every(ctx context.Context, d time.Duration, run func(context.Context) error) {
+	for pause(ctx, d) {
+		if err := run(ctx); err != nil {
+			w.log.DebugContext(ctx, "Postgres did not answer", "err", err) // the heartbeat warns of it
+		}
+	}
 }
 
 const heartbeatEvery = 2 * time.Second

@@ -94,7 +94,7 @@ const privateBlocks = `
 	0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
 	192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24
 	224.0.0.0/4 240.0.0.0/4 168.63.129.16/32
-	2001::/23 2001:db8::/32 3fff::/20`
+	2001::/23 2001:db8::/32 2002::/16 3fff::/20`
 
 // control is a net.Dialer's ControlContext for addr, as the URL has it: it refuses private addresses.
 func (a *addresses) control(addr string) func(context.Context, string, string, syscall.RawConn) error {
@@ -117,7 +117,7 @@ func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
 }
 
 // private says that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6
-// one (mapped, NAT64, 6to4) is judged itself; forms that nothing public uses are private.
+// one (mapped, NAT64) is judged itself; forms that nothing public uses are private.
 func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
 	ip = ip.Unmap().WithZone("")
 	within := func(block netip.Prefix) bool { return block.Contains(ip) }
@@ -129,8 +129,6 @@ func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
 		switch {
 		case within(netip.MustParsePrefix("64:ff9b::/96")): // NAT64
 			return a.private(netip.AddrFrom4([4]byte(raw[12:16])), allowed)
-		case raw[0] == 0x20 && raw[1] == 0x02: // 6to4
-			return a.private(netip.AddrFrom4([4]byte(raw[2:6])), allowed)
 		case raw[8]&^0x02 == 0 && raw[9] == 0 && raw[10] == 0x5e && raw[11] == 0xfe: // ISATAP
 			return true
 		case raw[0]&0xe0 != 0x20: // all but 2000::/3: loopback, link-local, ULA, multicast, …

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/callq/callq/internal/outcome"
 )
@@ -58,11 +57,7 @@ func readable(text string) (short string, truncated bool) {
 	if len(short) <= maxBody {
 		return short, false
 	}
-	n := maxBody
-	for !utf8.RuneStart(short[n]) { // not within a character
-		n--
-	}
-	return short[:n], true
+	return strings.ToValidUTF8(short[:maxBody], ""), true // without the character that was cut
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
