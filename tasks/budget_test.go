@@ -336,33 +336,6 @@ func TestDrawWithoutRedis(t *testing.T) {
 	}
 }
 
-// A Redis that forgets, its scripts too, gives one more burst and goes on.
-//
-//callq:guarantee 18
-func TestDrawAfterAFlush(t *testing.T) {
-	t.Parallel()
-	d := newDrawing(t)
-	d.publish("api", 1, time.Hour, 2, "closed")
-	call, client := d.worker(nil), d.client()
-	ctx := soon(t)
-	for range 3 {
-		for range 2 {
-			if wait, err := call.TryDraw(ctx, "api", 1); wait != 0 || err != nil {
-				t.Fatalf("free in %s (%v)", wait, err)
-			}
-		}
-		if err := client.ScriptFlush(ctx).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if wait, err := call.TryDraw(ctx, "api", 1); wait == 0 || err != nil {
-			t.Fatalf("without its script: free in %s (%v)", wait, err)
-		}
-		if err := client.FlushAll(ctx).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // The rules that were read last hold while Postgres is away.
 func TestDrawWithoutPostgres(t *testing.T) {
 	t.Parallel()

@@ -237,19 +237,6 @@ func TestRebinding(t *testing.T) {
 	}
 }
 
-func TestRedirectInsideIsNotFollowed(t *testing.T) {
-	t.Parallel()
-	port, connected := inside(t)
-	outside(t, port, func(w http.ResponseWriter, r *http.Request) {
-		http.Redirect(w, r, "http://127.0.0.1:"+port+"/", http.StatusTemporaryRedirect)
-	})
-	h := newTaskOf(t, Config{PrivateHosts: []string{"127.0.0.2"}})
-	s := h.Run(t.Context(), callOf(`{"url":"http://127.0.0.2:%s/"}`, port), bound, granted)
-	if !isPermanent(s.Err) || !strings.Contains(s.Err.Error(), "307") || connected.Load() > 0 {
-		t.Errorf("got %+v and %d connections", s, connected.Load())
-	}
-}
-
 // Proxies of the environment would see every call and resolve names themselves: there are none.
 func TestProxiesOfTheEnvironmentAreNotUsed(t *testing.T) {
 	proxy, asked := counting(t, false)
