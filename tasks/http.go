@@ -42,15 +42,15 @@ func (w *Worker) newHTTP(cfg HTTPConfig) (*httptask.Task, error) {
 	return httptask.New(cfg)
 }
 
-// Reload gives the task http other settings, which attempts have that begin from now on. Where it fails, or
-// nothing is new, all stays as it was. It is for a worker that was made with Config.HTTP.
+// Reload gives the task http other settings, which attempts have that begin from now on. Where it fails, all stays as it
+// was. It is for a worker that was made with Config.HTTP.
 func (w *Worker) Reload(cfg HTTPConfig) error {
 	was := w.http.Load()
 	if was == nil {
 		return errors.New("tasks: the worker does not take the task http: it was made without Config.HTTP")
 	}
 	next, err := w.newHTTP(cfg)
-	if err != nil || next.Equal(was) { // its connections can be kept
+	if err != nil {
 		return err
 	}
 	w.http.Store(next)

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"reflect"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -60,9 +59,6 @@ func New(cfg Config) (*Task, error) {
 	t.transport = newTransport(cfg, t.addresses)
 	return t, nil
 }
-
-// Equal reports whether both have the same configuration.
-func (t *Task) Equal(other *Task) bool { return reflect.DeepEqual(t.cfg, other.cfg) }
 
 // Close closes idle connections.
 func (t *Task) Close() { t.transport.CloseIdleConnections() }
