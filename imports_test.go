@@ -21,7 +21,6 @@ const (
 	pgx        = "github.com/jackc/pgx/v5"
 	prometheus = "github.com/prometheus/client_golang"
 	redis      = "github.com/redis/go-redis/v9"
-	sync       = "golang.org/x/sync"
 	sys        = "golang.org/x/sys"
 	yaml       = "go.yaml.in/yaml"
 )
@@ -48,7 +47,7 @@ func TestImports(t *testing.T) {
 		{
 			name:    "tasks",
 			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome"},
-			modules: []string{asynq, pgx, prometheus, redis, sync},
+			modules: []string{asynq, pgx, prometheus, redis},
 		},
 		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys}},
 		{name: "internal/outcome"},

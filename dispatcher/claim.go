@@ -28,7 +28,7 @@ const (
 type claimer struct {
 	cfg     *Config
 	metrics *metrics
-	sender  *handoff.Sender
+	sender  *handoff.Broker
 	clock   *clockWatch
 	within  time.Duration // claimTimeout, but in tests of claims that wait for one another
 	stop    func() bool   // the context has ended: finish what is in hand, begin nothing
@@ -41,7 +41,7 @@ type claimer struct {
 	hours    hours.Cache
 }
 
-func newClaimer(cfg *Config, m *metrics, sender *handoff.Sender, clock *clockWatch, stop func() bool) *claimer {
+func newClaimer(cfg *Config, m *metrics, sender *handoff.Broker, clock *clockWatch, stop func() bool) *claimer {
 	return &claimer{
 		cfg: cfg, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
 		order: order{first: int(cfg.Random(1 << 16)), served: map[string]int{}}, blocked: map[string]time.Time{},

@@ -69,7 +69,7 @@ type Dispatcher struct {
 
 	// What follows is used by one goroutine only: stepLoop, or whoever calls Once or Step.
 	failing  bool // the last tick failed
-	sender   *handoff.Sender
+	sender   *handoff.Broker
 	clock    *clockWatch
 	claims   *claimer
 	recovery *recovery.Recoverer
@@ -98,7 +98,7 @@ func New(cfg Config) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{
 		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: newAlarm(),
-		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.NewSender(cfg.Redis, cfg.Pool, cfg.Logger),
+		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.New(cfg.Redis, cfg.Pool, cfg.Logger),
 	}
 	d.current.Store(&initial)
 	d.clock = &clockWatch{cfg: &d.cfg}
@@ -169,8 +169,7 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 	}
 	defer end()
 	use := func(pool *pgxpool.Pool) {
-		d.cfg.Pool, d.recovery.Pool = pool, pool
-		d.sender.Use(pool)
+		d.cfg.Pool, d.recovery.Pool, d.sender.DB = pool, pool, pool
 	}
 	use(own)
 	defer use(given)

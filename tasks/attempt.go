@@ -110,8 +110,7 @@ func (a *attempt) free() {
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
 func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
-	call := a.httpCall()
-	s := a.w.http.Load().Run(ctx, call, a.Timeout, a.start)
+	s := a.w.http.Load().Run(ctx, a.httpCall(), a.Timeout, a.start)
 	a.result = s.Result
 	switch {
 	case a.refused != nil:
@@ -121,22 +120,12 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 		a.shutLimits(s)
 		return a.sent(a.ending(s.Err), arrival, new(int16(1)))
 	case a.started:
-		a.late = errors.Is(s.Err, httptask.ErrTooLate)
 		return a.unsent(s.Err, a.Policy.BackoffMin/10)
 	case a.w.handling.Err() != nil:
 		return a.unsent(s.Err, 0)
 	}
-	// No connection, or a call that cannot be made.
-	if refusal, ok := errors.AsType[*httptask.RefusedError](s.Err); ok && a.w.anotherMay(ctx, a.Queue, call, refusal) {
-		return a.unsent(fmt.Errorf("handed back for another worker: %w", s.Err), a.Policy.Backoff(int(a.number), rand.Int64N)/10)
-	}
-	return a.ending(s.Err)
+	return a.ending(s.Err) // there was no connection, or the call cannot be made
 }
-
-// timedOut is why a handler's context ended.
-type timedOut time.Duration
-
-func (d timedOut) Error() string { return fmt.Sprintf("timed out after %s", time.Duration(d)) }
 
 // runHandler runs a custom handler between a durable start, which was answered so, and its end.
 func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
@@ -148,7 +137,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	if handler == nil {
 		return a.withoutHandler()
 	}
-	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), timedOut(a.Timeout))
+	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), fmt.Errorf("timed out after %s", a.Timeout))
 	defer cancel()
 	if ctx.Err() != nil { // frozen, or the start took as long: others may count on its end by now
 		return a.unsent(context.Cause(ctx), a.Policy.BackoffMin)
@@ -207,7 +196,7 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	if seen := a.client.End(); seen.Wrote {
 		requests, s = new(int16(1)), seen.Since(a.m0)
 	} else if seen.Used {
-		requests, a.late = new(int16(0)), seen.Late
+		requests = new(int16(0))
 	}
 	if outcome.IsNotSent(err) {
 		switch {

@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/callq/callq/internal/budget"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/singleflight"
 )
 
 // Draw takes n units of a budget, waiting until they are free. It reserves them at once, so that draws are served in
@@ -69,12 +68,8 @@ type budgets struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	reading singleflight.Group
-
-	mu     sync.Mutex
-	rules  map[string]budgetRule
-	readAt time.Time            // or when that was tried
-	away   map[string]time.Time // budgets for which Redis did not answer: when to ask it again
+	rules atomic.Pointer[map[string]budgetRule] // as they were read last; nil: no handler has drawn yet
+	away  atomic.Pointer[time.Time]             // Redis does not answer: when to ask it again; nil: it does
 }
 
 type budgetRule struct {
@@ -83,51 +78,43 @@ type budgetRule struct {
 }
 
 const (
-	// answerWithin is how long Redis may take: then it counts as away.
+	// answerWithin is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts
+	// of its own.)
 	answerWithin = 2 * time.Second
-	// askAgain is when a Redis that was away is asked again, by one draw of each budget.
+	// askAgain is when a Redis that was away is asked again, by one draw.
 	askAgain = 250 * time.Millisecond
-	// rulesFor is how old the rules may be before a draw reads them again; less for a budget that is not among them.
-	rulesFor, unknownFor = 2 * time.Second, time.Second
+	// budgetsEvery is how often the rules are read again.
+	budgetsEvery = 2 * time.Second
 )
 
 func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
-	return &budgets{db: db, redis: redis, log: log, metrics: m, away: map[string]time.Time{}}
+	return &budgets{db: db, redis: redis, log: log, metrics: m}
 }
 
-// rule is a budget's rule in force. While Postgres is away it is the last that was read.
+// refresh reads the rules again. While Postgres is away the last that were read hold.
+func (b *budgets) refresh(ctx context.Context) error {
+	if b.rules.Load() == nil {
+		return nil
+	}
+	return b.read(ctx)
+}
+
+// rule is a budget's rule in force. One that is not known is read at once.
 func (b *budgets) rule(ctx context.Context, name string) (budgetRule, error) {
-	rule, known, age := b.lookUp(name)
-	patience := statementTimeout
-	if known {
-		patience = unknownFor
-	}
-	var err error
-	if age > rulesFor || !known && age > unknownFor {
-		select {
-		case read := <-b.reading.DoChan("", func() (any, error) { return nil, b.read(context.WithoutCancel(ctx)) }):
-			err = read.Err
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		case <-time.After(patience):
+	for fresh := false; ; fresh = true {
+		if rules := b.rules.Load(); rules != nil {
+			if rule, known := (*rules)[name]; known {
+				return rule, nil
+			}
 		}
-		rule, known, _ = b.lookUp(name)
+		if fresh {
+			return budgetRule{}, errors.New("no such budget is in force: add it under budgets in the configuration of serve or " +
+				"dispatch, and reload (SIGHUP) or restart them")
+		}
+		if err := b.read(ctx); err != nil {
+			return budgetRule{}, err
+		}
 	}
-	switch {
-	case known:
-		return rule, nil
-	case err != nil:
-		return rule, err
-	}
-	return rule, errors.New("no such budget is in force: add it under budgets in the configuration of serve or dispatch, " +
-		"and reload (SIGHUP) or restart them")
-}
-
-func (b *budgets) lookUp(name string) (rule budgetRule, known bool, age time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	rule, known = b.rules[name]
-	return rule, known, time.Since(b.readAt)
 }
 
 func (b *budgets) read(ctx context.Context) error {
@@ -141,13 +128,10 @@ func (b *budgets) read(ctx context.Context) error {
 		rules[name] = rule
 		return nil
 	})
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.readAt = time.Now()
 	if err != nil {
 		return fmt.Errorf("read the budgets: %w", err)
 	}
-	b.rules = rules
+	b.rules.Store(&rules)
 	return nil
 }
 
@@ -203,64 +187,27 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 	}
 }
 
-// ask asks Redis, and notes whether it answers. While it does not, one draw at a time asks, so that the
-// others need not wait for an answer that does not come.
-func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (grant budget.Grant, err error) {
-	if !b.mayAsk(name) {
-		return grant, errors.New("no answer from Redis, which is asked again soon")
+// ask asks Redis, and logs when it ceases to answer, and when it answers again. While it does not, one draw at a time asks,
+// so that the others need not wait for an answer that does not come.
+func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (budget.Grant, error) {
+	away := b.away.Load()
+	if away != nil && (time.Now().Before(*away) || !b.away.CompareAndSwap(away, new(time.Now().Add(answerWithin+askAgain)))) {
+		return budget.Grant{}, errors.New("no answer from Redis, which is asked again soon")
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	type answer struct {
-		budget.Grant
-		error
-	}
-	// The client may not heed contexts. What it is granted after that is used by nobody.
-	answered := make(chan answer, 1)
-	go func() {
-		grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
-		answered <- answer{grant, err}
-	}()
-	select {
-	case got := <-answered:
-		grant, err = got.Grant, got.error
-	case <-bounded.Done():
-		err = fmt.Errorf("no answer from Redis within %s", answerWithin)
-	}
-	b.note(ctx, name, rule, err)
-	return grant, err
-}
-
-func (b *budgets) mayAsk(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at, away := b.away[name]
-	if away && time.Now().Before(at) {
-		return false
-	}
-	if away {
-		b.away[name] = time.Now().Add(answerWithin + askAgain)
-	}
-	return true
-}
-
-// note notes whether Redis answered, and logs when that changes.
-func (b *budgets) note(ctx context.Context, name string, rule budgetRule, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	_, away := b.away[name]
+	grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
 	switch {
-	case err == nil && away:
-		delete(b.away, name)
-		b.log.InfoContext(ctx, "draws on the budget counted again", "budget", name)
 	case err == nil:
-	case ctx.Err() == nil:
-		b.away[name] = time.Now().Add(askAgain)
-		if !away {
-			draws := map[bool]string{true: "go through uncounted", false: "wait"}[rule.open]
-			b.log.WarnContext(ctx, "Redis did not answer draws on the budget", "budget", name, "draws", draws, "err", err)
+		if b.away.Swap(nil) != nil {
+			b.log.InfoContext(ctx, "Redis answers draws on budgets again")
 		}
-	case away: // it was the draw that ended: let another ask
-		b.away[name] = time.Now()
+	case ctx.Err() == nil:
+		if b.away.Swap(new(time.Now().Add(askAgain))) == nil {
+			b.log.WarnContext(ctx, "Redis does not answer draws on budgets: they wait, or go through with on_outage open", "err", err)
+		}
+	case away != nil: // it was the draw that ended: let another ask
+		b.away.Store(new(time.Now()))
 	}
+	return grant, err
 }

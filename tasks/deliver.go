@@ -68,30 +68,19 @@ func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 
 const loadWithin = 30 * time.Second
 
-// load reads the attempts that are still open and unstarted; the others are no longer this
+// load reads the attempts that are still open and unstarted, of calls that still are; the others are no longer this
 // delivery's to run. While Postgres is away it tries again for as long as they may be started.
 func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
 	defer cancel()
-	var loaded []*attempt
-	if !retry(ctx, 250*time.Millisecond, func() (err error) {
-		if loaded, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
+	retry(ctx, 250*time.Millisecond, func() (err error) {
+		if list, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
 			cancel() // recovery hands them over again
 		}
 		return err
 	}, func(err error) {
 		w.log.WarnContext(ctx, "attempts not loaded", "attempts", len(refs), "err", err)
-	}) {
-		return nil
-	}
-	for _, a := range loaded {
-		if a.refused == nil {
-			list = append(list, a)
-		} else {
-			w.slots.attempts.Add(1)
-			w.recorder.record(w.recording, *a.unstarted(a.refused), w.slots.attempts.Done)
-		}
-	}
+	})
 	return list
 }
 
@@ -103,32 +92,21 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 	rows, _ := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts}) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*attempt, error) {
 		a := w.newAttempt(0, 0)
-		var gone, expired bool
-		err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &gone, &expired,
-			&a.FailedCount, &a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
-		switch {
-		case gone:
-			a.refused = errCallGone
-		case expired:
-			a.refused = errExpired
-		}
+		err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+			&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
 		return a, err
 	})
 }
 
 const loadSQL = `
-SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost,
-    coalesce(q.call_data, '{}') AS call_data,
-    ` + ledger.CreatedAtSQL + ` AS created_at,
-    q.id IS NULL AS gone,
-    coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-    coalesce(q.failed_count, 0) AS failed_count,` + ledger.PolicySQL + `,
+SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, coalesce(q.call_data, '{}') AS call_data,
+    ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout,
     o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
 FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
-LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
 LEFT JOIN call_queues r ON r.name BETWEEN o.queue AND o.queue
 WHERE o.started_at IS NULL
 ORDER BY a.call_id`

@@ -5,6 +5,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // metrics are all metrics of a worker.
@@ -18,18 +19,12 @@ type metrics struct {
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
-	if r == nil {
-		r = prometheus.NewRegistry() // which nobody reads
-	}
+	in := promauto.With(r) // nil: nobody reads them
 	count := func(name, help string, labels ...string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		r.MustRegister(c)
-		return c
+		return in.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	measure := func(name, help, label string, buckets ...float64) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{label})
-		r.MustRegister(h)
-		return h
+		return in.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{label})
 	}
 	return &metrics{
 		attempts: count("callq_attempts_total", "Attempts that ended on this worker, by queue and outcome.", "queue", "outcome"),

@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/outcome"
@@ -44,6 +45,7 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 	if !outcome.IsNotSent(err) {
 		err = NotSent(err)
 	}
+	a.late = errors.Is(err, httptask.ErrTooLate)
 	c := a.closing(callqueue.OutcomeNotSent, callqueue.StatusNew, err)
 	if d > 0 {
 		c.Delay = new(d/2 + rand.N(d))
@@ -94,19 +96,17 @@ func (a *attempt) ending(err error) *ledger.Closing {
 // that would do it for ever is stopped.
 const maxSnoozes = 500
 
-// snoozedTooOften reports whether the call may not be put off again. It asks until Postgres answers, or the worker ends:
-// then recovery finds the attempt.
+// snoozedTooOften reports whether the call may not be put off again. Where Postgres does not say so now, it is put off,
+// and asked for the next time.
 func (a *attempt) snoozedTooOften() (tooOften bool) {
 	if a.number <= maxSnoozes { // an earlier one cannot be one too many
 		return false
 	}
-	retry(a.w.recording, time.Second, func() error {
-		ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
-		defer cancel()
-		return a.w.db.QueryRow(ctx, snoozedSQL, a.callID, maxSnoozes).Scan(&tooOften)
-	}, func(err error) {
-		a.w.log.WarnContext(a.w.recording, "snoozes not counted", "call", a.callID, "err", err)
-	})
+	ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
+	defer cancel()
+	if err := a.w.db.QueryRow(ctx, snoozedSQL, a.callID, maxSnoozes).Scan(&tooOften); err != nil {
+		a.w.log.WarnContext(ctx, "snoozes not counted", "call", a.callID, "err", err)
+	}
 	return tooOften
 }
 
@@ -197,8 +197,8 @@ func (r *recorder) insist(ctx context.Context, c ledger.Closing, apart bool) {
 			case ledger.BadData(err) && c.Result != nil:
 				r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
 				c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
-			case ledger.BadData(err) && c.Error != inASCII(c.Error):
-				c.Error = inASCII(c.Error) // the database's encoding does not have it
+			case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
+				c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
 			default:
 				return err
 			}
@@ -218,19 +218,6 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 		return err
 	}
 	return answers[0]
-}
-
-// inASCII is a text that every database can hold.
-func inASCII(text string) string {
-	var b strings.Builder
-	for _, c := range text {
-		if c < utf8.RuneSelf {
-			b.WriteRune(c)
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(c), "'"))
-		}
-	}
-	return b.String()
 }
 
 // freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives

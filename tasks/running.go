@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -16,23 +15,18 @@ import (
 )
 
 // running are the attempts under way. Two loops look after them, while the worker drains too. One ends the contexts of
-// cancelled calls. The other keeps attempts open that outlive their timeouts. A call may have two attempts here: one
-// that was given up as lost and still runs.
+// cancelled calls. The other keeps attempts open that outlive their timeouts, and waits for nothing else. A call may have
+// two attempts here: one that was given up as lost and still runs.
 type running struct {
-	db  *pgxpool.Pool
-	log *slog.Logger
-	mu  sync.Mutex
-	of  map[*attempt]*progress
+	db *pgxpool.Pool
+	mu sync.Mutex
+	of map[*attempt]*progress
 }
 
 // progress is guarded by running's mu.
 type progress struct {
 	end      context.CancelCauseFunc
 	outlives time.Time // from when on it has run for too long, and its deadline is to be put off; zero: never
-}
-
-func newRunning(db *pgxpool.Pool, log *slog.Logger) *running {
-	return &running{db: db, log: log, of: map[*attempt]*progress{}}
 }
 
 // begin makes the context of an attempt, which the returned function ends. The attempt is under way until forget.
@@ -50,16 +44,8 @@ func (r *running) forget(a *attempt) {
 	delete(r.of, a)
 }
 
-// watchCancels asks, every heartbeatEvery, which calls under way have been cancelled.
-// It asks rather than listens: that works through any pooler, and misses nothing.
-func (r *running) watchCancels(ctx context.Context) {
-	for pause(ctx, heartbeatEvery) {
-		if err := r.endCancelled(ctx); err != nil {
-			r.log.DebugContext(ctx, "cancelled calls not asked for", "err", err) // the heartbeat says what is wrong
-		}
-	}
-}
-
+// endCancelled ends the contexts of calls that have been cancelled. It asks rather than listens: that works through any
+// pooler, and misses nothing.
 func (r *running) endCancelled(ctx context.Context) error {
 	var calls []int64
 	r.mu.Lock()
@@ -99,9 +85,6 @@ func asCancelled(ctx context.Context, c *ledger.Closing) {
 	c.Failed, c.Delay = false, nil
 }
 
-// A handler that does not return when its context ends may still send. So its attempt stays open, and its units
-// occupied, for as long as its worker is alive, which puts off the deadline by which it would be taken for lost. So does
-// that of an attempt whose outcome waits to be recorded, for somebody's transaction say: the call would be made again.
 const (
 	outliveEvery = 500 * time.Millisecond // half of the second between the timeout and the deadline
 	outliveAgain = 10 * time.Second       // of the 30 s that the deadline is put off for
@@ -116,16 +99,10 @@ func (r *running) outlivesFrom(a *attempt, at time.Time) {
 	}
 }
 
-// keepOpen puts off the deadlines of attempts that outlive their timeouts.
-func (r *running) keepOpen(ctx context.Context) {
-	for pause(ctx, outliveEvery) {
-		if err := r.putOff(ctx); err != nil {
-			r.log.DebugContext(ctx, "attempts not kept open", "err", err) // the heartbeat says what is wrong
-		}
-	}
-}
-
-func (r *running) putOff(ctx context.Context) error {
+// keepOpen puts off the deadlines of attempts that outlive their timeouts. A handler that does not return when its
+// context ends may still send. So its attempt stays open, and its units occupied, for as long as its worker is alive. So
+// does an attempt whose outcome waits to be recorded, for somebody's transaction say: the call would be made again.
+func (r *running) keepOpen(ctx context.Context) error {
 	var list []*attempt
 	var open []ledger.Running
 	r.mu.Lock()
@@ -143,13 +120,8 @@ func (r *running) putOff(ctx context.Context) error {
 	defer cancel()
 	kept, err := ledger.KeepOpen(ctx, r.db, open)
 	for _, a := range list {
-		if !slices.Contains(kept, a.callID) {
-			continue // somebody has its lock, or it is closed
-		}
-		r.outlivesFrom(a, time.Now().Add(outliveAgain))
-		if time.Since(a.m0) < a.Timeout+outliveAgain { // once
-			r.log.WarnContext(ctx, "attempt outlived its timeout", "task", a.Task,
-				"call", a.callID, "attempt", a.number, "timeout", a.Timeout)
+		if slices.Contains(kept, a.callID) { // else somebody has its lock, or it is closed
+			r.outlivesFrom(a, time.Now().Add(outliveAgain))
 		}
 	}
 	return err

@@ -72,8 +72,8 @@ type session struct {
 	recorder *recorder
 	running  *running
 	budgets  *budgets
-	// serving is Run's context: when it ends the worker drains. handling is the handlers': it is cancelled, with the cause
-	// cutOff, when the shutdown timeout has passed. recording is that of statements: it outlives handling by recordGrace.
+	// serving is Run's context: when it ends the worker drains. handling is the handlers': it is cancelled, with that as its
+	// cause, when the shutdown timeout has passed. recording is that of statements: it outlives handling by recordGrace.
 	serving, handling, recording context.Context
 }
 
@@ -103,10 +103,7 @@ func New(cfg Config) (*Worker, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		return nil, fmt.Errorf("name the worker: %w", err)
-	}
+	host, _ := os.Hostname() // it only makes the id tell more
 	w := &Worker{
 		cfg:      cfg,
 		id:       fmt.Sprintf("%s-%d-%x", host, os.Getpid(), rand.Uint32()),
@@ -170,7 +167,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
-		running:  newRunning(db, w.log),
+		running:  &running{db: db, of: map[*attempt]*progress{}},
 		budgets:  newBudgets(db, w.cfg.Redis, w.log, w.metrics),
 		serving:  ctx, handling: handling, recording: recording,
 	}
@@ -181,8 +178,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.starts.acks.Run(recording, 1) })
 	loops.Go(func() { w.recorder.closings.Run(recording, lanes) })
 	loops.Go(func() { w.recorder.wakeDispatchers(recording) })
-	loops.Go(func() { w.running.watchCancels(recording) })
-	loops.Go(func() { w.running.keepOpen(recording) })
+	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
+	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
+	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.refresh) })
 	broker := w.connect(ctx)
 	if broker == nil {
 		return nil // ctx ended before anything had begun
@@ -220,23 +218,31 @@ func (w *Worker) connect(ctx context.Context) (broker *handoff.Broker) {
 	return broker
 }
 
+// every runs a statement every so often until ctx ends.
+func (w *Worker) every(ctx context.Context, d time.Duration, run func(context.Context) error) {
+	for pause(ctx, d) {
+		if err := run(ctx); err != nil {
+			w.log.DebugContext(ctx, "Postgres did not answer", "err", err) // the heartbeat warns of it
+		}
+	}
+}
+
 const heartbeatEvery = 2 * time.Second
 
 // heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take: nothing, while its
 // Asynq queue is paused. It stops when the worker drains, so that nothing more is sent to it.
 func (w *Worker) heartbeat(ctx context.Context) {
-	known, lost := false, false
-	for wait := time.Duration(0); pause(ctx, wait); {
-		switch err := w.writeHeartbeat(ctx); {
-		case err == nil && !known:
-			if lost {
-				w.log.InfoContext(ctx, "heartbeat resumed")
-			}
-			known, lost, wait = true, false, heartbeatEvery
-			w.recorder.wake() // there may be calls that waited for such a worker
-		case err != nil && !lost && ctx.Err() == nil:
+	for first := true; ; first = false {
+		if !retry(ctx, 50*time.Millisecond, func() error { return w.writeHeartbeat(ctx) }, func(err error) {
 			w.log.WarnContext(ctx, "heartbeat failed", "err", err)
-			known, lost, wait = false, true, 50*time.Millisecond
+		}) {
+			return
+		}
+		if first {
+			w.recorder.wake() // there may be calls that waited for such a worker
+		}
+		if !pause(ctx, heartbeatEvery) {
+			return
 		}
 	}
 }
@@ -285,23 +291,12 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCaus
 	}()
 	if pause(idle, w.cfg.ShutdownTimeout) {
 		w.log.Warn("worker cuts off what still runs", "worker", w.id, "running", len(w.slots.tokens))
-		stopHandling(cutOff(w.cfg.ShutdownTimeout))
-		if pause(idle, recordGrace) {
-			if running := len(w.slots.tokens); running > 0 {
-				w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", running)
-			} else { // what it had not started, if anything, is handed over again
-				w.log.Warn("worker stopped waiting for its servers", "worker", w.id)
-			}
+		stopHandling(fmt.Errorf("cut off: the worker was shutting down, and waited %s", w.cfg.ShutdownTimeout))
+		if pause(idle, recordGrace) && len(w.slots.tokens) > 0 { // else it waits for Redis or Postgres alone
+			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots.tokens))
 		}
 	}
 	w.log.Info("worker stopped", "worker", w.id, "handed_back", w.slots.returned.Load())
-}
-
-// cutOff is why a handler's context ended that still ran when the shutdown timeout had passed.
-type cutOff time.Duration
-
-func (d cutOff) Error() string {
-	return fmt.Sprintf("cut off: the worker was shutting down, and waited %s", time.Duration(d))
 }
 
 // pause waits d, or less if ctx ends: then it returns false.

@@ -18,8 +18,7 @@ import (
 // gate also hides the channel on which Asynqmon cancels tasks: what runs is callq's, and Asynq's listener panics if its Redis
 // client is closed before it.
 //
-// The gate knows Asynq's dequeue script by its first key. If an upgrade changes that, a test fails. Where Redis does not allow
-// the wait, Asynq polls every checkEvery.
+// The gate knows Asynq's dequeue script by its first key. If an upgrade changes that, a test fails.
 type gate struct {
 	redis.UniversalClient
 	pending, paused string // keys
@@ -27,7 +26,6 @@ type gate struct {
 	log             *slog.Logger
 
 	away     bool // Redis does not answer. Used by Asynq's one dequeuing goroutine only
-	polls    bool // Redis does not allow the wait; likewise
 	isPaused atomic.Bool
 	nowhere  *redis.Client // closed
 }
@@ -45,7 +43,7 @@ func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...a
 	if len(keys) == 0 || keys[0] != g.pending {
 		return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
 	}
-	for asked, woken := time.Now(), false; g.open.Err() == nil && time.Since(asked) < askFor; {
+	for asked, first := time.Now(), !g.isPaused.Load(); g.open.Err() == nil && time.Since(asked) < askFor; first = false {
 		answer := g.UniversalClient.EvalSha(ctx, sha, keys, args...)
 		err := answer.Err()
 		switch {
@@ -57,13 +55,13 @@ func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...a
 			return answer
 		}
 		g.answered(ctx, nil)
-		if err == nil || g.polls {
+		if err == nil {
 			return answer
 		}
-		if woken && g.lookPaused() { // else another server was quicker
+		if !first && g.lookPaused() { // else nothing came, or another server was quicker
 			pause(g.open, pausedLook)
 		}
-		woken = g.wait()
+		g.wait()
 	}
 	return redis.NewCmdResult(nil, redis.Nil)
 }
@@ -73,26 +71,13 @@ func (g *gate) Subscribe(ctx context.Context, channels ...string) *redis.PubSub 
 	return g.nowhere.Subscribe(ctx, channels...)
 }
 
-// wait returns true when a task is pending, and false when it has waited long enough.
-func (g *gate) wait() (pending bool) {
+// wait waits until a task is pending, or for long enough.
+func (g *gate) wait() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.open), waitMost+waitGrace)
 	defer cancel()
 	err := g.BLMove(ctx, g.pending, g.pending, "RIGHT", "RIGHT", waitMost).Err()
-	switch {
-	case redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR unknown command"):
-		g.log.WarnContext(ctx, "Redis refuses BLMOVE; polling instead", "every", checkEvery, "err", err)
-		g.polls = true
-	case err != nil && !errors.Is(err, redis.Nil): // full, or read-only, say
+	if err != nil && !errors.Is(err, redis.Nil) { // full, or read-only, say; or the command is not allowed
 		pause(g.open, askAgain)
-	}
-	return err == nil
-}
-
-// followPaused keeps Paused current while nothing is pending.
-func (g *gate) followPaused() {
-	for g.open.Err() == nil {
-		g.lookPaused()
-		pause(g.open, pausedLook)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -81,10 +82,14 @@ func read(pool string, t *asynq.Task) (Message, error) {
 	return m, nil
 }
 
-// Broker is the Redis that a database's attempts go through. It is safe for concurrent use.
+// Broker is the Redis that a database's attempts go through. What does not get through stays open in Postgres, and recovery
+// sends it again. Once it is open it is safe for concurrent use, but for Deliver and Reachable: these are the dispatcher's.
 type Broker struct {
+	DB     DB // says which queues of Redis belong to this database
 	client redis.UniversalClient
-	id     int64 // of the database, whose queues are its own; several callqs may share a Redis
+	log    *slog.Logger
+	id     int64 // of the database, whose queues are its own; several callqs may share a Redis. 0: not asked for yet
+	away   bool  // Redis did not take what was last delivered
 }
 
 // DB runs statements.
@@ -92,13 +97,25 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Open asks Postgres which queues of Redis belong to this database.
+// New makes a Broker, which opens when it is first used.
+func New(client redis.UniversalClient, db DB, log *slog.Logger) *Broker {
+	return &Broker{DB: db, client: client, log: log}
+}
+
+// Open makes a Broker that is open.
 func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, error) {
-	b := &Broker{client: client}
-	if err := db.QueryRow(ctx, databaseSQL, rand.Int64N(1<<40)).Scan(&b.id); err != nil {
-		return nil, fmt.Errorf("read the database's id: %w", err)
+	b := New(client, db, slog.New(slog.DiscardHandler))
+	return b, b.open(ctx)
+}
+
+func (b *Broker) open(ctx context.Context) error {
+	if b.id != 0 {
+		return nil
 	}
-	return b, nil
+	if err := b.DB.QueryRow(ctx, databaseSQL, rand.Int64N(1<<40)).Scan(&b.id); err != nil {
+		return fmt.Errorf("read the database's id: %w", err)
+	}
+	return nil
 }
 
 // The id is drawn once, by whoever asks first, and stays with the data.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -15,9 +14,16 @@ import (
 // Send hands messages over, in one round trip. After an error they may have arrived all the same. A message whose id is there
 // already is not sent again.
 func (b *Broker) Send(ctx context.Context, messages ...Message) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	ctx, end, err := b.begin(ctx)
+	defer end()
+	if err != nil {
+		return err
+	}
 	tasks := make([]*asynq.Task, len(messages))
 	for i, m := range messages {
-		var err error
 		if tasks[i], err = m.asynqTask(b.Queue(m.Pool)); err != nil {
 			return err
 		}
@@ -67,6 +73,11 @@ func (b *batch) EvalSha(ctx context.Context, sha string, keys []string, args ...
 // Pending returns the ids of the messages that nobody has taken yet; dispatchers keep them to what workers can take up soon.
 // (Asynq's Inspector lists them by pages, and misses some if others are taken meanwhile.)
 func (b *Broker) Pending(ctx context.Context, pool string) (map[string]bool, error) {
+	ctx, end, err := b.begin(ctx)
+	defer end()
+	if err != nil {
+		return nil, err
+	}
 	list, err := b.client.LRange(ctx, keyOf(b.Queue(pool), "pending"), 0, -1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("look up the Asynq tasks of pool %s: %w", pool, err)
@@ -78,76 +89,35 @@ func (b *Broker) Pending(ctx context.Context, pool string) (map[string]bool, err
 	return ids, nil
 }
 
-// Timeout bounds each exchange of a Sender with Redis.
+// Timeout bounds each exchange with Redis.
 const Timeout = 2 * time.Second
 
-// Sender hands attempts over for a dispatcher, and remembers whether Redis is away. What it does not get through stays
-// open in Postgres, and recovery sends it again. It is not safe for concurrent use.
-type Sender struct {
-	log    *slog.Logger
-	redis  redis.UniversalClient
-	db     DB
-	broker *Broker // nil until it is needed for the first time
-	away   bool
+// begin opens the Broker for one exchange with Redis, whose context it returns.
+func (b *Broker) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	err := b.open(ctx)
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	return ctx, cancel, err
 }
-
-// NewSender makes a Sender. It connects when it is first used.
-func NewSender(client redis.UniversalClient, db DB, log *slog.Logger) *Sender {
-	return &Sender{log: log, redis: client, db: db}
-}
-
-// Use has the Sender read the database's identity from db.
-func (s *Sender) Use(db DB) { s.db = db }
 
 // Deliver sends what a claim opened. A failure is left to recovery: it is only logged.
-func (s *Sender) Deliver(ctx context.Context, messages []Message) {
-	if err := s.Send(ctx, messages); err != nil {
-		s.away = true
-		s.log.WarnContext(ctx, "hand-over waits for Redis", "err", err)
+func (b *Broker) Deliver(ctx context.Context, messages []Message) {
+	if err := b.Send(ctx, messages...); err != nil {
+		b.away = true
+		b.log.WarnContext(ctx, "hand-over waits for Redis", "err", err)
 	}
-}
-
-// Send sends messages.
-func (s *Sender) Send(ctx context.Context, messages []Message) error {
-	if len(messages) == 0 {
-		return nil
-	}
-	_, err := ask(ctx, s, func(ctx context.Context, b *Broker) (any, error) { return nil, b.Send(ctx, messages...) })
-	return err
 }
 
 // Reachable reports whether Redis answered when it was last needed, or answers again.
-func (s *Sender) Reachable(ctx context.Context) bool {
-	if !s.away {
+func (b *Broker) Reachable(ctx context.Context) bool {
+	if !b.away {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
-	if s.redis.Ping(ctx).Err() != nil {
+	if b.client.Ping(ctx).Err() != nil {
 		return false
 	}
-	s.away = false
-	s.log.InfoContext(ctx, "Redis is back")
+	b.away = false
+	b.log.InfoContext(ctx, "Redis is back")
 	return true
-}
-
-// Pending returns the ids of the messages of a pool that still wait in Redis.
-func (s *Sender) Pending(ctx context.Context, pool string) (map[string]bool, error) {
-	return ask(ctx, s, func(ctx context.Context, b *Broker) (map[string]bool, error) { return b.Pending(ctx, pool) })
-}
-
-// Tidy removes what Asynq keeps of these pools without need, and all that it has of others.
-func (s *Sender) Tidy(ctx context.Context, pools []string) (int, error) {
-	return ask(ctx, s, func(ctx context.Context, b *Broker) (int, error) { return b.Tidy(ctx, pools) })
-}
-
-func ask[T any](ctx context.Context, s *Sender, do func(context.Context, *Broker) (T, error)) (answer T, err error) {
-	if s.broker == nil {
-		if s.broker, err = Open(ctx, s.redis, s.db); err != nil {
-			return answer, err
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
-	defer cancel()
-	return do(ctx, s.broker)
 }

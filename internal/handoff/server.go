@@ -33,7 +33,7 @@ type ServerConfig struct {
 }
 
 const (
-	checkEvery  = 10 * time.Millisecond // polls where the gate cannot wait
+	checkEvery  = 10 * time.Millisecond // the gate waits in between
 	shutDownFor = 2 * time.Second       // a Redis that is silent holds Asynq's shutdown up
 )
 
@@ -54,14 +54,13 @@ func (b *Broker) NewServer(cfg ServerConfig) *Server {
 		// callq neither schedules nor keeps Asynq tasks.
 		DelayedTaskCheckInterval: time.Minute,
 		JanitorInterval:          time.Hour,
-		ShutdownTimeout:          time.Hour, // after it Asynq would send back what is still being delivered
-		Logger:                   asynqLog{cfg.Logger},
-		LogLevel:                 asynq.WarnLevel,
+		ShutdownTimeout:          time.Hour,        // after it Asynq would send back what is still being delivered
+		LogLevel:                 asynq.FatalLevel, // the gate logs what matters
 	})
 	return s
 }
 
-// Paused reports whether the pool's Asynq queue was paused, as of the last 2 s.
+// Paused reports whether the pool's Asynq queue is paused, so that it takes nothing of what waits there.
 func (s *Server) Paused() bool { return s.gate.isPaused.Load() }
 
 // Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is
@@ -72,12 +71,10 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := s.asyn.Start(mux); err != nil {
 		return fmt.Errorf("start Asynq's server: %w", err)
 	}
-	var following sync.WaitGroup
-	following.Go(s.gate.followPaused)
 	<-ctx.Done()
 	s.stop()
 	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
-	go func() { s.asyn.Shutdown(); following.Wait(); done() }()
+	go func() { s.asyn.Shutdown(); done() }()
 	pause(stopped, shutDownFor)
 	s.mu.Lock()
 	s.shut = true
@@ -111,14 +108,3 @@ func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	s.cfg.Deliver(message)
 	return nil
 }
-
-// asynqLog passes Asynq's own log lines to slog. The gate logs what matters of them.
-type asynqLog struct{ log *slog.Logger }
-
-func (l asynqLog) Debug(args ...any) { l.log.Debug("Asynq reported", "message", fmt.Sprint(args...)) }
-func (l asynqLog) Info(args ...any)  { l.Debug(args...) }
-func (l asynqLog) Warn(args ...any)  { l.Debug(args...) }
-func (l asynqLog) Error(args ...any) { l.Debug(args...) }
-
-// Fatal is what Asynq calls before it ends the process, which its Server does not.
-func (l asynqLog) Fatal(args ...any) { l.log.Error("Asynq reported", "message", fmt.Sprint(args...)) }

@@ -38,29 +38,6 @@ func TestIdleServerWaits(t *testing.T) {
 	}
 }
 
-// Without leave to wait in Redis, Asynq polls.
-func TestWaitIsForbidden(t *testing.T) {
-	t.Parallel()
-	client := redistest.New(t)
-	if err := client.ACLSetUser(t.Context(), "plain", "on", "nopass", "~*", "&*", "+@all", "-blmove").Err(); err != nil {
-		t.Fatal(err)
-	}
-	options := *client.Options()
-	options.Username, options.Password = "plain", "any"
-	plain := redis.NewClient(&options)
-	t.Cleanup(func() { _ = plain.Close() })
-	broker := newBroker(t, plain)
-	got := make(chan handoff.Message, 1)
-	serve(t, broker, func(m handoff.Message) { got <- m })
-	for _, m := range messages("a", 3) {
-		send(t, broker, m)
-		within(t, "a message", got)
-	}
-	if n := calls(t, client, "blmove"); n > 1 { // one that is refused counts with Redis 7
-		t.Errorf("asked %d times for what is forbidden", n)
-	}
-}
-
 // A queue that is paused, by Asynqmon say, is said to be, and is not asked for all the time.
 func TestPaused(t *testing.T) {
 	t.Parallel()

@@ -37,14 +37,13 @@ type Client struct {
 // Seen is what became of the requests of an attempt's client, as the gate saw it.
 type Seen struct {
 	Used     bool // there was one
-	Late     bool // the gate refused one: it came after send_within
 	readings      // of the one that was written, if any
 }
 
 var (
 	errSecondRequest = errors.New("the attempt has sent its one request: no second one goes through its call's Client")
 	errAtOnce        = errors.New("another request of the attempt is under way, and only one goes through its call's Client")
-	errStrayAnswer   = errors.New("the connection held an answer before the request was sent")
+	errNoAnswer      = errors.New("what came is no answer to the request: it was there before, or changes the protocol")
 	errHandlerEnded  = errors.New("the attempt's handler has ended: nothing goes through its call's Client any more")
 )
 
@@ -59,33 +58,14 @@ func (t *Task) NewClient(ctx context.Context, call *Call, g Grant, timeout time.
 	return c
 }
 
-// RoundTrip makes the attempt's request, or refuses to. A connection that turns out to be closed before anything was
-// written is no failure: it takes another, up to three times.
+// RoundTrip makes the attempt's request, or refuses to.
 func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	request, err := c.prepare(r)
 	if err != nil {
 		closeBody(r)
 		return nil, outcome.Permanent(err)
 	}
-	for retries := 3; ; retries-- {
-		answer, err := c.try(request, false)
-		if !errors.Is(err, ErrSpent) || retries == 0 || !rewind(request, r) {
-			return answer, err
-		}
-	}
-}
-
-// rewind makes a request ready to be tried again, if it can be.
-func rewind(request, r *http.Request) bool {
-	if r.Body == nil || r.Body == http.NoBody {
-		return true
-	}
-	if r.GetBody == nil {
-		return false
-	}
-	body, err := r.GetBody()
-	request.Body = body
-	return err == nil
+	return c.try(request, false)
 }
 
 // try makes the request, whose answer's body is to be closed. onlyPrivate: to a private address alone.
@@ -97,9 +77,9 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	}
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.answering}
 	answer, err := c.task.transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(e.ctx, trace)))
-	if err == nil && e.stray {
+	if err == nil && (e.stray || answer.StatusCode == http.StatusSwitchingProtocols) {
 		_ = answer.Body.Close()
-		err = errStrayAnswer
+		err = errNoAnswer
 	}
 	if err != nil {
 		err = cmp.Or(context.Cause(e.ctx), err) // net/http's is a consequence
@@ -111,8 +91,7 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	if answer.Body == http.NoBody {
 		e.done(true)
 	} else {
-		endless := answer.StatusCode == http.StatusSwitchingProtocols
-		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e, endless: endless}
+		answer.Body = &answerBody{ReadCloser: answer.Body, exchange: e}
 	}
 	return answer, nil
 }
@@ -121,28 +100,23 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 // send it again.
 func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 	switch {
-	case r.URL == nil:
-		return nil, errors.New("the request has no URL")
 	case r.Method == http.MethodConnect:
 		return nil, errors.New("CONNECT is not possible")
+	case r.Host != "" && r.Host != r.URL.Host: // behind a CDN or a proxy it decides whom a request reaches
+		return nil, errors.New("the request's Host must be that of its URL")
 	}
-	if err := c.task.mayCall(r); err != nil {
+	if err := c.task.mayCall(r.URL); err != nil {
 		return nil, err
 	}
 	request := r.Clone(r.Context())
 	request.GetBody = nil
-	if request.Header == nil {
-		request.Header = http.Header{}
-	}
 	for name := range request.Header {
 		if frames(name) {
 			return nil, fmt.Errorf("header %q: %w", name, errFrames)
 		}
 	}
 	setDefaults(request.Header, c.call)
-	head := *request
-	head.Body, head.ContentLength, head.TransferEncoding, head.Trailer = nil, 0, nil, nil
-	return request, tryHeader(&head)
+	return request, nil
 }
 
 // begin has the request be the one of the attempt, unless there is or was another.
@@ -186,9 +160,6 @@ func (c *Client) failed(err error, wrote bool) error {
 	if wrote || c.grant.SendBy.IsZero() || !Unsent(err) {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.seen.Late = c.seen.Late || errors.Is(err, ErrTooLate)
 	return outcome.NotSent(err)
 }
 
@@ -256,10 +227,9 @@ func (e *exchange) admit(info httptrace.GotConnInfo) error {
 	if !e.timer.Stop() { // it is about to say so
 		return e.slow
 	}
-	// The connection may be that of a request before it.
 	ip := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-	if err := e.client.task.mayReach(e.request, ip, e.onlyPrivate); err != nil {
-		return err
+	if e.onlyPrivate && !e.client.task.addresses.private(ip, nil) {
+		return errInClear
 	}
 	e.asked = true
 	g, err := e.client.start(e.ctx)
@@ -293,7 +263,6 @@ func (e *exchange) stop() {
 type answerBody struct {
 	io.ReadCloser
 	exchange *exchange
-	endless  bool // the connection was switched to another protocol: to read on may block for ever
 	once     sync.Once
 }
 
@@ -311,10 +280,6 @@ const maxDrain = 256 << 10 // read of what nobody wants of an answer
 // used again.
 func (b *answerBody) Close() error {
 	b.once.Do(func() {
-		if b.endless {
-			b.exchange.done(false)
-			return
-		}
 		timer := time.AfterFunc(b.exchange.client.task.drainFor, b.exchange.stop)
 		defer timer.Stop()
 		_, err := io.CopyN(io.Discard, b.ReadCloser, maxDrain)

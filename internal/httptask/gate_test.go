@@ -137,27 +137,22 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 	}
 }
 
+// A pass is admitted once, and no more once it has ended, whoever ended it.
 func TestGateAdmitsOncePerPass(t *testing.T) {
 	t.Parallel()
 	first, _, p := admitted(t)
 	second, _ := gatedPair(t)
-	for _, gate := range []*gatedConn{first, second} {
-		if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
-			t.Errorf("admitted again: %v", err)
-		}
-	}
-}
-
-// A pass that has ended is admitted no more, whoever ended it.
-func TestGateAdmitsNoPassThatEnded(t *testing.T) {
-	t.Parallel()
-	gate, _ := gatedPair(t)
-	p := newPass(t)
-	if p.end(false).Wrote {
+	ended := newPass(t)
+	if ended.end(false).Wrote {
 		t.Error("wrote before it was written")
 	}
-	if err := gate.admit(p, time.Time{}); !errors.Is(err, errNoMore) {
-		t.Errorf("admit = %v, want %v", err, errNoMore)
+	for _, again := range []struct {
+		gate *gatedConn
+		pass *pass
+	}{{first, p}, {second, p}, {second, ended}} {
+		if err := again.gate.admit(again.pass, time.Time{}); !errors.Is(err, errNoMore) {
+			t.Errorf("admit = %v, want %v", err, errNoMore)
+		}
 	}
 }
 

@@ -12,8 +12,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"reflect"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -40,8 +38,10 @@ type Config struct {
 
 // Task makes requests. It is safe for concurrent use.
 type Task struct {
-	permissions
 	cfg       Config
+	hosts     map[string]bool // that may be called; empty: all
+	secrets   secrets
+	addresses *addresses
 	transport *http.Transport
 	drainFor  time.Duration // how long the rest of an answer is read so that its connection can be reused
 }
@@ -51,15 +51,14 @@ func New(cfg Config) (*Task, error) {
 	cfg.Store = cmp.Or(cfg.Store, "errors")
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
-	p, err := newPermissions(cfg)
+	s, err := newSecrets(cfg.Secrets)
 	if err != nil {
 		return nil, err
 	}
-	return &Task{permissions: p, cfg: cfg, transport: newTransport(cfg, p.addresses), drainFor: 250 * time.Millisecond}, nil
+	t := &Task{cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), drainFor: 250 * time.Millisecond}
+	t.transport = newTransport(cfg, t.addresses)
+	return t, nil
 }
-
-// Equal reports whether both have the same configuration.
-func (t *Task) Equal(other *Task) bool { return reflect.DeepEqual(t.cfg, other.cfg) }
 
 // Close closes idle connections.
 func (t *Task) Close() { t.transport.CloseIdleConnections() }
@@ -87,7 +86,7 @@ type Sending struct {
 	readings
 	Err    error           // nil: done; its text has no secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
-	to     []hostPort      // where the answer came from; none: there is none
+	to     hostPort        // where the answer came from
 }
 
 // Since turns the gate's readings of what it let through into offsets from m0.
@@ -103,11 +102,8 @@ func (r readings) Since(m0 time.Time) limit.Sending {
 	return limit.Sending{Sent: cmp.Or(since(r.sent), &ended), Acked: since(r.acked), Answered: since(r.answered), Ended: ended}
 }
 
-// From reports whether the answer came from these hosts alone; none: from anybody.
-func (s Sending) From(hosts []string) bool {
-	set := hostSet(hosts)
-	return len(set) == 0 || !slices.ContainsFunc(s.to, func(h hostPort) bool { return !h.in(set) })
-}
+// From reports whether the answer came from one of these hosts; none: from anybody.
+func (s Sending) From(hosts []string) bool { return len(hosts) == 0 || s.to.in(hostSet(hosts)) }
 
 // Run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
@@ -120,7 +116,7 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	if r.timeout > 0 {
 		timeout = min(timeout, r.timeout)
 	}
-	secrets := t.secrets.needles(r.request)
+	secrets := t.secrets.needles(r.request.URL)
 	client := &Client{task: t, ctx: ctx, start: start, timeout: timeout}
 	answer, err := client.try(r.request.WithContext(ctx), r.private)
 	if err != nil {
@@ -131,7 +127,7 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	_ = answer.Body.Close()
 	// The status decides, even where the body was cut off: the API has done what was asked.
 	err = verdict(r.shown, answer, time.Now())
-	s = Sending{readings: client.End().readings, Err: secrets.redacted(err), to: hostsOf(r.request)}
+	s = Sending{readings: client.End().readings, Err: secrets.redacted(err), to: hostOf(r.request.URL)}
 	if t.cfg.Store == "all" || t.cfg.Store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}

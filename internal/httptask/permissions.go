@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -16,72 +15,30 @@ import (
 	"github.com/callq/callq/internal/outcome"
 )
 
-// permissions are what a worker's task http may do. They are never changed.
-//
-// A worker publishes them with its heartbeat. So one that lacks a secret or a permission for a call knows whether
-// another worker can make it: then the call goes back unsent. Else it fails, with the reason.
-type permissions struct {
-	hosts     map[string]bool // empty: all
-	secrets   secrets
-	addresses *addresses
-}
-
-func newPermissions(cfg Config) (permissions, error) {
-	s, err := newSecrets(cfg.Secrets)
-	return permissions{hosts: hostSet(cfg.Hosts), secrets: s, addresses: newAddresses(cfg)}, err
-}
-
 // read reads a call that may be made, as far as that is known before there is a connection.
-func (p permissions) read(call *Call) (*request, error) {
-	r, err := readRequest(call, p.secrets)
+func (t *Task) read(call *Call) (*request, error) {
+	r, err := readRequest(call, t.secrets)
 	if err != nil {
 		return nil, outcome.Permanent(fmt.Errorf("call_data: %w", err))
 	}
-	if err := p.mayCall(r.request); err != nil {
+	if err := t.mayCall(r.request.URL); err != nil {
 		return nil, outcome.Permanent(fmt.Errorf("%s: %w", r.shown, err))
 	}
 	return r, nil
 }
 
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
-func (p permissions) mayCall(r *http.Request) error {
-	for i, h := range hostsOf(r) {
-		switch {
-		case len(p.hosts) == 0 || h.in(p.hosts):
-		case i == 0:
-			return refused(errors.New("the host is not in http_task.hosts"))
-		default:
-			return refused(errors.New("the host of its Host header is not in http_task.hosts"))
-		}
+func (t *Task) mayCall(u *url.URL) error {
+	if len(t.hosts) > 0 && !hostOf(u).in(t.hosts) {
+		return errors.New("the host is not in http_task.hosts")
 	}
 	return nil
 }
 
-// mayReach refuses addresses to which a request may not go; onlyPrivate: all but private ones.
-func (p permissions) mayReach(r *http.Request, ip netip.Addr, onlyPrivate bool) error {
-	for _, h := range hostsOf(r) {
-		if err := p.addresses.refusal(h, ip); err != nil {
-			return err
-		}
-	}
-	if onlyPrivate && !p.addresses.private(ip, nil) {
-		return outcome.Permanent(&RefusedError{errors.New("a secret may not go over http to a public address: " +
-			"use https, or name its host as http://… in http_task.secrets"), ip})
-	}
-	return nil
-}
+var errInClear = outcome.Permanent(errors.New("a secret may not go over http to a public address: " +
+	"use https, or name its host as http://… in http_task.secrets"))
 
-// RefusedError says that this worker may not make a call, and another may be able to.
-type RefusedError struct {
-	error
-	ip netip.Addr // that the call's host has; not valid: that is not known
-}
-
-func (e *RefusedError) Unwrap() error { return e.error }
-
-func refused(err error) error { return &RefusedError{error: err} }
-
-// Settings are a Config as it is published and compared: of a secret the hosts, never the value.
+// Settings are a Config as workers publish it, for doctor to compare: of a secret the hosts, never the value.
 type Settings struct {
 	Hosts        []string            `json:"hosts"`
 	PrivateHosts []string            `json:"private_hosts"`
@@ -104,24 +61,6 @@ func sorted(list []string) []string {
 	list = append([]string{}, list...)
 	slices.Sort(list)
 	return slices.Compact(list)
-}
-
-// May reports whether a worker with these settings may make a call that another refused so. Nil settings, those of an
-// older version, may.
-func (s *Settings) May(call *Call, refusal *RefusedError) bool {
-	if s == nil {
-		return true
-	}
-	cfg := Config{Hosts: s.Hosts, PrivateHosts: s.PrivateHosts, AllowPrivate: s.AllowPrivate, Secrets: map[string]Secret{}}
-	for name, hosts := range s.Secrets {
-		cfg.Secrets[name] = Secret{Value: hiddenText + hiddenText, Hosts: hosts}
-	}
-	p, err := newPermissions(cfg)
-	if err != nil {
-		return false
-	}
-	r, err := p.read(call)
-	return err == nil && (!refusal.ip.IsValid() || p.mayReach(r.request, refusal.ip, r.private) == nil)
 }
 
 // addresses decides where the task http may connect. The address that is dialled is what counts,
@@ -155,7 +94,7 @@ const privateBlocks = `
 	0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
 	192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24
 	224.0.0.0/4 240.0.0.0/4 168.63.129.16/32
-	2001::/23 2001:db8::/32 3fff::/20`
+	2001::/23 2001:db8::/32 2002::/16 3fff::/20`
 
 // control is a net.Dialer's ControlContext for addr, as the URL has it: it refuses private addresses.
 func (a *addresses) control(addr string) func(context.Context, string, string, syscall.RawConn) error {
@@ -174,12 +113,11 @@ func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
 	if a.any || h.in(a.names) || !a.private(ip, a.allowed) {
 		return nil
 	}
-	err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip)
-	return outcome.Permanent(&RefusedError{err, ip})
+	return outcome.Permanent(fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip))
 }
 
 // private says that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6
-// one (mapped, NAT64, 6to4) is judged itself; forms that nothing public uses are private.
+// one (mapped, NAT64) is judged itself; forms that nothing public uses are private.
 func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
 	ip = ip.Unmap().WithZone("")
 	within := func(block netip.Prefix) bool { return block.Contains(ip) }
@@ -191,8 +129,6 @@ func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
 		switch {
 		case within(netip.MustParsePrefix("64:ff9b::/96")): // NAT64
 			return a.private(netip.AddrFrom4([4]byte(raw[12:16])), allowed)
-		case raw[0] == 0x20 && raw[1] == 0x02: // 6to4
-			return a.private(netip.AddrFrom4([4]byte(raw[2:6])), allowed)
 		case raw[8]&^0x02 == 0 && raw[9] == 0 && raw[10] == 0x5e && raw[11] == 0xfe: // ISATAP
 			return true
 		case raw[0]&0xe0 != 0x20: // all but 2000::/3: loopback, link-local, ULA, multicast, …
@@ -216,32 +152,18 @@ func (h hostPort) in(set map[string]bool) bool {
 func hostSet(hosts []string) map[string]bool {
 	set := make(map[string]bool, len(hosts))
 	for _, entry := range hosts {
-		h := splitHost(entry, "")
-		set[net.JoinHostPort(oneForm(h.host), h.port)] = true
+		host, port, err := net.SplitHostPort(entry)
+		if err != nil { // it has no port
+			host = strings.Trim(entry, "[]")
+		}
+		set[net.JoinHostPort(oneForm(host), port)] = true
 	}
 	return set
 }
 
-// hostsOf are the hosts that a request names: its URL's, and that of its Host header where it has another one. What
-// shares an address with many names goes by the header, so a list of hosts must have both.
-func hostsOf(r *http.Request) []hostPort {
-	hosts := []hostPort{{r.URL.Hostname(), portOf(r.URL)}}
-	if r.Host != "" && r.Host != r.URL.Host {
-		hosts = append(hosts, splitHost(r.Host, portOf(r.URL)))
-	}
-	return hosts
-}
-
-// splitHost splits host:port, or a host alone, whose port is then the default.
-func splitHost(text, port string) hostPort {
-	if host, port, err := net.SplitHostPort(text); err == nil {
-		return hostPort{host, port}
-	}
-	return hostPort{strings.Trim(text, "[]"), port}
-}
-
-func portOf(u *url.URL) string {
-	return cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+// hostOf is the host that a URL names.
+func hostOf(u *url.URL) hostPort {
+	return hostPort{u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])}
 }
 
 func oneForm(host string) string {

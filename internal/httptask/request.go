@@ -99,13 +99,9 @@ func (f *fields) request(call *Call, s secrets) (*request, error) {
 		u.RawQuery += more
 	}
 	r := &http.Request{Method: f.method, URL: u, Host: u.Host, Header: header}
-	if host := header["Host"]; host != nil {
-		r.Host = host[0]
-		header.Del("Host")
-	}
 	result := &request{request: r, timeout: f.timeout, shown: shown}
 	for _, name := range f.secrets {
-		onlyPrivate, err := s.may(name, r)
+		onlyPrivate, err := s.may(name, u)
 		if err != nil {
 			return nil, err
 		}
@@ -244,9 +240,6 @@ func (f *fields) readHeader(value json.RawMessage, s secrets) error {
 			f.header.Add(name, text)
 		}
 	}
-	if host, ok := f.header["Host"]; ok && (len(host) != 1 || !isHost(host[0])) {
-		return errors.New(`"Host": must be one host, or host:port`)
-	}
 	return nil
 }
 
@@ -269,7 +262,7 @@ var errFrames = errors.New("may not be set: it is about the connection, not the 
 // frames reports whether a header is about the connection.
 func frames(name string) bool {
 	switch http.CanonicalHeaderKey(name) {
-	case "Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
+	case "Connection", "Content-Length", "Expect", "Host", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate",
 		"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
 		return true
 	}
@@ -299,7 +292,7 @@ func readHeaderValue(value json.RawMessage, s secrets) (text, name string, err e
 		}
 		secret, known := s[name]
 		if !known {
-			return "", "", refused(fmt.Errorf("%q is not one of this worker's http_task.secrets", name))
+			return "", "", fmt.Errorf("%q is not one of this worker's http_task.secrets", name)
 		}
 		text += secret.value
 	}
@@ -377,7 +370,7 @@ func elements(value json.RawMessage) []json.RawMessage {
 // isToken is RFC 9110's token: what methods and header names are made of.
 func isToken(text string) bool { return consistsOf(text, "!#$%&'*+-.^_`|~") }
 
-// isHost takes what a Host header may be, in ASCII.
+// isHost takes what a URL's host may be, in ASCII.
 func isHost(text string) bool { return consistsOf(text, "-._:[]") }
 
 // consistsOf reports whether a text is letters and digits of ASCII and these others, and not empty.

@@ -87,10 +87,7 @@ func TestBustedCallData(t *testing.T) {
 		{`{"url":"http://x","headers":{"HTTP2-Settings":"x"}}`, "connection"},
 		{`{"url":"http://x","headers":{"callq-call-id":"9"}}`, "callq sets it"},
 		{`{"url":"http://x","headers":{"Callq-Attempt":"9"}}`, "callq sets it"},
-		{`{"url":"http://x","headers":{"Host":"a/b"}}`, "one host"},
-		{`{"url":"http://x","headers":{"Host":""}}`, "one host"},
-		{`{"url":"http://x","headers":{"Host":["a","b"]}}`, "one host"},
-		{`{"url":"http://x","headers":{"Host":"a","host":"b"}}`, "one host"},
+		{`{"url":"http://x","headers":{"host":"x"}}`, "connection"},
 		{`{"url":"http://x","timeout":"soon"}`, "duration"},
 		{`{"url":"http://x","timeout":"30"}`, "duration"},
 		{`{"url":"http://x","timeout":[]}`, "duration"},
@@ -138,7 +135,7 @@ func TestWhatIsShown(t *testing.T) {
 
 func FuzzReadRequest(f *testing.F) {
 	f.Add(`{"method":"POST","url":"http://u:p@x:1/p?q#f","query":{"a":[1,"b",true]},"headers":{"A":["b"]},"form":{"a":1},"timeout":"1s"}`)
-	f.Add(`{"url":"http://[::1%25eth0]/","headers":{"Host":"x"},"json":[null],"timeout":1e9}`)
+	f.Add(`{"url":"http://[::1%25eth0]/","headers":{"X":"x"},"json":[null],"timeout":1e9}`)
 	f.Fuzz(func(t *testing.T, data string) {
 		c, err := readRequest(callOf("%s", data), nil)
 		if err != nil {

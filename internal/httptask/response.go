@@ -1,7 +1,6 @@
 package httptask
 
 import (
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -9,14 +8,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/callq/callq/internal/outcome"
 )
 
 const (
-	maxBody       = 64 << 10  // of an answer, kept in result
-	maxZipped     = 256 << 10 // unpacked of an answer, which may be nothing for ever
+	maxBody       = 64 << 10 // of an answer, kept in result
 	maxRetryAfter = 24 * time.Hour
 )
 
@@ -30,34 +27,13 @@ type answer struct {
 
 // readResponse reads an answer, without the secrets that it repeats.
 func readResponse(r *http.Response, secrets needles) answer {
-	zipped := strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip")
-	if zipped {
-		r.Header.Del("Content-Encoding")
-		r.Header.Del("Content-Length")
-	}
 	a := answer{Status: r.StatusCode, Headers: readableHeaders(r.Header, secrets)}
-	if r.StatusCode == http.StatusSwitchingProtocols { // it has no end
-		return a
-	}
-	// As much more as a secret has that begins in what is kept.
-	data, err := readBody(r.Body, zipped, int64(maxBody+max(1, secrets.longest())))
-	a.Body, a.Truncated = readable(secrets.redact(string(data), maxBody, err != nil))
-	a.Truncated = a.Truncated || len(data) > maxBody || err != nil
+	most := maxBody + max(1, secrets.longest)
+	data, err := io.ReadAll(io.LimitReader(r.Body, int64(most)))
+	cut := len(data) == most || err != nil
+	a.Body, a.Truncated = readable(secrets.redact(string(data), cut))
+	a.Truncated = a.Truncated || cut
 	return a
-}
-
-func readBody(body io.Reader, zipped bool, most int64) ([]byte, error) {
-	if zipped {
-		unzipped, err := gzip.NewReader(io.LimitReader(body, maxZipped))
-		if errors.Is(err, io.EOF) { // it is empty
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		body = unzipped
-	}
-	return io.ReadAll(io.LimitReader(body, most))
 }
 
 func readableHeaders(header http.Header, secrets needles) map[string]any {
@@ -65,7 +41,7 @@ func readableHeaders(header http.Header, secrets needles) map[string]any {
 	for name, values := range header {
 		list := make([]string, len(values))
 		for i, value := range values {
-			list[i], _ = readable(secrets.redact(value, len(value), false))
+			list[i], _ = readable(secrets.redact(value, false))
 		}
 		headers[name] = list
 		if len(list) == 1 {
@@ -81,11 +57,7 @@ func readable(text string) (short string, truncated bool) {
 	if len(short) <= maxBody {
 		return short, false
 	}
-	n := maxBody
-	for !utf8.RuneStart(short[n]) { // not within a character
-		n--
-	}
-	return short[:n], true
+	return strings.ToValidUTF8(short[:maxBody], ""), true // without the character that was cut
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried

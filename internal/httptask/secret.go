@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"html"
-	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -67,18 +66,15 @@ func newSecrets(configured map[string]Secret) (secrets, error) {
 	return s, nil
 }
 
-// may reports whether the request, with what else it says of its host, may carry the secret called name;
-// onlyPrivate: to a private address only, for nothing encrypts it.
-func (s secrets) may(name string, r *http.Request) (onlyPrivate bool, err error) {
-	secret := s[name]
-	for _, h := range hostsOf(r) {
-		inClear := h.in(secret.clear)
-		if !inClear && !h.in(secret.hosts) {
-			return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
-		}
-		onlyPrivate = onlyPrivate || r.URL.Scheme != "https" && !inClear
+// may reports whether a request to u may carry the secret called name; onlyPrivate: to a private address only, for
+// nothing encrypts it.
+func (s secrets) may(name string, u *url.URL) (onlyPrivate bool, err error) {
+	h, secret := hostOf(u), s[name]
+	inClear := h.in(secret.clear)
+	if !inClear && !h.in(secret.hosts) {
+		return false, fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h)
 	}
-	return onlyPrivate, nil
+	return u.Scheme != "https" && !inClear, nil
 }
 
 // spellings are how an API may repeat a value: as it is, and escaped for JSON, URLs and HTML.
@@ -95,60 +91,35 @@ func spellings(value string) []string {
 
 // needles are what is starred out of an answer, and of errors: the secrets that its request may carry, as answers
 // spell them. Whatever else were starred would tell its API, or who wrote the call, what they guess of a secret.
-type needles []string
+type needles struct {
+	stars   *strings.Replacer
+	longest int // bytes of the longest of them; 0: there are none
+}
 
-func (s secrets) needles(r *http.Request) (n needles) {
+func (s secrets) needles(u *url.URL) (n needles) {
+	var all []string
 	for name, secret := range s {
-		if _, err := s.may(name, r); err == nil {
-			n = append(n, secret.spellings...)
+		if _, err := s.may(name, u); err == nil {
+			all = append(all, secret.spellings...)
 		}
 	}
+	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) }) // of two that begin alike the longer is starred
+	var pairs []string
+	for _, spelling := range all {
+		pairs = append(pairs, spelling, hiddenText)
+		n.longest = max(n.longest, len(spelling))
+	}
+	n.stars = strings.NewReplacer(pairs...)
 	return n
 }
 
-// longest is how many bytes the longest of them has.
-func (n needles) longest() (most int) {
-	for _, needle := range n {
-		most = max(most, len(needle))
+// redact stars out every secret in a text. Of one that was cut off, its end goes, for a secret may begin there.
+func (n needles) redact(text string, cut bool) string {
+	short := n.stars.Replace(text)
+	if cut {
+		short = short[:max(0, len(short)-n.longest)]
 	}
-	return most
-}
-
-// redact stars out every secret in the first keep bytes of a text, though it ends behind them; and the beginning
-// of one at the end of a text that broke off there.
-func (n needles) redact(text string, keep int, brokeOff bool) string {
-	type span struct{ from, to int }
-	var found []span
-	for _, needle := range n {
-		for from := 0; ; from++ {
-			i := strings.Index(text[from:], needle)
-			if i < 0 {
-				break
-			}
-			from += i
-			found = append(found, span{from, from + len(needle)})
-		}
-		for size := min(len(needle), len(text)); brokeOff && size >= leastSecret; size-- {
-			if strings.HasSuffix(text, needle[:size]) {
-				found = append(found, span{len(text) - size, len(text)})
-				break
-			}
-		}
-	}
-	slices.SortFunc(found, func(a, b span) int { return a.from - b.from })
-	keep = min(keep, len(text))
-	var short strings.Builder
-	at := 0
-	for _, f := range append(found, span{keep, keep}) {
-		if f.from >= at && at < keep { // else it overlaps what is starred already
-			short.WriteString(text[at:min(f.from, keep)])
-			if f.from < keep {
-				short.WriteString(hiddenText)
-			}
-		}
-		at = max(at, f.to)
-	}
-	return short.String()
+	return short
 }
 
 // redacted is err with no secret in its text.
@@ -157,7 +128,7 @@ func (n needles) redacted(err error) error {
 		return nil
 	}
 	text := err.Error()
-	if short := n.redact(text, len(text), false); short != text {
+	if short := n.redact(text, false); short != text {
 		return &redactedError{short, err}
 	}
 	return err

@@ -2,7 +2,6 @@ package httptask
 
 import (
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -67,8 +66,7 @@ func TestRedact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://x", nil)
-	secrets := s.needles(r)
+	secrets := s.needles(&url.URL{Scheme: "https", Host: "x"})
 	inJSON, _ := json.Marshal(canary)
 	var unescaped bytes.Buffer
 	e := json.NewEncoder(&unescaped)
@@ -90,29 +88,17 @@ func TestRedact(t *testing.T) {
 		{"the shorter sk_live alone", "the shorter *** alone"},
 		{"a beginning: " + canary[:20], "a beginning: ***" + canary[7:20]}, // sk_live is a secret of its own
 		{"a beginning: twice-twi", "a beginning: twice-twi"},
-		{"twice-twice-twice-", "***"},
-		{"two that overlap: twice-twice-" + canary + canary, "two that overlap: *********"},
+		{"two: twice-twice-" + canary + canary, "two: *********"},
 	} {
-		if got := secrets.redact(c.text, len(c.text), false); got != c.want {
+		if got := secrets.redact(c.text, false); got != c.want {
 			t.Errorf("redact(%q) = %q, want %q", c.text, got, c.want)
 		}
 	}
-	for _, c := range []struct{ text, want string }{
-		{"broke off: twice-twi", "broke off: ***"},
-		{"broke off: twic", "broke off: ***"},
-		{"broke off: twi", "broke off: twi"},
-		{"twice-twi and more", "twice-twi and more"},
-	} {
-		if got := secrets.redact(c.text, len(c.text), true); got != c.want {
-			t.Errorf("broken off, redact(%q) = %q, want %q", c.text, got, c.want)
-		}
-	}
-	for _, c := range []struct {
-		keep int
-		want string
-	}{{0, ""}, {2, "a "}, {3, "a ***"}, {13, "a ***"}, {14, "a ***"}, {16, "a *** t"}, {20, "a *** twice"}} {
-		if got := secrets.redact("a twice-twice- twice-tw", c.keep, false); got != c.want {
-			t.Errorf("of %d bytes: %q, want %q", c.keep, got, c.want)
+	// Where a text was cut off, a secret may begin within as many bytes as the longest has.
+	rest := strings.Repeat("x", secrets.longest)
+	for part := range len(canary) {
+		if got := secrets.redact("kept"+rest+canary[:part], true); len(got) > len("kept")+part || !strings.HasPrefix("kept"+rest, got) {
+			t.Errorf("cut off after %d bytes of it: %q", part, got)
 		}
 	}
 }
@@ -129,13 +115,11 @@ func TestRedactionTellsNothing(t *testing.T) {
 	const secret = "sk_live_0123456789"
 	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
 	for _, c := range []struct {
-		name, url, header, guess, want string
-		hosts                          []string
+		name, guess, want string
+		hosts             []string
 	}{
 		{name: "a stranger, the beginning", guess: secret[:9], want: secret[:9], hosts: []string{"api.example"}},
 		{name: "a stranger, all of it", guess: secret, want: secret, hosts: []string{"api.example"}},
-		{name: "a stranger, who says that it is the host", header: `"Host":"api.example",`, guess: secret, want: secret, hosts: []string{"api.example"}},
-		{name: "another name at the host's address", header: `"Host":"other.example",`, guess: secret, want: secret, hosts: []string{"127.0.0.1"}},
 		{name: "another port", guess: secret, want: secret, hosts: []string{"127.0.0.1:1"}},
 		{name: "its host, the beginning", guess: secret[:17], want: secret[:17], hosts: []string{"127.0.0.1"}},
 		{name: "its host, all of it", guess: secret, want: hiddenText, hosts: []string{"127.0.0.1"}},
@@ -143,7 +127,7 @@ func TestRedactionTellsNothing(t *testing.T) {
 	} {
 		h := newTestTask(t, Config{Secrets: map[string]Secret{"KEY": {secret, c.hosts}}})
 		path := server.URL + "/" + c.guess
-		s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{%s"X-Guess":%q}}`, path, c.header, c.guess), bound, granted)
+		s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{"X-Guess":%q}}`, path, c.guess), bound, granted)
 		var got answer
 		if err := json.Unmarshal(s.Result, &got); err != nil {
 			t.Fatalf("%s: %v of %+v", c.name, err, s)
@@ -163,10 +147,10 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 	_, https, _ := net.SplitHostPort(secure.Listener.Addr().String())
 	_, http, _ := net.SplitHostPort(plain.Listener.Addr().String())
 	for _, c := range []struct {
-		name, url, header string // header: more of them
-		hosts             []string
-		public            bool // the API's address counts as a public one
-		want              string
+		name, url string
+		hosts     []string
+		public    bool // the API's address counts as a public one
+		want      string
 	}{
 		{name: "its host", url: "https://127.0.0.1:" + https, hosts: []string{"127.0.0.1"}},
 		{name: "its host, in capitals", url: "https://LOCALHOST:" + https, hosts: []string{"LocalHost"}},
@@ -179,8 +163,6 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 		{name: "the beginning of a name", url: "https://localhost:" + https, hosts: []string{"localhost.example"}, want: "not among its hosts"},
 		{name: "a star", url: "https://localhost:" + https, hosts: []string{"*"}, want: "not among its hosts"},
 		{name: "its host as a user's name", url: "https://api.example@127.0.0.1:" + https, hosts: []string{"api.example"}, want: "not among its hosts"},
-		{name: "another host in the header", url: "https://127.0.0.1:" + https, header: `"Host":"other.example",`, hosts: []string{"127.0.0.1"}, want: "not among its hosts"},
-		{name: "both hosts its own", url: "https://127.0.0.1:" + https, header: `"Host":"api.example",`, hosts: []string{"127.0.0.1", "api.example"}},
 		{name: "http to a private address", url: "http://127.0.0.1:" + http, hosts: []string{"127.0.0.1"}},
 		{name: "http to a public address", url: "http://127.0.0.1:" + http, hosts: []string{"127.0.0.1"}, public: true, want: "may not go over http"},
 		{name: "https to a public address", url: "https://127.0.0.1:" + https, hosts: []string{"127.0.0.1"}, public: true},
@@ -199,7 +181,7 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 			for _, reused := range []bool{false, true} {
 				arrived.Store("nothing")
 				started := false
-				s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{%s"Authorization":{"secret":"KEY","prefix":"Bearer "}}}`, c.url, c.header), bound, noting(&started))
+				s := h.Run(t.Context(), callOf(`{"url":%q,"headers":{"Authorization":{"secret":"KEY","prefix":"Bearer "}}}`, c.url), bound, noting(&started))
 				switch {
 				case c.want == "" && (s.Err != nil || arrived.Load() != "Bearer "+canary):
 					t.Errorf("got %+v, and %v arrived", s, arrived.Load())
@@ -241,13 +223,7 @@ func TestEchoedSecretIsNotKept(t *testing.T) {
 		"a redirect": handled(func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "https://elsewhere.example/?k="+url.QueryEscape(r.Header.Get("Authorization")), http.StatusFound)
 		}),
-		"gzip": handled(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Encoding", "gzip")
-			zip := gzip.NewWriter(w)
-			_, _ = io.WriteString(zip, r.Header.Get("Authorization"))
-			_ = zip.Close()
-		}),
-		"where the body is cut": handled(func(w http.ResponseWriter, r *http.Request) {
+		"cut after it": handled(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, strings.Repeat("x", maxBody-20)+r.Header.Get("Authorization")+strings.Repeat("y", maxBody))
 		}),
 		"whose end is where the body is cut": handled(func(w http.ResponseWriter, r *http.Request) {
@@ -264,7 +240,7 @@ func TestEchoedSecretIsNotKept(t *testing.T) {
 		"a bad length": raw(func(conn net.Conn, auth string) {
 			_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %s\r\n\r\n", auth)
 		}),
-		"a hang-up within": raw(func(conn net.Conn, auth string) {
+		"cut within it by a hang-up": raw(func(conn net.Conn, auth string) {
 			_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n%s", auth[:len(auth)-5])
 		}),
 	} {
@@ -281,7 +257,7 @@ func TestEchoedSecretIsNotKept(t *testing.T) {
 					t.Errorf("%q is in %.2000s", part, kept)
 				}
 			}
-			if !strings.Contains(kept, hiddenText) && name != "a status line" {
+			if !strings.Contains(kept, hiddenText) && name != "a status line" && !strings.HasPrefix(name, "cut") {
 				t.Errorf("it was not echoed, so that this shows nothing: %.2000s", kept)
 			}
 		})

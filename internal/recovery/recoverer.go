@@ -30,7 +30,7 @@ const (
 // Config says what a Recoverer works with. All fields are required.
 type Config struct {
 	Pool   *pgxpool.Pool
-	Sender *handoff.Sender
+	Sender *handoff.Broker
 	Log    *slog.Logger
 	Now    func() time.Time    // a clock that nobody sets
 	Random func(n int64) int64 // in [0, n)

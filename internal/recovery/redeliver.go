@@ -43,7 +43,7 @@ func (r *Recoverer) redeliver(ctx context.Context, v View) (sent int, err error)
 			sent += len(message.Attempts)
 		}
 	}
-	return sent, r.Sender.Send(ctx, again)
+	return sent, r.Sender.Send(ctx, again...)
 }
 
 func (r *Recoverer) countUndelivered(ctx context.Context, v View) (n int64, err error) {
