@@ -110,7 +110,8 @@ func (a *attempt) free() {
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
 func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
-	s := a.w.http.Load().Run(ctx, a.httpCall(), a.Timeout, a.start)
+	call := a.httpCall()
+	s := a.w.http.Load().Run(ctx, call, a.Timeout, a.start)
 	a.result = s.Result
 	switch {
 	case a.refused != nil:
@@ -124,7 +125,11 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	case a.w.handling.Err() != nil:
 		return a.unsent(s.Err, 0)
 	}
-	return a.ending(s.Err) // there was no connection, or the call cannot be made
+	// No connection, or a call that cannot be made.
+	if refusal, ok := errors.AsType[*httptask.RefusedError](s.Err); ok && a.w.anotherMay(ctx, a.Queue, call, refusal) {
+		return a.unsent(fmt.Errorf("handed back for another worker: %w", s.Err), a.Policy.Backoff(int(a.number), rand.Int64N)/10)
+	}
+	return a.ending(s.Err)
 }
 
 // runHandler runs a custom handler between a durable start, which was answered so, and its end.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/handoff"
@@ -75,6 +76,23 @@ func (w *Worker) httpSettings() *string {
 	text, _ := json.Marshal(task.Settings()) // strings always can
 	return new(string(text))
 }
+
+// anotherMay reports whether another live worker that takes http calls of the queue may make a call that this one
+// refused. It does so too where that could not be asked.
+func (w *Worker) anotherMay(ctx context.Context, queue string, call *httptask.Call, refusal *httptask.RefusedError) bool {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	rows, _ := w.db.Query(ctx, othersSQL, w.id, queue) // CollectRows returns its error
+	others, err := pgx.CollectRows(rows, pgx.RowTo[*httptask.Settings])
+	return err != nil || slices.ContainsFunc(others, func(s *httptask.Settings) bool { return s.May(call, refusal) })
+}
+
+const othersSQL = `
+SELECT w.http
+FROM call_workers w
+LEFT JOIN call_queues q ON q.name = $2
+WHERE callq_alive(w.heartbeat_at) AND w.id <> $1 AND 'http' = ANY(w.tasks)
+  AND coalesce(q.label = '' OR q.label = ANY(w.labels), true)`
 
 // shutLimits closes the limits of an attempt, for every worker, when the API answered that it wants
 // no more requests for a while; where a limit is per key, for that key. A limit that names hosts is closed by those

@@ -44,7 +44,7 @@ func (s *Status) Problems() []Problem {
 		}
 		list.add(Problem{Check: "http settings"},
 			"give them the same http_task, or Config.HTTP, and send each SIGHUP, or restart those with the old one",
-			"live workers differ on http_task.%s (a call fails on one that may not make it): %s",
+			"live workers differ on http_task.%s (a call goes where any of them may send it, and back unsent from one that may not): %s",
 			key, strings.Join(said, "; "))
 	}
 	s.addWaiting(&list)

@@ -227,9 +227,10 @@ func (e *exchange) admit(info httptrace.GotConnInfo) error {
 	if !e.timer.Stop() { // it is about to say so
 		return e.slow
 	}
+	// The connection may be that of a request before it.
 	ip := conn.raw.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-	if e.onlyPrivate && !e.client.task.addresses.private(ip, nil) {
-		return errInClear
+	if err := e.client.task.mayReach(e.request.URL, ip, e.onlyPrivate); err != nil {
+		return err
 	}
 	e.asked = true
 	g, err := e.client.start(e.ctx)

@@ -30,15 +30,35 @@ func (t *Task) read(call *Call) (*request, error) {
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
 func (t *Task) mayCall(u *url.URL) error {
 	if len(t.hosts) > 0 && !hostOf(u).in(t.hosts) {
-		return errors.New("the host is not in http_task.hosts")
+		return refused(errors.New("the host is not in http_task.hosts"))
 	}
 	return nil
 }
 
-var errInClear = outcome.Permanent(errors.New("a secret may not go over http to a public address: " +
-	"use https, or name its host as http://… in http_task.secrets"))
+// mayReach refuses addresses to which a request may not go; onlyPrivate: all but private ones.
+func (t *Task) mayReach(u *url.URL, ip netip.Addr, onlyPrivate bool) error {
+	if err := t.addresses.refusal(hostOf(u), ip); err != nil {
+		return err
+	}
+	if onlyPrivate && !t.addresses.private(ip, nil) {
+		return outcome.Permanent(&RefusedError{errors.New("a secret may not go over http to a public address: " +
+			"use https, or name its host as http://… in http_task.secrets"), ip})
+	}
+	return nil
+}
 
-// Settings are a Config as workers publish it, for doctor to compare: of a secret the hosts, never the value.
+// RefusedError says that this worker may not make a call, and another may be able to: workers publish their Settings with their
+// heartbeats. If one can, the call goes back unsent; else it fails, with the reason.
+type RefusedError struct {
+	error
+	ip netip.Addr // that the call's host has; not valid: that is not known
+}
+
+func (e *RefusedError) Unwrap() error { return e.error }
+
+func refused(err error) error { return &RefusedError{error: err} }
+
+// Settings are a Config as it is published and compared: of a secret the hosts, never the value.
 type Settings struct {
 	Hosts        []string            `json:"hosts"`
 	PrivateHosts []string            `json:"private_hosts"`
@@ -61,6 +81,24 @@ func sorted(list []string) []string {
 	list = append([]string{}, list...)
 	slices.Sort(list)
 	return slices.Compact(list)
+}
+
+// May reports whether a worker with these settings may make a call that another refused so. Nil settings, those of an
+// older version, may.
+func (s *Settings) May(call *Call, refusal *RefusedError) bool {
+	if s == nil {
+		return true
+	}
+	cfg := Config{Hosts: s.Hosts, PrivateHosts: s.PrivateHosts, AllowPrivate: s.AllowPrivate, Secrets: map[string]Secret{}}
+	for name, hosts := range s.Secrets {
+		cfg.Secrets[name] = Secret{Value: hiddenText + hiddenText, Hosts: hosts}
+	}
+	t, err := New(cfg)
+	if err != nil {
+		return false
+	}
+	r, err := t.read(call)
+	return err == nil && (!refusal.ip.IsValid() || t.mayReach(r.request.URL, refusal.ip, r.private) == nil)
 }
 
 // addresses decides where the task http may connect. The address that is dialled is what counts,
@@ -113,7 +151,8 @@ func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
 	if a.any || h.in(a.names) || !a.private(ip, a.allowed) {
 		return nil
 	}
-	return outcome.Permanent(fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip))
+	err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip)
+	return outcome.Permanent(&RefusedError{err, ip})
 }
 
 // private says that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6

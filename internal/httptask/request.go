@@ -292,7 +292,7 @@ func readHeaderValue(value json.RawMessage, s secrets) (text, name string, err e
 		}
 		secret, known := s[name]
 		if !known {
-			return "", "", fmt.Errorf("%q is not one of this worker's http_task.secrets", name)
+			return "", "", refused(fmt.Errorf("%q is not one of this worker's http_task.secrets", name))
 		}
 		text += secret.value
 	}

@@ -72,7 +72,7 @@ func (s secrets) may(name string, u *url.URL) (onlyPrivate bool, err error) {
 	h, secret := hostOf(u), s[name]
 	inClear := h.in(secret.clear)
 	if !inClear && !h.in(secret.hosts) {
-		return false, fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h)
+		return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
 	}
 	return u.Scheme != "https" && !inClear, nil
 }
