@@ -33,14 +33,11 @@ func configCommand(a *app) *cobra.Command {
 				return err
 			}
 			return table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
-				value, source := fmt.Sprint(v.Value), v.Source
+				value := fmt.Sprint(v.Value)
 				if list, ok := v.Value.([]string); ok {
 					value = strings.Join(list, ", ")
 				}
-				if v.Via != "" {
-					source += " (" + v.Via + ")"
-				}
-				return []any{v.Key, value, source}
+				return []any{v.Key, value, v.Source}
 			}}.show(a, cfg.Values(), nil)
 		},
 	}, &cobra.Command{

@@ -22,32 +22,17 @@ type rule struct {
 	Anchor     limit.Anchor  `db:"anchor"` // "": as the task has it
 	Slack      time.Duration `db:"slack"`
 	SendWithin time.Duration `db:"send_within"`
-	// The configuration's rate while an override is in force; else nil.
-	ConfigRate   *int64         `db:"config_rate"`
-	ConfigWindow *time.Duration `db:"config_window"`
-	ConfigShape  *limit.Shape   `db:"config_shape"`
+	Config     *limit.Rate   `db:"config"` // the configuration's rate while an override is in force; else nil
 }
 
 const ruleColumns = `name, rate, window_size, shape, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within,
-    config_rate, config_window, config_shape`
+    config`
 
 // Rate is the limit's rate in force.
 func (r rule) Rate() limit.Rate { return limit.Rate{Units: r.Units, Window: r.Window, Shape: r.Shape} }
 
 func (r *rule) setRate(rate limit.Rate) {
 	r.Units, r.Window, r.Shape = rate.Units, rate.Window, rate.Shape
-}
-
-// config is the configuration's rate while an override is in force; else nil.
-func (r rule) config() *limit.Rate {
-	if r.ConfigRate == nil || r.ConfigWindow == nil || r.ConfigShape == nil {
-		return nil
-	}
-	return &limit.Rate{Units: *r.ConfigRate, Window: *r.ConfigWindow, Shape: *r.ConfigShape}
-}
-
-func (r *rule) setConfig(rate limit.Rate) {
-	r.ConfigRate, r.ConfigWindow, r.ConfigShape = &rate.Units, &rate.Window, &rate.Shape
 }
 
 // limitRow is a limit's row as it is, or is to be.
@@ -75,14 +60,14 @@ func (row limitRow) String() string {
 		Rate: row.Rate(), PerKey: row.PerKey, Overrides: row.Overrides, CountCost: row.CountCost,
 		Anchor: row.Anchor, Slack: row.Slack, SendWithin: row.SendWithin, Hosts: row.Hosts, RetryAfter: &row.RetryAfter,
 	}.String()
-	if config := row.config(); config != nil {
-		text += fmt.Sprintf(" (set; config: %s)", config)
+	if row.Config != nil {
+		text += fmt.Sprintf(" (set; config: %s)", row.Config)
 	}
 	return text
 }
 
 func (row limitRow) equal(other limitRow) bool {
-	a, b := row.config(), other.config()
+	a, b := row.Config, other.Config
 	return row.Rate() == other.Rate() && maps.Equal(row.Overrides, other.Overrides) && row.onlyRaised(other) &&
 		(a == b || a != nil && b != nil && *a == *b) && slices.Equal(row.Hosts, other.Hosts) && row.RetryAfter == other.RetryAfter
 }
@@ -145,8 +130,8 @@ func (a *application) applyLimits(ctx context.Context, p Policy) error {
 		was, known := old[l.Name]
 		delete(old, l.Name)
 		now := l.row(p.queuesOf(l.Name))
-		if config := was.config(); config != nil && config.Comparable(l.Rate) && now.overridesFit(was.Rate()) { // an override stays
-			now.setConfig(l.Rate)
+		if was.Config != nil && was.Config.Comparable(l.Rate) && now.overridesFit(was.Rate()) { // an override stays
+			now.Config = &l.Rate
 			now.setRate(was.Rate())
 		}
 		if !known {
@@ -193,8 +178,7 @@ func (a *application) putLimit(ctx context.Context, l limitRow, shut, bounded bo
 		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.Rate().Bucket(),
 		"per_key": l.PerKey, "overrides": l.Overrides, "count_cost": l.CountCost, "anchor": l.Anchor, "slack": l.Slack,
 		"send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
-		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
-		"by": a.by, "shut": shut, "bounded": bounded, "less": less,
+		"config": l.Config, "by": a.by, "shut": shut, "bounded": bounded, "less": less,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -208,19 +192,18 @@ func (a *application) putLimit(ctx context.Context, l limitRow, shut, bounded bo
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape,
+    slack, send_within, hosts, retry_after, queues, config,
     applied_at, applied_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[],
-    @config_rate::bigint, @config_window::interval, @config_shape::jsonb, clock_timestamp(), @by, NULL, callq_epoch()
+    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
     bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides,
     count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
-    hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config_rate = excluded.config_rate,
-    config_window = excluded.config_window, config_shape = excluded.config_shape,
+    hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config = excluded.config,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`

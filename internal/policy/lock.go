@@ -18,11 +18,7 @@ type LockedLimit struct {
 	rule
 	Overrides bool          `db:"overrides"` // some keys have another rate
 	UnderWay  time.Duration `db:"under_way"` // the longest from a start to its until
-	LimitUsage
-}
-
-// LimitUsage is what is known of a limit's usage.
-type LimitUsage struct {
+	// What is known of its usage.
 	Epoch         string     `db:"epoch"`          // the last that it entered
 	CompleteSince *time.Time `db:"complete_since"` // nil: not counted yet
 	MissingUntil  *time.Time `db:"missing_until"`  // nil: nothing is missing
@@ -34,8 +30,8 @@ type LimitUsage struct {
 // whichever rate allows more.
 func (l LockedLimit) MaxCost() int64 {
 	most := l.Rate().Most()
-	if config := l.config(); config != nil {
-		most = max(most, config.Most())
+	if l.Config != nil {
+		most = max(most, l.Config.Most())
 	}
 	return most
 }
@@ -49,7 +45,7 @@ func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing
 type LockedQueue struct {
 	Name       string
 	Label      string // only workers that carry it
-	Hours      []string
+	Hours      string
 	Served     string // the key that was served last
 	Batch      int64  // the number of the claim
 	LimitNames []string

@@ -106,26 +106,17 @@ func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Dispatchers reads the names of the live dispatchers, and of those of them whose file differs from what is in force.
 func Dispatchers(ctx context.Context, db ledger.DB) (live, others []string, err error) {
-	live, others = []string{}, []string{}
-	rows, err := db.Query(ctx, dispatchersSQL)
-	if err == nil {
-		var name string
-		var differs bool
-		_, err = pgx.ForEachRow(rows, []any{&name, &differs}, func() error {
-			if live = append(live, name); differs {
-				others = append(others, name)
-			}
-			return nil
-		})
-	}
+	type names struct{ Live, Others []string }
+	all, err := collect(ctx, db, pgx.RowToStructByPos[names], dispatchersSQL)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
-	return live, others, nil
+	return all[0].Live, all[0].Others, nil
 }
 
 const dispatchersSQL = `
-SELECT name, policy IS DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1)
-FROM call_dispatchers
-WHERE callq_alive(heartbeat_at)
-ORDER BY name, id`
+SELECT coalesce(array_agg(d.name ORDER BY d.name), '{}'),
+    coalesce(array_agg(d.name ORDER BY d.name) FILTER (WHERE d.policy IS DISTINCT FROM p.hash), '{}')
+FROM call_dispatchers d
+LEFT JOIN (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) p ON true
+WHERE callq_alive(d.heartbeat_at)`

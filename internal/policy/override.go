@@ -42,8 +42,8 @@ func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 		if err != nil {
 			return RateError{name, is, err}
 		}
-		if was.config() == nil {
-			now.setConfig(is)
+		if was.Config == nil {
+			now.Config = &is
 		}
 		now.setRate(to)
 		return a.changeLimit(ctx, was, now)
@@ -54,9 +54,9 @@ func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 func Reset(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
 	return onLimit(ctx, pool, "reset", name, by, func(ctx context.Context, a *application, was limitRow) error {
 		now := was
-		if config := was.config(); config != nil {
-			now.setRate(*config)
-			now.ConfigRate, now.ConfigWindow, now.ConfigShape = nil, nil, nil
+		if was.Config != nil {
+			now.setRate(*was.Config)
+			now.Config = nil
 		}
 		return a.changeLimit(ctx, was, now)
 	})

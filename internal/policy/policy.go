@@ -54,7 +54,7 @@ type Queue struct {
 	BackoffMax  time.Duration `db:"backoff_max"`
 	Timeout     time.Duration `db:"timeout"` // of one attempt
 	OnLost      string        `db:"on_lost"` // what happens to a call whose worker was lost: retry or fail
-	Hours       []string      `db:"hours"`   // all must be open, in the form of internal/hours; none: always open
+	Hours       string        `db:"hours"`   // outside of which nothing starts, as internal/hours reads them; empty: none
 }
 
 // Budget is a token bucket in Redis that handlers draw on while they run. Dispatchers only publish it.
@@ -98,8 +98,8 @@ func (q Queue) String() string {
 	if q.On != "" {
 		text += ", on " + q.On
 	}
-	if len(q.Hours) > 0 {
-		text += ", hours " + strings.Join(q.Hours, " and ")
+	if q.Hours != "" {
+		text += ", hours " + q.Hours
 	}
 	return text
 }
@@ -178,15 +178,10 @@ func (q *Queue) check(limits []Limit) error {
 	if q.OnLost != "retry" && q.OnLost != "fail" {
 		return fmt.Errorf("on_lost is %q; it may be retry or fail", q.OnLost)
 	}
-	all, err := hours.ParseAll(q.Hours)
-	if err != nil {
+	q.Hours = strings.Join(strings.Fields(q.Hours), " ")
+	if _, err := hours.Parse(q.Hours); err != nil {
 		return fmt.Errorf("hours: %w", err)
 	}
-	q.Hours = nil // in one form each
-	for _, h := range all {
-		q.Hours = append(q.Hours, h.String())
-	}
-	q.Hours = sortedSet(q.Hours)
 	q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
 	return nil
 }
