@@ -203,7 +203,7 @@ func judge(err error) (int, string) {
 		pg, _ := errors.AsType[*pgconn.PgError](err)
 		doing, _, _ := strings.Cut(text, ": "+pg.Severity)
 		return exitUsage, doing + ": what was given is not valid UTF-8"
-	case errors.As(err, new(policy.RateError)), poolerHint(err) != "",
+	case errors.Is(err, policy.ErrRate), poolerHint(err) != "",
 		errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
 		return exitUsage, text
 	case isUnreachable(err):

@@ -33,31 +33,27 @@ func NewMember() Member {
 	return Member{ID: fmt.Sprintf("%s-%x", name, rand.Uint32()), Name: name}
 }
 
-// Joining is what a process brings when it joins.
-type Joining struct {
-	Policy  Policy // checked
-	Always  bool   // apply it even if it was applied before and replaced since
-	MaxData int64  // bytes of call_data that enqueue_call accepts
-}
-
-// Join makes the process a live member and applies its policy, in one transaction. It returns the changes, or what is
+// Join makes the process a live member and applies its checked policy, with always even if it was applied before and replaced
+// since, in one transaction. maxData is how many bytes of call_data enqueue_call accepts. Join returns the changes, or what is
 // in force instead.
-func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, j Joining) (changes []string, kept *Kept, err error) {
+func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, p Policy, always bool, maxData int64) (
+	changes []string, kept *Kept, err error,
+) {
 	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
-		if !j.Always {
-			if kept, err = a.keep(ctx, j.Policy); err != nil {
+		if !always {
+			if kept, err = a.keep(ctx, p); err != nil {
 				return err
 			}
 		}
 		if kept == nil {
-			if err := a.apply(ctx, j.Policy); err != nil {
+			if err := a.apply(ctx, p); err != nil {
 				return err
 			}
-			if _, err := a.tx.Exec(ctx, noteMaxDataSQL, j.MaxData); err != nil {
+			if _, err := a.tx.Exec(ctx, noteMaxDataSQL, maxData); err != nil {
 				return fmt.Errorf("note the bound of call_data: %w", err)
 			}
 		}
-		return m.write(ctx, a.tx, j.Policy) // last, so that no wait ages it
+		return m.write(ctx, a.tx, p) // last, so that no wait ages it
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("apply limits and queues: %w", err)

@@ -30,18 +30,18 @@ type Policy struct {
 // Limit allows at most Rate.Units calls to arrive at the API in any Rate.Window. If the window is 0, it
 // allows as many to run at once.
 type Limit struct {
-	Name       string
-	Rate       limit.Rate
-	PerKey     bool             // each key has the rate for itself
-	Overrides  map[string]int64 `json:",omitempty"` // units of some keys, in the same window
-	CountCost  bool             // a call takes its cost, not 1
-	Anchor     limit.Anchor     // empty: start for the task http, finish for custom handlers
-	Slack      time.Duration    // how long a request may travel; 0: derived from the window
-	SendWithin time.Duration    // how long after its start a worker may send; 0: derived from the window
+	Name       string           `db:"name"`
+	Rate       limit.Rate       `db:"rate"`
+	PerKey     bool             `db:"per_key"`                     // each key has the rate for itself
+	Overrides  map[string]int64 `db:"overrides" json:",omitempty"` // units of some keys, in the same window
+	CountCost  bool             `db:"count_cost"`                  // a call takes its cost, not 1
+	Anchor     limit.Anchor     `db:"anchor"`                      // empty: start for the task http, finish for custom handlers
+	Slack      time.Duration    `db:"slack"`                       // how long a request may travel; 0: derived from the window
+	SendWithin time.Duration    `db:"send_within"`                 // how long after its start a worker may send; 0: derived from the window
 	// Hosts are those whose Retry-After closes the limit, as host or host:port; none: all. RetryAfter is for how
 	// long at most; 0: never; nil: an hour.
-	Hosts      []string       `json:",omitempty"`
-	RetryAfter *time.Duration `json:",omitempty"`
+	Hosts      []string       `db:"hosts" json:",omitempty"`
+	RetryAfter *time.Duration `db:"retry_after"`
 }
 
 // Queue says which limits its calls use, and how they are retried.
@@ -162,6 +162,9 @@ func (l *Limit) check() error {
 	l.SendWithin = storable(cmp.Or(l.SendWithin, limit.DefaultSendWithin(l.Rate.Span())))
 	l.Rate.Window, l.RetryAfter = storable(l.Rate.Window), new(storable(l.retryAfter()))
 	l.Hosts = sortedSet(l.Hosts)
+	if len(l.Overrides) == 0 {
+		l.Overrides = nil
+	}
 	return nil
 }
 
