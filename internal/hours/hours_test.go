@@ -256,21 +256,3 @@ func TestOpenAgreesWithTheWallClock(t *testing.T) {
 		t.Errorf("only %d changes were seen", changes)
 	}
 }
-
-// FuzzParse: what is read opens.
-func FuzzParse(f *testing.F) {
-	for _, text := range []string{
-		"Mon-Fri 09:00-18:00 Europe/Berlin", "22:00-06:00", "Mon,Wed 00:00-24:00, Fri-Mon 01:00-02:30 America/Santiago", "Sat 24:00-",
-	} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		h, err := Parse(text)
-		if err != nil {
-			return
-		}
-		if open, until := h.Open(time.Unix(1e9, 0)); !open && until.IsZero() {
-			t.Fatalf("%q never opens", text)
-		}
-	})
-}
