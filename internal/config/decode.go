@@ -194,6 +194,9 @@ func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
 // expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
 // stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
 func expand(s string, env map[string]string) (text string, err error) {
+	if !strings.Contains(s, "${") {
+		return s, nil
+	}
 	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
 	text = reference.ReplaceAllStringFunc(s, func(match string) string {
 		parts := reference.FindStringSubmatch(match)
