@@ -187,7 +187,7 @@ queues:
 		{"limits forecast nightly", 0, []string{"2 per 1mo, fixed window", "-01 0"}},
 		{"limits set bursty 5/s", 0, []string{"limit bursty: 5 per 1s, token bucket, burst 100, slack 500ms, send_within 100ms (set; config: 10 per 1s, token bucket, burst 100)"}},
 		{"limits set nightly 3/3mo", 0, []string{"3 per 3mo, fixed window, America/New_York"}},
-		{"limits set nightly 3/90m", 2, []string{"nightly is 3 per 3mo, fixed window, America/New_York: ", "not one of a calendar"}},
+		{"limits set nightly 3/90m", 2, []string{"it is 3 per 3mo, fixed window, America/New_York: ", "not one of a calendar"}},
 		{"limits set cps 4/s", 0, []string{"1 per 250ms, leaky bucket"}},
 		{"limits set bursty 5/mo", 2, []string{"it is 5 per 1s, token bucket, burst 100: a window of 1mo needs algorithm: fixed_window"}},
 		{"limits set speeds/1d 5/d", 0, []string{"limit speeds/1d: 5 per 1d, sliding window"}},

@@ -54,8 +54,8 @@ func TestBustedEnvironment(t *testing.T) {
 		{"CALLQ_WORKER_CONCURRENCY", "many", "worker.concurrency: \"many\" is not a whole number\n      = allowed: 1..10000"},
 		{"CALLQ_QUEUES_Q_LIMITS", "c,d", "queues.q.limits: \"d\" is not a limit\n      = allowed: a-b, a_b, c"},
 		{"CALLQ_LIMITS_A_B_RATE", "2/s", "limits.a_b.rate: could be limits.a-b.rate or limits.a_b.rate\n      = allowed: names that differ in letters or digits"},
-		{"REDIS_URL", "http://u:hunter2@h", "redis.url: is not a Redis URL" + redisURLs},
-		{"--redis-url", "redis://h/x", "redis.url: is not a Redis URL" + redisURLs},
+		{"REDIS_URL", "http://u:hunter2@h", "redis.url: is not a Redis URL: invalid URL scheme" + redisURLs},
+		{"--redis-url", "redis://h/x", "redis.url: is not a Redis URL: invalid database number" + redisURLs},
 		{"CALLQ_REDIS_URL_FILE", "x", "redis.url_file: is given beside redis.url\n      = allowed: one of them"},
 	} {
 		env, flags := map[string]string{c.name: c.value}, map[string]string{}

@@ -245,10 +245,15 @@ func checkPostgres(s string) error {
 
 func checkRedis(s string) error {
 	first, _ := RedisServers(s)
-	if second(redis.ParseURL(first)) != nil {
-		return errors.New("is not a Redis URL")
+	_, err := redis.ParseURL(first)
+	if err == nil {
+		return nil
 	}
-	return nil
+	why, ok := strings.CutPrefix(err.Error(), "redis: ")
+	if why, _, _ = strings.Cut(why, ":"); !ok {
+		why = "it cannot be taken apart"
+	}
+	return errors.New("is not a Redis URL: " + why)
 }
 
 // RedisServers splits a Redis URL: the first server's, and the host:port of each ?addr=.
