@@ -25,8 +25,8 @@ func configCommand(a *app) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
-		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, the\n" +
-			"file of a secret, or the default. Passwords are masked. Connects to nothing.",
+		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, or the\n" +
+			"default. Passwords are masked. Connects to nothing.",
 		RunE: func(*cobra.Command, []string) error {
 			cfg, err := a.loadConfig()
 			if err != nil {
