@@ -133,7 +133,7 @@ func restFor(wait time.Duration) *outcome { return &outcome{pollIn: wait, blocke
 
 // mayClaim says when to come back if nothing may be claimed now; else it returns nil.
 func (c *claimer) mayClaim(s *snapshot) *outcome {
-	wait, closes := closedFor(s.open, s.now)
+	wait, closes := closedFor(s.hours, s.now)
 	s.closes = closes
 	wait = max(wait, c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now()))
 	switch {
@@ -150,15 +150,13 @@ func (c *claimer) mayClaim(s *snapshot) *outcome {
 }
 
 // closedFor is how long a queue outside its hours need not be polled; 0: the queue is open, until closes (nil: for good).
-func closedFor(all hours.All, now time.Time) (wait time.Duration, closes *time.Time) {
-	open, until := all.Open(now)
+func closedFor(h hours.Hours, now time.Time) (wait time.Duration, closes *time.Time) {
+	open, until := h.Open(now)
 	switch {
 	case open && until.IsZero():
 		return 0, nil
 	case open:
 		return 0, &until
-	case until.IsZero():
-		return pollLater, nil
 	}
 	return min(until.Sub(now), pollLater), nil
 }

@@ -131,7 +131,7 @@ func (d *Dispatcher) apply(ctx context.Context, s *Settings, always bool) (appli
 func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
-	changes, kept, err := d.member.Join(ctx, d.cfg.Pool, policy.Joining{Policy: s.Policy, Always: always, MaxData: d.cfg.MaxData})
+	changes, kept, err := d.member.Join(ctx, d.cfg.Pool, s.Policy, always, d.cfg.MaxData)
 	if err != nil {
 		return err
 	}

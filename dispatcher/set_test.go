@@ -42,18 +42,18 @@ func TestSetLimit(t *testing.T) {
 	s.want(`SELECT bool_and(error = 'not sent: recalled, for its rules were changed') FROM call_attempts`)
 	s.once(r)
 	s.want(`SELECT count(*) = 6 FROM call_open`)
-	s.want(`SELECT rate = 6 AND config_rate = 10 AND config_window = '1 h' FROM call_limits`)
+	s.want(`SELECT rate = 6 AND config @> '{"units": 10, "window": 3600000000000}' FROM call_limits`)
 
 	r.Limits[0].Rate.Units = 8
 	s.joined(r) // whoever applies what
 	s.once(r)
-	s.want(`SELECT rate = 6 AND config_rate = 8 FROM call_limits`)
+	s.want(`SELECT rate = 6 AND config @> '{"units": 8}' FROM call_limits`)
 	s.want(`SELECT count(*) = 6 FROM call_open`)
 	if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
 		t.Fatal(err)
 	}
 	s.once(r)
-	s.want(`SELECT rate = 8 AND config_rate IS NULL AND config_window IS NULL FROM call_limits`)
+	s.want(`SELECT rate = 8 AND config IS NULL FROM call_limits`)
 	s.want(`SELECT count(*) = 8 FROM call_open`)
 	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM call_limit_versions`)
 	s.want(`SELECT count(*) = 4 AND count(*) FILTER (WHERE by = 'tester') = 2 FROM call_audit WHERE what = 'limit' AND name = 'api'`)
@@ -68,7 +68,7 @@ func TestSetLimit(t *testing.T) {
 		t.Error("a rate was set to a concurrency")
 	}
 	s.set(8, 2*time.Hour) // longer: counted anew
-	s.want(`SELECT complete_since IS NULL AND window_size = '2 h' AND config_window = '1 h' FROM call_limits`)
+	s.want(`SELECT complete_since IS NULL AND window_size = '2 h' AND config @> '{"window": 3600000000000}' FROM call_limits`)
 	s.once(r)
 	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
 	s.want(`SELECT count(*) = 8 FROM call_open`)

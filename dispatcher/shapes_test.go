@@ -210,8 +210,8 @@ func TestSetKeepsTheShape(t *testing.T) {
 		"calendar": {Units: 5, Window: time.Millisecond}, "bucket": {Units: 5, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1mo"}},
 		"own": {Units: 2, Window: time.Minute},
 	} {
-		if err := set(name, to); !errors.As(err, new(policy.RateError)) {
-			t.Errorf("%s set to %+v: %v, want a SettingError", name, to, err)
+		if err := set(name, to); !errors.Is(err, policy.ErrRate) {
+			t.Errorf("%s set to %+v: %v, want ErrRate", name, to, err)
 		}
 	}
 	for _, name := range []string{"calendar", "bucket", "own"} {

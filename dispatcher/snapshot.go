@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
@@ -18,7 +17,7 @@ type snapshot struct {
 	queue     *policy.LockedQueue
 	now       time.Time // Postgres's clock
 	epoch     string
-	open      hours.All       // when the queue is
+	hours     hours.Hours     // of the queue
 	closes    *time.Time      // when its hours end; nil: it stays open
 	drained   backlog.Drained // from the inbox
 	from      int64           // no attempt of a smaller batch is open
@@ -54,8 +53,8 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 		return s, restFor(time.Second), nil
 	}
 	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
-	if s.open, err = c.hours.All(s.queue.Hours); err != nil {
-		return s, nil, fmt.Errorf("read the hours %q: %w", strings.Join(s.queue.Hours, " and "), err)
+	if s.hours, err = c.hours.Parse(s.queue.Hours); err != nil {
+		return s, nil, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
 	}
 	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
 		return s, nil, err

@@ -26,10 +26,8 @@ CREATE TABLE call_limits (
     complete_since timestamptz,
     -- The epoch the limit was last claimed in.
     epoch          text        NOT NULL,
-    -- What the configuration says while an override (`limits set`) is in force instead; else NULL.
-    config_rate    bigint,
-    config_window  interval,
-    config_shape   jsonb,
+    -- The configuration's rate (limit.Rate) while an override (`limits set`) is in force instead; else NULL.
+    config         jsonb,
     -- What may be missing from call_usage had arrived by missing_until. After a failover or restore at known_at, what was
     -- charged by then and since says how much: the rest of the rate counts as used, less known_less, by which it was lowered
     -- since. If known_at is NULL, nothing says how much: the limit is closed for as long as it may count.
@@ -67,7 +65,7 @@ CREATE TABLE call_queues (
     backoff_max  interval    NOT NULL,
     timeout      interval    NOT NULL,
     on_lost      text        NOT NULL,
-    hours        text[]      NOT NULL DEFAULT '{}', -- outside any of them nothing is claimed (internal/hours)
+    hours        text        NOT NULL DEFAULT '', -- outside of them nothing is claimed (internal/hours)
     served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
 ) WITH (fillfactor = 50);
 

@@ -24,22 +24,19 @@ func configCommand(a *app) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
-		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, the\n" +
-			"file of a secret, or the default. Passwords are masked. Connects to nothing.",
+		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, or the\n" +
+			"default. Passwords are masked. Connects to nothing.",
 		RunE: func(*cobra.Command, []string) error {
 			cfg, err := a.loadConfig()
 			if err != nil {
 				return err
 			}
 			return table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
-				value, source := fmt.Sprint(v.Value), v.Source
+				value := fmt.Sprint(v.Value)
 				if list, ok := v.Value.([]string); ok {
 					value = strings.Join(list, ", ")
 				}
-				if v.Via != "" {
-					source += " (" + v.Via + ")"
-				}
-				return []any{v.Key, value, source}
+				return []any{v.Key, value, v.Source}
 			}}.show(a, cfg.Values(), nil)
 		},
 	}, &cobra.Command{

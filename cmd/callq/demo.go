@@ -83,7 +83,7 @@ func (d demo) run(ctx context.Context) (err error) {
 
 	cfg := config.Default()
 	cfg.Postgres.URL, cfg.Postgres.Pool, cfg.Redis.URL = own.Postgres, 20, own.Redis
-	cfg.Limits = map[string]config.Limit{"api": {Windows: []limit.Window{{Rate: d.rate}}}}
+	cfg.Limits = map[string]config.Limit{"api": {Windows: []config.Window{{Rate: d.rate}}}}
 	queue := cfg.Queues["default"]
 	queue.Limits = []string{"api"}
 	cfg.Queues["default"] = queue

@@ -199,7 +199,7 @@ func judge(err error) (int, string) {
 		return exit.code, text
 	case ofConfig:
 		return exitUsage, problems.Error() // with lines and carets
-	case errors.As(err, new(policy.RateError)), poolerHint(err) != "",
+	case errors.Is(err, policy.ErrRate), poolerHint(err) != "",
 		errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
 		return exitUsage, text
 	case isUnreachable(err):

@@ -41,7 +41,7 @@ func TestOwnCommands(t *testing.T) {
 		{"config init, no such folder", nothing, "config init /no/such/config.yaml", 1, "/no/such/config.yaml"},
 		{"config init, a bad file is no matter", bad, "config init -", 0, "postgres:"},
 		{"config check, servers away", away, "config check", 0, "ok:"},
-		{"config check, bad file", bad, "config check", 2, "did you mean listen?"},
+		{"config check, bad file", bad, "config check", 2, "is not a key of http"},
 		{"config check, bad URL", nothing, "config check --postgres-url nonsense", 2, "--postgres-url: postgres.url: is not a Postgres URL"},
 		{"config show", nothing, "config show", 0, "schedule.dispatch"},
 		{"config show, servers away", away, "config show", 0, "postgres://nobody@127.0.0.1:1/none"},
@@ -65,13 +65,13 @@ func TestOwnCommands(t *testing.T) {
 		{"health, nobody there", at("127.0.0.1:1"), "health", 1, "no callq answers"},
 		{"health, no answer", at(silentServer(t)), "health --timeout 300ms", 1, "no callq answers"},
 		{"health, any port", at("127.0.0.1:0"), "health", 2, "set an address with a port"},
-		{"health, bad file", bad, "health", 2, "did you mean listen?"},
+		{"health, bad file", bad, "health", 2, "is not a key of http"},
 
 		{"demo, no calls", nothing, "demo --calls 0", 2, "--calls is 0; it may be 1 to 1000000"},
 		{"demo, no rate", nothing, "demo --rate 0/s", 2, "--rate: a rate of 0"},
 
 		{"dev, a server that is not its own", nothing, "dev --postgres-url postgres://h/d", 2, "leave --postgres-url out"},
-		{"dev, bad file", bad, "dev", 2, "did you mean listen?"},
+		{"dev, bad file", bad, "dev", 2, "is not a key of http"},
 		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "give another folder than /dev/null/dev with --dir"},
 	}, func(t *testing.T, a answer) {
 		if a.code != 0 && a.stdout != "" {

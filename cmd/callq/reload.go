@@ -127,7 +127,7 @@ func rules(cfg *config.Config) policy.Policy {
 		for _, w := range l.Windows {
 			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
-				Anchor: l.Anchor, Slack: w.Slack, SendWithin: w.SendWithin,
+				Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
 				Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
 			})
 		}

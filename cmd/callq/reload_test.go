@@ -64,7 +64,7 @@ func TestSIGHUP(t *testing.T) {
 
 	r.reload(atAnyPort + "limits:\n  api: {rate: 0/1h}\nqueues: {pay: {limits: [nope]}}\nlog: {levl: debug}\n")
 	for _, words := range []string{
-		r.file() + ":4:15 key=limits.api.rate", "a rate of 0 lets nothing through", r.file() + ":5:25 key=queues.pay.limits", "did you mean level?",
+		r.file() + ":4:15 key=limits.api.rate", "a rate of 0 lets nothing through", r.file() + ":5:25 key=queues.pay.limits", "is not a key of log",
 	} {
 		r.says(words)
 	}
@@ -257,14 +257,15 @@ func TestParts(t *testing.T) {
 	must(t, os.WriteFile(secret, []byte(" hidden\n"), 0o600))
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
-			Anchor: limit.AnchorFinish, Per: "key", Hosts: []string{"h"}, RetryAfter: time.Minute, Windows: []limit.Window{
-				{Rate: limit.Rate{Units: 5, Window: time.Minute}, Overrides: map[string]int64{"k": 7}, Slack: time.Second, SendWithin: 2 * time.Second},
-				{Suffix: "/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, Slack: time.Minute, SendWithin: 3 * time.Second},
+			Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second, Per: "key", Hosts: []string{"h"},
+			RetryAfter: time.Minute, Windows: []config.Window{
+				{Rate: limit.Rate{Units: 5, Window: time.Minute}, Overrides: map[string]int64{"k": 7}},
+				{Suffix: "/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}},
 			},
 		}},
 		Queues: map[string]config.Queue{"pay": {
 			Limits: []string{"api"}, MaxAttempts: 4, Backoff: config.Backoff{Min: time.Second, Max: time.Hour}, Timeout: time.Minute, OnLost: "fail",
-			Hours: []string{"Mon 09:00-18:00 UTC"},
+			Hours: "Mon 09:00-18:00 UTC",
 		}},
 		Budgets:   map[string]config.Budget{"search": {Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open"}},
 		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
@@ -284,12 +285,12 @@ func TestParts(t *testing.T) {
 				Hosts: []string{"h"}, RetryAfter: new(time.Minute),
 			}, {
 				Name: "api/1h", Rate: limit.Rate{Units: 50, Window: time.Hour}, PerKey: true,
-				Anchor: limit.AnchorFinish, Slack: time.Minute, SendWithin: 3 * time.Second,
+				Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second,
 				Hosts: []string{"h"}, RetryAfter: new(time.Minute),
 			}},
 			Queues: []policy.Queue{{
 				Name: "pay", Limits: []string{"api", "api/1h"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
-				Hours: []string{"Mon 09:00-18:00 UTC"},
+				Hours: "Mon 09:00-18:00 UTC",
 			}},
 			Budgets: []policy.Budget{{Name: "search", Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open"}},
 		},

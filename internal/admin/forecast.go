@@ -29,13 +29,13 @@ type Forecast struct {
 
 // demand is what waits for a limit.
 type demand struct {
-	Name    string              `db:"name"`
-	Waiting int64               `db:"waiting"`
-	Key     *string             `db:"key"`
-	OfKey   int64               `db:"of_key"`
-	Cost    *float64            `db:"cost"`    // of a call of late; nil: there was none
-	Seconds *float64            `db:"seconds"` // that an attempt of late ran
-	Hours   map[string][]string `db:"hours"`   // of the queues in which calls wait, if they have some
+	Name    string            `db:"name"`
+	Waiting int64             `db:"waiting"`
+	Key     *string           `db:"key"`
+	OfKey   int64             `db:"of_key"`
+	Cost    *float64          `db:"cost"`    // of a call of late; nil: there was none
+	Seconds *float64          `db:"seconds"` // that an attempt of late ran
+	Hours   map[string]string `db:"hours"`   // of the queues in which calls wait, if they have some
 }
 
 // heldUp names a queue that is outside its hours, or closes before then; empty: there is none.
@@ -124,7 +124,7 @@ WITH` + backlog.WaitingSQL("true") + `, limits AS (
     WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
 ), of_queue AS (
-    SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '{}') AS hours
+    SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '') AS hours
     FROM waiting GROUP BY queue HAVING sum(calls) > 0
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,

@@ -57,15 +57,13 @@ type LimitUse struct {
 
 // limitFacts is what the rest is computed from.
 type limitFacts struct {
-	MayArrive    *time.Time     `json:"-" db:"missing_until"` // until when missing units may arrive
-	KnownAt      *time.Time     `json:"-" db:"known_at"`
-	KnownLess    int64          `json:"-" db:"known_less"`
-	ConfigUnits  *int64         `json:"-" db:"config_rate"`
-	ConfigWindow *time.Duration `json:"-" db:"config_window"`
-	ConfigShape  *limit.Shape   `json:"-" db:"config_shape"`
-	Now          time.Time      `json:"-" db:"now"`
-	Key          string         `json:"-" db:"-"` // of a limit per key: that uses most, or was asked about
-	next         *time.Time     // when a unit comes free, whether there is room or not
+	MayArrive  *time.Time  `json:"-" db:"missing_until"` // until when missing units may arrive
+	KnownAt    *time.Time  `json:"-" db:"known_at"`
+	KnownLess  int64       `json:"-" db:"known_less"`
+	Overridden *limit.Rate `json:"-" db:"config"` // the configuration's rate while an override is in force
+	Now        time.Time   `json:"-" db:"now"`
+	Key        string      `json:"-" db:"-"` // of a limit per key: that uses most, or was asked about
+	next       *time.Time  // when a unit comes free, whether there is room or not
 }
 
 // Holds is what is in force, in the words of the audit.
@@ -139,8 +137,8 @@ func (r *reader) limits(names []string, key *string) []Limit {
 		if l.CountCost {
 			l.Rate += ", by cost"
 		}
-		if l.ConfigUnits != nil && l.ConfigWindow != nil && l.ConfigShape != nil {
-			l.Config = new(limit.Rate{Units: *l.ConfigUnits, Window: *l.ConfigWindow, Shape: *l.ConfigShape}.String())
+		if l.Overridden != nil {
+			l.Config = new(l.Overridden.String())
 		}
 	}
 	r.count(limits, key)
@@ -150,7 +148,7 @@ func (r *reader) limits(names []string, key *string) []Limit {
 // A limit that left the configuration, or that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
-    l.config_rate, l.config_window, l.config_shape, coalesce(l.anchor, '') AS anchor,
+    l.config, coalesce(l.anchor, '') AS anchor,
     l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.applied_at, l.applied_by,
     l.missing_until, l.known_at, l.known_less, clock_timestamp() AS now,
     CASE

@@ -19,7 +19,7 @@ func TestForecast(t *testing.T) {
 	costly := LimitRule{Units: 300, Window: time.Minute, CountCost: true}
 	daily := LimitRule{Units: 10, Window: 24 * time.Hour, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1d"}}
 	bucket := LimitRule{Units: 10, Window: 200 * time.Second, Shape: limit.Shape{Algorithm: limit.TokenBucket, Period: "1s", Burst: 100}}
-	open := func(hours string) map[string][]string { return map[string][]string{"q": {hours}} }
+	open := func(hours string) map[string]string { return map[string]string{"q": hours} }
 	for name, c := range map[string]struct {
 		rule     LimitRule
 		occupied int64      // all units are

@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -45,8 +44,7 @@ type QueuePause struct {
 
 // QueueHours is when a queue is open.
 type QueueHours struct {
-	// Hours must all be open; none: it is always open.
-	Hours        []string   `json:"hours" db:"hours"`
+	Hours        string     `json:"hours" db:"hours"` // empty: it is always open
 	OutsideHours bool       `json:"outside_hours" db:"-"`
 	HoursUntil   *time.Time `json:"hours_until" db:"-"` // when that changes; nil: it stays so
 	opening      opening
@@ -162,7 +160,7 @@ SELECT name, q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits,
     paused, paused_until, coalesce(paused_keys, 0) AS paused_keys,
     coalesce(label, '') AS label, coalesce(max_attempts, 0) AS max_attempts, coalesce(backoff_min, '0') AS backoff_min,
     coalesce(backoff_max, '0') AS backoff_max, coalesce(timeout, '0') AS timeout, coalesce(on_lost, '') AS on_lost,
-    coalesce(hours, '{}') AS hours, clock_timestamp() AS now
+    coalesce(hours, '') AS hours, clock_timestamp() AS now
 FROM call_queues q
 FULL JOIN waiting USING (name)
 FULL JOIN open USING (name)
@@ -172,19 +170,19 @@ ORDER BY name`
 
 // opening says whether a queue is open. The zero opening belongs to a queue without hours.
 type opening struct {
-	texts   []string
+	hours   string
 	outside bool
 	until   time.Time // in the hours' zone; zero: it stays so
 	unknown bool      // a zone of theirs is not known to this machine
 }
 
-func openingAt(texts []string, now time.Time) opening {
-	all, err := hours.ParseAll(texts)
+func openingAt(text string, now time.Time) opening {
+	h, err := hours.Parse(text)
 	if err != nil {
-		return opening{texts: texts, unknown: true}
+		return opening{hours: text, unknown: true}
 	}
-	open, until := all.Open(now)
-	return opening{texts: texts, outside: !open, until: until}
+	open, until := h.Open(now)
+	return opening{hours: text, outside: !open, until: until}
 }
 
 // at is when it changes, for JSON.
@@ -201,9 +199,7 @@ func (o opening) holdsUp() bool { return o.outside || o.unknown }
 func (o opening) String() string {
 	switch {
 	case o.unknown:
-		return "open in hours whose zone is not known here: " + o.rule()
-	case o.outside && o.until.IsZero():
-		return "outside its hours, which are not open together within a year: " + o.rule()
+		return "open in hours whose zone is not known here: " + o.hours
 	case o.outside:
 		return "outside its hours until " + hours.When(o.until)
 	case o.until.IsZero():
@@ -211,5 +207,3 @@ func (o opening) String() string {
 	}
 	return "open until " + hours.When(o.until)
 }
-
-func (o opening) rule() string { return strings.Join(o.texts, " and ") }

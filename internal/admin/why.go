@@ -60,7 +60,7 @@ type surroundings struct {
 	Configured  bool     `db:"configured"` // the queue is in force
 	Limits      []string `db:"limits"`
 	On          string   `db:"label"`
-	Hours       []string `db:"hours"`
+	Hours       string   `db:"hours"`
 	Handle      int      `db:"handle"`  // live workers that handle the call's task
 	Fit         int      `db:"fit"`     // and carry its queue's label
 	Slots       int64    `db:"slots"`   // of those that fit
@@ -103,7 +103,7 @@ WITH handle AS (
     WHERE callq_alive(heartbeat_at) AND $2::text = ANY(tasks)
 )
 SELECT q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits, coalesce(label, '') AS label,
-    coalesce(hours, '{}') AS hours, handle, fit, slots, running,
+    coalesce(hours, '') AS hours, handle, fit, slots, running,
     (SELECT count(*) FROM call_dispatchers WHERE callq_alive(heartbeat_at)) AS dispatchers
 FROM (
     SELECT count(*) AS handle, count(*) FILTER (WHERE fits) AS fit, coalesce(sum(slots) FILTER (WHERE fits), 0) AS slots,
@@ -180,7 +180,7 @@ func (c *circumstances) explainWaiting() {
 	if !c.Configured {
 		c.add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", c.call.Queue)
 	} else if o := openingAt(c.Hours, c.now); o.holdsUp() {
-		c.add("outside_hours", o.at(), "queue %s is %s (hours: %s)", c.call.Queue, o, o.rule())
+		c.add("outside_hours", o.at(), "queue %s is %s (hours: %s)", c.call.Queue, o, c.Hours)
 	}
 	for _, p := range c.pauses {
 		whose, until := p.What+" "+p.Name, "it is resumed"

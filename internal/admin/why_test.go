@@ -36,14 +36,14 @@ func TestReasons(t *testing.T) {
 		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
 		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
 		{"a queue that nobody has", func(c *circumstances) { c.Configured = false }, []string{"no_queue: queue pay"}},
-		{"outside its hours", func(c *circumstances) { c.Hours = []string{"Mon-Fri 09:00-18:00 Europe/Berlin"} }, []string{
+		{"outside its hours", func(c *circumstances) { c.Hours = "Mon-Fri 09:00-18:00 Europe/Berlin" }, []string{
 			"outside_hours: queue pay is outside its hours until 2026-11-23 09:00 Europe/Berlin (hours: Mon-Fri 09:00-18:00 Europe/Berlin)",
 		}},
-		{"within its hours", func(c *circumstances) { c.Hours = []string{"Sat 09:00-18:00 UTC"} }, []string{"next: "}},
+		{"within its hours", func(c *circumstances) { c.Hours = "Sat 09:00-18:00 UTC" }, []string{"next: "}},
 		{"outside hours, and paused", func(c *circumstances) {
-			c.Hours = []string{"09:00-18:00 UTC", "10:00-18:00 UTC"}
+			c.Hours = "10:00-18:00 UTC"
 			c.pauses = []Pause{{What: "queue", Name: "pay"}}
-		}, []string{"outside_hours: until 2026-11-21 10:00 UTC (hours: 09:00-18:00 UTC and 10:00-18:00 UTC)", "paused: "}},
+		}, []string{"outside_hours: until 2026-11-21 10:00 UTC (hours: 10:00-18:00 UTC)", "paused: "}},
 		{"a paused queue", func(c *circumstances) {
 			c.pauses = []Pause{{What: "queue", Name: "pay", Reason: "incident", By: "ann"}}
 		}, []string{"paused: queue pay is paused until it is resumed: incident (by ann)"}},

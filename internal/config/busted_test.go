@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,13 +49,9 @@ func TestBusted(t *testing.T) {
 func TestBustedEnvironment(t *testing.T) {
 	t.Parallel()
 	file := "limits: {a-b: {rate: 1/s}, a_b: {rate: 1/s}, c: {rate: 1/s}}\nqueues: {q: {limits: [c]}}\n"
-	labels, redisURLs := "l", "\n      = allowed: "+ruleOf("redis").allowed
-	for i := range 64 {
-		labels += fmt.Sprintf(",l%d", i)
-	}
+	redisURLs := "\n      = allowed: " + ruleOf("redis").allowed
 	for _, c := range []struct{ name, value, want string }{
 		{"CALLQ_WORKER_CONCURRENCY", "many", "worker.concurrency: \"many\" is not a whole number\n      = allowed: 1..10000"},
-		{"CALLQ_WORKER_LABELS", labels, "worker.labels: has 65 labels\n      = allowed: 64 at most"},
 		{"CALLQ_QUEUES_Q_LIMITS", "c,d", "queues.q.limits: \"d\" is not a limit\n      = allowed: a-b, a_b, c"},
 		{"CALLQ_LIMITS_A_B_RATE", "2/s", "limits.a_b.rate: could be limits.a-b.rate or limits.a_b.rate\n      = allowed: names that differ in letters or digits"},
 		{"REDIS_URL", "http://u:hunter2@h", "redis.url: is not a Redis URL: invalid URL scheme" + redisURLs},
@@ -87,56 +82,6 @@ func TestProblemsAreForPrograms(t *testing.T) {
 	p := all.Problems[0]
 	if p.Source != "config.yaml" || p.Line != 2 || p.Column != 10 || p.Path != "log.level" || p.Allowed != "debug|info|warn|error" {
 		t.Errorf("got %+v", p)
-	}
-}
-
-func problemsOf(t *testing.T, text string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Load(Source{Path: file}); err != nil {
-		return err.Error()
-	}
-	return ""
-}
-
-func TestHugeFile(t *testing.T) {
-	t.Parallel()
-	if got := problemsOf(t, strings.Repeat("#", maxSize+1)); !strings.Contains(got, "config.yaml: cannot be read: it is larger than 1048576 bytes") {
-		t.Errorf("a file of %d bytes: %.300s", maxSize+1, got)
-	}
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, make([]byte, maxSize), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if text, err := readFile(file); err != nil || len(text) != maxSize {
-		t.Errorf("of a file of %d bytes: %d, %v", maxSize, len(text), err)
-	}
-}
-
-// Of a long line what stands about the mistake is shown, with the caret beneath it.
-func TestLongLine(t *testing.T) {
-	t.Parallel()
-	many := strings.Repeat("q: {}, ", 100)
-	for _, text := range []string{
-		"queues: {r: {bogus: 1}, " + many + "}", "queues: {" + many + "r: {bogus: 1}, " + many + "}", "queues: {" + many + "r: {bogus: 1}}",
-	} {
-		found := false
-		lines := strings.Split(problemsOf(t, text), "\n")
-		for i, line := range lines {
-			if len([]rune(line)) > 200 {
-				t.Errorf("a line of %d characters: %s", len([]rune(line)), line)
-			}
-			if strings.Contains(line, "queues.r.bogus") {
-				shown, caret := []rune(lines[i+1]), len([]rune(lines[i+2]))-1
-				found = caret+5 <= len(shown) && string(shown[caret:caret+5]) == "bogus"
-			}
-		}
-		if !found {
-			t.Errorf("no caret under bogus:\n%.1000s", strings.Join(lines, "\n"))
-		}
 	}
 }
 

@@ -87,14 +87,21 @@ type Limit struct {
 	Concurrency int           `key:"concurrency" omitempty:"true" allowed:"1..1000000"`
 	Per         string        `key:"per" allowed:"key"` // empty: all calls share it
 	Overrides   Overrides     `key:"overrides" check:"override"`
-	Count       string        `key:"count" allowed:"cost"`           // empty: a call takes 1
-	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish"`  // empty: start for the http task, finish for others
-	Slack       time.Duration `key:"slack" allowed:"1ms..10m"`       // default: limit.DefaultSlack
-	SendWithin  time.Duration `key:"send_within" allowed:"10ms..1m"` // default: limit.DefaultSendWithin
-	Hosts       []string      `key:"hosts" check:"host"`             // whose Retry-After closes it; none: any
+	Count       string        `key:"count" allowed:"cost"`                            // empty: a call takes 1
+	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish"`                   // empty: start for the http task, finish for others
+	Slack       time.Duration `key:"slack" omitempty:"true" allowed:"1ms..10m"`       // default: limit.DefaultSlack
+	SendWithin  time.Duration `key:"send_within" omitempty:"true" allowed:"10ms..1m"` // default: limit.DefaultSendWithin
+	Hosts       []string      `key:"hosts" check:"host"`                              // whose Retry-After closes it; none: any
 	RetryAfter  time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
 
-	Windows []limit.Window // what Load makes of it, the shortest first
+	Windows []Window // what Load makes of it, the shortest first
+}
+
+// Window is one rate of a limit, or its concurrency.
+type Window struct {
+	Suffix    string // follows the limit's name; "" for the shortest
+	Rate      limit.Rate
+	Overrides map[string]int64 // keys that have other units
 }
 
 // Queue is a named stream of calls.
@@ -105,7 +112,7 @@ type Queue struct {
 	Backoff     Backoff       `key:"backoff" default:"10s..15m" allowed:"1ms..30d"`
 	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`
 	OnLost      string        `key:"on_lost" default:"retry" allowed:"retry|fail"`
-	Hours       Hours         `key:"hours" check:"hours"` // none: always
+	Hours       string        `key:"hours" check:"hours"` // empty: always
 }
 
 // Budget is a token bucket in Redis. Handlers draw on it while they run.
@@ -160,7 +167,6 @@ type Calls struct {
 // Values that are more than a number, a text or a list of texts.
 type (
 	Rates     []string                         // rates that hold at once
-	Hours     []string                         // spans of the week; once loaded, one text
 	Overrides map[string]string                // keys that have another rate
 	Backoff   struct{ Min, Max time.Duration } // the wait before a retry doubles from Min up to Max, with jitter
 	Bytes     int64                            // a size: 256KiB, 1MiB or 1000

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/callq/callq/internal/limit"
 )
 
 func mustLoad(t *testing.T, text string, env, flags map[string]string) *Config {
@@ -40,7 +38,7 @@ queues:
     timeout: 1m30s
     on_lost: fail
     on: ip-a
-    hours: [mon-fri 09:00-18:00, "Sat 10:00-14:00 Europe/Berlin"]
+    hours: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin
   refunds: *payments
   plain:
   fixed: {backoff: 5s}
@@ -61,10 +59,10 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		"stripe":  {Algorithm: "sliding_window", Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: 10 * time.Minute},
 		"0042":    {Algorithm: "sliding_window", Anchor: "finish"},
 		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour},
-		"sockets": {Algorithm: "sliding_window", Concurrency: 50, Anchor: "finish", RetryAfter: time.Hour},
+		"sockets": {Algorithm: "sliding_window", Concurrency: 50, RetryAfter: time.Hour},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", Hours{"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", nil}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", ""}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}
@@ -110,29 +108,27 @@ limits:
 	type window struct {
 		name, rate string
 		own        map[string]int64
-		slack      time.Duration
-		sendWithin time.Duration
 	}
 	for name, want := range map[string][]window{
 		"stripe": {
-			{"", "7 per 1h, sliding window", nil, limit.DefaultSlack(time.Hour), 5 * time.Second},
-			{"/1d", "8 per 1d, sliding window", nil, time.Minute, 5 * time.Second},
+			{"", "7 per 1h, sliding window", nil},
+			{"/1d", "8 per 1d, sliding window", nil},
 		},
-		"slow":        {{"", "100 per 1h, sliding window", nil, 2 * time.Second, 5 * time.Second}},
-		"per-account": {{"", "5 per 1s, sliding window", map[string]int64{"acct_1": 50, "": 1, "odd, 'key'": 6}, 500 * time.Millisecond, 100 * time.Millisecond}},
-		"bursty":      {{"", "10 per 1s, token bucket, burst 90", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
-		"nightly":     {{"", "10000 per 1d, fixed window, Asia/Tokyo", nil, time.Minute, 5 * time.Second}},
-		"monthly":     {{"", "5 per 1mo, fixed window, UTC", map[string]int64{"big": 60, "small": 1}, time.Minute, 5 * time.Second}},
-		"cps":         {{"", "1 per 100ms, leaky bucket", nil, 500 * time.Millisecond, 100 * time.Millisecond}},
+		"slow":        {{"", "100 per 1h, sliding window", nil}},
+		"per-account": {{"", "5 per 1s, sliding window", map[string]int64{"acct_1": 50, "": 1, "odd, 'key'": 6}}},
+		"bursty":      {{"", "10 per 1s, token bucket, burst 90", nil}},
+		"nightly":     {{"", "10000 per 1d, fixed window, Asia/Tokyo", nil}},
+		"monthly":     {{"", "5 per 1mo, fixed window, UTC", map[string]int64{"big": 60, "small": 1}}},
+		"cps":         {{"", "1 per 100ms, leaky bucket", nil}},
 		"two-speeds": {
-			{"", "10 per 1s, sliding window", nil, 500 * time.Millisecond, 50 * time.Millisecond},
-			{"/1d", "10000 per 1d, sliding window", nil, time.Minute, 50 * time.Millisecond},
+			{"", "10 per 1s, sliding window", nil},
+			{"/1d", "10000 per 1d, sliding window", nil},
 		},
-		"per-phone": {{"", "1 at once", map[string]int64{"hotline": 9}, 500 * time.Millisecond, 5 * time.Second}},
+		"per-phone": {{"", "1 at once", map[string]int64{"hotline": 9}}},
 	} {
 		var got []window
 		for _, w := range c.Limits[name].Windows {
-			got = append(got, window{w.Suffix, w.Rate.String(), w.Overrides, w.Slack, w.SendWithin})
+			got = append(got, window{w.Suffix, w.Rate.String(), w.Overrides})
 		}
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(window{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -207,7 +203,7 @@ func TestExpand(t *testing.T) {
 		"plain $A $": "plain $A $", "${A}": "1", "x${A}y${A}": "x1y1", "${B:-fall back}": "fall back", "${EMPTY:-2}": "2", "${A:-2}": "1",
 		"${B:-}": "", "x${B:-}": "x", "${B}": "", "${YAML}": "[x, y]: #", "$${A}": "${A}",
 	} {
-		if got, _, err := expand(text, env); err != nil || got != want {
+		if got, err := expand(text, env); err != nil || got != want {
 			t.Errorf("expand(%q) = %q, %v, want %q", text, got, err, want)
 		}
 	}
@@ -215,7 +211,7 @@ func TestExpand(t *testing.T) {
 		"x${B}": "${B} is not set", "${A": "names no variable", "${}": "names no variable", "${1A}": "names no variable",
 		"${A-x}": "names no variable", "${A:-${B}}": "names no variable",
 	} {
-		if got, _, err := expand(text, env); err == nil || !strings.Contains(err.Error(), want) {
+		if got, err := expand(text, env); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("expand(%q) = %q, %v, want %q", text, got, err, want)
 		}
 	}
@@ -240,26 +236,14 @@ func TestWarnings(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, "", map[string]string{
 		"CALLQ_HTTP_LITSEN": ":1", "CALLQ_LIMITS_STRIPE_RATE": "1/s", "CALLQ_REDIS_PORT": "tcp://10.0.0.1:6379",
-		"CALLQ_SERVICE_HOST": "10.0.0.1", "CALLQ_CONFIG": "x", "HTTP_LITSEN": "1", "CALLQ_LOG_LEVEL": "warn",
+		"CALLQ_REDIS_BIN": "/opt/redis", "CALLQ_STRIPE_KEY": "x", "CALLQ_CONFIG": "x", "HTTP_LITSEN": "1", "CALLQ_LOG_LEVEL": "warn",
 	}, nil)
 	want := []string{
-		"CALLQ_HTTP_LITSEN is not a setting (did you mean CALLQ_HTTP_LISTEN?)",
-		"CALLQ_LIMITS_STRIPE_RATE is of a limit, queue or budget that the file does not have",
+		"CALLQ_HTTP_LITSEN is not a setting, or of a limit, queue or budget that the file does not have",
+		"CALLQ_LIMITS_STRIPE_RATE is not a setting, or of a limit, queue or budget that the file does not have",
 	}
 	if diff := cmp.Diff(want, c.Warnings()); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
-}
-
-func TestDidYouMean(t *testing.T) {
-	t.Parallel()
-	known := []string{"rate", "slack", "send_within", "max_attempts"}
-	for word, want := range map[string]string{
-		"raet": "rate", "rates": "rate", "Rate": "rate", "max_attempt": "max_attempts", "sendwithin": "send_within", "quota": "", "per": "", "s": "", "": "",
-	} {
-		if got := didYouMean(word, known); got != want && got != " (did you mean "+want+"?)" {
-			t.Errorf("didYouMean(%q) = %q, want %q", word, got, want)
-		}
 	}
 }
 

@@ -19,7 +19,6 @@ type setting struct {
 	tags  reflect.StructTag
 	value reflect.Value // in the Config
 	from  source
-	via   string // the file of a secret, or the variables that the value names
 	items []item // that it was read from: one, or those of a list or mapping
 }
 
@@ -35,10 +34,8 @@ func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), ruleOf(s.ta
 // mayBeEmpty tells whether empty text leaves the setting unset, so that `url: ${DATABASE_URL}`
 // without that variable says nothing.
 func (s *setting) mayBeEmpty() bool {
-	return s.tag("default") == "" && (s.value.Kind() == reflect.String || s.is(Hours{}))
+	return s.tag("default") == "" && s.value.Kind() == reflect.String
 }
-
-func (s *setting) is(example any) bool { return s.value.Type() == reflect.TypeOf(example) }
 
 // section fills a struct from a mapping, which may be nil, and lets it check itself.
 func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
@@ -47,7 +44,7 @@ func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
 		if slices.Contains(known, key) {
 			return nil
 		}
-		return errors.New("is not a key of " + cmp.Or(path, "the file") + didYouMean(key, known))
+		return errors.New("is not a key of " + cmp.Or(path, "the file"))
 	})
 	for f, value := range v.Fields() {
 		key := f.Tag.Get("key")
@@ -67,7 +64,7 @@ func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
 		}
 	}
 	if c, is := v.Addr().Interface().(interface{ check(section) }); is && ok {
-		c.check(section{l, path, l.file.at(n)})
+		c.check(section{l, path, l.at(n)})
 	}
 }
 
@@ -93,8 +90,7 @@ func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key stri
 		return given, true
 	}
 	if n.Kind != yaml.MappingNode {
-		l.file.hide(n)
-		l.fail(l.file.at(n), path, "must be a mapping of keys to values", allowed)
+		l.fail(l.at(n), path, "must be a mapping of keys to values", allowed)
 		return given, false
 	}
 	for pair := range slices.Chunk(n.Content, 2) {
@@ -104,12 +100,10 @@ func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key stri
 			err = fmt.Errorf("is given twice, first on line %d", first.Line)
 		}
 		if key.Kind != yaml.ScalarNode {
-			l.file.hide(key)
 			err = errors.New("a key must be plain text")
 		}
 		if err != nil {
-			l.file.hide(value)
-			l.fail(l.file.at(key), join(path, key.Value), err.Error(), allowed)
+			l.fail(l.at(key), join(path, key.Value), err.Error(), allowed)
 			continue
 		}
 		given[key.Value] = value
@@ -139,7 +133,7 @@ func join(path, key string) string {
 // setText gives a setting what is written outside of the file: a list as a,b and a mapping as a=1,b=2.
 func (l *loader) setText(s *setting, from source, text string) {
 	items := []item{{"", text, from}}
-	if kind := s.value.Kind(); kind == reflect.Map || kind == reflect.Slice && !s.is(Hours{}) {
+	if kind := s.value.Kind(); kind == reflect.Map || kind == reflect.Slice {
 		items = nil
 		for part := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
 			key, value, _ := strings.Cut(part, "=")
@@ -149,13 +143,12 @@ func (l *loader) setText(s *setting, from source, text string) {
 			items = append(items, item{strings.TrimSpace(key), value, from})
 		}
 	}
-	s.via = ""
 	l.assign(s, from, items)
 }
 
 // setNode gives a setting what the file says: a value, a list or a mapping. A list of one may be written as its item.
 func (l *loader) setNode(s *setting, n *yaml.Node) {
-	at, items := l.file.at(n), []item{}
+	at, items := l.at(n), []item{}
 	switch kind := s.value.Kind(); {
 	case kind == reflect.Map:
 		given, _ := l.mapping(n, s.path, s.allowed(), func(string) error { return nil })
@@ -166,23 +159,23 @@ func (l *loader) setNode(s *setting, n *yaml.Node) {
 		for _, child := range n.Content {
 			items = append(items, l.item(s, child, "")...)
 		}
-		if len(n.Content) == 0 && !s.is([]string{}) {
-			l.fail(at, s.path, s.check("").Error(), s.allowed())
-		}
 	case kind == reflect.Slice && isNull(n):
 		return
 	default:
-		items = l.item(s, n, "")
+		if items = l.item(s, n, ""); len(items) > 0 {
+			at = items[0].from
+		}
 	}
 	l.assign(s, at, items)
 }
 
 // item reads a scalar, with ${VAR} expanded. It returns none where that is a mistake.
 func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
-	if n.Kind != yaml.ScalarNode || s.tag("secret") != "" || s.tag("hide") != "" {
-		l.file.hide(n)
+	at := l.at(n)
+	if n.Kind == yaml.ScalarNode && s.tag("secret") == "" && s.tag("hide") == "" {
+		at.text = Quote(n.Value)
 	}
-	text, via, err := expand(n.Value, l.config.origin.env)
+	text, err := expand(n.Value, l.config.origin.env)
 	switch {
 	case n.Kind != yaml.ScalarNode:
 		err = errors.New("must be a single value")
@@ -192,18 +185,17 @@ func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
 		err = errors.New(n.Value + " is not set")
 	}
 	if err != nil {
-		l.fail(l.file.at(n), s.path, err.Error(), s.allowed())
+		l.fail(at, s.path, err.Error(), s.allowed())
 		return nil
 	}
-	s.via = strings.Trim(s.via+", "+via, ", ")
-	return []item{{key, text, l.file.at(n)}}
+	return []item{{key, text, at}}
 }
 
 // expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
 // stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
-func expand(s string, env map[string]string) (text, via string, err error) {
+func expand(s string, env map[string]string) (text string, err error) {
 	if !strings.Contains(s, "${") {
-		return s, "", nil
+		return s, nil
 	}
 	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
 	text = reference.ReplaceAllStringFunc(s, func(match string) string {
@@ -220,10 +212,9 @@ func expand(s string, env map[string]string) (text, via string, err error) {
 		case value == "" && match != s:
 			err = fmt.Errorf("${%s} is not set: write ${%s:-} if it may be empty", name, name)
 		}
-		via = strings.Trim(via+", ${"+name+"}", ", ")
 		return value
 	})
-	return text, via, err
+	return text, err
 }
 
 // assign gives a setting the items of one source. It reports bad ones, and leaves them out.

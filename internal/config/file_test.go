@@ -62,9 +62,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		Overrides: Overrides{"acct_1": "500/1h"}, Slack: limit.DefaultSlack(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
 		Hosts: []string{"api.stripe.com"}, RetryAfter: time.Hour,
 	}
-	want.Windows = []limit.Window{{
-		Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}, Slack: want.Slack, SendWithin: want.SendWithin,
-	}}
+	want.Windows = []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}}}
 	if diff := cmp.Diff(want, c.Limits["stripe"]); diff != "" {
 		t.Errorf("the limit of the example has not the defaults (-want +got):\n%s", diff)
 	}

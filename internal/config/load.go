@@ -2,8 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -35,7 +33,7 @@ func Load(s Source) (*Config, error) {
 		if name == "" {
 			continue
 		}
-		text, err := readFile(name)
+		text, err := os.ReadFile(name)
 		if err == nil {
 			return load(name, text, env, s.Flags)
 		}
@@ -55,25 +53,9 @@ func Default() *Config {
 	return c
 }
 
-// maxSize bounds what callq reads of a file. A larger one would keep it busy for long.
-const maxSize = 1 << 20
-
-func readFile(name string) ([]byte, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
-	if len(text) > maxSize {
-		return nil, fmt.Errorf("it is larger than %d bytes, and no configuration is", maxSize)
-	}
-	return text, err
-}
-
 // readSecret reads a file that holds nothing but a secret.
 func readSecret(name string) (string, error) {
-	raw, err := readFile(name)
+	raw, err := os.ReadFile(name)
 	text := strings.TrimSpace(string(raw))
 	if err == nil && text == "" {
 		err = errors.New("it is empty")
@@ -92,7 +74,6 @@ func reason(err error) string {
 // loader fills a Config from its sources and collects what is wrong with them.
 type loader struct {
 	config    *Config
-	file      *file
 	flags     map[string]string
 	variables map[string]string // the path of each environment variable
 	problems  []Problem
@@ -100,9 +81,9 @@ type loader struct {
 
 func load(name string, text []byte, env, flags map[string]string) (*Config, error) {
 	c := &Config{File: name, origin: origins{env: env, byPath: map[string]*setting{}}}
-	l := &loader{config: c, file: newFile(name, text), flags: flags, variables: map[string]string{}}
+	l := &loader{config: c, flags: flags, variables: map[string]string{}}
 	l.section(reflect.ValueOf(c).Elem(), l.parse(text), "")
-	c.origin.warnings = slips(env, l.variables)
+	c.origin.warnings = strays(env, l.variables)
 	if len(l.problems) > 0 {
 		return nil, l.err()
 	}
@@ -146,7 +127,6 @@ func (l *loader) secret(s, file *setting) {
 			return
 		}
 		l.setText(s, file.from, text)
-		s.via = file.value.String()
 	case file.from.rank > rankDefault && file.from.rank == s.from.rank:
 		l.fail(file.from, file.path, "is given beside "+s.path, "one of them")
 	case s.from.rank > rankDefault || common == "":
@@ -168,40 +148,14 @@ func variable(path string) string {
 	return "CALLQ_" + regexp.MustCompile(`[^A-Z0-9]`).ReplaceAllString(strings.ToUpper(path), "_")
 }
 
-// slips are variables that look like a setting's. They need not be mistakes: other programs make such
-// names too (CALLQ_REDIS_PORT is a Kubernetes service's).
-func slips(env, variables map[string]string) (found []string) {
-	known := slices.Sorted(maps.Keys(variables))
+// strays are variables named as a section's, though no setting is. They need not be mistakes: another program may read them.
+func strays(env, variables map[string]string) (found []string) {
+	sections := strings.ToUpper(strings.Join(keysOf(reflect.TypeFor[Config]()), "|"))
+	others := `_(SERVICE_HOST|(SERVICE_)?PORT)(_|$)|_BIN$` // of Kubernetes, and of internal/local
 	for _, name := range slices.Sorted(maps.Keys(env)) {
-		if !strings.HasPrefix(name, "CALLQ_") || name == "CALLQ_CONFIG" || env[name] == "" || variables[name] != "" {
-			continue
-		}
-		if near := didYouMean(name, known); near != "" {
-			found = append(found, name+" is not a setting"+near)
-		} else if matches(`^CALLQ_(LIMITS|QUEUES|BUDGETS)_`, name) {
-			found = append(found, name+" is of a limit, queue or budget that the file does not have")
+		if env[name] != "" && variables[name] == "" && matches("^CALLQ_("+sections+")_", name) && !matches(others, name) {
+			found = append(found, name+" is not a setting, or of a limit, queue or budget that the file does not have")
 		}
 	}
 	return found
-}
-
-// didYouMean names the known word whose letters are nearly those of a mistyped one.
-func didYouMean(word string, known []string) string {
-	best, least := "", min(2, len(word)/3)+1
-	for _, k := range known {
-		counts, differ := map[rune]int{}, 0
-		for _, r := range strings.ToLower(word) {
-			counts[r]++
-		}
-		for _, r := range strings.ToLower(k) {
-			counts[r]--
-		}
-		for _, n := range counts {
-			differ += max(n, -n)
-		}
-		if differ < least {
-			best, least = " (did you mean "+k+"?)", differ
-		}
-	}
-	return best
 }

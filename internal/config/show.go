@@ -29,15 +29,14 @@ func (c *Config) Origin(path string) string {
 	return "default"
 }
 
-// Warnings are likely slips in the environment: variables that are nearly a setting's.
+// Warnings are of variables in the environment that look like a setting's.
 func (c *Config) Warnings() []string { return c.origin.warnings }
 
 // Value is a setting that is in force.
 type Value struct {
 	Key    string `json:"key"`
-	Value  any    `json:"value"`         // as in the file: a number, true or false, a list or a text
-	Source string `json:"source"`        // --postgres-url, CALLQ_HTTP_LISTEN, config.yaml:12, default
-	Via    string `json:"via,omitempty"` // a secret's file, or the variables that the value names
+	Value  any    `json:"value"`  // as in the file: a number, true or false, a list or a text
+	Source string `json:"source"` // --postgres-url, CALLQ_HTTP_LISTEN, config.yaml:12, default
 }
 
 // Values are all settings in force, in the order of the keys, with secrets masked.
@@ -45,7 +44,7 @@ func (c *Config) Values() []Value {
 	var all []Value
 	for _, s := range c.origin.settings {
 		if s.tag("omitempty") == "" || !s.value.IsZero() {
-			all = append(all, Value{Key: s.path, Value: s.shown(), Source: s.from.String(), Via: s.via})
+			all = append(all, Value{Key: s.path, Value: s.shown(), Source: s.from.String()})
 		}
 	}
 	return all
@@ -63,8 +62,6 @@ func (s *setting) shown() any {
 			return strings.Join(x, "")
 		}
 		return []string(x)
-	case Hours:
-		return strings.Join(x, "")
 	case limit.Rate:
 		return budget.RateString(x)
 	case Overrides:

@@ -34,7 +34,7 @@ limits:
   d: {rate: [5/s, 6/m]}
   e: {rate: 5/d, algorithm: fixed_window, timezone: Asia/Tokyo}
 retention: {done: 36h}
-queues: {q: {hours: ["mon-fri ${T}", Sat 10:00-14:00]}}
+queues: {q: {hours: "Mon-Fri ${T}"}}
 `, map[string]string{
 		"PW": "hunter2", "H": "h", "L": "l", "T": "09:00-18:00", "CALLQ_HTTP_LISTEN": "[::1]:1", "CALLQ_LIMITS_A_SLACK": "2s",
 	}, map[string]string{"postgres.direct_url": "postgres://h/d?password=hunter2"})
@@ -45,29 +45,29 @@ queues: {q: {hours: ["mon-fri ${T}", Sat 10:00-14:00]}}
 		default:
 			t.Errorf("%s is a %T", v.Key, v.Value)
 		}
-		got[v.Key] = fmt.Sprint(v.Value, " <- ", v.Source, " ", v.Via)
+		got[v.Key] = fmt.Sprint(v.Value, " <- ", v.Source)
 	}
 	for key, want := range map[string]string{
-		"postgres.url":         "postgres://u:xxxxx@h/d <- config.yaml:3 ${PW}, ${H}",
-		"postgres.direct_url":  "postgres://h/d?password=xxxxx <- --postgres-direct-url ",
-		"redis.url":            "redis://:xxxxx@h <- config.yaml:5 " + secret,
-		"redis.url_file":       secret + " <- config.yaml:5 ",
-		"worker.labels":        "[l b] <- config.yaml:7 ${L}",
-		"http.listen":          "[::1]:1 <- CALLQ_HTTP_LISTEN ",
-		"limits.a.rate":        "5 per 1s, sliding window <- config.yaml:9 ",
-		"limits.a.slack":       "2s <- CALLQ_LIMITS_A_SLACK ",
-		"limits.a.send_within": "100ms <- default ",
-		"limits.b.concurrency": "3 <- config.yaml:10 ",
+		"postgres.url":         "postgres://u:xxxxx@h/d <- config.yaml:3",
+		"postgres.direct_url":  "postgres://h/d?password=xxxxx <- --postgres-direct-url",
+		"redis.url":            "redis://:xxxxx@h <- config.yaml:5",
+		"redis.url_file":       secret + " <- config.yaml:5",
+		"worker.labels":        "[l b] <- config.yaml:7",
+		"http.listen":          "[::1]:1 <- CALLQ_HTTP_LISTEN",
+		"limits.a.rate":        "5 per 1s, sliding window <- config.yaml:9",
+		"limits.a.slack":       "2s <- CALLQ_LIMITS_A_SLACK",
+		"limits.a.send_within": "",
+		"limits.b.concurrency": "3 <- config.yaml:10",
 		"limits.a.burst":       "",
-		"limits.a.overrides":   " <- default ",
-		"limits.c.overrides":   "x=7/s,y=6/s <- config.yaml:11 ",
-		"limits.d.rate":        "[5 per 1s, sliding window 6 per 1m, sliding window] <- config.yaml:12 ",
-		"limits.e.rate":        "5 per 1d, fixed window, Asia/Tokyo <- config.yaml:13 ",
-		"limits.e.timezone":    "Asia/Tokyo <- config.yaml:13 ",
-		"retention.done":       "36h <- config.yaml:14 ",
-		"retention.failed":     "30d <- default ",
-		"calls.max_data":       "256KiB <- default ",
-		"queues.q.hours":       "Mon-Fri 09:00-18:00, Sat 10:00-14:00 UTC <- config.yaml:15 ${T}",
+		"limits.a.overrides":   " <- default",
+		"limits.c.overrides":   "x=7/s,y=6/s <- config.yaml:11",
+		"limits.d.rate":        "[5 per 1s, sliding window 6 per 1m, sliding window] <- config.yaml:12",
+		"limits.e.rate":        "5 per 1d, fixed window, Asia/Tokyo <- config.yaml:13",
+		"limits.e.timezone":    "Asia/Tokyo <- config.yaml:13",
+		"retention.done":       "36h <- config.yaml:14",
+		"retention.failed":     "30d <- default",
+		"calls.max_data":       "256KiB <- default",
+		"queues.q.hours":       "Mon-Fri 09:00-18:00 <- config.yaml:15",
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %s, want %s", key, got[key], want)
@@ -112,10 +112,10 @@ func TestChanged(t *testing.T) {
 	was := mustLoad(t, file, nil, nil)
 	for text, want := range map[string][]string{
 		file: nil,
-		"worker: {labels: [ x ]}\nqueues: {q: {limits: [\"a\"]}}\nlimits: {a: {rate: 1 per 1s}}\n":            nil,
-		strings.Replace(file, "[a]", "[a], hours: [mon-wed 09:00-12:00, \"Mon,Tue,Wed 12:00-18:00 UTC\"]", 1): {"queues.q.hours"},
-		strings.Replace(file, "1/s", "2/s", 1):                         {"limits.a.rate"},
-		strings.Replace(file, "[x]", "[]", 1) + "log: {level: warn}\n": {"log.level", "worker.labels"},
+		"worker: {labels: [ x ]}\nqueues: {q: {limits: [\"a\"]}}\nlimits: {a: {rate: 1 per 1s}}\n": nil,
+		strings.Replace(file, "[a]", "[a], hours: Mon-Wed 09:00-12:00", 1):                         {"queues.q.hours"},
+		strings.Replace(file, "1/s", "2/s", 1):                                                     {"limits.a.rate"},
+		strings.Replace(file, "[x]", "[]", 1) + "log: {level: warn}\n":                             {"log.level", "worker.labels"},
 		"limits: {a: {rate: 1/s}}\nworker: {labels: [x]}\n": {
 			"queues.q.backoff", "queues.q.hours", "queues.q.limits", "queues.q.max_attempts", "queues.q.on", "queues.q.on_lost", "queues.q.timeout",
 		},

@@ -130,19 +130,37 @@ func ruleOf(name string) rule {
 		"address": {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
 		"cron":    {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
 		"host":    {checkHost, "a name or an address without scheme, port and path"},
-		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas or as a list: " +
+		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas: " +
 			"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
 		"listen":   {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
 		"name":     {checkName, "1 to 100 bytes without spaces, quotes, commas and stars"},
-		"override": {limit.CheckOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
+		"override": {checkOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
 		"postgres": {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
-		"rate": {limit.CheckRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
+		"rate": {checkRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
 			"and mo for fixed_window; or a list of them"},
 		"redis":       {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
 		"secret_host": {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
 		"timezone":    {checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"},
 		"variable":    {checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"},
 	}[name]
+}
+
+// checkRate reads a rate of an algorithm that is not known.
+func checkRate(s string) error {
+	_, err := limit.ParseRate(s)
+	if second(limit.Parse(s, limit.FixedWindow, 0, "")) == nil {
+		return nil
+	}
+	return err
+}
+
+// checkOverride reads a key's rate, or its calls at once.
+func checkOverride(s string) error {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return checkRate(s)
+	}
+	return unless(n >= 1 && n <= 1_000_000, s, "is out of bounds")
 }
 
 func checkTimezone(s string) error { return second(limit.ParseCalendar("1d", s)) }

@@ -7,7 +7,9 @@
 package hours
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -18,38 +20,14 @@ const (
 
 // Hours are made by Parse. The zero Hours are always open.
 type Hours struct {
-	zone  *time.Location
-	spans []span // in order, none touches the next; what ends on Sunday at 24:00 may go on at the first
-}
-
-// span is a part of the week, in minutes since Monday 00:00.
-type span struct{ from, to int }
-
-// of makes Hours of spans that may overlap and go on beyond the week's end.
-func of(zone *time.Location, spans []span) Hours {
-	var within []span
-	for _, s := range spans {
-		within = append(within, span{s.from, min(s.to, week)})
-		if s.to > week {
-			within = append(within, span{0, s.to - week})
-		}
-	}
-	slices.SortFunc(within, func(a, b span) int { return a.from - b.from })
-	h := Hours{zone: zone}
-	for _, s := range within {
-		if last := len(h.spans) - 1; last >= 0 && s.from <= h.spans[last].to {
-			h.spans[last].to = max(h.spans[last].to, s.to)
-		} else {
-			h.spans = append(h.spans, s)
-		}
-	}
-	return h
+	zone *time.Location
+	open []bool // of each minute of the week, from Monday 00:00; none: always
 }
 
 // Open reports whether t is within the hours, and the first moment after t at which that changes, in their zone. That
 // moment is zero for hours that are always open.
 func (h Hours) Open(t time.Time) (open bool, until time.Time) {
-	if len(h.spans) == 0 || h.spans[0] == (span{0, week}) {
+	if !slices.Contains(h.open, false) {
 		return true, time.Time{}
 	}
 	t = t.In(h.zone)
@@ -72,78 +50,145 @@ func (h Hours) Open(t time.Time) (open bool, until time.Time) {
 func (h Hours) look(t time.Time) (open bool, runs time.Duration) {
 	hour, minute, second := t.Clock()
 	weekday := (int(t.Weekday()) + 6) % 7 // from Monday
-	m := weekday*day + hour*60 + minute
-	next := h.spans[0].from + week
-	if i := slices.IndexFunc(h.spans, func(s span) bool { return m < s.to }); i >= 0 {
-		next = h.spans[i].from
-		if open = next <= m; open {
-			next = h.spans[i].to
-		}
+	now := weekday*day + hour*60 + minute
+	minutes := 1
+	for h.open[(now+minutes)%week] == h.open[now] {
+		minutes++
 	}
-	if open && next == week && h.spans[0].from == 0 {
-		next += h.spans[0].to
-	}
-	return open, time.Duration(next-m)*time.Minute - time.Duration(second)*time.Second - time.Duration(t.Nanosecond())
-}
-
-// All are hours that must all be open. None are always open.
-type All []Hours
-
-// Cache keeps hours by their text, for parsing may open a file for the zone.
-type Cache map[string]Hours
-
-// All parses texts, each as Hours.String writes them. It fails if this machine does not know a zone.
-func (c Cache) All(texts []string) (All, error) {
-	var all All
-	for _, text := range texts {
-		h, known := c[text]
-		if !known {
-			var err error
-			if h, err = Parse(text); err != nil {
-				return nil, err
-			}
-			c[text] = h
-		}
-		all = append(all, h)
-	}
-	return all, nil
-}
-
-// farthest is how far All looks for a moment at which all are open. It is over a year, since zones set their clocks on
-// different days.
-const farthest = 400 * day * time.Minute
-
-// Open reports whether t is within all hours, and when that changes, as Hours.Open does. That moment is zero if they are
-// always open, or are closed and not open together within a year.
-func (a All) Open(t time.Time) (open bool, until time.Time) {
-	open, until = a.look(t)
-	if open {
-		return true, until
-	}
-	for end := t.Add(farthest); until.Before(end); {
-		then, next := a.look(until)
-		if then {
-			return false, until
-		}
-		until = next
-	}
-	return false, time.Time{}
-}
-
-// look reports whether all are open at t, and until when. If some are closed, that is when the last of those opens: the
-// others may be closed then.
-func (a All) look(t time.Time) (open bool, until time.Time) {
-	open = true
-	for _, h := range a {
-		switch its, change := h.Open(t); {
-		case !its && (open || change.After(until)):
-			open, until = false, change
-		case its && open && !change.IsZero() && (until.IsZero() || change.Before(until)):
-			until = change
-		}
-	}
-	return open, until
+	return h.open[now], time.Duration(minutes)*time.Minute - time.Duration(second)*time.Second - time.Duration(t.Nanosecond())
 }
 
 // When writes a moment at which hours change, as Open returns it: 2026-11-23 09:00 Europe/Berlin.
 func When(t time.Time) string { return t.Format("2006-01-02 15:04") + " " + t.Location().String() }
+
+// Cache keeps hours by their text, for parsing opens a file for the zone.
+type Cache map[string]Hours
+
+// Parse is the function Parse, which it asks once for each text.
+func (c Cache) Parse(text string) (Hours, error) {
+	h, known := c[text]
+	if known {
+		return h, nil
+	}
+	h, err := Parse(text)
+	if err == nil {
+		c[text] = h
+	}
+	return h, err
+}
+
+// Parse reads hours: `days HH:MM-HH:MM zone`, several spans joined by commas. Days are Mon-Fri, Sat, Mon,Wed or, without
+// any, every day. A span that ends before it begins ends on the next day, and 24:00 is a day's end. The last word is the
+// zone, one for all; without it, it is UTC. Empty hours are always open. It fails if this machine does not know the zone.
+func Parse(text string) (Hours, error) {
+	words := strings.Fields(text)
+	if len(words) == 0 {
+		return Hours{}, nil
+	}
+	name := "UTC"
+	if last := len(words) - 1; !strings.Contains(words[last], ":") {
+		name, words = words[last], words[:last]
+	}
+	zone, err := time.LoadLocation(name)
+	if err != nil || name == "Local" { // which would be another one on each machine
+		return Hours{}, fmt.Errorf("%q is not a time zone: write its IANA name, such as Europe/Berlin, America/New_York or UTC", name)
+	}
+	h := Hours{zone: zone, open: make([]bool, week)}
+	return h, h.add(strings.Join(words, " "))
+}
+
+// add opens the minutes of spans.
+func (h Hours) add(spans string) error {
+	var on days      // of the next span
+	var dated string // a span that names its days
+	for span := range strings.SplitSeq(spans, ",") {
+		words := strings.Fields(span)
+		if len(words) > 0 && !strings.ContainsAny(words[0], ":0123456789") {
+			more, err := parseDays(words[0])
+			if err != nil {
+				return err
+			}
+			on, dated, words = on|more, strings.TrimSpace(span), words[1:]
+			if len(words) == 0 {
+				continue // Mon, as in Mon,Wed 09:00-18:00
+			}
+		}
+		if len(words) != 1 {
+			return fmt.Errorf("%.80q is not [days] HH:MM-HH:MM: join spans with commas, and write the zone once, as the last word", span)
+		}
+		from, to, err := parseTimes(words[0])
+		switch {
+		case err != nil:
+			return err
+		case on == 0 && dated != "":
+			return fmt.Errorf("%s has no days, and %.80q before it does: write Mon-Sun %[1]s if every day is meant, else its days",
+				words[0], dated)
+		case on == 0:
+			on = everyDay
+		}
+		for d := range 7 {
+			for minute := from; minute < to && on&(1<<d) != 0; minute++ {
+				h.open[(d*day+minute)%week] = true
+			}
+		}
+		on = 0
+	}
+	if on != 0 {
+		return fmt.Errorf("%.80q ends with days and no times", spans)
+	}
+	return nil
+}
+
+// days is a set of days: bit 0 is Monday.
+type days uint8
+
+const everyDay days = 1<<7 - 1
+
+// parseDays reads Mon or Mon-Fri.
+func parseDays(word string) (on days, err error) {
+	first, last, ranged := strings.Cut(word, "-")
+	if !ranged {
+		last = first
+	}
+	names := []string{"Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"}
+	dayOf := func(name string) int {
+		return slices.IndexFunc(names, func(d string) bool { return strings.EqualFold(d, name) })
+	}
+	from, to := dayOf(first), dayOf(last)
+	if from < 0 || to < 0 {
+		return 0, fmt.Errorf("%.80q is neither days nor times: days are %s, or Mon-Fri", word, strings.Join(names, ", "))
+	}
+	for n := range (to-from+7)%7 + 1 {
+		on |= 1 << ((from + n) % 7)
+	}
+	return on, nil
+}
+
+// parseTimes reads HH:MM-HH:MM as minutes of the first day. An end on the next day is beyond 24:00.
+func parseTimes(word string) (from, to int, err error) {
+	first, last, _ := strings.Cut(word, "-")
+	from, to = minutesOf(first), minutesOf(last)
+	switch {
+	case from < 0 || to < 0:
+		return 0, 0, fmt.Errorf("%.80q is not HH:MM-HH:MM, such as 09:00-18:00", word)
+	case from == day:
+		return 0, 0, fmt.Errorf("%s begins at 24:00: write 00:00, on the day after", word)
+	case from == to:
+		return 0, 0, fmt.Errorf("%s never opens: it ends as it begins; a whole day is 00:00-24:00", word)
+	case to < from:
+		to += day
+	}
+	return from, to, nil
+}
+
+// minutesOf reads HH:MM, 00:00 to 24:00; -1: it is something else.
+func minutesOf(text string) int {
+	if text == "24:00" {
+		return day
+	}
+	at, err := time.Parse("15:04", text)
+	if err != nil || len(text) != 5 {
+		return -1
+	}
+	return at.Hour()*60 + at.Minute()
+}

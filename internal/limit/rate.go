@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +24,8 @@ const day = 24 * time.Hour
 // Rate allows at most Units in any window of length Window, or Units at once if Window is 0. A Shape makes another
 // algorithm of it.
 type Rate struct {
-	Units  int64
-	Window time.Duration // for how long a unit counts after its until, at most
+	Units  int64         `json:"units"`
+	Window time.Duration `json:"window"` // for how long a unit counts after its until, at most
 	Shape
 }
 
@@ -67,7 +68,7 @@ func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate
 		}
 		return Rate{units, c.longest(), Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
 	}
-	w, err := parseWindow(strings.TrimSuffix(window, ", sliding window"))
+	w, err := parseWindow(window)
 	if err != nil {
 		return Rate{}, fmt.Errorf("%q is not a rate: %w", text, err)
 	}
@@ -78,7 +79,7 @@ func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate
 func (r Rate) Set(to Rate) (Rate, error) {
 	switch {
 	case r.Algorithm == FixedWindow:
-		return Parse(fmt.Sprintf("%d/%s", to.Units, to.length()), FixedWindow, 0, r.Timezone)
+		return Parse(fmt.Sprintf("%d/%s", to.Units, to.Length()), FixedWindow, 0, r.Timezone)
 	case to.Algorithm != "":
 		return r, fmt.Errorf("a window of %s needs algorithm: fixed_window", to.Period)
 	}
@@ -92,15 +93,15 @@ func (r Rate) shaped(s Shape) (Rate, error) {
 		fill := float64(s.Burst) / float64(r.Units) * float64(r.Window)
 		if s.Burst < 1 || s.Burst > MaxUnits || lookBack*fill > float64(MaxWindow) {
 			return r, fmt.Errorf("a burst of %d at %d per %s is not from 1 unit to what comes in within 18 days",
-				s.Burst, r.Units, r.length())
+				s.Burst, r.Units, r.Length())
 		}
-		s.Period = r.length()
+		s.Period = r.Length()
 		r.Window = max(time.Duration(lookBack*fill), MinWindow).Truncate(time.Microsecond)
 		r.Shape = s
 	case LeakyBucket:
 		if r.Window/time.Duration(r.Units) < MinWindow {
 			return r, fmt.Errorf("a leaky bucket of %d per %s lets one through less than 10ms after another: take a sliding window",
-				r.Units, r.length())
+				r.Units, r.Length())
 		}
 		each := (r.Window + time.Duration(r.Units) - 1) / time.Duration(r.Units)
 		return Rate{Units: 1, Window: (each + time.Microsecond - 1).Truncate(time.Microsecond), Shape: s}, nil
@@ -114,22 +115,18 @@ func parseUnits(s string) (n int64, window string, err error) {
 	if text == "unlimited" {
 		return 0, "", errors.New("unlimited needs no limit: leave it out of the queue's limits")
 	}
-	units, window, ok := strings.Cut(text, "/")
-	if !ok {
-		if units, window, ok = strings.Cut(text, " per "); !ok {
-			return 0, "", fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
-		}
+	parts := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*)(?:, sliding window)?$`).FindStringSubmatch(text)
+	if parts == nil {
+		return 0, "", fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
 	}
-	n, err = parseCount(strings.TrimSpace(units))
+	n, err = strconv.ParseInt(strings.ReplaceAll(parts[1], "_", ""), 10, 64)
 	switch {
-	case err != nil:
-		return 0, "", fmt.Errorf("%q is not a rate: its units must be a whole number", s)
+	case err != nil || n > MaxUnits:
+		return 0, "", fmt.Errorf("%q allows more than 1e12 units", s)
 	case n == 0:
 		return 0, "", errors.New("a rate of 0 lets nothing through: pause the limit instead")
-	case n > MaxUnits:
-		return 0, "", fmt.Errorf("%q allows more than 1e12 units", s)
 	}
-	return n, strings.TrimSpace(window), nil
+	return n, parts[2], nil
 }
 
 // parseWindow reads a window such as 1h, 500ms or d.
@@ -151,16 +148,8 @@ func parseWindow(s string) (time.Duration, error) {
 // splitWindow reads a number, 1 if there is none, and the name of a unit of time.
 func splitWindow(s string) (n int64, unit string, err error) {
 	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyz")
-	n, err = parseCount(cmp.Or(number, "1"))
-	return n, s[len(number):], err
-}
-
-// parseCount reads digits, with single underscores between them.
-func parseCount(s string) (int64, error) {
-	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") || strings.ContainsAny(s, "+-") {
-		return 0, strconv.ErrSyntax
-	}
-	return strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+	count, err := strconv.ParseUint(cmp.Or(number, "1"), 10, 63)
+	return int64(count), s[len(number):], err
 }
 
 type unitOfTime struct {
@@ -183,8 +172,8 @@ func lengthOf(name string) time.Duration {
 	return 0
 }
 
-// length is the window as it is written, in the largest unit that divides it: 90s stays 90s, 3600s is 1h, 3mo is 3mo.
-func (r Rate) length() string {
+// Length is the window as it is written, in the largest unit that divides it: 90s stays 90s, 3600s is 1h, 3mo is 3mo.
+func (r Rate) Length() string {
 	if r.Period != "" {
 		return r.Period
 	}
@@ -199,7 +188,7 @@ func (r Rate) length() string {
 // String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once",
 // "10 per 1s, token bucket, burst 100", "10000 per 1d, fixed window, America/New_York", "1 per 100ms, leaky bucket".
 func (r Rate) String() string {
-	text := fmt.Sprintf("%d per %s, ", r.Units, r.length())
+	text := fmt.Sprintf("%d per %s, ", r.Units, r.Length())
 	switch {
 	case r.Algorithm == TokenBucket:
 		return fmt.Sprintf("%stoken bucket, burst %d", text, r.Burst)

@@ -4,98 +4,42 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
-	"time"
 
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 )
 
-// rule is what a limit's row says of what it allows.
-type rule struct {
-	Name       string        `db:"name"`
-	Units      int64         `db:"rate"`
-	Window     time.Duration `db:"window_size"` // 0: a concurrency limit
-	Shape      limit.Shape   `db:"shape"`
-	PerKey     bool          `db:"per_key"`
-	CountCost  bool          `db:"count_cost"`
-	Anchor     limit.Anchor  `db:"anchor"` // "": as the task has it
-	Slack      time.Duration `db:"slack"`
-	SendWithin time.Duration `db:"send_within"`
-	// The configuration's rate while an override is in force; else nil.
-	ConfigRate   *int64         `db:"config_rate"`
-	ConfigWindow *time.Duration `db:"config_window"`
-	ConfigShape  *limit.Shape   `db:"config_shape"`
-}
-
-const ruleColumns = `name, rate, window_size, shape, per_key, count_cost, coalesce(anchor, '') AS anchor, slack, send_within,
-    config_rate, config_window, config_shape`
-
-// Rate is the limit's rate in force.
-func (r rule) Rate() limit.Rate { return limit.Rate{Units: r.Units, Window: r.Window, Shape: r.Shape} }
-
-func (r *rule) setRate(rate limit.Rate) {
-	r.Units, r.Window, r.Shape = rate.Units, rate.Window, rate.Shape
-}
-
-// config is the configuration's rate while an override is in force; else nil.
-func (r rule) config() *limit.Rate {
-	if r.ConfigRate == nil || r.ConfigWindow == nil || r.ConfigShape == nil {
-		return nil
-	}
-	return &limit.Rate{Units: *r.ConfigRate, Window: *r.ConfigWindow, Shape: *r.ConfigShape}
-}
-
-func (r *rule) setConfig(rate limit.Rate) {
-	r.ConfigRate, r.ConfigWindow, r.ConfigShape = &rate.Units, &rate.Window, &rate.Shape
-}
-
 // limitRow is a limit's row as it is, or is to be.
 type limitRow struct {
-	rule
-	Overrides  map[string]int64 `db:"overrides"`
-	Hosts      []string         `db:"hosts"`
-	RetryAfter time.Duration    `db:"retry_after"`
-	Queues     []string         `db:"queues"`
+	Limit
+	Config *limit.Rate `db:"config"` // the configuration's rate while an override is in force; else nil
+	Queues []string    `db:"queues"`
 }
 
-const limitsSQL = `SELECT ` + ruleColumns + `, overrides, hosts, retry_after, queues FROM call_limits`
-
-func (l Limit) row(queues []string) limitRow {
-	row := limitRow{Overrides: l.Overrides, Hosts: append([]string{}, l.Hosts...), RetryAfter: l.retryAfter(), Queues: queues}
-	row.rule = rule{
-		Name: l.Name, PerKey: l.PerKey, CountCost: l.CountCost, Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
-	}
-	row.setRate(l.Rate)
-	return row
-}
+const limitsSQL = `
+SELECT name, jsonb_build_object('units', rate, 'window', (extract(epoch FROM window_size) * 1e9)::bigint) || shape AS rate, config,
+    per_key, nullif(overrides, '{}') AS overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within,
+    nullif(hosts, '{}') AS hosts, retry_after, queues
+FROM call_limits`
 
 func (row limitRow) String() string {
-	text := Limit{
-		Rate: row.Rate(), PerKey: row.PerKey, Overrides: row.Overrides, CountCost: row.CountCost,
-		Anchor: row.Anchor, Slack: row.Slack, SendWithin: row.SendWithin, Hosts: row.Hosts, RetryAfter: &row.RetryAfter,
-	}.String()
-	if config := row.config(); config != nil {
-		text += fmt.Sprintf(" (set; config: %s)", config)
+	if row.Config == nil {
+		return row.Limit.String()
 	}
-	return text
-}
-
-func (row limitRow) equal(other limitRow) bool {
-	a, b := row.config(), other.config()
-	return row.Rate() == other.Rate() && maps.Equal(row.Overrides, other.Overrides) && row.onlyRaised(other) &&
-		(a == b || a != nil && b != nil && *a == *b) && slices.Equal(row.Hosts, other.Hosts) && row.RetryAfter == other.RetryAfter
+	return fmt.Sprintf("%s (set; config: %s)", row.Limit, row.Config)
 }
 
 // onlyRaised reports whether now counts the same calls as row, in the same way, and allows no less.
 func (row limitRow) onlyRaised(now limitRow) bool {
-	return row.less(now) == 0 && now.Rate().AtLeast(row.Rate()) && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
+	return row.less(now) == 0 && now.Rate.AtLeast(row.Rate) && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
 		now.Anchor == row.Anchor && now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
 }
 
 // less is by how much now allows less than row, for the key that loses most.
 func (row limitRow) less(now limitRow) int64 {
-	most := max(0, row.Units-now.Units)
+	most := max(0, row.Rate.Units-now.Rate.Units)
 	for _, overrides := range []map[string]int64{row.Overrides, now.Overrides} {
 		for key := range overrides {
 			most = max(most, row.unitsOf(key)-now.unitsOf(key))
@@ -109,25 +53,25 @@ func (row limitRow) unitsOf(key string) int64 {
 	if units, own := row.Overrides[key]; own {
 		return units
 	}
-	return row.Units
+	return row.Rate.Units
 }
 
 // overridesFit reports whether the overrides, which are of the row's window, fit the window of r.
 func (row limitRow) overridesFit(r limit.Rate) bool {
-	return len(row.Overrides) == 0 || row.Rate().Span() == r.Span()
+	return len(row.Overrides) == 0 || row.Rate.Span() == r.Span()
 }
 
 // reachesShort reports whether the usage kept for row may lack what now must count: now has a longer window or another
 // queue, or counts units in another way.
 func (row limitRow) reachesShort(now limitRow) bool {
-	return now.Window > row.Window || now.PerKey != row.PerKey || now.CountCost != row.CountCost ||
+	return now.Rate.Window > row.Rate.Window || now.PerKey != row.PerKey || now.CountCost != row.CountCost ||
 		slices.ContainsFunc(now.Queues, func(q string) bool { return !slices.Contains(row.Queues, q) })
 }
 
 // bounded reports whether now also bounds what kept to row and may be missing, except for what row allowed more (less).
 func (row limitRow) bounded(now limitRow) bool {
-	return !row.reachesShort(now) && now.Rate().Comparable(row.Rate()) &&
-		(now.Shape.Algorithm != limit.TokenBucket || now.Rate().AtLeast(row.Rate()))
+	return !row.reachesShort(now) && now.Rate.Comparable(row.Rate) &&
+		(now.Rate.Algorithm != limit.TokenBucket || now.Rate.AtLeast(row.Rate))
 }
 
 // applyLimits writes the limits. One that left the configuration keeps its row: attempts that were claimed under it are
@@ -144,10 +88,10 @@ func (a *application) applyLimits(ctx context.Context, p Policy) error {
 	for _, l := range p.Limits {
 		was, known := old[l.Name]
 		delete(old, l.Name)
-		now := l.row(p.queuesOf(l.Name))
-		if config := was.config(); config != nil && config.Comparable(l.Rate) && now.overridesFit(was.Rate()) { // an override stays
-			now.setConfig(l.Rate)
-			now.setRate(was.Rate())
+		now := limitRow{Limit: l, Queues: p.queuesOf(l.Name)}
+		if was.Config != nil && was.Config.Comparable(l.Rate) && now.overridesFit(was.Rate) { // an override stays
+			now.Config = &l.Rate
+			now.Rate = was.Rate
 		}
 		if !known {
 			err = a.putLimit(ctx, now, true, false, 0)
@@ -178,7 +122,7 @@ WHERE name = $1`
 
 // changeLimit writes a limit that is no longer as it was.
 func (a *application) changeLimit(ctx context.Context, was, now limitRow) error {
-	if was.equal(now) {
+	if reflect.DeepEqual(was, now) {
 		return nil
 	}
 	if !was.onlyRaised(now) {
@@ -190,11 +134,10 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 // putLimit writes a limit. It closes it with shut. What may be missing stays known if the limit is bounded, except for less.
 func (a *application) putLimit(ctx context.Context, l limitRow, shut, bounded bool, less int64) error {
 	_, err := a.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
-		"name": l.Name, "rate": l.Units, "window": l.Window, "shape": l.Shape, "bucket_width": l.Rate().Bucket(),
+		"name": l.Name, "rate": l.Rate.Units, "window": l.Rate.Window, "shape": l.Rate.Shape, "bucket_width": l.Rate.Bucket(),
 		"per_key": l.PerKey, "overrides": l.Overrides, "count_cost": l.CountCost, "anchor": l.Anchor, "slack": l.Slack,
 		"send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
-		"config_rate": l.ConfigRate, "config_window": l.ConfigWindow, "config_shape": l.ConfigShape,
-		"by": a.by, "shut": shut, "bounded": bounded, "less": less,
+		"config": l.Config, "by": a.by, "shut": shut, "bounded": bounded, "less": less,
 	})
 	if err != nil {
 		return fmt.Errorf("write limit %q: %w", l.Name, err)
@@ -208,19 +151,18 @@ func (a *application) putLimit(ctx context.Context, l limitRow, shut, bounded bo
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, hosts, retry_after, queues, config_rate, config_window, config_shape,
+    slack, send_within, hosts, retry_after, queues, config,
     applied_at, applied_by, complete_since, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
-    @slack::interval, @send_within::interval, @hosts::text[], @retry_after::interval, @queues::text[],
-    @config_rate::bigint, @config_window::interval, @config_shape::jsonb, clock_timestamp(), @by, NULL, callq_epoch()
+    @slack::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @queues::text[],
+    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, NULL, callq_epoch()
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
     bucket_width = excluded.bucket_width, per_key = excluded.per_key, overrides = excluded.overrides,
     count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
-    hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config_rate = excluded.config_rate,
-    config_window = excluded.config_window, config_shape = excluded.config_shape,
+    hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config = excluded.config,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`

@@ -15,14 +15,18 @@ import (
 
 // LockedLimit is a limit's row as read under its lock.
 type LockedLimit struct {
-	rule
-	Overrides map[string]int64 `db:"overrides"` // units of keys that have another rate
-	UnderWay  time.Duration    `db:"under_way"` // the longest from a start to its until
-	LimitUsage
-}
-
-// LimitUsage is what is known of a limit's usage.
-type LimitUsage struct {
+	Name       string           `db:"name"`
+	Units      int64            `db:"rate"`
+	Window     time.Duration    `db:"window_size"` // 0: a concurrency limit
+	Shape      limit.Shape      `db:"shape"`
+	Config     *limit.Rate      `db:"config"` // the configuration's rate while an override is in force; else nil
+	PerKey     bool             `db:"per_key"`
+	CountCost  bool             `db:"count_cost"`
+	Anchor     limit.Anchor     `db:"anchor"` // "": as the task has it
+	SendWithin time.Duration    `db:"send_within"`
+	Overrides  map[string]int64 `db:"overrides"` // units of keys that have another rate
+	UnderWay   time.Duration    `db:"under_way"` // the longest from a start to its until
+	// What is known of its usage.
 	Epoch         string     `db:"epoch"`          // the last that it entered
 	CompleteSince *time.Time `db:"complete_since"` // nil: not counted yet
 	MissingUntil  *time.Time `db:"missing_until"`  // nil: nothing is missing
@@ -30,12 +34,17 @@ type LimitUsage struct {
 	KnownLess     int64      `db:"known_less"`
 }
 
+// Rate is the limit's rate in force.
+func (l LockedLimit) Rate() limit.Rate {
+	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}
+}
+
 // MaxCost is what a call may cost: a dearer one can never be made. While an override is in force, calls wait for
 // whichever rate allows more.
 func (l LockedLimit) MaxCost() int64 {
 	most := l.Rate().Most()
-	if config := l.config(); config != nil {
-		most = max(most, config.Most())
+	if l.Config != nil {
+		most = max(most, l.Config.Most())
 	}
 	return most
 }
@@ -49,7 +58,7 @@ func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing
 type LockedQueue struct {
 	Name       string
 	Label      string // only workers that carry it
-	Hours      []string
+	Hours      string
 	Served     string // the key that was served last
 	Batch      int64  // the number of the claim
 	LimitNames []string
@@ -110,7 +119,8 @@ const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues W
 
 // LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database.
 const LockLimitsSQL = `
-SELECT ` + ruleColumns + `, overrides, epoch, complete_since, missing_until, known_at, known_less,
+SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
+    overrides, epoch, complete_since, missing_until, known_at, known_less,
     slack + greatest(send_within + interval '5 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l

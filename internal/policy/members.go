@@ -33,31 +33,27 @@ func NewMember() Member {
 	return Member{ID: fmt.Sprintf("%s-%x", name, rand.Uint32()), Name: name}
 }
 
-// Joining is what a process brings when it joins.
-type Joining struct {
-	Policy  Policy // checked
-	Always  bool   // apply it even if it was applied before and replaced since
-	MaxData int64  // bytes of call_data that enqueue_call accepts
-}
-
-// Join makes the process a live member and applies its policy, in one transaction. It returns the changes, or what is
+// Join makes the process a live member and applies its checked policy, with always even if it was applied before and replaced
+// since, in one transaction. maxData is how many bytes of call_data enqueue_call accepts. Join returns the changes, or what is
 // in force instead.
-func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, j Joining) (changes []string, kept *Kept, err error) {
+func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, p Policy, always bool, maxData int64) (
+	changes []string, kept *Kept, err error,
+) {
 	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
-		if !j.Always {
-			if kept, err = a.keep(ctx, j.Policy); err != nil {
+		if !always {
+			if kept, err = a.keep(ctx, p); err != nil {
 				return err
 			}
 		}
 		if kept == nil {
-			if err := a.apply(ctx, j.Policy); err != nil {
+			if err := a.apply(ctx, p); err != nil {
 				return err
 			}
-			if _, err := a.tx.Exec(ctx, noteMaxDataSQL, j.MaxData); err != nil {
+			if _, err := a.tx.Exec(ctx, noteMaxDataSQL, maxData); err != nil {
 				return fmt.Errorf("note the bound of call_data: %w", err)
 			}
 		}
-		return m.write(ctx, a.tx, j.Policy) // last, so that no wait ages it
+		return m.write(ctx, a.tx, p) // last, so that no wait ages it
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("apply limits and queues: %w", err)
@@ -106,26 +102,17 @@ func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Dispatchers reads the names of the live dispatchers, and of those of them whose file differs from what is in force.
 func Dispatchers(ctx context.Context, db ledger.DB) (live, others []string, err error) {
-	live, others = []string{}, []string{}
-	rows, err := db.Query(ctx, dispatchersSQL)
-	if err == nil {
-		var name string
-		var differs bool
-		_, err = pgx.ForEachRow(rows, []any{&name, &differs}, func() error {
-			if live = append(live, name); differs {
-				others = append(others, name)
-			}
-			return nil
-		})
-	}
+	type names struct{ Live, Others []string }
+	all, err := collect(ctx, db, pgx.RowToStructByPos[names], dispatchersSQL)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
-	return live, others, nil
+	return all[0].Live, all[0].Others, nil
 }
 
 const dispatchersSQL = `
-SELECT name, policy IS DISTINCT FROM (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1)
-FROM call_dispatchers
-WHERE callq_alive(heartbeat_at)
-ORDER BY name, id`
+SELECT coalesce(array_agg(d.name ORDER BY d.name), '{}'),
+    coalesce(array_agg(d.name ORDER BY d.name) FILTER (WHERE d.policy IS DISTINCT FROM p.hash), '{}')
+FROM call_dispatchers d
+LEFT JOIN (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) p ON true
+WHERE callq_alive(d.heartbeat_at)`

@@ -12,23 +12,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// RateError says that the limit cannot have this rate.
-type RateError struct {
-	Name string
-	Is   limit.Rate // in force
-	Why  error
-}
-
-func (e RateError) Error() string { return fmt.Sprintf("%s is %s: %s", e.Name, e.Is, e.Why) }
-
-func (e RateError) Unwrap() error { return e.Why }
+// ErrRate says that a limit cannot have a rate.
+var ErrRate = errors.New("it cannot have this rate")
 
 // Override puts a rate in force instead of the configuration's, until Reset. If it is lower, unstarted attempts are
 // recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by says
 // who, for the audit. The error is ledger.ErrUnknown if there is no such limit.
 func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
 	return onLimit(ctx, pool, "set", name, by, func(ctx context.Context, a *application, was limitRow) error {
-		is, now := was.Rate(), was
+		is, now := was.Rate, was
 		to, err := is.Set(rate)
 		switch atOnce := rate.Window == 0 && rate.Period == ""; {
 		case is.Window == 0 && !atOnce:
@@ -40,12 +32,12 @@ func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 				"or change the overrides in the configuration")
 		}
 		if err != nil {
-			return RateError{name, is, err}
+			return fmt.Errorf("%w: it is %s: %w", ErrRate, is, err)
 		}
-		if was.config() == nil {
-			now.setConfig(is)
+		if was.Config == nil {
+			now.Config = &is
 		}
-		now.setRate(to)
+		now.Rate = to
 		return a.changeLimit(ctx, was, now)
 	})
 }
@@ -54,9 +46,9 @@ func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 func Reset(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
 	return onLimit(ctx, pool, "reset", name, by, func(ctx context.Context, a *application, was limitRow) error {
 		now := was
-		if config := was.config(); config != nil {
-			now.setRate(*config)
-			now.ConfigRate, now.ConfigWindow, now.ConfigShape = nil, nil, nil
+		if was.Config != nil {
+			now.Rate = *was.Config
+			now.Config = nil
 		}
 		return a.changeLimit(ctx, was, now)
 	})

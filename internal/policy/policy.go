@@ -30,18 +30,18 @@ type Policy struct {
 // Limit allows at most Rate.Units calls to arrive at the API in any Rate.Window. If the window is 0, it
 // allows as many to run at once.
 type Limit struct {
-	Name       string
-	Rate       limit.Rate
-	PerKey     bool             // each key has the rate for itself
-	Overrides  map[string]int64 `json:",omitempty"` // units of some keys, in the same window
-	CountCost  bool             // a call takes its cost, not 1
-	Anchor     limit.Anchor     // empty: start for the task http, finish for custom handlers
-	Slack      time.Duration    // how long a request may travel; 0: derived from the window
-	SendWithin time.Duration    // how long after its start a worker may send; 0: derived from the window
+	Name       string           `db:"name"`
+	Rate       limit.Rate       `db:"rate"`
+	PerKey     bool             `db:"per_key"`                     // each key has the rate for itself
+	Overrides  map[string]int64 `db:"overrides" json:",omitempty"` // units of some keys, in the same window
+	CountCost  bool             `db:"count_cost"`                  // a call takes its cost, not 1
+	Anchor     limit.Anchor     `db:"anchor"`                      // empty: start for the task http, finish for custom handlers
+	Slack      time.Duration    `db:"slack"`                       // how long a request may travel; 0: derived from the window
+	SendWithin time.Duration    `db:"send_within"`                 // how long after its start a worker may send; 0: derived from the window
 	// Hosts are those whose Retry-After closes the limit, as host or host:port; none: all. RetryAfter is for how
 	// long at most; 0: never; nil: an hour.
-	Hosts      []string       `json:",omitempty"`
-	RetryAfter *time.Duration `json:",omitempty"`
+	Hosts      []string       `db:"hosts" json:",omitempty"`
+	RetryAfter *time.Duration `db:"retry_after"`
 }
 
 // Queue says which limits its calls use, and how they are retried.
@@ -54,7 +54,7 @@ type Queue struct {
 	BackoffMax  time.Duration `db:"backoff_max"`
 	Timeout     time.Duration `db:"timeout"` // of one attempt
 	OnLost      string        `db:"on_lost"` // what happens to a call whose worker was lost: retry or fail
-	Hours       []string      `db:"hours"`   // all must be open, in the form of internal/hours; none: always open
+	Hours       string        `db:"hours"`   // outside of which nothing starts, as internal/hours reads them; empty: none
 }
 
 // Budget is a token bucket in Redis that handlers draw on while they run. Dispatchers only publish it.
@@ -98,8 +98,8 @@ func (q Queue) String() string {
 	if q.On != "" {
 		text += ", on " + q.On
 	}
-	if len(q.Hours) > 0 {
-		text += ", hours " + strings.Join(q.Hours, " and ")
+	if q.Hours != "" {
+		text += ", hours " + q.Hours
 	}
 	return text
 }
@@ -162,6 +162,9 @@ func (l *Limit) check() error {
 	l.SendWithin = storable(cmp.Or(l.SendWithin, limit.DefaultSendWithin(l.Rate.Span())))
 	l.Rate.Window, l.RetryAfter = storable(l.Rate.Window), new(storable(l.retryAfter()))
 	l.Hosts = sortedSet(l.Hosts)
+	if len(l.Overrides) == 0 {
+		l.Overrides = nil
+	}
 	return nil
 }
 
@@ -178,15 +181,10 @@ func (q *Queue) check(limits []Limit) error {
 	if q.OnLost != "retry" && q.OnLost != "fail" {
 		return fmt.Errorf("on_lost is %q; it may be retry or fail", q.OnLost)
 	}
-	all, err := hours.ParseAll(q.Hours)
-	if err != nil {
+	q.Hours = strings.Join(strings.Fields(q.Hours), " ")
+	if _, err := hours.Parse(q.Hours); err != nil {
 		return fmt.Errorf("hours: %w", err)
 	}
-	q.Hours = nil // in one form each
-	for _, h := range all {
-		q.Hours = append(q.Hours, h.String())
-	}
-	q.Hours = sortedSet(q.Hours)
 	q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
 	return nil
 }

@@ -30,7 +30,7 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 		}
 		a.changed("queue", q.Name, q.String())
 		a.wake = append(a.wake, q.Name)
-		if known && (!slices.Equal(was.Limits, q.Limits) || was.On != q.On || !slices.Equal(was.Hours, q.Hours)) {
+		if known && (!slices.Equal(was.Limits, q.Limits) || was.On != q.On || was.Hours != q.Hours) {
 			a.recall = append(a.recall, q.Name)
 		}
 	}
@@ -45,14 +45,12 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 }
 
 const queuesSQL = `
-SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost,
-    nullif(hours, '{}') AS hours
+SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours
 FROM call_queues`
 
 const putQueueSQL = `
 INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
-VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost,
-    coalesce(@hours::text[], '{}'))
+VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours)
 ON CONFLICT (name) DO UPDATE
 SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts, backoff_min = excluded.backoff_min,
     backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours`

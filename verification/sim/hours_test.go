@@ -11,7 +11,7 @@ import (
 type pulse struct{ every, open int }
 
 // drawHours writes hours for a queue; the setting keeps what they mean.
-func (s *setting) drawHours(w *world) []string {
+func (s *setting) drawHours(w *world) string {
 	p := pulse{every: max(2, int(s.stretch/time.Minute)/w.intBetween(1, 6))}
 	if w.mutant.late {
 		p.every = 2
@@ -28,18 +28,14 @@ func (s *setting) drawHours(w *world) []string {
 		s.pulses = map[string]pulse{}
 	}
 	s.pulses[text] = p
-	return []string{text}
+	return text
 }
 
 // closed says whether a queue is outside of its hours at a time of Postgres's.
 func (s *setting) closed(queue string, at time.Time) bool {
-	for _, text := range s.queue(queue).Hours {
-		minute := at.UTC().Hour()*60 + at.UTC().Minute()
-		if p := s.pulses[text]; minute%p.every >= p.open {
-			return true
-		}
-	}
-	return false
+	p, some := s.pulses[s.queue(queue).Hours]
+	minute := at.UTC().Hour()*60 + at.UTC().Minute()
+	return some && minute%p.every >= p.open
 }
 
 // openAll takes the hours away, which would keep calls waiting for long.
@@ -48,8 +44,8 @@ func (w *world) openAll() {
 	rules.Queues = nil
 	some := false
 	for _, q := range w.set.rules.Queues {
-		some = some || len(q.Hours) > 0
-		q.Hours = nil
+		some = some || q.Hours != ""
+		q.Hours = ""
 		rules.Queues = append(rules.Queues, q)
 	}
 	if some {

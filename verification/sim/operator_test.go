@@ -63,7 +63,7 @@ func (w *world) setLimit(l policy.Limit) {
 	w.set.longest = max(w.set.longest, r.Window)
 	w.note(0, l.Name, "an operator sets %s", r)
 	if w.mutant.noRecall {
-		_, err := w.lane.workers.Exec(w.ctx, `UPDATE call_limits SET rate = $2, config_rate = rate, config_window = window_size, config_shape = shape WHERE name = $1`, l.Name, r.Units)
+		_, err := w.lane.workers.Exec(w.ctx, `UPDATE call_limits SET rate = $2, config = $3 WHERE name = $1`, l.Name, r.Units, l.Rate)
 		w.must(err)
 		r.Window = l.Rate.Window
 	} else if _, err := policy.Override(w.ctx, w.lane.workers, l.Name, set, "operator"); err != nil {
@@ -122,8 +122,8 @@ func (w *world) republish() {
 		}
 	case 5:
 		q := &rules.Queues[w.rng.IntN(len(rules.Queues))]
-		if len(q.Hours) > 0 {
-			q.Hours = nil
+		if q.Hours != "" {
+			q.Hours = ""
 		} else {
 			q.Hours = w.set.drawHours(w)
 		}
