@@ -11,12 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/ledger"
 )
 
 // Level says how bad a finding is.
@@ -31,10 +29,10 @@ const (
 
 // Finding is one thing that a check found.
 type Finding struct {
-	Check string `json:"check"`
-	Level Level  `json:"level"`
-	What  string `json:"what"`
-	Fix   string `json:"fix"` // what to do or run; empty if all is well
+	Check string `json:"check" db:"-"`
+	Level Level  `json:"level" db:"level"`
+	What  string `json:"what" db:"what"`
+	Fix   string `json:"fix" db:"fix"` // what to do or run; empty if all is well
 }
 
 type findings []Finding
@@ -72,7 +70,7 @@ type check struct {
 // asks is a question in SQL, which returns findings as rows: level, what, fix.
 func asks(sql string) func(context.Context, *pgxpool.Pool) (findings, error) {
 	return func(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
-		return collect[Finding](ctx, pool, sql)
+		return admin.Collect[Finding](ctx, pool, "ask Postgres", sql)
 	}
 }
 
@@ -81,7 +79,6 @@ func serverChecks() []check {
 	return []check{
 		{"clocks", clocks},
 		{"settings", asks(settingsSQL)},
-		{"connections", asks(connectionsSQL)},
 		{"old snapshots", oldSnapshots},
 	}
 }
@@ -94,18 +91,16 @@ func schemaChecks() []check {
 		{"status", status},
 		{"clock steps", asks(clockStepsSQL)},
 		{"overdue attempts", asks(overdueSQL)},
-		{"held rows", asks(heldSQL)},
 		{"calls set aside", asks(setAsideSQL)},
 		{"calls in no flow", orphans},
 		{"dispatched calls", asks(withoutAttemptSQL)},
-		{"dead letters", asks(deadLettersSQL)},
 		{"late requests", asks(lateSQL)},
 	}
 }
 
 const (
 	checkTimeout = 5 * time.Second
-	namedMost    = 10 // of one kind that get a finding of their own
+	namedMost    = 10 // old snapshots that get a finding of their own
 )
 
 // Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
@@ -166,10 +161,8 @@ func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
 		if p.Note {
 			level = Note
 		}
-		if len(found) < namedMost {
-			found.add(level, p.Fix, "%s", p.What)
-			of[p.Check] = found
-		}
+		found.add(level, p.Fix, "%s", p.What)
+		of[p.Check] = found
 	}
 	workers := slices.DeleteFunc(s.Workers, func(w admin.Worker) bool { return !w.Live })
 	live := map[string]int{"workers": len(workers), "dispatchers": len(s.Dispatchers)}
@@ -181,13 +174,4 @@ func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
 		all = append(all, found.of(name)...)
 	}
 	return all, nil
-}
-
-// collect runs a query and returns its rows. A field without a column keeps its zero value.
-func collect[T any](ctx context.Context, db ledger.DB, sql string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[T])
 }
