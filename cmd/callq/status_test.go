@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"slices"
@@ -13,14 +12,6 @@ import (
 
 	"github.com/callq/callq/internal/admin"
 )
-
-// Where so many ended as they waited that none is found which is due, status says so.
-func TestStatusOfCallsThatEndedInLine(t *testing.T) {
-	t.Parallel()
-	var screen bytes.Buffer
-	printStatus(&screen, &admin.Status{Queues: []admin.Queue{{Name: "q", QueueCounts: admin.QueueCounts{Due: 1}}}})
-	has(t, screen.String(), "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n")
-}
 
 // A worker that handles the task does not help a queue whose label it does not carry.
 func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {

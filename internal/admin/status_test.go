@@ -41,7 +41,7 @@ func TestReadOldest(t *testing.T) {
 					takeIn(t, pool, "q")
 				}
 				exec(t, pool, c.then)
-				oldest, err := collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL)
+				oldest, err := Collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -68,7 +68,7 @@ func TestOldestBehindMany(t *testing.T) {
 	exec(t, pool, `INSERT INTO call_queue (queue, key, run_at) SELECT 'q', 'k' || i, now() - interval '1 h' + i * interval '1 ms' FROM generate_series(1, 4000) i`)
 	takeIn(t, pool, "q")
 	exec(t, pool, `UPDATE call_queue SET status = 'cancelled' WHERE id <= 3600`)
-	if oldest, err := collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL); err != nil || len(oldest) > 0 {
+	if oldest, err := Collect[Oldest](t.Context(), pool, "read the oldest call", oldestSQL); err != nil || len(oldest) > 0 {
 		t.Errorf("the oldest is %+v, %v", oldest, err)
 	}
 	exec(t, pool, `VACUUM ANALYZE`)
