@@ -103,11 +103,14 @@ type Oldest struct {
 }
 
 // The oldest call is among the first thousand of each of the 30 oldest segments and inbox rows. One inbox row may hold
-// many calls that fell due at once. There is no row if none of those is due any more.
+// many calls that fell due at once. There is no row if none of those is due any more. There may be a million segments, so
+// only those are sorted that are as old as the 30 oldest of some.
 const oldestSQL = `
 SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    (SELECT queue, at, ids FROM call_segments ORDER BY at LIMIT 30)
+    (SELECT queue, at, ids FROM call_segments
+     WHERE at <= coalesce((SELECT at FROM (SELECT at FROM call_segments LIMIT 10000) s ORDER BY at LIMIT 1 OFFSET 29), 'infinity')
+     ORDER BY at LIMIT 30)
     UNION ALL
     (SELECT queue, at, ids FROM call_inbox WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
 ) first

@@ -73,7 +73,7 @@ func TestOldestBehindMany(t *testing.T) {
 	}
 	exec(t, pool, `VACUUM ANALYZE`)
 	settings := map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
-	if n := pgtest.Work(t, pool, settings, oldestSQL); n > 3*4000 {
+	if n := pgtest.Work(t, pool, settings, oldestSQL); n > 5*4000 { // a sample is read, then all
 		t.Errorf("to look at the first of 4,000 chunks, plans handled %d", n)
 	}
 }

@@ -18,11 +18,12 @@ type Waiting struct {
 // thousand calls none waits any more.
 const waitingSQL = `
 WITH waiting AS (
-    SELECT queue, task, sum(calls)::bigint AS waiting, sum(due)::bigint AS due
-    FROM (
-        SELECT queue, task, calls, calls AS due FROM call_flows WHERE calls > 0
+    SELECT queue, task, sum(calls)::bigint AS waiting, coalesce(sum(due), 0)::bigint AS due
+    FROM ( -- each is summed up by itself, which several processes of Postgres share
+        SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM call_flows WHERE calls > 0 GROUP BY queue, task
         UNION ALL
-        SELECT queue, task, calls, CASE WHEN at <= (SELECT clock_timestamp()) THEN calls ELSE 0 END FROM call_inbox WHERE calls > 0
+        SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp()))
+        FROM call_inbox WHERE calls > 0 GROUP BY queue, task
     ) b
     GROUP BY queue, task
 ), pairs AS (

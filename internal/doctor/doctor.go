@@ -74,17 +74,19 @@ func asks(sql string) func(context.Context, *pgxpool.Pool) (findings, error) {
 	}
 }
 
-// serverChecks work without callq's schema.
-func serverChecks() []check {
-	return []check{
+const (
+	checkTimeout = 5 * time.Second
+	namedMost    = 10 // old snapshots that get a finding of their own
+)
+
+// Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
+// error only if Postgres cannot be reached.
+func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error) {
+	for _, c := range []check{
 		{"clocks", clocks},
 		{"settings", asks(settingsSQL)},
 		{"old snapshots", oldSnapshots},
-	}
-}
-
-func schemaChecks() []check {
-	return []check{
+		{"schema version", version}, // what follows needs it
 		{"schema", drift},
 		{"owner", asks(ownerSQL)},
 		{"bloat", bloat},
@@ -95,31 +97,15 @@ func schemaChecks() []check {
 		{"calls in no flow", orphans},
 		{"dispatched calls", asks(withoutAttemptSQL)},
 		{"late requests", asks(lateSQL)},
-	}
-}
-
-const (
-	checkTimeout = 5 * time.Second
-	namedMost    = 10 // old snapshots that get a finding of their own
-)
-
-// Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
-// error only if Postgres cannot be reached.
-func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	all, err := check{"schema version", version}.run(ctx, pool)
-	if err != nil {
-		return nil, err
-	}
-	checks := serverChecks()
-	if all[0].Level == OK {
-		checks = append(checks, schemaChecks()...)
-	}
-	for _, c := range checks {
+	} {
 		found, err := c.run(ctx, pool)
 		if err != nil {
 			return all, err
 		}
 		all = append(all, found...)
+		if c.name == "schema version" && found[0].Level != OK {
+			break
+		}
 	}
 	return all, nil
 }

@@ -10,27 +10,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	clockSamples    = 5
-	clockDifference = 500 * time.Millisecond // allowed between machines that both keep the time
-)
+const clockDifference = 500 * time.Millisecond // allowed between machines that both keep the time
 
 // clocks compares this machine's clock with Postgres's. callq uses Postgres's alone, but if NTP keeps both and they
 // differ, one of them is wrong.
 func clocks(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
-	var ahead time.Duration
-	within := time.Hour
-	for range clockSamples { // the shortest round trip is the most precise
-		var at time.Time
-		asked := time.Now()
-		if err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at); err != nil {
-			return nil, err
-		}
-		if half := time.Since(asked) / 2; half < within {
-			within, ahead = half, at.Sub(asked.Round(0).Add(half))
-		}
-	}
-	return compareClocks(ahead, within), nil
+	asked := time.Now()
+	var at time.Time
+	err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+	half := time.Since(asked) / 2
+	return compareClocks(at.Sub(asked.Round(0).Add(half)), half), err
 }
 
 // compareClocks judges by how much Postgres's clock is ahead, give or take within.
