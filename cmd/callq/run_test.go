@@ -285,7 +285,7 @@ func TestCommands(t *testing.T) {
 		{"config check, bad file, as json", bad, "config check -o json", 2, `"line": 2`},
 		{"serve, bad configuration", bad, "serve", 2, "not a limit"},
 
-		{"status", up, "status", 0, "no workers: nothing is sent"},
+		{"status", up, "status", 0, "no worker is alive: nothing is sent"},
 		{"status as json", up, "status -o json", 0, `"unhandled": []`},
 		{"status, Postgres away", away, "status --timeout 300ms", 5, unreachable},
 		{"status, Postgres silent", silent, "status --timeout 300ms", 5, unreachable},

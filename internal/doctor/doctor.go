@@ -141,19 +141,20 @@ func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
 	if err != nil {
 		return nil, err
 	}
-	of := map[string]findings{}
-	for _, p := range s.Problems() {
-		found, level := of[p.Check], Problem
-		if p.Note {
-			level = Note
-		}
-		found.add(level, p.Fix, "%s", p.What)
-		of[p.Check] = found
-	}
+	problems := s.Problems()
 	workers := slices.DeleteFunc(s.Workers, func(w admin.Worker) bool { return !w.Live })
 	live := map[string]int{"workers": len(workers), "dispatchers": len(s.Dispatchers)}
 	for _, name := range []string{"workers", "dispatchers", "rules", "http settings", "tasks", "queues", "limits", "pauses"} {
-		found := of[name]
+		var found findings
+		for _, p := range problems {
+			switch {
+			case p.Check != name:
+			case p.Note:
+				found.add(Note, p.Fix, "%s", p.What)
+			default:
+				found.add(Problem, p.Fix, "%s", p.What)
+			}
+		}
 		if live[name] > 0 {
 			found.add(OK, "", "%d live", live[name])
 		}
