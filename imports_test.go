@@ -74,11 +74,11 @@ func TestImports(t *testing.T) {
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/handoff", "internal/ledger", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/ledger", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy"},
+			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/policy"},
 			modules: []string{pgx},
 		},
 		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},

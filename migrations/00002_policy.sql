@@ -149,9 +149,8 @@ CREATE TABLE call_workers (
     CONSTRAINT call_workers_labels_check CHECK (cardinality(labels) <= 64 AND octet_length(array_to_string(labels, '')) <= 64 * 255)
 ) WITH (fillfactor = 50);
 
--- Single facts. 'database': the database's id in Redis. 'max_data': the bound of call_data for enqueue_call. 'purge calls' and
--- 'purge attempts': where these walks stand. 'ledger': rows with arrived_by up to "at" may have been purged. 'epoch ' and the
--- epoch: it was entered at "at"; NULL: it is the first.
+-- Single facts. 'database': the database's id in Redis. 'max_data': the bound of call_data for enqueue_call. 'ledger': rows with
+-- arrived_by up to "at" may have been purged. 'epoch ' and the epoch: it was entered at "at"; NULL: it is the first.
 CREATE TABLE call_meta (
     name     text PRIMARY KEY,
     position bigint,

@@ -263,7 +263,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the oldest: %+v", s.Oldest)
 	}
 	screen := w.do("status")
-	has(t, screen, "not in the configuration", "no workers", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial")
+	has(t, screen, "not in the configuration", "no worker is alive", "no live worker handles task sms: 1 calls wait", "oldest due call: 1 in mial")
 	w.config = "limits: {other: {rate: 5/m}}\n"
 	w.do("dispatch", "--once")
 	has(t, w.do("limits", "list"), "idle: no queue uses it")

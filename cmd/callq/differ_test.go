@@ -99,8 +99,8 @@ func TestWorkersDiffer(t *testing.T) {
 	other.start("work")
 	eventually(t, "both live", func() bool { return len(decode[admin.Status](t, w.do("status", "-o", "json")).Workers) == 2 })
 	out := w.do("status")
-	has(t, out, "live processes differ on http_task.hosts\n", `: ["api.example.com"]`+"\n", ": []\n",
-		"live processes differ on http_task.secrets\n", `: {"KEY": ["api.example.com"]}`+"\n")
+	has(t, out, "live workers differ on http_task.hosts (", `: ["api.example.com"]; `, ": [])",
+		"live workers differ on http_task.secrets (", `: {"KEY": ["api.example.com"]})`)
 	if strings.Contains(out, "http_task.store") || strings.Contains(out, "canary") {
 		t.Errorf("status names what is the same, or a secret:\n%s", out)
 	}

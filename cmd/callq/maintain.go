@@ -46,7 +46,7 @@ func maintainStatus(ctx context.Context, db *database, _ []string) (err error) {
 		return err
 	}
 	keep := maintenance.Retention(db.cfg.Retention)
-	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep, progress(db.stderr, "retention: found")); err != nil {
+	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep); err != nil {
 		return err
 	}
 	for _, t := range m.Tables {
@@ -93,18 +93,22 @@ func retentionCommand(a *app) *cobra.Command {
 }
 
 func retain(ctx context.Context, db *database, keep maintenance.Retention, dryRun bool) error {
-	verb, run, doing := "removed", maintenance.Purge, "removed"
 	if dryRun {
-		verb, run, doing = "would remove", maintenance.DryRun, "found"
+		r, err := maintenance.DryRun(ctx, db.Pool, keep)
+		if err != nil {
+			return err
+		}
+		return showPurged(db.app, "would remove", r)
 	}
-	r, err := run(ctx, db.Pool, keep, progress(db.stderr, doing))
-	switch {
-	case err != nil && !dryRun:
+	r, err := maintenance.Purge(ctx, db.Pool, keep, progress(db.stderr))
+	if err != nil {
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, r.Calls, r.Attempts)
-	case err != nil:
-		return err
 	}
-	return db.show(r, func(w io.Writer) {
+	return showPurged(db.app, "removed", r)
+}
+
+func showPurged(a *app, verb string, r maintenance.Purged) error {
+	return a.show(r, func(w io.Writer) {
 		fmt.Fprintf(w, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
 		if r.Kept > 0 {
 			fmt.Fprintf(w, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
@@ -113,12 +117,12 @@ func retain(ctx context.Context, db *database, keep maintenance.Retention, dryRu
 }
 
 // progress says how far retention is, where it takes long.
-func progress(to io.Writer, verb string) func(maintenance.Purged) {
+func progress(to io.Writer) func(maintenance.Purged) {
 	next := time.Now().Add(progressEvery)
 	return func(r maintenance.Purged) {
 		if now := time.Now(); now.After(next) {
 			next = now.Add(progressEvery)
-			fmt.Fprintf(to, "%s %d calls and %d attempts so far\n", verb, r.Calls, r.Attempts)
+			fmt.Fprintf(to, "removed %d calls and %d attempts so far\n", r.Calls, r.Attempts)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,30 +15,20 @@ func queuesCommand(a *app) *cobra.Command {
 	return group("queues", "Show and pause queues", &cobra.Command{
 		Use: "list", Short: "List the queues that are in force or that calls wait in",
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
-			waiting, err := admin.ReadWaiting(ctx, db)
-			if err != nil {
-				return err
-			}
-			queues, err := admin.ReadQueues(ctx, db, waiting)
-			if err != nil {
-				return err
-			}
-			return showRows(a, queues, func(w io.Writer) { printQueues(w, queues, admin.UnnamedOf(waiting)) })
+			queues, err := admin.ReadQueues(ctx, db)
+			return queueTable().show(a, queues, err)
 		}),
 	}, pauseCommand(a, "queue"), resumeCommand(a, "queue"))
 }
 
-func printQueues(to io.Writer, queues []admin.Queue, unnamed *admin.Unnamed) {
-	table[admin.Queue]{"QUEUE,DUE,SCHEDULED,DISPATCHED,RUNNING,FAILED 24H,LIMITS,STATE", func(q admin.Queue) []any {
+func queueTable() table[admin.Queue] {
+	return table[admin.Queue]{"QUEUE,DUE,SCHEDULED,DISPATCHED,RUNNING,FAILED 24H,LIMITS,STATE", func(q admin.Queue) []any {
 		var limits any = q.Limits
 		if !q.Configured {
 			limits = "(not in the configuration: its calls wait)"
 		}
 		return []any{short(q.Name), q.Due, q.Scheduled, q.Dispatched, q.Running, q.Failed, limits, q.StateText()}
-	}}.print(to, queues)
-	if unnamed != nil {
-		fmt.Fprintf(to, "and %s\n", unnamed)
-	}
+	}}
 }
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".

@@ -94,7 +94,7 @@ func TestAsynqQueueIsPaused(t *testing.T) {
 	inspector := asynq.NewInspectorFromRedisClient(client)
 	must(t, inspector.PauseQueue(broker.Queue("http")))
 	eventually(t, "status says so", func() bool { return strings.Contains(w.do("status"), "its Asynq queue is paused") })
-	if a := w.run("doctor"); a.code != exitFindings || !strings.Contains(a.stdout, "Asynq queue "+broker.Queue("http")+" is paused") {
+	if a := w.run("doctor"); a.code != exitFindings || !strings.Contains(a.stdout, "the Asynq queue of pool http is paused") {
 		t.Errorf("doctor: exit code %d:\n%s", a.code, a.stdout)
 	}
 	id = enqueue()

@@ -280,7 +280,7 @@ func TestCommands(t *testing.T) {
 		{"config check, bad file, as json", bad, "config check -o json", 2, `"line": 2`},
 		{"serve, bad configuration", bad, "serve", 2, "not a limit"},
 
-		{"status", up, "status", 0, "no workers: nothing is sent"},
+		{"status", up, "status", 0, "no worker is alive: nothing is sent"},
 		{"status as json", up, "status -o json", 0, `"unhandled": []`},
 		{"calls get, one of two", up, "calls get 1 4711", 4, "acct_42"},
 		{"calls list, a limit of nothing", up, "calls list --limit 0", 2, "--limit is 0"},

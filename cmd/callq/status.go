@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,9 +19,8 @@ func statusCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
 		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
-			"-o jsonl each screen is one line. What is free of budgets comes from Redis. Counts of waiting calls leave out\n" +
-			"cancelled and deleted calls in the smallest queues and tasks, up to 3,000 calls together; the others count\n" +
-			"them until claims have passed them. The oldest call is looked for among the first in line.",
+			"-o jsonl each screen is one line. What is free of budgets comes from Redis. A call that was cancelled or deleted\n" +
+			"counts as waiting until a claim has passed it. The oldest call is looked for among the first in line.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !watch {
 				return a.query(func(ctx context.Context, db *database, _ []string) error { return showStatus(ctx, db, "") })(cmd, args)
@@ -75,37 +72,23 @@ func showStatus(ctx context.Context, db *database, before string) error {
 }
 
 func printStatus(to io.Writer, s *admin.Status) {
-	printQueues(to, s.Queues, s.Unnamed)
+	queueTable().print(to, s.Queues)
 	table[admin.Limit]{
 		"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] },
 	}.below(to, s.Limits)
 	table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
 		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
 	}}.below(to, s.Budgets)
-	if text := s.OthersText(); text != "" {
-		fmt.Fprintln(to, "\n"+printable(text))
-	}
-	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		fmt.Fprintf(to, "\nlive processes differ on %s\n", printable("http_task."+key))
-		for _, w := range s.HTTPTask[key] {
-			fmt.Fprintf(to, "  %s: %s\n", printable(strings.Join(w.By, ", ")), printable(w.Rule))
-		}
-		fmt.Fprintf(to, "  in force: %s\n", admin.EachOwn)
-	}
 	workerTable(s.At).below(to, s.Workers)
-	if len(s.Workers) == 0 {
-		fmt.Fprintln(to, "\nno workers: nothing is sent until one runs (callq serve, callq work)")
+	fmt.Fprintln(to)
+	for _, p := range s.Problems() {
+		if !p.Note {
+			fmt.Fprintln(to, printable(p.What))
+		}
 	}
-	for _, t := range s.Unhandled {
-		fmt.Fprintln(to, t)
-	}
-	switch {
-	case s.Oldest != nil:
+	if s.Oldest != nil {
 		queue, ago := printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt)
 		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, queue, ago)
-	case slices.ContainsFunc(s.Queues, func(q admin.Queue) bool { return q.Due > 0 }):
-		fmt.Fprintln(to, "oldest due call: none of those that stand first in line waits any more; "+
-			"they are counted until a claim passes them")
 	}
 }
 

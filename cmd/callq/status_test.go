@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"slices"
 	"strings"
@@ -13,12 +12,20 @@ import (
 	"github.com/callq/callq/internal/admin"
 )
 
-// Where so many ended as they waited that none is found which is due, status says so.
-func TestStatusOfCallsThatEndedInLine(t *testing.T) {
+// A worker that handles the task does not help a queue whose label it does not carry.
+func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 	t.Parallel()
-	var screen bytes.Buffer
-	printStatus(&screen, &admin.Status{Queues: []admin.Queue{{Name: "q", QueueCounts: admin.QueueCounts{Due: 1}}}})
-	has(t, screen.String(), "oldest due call: none of those that stand first in line waits any more; they are counted until a claim passes them\n")
+	w := published(t)
+	w.exec(`UPDATE call_queues SET label = 'ip-a';
+		INSERT INTO call_queue (queue) VALUES ('payments');
+		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
+	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait\n"
+	has(t, w.do("status"), says)
+	w.exec(`UPDATE call_workers SET labels = '{ip-b,ip-a}'`)
+	if text := w.do("status"); strings.Contains(text, "no live worker") {
+		t.Errorf("status says\n%s", text)
+	}
 }
 
 func TestForecastCommand(t *testing.T) {

@@ -43,9 +43,9 @@ func inSnapshot(ctx context.Context, pool *pgxpool.Pool, read func(*reader)) err
 	})
 }
 
-// collect returns the rows of a query, an empty slice if there are none. Their times are in UTC; what names the query in
+// Collect returns the rows of a query, an empty slice if there are none. Their times are in UTC; what names the query in
 // an error.
-func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
+func Collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
 	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
@@ -62,12 +62,12 @@ func collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ..
 	return found, nil
 }
 
-// list is collect for a reader.
+// list is Collect for a reader.
 func list[T any](r *reader, what, sql string, args ...any) []T {
 	if r.err != nil {
 		return nil
 	}
-	found, err := collect[T](r.ctx, r.db, what, sql, args...)
+	found, err := Collect[T](r.ctx, r.db, what, sql, args...)
 	r.err = err
 	return found
 }

@@ -3,9 +3,7 @@ package admin
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +18,6 @@ type Filter struct {
 	Queue, Task string             // empty: any
 	Key         *string            // nil: any; a pointer to "": calls without a key
 	Before      int64              // only ids below it, if above 0: the last of a page gives the next page
-	After       int64              // only ids above it, if above 0; a list then has the ids next above it
 }
 
 // Call is a call in a list: the fields of a [callqueue.Record] that lists show.
@@ -40,21 +37,16 @@ type Call struct {
 	FinishedAt   *time.Time       `json:"finished_at"`
 }
 
-// ListCalls returns the newest calls that fit the filter (those next above Filter.After, if that is set), at most
-// limit of them, newest first. It goes through the calls by id until it has enough: to find what is rare among a
+// ListCalls returns the newest calls that fit the filter, at most limit of them, newest first. It goes through the calls by id until it has enough: to find what is rare among a
 // million takes some tenths of a second.
 func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, error) {
 	args := f.args()
 	args["limit"] = max(limit, 0)
-	return collect[Call](ctx, db, "list calls", f.listSQL(), args)
+	return Collect[Call](ctx, db, "list calls", f.listSQL(), args)
 }
 
 // The years are those that JSON can write. A CASE keeps NULL, which least and greatest pass over.
 func (f Filter) listSQL() string {
-	order := "DESC"
-	if f.After > 0 {
-		order = "ASC"
-	}
 	return `
 WITH years (first, last) AS (
     VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
@@ -67,14 +59,14 @@ SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, 
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
     CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at
 FROM call_queue c, years
-WHERE id = ANY (ARRAY(SELECT c.id FROM call_queue c WHERE ` + f.whereSQL() + ` ORDER BY c.id ` + order + ` LIMIT @limit))
+WHERE id = ANY (ARRAY(SELECT c.id FROM call_queue c WHERE ` + f.whereSQL() + ` ORDER BY c.id DESC LIMIT @limit))
 ORDER BY id DESC`
 }
 
 // CountCalls returns how many calls fit the filter. It goes through all calls, unless the filter asks only for
 // dispatched or failed ones.
 func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
-	counted, err := collect[struct{ Count int64 }](ctx, db, "count calls",
+	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls",
 		`SELECT count(*) FROM call_queue c WHERE `+f.whereSQL(), f.args())
 	if err != nil {
 		return 0, err
@@ -84,36 +76,30 @@ func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
 
 // args are the parameters of whereSQL.
 func (f Filter) args() pgx.NamedArgs {
-	return pgx.NamedArgs{
-		"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "before": f.Before, "after": f.After,
-	}
+	return pgx.NamedArgs{"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "before": f.Before}
 }
 
 // whereSQL is a condition on the calls c. An explicit NULL means the column's default.
 func (f Filter) whereSQL() string {
-	where := []string{"true"}
-	add := func(asked bool, condition string) {
-		if asked {
-			where = append(where, condition)
-		}
-	}
 	only := func(status callqueue.Status) bool { return slices.Equal(f.Statuses, []callqueue.Status{status}) }
-	orNull := func(column string, null bool) string {
-		condition := fmt.Sprintf("c.%[1]s = @%[1]s::text", column)
-		if null {
-			return "(" + condition + " OR c." + column + " IS NULL)"
+	where := "true"
+	for _, c := range []struct {
+		asked bool
+		sql   string
+	}{
+		{len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])"},
+		{only(callqueue.StatusFailed), "c.failed_at IS NOT NULL"}, // call_queue_failed_idx
+		{only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)"},
+		{f.Queue != "", "coalesce(c.queue, 'default') = @queue::text"},
+		{f.Task != "", "coalesce(c.task, 'http') = @task::text"},
+		{f.Key != nil, "coalesce(c.key, '') = @key::text"},
+		{f.Before > 0, "c.id < @before::bigint"},
+	} {
+		if c.asked {
+			where += " AND " + c.sql
 		}
-		return condition
 	}
-	add(len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])")
-	add(only(callqueue.StatusFailed), "c.failed_at IS NOT NULL") // call_queue_failed_idx
-	add(only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)")
-	add(f.Queue != "", orNull("queue", f.Queue == "default"))
-	add(f.Task != "", orNull("task", f.Task == "http"))
-	add(f.Key != nil, orNull("key", f.Key != nil && *f.Key == ""))
-	add(f.Before > 0, "c.id < @before::bigint")
-	add(f.After > 0, "c.id > @after::bigint")
-	return strings.Join(where, " AND ")
+	return where
 }
 
 // Attempt is a row of the ledger, or an open attempt, whose outcome is empty.
@@ -133,7 +119,7 @@ type Attempt struct {
 
 // ReadAttempts reads the attempts of a call, an open one included.
 func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error) {
-	return collect[Attempt](ctx, db, "get attempts", attemptsSQL, id)
+	return Collect[Attempt](ctx, db, "get attempts", attemptsSQL, id)
 }
 
 const attemptsSQL = `

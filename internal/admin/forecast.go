@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 )
@@ -41,8 +40,8 @@ type demand struct {
 // heldUp names a queue that is outside its hours, or closes before then; empty: there is none.
 func (d demand) heldUp(now, until time.Time) string {
 	for _, queue := range slices.Sorted(maps.Keys(d.Hours)) {
-		if o := openingAt(d.Hours[queue], now); o.holdsUp() || !o.until.IsZero() && o.until.Before(until) {
-			return fmt.Sprintf("queue %s is %s", queue, o)
+		if h := hoursAt(d.Hours[queue], now); h.OutsideHours || h.HoursUntil != nil && h.HoursUntil.Before(until) {
+			return fmt.Sprintf("queue %s is %s", queue, h.state)
 		}
 	}
 	return ""
@@ -115,43 +114,41 @@ func (l Limit) busyFor(units float64) time.Duration {
 }
 
 // Recently ended calls give the average cost and time. Keys are told apart only for limits that are per key.
-var demandSQL = `
-WITH` + backlog.WaitingSQL("true") + `, limits AS (
-    SELECT name, per_key, queues FROM call_limits WHERE $1::text[] IS NULL OR name = ANY($1)
+const demandSQL = `
+WITH waiting AS MATERIALIZED (
+    SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '') AS hours
+    FROM (
+        SELECT queue, calls FROM call_flows WHERE calls > 0
+        UNION ALL
+        SELECT queue, calls FROM call_inbox WHERE calls > 0
+    ) b
+    GROUP BY queue
 ), recent AS (
     SELECT queue, coalesce(settled, cost) AS cost, extract(epoch FROM finished_at - started_at) AS seconds
     FROM call_attempts
     WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
-), of_queue AS (
-    SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '') AS hours
-    FROM waiting GROUP BY queue HAVING sum(calls) > 0
 )
 SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
     r.cost::float8 AS cost, r.seconds::float8 AS seconds, w.hours
-FROM limits l
+FROM call_limits l
 LEFT JOIN LATERAL (
     SELECT sum(calls) AS waiting, jsonb_object_agg(queue, hours) FILTER (WHERE hours IS NOT NULL) AS hours
-    FROM of_queue q WHERE q.queue = ANY(l.queues)
+    FROM waiting WHERE queue = ANY(l.queues)
 ) w ON true
 LEFT JOIN LATERAL (
     SELECT key, sum(calls) AS calls
     FROM (
-        SELECT queue, key, calls FROM looked
+        SELECT queue, key, calls FROM call_flows WHERE calls > 0
         UNION ALL
-        SELECT queue, key, calls
-        FROM (
-            SELECT queue, task, key, calls FROM call_flows WHERE calls > 0
-            UNION ALL
-            SELECT queue, task, key, calls FROM call_inbox WHERE calls > 0 AND keys IS NULL
-            UNION ALL
-            SELECT queue, task, k.key, 1 FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
-        ) said
-        WHERE (queue, task) NOT IN (SELECT queue, task FROM asked WHERE few)
-    ) k
-    WHERE l.per_key AND k.queue = ANY(l.queues)
+        SELECT queue, key, calls FROM call_inbox WHERE calls > 0 AND keys IS NULL
+        UNION ALL
+        SELECT queue, k.key, 1 FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
+    ) b
+    WHERE l.per_key AND queue = ANY(l.queues)
     GROUP BY key
     ORDER BY 2 DESC, 1
     LIMIT 1
 ) m ON true
-LEFT JOIN LATERAL (SELECT avg(cost) AS cost, avg(seconds) AS seconds FROM recent c WHERE c.queue = ANY(l.queues)) r ON true`
+LEFT JOIN LATERAL (SELECT avg(cost) AS cost, avg(seconds) AS seconds FROM recent c WHERE c.queue = ANY(l.queues)) r ON true
+WHERE $1::text[] IS NULL OR l.name = ANY($1)`

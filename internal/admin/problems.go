@@ -3,7 +3,6 @@ package admin
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -16,11 +15,20 @@ type Problem struct {
 	What, Fix          string
 }
 
+// problems has at most ten of each check.
 type problems []Problem
 
 func (p *problems) add(about Problem, fix, what string, args ...any) {
-	about.Fix, about.What = fix, fmt.Sprintf(what, args...)
-	*p = append(*p, about)
+	alike := 0
+	for _, other := range *p {
+		if other.Check == about.Check {
+			alike++
+		}
+	}
+	if alike < 10 {
+		about.Fix, about.What = fix, fmt.Sprintf(what, args...)
+		*p = append(*p, about)
+	}
 }
 
 // Problems judges the status. The worst comes first.
@@ -33,19 +41,23 @@ func (s *Status) Problems() []Problem {
 	if !slices.ContainsFunc(s.Workers, func(w Worker) bool { return w.Live }) {
 		list.add(Problem{Check: "workers"}, "callq serve, or callq work", "no worker is alive: nothing is sent")
 	}
-	if text := s.OthersText(); text != "" {
-		list.add(Problem{Check: "rules"}, "give them the newer file, or put theirs in force: callq config apply, or SIGHUP",
-			"not all live dispatchers agree: %s", text)
-	}
-	for _, key := range slices.Sorted(maps.Keys(s.HTTPTask)) {
-		var said []string
-		for _, w := range s.HTTPTask[key] {
-			said = append(said, strings.Join(w.By, ", ")+" says: "+w.Rule)
+	paused := map[string]bool{}
+	for _, w := range s.Workers {
+		if w.Live && w.Slots == 0 && !paused[w.Pool] {
+			paused[w.Pool] = true
+			list.add(Problem{Check: "workers"}, "resume it in Asynqmon; to pause calls: callq queues pause",
+				"the Asynq queue of pool %s is paused: its workers take nothing", w.Pool)
 		}
+	}
+	if len(s.Others) > 0 {
+		list.add(Problem{Check: "rules"}, "give them the newer file, or put theirs in force: callq config apply, or SIGHUP",
+			"not all live dispatchers agree: %s: another configuration than the one in force, which %s",
+			strings.Join(s.Others, ", "), s.Policy)
+	}
+	for _, difference := range s.HTTPTask {
 		list.add(Problem{Check: "http settings"},
 			"give them the same http_task, or Config.HTTP, and send each SIGHUP, or restart those with the old one",
-			"live workers differ on http_task.%s (a call goes where any of them may send it, and back unsent from one that may not): %s",
-			key, strings.Join(said, "; "))
+			"live workers differ on %s: a call goes where any of them may send it, and back unsent from one that may not", difference)
 	}
 	s.addWaiting(&list)
 	for _, l := range s.Limits {

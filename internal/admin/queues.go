@@ -44,10 +44,10 @@ type QueuePause struct {
 
 // QueueHours is when a queue is open.
 type QueueHours struct {
-	Hours        string     `json:"hours" db:"hours"` // empty: it is always open
-	OutsideHours bool       `json:"outside_hours" db:"-"`
-	HoursUntil   *time.Time `json:"hours_until" db:"-"` // when that changes; nil: it stays so
-	opening      opening
+	Hours        string     `json:"hours" db:"hours"`     // empty: it is always open
+	OutsideHours bool       `json:"outside_hours" db:"-"` // or this machine does not know their zone
+	HoursUntil   *time.Time `json:"hours_until" db:"-"`   // when that changes; nil: it stays so
+	state        string     // in words
 }
 
 // QueuePolicy is a queue's part of the policy in force.
@@ -72,15 +72,15 @@ func (q Queue) Holds() string {
 // StateText says whether the queue is paused or outside its hours, and until when.
 func (q Queue) StateText() string {
 	if q.Paused == nil {
-		return q.opening.String() + keysPaused(q.PausedKeys)
+		return q.state + keysPaused(q.PausedKeys)
 	}
 	state := "paused"
 	if q.PausedUntil != nil {
 		state += " until " + Instant(q.PausedUntil)
 	}
 	state += ": " + Short(*q.Paused)
-	if q.opening.holdsUp() {
-		state += ", " + q.opening.String()
+	if q.OutsideHours {
+		state += ", " + q.state
 	}
 	return state + keysPaused(q.PausedKeys)
 }
@@ -95,40 +95,35 @@ type QueueDetails struct {
 // ReadQueue reads a queue that is in force or that calls wait in; nil: it is neither.
 func ReadQueue(ctx context.Context, pool *pgxpool.Pool, name string) (d *QueueDetails, err error) {
 	err = inSnapshot(ctx, pool, func(r *reader) {
-		waiting := list[Waiting](r, "count what waits", waitingOfSQL, name)
-		for _, q := range r.queues(waiting) {
-			if q.Name == name {
-				tasks := slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Queue != name })
-				d = &QueueDetails{q, tasks, r.history("queue", name)}
-			}
+		queues, waiting := r.queues()
+		if i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == name }); i >= 0 {
+			tasks := slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Queue != name })
+			d = &QueueDetails{queues[i], tasks, r.history("queue", name)}
 		}
 	})
 	return d, err
 }
 
-// ReadQueues reads the queues in force and those that calls wait in, as [ReadWaiting] counted them. Of other queues it
-// reads those in which most calls failed.
-func ReadQueues(ctx context.Context, db ledger.DB, waiting []Waiting) ([]Queue, error) {
+// ReadQueues reads the queues in force and those that calls wait in. Of other queues it reads those in which most calls
+// failed.
+func ReadQueues(ctx context.Context, db ledger.DB) ([]Queue, error) {
 	r := &reader{ctx: ctx, db: db}
-	queues := r.queues(waiting)
+	queues, _ := r.queues()
 	return queues, r.err
 }
 
-func (r *reader) queues(waiting []Waiting) []Queue {
+func (r *reader) queues() ([]Queue, []Waiting) {
 	var names []string
 	var calls, due []int64
+	waiting := list[Waiting](r, "count what waits", waitingSQL)
 	for _, w := range waiting {
-		if w.Unnamed == 0 || w.Queue != "" {
-			names, calls, due = append(names, w.Queue), append(calls, w.Waiting), append(due, w.Due)
-		}
+		names, calls, due = append(names, w.Queue), append(calls, w.Waiting), append(due, w.Due)
 	}
 	queues := list[Queue](r, "read queues", queuesSQL, names, calls, due)
 	for i := range queues {
-		q := &queues[i]
-		q.opening = openingAt(q.Hours, q.Now)
-		q.OutsideHours, q.HoursUntil = q.opening.outside, q.opening.at()
+		queues[i].QueueHours = hoursAt(queues[i].Hours, queues[i].Now)
 	}
-	return queues
+	return queues, waiting
 }
 
 // Failures are read through an index. Calls that ended well are not read, however many there are. Of queues that are not
@@ -168,42 +163,22 @@ FULL JOIN failed USING (name)
 LEFT JOIN pauses USING (name)
 ORDER BY name`
 
-// opening says whether a queue is open. The zero opening belongs to a queue without hours.
-type opening struct {
-	hours   string
-	outside bool
-	until   time.Time // in the hours' zone; zero: it stays so
-	unknown bool      // a zone of theirs is not known to this machine
-}
-
-func openingAt(text string, now time.Time) opening {
-	h, err := hours.Parse(text)
+// hoursAt says whether a queue with these hours is open.
+func hoursAt(text string, now time.Time) QueueHours {
+	h := QueueHours{Hours: text, state: "open"}
+	parsed, err := hours.Parse(text)
 	if err != nil {
-		return opening{hours: text, unknown: true}
+		h.OutsideHours, h.state = true, "open in hours whose zone is not known here: "+text
+		return h
 	}
-	open, until := h.Open(now)
-	return opening{hours: text, outside: !open, until: until}
-}
-
-// at is when it changes, for JSON.
-func (o opening) at() *time.Time {
-	if o.until.IsZero() {
-		return nil
+	open, until := parsed.Open(now)
+	h.OutsideHours = !open
+	if !open {
+		h.state = "outside its hours"
 	}
-	return new(o.until.UTC())
-}
-
-// holdsUp reports whether calls wait for the queue to open, or may wait: the zone is not known here.
-func (o opening) holdsUp() bool { return o.outside || o.unknown }
-
-func (o opening) String() string {
-	switch {
-	case o.unknown:
-		return "open in hours whose zone is not known here: " + o.hours
-	case o.outside:
-		return "outside its hours until " + hours.When(o.until)
-	case o.until.IsZero():
-		return "open"
+	if !until.IsZero() {
+		h.HoursUntil = new(until.UTC())
+		h.state += " until " + hours.When(until)
 	}
-	return "open until " + hours.When(o.until)
+	return h
 }

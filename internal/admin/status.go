@@ -2,9 +2,6 @@ package admin
 
 import (
 	"context"
-	"fmt"
-	"maps"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,13 +15,12 @@ import (
 type Status struct {
 	At      time.Time `json:"at"` // Postgres's clock
 	Queues  []Queue   `json:"queues"`
-	Unnamed *Unnamed  `json:"unnamed"` // what waits in queues that are in no configuration beside those; nil: nothing
 	Limits  []Limit   `json:"limits"`
 	Budgets []Budget  `json:"budgets"`
 	Workers []Worker  `json:"workers"`
-	// HTTPTask is what live workers have of http_task, by key, where they differ.
-	HTTPTask  map[string][]Want `json:"http_task"`
-	Unhandled []Unhandled       `json:"unhandled"` // tasks of waiting calls that no live worker handles
+	// HTTPTask names the settings of http_task in which live workers differ, and what each of them has.
+	HTTPTask  []string    `json:"http_task"`
+	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
 	// Dispatchers are those alive, as host/pid; `dispatch --once` is one while it runs.
 	Dispatchers []string        `json:"dispatchers"`
 	Others      []string        `json:"other_configuration"` // those of them whose file is not in force
@@ -37,11 +33,14 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
 	s := &Status{}
 	err := inSnapshot(ctx, pool, func(r *reader) {
 		s.At = r.now
-		waiting := list[Waiting](r, "count what waits", waitingSQL)
-		s.Unhandled, s.Unnamed = unhandledOf(waiting), UnnamedOf(waiting)
-		s.Queues = r.queues(waiting)
+		var waiting []Waiting
+		s.Queues, waiting = r.queues()
+		s.Unhandled = unhandledOf(waiting)
 		s.Workers = list[Worker](r, "read workers", workersSQL)
-		s.HTTPTask = r.httpDifferences()
+		s.HTTPTask = []string{}
+		for _, d := range list[struct{ Text string }](r, "read the workers' http settings", httpSettingsSQL) {
+			s.HTTPTask = append(s.HTTPTask, d.Text)
+		}
 		s.Limits = r.limits(nil, nil)
 		s.Budgets = r.budgets()
 		s.readDispatchers(r)
@@ -62,14 +61,6 @@ func (s *Status) readDispatchers(r *reader) {
 	if s.Policy != nil {
 		s.Policy.At = s.Policy.At.UTC()
 	}
-}
-
-// OthersText says which live dispatchers have another file than what is in force; "": none has.
-func (s *Status) OthersText() string {
-	if len(s.Others) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%s: another configuration than the one in force, which %s", strings.Join(s.Others, ", "), s.Policy)
 }
 
 // Worker is a worker that is alive, or was until recently.
@@ -112,11 +103,14 @@ type Oldest struct {
 }
 
 // The oldest call is among the first thousand of each of the 30 oldest segments and inbox rows. One inbox row may hold
-// many calls that fell due at once. There is no row if none of those is due any more.
+// many calls that fell due at once. There is no row if none of those is due any more. There may be a million segments, so
+// only those are sorted that are as old as the 30 oldest of some.
 const oldestSQL = `
 SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    (SELECT queue, at, ids FROM call_segments ORDER BY at LIMIT 30)
+    (SELECT queue, at, ids FROM call_segments
+     WHERE at <= coalesce((SELECT at FROM (SELECT at FROM call_segments LIMIT 10000) s ORDER BY at LIMIT 1 OFFSET 29), 'infinity')
+     ORDER BY at LIMIT 30)
     UNION ALL
     (SELECT queue, at, ids FROM call_inbox WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
 ) first
@@ -157,33 +151,14 @@ func (r *reader) budgets() []Budget {
 
 const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage, applied_at, applied_by FROM call_budgets ORDER BY name`
 
-// Want is what some of the live workers have of a setting.
-type Want struct {
-	By   []string `json:"by"`
-	Rule string   `json:"rule"`
-}
-
-// EachOwn is what holds of http_task where workers differ.
-const EachOwn = "of a call, what the worker says that it comes to"
-
-// httpDifferences are the settings of http_task in which live workers differ, with what each has, the oldest first. Of
-// secrets they have names and hosts, never a value.
-func (r *reader) httpDifferences() map[string][]Want {
-	wants := map[string][]Want{}
-	for _, row := range list[struct {
-		Key string
-		Want
-	}](r, "read the workers' http settings", httpSettingsSQL) {
-		wants[row.Key] = append(wants[row.Key], row.Want)
-	}
-	maps.DeleteFunc(wants, func(_ string, list []Want) bool { return len(list) < 2 })
-	return wants
-}
-
+// Of secrets workers tell names and hosts, never a value.
 const httpSettingsSQL = `
-SELECT s.key, s.value::text AS rule, array_agg(w.id ORDER BY w.started_at, w.id) AS by
-FROM call_workers w
-CROSS JOIN jsonb_each(w.http) s
-WHERE callq_alive(w.heartbeat_at)
-GROUP BY 1, 2
-ORDER BY min(w.started_at), 2`
+SELECT format('http_task.%s (%s)', key, string_agg(who || ': ' || value, '; ' ORDER BY since, value)) AS text
+FROM (
+    SELECT s.key, s.value::text AS value, string_agg(w.id, ', ' ORDER BY w.started_at, w.id) AS who, min(w.started_at) AS since
+    FROM call_workers w CROSS JOIN jsonb_each(w.http) s
+    WHERE callq_alive(w.heartbeat_at)
+    GROUP BY 1, 2
+) s
+GROUP BY key HAVING count(*) > 1
+ORDER BY key`

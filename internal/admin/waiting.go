@@ -1,72 +1,58 @@
 package admin
 
-import (
-	"context"
-	"fmt"
+import "fmt"
 
-	"github.com/callq/callq/internal/backlog"
-	"github.com/callq/callq/internal/ledger"
-)
-
-// Waiting says how many calls of a task wait in a queue, and whether no worker takes them.
+// Waiting says how many calls of a task wait in a queue, by what flows and the inbox hold: a call that was cancelled or
+// deleted counts until a claim has passed it.
 type Waiting struct {
-	Queue     string `db:"queue"`
-	Task      string `db:"task"`
-	Label     string `db:"label"`
-	Waiting   int64  `db:"waiting"`
-	Due       int64  `db:"due"`
-	Unhandled bool   `db:"unhandled"`
-	// Unnamed is 0 for the pair of a queue and a task that is named. Above 0 this is of so many pairs together: then it
-	// has no Task, and no Queue if theirs is not configured.
-	Unnamed int64 `db:"unnamed"`
+	Queue   string `db:"queue"`
+	Task    string `db:"task"`
+	Label   string `db:"label"` // that the queue asks for
+	Waiting int64  `db:"waiting"`
+	Due     int64  `db:"due"`
+	Handled bool   `db:"handled"` // a live worker handles the task, and carries the label
 }
 
-// Unnamed counts pairs of a queue and a task with fewer calls than the 100 that are named.
-type Unnamed struct {
-	Pairs   int64 `json:"pairs"` // of a queue and a task
-	Waiting int64 `json:"waiting"`
-}
-
-func (u *Unnamed) String() string {
-	return fmt.Sprintf("%d pairs more of a queue that is not in the configuration and a task: %d calls wait", u.Pairs, u.Waiting)
-}
-
-// ReadWaiting counts the calls that wait. Of queues that are not configured and tasks that no worker handles, it names
-// only those with the most calls.
-func ReadWaiting(ctx context.Context, db ledger.DB) ([]Waiting, error) {
-	return collect[Waiting](ctx, db, "count what waits", waitingSQL)
-}
-
-var (
-	waitingSQL   = `WITH` + backlog.WaitingSQL("true") + byTaskSQL
-	waitingOfSQL = `WITH` + backlog.WaitingSQL("t.queue = $1") + byTaskSQL
+// A producer may write any number of queues and tasks: of those in which no claim passes anything, because the queue is
+// not in force or no worker takes the task, the ones with most calls are named. They are left out if of their first
+// thousand calls none waits any more.
+const waitingSQL = `
+WITH waiting AS (
+    SELECT queue, task, sum(calls)::bigint AS waiting, coalesce(sum(due), 0)::bigint AS due
+    FROM ( -- each is summed up by itself, which several processes of Postgres share
+        SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM call_flows WHERE calls > 0 GROUP BY queue, task
+        UNION ALL
+        SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp()))
+        FROM call_inbox WHERE calls > 0 GROUP BY queue, task
+    ) b
+    GROUP BY queue, task
+), pairs AS (
+    SELECT w.*, coalesce(q.label, '') AS label, q.name IS NOT NULL AS configured, EXISTS (
+        SELECT FROM call_workers k
+        WHERE callq_alive(k.heartbeat_at) AND w.task = ANY(k.tasks) AND (coalesce(q.label, '') = '' OR q.label = ANY(k.labels))
+    ) AS handled
+    FROM waiting w LEFT JOIN call_queues q ON q.name = w.queue
+), named AS MATERIALIZED (
+    SELECT * FROM pairs ORDER BY configured AND handled DESC, waiting DESC, queue, task LIMIT 1000
 )
-
-const byTaskSQL = `
-SELECT coalesce(t.queue, '') AS queue, coalesce(t.task, '') AS task, coalesce(q.label, '') AS label, t.waiting, t.due,
-    t.queue IS NOT NULL AND ` + backlog.WithoutWorker + ` AS unhandled, CASE WHEN t.task IS NULL THEN t.pairs ELSE 0 END AS unnamed
-FROM (
-    SELECT queue, task, sum(calls)::bigint AS waiting, sum(due)::bigint AS due, sum(pairs)::bigint AS pairs
-    FROM waiting GROUP BY 1, 2 HAVING sum(calls) > 0
-) t
-LEFT JOIN call_queues q ON q.name = t.queue
-ORDER BY t.task, label, t.queue`
+SELECT queue, task, label, waiting, due, handled
+FROM named n
+WHERE configured AND handled OR EXISTS (
+    SELECT FROM (SELECT id FROM call_backlog b WHERE b.queue = n.queue AND b.task = n.task LIMIT 1000) first
+    JOIN call_queue c ON c.id = first.id AND c.status IN ('new', 'error'))
+ORDER BY task, label, queue`
 
 // Unhandled is a task whose calls wait for a worker that handles it and carries their queue's label, if it has one.
 type Unhandled struct {
 	Task    string `json:"task"`
 	Label   string `json:"label"`
 	Waiting int64  `json:"waiting"`
-	Unnamed int64  `json:"unnamed"` // above 0: of so many other tasks
 }
 
 func (t Unhandled) String() string {
 	who := "no live worker"
 	if t.Label != "" {
 		who += " that carries the label " + Printable(Short(t.Label))
-	}
-	if t.Unnamed > 0 {
-		return fmt.Sprintf("%s handles %d tasks more: %d calls wait", who, t.Unnamed, t.Waiting)
 	}
 	return fmt.Sprintf("%s handles task %s: %d calls wait", who, Printable(Short(t.Task)), t.Waiting)
 }
@@ -75,26 +61,14 @@ func (t Unhandled) String() string {
 func unhandledOf(waiting []Waiting) []Unhandled {
 	list := []Unhandled{}
 	for _, w := range waiting {
-		if !w.Unhandled {
-			continue
-		}
 		last := len(list) - 1
-		if last >= 0 && list[last].Task == w.Task && list[last].Label == w.Label && (list[last].Unnamed > 0) == (w.Unnamed > 0) {
+		switch {
+		case w.Handled:
+		case last >= 0 && list[last].Task == w.Task && list[last].Label == w.Label:
 			list[last].Waiting += w.Waiting
-			list[last].Unnamed += w.Unnamed
-			continue
+		default:
+			list = append(list, Unhandled{w.Task, w.Label, w.Waiting})
 		}
-		list = append(list, Unhandled{w.Task, w.Label, w.Waiting, w.Unnamed})
 	}
 	return list
-}
-
-// UnnamedOf returns what waits in queues that are not configured, beside those that are named; nil: nothing.
-func UnnamedOf(waiting []Waiting) *Unnamed {
-	for _, w := range waiting {
-		if w.Unnamed > 0 && w.Queue == "" {
-			return &Unnamed{w.Unnamed, w.Waiting}
-		}
-	}
-	return nil
 }

@@ -179,8 +179,8 @@ func (c *circumstances) explainWaiting() {
 	c.explainCall()
 	if !c.Configured {
 		c.add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", c.call.Queue)
-	} else if o := openingAt(c.Hours, c.now); o.holdsUp() {
-		c.add("outside_hours", o.at(), "queue %s is %s (hours: %s)", c.call.Queue, o, c.Hours)
+	} else if h := hoursAt(c.Hours, c.now); h.OutsideHours {
+		c.add("outside_hours", h.HoursUntil, "queue %s is %s (hours: %s)", c.call.Queue, h.state, c.Hours)
 	}
 	for _, p := range c.pauses {
 		whose, until := p.What+" "+p.Name, "it is resumed"
@@ -210,26 +210,25 @@ func (c *circumstances) explainWaiting() {
 // explainCall adds what the call itself waits for.
 func (c *circumstances) explainCall() {
 	call := c.call
-	// A worker could not make it, and another may (tasks/http.go).
-	back := call.Status == callqueue.StatusNew && strings.HasPrefix(Text(call.ErrorMessage), "not sent: handed back ")
-	later := call.RunAt.After(c.now)
-	switch {
-	case call.ExpiresAt != nil && !call.ExpiresAt.After(c.now):
+	if call.ExpiresAt != nil && !call.ExpiresAt.After(c.now) {
 		c.add("expired", nil, "it expired %s, and a dispatcher will fail it", Ago(c.now, *call.ExpiresAt))
-	case later && call.Status == callqueue.StatusError:
+		return
+	}
+	if !call.RunAt.After(c.now) {
+		return
+	}
+	code, text := "not_due", "it is not due until "+Text(call.RunAt)
+	if call.Status == callqueue.StatusError {
 		times := "once"
 		if call.FailedCount != 1 {
 			times = fmt.Sprintf("%d times", call.FailedCount)
 		}
-		c.add("retry", &call.RunAt, "it failed %s and is tried again at %s; the last time: %s",
-			times, Text(call.RunAt), Text(call.ErrorMessage))
-	case later && back:
-		c.add("handed_back", &call.RunAt, "it came back unsent and goes again at %s: %s", Text(call.RunAt), Text(call.ErrorMessage))
-	case back:
-		c.add("handed_back", nil, "it came back: %s", Text(call.ErrorMessage))
-	case later:
-		c.add("not_due", &call.RunAt, "it is not due until %s", Text(call.RunAt))
+		code, text = "retry", fmt.Sprintf("it failed %s and is tried again at %s", times, Text(call.RunAt))
 	}
+	if call.ErrorMessage != nil {
+		text += "; the last time: " + *call.ErrorMessage
+	}
+	c.add(code, &call.RunAt, "%s", text)
 }
 
 func (c *circumstances) explainLimit(l Limit) {

@@ -30,9 +30,8 @@ func TestReasons(t *testing.T) {
 		{"unsent", func(c *circumstances) {
 			c.call.RunAt, c.call.ErrorMessage = later, new("not sent: handed back for another worker")
 		}, []string{
-			"handed_back: came back unsent and goes again at 2026-11-21 10:00:00Z: not sent: handed back for another worker",
+			"not_due: not due until 2026-11-21 10:00:00Z; the last time: not sent: handed back for another worker",
 		}},
-		{"unsent, and due", func(c *circumstances) { c.call.ErrorMessage = new("not sent: handed back for another worker") }, []string{"handed_back: came back: not sent: handed back for another worker"}},
 		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
 		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
 		{"a queue that nobody has", func(c *circumstances) { c.Configured = false }, []string{"no_queue: queue pay"}},

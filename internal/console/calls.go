@@ -21,10 +21,10 @@ const (
 
 // callsBody is a list of calls, newest first.
 type callsBody struct {
-	Asked                url.Values // the filter
-	Choices              []choice
-	Calls                []admin.Call
-	Newest, Newer, Older string // addresses of other pages; empty: there is none
+	Asked         url.Values // the filter
+	Choices       []choice
+	Calls         []admin.Call
+	Newest, Older string // addresses of other pages; empty: there is none
 }
 
 // choice is a status, or several, that the list can show.
@@ -36,20 +36,14 @@ type choice struct {
 // url is the address of the list with this filter and one parameter changed.
 func (b callsBody) url(name, value string) string {
 	var pairs []string
-	for _, kept := range []string{"status", "queue", "key", "task", "no_key"} {
+	for _, kept := range []string{"status", "queue", "key", "task"} {
 		pairs = append(pairs, kept, b.Asked.Get(kept))
 	}
 	return callsURL(append(pairs, name, value)...)
 }
 
 func filterOf(asked url.Values) (f admin.Filter, err error) {
-	key, keyless := asked.Get("key"), asked.Get("no_key")
-	switch {
-	case keyless != "" && key != "":
-		return f, badAddress("key and no_key exclude each other")
-	case keyless != "" && keyless != "1":
-		return f, badAddress("no_key is %q, and can only be 1", keyless)
-	case keyless != "" || key != "":
+	if key := asked.Get("key"); key != "" {
 		f.Key = &key
 	}
 	f.Queue, f.Task = asked.Get("queue"), asked.Get("task")
@@ -62,15 +56,10 @@ func filterOf(asked url.Values) (f admin.Filter, err error) {
 			f.Statuses = append(f.Statuses, status)
 		}
 	}
-	for name, to := range map[string]*int64{"before": &f.Before, "after": &f.After} {
-		if text := asked.Get(name); text != "" {
-			if *to, err = strconv.ParseInt(text, 10, 64); err != nil || *to < 1 {
-				return f, badAddress("%s is %q, and not the id of a call", name, text)
-			}
+	if text := asked.Get("before"); text != "" {
+		if f.Before, err = strconv.ParseInt(text, 10, 64); err != nil || f.Before < 1 {
+			return f, badAddress("before is %q, and not the id of a call", text)
 		}
-	}
-	if f.Before > 0 && f.After > 0 {
-		return f, badAddress("before and after exclude each other")
 	}
 	return f, nil
 }
@@ -80,24 +69,16 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, more, err := p.list(ctx, f)
-	if err == nil && f.After > 0 && !more { // the newest page, whole
-		f.After = 0
-		list, more, err = p.list(ctx, f)
-	}
+	list, err := admin.ListCalls(ctx, p.Pool, f, perPage+1)
 	if err != nil {
 		return nil, err
 	}
-	b := callsBody{Asked: r.Form, Calls: list}
-	newest := f.After == 0 && f.Before == 0
-	if !newest {
+	b := callsBody{Asked: r.Form, Calls: list[:min(len(list), perPage)]}
+	if f.Before > 0 {
 		b.Newest = b.url("", "")
 	}
-	if len(list) > 0 && !newest {
-		b.Newer = b.url("after", strconv.FormatInt(list[0].ID, 10))
-	}
-	if len(list) > 0 && (more || f.After > 0) {
-		b.Older = b.url("before", strconv.FormatInt(list[len(list)-1].ID, 10))
+	if len(list) > perPage {
+		b.Older = b.url("before", strconv.FormatInt(list[perPage-1].ID, 10))
 	}
 	here, status := "calls", r.Form.Get("status")
 	if status == string(callqueue.StatusFailed) {
@@ -114,22 +95,7 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	} {
 		b.Choices = append(b.Choices, choice{c[0], c[1], b.url("status", c[0]), status == c[0]})
 	}
-	if !slices.ContainsFunc(b.Choices, func(c choice) bool { return c.Chosen }) {
-		b.Choices = append(b.Choices, choice{status, status, b.url("status", status), true})
-	}
 	return &page{Template: "calls", Title: "Calls", Here: here, Body: b}, nil
-}
-
-// list reads a page of calls, and whether there are more in its direction.
-func (p *pages) list(ctx context.Context, f admin.Filter) (calls []admin.Call, more bool, err error) {
-	calls, err = admin.ListCalls(ctx, p.Pool, f, perPage+1)
-	if err != nil || len(calls) <= perPage {
-		return calls, false, err
-	}
-	if f.After > 0 {
-		return calls[1:], true, nil
-	}
-	return calls[:perPage], true, nil
 }
 
 // callBody is the page of a call.

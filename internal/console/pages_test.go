@@ -2,171 +2,21 @@ package console_test
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
-	"errors"
 	"fmt"
 	"html"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/pgtest"
 )
-
-const (
-	noPostgres = "postgres://nobody@127.0.0.1:1/none"
-	plentiful  = 5 * time.Minute // of a page, on a slow machine
-)
-
-// site is the pages of a database.
-type site struct {
-	t       *testing.T
-	handler http.Handler
-	log     strings.Builder
-}
-
-func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
-	t.Helper()
-	s := &site{t: t}
-	handler, err := console.New(console.Config{
-		Pool: pool, Timeout: within,
-		Explain: func(err error) (bool, string) {
-			_, away := errors.AsType[*pgconn.ConnectError](err)
-			return away, err.Error()
-		},
-		Logger: slog.New(slog.NewTextHandler(&s.log, nil)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.handler = handler
-	return s
-}
-
-// ask returns a page, which holds to what all promise.
-func (s *site) ask(method, target string) (int, string) {
-	s.t.Helper()
-	r := httptest.NewRequestWithContext(s.t.Context(), method, "http://localhost:7460"+target, nil)
-	answer := httptest.NewRecorder()
-	s.handler.ServeHTTP(answer, r)
-	header, text := answer.Result().Header, answer.Body.String()
-	if location := header.Get("Location"); location != "" {
-		return answer.Code, location
-	}
-	style, _, _ := strings.Cut(text, "</style>")
-	_, style, _ = strings.Cut(style, "<style>")
-	hash := sha256.Sum256([]byte(style))
-	for name, want := range map[string]string{
-		"Content-Security-Policy": "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'; img-src data:; " +
-			"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-		"Content-Type":                 "text/html; charset=utf-8",
-		"Content-Length":               strconv.Itoa(len(text)),
-		"Cache-Control":                "no-store",
-		"Cross-Origin-Resource-Policy": "same-origin",
-		"Referrer-Policy":              "no-referrer",
-		"X-Content-Type-Options":       "nosniff",
-		"X-Frame-Options":              "DENY",
-	} {
-		if got := header.Get(name); got != want {
-			s.t.Errorf("%s %s: %s: %q, want %q", method, target, name, got, want)
-		}
-	}
-	switch {
-	case !utf8.ValidString(text):
-		s.t.Errorf("%s %s: not UTF-8", method, target)
-	case strings.ContainsAny(text, "\x00\x1b\u202e\u2066"):
-		s.t.Errorf("%s %s: something moves the cursor, or turns the line round", method, target)
-	case strings.Contains(text, "goroutine "), regexp.MustCompile(`\w\.go:\d`).MatchString(text):
-		s.t.Errorf("%s %s: a stack trace\n%s", method, target, text)
-	case strings.Contains(text, "ZgotmplZ"):
-		s.t.Errorf("%s %s: the template refused something\n%s", method, target, text)
-	case !strings.HasSuffix(text, "</html>\n"):
-		s.t.Errorf("%s %s: cut off", method, target)
-	}
-	for _, tag := range regexp.MustCompile(`<\w+`).FindAllString(text, -1) {
-		if !strings.Contains(" <html <head <meta <link <title <style <body <header <nav <a <main <h1 <h2 <p <ul <li <table <thead <tr <th <tbody <td "+
-			"<span <progress <footer <form <input <label <button <dl <dt <dd <pre <div <b ", " "+tag+" ") {
-			s.t.Errorf("%s %s: there is a %s", method, target, tag)
-		}
-	}
-	return answer.Code, text
-}
-
-// hostile is what anybody may put into a name, a key or a message.
-const hostile = `"'><script>alert(1)</script><img src=x onerror=alert(1)>{{.}}` + "\u202e\x1b[31m\u2066%2F/../?a=b&c#d+e "
-
-// filled has calls of every status, rules, workers and pauses, with this text wherever a text can be.
-func filled(t *testing.T, text string) *pgxpool.Pool {
-	t.Helper()
-	pool := pgtest.New(t)
-	for _, sql := range []string{
-		`INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, complete_since, epoch, config)
-			VALUES ('api' || $1, 1, 5, '1 h', true, '1 s', '1 s', ARRAY['pay' || $1], now(), $1, now(), callq_epoch(), '{"units": 9, "window": 3600000000000}'),
-				('sockets', 1, 5, '0', false, '1 s', '1 s', '{mail}', now(), 'me', now(), callq_epoch(), NULL)`,
-		`INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
-			VALUES ('pay' || $1, ARRAY['api' || $1], $1, 3, '1 s', '1 m', '30 s', 'retry'), ('mail', '{sockets}', '', 3, '1 s', '1 m', '30 s', 'retry')`,
-		`INSERT INTO call_queue (queue, task, key, unique_key, error_message, call_data, status, failed_at, finished_at)
-			SELECT CASE WHEN i % 2 = 0 THEN 'pay' || $1 ELSE 'odd' || $1 END, 'task' || $1, 'key' || $1, CASE WHEN s = 'new' THEN i || $1 END, $1, jsonb_build_object('a' || $1, $1),
-				s, CASE s WHEN 'failed' THEN now() END, CASE WHEN s IN ('done', 'failed', 'cancelled') THEN now() END
-			FROM generate_series(1, 24) i, LATERAL (SELECT (ARRAY['new', 'dispatched', 'done', 'error', 'failed', 'cancelled'])[1 + i % 6] AS s) x`,
-		`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
-			SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE WHEN id % 4 = 1 THEN now() END, now(), $1, callq_epoch(), $1, $1, 'http', 'key' || $1, ARRAY['api' || $1], ARRAY['key' || $1], '{1}'
-			FROM call_queue WHERE status = 'dispatched'`,
-		`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, worker, error, charged, result)
-			SELECT id, 1, 1, now(), now(), now(), now(), 'error', $1, 'http', $1, $1, $1, jsonb_build_array(jsonb_build_object('limit', $1::text, 'key', $1::text, 'cost', 1, 'until', now())),
-				jsonb_build_object('body', $1::text) FROM call_queue WHERE status IN ('failed', 'error')`,
-		`INSERT INTO call_workers VALUES ('v' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', jsonb_build_object('hosts', ARRAY[$1])),
-			('u' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', '{"hosts": []}')`,
-		`INSERT INTO call_workers VALUES ('w' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h'), ('gone' || $1, 'p', '{}', '{}', 4, now(), now() - interval '1 h')`,
-		`INSERT INTO call_policies VALUES ('in force', 1, now(), 'host/1' || $1)`,
-		`INSERT INTO call_dispatchers VALUES ('a', 'host/1' || $1, 'in force', now() + interval '1 h'), ('b', 'host/2' || $1, 'another', now() + interval '1 h')`,
-		`INSERT INTO call_pauses VALUES ('queue', 'pay' || $1, '', 'infinity', $1, now(), $1), ('queue', 'pay' || $1, 'key' || $1, now() + interval '1 h', $1, now(), $1),
-			('limit', 'api' || $1, '', now() + interval '1 h', $1, now(), $1), ('limit', 'api' || $1, 'key' || $1, 'infinity', $1, now(), $1)`,
-		`INSERT INTO call_budgets VALUES ('search' || $1, 100, '1 s', 7, 'closed', now(), $1)`,
-		`INSERT INTO call_audit (by, what, name, change) VALUES ($1, 'limit', 'api' || $1, $1), ($1, 'queue', 'pay' || $1, $1)`,
-	} {
-		if !strings.Contains(sql, "$1::text") {
-			sql = strings.Replace(sql, "$1", "$1::text", 1)
-		}
-		if _, err := pool.Exec(t.Context(), sql, text); err != nil {
-			t.Fatalf("%v\n%s", err, sql)
-		}
-	}
-	return pool
-}
-
-// crawl follows every link from the first page on, and returns what it read by where it was. All must be there.
-func (s *site) crawl() map[string]string {
-	s.t.Helper()
-	read, next := map[string]string{}, []string{"/"}
-	for len(next) > 0 {
-		at := next[0]
-		next = next[1:]
-		if _, done := read[at]; done || at == "data:," {
-			continue
-		}
-		status, text := s.ask(http.MethodGet, at)
-		if status != http.StatusOK {
-			s.t.Errorf("%s: %d\n%s", at, status, text)
-		}
-		read[at] = text
-		for _, link := range regexp.MustCompile(`(?:href|action)="([^"]*)"`).FindAllStringSubmatch(text, -1) {
-			next = append(next, html.UnescapeString(link[1]))
-		}
-	}
-	return read
-}
 
 // What there is can be reached from the first page, by links alone, and is shown as it is: with plain texts and
 // with hostile ones, by a viewer's rights.
@@ -278,7 +128,6 @@ func TestAnswers(t *testing.T) {
 		{empty, "/", http.StatusOK, "No dispatcher is alive"},
 		{empty, "/", http.StatusOK, "No worker is alive"},
 		{empty, "/calls", http.StatusOK, "There is no such call."},
-		{empty, "/calls?after=5", http.StatusOK, "There is no such call."},
 		{empty, "/calls/1", http.StatusNotFound, "There is no call 1"},
 		{empty, "/limits/api", http.StatusNotFound, "There is no limit"},
 		{empty, "/queues/pay", http.StatusNotFound, "There is no queue"},
@@ -306,17 +155,9 @@ func TestAnswers(t *testing.T) {
 		{full, "/calls?status=<script>", http.StatusBadRequest, "&lt;script&gt;"},
 		{full, "/calls?queue=%FF", http.StatusBadRequest, "UTF-8"},
 		{full, "/calls?key=%00", http.StatusBadRequest, "UTF-8"},
-		{full, "/calls?queue=a&queue=b", http.StatusBadRequest, "given 2 times"},
 		{full, "/calls?before=0", http.StatusBadRequest, "before is"},
-		{full, "/calls?after=x", http.StatusBadRequest, "after is"},
-		{full, "/calls?after=99999999999999999999", http.StatusBadRequest, "after is"},
-		{full, "/calls?before=3&after=1", http.StatusBadRequest, "exclude each other"},
-		{full, "/calls?key=k&no_key=1", http.StatusBadRequest, "exclude each other"},
-		{full, "/calls?no_key=yes", http.StatusBadRequest, "can only be 1"},
 		{full, "/calls?status=&queue=&key=&task=", http.StatusOK, "/calls/24"},
-		{full, "/calls?no_key=1", http.StatusOK, "There is no such call."},
 		{full, "/calls?key=key&task=task&status=new,error&queue=pay", http.StatusOK, "/calls/"},
-		{full, "/calls?after=9223372036854775807", http.StatusOK, "/calls/24"},
 	} {
 		if status, text := c.site.ask(http.MethodGet, c.target); status != c.status || !strings.Contains(text, c.words) {
 			t.Errorf("%s: %d, want %d and %q\n%s", c.target, status, c.status, c.words, text)
@@ -385,13 +226,6 @@ func TestLargeIsCut(t *testing.T) {
 			t.Errorf("%s: %d, %d cuts, %d bytes", path, status, n, len(text))
 		}
 	}
-	many := `INSERT INTO call_queue (queue) SELECT 'q' || i FROM generate_series(1, 1000) i`
-	if _, err := pool.Exec(t.Context(), many); err != nil {
-		t.Fatal(err)
-	}
-	if _, text := site.ask(http.MethodGet, "/"); !strings.Contains(text, "And 900 pairs more of a queue that is not in the configuration") {
-		t.Errorf("of a thousand queues: %d bytes", len(text))
-	}
 }
 
 // A path that is not clean leads to the clean one, here.
@@ -405,7 +239,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// The list goes to its end and back, 100 calls a page, as links say.
+// The list goes to its end, 100 calls a page, as links say.
 func TestPaging(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -413,47 +247,25 @@ func TestPaging(t *testing.T) {
 		t.Fatal(err)
 	}
 	site := newSite(t, pool, plentiful)
-	for filter, all := range map[string]int{"": 500, "?queue=q1": 250} {
-		var down []string // the ids of each page
-		seen, last := 0, ""
-		for at := "/calls" + filter; at != ""; {
+	for filter, step := range map[string]int{"": 1, "?queue=q1": 2} { // each call, or those with odd ids
+		var ids []string
+		pages := 0
+		for at := "/calls" + filter; at != ""; pages++ {
 			_, text := site.ask(http.MethodGet, at)
-			ids := idsIn(text)
-			if len(ids) > 100 {
-				t.Errorf("%s: %d calls", at, len(ids))
+			for _, call := range regexp.MustCompile(`href="/calls/(\d+)"`).FindAllStringSubmatch(text, -1) {
+				ids = append(ids, call[1])
 			}
-			seen, down, last = seen+len(ids), append(down, strings.Join(ids, " ")), at
-			at = link(text, "next")
-		}
-		if seen != all || len(down) != (all+99)/100 {
-			t.Errorf("calls%s: %d calls on %d pages, want %d", filter, seen, len(down), all)
-		}
-		for page := len(down) - 1; page >= 0; page-- {
-			_, text := site.ask(http.MethodGet, last)
-			if got := strings.Join(idsIn(text), " "); got != down[page] {
-				t.Errorf("back on page %d of calls%s: %s, want %s", page, filter, got, down[page])
+			at = ""
+			if next := regexp.MustCompile(`href="([^"]*)" rel="next"`).FindStringSubmatch(text); next != nil {
+				at = html.UnescapeString(next[1])
 			}
-			last = link(text, "prev")
 		}
-		if last != "" {
-			t.Errorf("calls%s: %s is newer than the newest", filter, last)
+		var want []string
+		for id := 501 - step; id > 0; id -= step {
+			want = append(want, strconv.Itoa(id))
+		}
+		if !slices.Equal(ids, want) || pages != (len(want)+99)/100 {
+			t.Errorf("calls%s: on %d pages %v", filter, pages, ids)
 		}
 	}
-}
-
-func idsIn(text string) []string {
-	var ids []string
-	for _, found := range regexp.MustCompile(`href="/calls/(\d+)"`).FindAllStringSubmatch(text, -1) {
-		ids = append(ids, found[1])
-	}
-	return ids
-}
-
-// link is where the link of this kind leads; empty: there is none.
-func link(text, rel string) string {
-	found := regexp.MustCompile(`href="([^"]*)" rel="` + rel + `"`).FindStringSubmatch(text)
-	if found == nil {
-		return ""
-	}
-	return html.UnescapeString(found[1])
 }

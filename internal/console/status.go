@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -18,19 +17,12 @@ type statusBody struct {
 // notice tells of something that keeps calls from being made.
 type notice struct{ Text, URL string }
 
-const mostNotices = 20
-
 func (p *pages) status(ctx context.Context, _ *http.Request) (*page, error) {
 	s, err := admin.ReadStatus(ctx, p.Pool)
 	if err != nil {
 		return nil, err
 	}
-	body := statusBody{Status: s, Notices: notices(s)}
-	if more := len(body.Notices) - mostNotices; more > 0 {
-		last := notice{Text: fmt.Sprintf("And %s more: callq status shows all.", number(more))}
-		body.Notices = append(body.Notices[:mostNotices:mostNotices], last)
-	}
-	return &page{Template: "status", Title: "Status", Here: "status", Body: body}, nil
+	return &page{Template: "status", Title: "Status", Here: "status", Body: statusBody{s, notices(s)}}, nil
 }
 
 // notices are the status's problems, with where to read more.
@@ -40,9 +32,9 @@ func notices(s *admin.Status) []notice {
 		url := ""
 		switch {
 		case p.Queue != "":
-			url = pathTo("queues", "queue", p.Queue)
+			url = pathTo("queues", p.Queue)
 		case p.Limit != "":
-			url = pathTo("limits", "", p.Limit)
+			url = pathTo("limits", p.Limit)
 		case p.Task != "":
 			url = callsURL("task", p.Task, "status", waitingStatuses)
 		}

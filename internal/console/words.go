@@ -28,10 +28,9 @@ func words() template.FuncMap {
 		"join":     strings.Join,
 		"json":     func(data json.RawMessage) string { return cut(indented(data), mostData) },
 		"cut":      func(text string) string { return cut(text, mostError) },
-		"charges":  charges,
 		"calls":    callsURL,
-		"queueURL": func(name string) string { return pathTo("queues", "queue", name) },
-		"limitURL": func(name string) string { return pathTo("limits", "", name) },
+		"queueURL": func(name string) string { return pathTo("queues", name) },
+		"limitURL": func(name string) string { return pathTo("limits", name) },
 	}
 }
 
@@ -61,25 +60,6 @@ func indented(data json.RawMessage) string {
 	return text.String()
 }
 
-// charges says which limits an attempt was charged to. What it cannot read it returns as it is.
-func charges(data json.RawMessage) string {
-	var list []struct {
-		Limit, Key string
-		Cost       int64
-	}
-	if err := json.Unmarshal(data, &list); err != nil {
-		return string(data)
-	}
-	texts := make([]string, len(list))
-	for i, c := range list {
-		texts[i] = c.Limit + " " + number(c.Cost)
-		if c.Key != "" {
-			texts[i] += " (key " + c.Key + ")"
-		}
-	}
-	return admin.Dash(strings.Join(texts, ", "))
-}
-
 // callsURL is the address of the list of calls with these parameters, as pairs of a name and a value. The last value of
 // a name counts; an empty one leaves it out.
 func callsURL(pairs ...string) string {
@@ -95,14 +75,5 @@ func callsURL(pairs ...string) string {
 	return "/calls?" + values.Encode()
 }
 
-// pathTo is the address of what has this name in a folder. No browser asks for some names as they are: it is then the
-// list of their calls.
-func pathTo(folder, filter, name string) string {
-	switch {
-	case name != "" && name != "." && name != "..":
-		return "/" + folder + "/" + url.PathEscape(name)
-	case filter != "" && name != "":
-		return callsURL(filter, name)
-	}
-	return "/calls"
-}
+// pathTo is the address of what has this name in a folder.
+func pathTo(folder, name string) string { return "/" + folder + "/" + url.PathEscape(name) }

@@ -11,12 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/ledger"
 )
 
 // Level says how bad a finding is.
@@ -31,10 +29,10 @@ const (
 
 // Finding is one thing that a check found.
 type Finding struct {
-	Check string `json:"check"`
-	Level Level  `json:"level"`
-	What  string `json:"what"`
-	Fix   string `json:"fix"` // what to do or run; empty if all is well
+	Check string `json:"check" db:"-"`
+	Level Level  `json:"level" db:"level"`
+	What  string `json:"what" db:"what"`
+	Fix   string `json:"fix" db:"fix"` // what to do or run; empty if all is well
 }
 
 type findings []Finding
@@ -72,59 +70,42 @@ type check struct {
 // asks is a question in SQL, which returns findings as rows: level, what, fix.
 func asks(sql string) func(context.Context, *pgxpool.Pool) (findings, error) {
 	return func(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
-		return collect[Finding](ctx, pool, sql)
+		return admin.Collect[Finding](ctx, pool, "ask Postgres", sql)
 	}
 }
 
-// serverChecks work without callq's schema.
-func serverChecks() []check {
-	return []check{
+const (
+	checkTimeout = 5 * time.Second
+	namedMost    = 10 // old snapshots that get a finding of their own
+)
+
+// Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
+// error only if Postgres cannot be reached.
+func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error) {
+	for _, c := range []check{
 		{"clocks", clocks},
 		{"settings", asks(settingsSQL)},
-		{"connections", asks(connectionsSQL)},
 		{"old snapshots", oldSnapshots},
-	}
-}
-
-func schemaChecks() []check {
-	return []check{
+		{"schema version", version}, // what follows needs it
 		{"schema", drift},
 		{"owner", asks(ownerSQL)},
 		{"bloat", bloat},
 		{"status", status},
 		{"clock steps", asks(clockStepsSQL)},
 		{"overdue attempts", asks(overdueSQL)},
-		{"held rows", asks(heldSQL)},
 		{"calls set aside", asks(setAsideSQL)},
 		{"calls in no flow", orphans},
 		{"dispatched calls", asks(withoutAttemptSQL)},
-		{"dead letters", asks(deadLettersSQL)},
 		{"late requests", asks(lateSQL)},
-	}
-}
-
-const (
-	checkTimeout = 5 * time.Second
-	namedMost    = 10 // of one kind that get a finding of their own
-)
-
-// Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
-// error only if Postgres cannot be reached.
-func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
-	all, err := check{"schema version", version}.run(ctx, pool)
-	if err != nil {
-		return nil, err
-	}
-	checks := serverChecks()
-	if all[0].Level == OK {
-		checks = append(checks, schemaChecks()...)
-	}
-	for _, c := range checks {
+	} {
 		found, err := c.run(ctx, pool)
 		if err != nil {
 			return all, err
 		}
 		all = append(all, found...)
+		if c.name == "schema version" && found[0].Level != OK {
+			break
+		}
 	}
 	return all, nil
 }
@@ -160,34 +141,24 @@ func status(ctx context.Context, pool *pgxpool.Pool) (all findings, err error) {
 	if err != nil {
 		return nil, err
 	}
-	of := map[string]findings{}
-	for _, p := range s.Problems() {
-		found, level := of[p.Check], Problem
-		if p.Note {
-			level = Note
-		}
-		if len(found) < namedMost {
-			found.add(level, p.Fix, "%s", p.What)
-			of[p.Check] = found
-		}
-	}
+	problems := s.Problems()
 	workers := slices.DeleteFunc(s.Workers, func(w admin.Worker) bool { return !w.Live })
 	live := map[string]int{"workers": len(workers), "dispatchers": len(s.Dispatchers)}
 	for _, name := range []string{"workers", "dispatchers", "rules", "http settings", "tasks", "queues", "limits", "pauses"} {
-		found := of[name]
+		var found findings
+		for _, p := range problems {
+			switch {
+			case p.Check != name:
+			case p.Note:
+				found.add(Note, p.Fix, "%s", p.What)
+			default:
+				found.add(Problem, p.Fix, "%s", p.What)
+			}
+		}
 		if live[name] > 0 {
 			found.add(OK, "", "%d live", live[name])
 		}
 		all = append(all, found.of(name)...)
 	}
 	return all, nil
-}
-
-// collect runs a query and returns its rows. A field without a column keeps its zero value.
-func collect[T any](ctx context.Context, db ledger.DB, sql string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[T])
 }

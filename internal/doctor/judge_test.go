@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/pgtest"
 )
 
 // What no test can stage on servers that it shares: judged from what they would say.
 func TestJudgements(t *testing.T) {
 	t.Parallel()
-	old := slices.Repeat([]Holder{{Kind: "session", Name: "7", Age: time.Hour, End: "end it"}}, 30)
 	for name, c := range map[string]struct {
 		found findings
 		level Level // of the first; "": there is none
@@ -26,8 +25,7 @@ func TestJudgements(t *testing.T) {
 		"an old slot":               {judgeHolders([]Holder{{Kind: "replication slot", Name: "s1", Xids: 5_000_000, End: "end it"}}), Problem, "5000000 transactions", "end it"},
 		"a young slot":              {judgeHolders([]Holder{{Kind: "replication slot", Xids: 5}}), "", "", ""},
 		"a young transaction":       {judgeHolders([]Holder{{Kind: "session", Age: time.Second, Xids: 5_000_000}}), "", "", ""},
-		"many old transactions":     {judgeHolders(slices.Clone(old)), Problem, "session 7", "end it"},
-		"the rest of them":          {judgeHolders(slices.Clone(old))[10:], Problem, "20 more", "idle_in_transaction"},
+		"an old transaction":        {judgeHolders([]Holder{{Kind: "session", Name: "7", Age: time.Hour, End: "end it"}}), Problem, "session 7", "end it"},
 		"clocks that agree":         {compareClocks(-2*time.Millisecond, time.Millisecond), OK, "2ms behind", ""},
 		"clocks that do not":        {compareClocks(2*time.Second, time.Millisecond), Problem, "2s ahead", "NTP"},
 		"a slow answer":             {compareClocks(2*time.Second, 3*time.Second), OK, "give or take 3s", ""},
@@ -35,7 +33,7 @@ func TestJudgements(t *testing.T) {
 		"a new Redis":               {readRedis("# Server\r\nredis_version:10.0.1\r\n"), OK, "10.0.1", ""},
 		"a Redis that says nothing": {readRedis(""), Note, "version", "6.2"},
 		"its policy":                {readRedis("")[1:], Note, "maxmemory-policy", "noeviction"},
-		"a bloated table":           {judgeTables([]Table{{Name: "call_queue", Bytes: 90e6, FreeBytes: 80e6}}), Note, "90 MB, about 80 MB", "vacuum --full"},
+		"a bloated table":           {judgeTables([]Table{{Name: "call_queue", Bytes: 90e6, FreeBytes: 80e6}}), Note, "90.0 MB, about 80.0 MB", "vacuum --full"},
 		"a small one":               {judgeTables([]Table{{Name: "call_queue", Bytes: 4e6, FreeBytes: 4e6}}), "", "", ""},
 	} {
 		switch {
@@ -49,7 +47,7 @@ func TestJudgements(t *testing.T) {
 }
 
 // What no test can stage on a server that it shares: the test's own schema stands before Postgres's catalog.
-func TestServerChecks(t *testing.T) {
+func TestSettings(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, map[string]string{"search_path": "public, pg_catalog"})
 	setting := func(name, value, source string) string {
@@ -59,24 +57,18 @@ func TestServerChecks(t *testing.T) {
 		return `CREATE FUNCTION public.` + name + ` LANGUAGE sql AS $$ SELECT ` + result + ` $$;`
 	}
 	standby := function("pg_is_in_recovery() RETURNS boolean", "true")
-	sessions := func(n, most string) string {
-		return `CREATE TABLE pg_stat_activity AS SELECT 'client backend' AS backend_type FROM generate_series(1, ` + n + `);` +
-			function("current_setting(name text) RETURNS text", "CASE name WHEN 'max_connections' THEN '"+most+"' ELSE '3' END")
-	}
 	for name, c := range map[string]struct {
-		stage, sql string
-		level      Level // "": there is nothing to find
-		what, fix  string
+		stage     string
+		level     Level // "": there is nothing to find
+		what, fix string
 	}{
-		"fsync":              {setting("fsync", "off", "configuration file"), settingsSQL, Problem, "fsync is off", "ALTER SYSTEM SET fsync = on"},
-		"fsync on":           {setting("fsync", "on", "default"), settingsSQL, "", "", ""},
-		"autovacuum":         {setting("autovacuum", "off", "default"), settingsSQL, Problem, "grow without end", "ALTER SYSTEM"},
-		"a role's setting":   {setting("synchronous_commit", "off", "user"), settingsSQL, Problem, "lost in a crash", "ALTER ROLE "},
-		"a long timeout":     {setting("statement_timeout", "30000", "user"), settingsSQL, "", "", ""},
-		"a standby":          {setting("default_transaction_read_only", "on", "default") + standby, settingsSQL, Problem, "standby", "primary"},
-		"an old version":     {setting("fsync", "on", "default") + function("current_setting(name text) RETURNS text", "'130010'"), settingsSQL, Problem, "version 13", "14 or newer"},
-		"connections":        {sessions("95", "100"), connectionsSQL, Problem, "95 of 97", "max_connections"},
-		"enough connections": {sessions("50", "100"), connectionsSQL, OK, "50 of 97", ""},
+		"fsync":            {setting("fsync", "off", "configuration file"), Problem, "fsync is off", "ALTER SYSTEM SET fsync = on"},
+		"fsync on":         {setting("fsync", "on", "default"), "", "", ""},
+		"autovacuum":       {setting("autovacuum", "off", "default"), Problem, "grow without end", "ALTER SYSTEM"},
+		"a role's setting": {setting("synchronous_commit", "off", "user"), Problem, "lost in a crash", "ALTER ROLE "},
+		"a long timeout":   {setting("statement_timeout", "30000", "user"), "", "", ""},
+		"a standby":        {setting("default_transaction_read_only", "on", "default") + standby, Problem, "standby", "primary"},
+		"an old version":   {setting("fsync", "on", "default") + function("current_setting(name text) RETURNS text", "'130010'"), Problem, "version 13", "14 or newer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tx, err := pool.Begin(t.Context())
@@ -87,7 +79,7 @@ func TestServerChecks(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), c.stage); err != nil {
 				t.Fatal(err)
 			}
-			found, err := collect[Finding](t.Context(), tx, c.sql)
+			found, err := admin.Collect[Finding](t.Context(), tx, "ask", settingsSQL)
 			switch {
 			case err != nil:
 				t.Fatal(err)
@@ -96,37 +88,6 @@ func TestServerChecks(t *testing.T) {
 				t.Errorf("found %+v, want %s, %q, %q", found, c.level, c.what, c.fix)
 			}
 		})
-	}
-}
-
-// Since when a session of another role holds rows, callq's roles may not see; that it does they say all the same.
-func TestHeldByAnotherRole(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		VALUES (7, 1, 0, 1, 1, now(), now(), now(), '', 'http', 'q', 'http', '', '{}', '{}', '{}')`); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]bool{"psql": true, "callq": false} { // callq's own hold rows all the time
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), `SET LOCAL application_name = `+name+`; SELECT FROM call_open FOR UPDATE`); err != nil {
-			t.Fatal(err)
-		}
-		found, err := asks(heldSQL)(t.Context(), pgtest.AsDaemon(t, pool))
-		if err != nil || len(found) == 1 != want {
-			t.Errorf("of %s: %+v, %v", name, found, err)
-		}
-		for _, f := range found {
-			if !strings.Contains(f.What, name) || !strings.Contains(f.What, "(7)") || !strings.Contains(f.Fix, "pg_monitor") || f.Level != Note {
-				t.Errorf("of %s: %+v", name, f)
-			}
-		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 

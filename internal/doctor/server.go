@@ -3,38 +3,23 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/callq/callq/internal/handoff"
 )
 
-const (
-	clockSamples    = 5
-	clockDifference = 500 * time.Millisecond // allowed between machines that both keep the time
-)
+const clockDifference = 500 * time.Millisecond // allowed between machines that both keep the time
 
 // clocks compares this machine's clock with Postgres's. callq uses Postgres's alone, but if NTP keeps both and they
 // differ, one of them is wrong.
 func clocks(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
-	var ahead time.Duration
-	within := time.Hour
-	for range clockSamples { // the shortest round trip is the most precise
-		var at time.Time
-		asked := time.Now()
-		if err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at); err != nil {
-			return nil, err
-		}
-		if half := time.Since(asked) / 2; half < within {
-			within, ahead = half, at.Sub(asked.Round(0).Add(half))
-		}
-	}
-	return compareClocks(ahead, within), nil
+	asked := time.Now()
+	var at time.Time
+	err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+	half := time.Since(asked) / 2
+	return compareClocks(at.Sub(asked.Round(0).Add(half)), half), err
 }
 
 // compareClocks judges by how much Postgres's clock is ahead, give or take within.
@@ -43,49 +28,21 @@ func compareClocks(ahead, within time.Duration) (found findings) {
 	if ahead < 0 {
 		where = "behind"
 	}
-	what := fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s", tidy(ahead.Abs()), where, tidy(within))
+	what := fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s",
+		ahead.Abs().Round(time.Millisecond), where, within.Round(time.Millisecond))
 	found.judge(ahead.Abs()-within <= clockDifference, what, what, "have NTP (chrony) keep both; limits and run_at use Postgres's. "+
 		"Before you set that forward, pause the limits for their longest window: callq limits pause NAME --for …")
 	return found
 }
 
-// tidy rounds a duration to about three digits.
-func tidy(d time.Duration) time.Duration {
-	switch {
-	case d > time.Minute:
-		return d.Round(time.Second)
-	case d > time.Second:
-		return d.Round(10 * time.Millisecond)
-	}
-	return d.Round(10 * time.Microsecond)
-}
-
-// Postgres's clock was set forward while a limit's windows are longer by that much, or back while usage that was
-// charged before lies ahead. A request without an answer is charged up to slack ahead, in a bucket that is labelled
-// with its end.
+// Postgres's clock was set forward while a limit's windows are longer by that much.
 const clockStepsSQL = `
 SELECT 'note' AS level,
-    format('Postgres''s clock was set forward by %ss at %s: windows of limit %s are longer by as much until %s',
-        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name,
-        date_trunc('second', e.until)) AS what,
+    format('Postgres''s clock was set forward by %ss at %s: windows of limits that it lies in are longer by as much',
+        trim_scale(round(extract(epoch FROM by)::numeric, 2)), date_trunc('second', at)) AS what,
     'nothing: what was used before the step counts for as long as it would have' AS fix
-FROM call_clock_gains g
-CROSS JOIN call_limits l
-CROSS JOIN LATERAL (
-    SELECT g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack + sum(later.by) AS until
-    FROM call_clock_gains later WHERE later.id >= g.id AND later.by > '0'
-) e
-WHERE g.by > '0' AND l.window_size > '0' AND e.until > clock_timestamp()
-UNION ALL
-SELECT 'problem',
-    format('Postgres''s clock was set back: units of limit %s were used up to %ss ahead of it, and count until %s',
-        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())),
-        date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
-    'it ends by itself; have NTP (chrony) slew the clock rather than step it'
-FROM call_limits l
-JOIN call_usage u ON u.limit_name = l.name
-WHERE u.bucket > clock_timestamp() + l.slack + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
-GROUP BY l.name, l.window_size`
+FROM call_clock_gains
+WHERE by > '0' AND at > clock_timestamp() - by - (SELECT max(window_size) FROM call_limits)`
 
 // Settings of Postgres that callq depends on: the value that is bad (” for a rule of its own, below), and the good
 // one. callq's connections set some for themselves; these are what producers and Postgres's own processes get.
@@ -121,33 +78,13 @@ UNION ALL
 SELECT 'problem', 'this Postgres is a standby: nothing can be inserted or claimed', 'set postgres.url to the primary'
 WHERE pg_is_in_recovery()`
 
-// Whether Postgres has room for more connections.
-const connectionsSQL = `
-SELECT CASE WHEN scarce THEN 'problem' ELSE 'ok' END AS level, format('%s of %s in use', used, most) AS what,
-    CASE WHEN scarce THEN 'raise max_connections (it needs a restart), make pools smaller (postgres.pool), or put pgbouncer before Postgres'
-    ELSE '' END AS fix
-FROM (SELECT count(*) AS used FROM pg_stat_activity WHERE backend_type = 'client backend') u
-CROSS JOIN (
-    SELECT current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer AS most
-) m
-CROSS JOIN LATERAL (SELECT used * 10 > most * 9 AS scarce) s`
-
 // Redis examines Redis. It returns an error only if Redis cannot be reached.
 func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error) {
 	info, err := client.Info(ctx, "server", "memory").Result()
 	if err != nil && !redis.HasErrorPrefix(err, "ERR") { // a stand-in may not know the sections
 		return nil, fmt.Errorf("ask Redis: %w", err)
 	}
-	paused, err := handoff.Paused(ctx, client)
-	if err != nil {
-		return nil, err
-	}
-	var found findings
-	for _, queue := range paused {
-		found.add(Problem, "resume it in Asynqmon, or redis-cli DEL 'asynq:{"+queue+"}:paused'; to pause calls: callq queues pause",
-			"Asynq queue %s is paused: its workers take nothing", queue)
-	}
-	return append(readRedis(info), found.of("asynq queues")...), nil
+	return readRedis(info), nil
 }
 
 // readRedis judges the answer to INFO. Managed servers often refuse CONFIG, so doctor does not ask for that.
@@ -157,7 +94,7 @@ func readRedis(text string) findings {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		info[name] = value
 	}
-	var version, eviction, memory findings
+	var version, eviction findings
 	var major, minor int
 	if _, err := fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor); err != nil {
 		version.add(Note, "see that it is 6.2 or newer", "Redis does not tell its version")
@@ -172,13 +109,5 @@ func readRedis(text string) findings {
 			"maxmemory-policy is "+policy+": calls that were handed over may be evicted, and are then late by seconds",
 			"redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf")
 	}
-	used, _ := strconv.ParseInt(info["used_memory"], 10, 64) // 0: it does not say
-	most, _ := strconv.ParseInt(info["maxmemory"], 10, 64)
-	is := Size(used) + " used"
-	if most > 0 {
-		is += " of " + Size(most)
-	}
-	memory.judge(most == 0 || used <= most/10*9, is, is,
-		"raise maxmemory, or move what else is in this Redis: callq needs a few megabytes")
-	return slices.Concat(version.of("redis version"), eviction.of("redis eviction"), memory.of("redis memory"))
+	return append(version.of("redis version"), eviction.of("redis eviction")...)
 }

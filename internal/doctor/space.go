@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -33,7 +32,7 @@ const worthBytes = 8 << 20
 
 // Tables returns callq's tables, the largest first.
 func Tables(ctx context.Context, pool *pgxpool.Pool) ([]Table, error) {
-	return collect[Table](ctx, pool, tablesSQL, ownTables())
+	return admin.Collect[Table](ctx, pool, "read the sizes of tables", tablesSQL, ownTables())
 }
 
 // A row takes its columns, a header of 24 bytes, a line pointer of 4 and some padding. Of a page, the fillfactor's
@@ -89,17 +88,7 @@ func judgeTables(tables []Table) (found findings) {
 }
 
 // Size writes a number of bytes for people.
-func Size(n int64) string {
-	const units = "kMGTPE"
-	if n < 1000 {
-		return fmt.Sprintf("%d B", n)
-	}
-	f, unit := float64(n)/1000, 0
-	for f >= 999.5 && unit < len(units)-1 {
-		f, unit = f/1000, unit+1
-	}
-	return fmt.Sprintf("%.3g %cB", f, units[unit])
-}
+func Size(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
 
 // Holder keeps VACUUM from removing dead rows, because it may still see them: a session, a prepared transaction or a
 // replication slot.
@@ -114,7 +103,7 @@ type Holder struct {
 }
 
 func (h Holder) String() string {
-	age := fmt.Sprintf(" that is %s old", tidy(h.Age))
+	age := fmt.Sprintf(" that is %s old", h.Age.Round(time.Second))
 	if h.Age == 0 {
 		age = fmt.Sprintf(", and %d transactions began since", h.Xids)
 	}
@@ -127,7 +116,7 @@ func (h Holder) String() string {
 
 // Holders returns all that hold a snapshot or a transaction, the oldest first.
 func Holders(ctx context.Context, pool *pgxpool.Pool) ([]Holder, error) {
-	return collect[Holder](ctx, pool, holdersSQL)
+	return admin.Collect[Holder](ctx, pool, "read snapshots", holdersSQL)
 }
 
 // Sessions of other databases do not matter to this one's tables, nor does a vacuum. A slot has no age in time. Of a
@@ -167,15 +156,11 @@ func oldSnapshots(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 }
 
 func judgeHolders(holders []Holder) (found findings) {
-	old := slices.DeleteFunc(holders, func(h Holder) bool {
-		return h.Age < oldAge && (h.Kind != "replication slot" || h.Xids < oldXids)
-	})
-	for _, h := range old[:min(len(old), namedMost)] {
-		found.add(Problem, h.End, "%s; what callq leaves behind cannot be vacuumed meanwhile", h)
+	for _, h := range holders {
+		if h.Age >= oldAge || h.Kind == "replication slot" && h.Xids >= oldXids {
+			found.add(Problem, h.End, "%s; meanwhile vacuum removes nothing that it may see, and if it has locked rows of running "+
+				"calls, their outcomes cannot be written", h)
+		}
 	}
-	if more := len(old) - namedMost; more > 0 {
-		found.add(Problem, "see pg_stat_activity and pg_prepared_xacts; set idle_in_transaction_session_timeout",
-			"%d more hold old snapshots", more)
-	}
-	return found
+	return found[:min(len(found), namedMost)]
 }

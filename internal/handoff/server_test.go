@@ -2,7 +2,6 @@ package handoff_test
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -58,9 +57,6 @@ func TestPaused(t *testing.T) {
 	begun, before := time.Now(), calls(t, client, "evalsha")
 	send(t, broker, first[1])
 	eventually(t, "it says that it is paused", server.Paused)
-	if list, err := handoff.Paused(t.Context(), client); err != nil || !slices.Equal(list, []string{broker.Queue("a")}) {
-		t.Errorf("paused are %v (%v)", list, err)
-	}
 	eventually(t, "it has been for a while", func() bool { return time.Since(begun) > 3*time.Second })
 	most := 5 * int(time.Since(begun)/time.Second+2)
 	if ran := calls(t, client, "evalsha") - before; ran > most {

@@ -61,26 +61,3 @@ func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error)
 	}
 	return len(ids) + 1, b.client.SRem(ctx, queuesKey, queue).Err()
 }
-
-// Paused are the queues of any callq that somebody has paused.
-func Paused(ctx context.Context, client redis.UniversalClient) ([]string, error) {
-	queues, err := client.SMembers(ctx, queuesKey).Result()
-	if err != nil {
-		return nil, fmt.Errorf("list Asynq queues: %w", err)
-	}
-	var paused []string
-	for _, queue := range queues {
-		if !strings.HasPrefix(queue, prefix) {
-			continue
-		}
-		n, err := client.Exists(ctx, keyOf(queue, "paused")).Result()
-		if err != nil {
-			return nil, fmt.Errorf("look whether Asynq queue %s is paused: %w", queue, err)
-		}
-		if n > 0 {
-			paused = append(paused, queue)
-		}
-	}
-	slices.Sort(paused)
-	return paused, nil
-}

@@ -38,31 +38,45 @@ type Purged struct {
 	KeptFor  string `json:"kept_reason,omitempty"` // of the last
 }
 
-const (
-	purgeBatch = 1000 // rows that one transaction looks at, so that none is long
-	maxKept    = 100  // rows in one run that cannot be removed: each takes ten transactions to find
-)
+const purgeBatch = 1000 // rows that one transaction looks at, so that none is long
 
 // Purge removes calls that ended longer ago than keep says. Then it removes the attempts in the ledger
 // whose call is gone and that no window reaches, and the versions of limits that no attempt refers to.
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own. After each, progress, unless it is nil, gets the totals so far.
-func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress func(Purged)) (Purged, error) {
-	var p Purged
-	note := func() {
-		if progress != nil {
-			progress(p)
+func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress func(Purged)) (p Purged, err error) {
+	for _, rows := range []struct {
+		what, sql, nextSQL string
+		args               pgx.StrictNamedArgs
+		removed            *int64
+	}{
+		{"calls", purgeCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), &p.Calls},
+		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, &p.Attempts},
+	} {
+		// Where a row spoils the statement, fewer are looked at, in the end that one alone, which is passed over.
+		after, most := new(int64(0)), purgeBatch
+		for after != nil {
+			var next *int64 // nil: the end
+			var removed int64
+			rows.args["after"], rows.args["most"] = *after, most
+			err := pool.QueryRow(ctx, rows.sql, rows.args).Scan(&next, &removed)
+			if ledger.Spoiled(err) && most > 1 {
+				most /= 2
+				continue
+			}
+			if ledger.Spoiled(err) {
+				p.Kept, p.KeptFor = p.Kept+1, ledger.Reason(err)
+				err = pool.QueryRow(ctx, rows.nextSQL, *after).Scan(&next)
+			}
+			if err != nil {
+				return p, fmt.Errorf("purge %s: %w", rows.what, err)
+			}
+			after, most = next, min(2*most, purgeBatch)
+			if *rows.removed += removed; progress != nil {
+				progress(p)
+			}
 		}
-	}
-	calls := walk{"purge calls", purgeCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), &p.Calls}
-	if err := calls.run(ctx, pool, &p, note); err != nil {
-		return p, fmt.Errorf("purge calls: %w", err)
-	}
-	const nextSQL = `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`
-	attempts := walk{"purge attempts", purgeAttemptsSQL, nextSQL, pgx.StrictNamedArgs{}, &p.Attempts}
-	if err := attempts.run(ctx, pool, &p, note); err != nil {
-		return p, fmt.Errorf("purge attempts: %w", err)
 	}
 	if _, err := pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {
 		return p, fmt.Errorf("remove versions of limits: %w", err)
@@ -70,81 +84,27 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fun
 	return p, nil
 }
 
+// DryRun counts what Purge would remove, and removes nothing. It reads all calls and attempts, in one snapshot.
+//
+// Of a call with more than a thousand attempts, Purge leaves some to its next run; DryRun counts them all.
+func DryRun(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
+	if err = pool.QueryRow(ctx, dryRunSQL, keep.args()).Scan(&p.Calls, &p.Attempts); err != nil {
+		err = fmt.Errorf("count what to purge: %w", err)
+	}
+	return p, err
+}
+
+// A call that would be removed itself is as good as gone.
+const dryRunSQL = `
+SELECT (SELECT count(*) FROM call_queue q WHERE ` + oldEnough + `),
+    (SELECT count(*) FROM call_attempts a, (` + reachSQL + `) r WHERE ` + outOfReach + `
+     AND NOT EXISTS (SELECT FROM call_queue q WHERE q.id = a.call_id AND ` + oldEnough + ` IS NOT TRUE))`
+
 // args are the ages, for oldEnough.
 func (r Retention) args() pgx.StrictNamedArgs {
 	r = r.WithDefaults()
 	return pgx.StrictNamedArgs{"done": r.Done, "failed": r.Failed, "cancelled": r.Cancelled}
 }
-
-// walk runs a statement, a transaction each time, on the ids behind a stored place until it is past all of them, and
-// then on those before that place. The place is shared: where one run was cut off the next goes on, and several at once
-// share the walk.
-type walk struct {
-	name, sql string
-	nextSQL   string // the first id behind another
-	args      pgx.StrictNamedArgs
-	removed   *int64
-}
-
-// run calls note after each transaction. Where a row spoils the statement, fewer are looked at, in the end that one
-// alone, which is passed over.
-func (w walk) run(ctx context.Context, pool *pgxpool.Pool, p *Purged, note func()) error {
-	most := purgeBatch
-	began, last, passedEnd := int64(-1), int64(0), false
-	for {
-		var at, removed int64
-		var next *int64 // nil: the end
-		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if err := tx.QueryRow(ctx, placeSQL, w.name).Scan(&at); err != nil {
-				return err
-			}
-			w.args["after"], w.args["most"] = at, most
-			if err := tx.QueryRow(ctx, w.sql, w.args).Scan(&next, &removed); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, moveSQL, w.name, next)
-			return err
-		})
-		if ledger.Spoiled(err) {
-			if most > 1 {
-				most /= 2
-				continue
-			}
-			p.Kept, p.KeptFor = p.Kept+1, ledger.Reason(err)
-			if p.Kept > maxKept {
-				return fmt.Errorf("stopped after %d rows that cannot be removed: %w", p.Kept, err)
-			}
-			if err = pool.QueryRow(ctx, w.nextSQL, at).Scan(&next); err == nil {
-				_, err = pool.Exec(ctx, moveSQL, w.name, next)
-			}
-		}
-		if err != nil {
-			return err
-		}
-		most = min(2*most, purgeBatch)
-		*w.removed += removed
-		note()
-		if began < 0 {
-			began = at
-		}
-		ended := next == nil || at < last // or another run has been past the end
-		if ended && (began == 0 || passedEnd) || passedEnd && *next >= began {
-			return nil
-		}
-		passedEnd, last = passedEnd || ended, 0
-		if next != nil {
-			last = *next
-		}
-	}
-}
-
-// placeSQL locks the place of a walk: one batch at a time.
-const placeSQL = `
-INSERT INTO call_meta AS m (name, position) VALUES ($1, 0)
-ON CONFLICT (name) DO UPDATE SET position = m.position
-RETURNING position`
-
-const moveSQL = `UPDATE call_meta SET position = coalesce($2, 0) WHERE name = $1`
 
 // oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
 const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
