@@ -157,6 +157,21 @@ func TestDoctor(t *testing.T) {
 				later("1 hour")(w)
 			}, "old snapshots", doctor.Problem, "prepared transaction it's", "ROLLBACK PREPARED 'it''s';"},
 		}},
+		{"held", exitFindings, []harmed{
+			{func(w *world) {
+				w.exec(`INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1);` + open + `now(), now() + interval '1 day' FROM call_queue`)
+				w.hold("BEGIN", "SAVEPOINT s", "UPDATE call_queue SET error_message = 'mine'")
+				later("3 seconds")(w)
+			}, "held rows", doctor.Problem, "it is idle in transaction: UPDATE call_queue", "SELECT pg_terminate_backend("},
+		}},
+		{"shared", exitFindings, []harmed{
+			{func(w *world) {
+				w.exec(`INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1);` + open + `now(), now() + interval '1 day' FROM call_queue`)
+				w.hold("BEGIN", "SELECT FROM call_open FOR SHARE")
+				w.hold("BEGIN", "SELECT FROM call_open FOR SHARE")
+				later("3 seconds")(w)
+			}, "held rows", doctor.Problem, "it is idle in transaction: SELECT FROM call_open FOR SHARE", "SELECT pg_terminate_backend("},
+		}},
 		{"settings", exitFindings, []harmed{
 			{sql(`ALTER DATABASE own SET synchronous_commit = off`), "settings", doctor.Problem, "synchronous_commit is off", "ALTER DATABASE own SET synchronous_commit = on;"},
 			{options("-c%20default_transaction_isolation%3Dserializable"), "settings", doctor.Problem, "serializable", "connection's options"},
@@ -175,6 +190,7 @@ func TestDoctor(t *testing.T) {
 			{sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
 			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
 			{sql(`UPDATE call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
+			{sql(`INSERT INTO call_usage VALUES ('api', '', now() + interval '3 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
 		}},
 		{"a label", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "1 handlers run for longer than their queue's timeout", "--status dispatched"},

@@ -35,6 +35,48 @@ CROSS JOIN LATERAL (VALUES
 ) f (n, what, fix)
 WHERE f.n > 0`
 
+// Transactions that stay open on rows of running calls: the outcomes of those cannot be written, so their units and
+// slots stay taken. Whoever changes or locks a row writes its transaction's id there as xmax, and holds a lock on that
+// id. Several who share a row are a multixact: xmax does not say that it is one, but those that exist lie in a range.
+// callq's own take less than two seconds, and are not named where the age of others' transactions is hidden.
+const heldSQL = `
+SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level,
+    CASE WHEN age IS NULL
+    THEN format('%s %s (%s) holds rows of %s running calls (%s); for how long, this role may not see', kind, name, who, calls, ids)
+    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for %ss%s; their outcomes cannot be written meanwhile',
+        kind, name, who, calls, ids, round(extract(epoch FROM age)), '; it is ' || nullif(does, '')) END AS what,
+    CASE WHEN age IS NULL THEN 'run doctor as the tables'' owner, or GRANT pg_monitor to its role'
+    WHEN kind = 'session' THEN format('commit it, or SELECT pg_terminate_backend(%s);', name)
+    ELSE format('commit it, or ROLLBACK PREPARED %L;', name) END AS fix
+FROM (
+    SELECT kind, name, who, does, age, count(DISTINCT id) AS calls, array_to_string((array_agg(DISTINCT id))[:10], ', ') AS ids
+    FROM (
+        SELECT r.id, CASE WHEN p.gid IS NULL THEN 'session' ELSE 'prepared transaction' END AS kind,
+            coalesce(p.gid, a.pid::text) AS name,
+            coalesce(p.owner::text, concat_ws(', ', a.usename, nullif(a.application_name, ''))) AS who,
+            concat_ws(': ', a.state, left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)) AS does,
+            clock_timestamp() - coalesce(p.prepared, a.xact_start) AS age, a.application_name AS application
+        FROM (
+            SELECT q.id, q.xmax AS holder FROM call_open o JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+            UNION ALL
+            SELECT call_id, xmax FROM call_open
+        ) r
+        CROSS JOIN LATERAL (
+            SELECT r.holder AS xid
+            UNION ALL
+            SELECT m.xid FROM pg_get_multixact_members(CASE
+                WHEN mxid_age(r.holder) BETWEEN 1 AND (SELECT max(mxid_age(datminmxid)) FROM pg_database) THEN r.holder END) m
+        ) h
+        JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = h.xid AND l.mode = 'ExclusiveLock' AND l.granted
+        LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_prepared_xacts p ON p.transaction = h.xid
+    ) h
+    WHERE age > interval '2 seconds' OR age IS NULL AND application <> 'callq'
+    GROUP BY kind, name, who, does, age
+    ORDER BY age DESC
+    LIMIT 10
+) h`
+
 // Calls that recovery leaves alone, because a statement that includes them fails.
 const setAsideSQL = `
 SELECT 'problem' AS level, format('call %s: %s', id, btrim(left(error_message, 200))) AS what,

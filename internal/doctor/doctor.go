@@ -93,6 +93,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error
 		{"status", status},
 		{"clock steps", asks(clockStepsSQL)},
 		{"overdue attempts", asks(overdueSQL)},
+		{"held rows", asks(heldSQL)},
 		{"calls set aside", asks(setAsideSQL)},
 		{"calls in no flow", orphans},
 		{"dispatched calls", asks(withoutAttemptSQL)},

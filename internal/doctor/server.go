@@ -35,14 +35,32 @@ func compareClocks(ahead, within time.Duration) (found findings) {
 	return found
 }
 
-// Postgres's clock was set forward while a limit's windows are longer by that much.
+// Postgres's clock was set forward while a limit's windows are longer by that much, or back while usage that was
+// charged before lies ahead. A request without an answer is charged up to slack ahead, in a bucket that is labelled
+// with its end.
 const clockStepsSQL = `
 SELECT 'note' AS level,
-    format('Postgres''s clock was set forward by %ss at %s: windows of limits that it lies in are longer by as much',
-        trim_scale(round(extract(epoch FROM by)::numeric, 2)), date_trunc('second', at)) AS what,
+    format('Postgres''s clock was set forward by %ss at %s: windows of limit %s are longer by as much until %s',
+        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name,
+        date_trunc('second', e.until)) AS what,
     'nothing: what was used before the step counts for as long as it would have' AS fix
-FROM call_clock_gains
-WHERE by > '0' AND at > clock_timestamp() - by - (SELECT max(window_size) FROM call_limits)`
+FROM call_clock_gains g
+CROSS JOIN call_limits l
+CROSS JOIN LATERAL (
+    SELECT g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack + sum(later.by) AS until
+    FROM call_clock_gains later WHERE later.id >= g.id AND later.by > '0'
+) e
+WHERE g.by > '0' AND l.window_size > '0' AND e.until > clock_timestamp()
+UNION ALL
+SELECT 'problem',
+    format('Postgres''s clock was set back: units of limit %s were used up to %ss ahead of it, and count until %s',
+        l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())),
+        date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
+    'it ends by itself; have NTP (chrony) slew the clock rather than step it'
+FROM call_limits l
+JOIN call_usage u ON u.limit_name = l.name
+WHERE u.bucket > clock_timestamp() + l.slack + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
+GROUP BY l.name, l.window_size`
 
 // Settings of Postgres that callq depends on: the value that is bad (” for a rule of its own, below), and the good
 // one. callq's connections set some for themselves; these are what producers and Postgres's own processes get.

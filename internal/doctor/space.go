@@ -158,8 +158,7 @@ func oldSnapshots(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 func judgeHolders(holders []Holder) (found findings) {
 	for _, h := range holders {
 		if h.Age >= oldAge || h.Kind == "replication slot" && h.Xids >= oldXids {
-			found.add(Problem, h.End, "%s; meanwhile vacuum removes nothing that it may see, and if it has locked rows of running "+
-				"calls, their outcomes cannot be written", h)
+			found.add(Problem, h.End, "%s; what callq leaves behind cannot be vacuumed meanwhile", h)
 		}
 	}
 	return found[:min(len(found), namedMost)]
