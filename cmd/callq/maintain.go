@@ -132,9 +132,8 @@ func sweepCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "sweep", Short: "Recover what a crash left behind, all of it, now",
 		Long: `Run the dispatchers' recovery now, until nothing is left to do: attempts whose workers were lost, that nobody
-started or that Redis lost, expired calls, limits to open, parts of the backlog whose calls have mostly ended. It
-also repairs the backlog: waiting calls that no claim would find are put back in line. That reads all calls.
-Nothing is claimed or published.`,
+started or that Redis lost, expired calls, limits to open. It also repairs the backlog: waiting calls that no
+claim would find are put back in line. That reads all calls. Nothing is claimed or published.`,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 			return sweep(ctx, db, dryRun)
 		}),
