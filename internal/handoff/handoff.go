@@ -67,8 +67,8 @@ func (m Message) asynqTask(queue string) (*asynq.Task, error) {
 		asynq.MaxRetry(0), asynq.Retention(0), asynq.Timeout(24*time.Hour)), nil
 }
 
-// read reads what asynqTask wrote.
-func read(pool string, t *asynq.Task) (Message, error) {
+// Read reads the message that an Asynq task carries.
+func Read(pool string, t *asynq.Task) (Message, error) {
 	var p payload
 	if err := json.Unmarshal(t.Payload(), &p); err != nil {
 		return Message{}, fmt.Errorf("read Asynq task: %w", err)

@@ -100,7 +100,7 @@ func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 			s.cfg.Logger.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
-	message, err := read(s.cfg.Pool, t)
+	message, err := Read(s.cfg.Pool, t)
 	if err != nil {
 		s.cfg.Logger.ErrorContext(ctx, "Asynq task dropped", "err", err)
 		return nil

@@ -26,7 +26,11 @@ type LockedLimit struct {
 	SendWithin time.Duration    `db:"send_within"`
 	Overrides  map[string]int64 `db:"overrides"` // units of keys that have another rate
 	UnderWay   time.Duration    `db:"under_way"` // the longest from a start to its until
-	// What is known of its usage.
+	LimitUsage
+}
+
+// LimitUsage is what is known of a limit's usage.
+type LimitUsage struct {
 	Epoch         string     `db:"epoch"`          // the last that it entered
 	CompleteSince *time.Time `db:"complete_since"` // nil: not counted yet
 	MissingUntil  *time.Time `db:"missing_until"`  // nil: nothing is missing

@@ -2,11 +2,9 @@ package sim
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"testing"
 	"time"
 
@@ -139,9 +137,8 @@ func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
 	if err != nil {
 		return m, false, err
 	}
-	m.Task = strings.TrimPrefix(task.Type, "callq:")
-	payload := struct{ Attempts *[]handoff.Ref }{&m.Attempts}
-	return m, true, errors.Join(json.Unmarshal(task.Payload, &payload), inspector.DeleteTask(queue, task.ID))
+	m, err = handoff.Read(pool, asynq.NewTask(task.Type, task.Payload))
+	return m, true, errors.Join(err, inspector.DeleteTask(queue, task.ID))
 }
 
 const clearSQL = `
