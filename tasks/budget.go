@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -69,7 +70,9 @@ type budgets struct {
 	metrics *metrics
 
 	rules atomic.Pointer[map[string]budgetRule] // as they were read last; nil: no handler has drawn yet
-	away  atomic.Pointer[time.Time]             // Redis does not answer: when to ask it again; nil: it does
+	// away has, by budget, an *atomic.Pointer[time.Time]: Redis does not answer: when to ask it again; nil: it does. A cluster
+	// may have lost one budget's node alone, and a key that is not callq's spoils one budget alone.
+	away sync.Map
 }
 
 type budgetRule struct {
@@ -81,7 +84,7 @@ const (
 	// answerWithin is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts
 	// of its own.)
 	answerWithin = 2 * time.Second
-	// askAgain is when a Redis that was away is asked again, by one draw.
+	// askAgain is when a Redis that was away is asked again, by one draw of each budget.
 	askAgain = 250 * time.Millisecond
 	// budgetsEvery is how often the rules are read again.
 	budgetsEvery = 2 * time.Second
@@ -190,8 +193,10 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 // ask asks Redis, and logs when it ceases to answer, and when it answers again. While it does not, one draw at a time asks,
 // so that the others need not wait for an answer that does not come.
 func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (budget.Grant, error) {
-	away := b.away.Load()
-	if away != nil && (time.Now().Before(*away) || !b.away.CompareAndSwap(away, new(time.Now().Add(answerWithin+askAgain)))) {
+	stored, _ := b.away.LoadOrStore(name, new(atomic.Pointer[time.Time]))
+	state := stored.(*atomic.Pointer[time.Time])
+	away := state.Load()
+	if away != nil && (time.Now().Before(*away) || !state.CompareAndSwap(away, new(time.Now().Add(answerWithin+askAgain)))) {
 		return budget.Grant{}, errors.New("no answer from Redis, which is asked again soon")
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
@@ -199,15 +204,16 @@ func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64
 	grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
 	switch {
 	case err == nil:
-		if b.away.Swap(nil) != nil {
-			b.log.InfoContext(ctx, "Redis answers draws on budgets again")
+		if state.Swap(nil) != nil {
+			b.log.InfoContext(ctx, "Redis answers draws on the budget again", "budget", name)
 		}
 	case ctx.Err() == nil:
-		if b.away.Swap(new(time.Now().Add(askAgain))) == nil {
-			b.log.WarnContext(ctx, "Redis does not answer draws on budgets: they wait, or go through with on_outage open", "err", err)
+		if state.Swap(new(time.Now().Add(askAgain))) == nil {
+			b.log.WarnContext(ctx, "Redis does not answer draws on the budget: they wait, or go through with on_outage open",
+				"budget", name, "err", err)
 		}
 	case away != nil: // it was the draw that ended: let another ask
-		b.away.Store(new(time.Now()))
+		state.Store(new(time.Now()))
 	}
 	return grant, err
 }

@@ -327,12 +327,33 @@ func TestDrawWithoutRedis(t *testing.T) {
 			if n := d.counted("callq_budget_outages_total", "open"); n < 3 {
 				t.Errorf("%v draws went through uncounted, want 3 at least", n)
 			}
-			for _, text := range []string{"Redis does not answer draws on budgets", "Redis answers draws on budgets again"} {
-				if got := d.log.count(text); got != 1 {
-					t.Errorf("logged %d times, want once: %s\n%s", got, text, d.log.buf.String())
+			for _, text := range []string{"Redis does not answer draws on the budget", "Redis answers draws on the budget again"} {
+				if got := d.log.count(text); got != 2 {
+					t.Errorf("logged %d times, want once of each budget: %s\n%s", got, text, d.log.buf.String())
 				}
 			}
 		})
+	}
+}
+
+// A budget whose key somebody else has written to, or whose node of a cluster is away, stops no other: that stays counted.
+func TestDrawBesideABudgetThatErrs(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("spoilt", 1, time.Hour, 1, "open")
+	d.publish("sound", 1, time.Hour, 1, "open")
+	call, ctx := d.worker(nil), soon(t)
+	if err := d.client().Set(ctx, budget.Key("spoilt"), "no bucket", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if wait, err := call.TryDraw(ctx, "sound", 1); wait != 0 || err != nil {
+		t.Fatalf("the first unit is free in %s (%v)", wait, err)
+	}
+	if wait, err := call.TryDraw(ctx, "spoilt", 1); wait != 0 || err != nil {
+		t.Fatalf("of what cannot be counted a unit is free in %s (%v)", wait, err)
+	}
+	if wait, err := call.TryDraw(ctx, "sound", 1); wait < 50*time.Minute || err != nil {
+		t.Errorf("the second unit is free in %s (%v), want it counted", wait, err)
 	}
 }
 
