@@ -92,30 +92,47 @@ func spellings(value string) []string {
 // needles are what is starred out of an answer, and of errors: the secrets that its request may carry, as answers
 // spell them. Whatever else were starred would tell its API, or who wrote the call, what they guess of a secret.
 type needles struct {
-	stars   *strings.Replacer
+	all     []string
 	longest int // bytes of the longest of them; 0: there are none
 }
 
 func (s secrets) needles(u *url.URL) (n needles) {
-	var all []string
 	for name, secret := range s {
 		if _, err := s.may(name, u); err == nil {
-			all = append(all, secret.spellings...)
+			n.all = append(n.all, secret.spellings...)
 		}
 	}
-	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) }) // of two that begin alike the longer is starred
-	var pairs []string
-	for _, spelling := range all {
-		pairs = append(pairs, spelling, hiddenText)
+	for _, spelling := range n.all {
 		n.longest = max(n.longest, len(spelling))
 	}
-	n.stars = strings.NewReplacer(pairs...)
 	return n
 }
 
-// redact stars out every secret in a text. Of one that was cut off, its end goes, for a secret may begin there.
+// redact stars out every secret in a text, those too that overlap. Of a text that was cut off, its end goes, for a secret may
+// begin there.
 func (n needles) redact(text string, cut bool) string {
-	short := n.stars.Replace(text)
+	type span struct{ from, to int }
+	var found []span
+	for _, spelling := range n.all {
+		for from := 0; ; from++ {
+			i := strings.Index(text[from:], spelling)
+			if i < 0 {
+				break
+			}
+			from += i
+			found = append(found, span{from, from + len(spelling)})
+		}
+	}
+	slices.SortFunc(found, func(a, b span) int { return a.from - b.from })
+	var stars strings.Builder
+	at := 0
+	for _, f := range found {
+		if f.from >= at { // else it overlaps what is starred already
+			stars.WriteString(text[at:f.from] + hiddenText)
+		}
+		at = max(at, f.to)
+	}
+	short := stars.String() + text[at:]
 	if cut {
 		short = short[:max(0, len(short)-n.longest)]
 	}

@@ -62,7 +62,7 @@ func TestSecretIsNotPrinted(t *testing.T) {
 
 func TestRedact(t *testing.T) {
 	t.Parallel()
-	s, err := newSecrets(map[string]Secret{"KEY": {canary, []string{"x"}}, "SHORT": {"sk_live", []string{"x"}}, "TWICE": {"twice-twice-", []string{"x"}}})
+	s, err := newSecrets(map[string]Secret{"KEY": {canary, []string{"x"}}, "SHORT": {"sk_live", []string{"x"}}, "TWICE": {"twice-twice-", []string{"x"}}, "LEAD": {"user-sk_live", []string{"x"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +89,8 @@ func TestRedact(t *testing.T) {
 		{"a beginning: " + canary[:20], "a beginning: ***" + canary[7:20]}, // sk_live is a secret of its own
 		{"a beginning: twice-twi", "a beginning: twice-twi"},
 		{"two: twice-twice-" + canary + canary, "two: *********"},
+		{"two that overlap: user-" + canary + " b", "two that overlap: *** b"},
+		{"one that overlaps itself: twice-twice-twice- b", "one that overlaps itself: *** b"},
 	} {
 		if got := secrets.redact(c.text, false); got != c.want {
 			t.Errorf("redact(%q) = %q, want %q", c.text, got, c.want)
