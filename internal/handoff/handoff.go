@@ -106,7 +106,10 @@ func New(client redis.UniversalClient, db DB, log *slog.Logger) *Broker {
 // Open makes a Broker that is open.
 func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, error) {
 	b := New(client, db, slog.New(slog.DiscardHandler))
-	return b, b.open(ctx)
+	if err := b.open(ctx); err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 func (b *Broker) open(ctx context.Context) error {

@@ -30,6 +30,16 @@ func newBroker(t *testing.T, client redis.UniversalClient) *handoff.Broker {
 	return broker
 }
 
+// A database whose id is not known has no Broker: its queues would be another's.
+func TestOpenWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	pool.Close()
+	if broker, err := handoff.Open(t.Context(), redistest.New(t), pool); broker != nil || err == nil {
+		t.Errorf("Open = %v, %v", broker, err)
+	}
+}
+
 // messages are n messages for a pool.
 func messages(pool string, n int) []handoff.Message {
 	list := make([]handoff.Message, n)
