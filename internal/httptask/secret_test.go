@@ -60,6 +60,30 @@ func TestSecretIsNotPrinted(t *testing.T) {
 	}
 }
 
+// A secret within an encoded body, which a call may ask for, could not be seen: where there may be one, the body is not kept.
+func TestEncodedAnswersKeepNoSecret(t *testing.T) {
+	t.Parallel()
+	server := serveHTTP(t, false, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Encoding", r.Header.Get("Accept-Encoding"))
+		_, _ = io.WriteString(w, "something encoded")
+	})
+	for _, c := range []struct {
+		encoding, host string
+		kept           bool
+	}{
+		{"gzip", "127.0.0.1", false},
+		{"br", "127.0.0.1", false},
+		{"identity", "127.0.0.1", true},
+		{"gzip", "api.example", true},
+	} {
+		s := newTestTask(t, keyFor(c.host)).Run(t.Context(), callOf(`{"url":%q,"headers":{"Accept-Encoding":%q}}`, server.URL, c.encoding), bound, granted)
+		var got answer
+		if err := json.Unmarshal(s.Result, &got); err != nil || (got.Body != "") != c.kept || got.Truncated == c.kept {
+			t.Errorf("%s, where %s may be sent a secret: kept %+v (%v)", c.encoding, c.host, got, err)
+		}
+	}
+}
+
 func TestRedact(t *testing.T) {
 	t.Parallel()
 	s, err := newSecrets(map[string]Secret{"KEY": {canary, []string{"x"}}, "SHORT": {"sk_live", []string{"x"}}, "TWICE": {"twice-twice-", []string{"x"}}, "LEAD": {"user-sk_live", []string{"x"}}})
