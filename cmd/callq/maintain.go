@@ -35,7 +35,7 @@ func maintainStatusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show how large callq's tables are, and what retention would remove",
 		Long: "Show how large callq's tables are, how much of them is dead, and what retention would remove. Reads all\n" +
-			"calls, in short transactions. `callq doctor` says who keeps vacuum from removing dead rows.",
+			"calls and attempts, in one statement. `callq doctor` says who keeps vacuum from removing dead rows.",
 		RunE: a.connected(ledger.Settings(), maintainStatus),
 	}
 }
@@ -229,7 +229,7 @@ func vacuumFull(ctx context.Context, db *database, dryRun bool) error {
 	}
 	err = maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(db.stderr, "%s is written anew\n", table) })
 	if hasCode(err, "55P03") {
-		return fmt.Errorf("%w; somebody uses the table: try again, or see `callq maintain status` for who holds it", err)
+		return fmt.Errorf("%w; somebody uses the table: try again, or see `callq doctor` for who holds it", err)
 	}
 	if err != nil {
 		return err

@@ -37,8 +37,8 @@ type Call struct {
 	FinishedAt   *time.Time       `json:"finished_at"`
 }
 
-// ListCalls returns the newest calls that fit the filter, at most limit of them, newest first. It goes through the calls by id until it has enough: to find what is rare among a
-// million takes some tenths of a second.
+// ListCalls returns the newest calls that fit the filter, at most limit of them, newest first. It goes through the calls by
+// id until it has enough: to find what is rare among a million takes some tenths of a second.
 func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, error) {
 	args := f.args()
 	args["limit"] = max(limit, 0)

@@ -141,3 +141,25 @@ func TestProblemsOfAShutLimit(t *testing.T) {
 		}
 	}
 }
+
+// However many notes come first, a shut limit is told.
+func TestProblemBehindNotes(t *testing.T) {
+	t.Parallel()
+	used := LimitRule{Queues: []string{"q"}}
+	var s Status
+	for range 12 {
+		s.Limits = append(s.Limits, Limit{Name: "set", LimitRule: used, LimitUse: LimitUse{State: "open"}})
+		s.Limits[len(s.Limits)-1].Config = new("9 per 1h")
+	}
+	s.Limits = append(s.Limits, Limit{Name: "last", LimitRule: used, LimitUse: LimitUse{State: "shut: counting its usage"}})
+	notes, told := 0, false
+	for _, p := range s.Problems() {
+		if p.Note {
+			notes++
+		}
+		told = told || p.Limit == "last" && !p.Note
+	}
+	if notes != 10 || !told {
+		t.Errorf("%d notes, want 10; the shut limit is told: %t", notes, told)
+	}
+}

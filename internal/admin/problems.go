@@ -15,13 +15,13 @@ type Problem struct {
 	What, Fix          string
 }
 
-// problems has at most ten of each check.
+// problems has at most ten of each check, and as many notes: those keep no problem from being told.
 type problems []Problem
 
 func (p *problems) add(about Problem, fix, what string, args ...any) {
 	alike := 0
 	for _, other := range *p {
-		if other.Check == about.Check {
+		if other.Check == about.Check && other.Note == about.Note {
 			alike++
 		}
 	}

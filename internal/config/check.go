@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -62,6 +63,13 @@ func (b *Budget) check(s section) {
 	s.require("rate")
 	if err := (budget.Rule{Rate: b.Rate, Burst: int64(b.Burst)}).Check(); err != nil && b.Rate.Units > 0 {
 		s.refuse("rate", "", err.Error(), "a smaller burst or a higher rate")
+	}
+}
+
+func (w *Worker) check(s section) {
+	const most = 64 // as tasks.New and the table have it
+	if n := len(w.Labels); n > most {
+		s.refuse("labels", "", fmt.Sprintf("has %d labels", n), fmt.Sprintf("%d at most", most))
 	}
 }
 

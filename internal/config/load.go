@@ -2,6 +2,8 @@ package config
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -33,7 +35,7 @@ func Load(s Source) (*Config, error) {
 		if name == "" {
 			continue
 		}
-		text, err := os.ReadFile(name)
+		text, err := readFile(name)
 		if err == nil {
 			return load(name, text, env, s.Flags)
 		}
@@ -53,9 +55,25 @@ func Default() *Config {
 	return c
 }
 
+// maxSize bounds what callq reads of a file. A larger one could take all memory of a process that reloads.
+const maxSize = 1 << 20
+
+func readFile(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	if len(text) > maxSize {
+		return nil, fmt.Errorf("it is larger than %d bytes, and no configuration is", maxSize)
+	}
+	return text, err
+}
+
 // readSecret reads a file that holds nothing but a secret.
 func readSecret(name string) (string, error) {
-	raw, err := os.ReadFile(name)
+	raw, err := readFile(name)
 	text := strings.TrimSpace(string(raw))
 	if err == nil && text == "" {
 		err = errors.New("it is empty")
