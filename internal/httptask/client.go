@@ -77,9 +77,13 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	}
 	trace := &httptrace.ClientTrace{GotConn: e.gotConn, GotFirstResponseByte: e.answering}
 	answer, err := c.task.transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(e.ctx, trace)))
-	if err == nil && (e.stray || answer.StatusCode == http.StatusSwitchingProtocols) {
+	if err == nil && e.stray {
 		_ = answer.Body.Close()
 		err = errNoAnswer
+	}
+	if err == nil && answer.StatusCode == http.StatusSwitchingProtocols { // its body may never end
+		_ = answer.Body.Close()
+		err = outcome.Permanent(errors.New(answer.Status))
 	}
 	if err != nil {
 		err = cmp.Or(context.Cause(e.ctx), err) // net/http's is a consequence

@@ -193,7 +193,7 @@ func TestBrokenAnswers(t *testing.T) {
 		{"two lengths", ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "retried"},
 		{"hints without end", strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", 10_000), "retried"},
 		{"nothing", "", "retried"},
-		{"switching protocols", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", "retried"},
+		{"switching protocols", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", "permanent"},
 		// The status came whole: the API has done what was asked.
 		{"body shorter than said", ok + "Content-Length: 9\r\n\r\nab", "done"},
 		{"broken chunks", ok + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", "done"},
