@@ -35,9 +35,8 @@ check: vet deps ## the quick part of test: vet, and every test without the race 
 	$(SERVERS) -C .. go test ./...
 	$(SERVERS) go test $(JUDGES) $(RACING_JUDGES)
 
-# -p 3: some packages wait for timers most of their time.
 test: deps ## every test with go vet's checks, and with the race detector what has goroutines
-	$(SERVERS) -C .. go test -p 3 -race -vet=all -timeout 8m $$(go list ./... | grep -vE $(PLAIN))
+	$(SERVERS) -C .. go test -race -vet=all -timeout 8m $$(go list ./... | grep -vE $(PLAIN))
 	$(SERVERS) -C .. go test -vet=all -timeout 8m $$(go list ./... | grep -E $(PLAIN))
 	$(SERVERS) go test -race -vet=all -timeout 8m $(RACING_JUDGES)
 	go test -C verification -race -vet=all -run TestExplorersAgree ./model
