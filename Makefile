@@ -16,7 +16,7 @@ JUDGES := ./install ./model/... ./oracle ./sim
 RACING_JUDGES := ./fakeapi ./servers
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-claims bench-reads bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-claims bench-paced bench-reads bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -92,6 +92,9 @@ bench: deps ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -r
 
 bench-claims: deps ## what a claim takes among few and many calls and keys, and under a held snapshot
 	go run -C verification/bench . -claims
+
+bench-paced: deps ## what an http call costs at 100, 500 and 2,000 a second, beside River and a bare client, by who spends it
+	go run -C verification/bench . -paced $(ARGS)
 
 bench-reads: deps ## what status, get, why and lists take among 1,000,000 calls, however they lie
 	go run -C verification/bench . -reads $(ARGS)

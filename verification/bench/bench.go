@@ -49,8 +49,10 @@ func peers() []peer {
 // sizes is how much is measured.
 type sizes struct {
 	calls, singles, rounds int
-	only                   string // the name of a peer; "": all
-	profile                string // where a profile of the last drain goes; "": nowhere
+	only                   string        // the name of a peer; "": all
+	rates                  rates         // at which calls come, with -paced
+	paceFor                time.Duration // for which each is measured
+	profile                string        // where a profile of the last drain goes; "": nowhere
 }
 
 func (s sizes) check() error {

@@ -3,9 +3,21 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 )
+
+// TestMain is the program itself where paced starts it as a worker.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "-as" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // TestBench: everything is measured, and of no peer is a call left undone or made twice; the run
 // itself fails where the tables say so.
@@ -40,6 +52,35 @@ func TestBench(t *testing.T) {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &table)
 		}
+	}
+}
+
+// TestPaced: every peer makes the calls that come, in processes of its own.
+func TestPaced(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"-paced", "-rates", "50", "-for", "1s", "-rounds", "1", "-o", "json"}, &out, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	var all []pacedFigure
+	if err := json.Unmarshal(out.Bytes(), &all); err != nil {
+		t.Fatalf("read the figures: %v", err)
+	}
+	var measured []string
+	for _, f := range all {
+		measured = append(measured, fmt.Sprintf("%s %d", f.Peer, f.Workers))
+		if f.PerSecond <= 0 || f.WorkersCPU <= 0 || f.Peer == "callq" && (f.Dispatchers <= 0 || f.Statements <= 0) {
+			t.Errorf("measured: %+v", f)
+		}
+	}
+	if want := []string{"callq 1", "callq 4", "River 1", "River 4", "bare 1"}; !slices.Equal(measured, want) {
+		t.Errorf("measured %q, want %q", measured, want)
+	}
+	var table bytes.Buffer
+	if err := writePaced(&table, all); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(table.String(), "| 50/s |"); n != len(all) {
+		t.Errorf("%d of %d lines in the table:\n%s", n, len(all), &table)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -36,6 +37,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
 	flags.StringVar(&s.only, "only", "", "measure callq or River alone; with -reads, one layout")
 	claims := flags.Bool("claims", false, "measure claims instead, among few and many calls and keys")
+	paced := flags.Bool("paced", false, "measure what HTTP calls cost at real rates instead, beside River and a bare client")
+	s.rates = rates{100, 500, 2000}
+	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
+	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured")
+	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
 	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
 	output := flags.String("o", "table", "table, or json: every figure of every round")
 	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
@@ -48,12 +54,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if *output != "table" && *output != "json" {
 		return fmt.Errorf("-o is %q; it may be table or json", *output)
 	}
+	if *as != "" {
+		return s.runAs(ctx, *as, flags.Args())
+	}
 	settings := postgresSettings()
 	check := s.check
-	if *reads {
+	switch {
+	case *reads:
 		s.forReads(flags)
 		check = s.checkReads
 		settings["max_wal_size"] = "512MB" // what is filled in need not lie on the disk twice
+	case *paced:
+		check = s.checkPaced
+		settings = pacedSettings()
 	}
 	if err := check(); err != nil {
 		return err
@@ -77,6 +90,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 			return writeJSON(stdout, all)
 		}
 		return writeTold(stdout, all)
+	}
+	if *paced {
+		all, err := b.paced(ctx)
+		if err != nil {
+			return err
+		}
+		if *output == "json" {
+			return writeJSON(stdout, all)
+		}
+		return writePaced(stdout, all)
 	}
 	figures, err := b.all(ctx)
 	if err != nil {

@@ -84,13 +84,8 @@ func (b *bench) reads(ctx context.Context) (all []told, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	callq := filepath.Join(dir, "callq")
-	// What runs is what `make build` makes, with the versions of its own go.mod. `go run -C verification/bench` and
-	// `go test` begin in this folder.
-	build := exec.CommandContext(ctx, "go", "build", "-C", "../..", "-o", callq, "./cmd/callq")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	build.Stdout, build.Stderr = b.say, b.say
-	if err := build.Run(); err != nil {
-		return nil, fmt.Errorf("build callq: %w", err)
+	if err := b.buildCallq(ctx, callq); err != nil {
+		return nil, err
 	}
 	for _, l := range b.layouts() {
 		err := b.servers.withDatabase(ctx, func(url string) error {
@@ -104,6 +99,18 @@ func (b *bench) reads(ctx context.Context) (all []told, err error) {
 		}
 	}
 	return all, nil
+}
+
+// buildCallq builds what `make build` makes, with the versions of its own go.mod. `go run -C verification/bench` and
+// `go test` begin in this folder.
+func (b *bench) buildCallq(ctx context.Context, to string) error {
+	build := exec.CommandContext(ctx, "go", "build", "-C", "../..", "-o", to, "./cmd/callq")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Stdout, build.Stderr = b.say, b.say
+	if err := build.Run(); err != nil {
+		return fmt.Errorf("build callq: %w", err)
+	}
+	return nil
 }
 
 func (b *bench) readIn(ctx context.Context, l layout, callq program) ([]told, error) {
