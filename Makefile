@@ -8,7 +8,9 @@ INSTALL := go run -C verification ./install
 SERVERS := go run -C verification ./servers
 
 # These have no goroutines: arithmetic and SQL. The race detector would see nothing there, and take most of their time.
-PLAIN := '/(docs|migrations|internal/(admin|backlog|boottime|config|doctor|hours|ledger/verify|limit|maintenance|policy|pools|recovery))$$'
+PLAIN := "/(docs|migrations|internal/(admin|backlog|boottime|config|doctor|hours|ledger/verify|limit|maintenance|policy|pools|recovery))$$"
+
+TEST := -vet=all -timeout 8m
 
 # What of verification/ `make test` runs. The rest has targets of its own. The model and the simulation take one step at a time, but
 # for the model's explorers.
@@ -36,11 +38,13 @@ check: vet deps ## the quick part of test: vet, and every test without the race 
 	$(SERVERS) go test $(JUDGES) $(RACING_JUDGES)
 
 test: deps ## every test with go vet's checks, and with the race detector what has goroutines
-	$(SERVERS) -C .. go test -race -vet=all -timeout 8m $$(go list ./... | grep -vE $(PLAIN))
-	$(SERVERS) -C .. go test -vet=all -timeout 8m $$(go list ./... | grep -E $(PLAIN))
-	$(SERVERS) go test -race -vet=all -timeout 8m $(RACING_JUDGES)
-	go test -C verification -race -vet=all -run TestExplorersAgree ./model
-	$(SERVERS) go test -vet=all -timeout 8m $(JUDGES)
+	$(SERVERS) -C .. sh -c '\
+		go test -race $(TEST) $$(go list ./... | grep -vE $(PLAIN)) && \
+		go test $(TEST) $$(go list ./... | grep -E $(PLAIN))'
+	$(SERVERS) sh -c '\
+		go test -race $(TEST) $(RACING_JUDGES) && \
+		go test -race $(TEST) -run TestExplorersAgree ./model && \
+		go test $(TEST) $(JUDGES)'
 
 lint: $(LINT) ## the linters of .golangci.yml
 	$(LINT) run
