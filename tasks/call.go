@@ -54,8 +54,8 @@ type Call struct {
 	// Client makes the one request that an attempt may make through it. It gives a custom handler what the
 	// task http has:
 	//
-	//   - at most one request is written; a second is refused, and so are redirects, which it hands out
-	//     as they are;
+	//   - at most one request is made; a second is refused, also where the first could not be sent, and so are
+	//     redirects, which it hands out as they are;
 	//   - nothing is written once the handler has ended, its context too, nor, where one of the call's limits
 	//     has anchor: start, later than its send_within after the start was asked for. A request that was not
 	//     written in time is then an error that wraps [NotSent]: return it, and the attempt uses no unit;
@@ -66,11 +66,11 @@ type Call struct {
 	//     named there.
 	//
 	// A limit with anchor: start is the handler's promise to send nothing by other means, and at once:
-	// connecting counts. (One that did not connect in time finds the connection when it tries again.)
+	// connecting counts. (Where one did not connect in time, the next attempt finds the connection.)
 	// Under other limits it may send when it likes, through the Client or not; they count it until it ends.
 	//
 	// HTTP/1.1, without a proxy, answers are not decompressed, and headers about the connection (Expect, Upgrade,
-	// …) are refused. A request that failed before anything was written may be followed by another.
+	// …) are refused.
 	Client *http.Client
 
 	result  json.RawMessage

@@ -28,19 +28,14 @@ type Secret = httptask.Secret
 // makeHTTP makes what sends requests: the task http, where the worker takes it, and handlers' clients.
 func (w *Worker) makeHTTP() (err error) {
 	if w.cfg.HTTP == nil || w.cfg.Client != nil {
-		w.client, err = w.newHTTP(*cmp.Or(w.cfg.Client, &HTTPConfig{}))
+		w.client, err = httptask.New(*cmp.Or(w.cfg.Client, &HTTPConfig{}), w.cfg.Concurrency)
 	}
 	if w.cfg.HTTP == nil || err != nil {
 		return err
 	}
-	task, err := w.newHTTP(*w.cfg.HTTP)
+	task, err := httptask.New(*w.cfg.HTTP, w.cfg.Concurrency)
 	w.http.Store(task)
 	return err
-}
-
-func (w *Worker) newHTTP(cfg HTTPConfig) (*httptask.Task, error) {
-	cfg.MaxIdlePerHost = w.cfg.Concurrency
-	return httptask.New(cfg)
 }
 
 // Reload gives the task http other settings, which attempts have that begin from now on. Where it fails, all stays as it
@@ -50,7 +45,7 @@ func (w *Worker) Reload(cfg HTTPConfig) error {
 	if was == nil {
 		return errors.New("tasks: the worker does not take the task http: it was made without Config.HTTP")
 	}
-	next, err := w.newHTTP(cfg)
+	next, err := httptask.New(cfg, w.cfg.Concurrency)
 	if err != nil {
 		return err
 	}
@@ -83,8 +78,8 @@ func (w *Worker) anotherMay(ctx context.Context, queue string, call *httptask.Ca
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	rows, _ := w.db.Query(ctx, othersSQL, w.id, queue) // CollectRows returns its error
-	others, err := pgx.CollectRows(rows, pgx.RowTo[*httptask.Settings])
-	return err != nil || slices.ContainsFunc(others, func(s *httptask.Settings) bool { return s.May(call, refusal) })
+	others, err := pgx.CollectRows(rows, pgx.RowTo[httptask.Settings])
+	return err != nil || slices.ContainsFunc(others, func(s httptask.Settings) bool { return s.May(call, refusal) })
 }
 
 const othersSQL = `

@@ -66,8 +66,7 @@ func TestCallThatAnotherWorkerCanMake(t *testing.T) {
 	b.await(`SELECT status = 'failed' AND attempts = 1 AND error_message LIKE '%"NOBODYS" is not one of this worker''s%' FROM call_queue WHERE id = $1`, id)
 }
 
-// A call waits for another worker that can make it, and one of an older version may be able to. Where none can, it
-// fails.
+// A call waits for another worker that can make it. Where none can, it fails.
 func TestWhoElseCanMakeACall(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, nil)
@@ -89,7 +88,6 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 		fails          bool
 	}{
 		{"it has the secret", `{"allow_private": true, "secrets": {"KEY": ["127.0.0.1"]}}`, false},
-		{"its version does not say", "", false},
 		{"it has another", `{"allow_private": true, "secrets": {"OTHER": ["127.0.0.1"]}}`, true},
 		{"the secret is not for that host", `{"allow_private": true, "secrets": {"KEY": ["api.example.com"]}}`, true},
 		{"it may not call the host", `{"hosts": ["api.example.com"], "secrets": {"KEY": ["127.0.0.1"]}}`, true},

@@ -188,10 +188,10 @@ func TestServeWaits(t *testing.T) {
 		})
 	}
 	await("callq migrate up")
-	await(`"redis":`)
+	await("redis: ")
 	w.do("migrate", "up")
 	eventually(t, "it waits for Redis", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting for=Redis") })
-	await(`"redis":`)
+	await("redis: ")
 	if status, _ := ask(t, address, "/livez"); status != http.StatusOK {
 		t.Errorf("/livez: %d", status)
 	}

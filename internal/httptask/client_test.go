@@ -88,7 +88,7 @@ func TestClientSendsOneRequest(t *testing.T) {
 			switch _, err := c.do("POST", server.URL, "x"); {
 			case err == nil:
 				done.Add(1)
-			case !errors.Is(err, errAtOnce) && !errors.Is(err, errSecondRequest):
+			case !errors.Is(err, errSecondRequest):
 				t.Error(err)
 			}
 		})
@@ -97,6 +97,14 @@ func TestClientSendsOneRequest(t *testing.T) {
 	all.Wait()
 	if served.Load() != 1 || done.Load() != 1 {
 		t.Errorf("%d requests served of 16 at once, %d answered", served.Load(), done.Load())
+	}
+	// There is one request, also where it was not sent.
+	c = clientOf(t, h, bound)
+	if _, err := c.do("GET", "https://nowhere.invalid", ""); err == nil || errors.Is(err, errSecondRequest) {
+		t.Errorf("to nowhere: %v", err)
+	}
+	if _, err := c.do("GET", server.URL, ""); !errors.Is(err, errSecondRequest) || served.Load() != 1 {
+		t.Errorf("after one that was not sent: %v, and %d requests served", err, served.Load())
 	}
 	if s := clientOf(t, h, 0).End(); s.Used || s.Wrote {
 		t.Errorf("seen %+v of a client that was not used", s)
@@ -140,7 +148,7 @@ func TestClientConnectsForTheNext(t *testing.T) {
 		<-shakeHands
 		answerAll(tls.Server(conn, certificates.TLS))
 	})
-	h := newTestTask(t, Config{TLS: certificatesOf(certificates), MaxIdlePerHost: 1})
+	h := newTestTask(t, Config{TLS: certificatesOf(certificates)}, 1)
 	c := clientOf(t, h, 50*time.Millisecond)
 	_, err := c.do("GET", "https://"+addr, "")
 	if s := c.End(); !isNotSent(err) || !errors.Is(err, ErrTooLate) || s.Wrote {
@@ -155,20 +163,20 @@ func TestClientConnectsForTheNext(t *testing.T) {
 // isWritten says whether the write of the request under way has returned.
 func (c *Client) isWritten() bool {
 	c.mu.Lock()
-	e := c.using
+	p := c.pass
 	c.mu.Unlock()
-	if e == nil {
+	if p == nil {
 		return false
 	}
-	e.mu.Lock()
-	conn := e.conn
-	e.mu.Unlock()
+	p.mu.Lock()
+	conn := p.conn
+	p.mu.Unlock()
 	if conn == nil {
 		return false
 	}
 	conn.mu.Lock()
 	defer conn.mu.Unlock()
-	return !e.sent.IsZero()
+	return !p.sent.IsZero()
 }
 
 // answerAll answers each request on a connection that fits one read.

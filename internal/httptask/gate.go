@@ -3,9 +3,11 @@ package httptask
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -27,6 +29,15 @@ var (
 	errShut    = errors.New("nothing may be written to this connection now")
 	errNoMore  = errors.New("the attempt has had its connection")
 	errSplit   = errors.New("the request's header does not fit one write")
+)
+
+const (
+	// maxHeader bounds a request's header. The transport's write buffer takes it whole with room to
+	// spare, so that it leaves with the first Write.
+	maxHeader       = 15 << 10
+	writeBuffer     = 16 << 10
+	maxAnswerHeader = 64 << 10
+	idleTimeout     = 30 * time.Second // shorter than most servers': what they close may be in use again
 )
 
 // gatedConn is the plaintext side of a connection, under its gate.
@@ -52,19 +63,75 @@ type pass struct {
 	sendBy  time.Time             // zero: no bound
 	arrived func(acked time.Time) // told of a request that was acknowledged, where its answer takes long; must not block. May be nil
 
-	readings
+	Seen
 	writing bool        // a Write is under way
 	probe   *time.Timer // asks what was acknowledged
 	heard   bool        // a byte was read that can be an answer
 	stray   bool        // the answer is another's
 }
 
-// readings are what the gate saw of a request.
-type readings struct {
+// Seen is what the gate saw of an attempt's request.
+type Seen struct {
+	Used     bool      // the attempt's client was asked for one
 	Wrote    bool      // a Write has begun; false: nothing was written nor will be
 	sent     time.Time // the last Write returned, or the connection was reset under it; zero: neither
 	acked    time.Time // the API's machine was seen to have all of it; zero: it was not
 	answered time.Time // the answer began, and proves that the request had arrived; zero: nothing proves it
+}
+
+// newTransport speaks HTTP/1.1, without a proxy, over gated connections: one per request, at most
+// so many to a host, kept as long as they can be.
+func (t *Task) newTransport(connections int) *http.Transport {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	return &http.Transport{
+		Protocols:              protocols,
+		DialContext:            t.dial,
+		DialTLSContext:         t.dialTLS,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    connections,
+		MaxConnsPerHost:        connections, // as many as there are attempts: it delays none
+		IdleConnTimeout:        idleTimeout,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+		WriteBufferSize:        writeBuffer,
+	}
+}
+
+// dial resolves and connects, to allowed addresses only. From then on a close, by the kernel of
+// a killed worker too, is a reset that drops what has not left.
+func (t *Task) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	nd := net.Dialer{Timeout: t.cfg.ConnectTimeout, ControlContext: t.addresses.control(addr), Resolver: t.cfg.Resolver}
+	conn, err := nd.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	raw := conn.(*net.TCPConn) // network is always tcp
+	if err := errors.Join(raw.SetLinger(0), limitResends(raw)); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("set SO_LINGER and TCP_USER_TIMEOUT: %w", err)
+	}
+	return &gatedConn{Conn: raw, raw: raw}, nil
+}
+
+// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the request.
+func (t *Task) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.cfg.ConnectTimeout)
+	defer cancel()
+	conn, err := t.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	gate, config := conn.(*gatedConn), t.cfg.TLS.Clone()
+	if config.ServerName == "" {
+		config.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	secure := tls.Client(gate.raw, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = gate.raw.Close()
+		return nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	gate.Conn = secure
+	return gate, nil
 }
 
 // admit lets the pass's request, and nothing else, onto the connection until end. An error means
@@ -207,13 +274,13 @@ func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
 
 // end takes the leave back, and returns what the gate saw. whole says that the answer was read to its end; if it was
 // not, or the request is still being written, the connection is reset. Anybody may call it, while the request is made too.
-func (p *pass) end(whole bool) readings {
+func (p *pass) end(whole bool) Seen {
 	p.mu.Lock()
 	c := p.conn
 	p.ended = true
 	p.mu.Unlock()
 	if c == nil {
-		return readings{}
+		return Seen{}
 	}
 	c.mu.Lock()
 	mine, cut := c.pass == p, p.writing
@@ -234,7 +301,7 @@ func (p *pass) end(whole bool) readings {
 	if cut {
 		p.sent, p.acked = time.Now(), time.Time{} // it went on until the reset
 	}
-	return p.readings
+	return p.Seen
 }
 
 // A request that was written may arrive later than slack allows for: the kernel has it, and sends what is lost again after

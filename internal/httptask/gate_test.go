@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"net/http/httptrace"
 	"strings"
 	"syscall"
@@ -44,8 +43,7 @@ func gatedPair(t *testing.T) (*gatedConn, *net.TCPConn) {
 	t.Helper()
 	peers := make(chan *net.TCPConn, 1)
 	addr := serveConns(t, func(c *net.TCPConn) { peers <- c })
-	d := &dialer{timeout: bound, addresses: newAddresses(Config{AllowPrivate: true})}
-	conn, err := d.dial(t.Context(), "tcp", addr)
+	conn, err := newTestTask(t, Config{}).dial(t.Context(), "tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +124,7 @@ func TestGateLetsOneRequestThrough(t *testing.T) {
 			if !c.broken && !errors.Is(context.Cause(p.ctx), c.want) {
 				t.Errorf("the attempt goes on: %v", context.Cause(p.ctx))
 			}
-			if got := p.end(false); got != (readings{}) {
+			if got := p.end(false); got != (Seen{}) {
 				t.Errorf("end = %+v, want nothing written", got)
 			}
 			_ = gate.Close()
@@ -326,11 +324,15 @@ func TestIdleConnectionIsClosedPolitely(t *testing.T) {
 // A connection that comes as the time for it ends says that, and not that there had been another.
 func TestConnectionThatComesAsTimeEnds(t *testing.T) {
 	t.Parallel()
-	r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://x", nil)
-	e := clientOf(t, newTestTask(t, Config{ConnectTimeout: 2 * time.Hour}), time.Hour).newExchange(r, false)
-	e.timer.Stop() // as if it had run out, and not yet said so
-	e.gotConn(httptrace.GotConnInfo{Conn: &gatedConn{}})
-	if cause := context.Cause(e.ctx); !errors.Is(cause, ErrTooLate) {
+	c := clientOf(t, newTestTask(t, Config{ConnectTimeout: 2 * time.Hour}), time.Hour)
+	p, err := c.begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.timer.Stop() // as if it had run out, and not yet said so
+	time.AfterFunc(10*time.Millisecond, func() { p.cancel(ErrTooLate) })
+	c.gotConn(httptrace.GotConnInfo{Conn: &gatedConn{}})
+	if cause := context.Cause(p.ctx); !errors.Is(cause, ErrTooLate) {
 		t.Errorf("it ended with %v, want %v", cause, ErrTooLate)
 	}
 }

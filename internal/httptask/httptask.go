@@ -28,9 +28,7 @@ type Config struct {
 	// Store is which answers the ledger keeps in result: all, errors (the default) or none.
 	Store string
 	// Secrets are what headers may name: {"secret": "STRIPE_KEY"}. No answer is kept with one.
-	Secrets map[string]Secret
-	// MaxIdlePerHost bounds the connections to one host, idle or not; default 100. A Worker sets it to its Concurrency.
-	MaxIdlePerHost int
+	Secrets        map[string]Secret
 	ConnectTimeout time.Duration // of DNS, TCP and TLS together; default 10 s
 	TLS            *tls.Config   // default: the system's certificates
 	Resolver       *net.Resolver // default: the system's
@@ -39,24 +37,28 @@ type Config struct {
 // Task makes requests. It is safe for concurrent use.
 type Task struct {
 	cfg       Config
-	hosts     map[string]bool // that may be called; empty: all
+	hosts     hosts // that may be called; empty: all
 	secrets   secrets
 	addresses *addresses
 	transport *http.Transport
 	drainFor  time.Duration // how long the rest of an answer is read so that its connection can be reused
 }
 
-// New checks cfg and makes a Task.
-func New(cfg Config) (*Task, error) {
+// New checks cfg and makes a Task, which keeps at most so many connections to a host, idle or not.
+func New(cfg Config, connections int) (*Task, error) {
 	cfg.Store = cmp.Or(cfg.Store, "errors")
-	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 100)
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
+	cfg.TLS = cmp.Or(cfg.TLS, &tls.Config{}).Clone()
+	cfg.TLS.NextProtos = []string{"http/1.1"}
+	if cfg.TLS.ClientSessionCache == nil {
+		cfg.TLS.ClientSessionCache = tls.NewLRUClientSessionCache(0)
+	}
 	s, err := newSecrets(cfg.Secrets)
 	if err != nil {
 		return nil, err
 	}
-	t := &Task{cfg: cfg, hosts: hostSet(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), drainFor: 250 * time.Millisecond}
-	t.transport = newTransport(cfg, t.addresses)
+	t := &Task{cfg: cfg, hosts: newHosts(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), drainFor: 250 * time.Millisecond}
+	t.transport = t.newTransport(connections)
 	return t, nil
 }
 
@@ -83,14 +85,14 @@ type StartFunc func(ctx context.Context) (Grant, error)
 
 // Sending is what became of an attempt.
 type Sending struct {
-	readings
+	Seen
 	Err    error           // nil: done; its text has no secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
 	to     hostPort        // where the answer came from
 }
 
-// Since turns the gate's readings of what it let through into offsets from m0.
-func (r readings) Since(m0 time.Time) limit.Sending {
+// Since turns what the gate saw into offsets from m0.
+func (s Seen) Since(m0 time.Time) limit.Sending {
 	ended := time.Since(m0)
 	since := func(t time.Time) *time.Duration {
 		if t.IsZero() {
@@ -99,11 +101,11 @@ func (r readings) Since(m0 time.Time) limit.Sending {
 		return new(t.Sub(m0))
 	}
 	// A write that never returned ended with its connection.
-	return limit.Sending{Sent: cmp.Or(since(r.sent), &ended), Acked: since(r.acked), Answered: since(r.answered), Ended: ended}
+	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Answered: since(s.answered), Ended: ended}
 }
 
 // From reports whether the answer came from one of these hosts; none: from anybody.
-func (s Sending) From(hosts []string) bool { return len(hosts) == 0 || s.to.in(hostSet(hosts)) }
+func (s Sending) From(hosts []string) bool { return len(hosts) == 0 || newHosts(hosts).have(s.to) }
 
 // Run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
@@ -121,13 +123,13 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	answer, err := client.try(r.request.WithContext(ctx), r.private)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", r.shown, err)
-		return Sending{readings: client.End().readings, Err: secrets.redacted(err)} // an API's words can be among net/http's
+		return Sending{Seen: client.End(), Err: secrets.redacted(err)} // an API's words can be among net/http's
 	}
 	kept := readResponse(answer, secrets)
 	_ = answer.Body.Close()
 	// The status decides, even where the body was cut off: the API has done what was asked.
 	err = verdict(r.shown, answer, time.Now())
-	s = Sending{readings: client.End().readings, Err: secrets.redacted(err), to: hostOf(r.request.URL)}
+	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL)}
 	if t.cfg.Store == "all" || t.cfg.Store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}

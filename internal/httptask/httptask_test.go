@@ -48,7 +48,7 @@ func TestHangUpOnAReusedConnectionIsOneRequest(t *testing.T) {
 				}
 
 				// One slot: what is hung up on must not go on counting as a connection.
-				h := newTestTask(t, Config{TLS: certificatesOf(server), MaxIdlePerHost: 1})
+				h := newTestTask(t, Config{TLS: certificatesOf(server)}, 1)
 				var starts int
 				start := func(ctx context.Context) (Grant, error) { starts++; return granted(ctx) }
 				for range 20 {
@@ -252,7 +252,7 @@ func TestSurplusAnswerIsNobodys(t *testing.T) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 		}
 	})
-	h := newTestTask(t, Config{MaxIdlePerHost: 2})
+	h := newTestTask(t, Config{}, 2)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {

@@ -29,7 +29,7 @@ func (t *Task) read(call *Call) (*request, error) {
 
 // mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
 func (t *Task) mayCall(u *url.URL) error {
-	if len(t.hosts) > 0 && !hostOf(u).in(t.hosts) {
+	if len(t.hosts) > 0 && !t.hosts.have(hostOf(u)) {
 		return refused(errors.New("the host is not in http_task.hosts"))
 	}
 	return nil
@@ -83,17 +83,13 @@ func sorted(list []string) []string {
 	return slices.Compact(list)
 }
 
-// May reports whether a worker with these settings may make a call that another refused so. Nil settings, those of an
-// older version, may.
+// May reports whether a worker with these settings may make a call that another refused so.
 func (s *Settings) May(call *Call, refusal *RefusedError) bool {
-	if s == nil {
-		return true
-	}
 	cfg := Config{Hosts: s.Hosts, PrivateHosts: s.PrivateHosts, AllowPrivate: s.AllowPrivate, Secrets: map[string]Secret{}}
 	for name, hosts := range s.Secrets {
 		cfg.Secrets[name] = Secret{Value: hiddenText + hiddenText, Hosts: hosts}
 	}
-	t, err := New(cfg)
+	t, err := New(cfg, 1)
 	if err != nil {
 		return false
 	}
@@ -105,13 +101,13 @@ func (s *Settings) May(call *Call, refusal *RefusedError) bool {
 // after DNS: a name that leads inside is refused as the address would be.
 type addresses struct {
 	any     bool
-	names   map[string]bool // hosts, or host:port, that may have any address
-	allowed []netip.Prefix  // private, and allowed
-	blocks  []netip.Prefix  // private
+	names   hosts          // that may have any address
+	allowed []netip.Prefix // private, and allowed
+	blocks  []netip.Prefix // private
 }
 
 func newAddresses(cfg Config) *addresses {
-	a := &addresses{any: cfg.AllowPrivate, names: hostSet(cfg.PrivateHosts)}
+	a := &addresses{any: cfg.AllowPrivate, names: newHosts(cfg.PrivateHosts)}
 	for _, entry := range cfg.PrivateHosts {
 		if prefix, err := netip.ParsePrefix(entry); err == nil {
 			a.allowed = append(a.allowed, prefix.Masked())
@@ -142,13 +138,13 @@ func (a *addresses) control(addr string) func(context.Context, string, string, s
 		if err != nil {
 			return outcome.Permanent(fmt.Errorf("%s is no address that may be called: %w", address, err))
 		}
-		return a.refusal(hostPort{host, port}, target.Addr())
+		return a.refusal(hostPort{oneForm(host), port}, target.Addr())
 	}
 }
 
 // refusal is why nothing may go to this address for a host; nil: it may.
 func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
-	if a.any || h.in(a.names) || !a.private(ip, a.allowed) {
+	if a.any || a.names.have(h) || !a.private(ip, a.allowed) {
 		return nil
 	}
 	err := fmt.Errorf("%s has the private address %s, which only http_task.private_hosts can allow", h.host, ip)
@@ -177,32 +173,30 @@ func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
 	return slices.ContainsFunc(a.blocks, within)
 }
 
-// hostPort is a host that a request names, in any form.
+// hostPort is a host in the one form in which it is compared.
 type hostPort struct{ host, port string }
 
-func (h hostPort) String() string { return net.JoinHostPort(h.host, h.port) }
+// hosts are a list of them; one without a port stands for all ports.
+type hosts map[hostPort]bool
 
-func (h hostPort) in(set map[string]bool) bool {
-	host := oneForm(h.host)
-	return set[net.JoinHostPort(host, "")] || set[net.JoinHostPort(host, h.port)]
-}
+func (s hosts) have(h hostPort) bool { return s[h] || s[hostPort{host: h.host}] }
 
-// hostSet indexes hosts, given as host or host:port, in one form.
-func hostSet(hosts []string) map[string]bool {
-	set := make(map[string]bool, len(hosts))
-	for _, entry := range hosts {
+// newHosts reads a list of host or host:port.
+func newHosts(list []string) hosts {
+	set := hosts{}
+	for _, entry := range list {
 		host, port, err := net.SplitHostPort(entry)
 		if err != nil { // it has no port
 			host = strings.Trim(entry, "[]")
 		}
-		set[net.JoinHostPort(oneForm(host), port)] = true
+		set[hostPort{oneForm(host), port}] = true
 	}
 	return set
 }
 
 // hostOf is the host that a URL names.
 func hostOf(u *url.URL) hostPort {
-	return hostPort{u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])}
+	return hostPort{oneForm(u.Hostname()), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])}
 }
 
 func oneForm(host string) string {

@@ -24,106 +24,101 @@ type request struct {
 	private bool          // only to a private address: it carries a secret, and nothing encrypts it
 }
 
-// fields is call_data while it is read.
-type fields struct {
-	method      string
-	url         *url.URL
-	query       url.Values
-	header      http.Header
-	secrets     []string // that the header names
-	timeout     time.Duration
-	bodies      []string // the fields that give a body
-	body        string
-	contentType string
+// callData is call_data as it is written. A field that is null counts as absent.
+type callData struct {
+	Method  string                     `json:"method"`
+	URL     string                     `json:"url"`
+	Query   values                     `json:"query"`
+	Headers map[string]json.RawMessage `json:"headers"`
+	JSON    *json.RawMessage           `json:"json"`
+	Form    values                     `json:"form"`
+	Body    *string                    `json:"body"`
+	Timeout timeout                    `json:"timeout"`
 }
 
 // readRequest reads call_data. Whatever could keep the request from being written is an error here, before there is a
-// connection; none of them repeats a value that may be secret. A field that is null counts as absent.
+// connection; none of them repeats a value that may be secret.
 func readRequest(call *Call, s secrets) (*request, error) {
-	values, err := readObject(call.Data)
+	d := callData{Method: http.MethodGet}
+	if err := readStrictly(call.Data, &d); err != nil {
+		return nil, err
+	}
+	method := strings.ToUpper(d.Method)
+	if !isToken(method) || method == http.MethodConnect {
+		return nil, errors.New(`"method": is no HTTP method, or CONNECT, which is not possible`)
+	}
+	u, err := readURL(d.URL)
+	if err != nil {
+		return nil, fmt.Errorf(`"url": %w`, err)
+	}
+	shown := fmt.Sprintf("%s %s://%s%s", method, u.Scheme, u.Host, u.EscapedPath())
+	u.RawQuery = strings.Trim(u.RawQuery+"&"+url.Values(d.Query).Encode(), "&")
+	header, onlyPrivate, err := d.header(u, s)
+	if err != nil {
+		return nil, fmt.Errorf(`"headers": %w`, err)
+	}
+	body, contentType, err := d.content()
 	if err != nil {
 		return nil, err
 	}
-	f := fields{method: http.MethodGet, header: http.Header{}}
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		if string(values[name]) == "null" {
-			continue
-		}
-		if err := f.read(name, values[name], s); err != nil {
-			return nil, fmt.Errorf("%q: %w", name, err)
-		}
+	if contentType != "" {
+		setDefault(header, "Content-Type", contentType)
 	}
-	switch {
-	case f.url == nil:
-		return nil, errors.New(`"url" is missing`)
-	case len(f.bodies) > 1:
-		return nil, fmt.Errorf("only one of %s may be there", strings.Join(f.bodies, ", "))
-	}
-	return f.request(call, s)
-}
-
-func (f *fields) read(name string, value json.RawMessage, s secrets) (err error) {
-	switch name {
-	case "method":
-		f.method, err = readMethod(value)
-	case "url":
-		f.url, err = readURL(value)
-	case "query":
-		f.query, err = readValues(value)
-	case "headers":
-		err = f.readHeader(value, s)
-	case "timeout":
-		f.timeout, err = readTimeout(value)
-	case "json":
-		f.bodies, f.body, f.contentType = append(f.bodies, name), string(value), "application/json"
-	case "form":
-		var form url.Values
-		form, err = readValues(value)
-		f.bodies, f.body, f.contentType = append(f.bodies, name), form.Encode(), "application/x-www-form-urlencoded"
-	case "body":
-		f.body, err = readString(value)
-		f.bodies, f.contentType = append(f.bodies, name), "text/plain; charset=utf-8"
-	default:
-		err = errors.New("no such field; there are method, url, query, headers, json, form, body and timeout")
-	}
-	return err
-}
-
-// request makes the request, and has net/http write its header once, to know that it can.
-func (f *fields) request(call *Call, s secrets) (*request, error) {
-	u, header := f.url, f.header
-	shown := fmt.Sprintf("%s %s://%s%s", f.method, u.Scheme, u.Host, u.EscapedPath())
-	if more := f.query.Encode(); u.RawQuery != "" && more != "" {
-		u.RawQuery += "&" + more
-	} else {
-		u.RawQuery += more
-	}
-	r := &http.Request{Method: f.method, URL: u, Host: u.Host, Header: header}
-	result := &request{request: r, timeout: f.timeout, shown: shown}
-	for _, name := range f.secrets {
-		onlyPrivate, err := s.may(name, u)
-		if err != nil {
-			return nil, err
-		}
-		result.private = result.private || onlyPrivate
-	}
+	r := &http.Request{Method: method, URL: u, Host: u.Host, Header: header}
 	if user := u.User; user != nil {
 		if password, _ := user.Password(); header["Authorization"] == nil {
 			r.SetBasicAuth(user.Username(), password)
 		}
 		u.User = nil
 	}
-	if f.contentType != "" {
-		setDefault(header, "Content-Type", f.contentType)
-	}
-	setDefaults(header, call) // readHeader lets nobody else set Callq-…
+	setDefaults(header, call) // checkName lets nobody else set Callq-…
 	if err := tryHeader(r); err != nil {
 		return nil, err
 	}
-	if f.body != "" {
-		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(f.body)), int64(len(f.body))
+	if body != "" {
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
 	}
-	return result, nil
+	return &request{request: r, timeout: time.Duration(d.Timeout), shown: shown, private: onlyPrivate}, nil
+}
+
+// content is the request's body, and the type that it has unless the header says otherwise.
+func (d *callData) content() (body, contentType string, err error) {
+	given := 0
+	if d.JSON != nil {
+		given++
+		body, contentType = string(*d.JSON), "application/json"
+	}
+	if d.Form != nil {
+		given++
+		body, contentType = url.Values(d.Form).Encode(), "application/x-www-form-urlencoded"
+	}
+	if d.Body != nil {
+		given++
+		body, contentType = *d.Body, "text/plain; charset=utf-8"
+	}
+	if given > 1 {
+		err = errors.New("only one of json, form and body may be there")
+	}
+	return body, contentType, err
+}
+
+// header is the request's. onlyPrivate: it carries a secret that may go to private addresses alone.
+func (d *callData) header(u *url.URL, s secrets) (header http.Header, onlyPrivate bool, err error) {
+	header = http.Header{}
+	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
+		if err := checkName(name); err != nil {
+			return nil, false, fmt.Errorf("%q: %w", name, err)
+		}
+		for _, element := range elements(d.Headers[name]) {
+			text, private, err := readHeaderValue(element, u, s)
+			if err != nil {
+				return nil, false, fmt.Errorf("%q: %w", name, err)
+			}
+			header.Add(name, text)
+			onlyPrivate = onlyPrivate || private
+		}
+	}
+	return header, onlyPrivate, nil
 }
 
 // setDefaults sets the headers that every request carries, unless the caller did.
@@ -152,24 +147,7 @@ func tryHeader(r *http.Request) error {
 	return nil
 }
 
-func readMethod(value json.RawMessage) (string, error) {
-	method, err := readString(value)
-	switch {
-	case err != nil:
-		return "", err
-	case !isToken(method):
-		return "", errors.New("is no HTTP method")
-	case strings.EqualFold(method, http.MethodConnect):
-		return "", errors.New("CONNECT is not possible")
-	}
-	return strings.ToUpper(method), nil
-}
-
-func readURL(value json.RawMessage) (*url.URL, error) {
-	text, err := readString(value)
-	if err != nil {
-		return nil, err
-	}
+func readURL(text string) (*url.URL, error) {
 	u, err := url.Parse(escaped(text))
 	if err != nil {
 		if parseErr, ok := errors.AsType[*url.Error](err); ok {
@@ -219,30 +197,6 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// readHeader reads the headers, and which secrets are among their values.
-func (f *fields) readHeader(value json.RawMessage, s secrets) error {
-	object, err := readObject(value)
-	if err != nil {
-		return err
-	}
-	for _, name := range slices.Sorted(maps.Keys(object)) {
-		if err := checkName(name); err != nil {
-			return fmt.Errorf("%q: %w", name, err)
-		}
-		for _, element := range elements(object[name]) {
-			text, secret, err := readHeaderValue(element, s)
-			if err != nil {
-				return fmt.Errorf("%q: %w", name, err)
-			}
-			if secret != "" {
-				f.secrets = append(f.secrets, secret)
-			}
-			f.header.Add(name, text)
-		}
-	}
-	return nil
-}
-
 // checkName refuses names that frame the request or belong to the connection, which are net/http's,
 // and those that callq sets.
 func checkName(name string) error {
@@ -269,93 +223,85 @@ func frames(name string) bool {
 	return false
 }
 
-// readHeaderValue reads a text, or {"secret": NAME, "prefix": TEXT}: then it returns the name, too.
-func readHeaderValue(value json.RawMessage, s secrets) (text, name string, err error) {
-	object, err := readObject(value)
-	if err != nil || object["secret"] == nil {
-		if text, err = readString(value); err != nil {
-			return "", "", errors.New(`must be a string or {"secret": NAME}, or an array of these`)
+// readHeaderValue reads a text, or {"secret": NAME, "prefix": TEXT} for a request to u. onlyPrivate is as for header.
+func readHeaderValue(value json.RawMessage, u *url.URL, s secrets) (text string, onlyPrivate bool, err error) {
+	switch value[0] {
+	case '"':
+		err = json.Unmarshal(value, &text)
+	case '{':
+		var named struct {
+			Secret string `json:"secret"`
+			Prefix string `json:"prefix"`
 		}
-	} else {
-		for field, value := range object {
-			switch field {
-			case "secret":
-				name, err = readString(value)
-			case "prefix":
-				text, err = readString(value)
-			default:
-				err = errors.New("no such field; there are secret and prefix")
-			}
-			if err != nil {
-				return "", "", fmt.Errorf("%q: %w", field, err)
-			}
+		if err = readStrictly(value, &named); err == nil {
+			text = named.Prefix + s[named.Secret].value
+			onlyPrivate, err = s.may(named.Secret, u)
 		}
-		secret, known := s[name]
-		if !known {
-			return "", "", refused(fmt.Errorf("%q is not one of this worker's http_task.secrets", name))
-		}
-		text += secret.value
+	default:
+		err = errors.New(`must be a string or {"secret": NAME}, or an array of these`)
 	}
-	if hasControl(text) {
-		return "", "", errors.New("has a line break or another control character")
+	if err == nil && hasControl(text) {
+		err = errors.New("has a line break or another control character")
 	}
-	return text, name, nil
+	return text, onlyPrivate, err
 }
 
-// readTimeout reads "30s" or seconds.
-func readTimeout(value json.RawMessage) (d time.Duration, err error) {
+// timeout is written "30s", or as seconds.
+type timeout time.Duration
+
+func (t *timeout) UnmarshalJSON(data []byte) (err error) {
+	var text string
 	var seconds float64
-	if text, notText := readString(value); notText == nil {
-		d, err = time.ParseDuration(text)
-	} else if err = json.Unmarshal(value, &seconds); err == nil {
-		const most = 1e9 // 30 years
-		d = time.Duration(min(seconds, most) * float64(time.Second))
-	}
+	var d time.Duration
 	switch {
-	case err != nil:
-		return 0, errors.New(`must be a duration such as "30s" or "1m30s", or a number of seconds`)
-	case d <= 0:
-		return 0, errors.New("must be above 0")
+	case string(data) == "null":
+		return nil
+	case json.Unmarshal(data, &text) == nil:
+		d, err = time.ParseDuration(text)
+	default:
+		err = json.Unmarshal(data, &seconds)
+		d = time.Duration(min(seconds, 1e9) * float64(time.Second)) // 30 years at most
 	}
-	return d, nil
+	if err != nil || d <= 0 {
+		return errors.New(`"timeout": must be a duration above 0, such as "30s" or "1m30s", or a number of seconds`)
+	}
+	*t = timeout(d)
+	return nil
 }
 
-// readValues reads an object of strings, numbers, booleans or arrays of these.
-func readValues(value json.RawMessage) (url.Values, error) {
-	object, err := readObject(value)
-	if err != nil {
-		return nil, err
-	}
-	values := url.Values{}
-	for name, field := range object {
-		for _, element := range elements(field) {
-			text, err := readString(element)
-			if err != nil {
-				if c := element[0]; c == '{' || c == '[' || c == 'n' {
-					return nil, fmt.Errorf("%q: must be a string, a number, a boolean or an array of these", name)
-				}
-				text = string(element) // a number keeps its digits
-			}
-			values.Add(name, text)
-		}
-	}
-	return values, nil
-}
+// values are written as an object of strings, numbers, booleans or arrays of these.
+type values url.Values
 
-func readObject(data json.RawMessage) (map[string]json.RawMessage, error) {
+func (v *values) UnmarshalJSON(data []byte) error {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(data, &object); err != nil || object == nil {
-		return nil, errors.New("must be an object")
+		return err
 	}
-	return object, nil
+	*v = values{}
+	for name, field := range object {
+		for _, element := range elements(field) {
+			text := string(element) // a number keeps its digits
+			switch element[0] {
+			case '{', '[', 'n':
+				return fmt.Errorf("%q: must be a string, a number, a boolean or an array of these", name)
+			case '"':
+				_ = json.Unmarshal(element, &text) // it is valid: the whole was read
+			}
+			(*v)[name] = append((*v)[name], text)
+		}
+	}
+	return nil
 }
 
-func readString(value json.RawMessage) (string, error) {
-	var text *string
-	if err := json.Unmarshal(value, &text); err != nil || text == nil {
-		return "", errors.New("must be a string")
+// readStrictly reads an object that has no other fields.
+func readStrictly(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	err := d.Decode(into)
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%q: cannot be of the type %s", wrong.Field, wrong.Value)
 	}
-	return *text, nil
+	return err
 }
 
 // elements are those of an array, or the value itself.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,7 +28,16 @@ type answer struct {
 
 // readResponse reads an answer, without the secrets that it repeats.
 func readResponse(r *http.Response, secrets needles) answer {
-	a := answer{Status: r.StatusCode, Headers: readableHeaders(r.Header, secrets)}
+	a := answer{Status: r.StatusCode, Headers: make(map[string]any, len(r.Header))}
+	for name, values := range r.Header {
+		list := make([]string, len(values))
+		for i, value := range values {
+			list[i], _ = readable(secrets.redact(value, false))
+		}
+		if a.Headers[name] = list; len(list) == 1 {
+			a.Headers[name] = list[0]
+		}
+	}
 	if e := r.Header.Get("Content-Encoding"); secrets.longest > 0 && e != "" && !strings.EqualFold(e, "identity") {
 		a.Truncated = true // a secret in it would not be found
 		return a
@@ -38,21 +48,6 @@ func readResponse(r *http.Response, secrets needles) answer {
 	a.Body, a.Truncated = readable(secrets.redact(string(data), cut))
 	a.Truncated = a.Truncated || cut
 	return a
-}
-
-func readableHeaders(header http.Header, secrets needles) map[string]any {
-	headers := make(map[string]any, len(header))
-	for name, values := range header {
-		list := make([]string, len(values))
-		for i, value := range values {
-			list[i], _ = readable(secrets.redact(value, false))
-		}
-		headers[name] = list
-		if len(list) == 1 {
-			headers[name] = list[0]
-		}
-	}
-	return headers
 }
 
 // readable makes text fit for jsonb: valid UTF-8 without NUL, at most maxBody bytes.
@@ -72,13 +67,10 @@ func verdict(what string, r *http.Response, now time.Time) error {
 		return nil
 	}
 	err := errors.New(strings.TrimSpace(fmt.Sprintf("%s: %d %s", what, status, http.StatusText(status))))
-	switch status {
-	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusForbidden:
-		if d := retryAfter(r.Header, now); d > 0 {
-			return outcome.RetryAfter(d, err)
-		}
-	}
+	later := retryAfter(r.Header, now)
 	switch {
+	case later > 0 && slices.Contains([]int{http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable}, status):
+		return outcome.RetryAfter(later, err)
 	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests,
 		status >= 500 && status <= 599:
 		return err

@@ -35,20 +35,19 @@ type secrets map[string]secret
 
 type secret struct {
 	value     string
-	hosts     map[string]bool // over https
-	clear     map[string]bool // over http too
+	hosts     hosts
+	clear     hosts // those of them to which it may go over http wherever they are
 	spellings []string
 }
 
 func newSecrets(configured map[string]Secret) (secrets, error) {
 	s := secrets{}
 	for name, c := range configured {
-		var over, clear []string
+		var all, clear []string
 		for _, host := range c.Hosts {
-			if plain, ok := strings.CutPrefix(host, "http://"); ok {
+			plain, inClear := strings.CutPrefix(host, "http://")
+			if all = append(all, plain); inClear {
 				clear = append(clear, plain)
-			} else {
-				over = append(over, host)
 			}
 		}
 		switch {
@@ -61,7 +60,7 @@ func newSecrets(configured map[string]Secret) (secrets, error) {
 		case len(c.Hosts) == 0:
 			return nil, fmt.Errorf("tasks: the secret %s has no hosts that may be sent it", name)
 		}
-		s[name] = secret{c.Value, hostSet(over), hostSet(clear), spellings(c.Value)}
+		s[name] = secret{c.Value, newHosts(all), newHosts(clear), spellings(c.Value)}
 	}
 	return s, nil
 }
@@ -69,12 +68,16 @@ func newSecrets(configured map[string]Secret) (secrets, error) {
 // may reports whether a request to u may carry the secret called name; onlyPrivate: to a private address only, for
 // nothing encrypts it.
 func (s secrets) may(name string, u *url.URL) (onlyPrivate bool, err error) {
-	h, secret := hostOf(u), s[name]
-	inClear := h.in(secret.clear)
-	if !inClear && !h.in(secret.hosts) {
-		return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets", name, h))
+	secret, known := s[name]
+	if !known {
+		return false, refused(fmt.Errorf("%q is not one of this worker's http_task.secrets", name))
 	}
-	return u.Scheme != "https" && !inClear, nil
+	h := hostOf(u)
+	if !secret.hosts.have(h) {
+		return false, refused(fmt.Errorf("the secret %s may not go to %s: it is not among its hosts in http_task.secrets",
+			name, u.Host))
+	}
+	return u.Scheme != "https" && !secret.clear.have(h), nil
 }
 
 // spellings are how an API may repeat a value: as it is, and escaped for JSON, URLs and HTML.

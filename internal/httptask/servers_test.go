@@ -98,16 +98,17 @@ func certificatesOf(server *httptest.Server) *tls.Config {
 	return server.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
-func newTestTask(t *testing.T, cfg Config) *Task {
+func newTestTask(t *testing.T, cfg Config, connections ...int) *Task {
 	t.Helper()
 	cfg.AllowPrivate = true
-	return newTaskOf(t, cfg)
+	return newTaskOf(t, cfg, connections...)
 }
 
-func newTaskOf(t *testing.T, cfg Config) *Task {
+// newTaskOf makes a task, with 100 connections to a host unless it is told how many.
+func newTaskOf(t *testing.T, cfg Config, connections ...int) *Task {
 	t.Helper()
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, bound)
-	h, err := New(cfg)
+	h, err := New(cfg, append(connections, 100)[0])
 	if err != nil {
 		t.Fatal(err)
 	}

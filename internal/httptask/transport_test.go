@@ -178,7 +178,7 @@ func TestConnectionsAreReused(t *testing.T) {
 				_, _ = io.Copy(w, r.Body)
 				_, _ = io.WriteString(w, strings.Repeat("x", 100_000)) // more than is kept
 			})
-			h := newTestTask(t, Config{TLS: certificatesOf(server), MaxIdlePerHost: slots})
+			h := newTestTask(t, Config{TLS: certificatesOf(server)}, slots)
 			for _, dial := range []*func(context.Context, string, string) (net.Conn, error){&h.transport.DialContext, &h.transport.DialTLSContext} {
 				inner := *dial
 				*dial = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -1,16 +1,17 @@
 // Package web answers an orchestrator and Prometheus for a running callq.
 //
-// /livez depends on nothing. /readyz answers within the checks' timeout, whatever hangs. Neither tells a secret.
+// /livez depends on nothing. /readyz answers within the checks' timeout. Neither tells a secret.
 package web
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,7 +28,7 @@ type Config struct {
 
 const checkWithin = 2 * time.Second
 
-// Check finds one reason not to be ready. Run should return when its context ends. Its error is shown.
+// Check finds one reason not to be ready. Run returns when its context ends, and its error is shown.
 type Check struct {
 	Name string
 	Run  func(context.Context) error
@@ -36,10 +37,7 @@ type Check struct {
 // New returns the handler of /livez, /readyz and /metrics, which work whatever the pages do.
 func New(cfg Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintln(w, "ok")
-	})
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.Handle("GET /readyz", cfg.known(http.HandlerFunc(cfg.readyz)))
 	mux.Handle("GET /metrics", cfg.known(promhttp.HandlerFor(cfg.Metrics, promhttp.HandlerOpts{})))
 	if cfg.Pages != nil {
@@ -88,45 +86,28 @@ func hostName(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// readiness is the answer of /readyz, with the error of each check that failed.
-type readiness struct {
-	Ready    bool              `json:"ready"`
-	Problems map[string]string `json:"problems,omitempty"`
-}
-
 func (cfg Config) readyz(w http.ResponseWriter, r *http.Request) {
-	answer := readiness{Problems: cfg.problems(r.Context())}
-	answer.Ready = len(answer.Problems) == 0
-	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
-	if !answer.Ready {
-		w.WriteHeader(http.StatusServiceUnavailable)
+	if err := cfg.problems(r.Context()); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
 	}
-	_ = json.NewEncoder(w).Encode(answer) // fails only if the client has gone
+	fmt.Fprintln(w, "ready")
 }
 
-// problems runs all checks at once. It leaves behind a check that does not end in time.
-func (cfg Config) problems(ctx context.Context) map[string]string {
+// problems runs all checks at once, and returns what failed, a line each.
+func (cfg Config) problems(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
-	type answer struct {
-		name string
-		err  error
-	}
-	found, answers := map[string]string{}, make(chan answer, len(cfg.Checks))
-	for _, check := range cfg.Checks {
-		found[check.Name] = fmt.Sprintf("no answer within %s", checkWithin)
-		go func() { answers <- answer{check.Name, check.Run(ctx)} }()
-	}
-	for range cfg.Checks {
-		select {
-		case a := <-answers:
-			if delete(found, a.name); a.err != nil {
-				found[a.name] = a.err.Error()
+	errs := make([]error, len(cfg.Checks))
+	var all sync.WaitGroup
+	for i, check := range cfg.Checks {
+		all.Go(func() {
+			if err := check.Run(ctx); err != nil {
+				errs[i] = fmt.Errorf("%s: %w", check.Name, err)
 			}
-		case <-ctx.Done():
-			return found
-		}
+		})
 	}
-	return found
+	all.Wait()
+	return errors.Join(errs...)
 }

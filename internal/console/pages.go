@@ -1,0 +1,185 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/admin"
+)
+
+const (
+	perPage   = 100
+	mostData  = 64 << 10 // bytes of call_data or result that are shown
+	mostError = 4 << 10
+)
+
+func (p *pages) status(ctx context.Context, _ *http.Request) (*page, error) {
+	s, err := admin.ReadStatus(ctx, p.Pool)
+	return &page{Template: "status", Title: "Status", Body: s}, err
+}
+
+// callsBody is a list of calls, newest first.
+type callsBody struct {
+	Asked         url.Values // the filter
+	Calls         []admin.Call
+	Newest, Older string // addresses of other pages; empty: there is none
+}
+
+func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
+	asked := r.URL.Query()
+	f := admin.Filter{Queue: asked.Get("queue"), Task: asked.Get("task")}
+	if key := asked.Get("key"); key != "" {
+		f.Key = &key
+	}
+	status := asked.Get("status")
+	for name := range strings.FieldsFuncSeq(status, func(r rune) bool { return r == ',' }) {
+		f.Statuses = append(f.Statuses, callqueue.Status(name))
+	}
+	f.Before, _ = strconv.ParseInt(asked.Get("before"), 10, 64)
+	list, err := admin.ListCalls(ctx, p.Pool, f, perPage+1)
+	if err != nil {
+		return nil, err
+	}
+	pageBefore := func(id string) string {
+		other := r.URL.Query()
+		other.Set("before", id)
+		return "/calls?" + other.Encode()
+	}
+	b := callsBody{Asked: asked, Calls: list[:min(len(list), perPage)]}
+	if f.Before > 0 {
+		b.Newest = pageBefore("")
+	}
+	if len(list) > perPage {
+		b.Older = pageBefore(strconv.FormatInt(list[perPage-1].ID, 10))
+	}
+	title := "Calls"
+	if status == string(callqueue.StatusFailed) {
+		title = "Dead letters"
+	}
+	return &page{Template: "calls", Title: title, Body: b}, nil
+}
+
+// callBody is the page of a call.
+type callBody struct {
+	*callqueue.Record
+	Why    []admin.Reason
+	Ledger []admin.Attempt
+}
+
+func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
+	name := r.PathValue("id")
+	id, _ := strconv.ParseInt(name, 10, 64) // no call has the id 0
+	record, err := p.client.Get(ctx, id)
+	if errors.Is(err, callqueue.ErrNotFound) {
+		return refused(http.StatusNotFound, "There is no call %s: it was never inserted here, or has been removed.", name), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	attempts, err := admin.ReadAttempts(ctx, p.Pool, id)
+	if err != nil {
+		return nil, err
+	}
+	why, err := admin.Explain(ctx, p.Pool, record)
+	if err != nil {
+		return nil, err
+	}
+	return &page{Template: "call", Title: "Call " + name, Body: callBody{record, why.Reasons, attempts}}, nil
+}
+
+// limitBody is the page of a limit.
+type limitBody struct {
+	*admin.LimitDetails
+	Forecast admin.Forecast
+}
+
+func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
+	name := r.PathValue("name")
+	details, err := admin.ReadLimit(ctx, p.Pool, name)
+	if err != nil {
+		return nil, err
+	}
+	forecasts, err := admin.ReadForecasts(ctx, p.Pool, []string{name})
+	if err != nil {
+		return nil, err
+	}
+	if details == nil || len(forecasts) == 0 {
+		return refused(http.StatusNotFound, "There is no limit of this name. It was never published, or has been taken away."), nil
+	}
+	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Body: limitBody{details, forecasts[0]}}, nil
+}
+
+func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
+	name := r.PathValue("name")
+	details, err := admin.ReadQueue(ctx, p.Pool, name)
+	if err != nil {
+		return nil, err
+	}
+	if details == nil {
+		return refused(http.StatusNotFound, "There is no queue of this name: it is not in the configuration in force, "+
+			"and no call waits in it. Calls of it that have ended are in the list of calls."), nil
+	}
+	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Body: details}, nil
+}
+
+// words returns the functions of the templates.
+func words() template.FuncMap {
+	return template.FuncMap{
+		"number":   number,
+		"ago":      admin.Ago,
+		"short":    admin.Short,
+		"dash":     admin.Dash,
+		"text":     admin.Text,
+		"join":     strings.Join,
+		"json":     func(data json.RawMessage) string { return cut(indented(data), mostData) },
+		"cut":      func(text string) string { return cut(text, mostError) },
+		"calls":    callsURL,
+		"queueURL": func(name string) string { return "/queues/" + url.PathEscape(name) },
+		"limitURL": func(name string) string { return "/limits/" + url.PathEscape(name) },
+	}
+}
+
+// number writes 1234567 as 1,234,567.
+func number(n any) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// cut shortens a text, and says so.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") +
+		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", number(len(text)))
+}
+
+func indented(data json.RawMessage) string {
+	var text bytes.Buffer
+	if err := json.Indent(&text, data, "", "  "); err != nil { // there is none
+		return admin.Dash(string(data))
+	}
+	return text.String()
+}
+
+// callsURL is the address of the list of calls with these parameters, as pairs of a name and a value.
+func callsURL(pairs ...string) string {
+	values := url.Values{}
+	for pair := range slices.Chunk(pairs, 2) {
+		values.Set(pair[0], pair[1])
+	}
+	return "/calls?" + values.Encode()
+}
