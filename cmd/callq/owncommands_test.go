@@ -90,19 +90,6 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Without servers to start, demo and dev say which they lack, and where they looked.
-func TestNoServersToStart(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{{"demo"}, {"dev", "--dir", t.TempDir()}} {
-		p := world{t: t}.command(args...)
-		p.cmd.Env = append(p.cmd.Env, "CALLQ_POSTGRES_BIN=/no/such/folder")
-		p.start().exits(exitFailed)
-		if !strings.Contains(p.log.String(), "/no/such/folder") {
-			t.Errorf("%v: %s", args, p.log)
-		}
-	}
-}
-
 // What is written is the shipped file, is good, and takes nothing's place unasked.
 func TestConfigInit(t *testing.T) {
 	t.Parallel()
