@@ -139,7 +139,7 @@ func TestLogForms(t *testing.T) {
 			a := &app{stderr: &out}
 			w := world{t: t, config: "log: {level: " + level + ", format: " + format + "}\n"}
 			a.environ = w.environ()
-			cfg, err := a.readConfig()
+			cfg, err := a.loadConfig()
 			must(t, err)
 			log := a.logger(cfg)
 			log.Debug("said", "n", 1)

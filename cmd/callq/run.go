@@ -147,20 +147,8 @@ func group(noun, short string, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// loadConfig is readConfig, which also warns of what looks like a slip.
+// loadConfig reads the configuration: flags over environment over file over defaults.
 func (a *app) loadConfig() (*config.Config, error) {
-	cfg, err := a.readConfig()
-	if err != nil {
-		return nil, err
-	}
-	for _, warning := range cfg.Warnings() {
-		fmt.Fprintln(a.stderr, "callq: warning:", warning)
-	}
-	return cfg, nil
-}
-
-// readConfig reads the configuration: flags over environment over file over defaults.
-func (a *app) readConfig() (*config.Config, error) {
 	return config.Load(config.Source{Path: a.configFile, Flags: a.urls, Environ: a.environ})
 }
 
