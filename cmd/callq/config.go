@@ -56,7 +56,7 @@ func configInitCommand(a *app) *cobra.Command {
 			"names, or config.yaml; - is stdout. A file that is there stays as it is.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			path := cmp.Or(a.configFile, a.variable("CALLQ_CONFIG"), "config.yaml")
+			path := cmp.Or(a.configFile, a.env["CALLQ_CONFIG"], "config.yaml")
 			if len(args) > 0 {
 				path = args[0]
 			}

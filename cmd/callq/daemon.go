@@ -232,7 +232,7 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does
 			return s, err
 		}
 	}
-	s.pool, err = openPool(ctx, cfg, ledger.Settings(), cfg.Postgres.Pool)
+	s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, 8)) // with fewer, a worker makes its own
 	return s, err
 }
 

@@ -66,8 +66,8 @@ func devFolder(a *app, dir string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
 	}
-	home := a.variable("HOME")
-	switch data := a.variable("XDG_DATA_HOME"); {
+	home := a.env["HOME"]
+	switch data := a.env["XDG_DATA_HOME"]; {
 	case filepath.IsAbs(data):
 		return filepath.Join(data, "callq", "dev"), nil
 	case os.Geteuid() == 0:

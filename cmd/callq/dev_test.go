@@ -182,12 +182,12 @@ func TestDevFolder(t *testing.T) {
 		t.Errorf("without any home: %s, %v", none, err)
 	}
 	for _, environ := range [][]string{{"XDG_DATA_HOME=/data", "HOME=/home/u"}, {"XDG_DATA_HOME=/other", "XDG_DATA_HOME=/data"}} {
-		if got, err := devFolder(&app{environ: environ}, ""); got != "/data/callq/dev" || err != nil {
+		if got, err := devFolder(&app{env: variables(environ)}, ""); got != "/data/callq/dev" || err != nil {
 			t.Errorf("%v: %s, %v", environ, got, err)
 		}
 	}
 	here, err := filepath.Abs("d")
-	if got, err2 := devFolder(&app{environ: []string{"XDG_DATA_HOME=/data"}}, "d"); got != here || err != nil || err2 != nil {
+	if got, err2 := devFolder(&app{env: map[string]string{"XDG_DATA_HOME": "/data"}}, "d"); got != here || err != nil || err2 != nil {
 		t.Errorf("--dir d: %s, %v, %v", got, err, err2)
 	}
 }

@@ -17,33 +17,28 @@ import (
 
 // Source is what Load reads from.
 type Source struct {
-	Path    string            // the file that -c names; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
-	Flags   map[string]string // what flags set, by path: "postgres.url" is --postgres-url
-	Environ []string          // as os.Environ()
+	Path  string            // the file that -c names; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
+	Flags map[string]string // what flags set, by path: "postgres.url" is --postgres-url
+	Env   map[string]string // the environment
 }
 
 // Load reads and checks the configuration. A file must exist only if it was named. The error is an
 // *Error with everything that is wrong.
 func Load(s Source) (*Config, error) {
-	env := map[string]string{}
-	for _, e := range s.Environ {
-		name, value, _ := strings.Cut(e, "=")
-		env[name] = value
-	}
-	names := []string{s.Path, env["CALLQ_CONFIG"], "config.yaml", "/etc/callq/config.yaml"}
+	names := []string{s.Path, s.Env["CALLQ_CONFIG"], "config.yaml", "/etc/callq/config.yaml"}
 	for i, name := range names {
 		if name == "" {
 			continue
 		}
 		text, err := os.ReadFile(name)
 		if err == nil {
-			return load(name, text, env, s.Flags)
+			return load(name, text, s.Env, s.Flags)
 		}
 		if named := i < 2; named || !errors.Is(err, fs.ErrNotExist) {
 			return nil, &Error{Problems: []Problem{{source: source{Source: name}, Message: "cannot be read: " + reason(err)}}}
 		}
 	}
-	return load("", nil, env, s.Flags)
+	return load("", nil, s.Env, s.Flags)
 }
 
 // Default returns the configuration that holds where nothing is configured.
