@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,11 +31,7 @@ func configCommand(a *app) *cobra.Command {
 				return err
 			}
 			return table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
-				value := fmt.Sprint(v.Value)
-				if list, ok := v.Value.([]string); ok {
-					value = strings.Join(list, ", ")
-				}
-				return []any{v.Key, value, v.Source}
+				return []any{v.Key, v.Value, v.Source}
 			}}.show(a, cfg.Values(), nil)
 		},
 	}, &cobra.Command{
@@ -61,7 +56,7 @@ func configInitCommand(a *app) *cobra.Command {
 			"names, or config.yaml; - is stdout. A file that is there stays as it is.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			path := cmp.Or(a.configFile, a.variable("CALLQ_CONFIG"), "config.yaml")
+			path := cmp.Or(a.configFile, a.env["CALLQ_CONFIG"], "config.yaml")
 			if len(args) > 0 {
 				path = args[0]
 			}
@@ -88,15 +83,13 @@ func checkConfig(a *app) error {
 	answer := struct {
 		OK       bool             `json:"ok"`
 		File     string           `json:"file"` // empty: none
-		Warnings []string         `json:"warnings"`
 		Problems []config.Problem `json:"problems"`
-	}{OK: err == nil, Warnings: []string{}, Problems: []config.Problem{}}
+	}{OK: err == nil, Problems: []config.Problem{}}
 	if problems, ok := errors.AsType[*config.Error](err); ok {
 		answer.Problems = problems.Problems
 	}
 	if cfg != nil {
 		answer.File = cfg.File
-		answer.Warnings = append(answer.Warnings, cfg.Warnings()...)
 	}
 	return cmp.Or(a.show(answer, func(w io.Writer) {
 		if err == nil {

@@ -3,12 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
@@ -90,13 +88,12 @@ func (a *app) within(ctx context.Context, do func(context.Context) error) error 
 // A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What belongs
 // to a session is lost there: prepared statements, settings, LISTEN, session locks.
 
-// pooledSettings are those that a pooler lets through. The role has to bring the rest, see settingFixes.
+// pooledSettings are those that a pooler lets through. docs/operating.md says how the role brings the rest.
 func pooledSettings() map[string]string {
-	settings := ledger.Settings()
-	maps.DeleteFunc(settings, func(name, _ string) bool {
-		return name != "timezone" && name != "client_encoding" && name != "application_name"
-	})
-	return settings
+	all := ledger.Settings()
+	return map[string]string{
+		"timezone": all["timezone"], "client_encoding": all["client_encoding"], "application_name": all["application_name"],
+	}
 }
 
 // commandSettings leave the plans to Postgres, for commands read whole tables, but turn off JIT:
@@ -259,19 +256,9 @@ func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, usagef("read redis.url: %w", err)
 	}
-	if err := trust(cfg, parsed); err != nil {
-		return nil, err
-	}
 	sentinel, cluster := cfg.Redis.Sentinel != "", cfg.Redis.Cluster
-	origin := cfg.Origin("redis.url")
-	switch {
-	case !sentinel && !cluster && len(more) > 0:
-		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
-	case sentinel && cluster:
-		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
-			cfg.Origin("redis.sentinel"))
-	case cluster && parsed.DB != 0:
-		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
+	if !sentinel && !cluster && len(more) > 0 {
+		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", cfg.Origin("redis.url"))
 	}
 	parsed.DialTimeout = cmp.Or(parsed.DialTimeout, redisWithin)
 	parsed.ReadTimeout = cmp.Or(parsed.ReadTimeout, redisWithin)
@@ -300,24 +287,3 @@ func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
 
 // redisWithin is the default of timeouts.
 const redisWithin = 2 * time.Second
-
-// trust lets the client believe the authority in redis.ca_file, and no other.
-func trust(cfg *config.Config, options *redis.Options) error {
-	file, origin := cfg.Redis.CAFile, cfg.Origin("redis.ca_file")
-	if file == "" {
-		return nil
-	}
-	if options.TLSConfig == nil {
-		return usagef("redis.ca_file (from %s) is for TLS, and the Redis URL is not rediss://", origin)
-	}
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return usagef("read redis.ca_file (from %s): %w", origin, err)
-	}
-	authorities := x509.NewCertPool()
-	if !authorities.AppendCertsFromPEM(pem) {
-		return usagef("redis.ca_file (from %s): %s holds no certificate in PEM", origin, file)
-	}
-	options.TLSConfig.RootCAs = authorities
-	return nil
-}

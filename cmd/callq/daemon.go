@@ -3,11 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +17,6 @@ import (
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
-	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/web"
 	"github.com/callq/callq/migrations"
@@ -37,7 +32,7 @@ not apply a file that was applied before and has since been replaced, so that no
 )
 
 func serveCommand(a *app) *cobra.Command {
-	does := roles{dispatcher: true, worker: true, mustListen: true}
+	does := roles{dispatcher: true, worker: true}
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run a dispatcher, a worker and the http listener in one process",
 		Long: "Run a dispatcher, a worker and the http listener in one process. SIGTERM drains it.\n" +
@@ -56,14 +51,14 @@ func dispatchCommand(a *app) *cobra.Command {
 		Long: "Run the dispatcher alone, until SIGTERM. With --once run a single whole tick, which is safe from\n" +
 			"system cron at any rate and beside any number of other dispatchers. SIGHUP reloads limits, queues,\n" +
 			"budgets, schedule and retention; a bad file changes nothing.\n\n" + applyText,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if !once {
 				return a.daemon(cmd.Context(), does)
 			}
 			if !cmd.Flags().Changed("timeout") {
 				a.timeout = time.Minute
 			}
-			return a.dispatchOnce(cmd.Context(), does)
+			return a.dispatchOnce(does.apply)(cmd, args)
 		},
 	}
 	cmd.Flags().BoolVar(&once, "once", false, "one tick, then exit")
@@ -81,45 +76,30 @@ func workCommand(a *app) *cobra.Command {
 // roles are what a daemon does.
 type roles struct {
 	dispatcher, worker bool
-	mustListen         bool // a taken address is an error
 	apply              bool // the configuration, even if a newer one has replaced it
 }
 
 // dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
-func (a *app) dispatchOnce(ctx context.Context, does roles) error {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	cfg, err := a.loadConfig()
-	if err != nil {
-		return err
-	}
-	s, err := openServers(ctx, cfg, a.logger(cfg), does)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if err := a.awaitPostgres(ctx, cfg, s.pool); err != nil {
-		return err
-	}
-	if err := a.awaitRedis(ctx, cfg, s.redis); err != nil {
-		return err
-	}
-	d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
-	if err != nil {
-		return err
-	}
-	return d.Once(ctx)
+func (a *app) dispatchOnce(apply bool) runE {
+	return a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
+		return a.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
+			d, err := dispatcher.New(dispatcherConfig(db.cfg, servers{pool: db.Pool, redis: client, log: a.logger(db.cfg)}, apply))
+			if err != nil {
+				return err
+			}
+			return a.within(ctx, d.Once)
+		})
+	})
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or
 // Redis is away it waits, says so once, and answers 503 on /readyz. It never ends for that.
 func (a *app) daemon(ctx context.Context, does roles) error {
-	cfg, err := a.readConfig()
+	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
 	}
 	log := a.logger(cfg)
-	warnOfSlips(ctx, cfg, log)
 	s, err := openServers(ctx, cfg, log, does)
 	if err != nil {
 		return err
@@ -128,12 +108,12 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = registry
-	reloads := reloader{read: a.readConfig, log: log, started: cfg, last: cfg}
+	reloads := reloader{read: a.loadConfig, log: log, started: cfg}
 	parts, err := makeParts(cfg, s, does, &reloads)
 	if err != nil {
 		return err
 	}
-	listener, err := listen(ctx, cfg.HTTP.Listen, does.mustListen, log)
+	listener, err := listen(ctx, cfg.HTTP.Listen, does.dispatcher && does.worker, log)
 	if err != nil {
 		return err
 	}
@@ -162,28 +142,15 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 	return err
 }
 
-func warnOfSlips(ctx context.Context, cfg *config.Config, log *slog.Logger) {
-	for _, warning := range cfg.Warnings() {
-		log.WarnContext(ctx, "configuration may hold a slip", "warning", warning)
-	}
-}
-
 // part is one of a daemon's: it runs until its context ends, and says whether it is ready.
 type part struct {
 	run func(context.Context) error
 	web.Check
 }
 
+// makeParts makes the worker first: it can refuse what reloads gives it, for a secret may be missing.
 func makeParts(cfg *config.Config, s servers, does roles, reloads *reloader) ([]part, error) {
 	var parts []part
-	if does.dispatcher {
-		d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
-		if err != nil {
-			return nil, err
-		}
-		reloads.dispatcher = d.Reload
-		parts = append(parts, part{d.Run, web.Check{Name: "dispatcher", Run: func(context.Context) error { return d.Ready() }}})
-	}
 	if does.worker {
 		wc, err := workerConfig(cfg, s)
 		if err != nil {
@@ -193,13 +160,27 @@ func makeParts(cfg *config.Config, s servers, does roles, reloads *reloader) ([]
 		if err != nil {
 			return nil, usagef("%w", err) // what a file or variable holds is no secret
 		}
-		reloads.worker = w.Reload
+		reloads.give = append(reloads.give, func(next *config.Config) error {
+			wc, err := workerConfig(next, s)
+			if err != nil {
+				return err
+			}
+			return w.Reload(*wc.HTTP)
+		})
 		parts = append(parts, part{w.Run, web.Check{Name: "worker", Run: func(context.Context) error {
 			if !w.Ready() {
 				return errors.New("does not take attempts")
 			}
 			return nil
 		}}})
+	}
+	if does.dispatcher {
+		d, err := dispatcher.New(dispatcherConfig(cfg, s, does.apply))
+		if err != nil {
+			return nil, err
+		}
+		reloads.give = append(reloads.give, func(next *config.Config) error { return d.Reload(settings(next)) })
+		parts = append(parts, part{d.Run, web.Check{Name: "dispatcher", Run: func(context.Context) error { return d.Ready() }}})
 	}
 	return parts, nil
 }
@@ -246,25 +227,18 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does
 	if s.redis, err = openRedis(cfg); err != nil {
 		return s, err
 	}
-	conns := 0 // that the parts need at least
-	if does.dispatcher {
-		conns += 4
-		if s.listen, err = directConn(cfg); err != nil { // a worker does without
+	if does.dispatcher { // a worker does without
+		if s.listen, err = directConn(cfg); err != nil {
 			return s, err
 		}
 	}
-	if does.worker {
-		conns += 6
-	}
-	s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, conns))
+	s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, 8)) // with fewer, a worker makes its own
 	return s, err
 }
 
 func (s servers) close() {
 	closePool(s.pool, s.log)
-	if err := s.redis.Close(); err != nil {
-		s.log.Warn("Redis client not closed", "err", err)
-	}
+	_ = s.redis.Close() // nothing is on its way any more
 }
 
 func (s servers) askPostgres(ctx context.Context) error { return checkSchema(ctx, s.pool) }
@@ -272,17 +246,12 @@ func (s servers) askRedis(ctx context.Context) error    { return s.redis.Ping(ct
 
 // await returns true when Postgres, its schema and Redis are there, false when ctx ended first.
 func (s servers) await(ctx context.Context) bool {
-	waiting := ""
-	for {
+	for waiting := ""; ; {
 		what, err := s.missing(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return false
 		case err == nil:
-			if waiting != "" {
-				s.log.InfoContext(ctx, "servers are back")
-			}
-			s.warn(ctx)
 			return true
 		case what != waiting:
 			waiting = what
@@ -299,57 +268,12 @@ func (s servers) await(ctx context.Context) bool {
 func (s servers) missing(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	if err := s.askPostgres(ctx); err != nil {
-		if _, ok := errors.AsType[*migrations.SchemaError](err); ok {
-			return "the schema", err
-		}
+	err := s.askPostgres(ctx)
+	if _, ok := errors.AsType[*migrations.SchemaError](err); ok {
+		return "the schema", err
+	}
+	if err != nil {
 		return "Postgres", err
 	}
 	return "Redis", s.askRedis(ctx)
 }
-
-// warn tells of a Redis that is too old or may lose messages: calls then wait longer, and none is lost, for Postgres
-// is the authority. It also tells what a pooler keeps callq from setting, and how to set it.
-func (s servers) warn(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*askWithin)
-	defer cancel()
-	findings, err := doctor.Redis(ctx, s.redis)
-	if err != nil {
-		s.log.WarnContext(ctx, "Redis not examined", "err", err)
-	}
-	for _, f := range findings {
-		if f.Level != doctor.OK {
-			s.log.WarnContext(ctx, "Redis is not as callq needs it", "check", f.Check, "what", f.What, "fix", f.Fix)
-		}
-	}
-	if !isPooled(s.pool.Config().ConnConfig) {
-		return
-	}
-	fixes, err := s.settingFixes(ctx)
-	switch {
-	case err != nil:
-		s.log.WarnContext(ctx, "Postgres does not tell its settings", "err", err)
-	case len(fixes) > 0:
-		s.log.WarnContext(ctx, "settings of callq's sessions are not in force behind the pooler; plans may be slow",
-			"fix", strings.Join(fixes, " "))
-	}
-}
-
-// settingFixes returns the statements that bring callq's settings into force for its role.
-func (s servers) settingFixes(ctx context.Context) (fixes []string, err error) {
-	wanted := ledger.Settings()
-	delete(wanted, "application_name")
-	rows, _ := s.pool.Query(ctx, settingsSQL, slices.Sorted(maps.Keys(wanted))) // CollectRows returns its error
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct{ Role, Name, Value string }])
-	for _, f := range found {
-		if f.Value != wanted[f.Name] {
-			fixes = append(fixes, fmt.Sprintf("ALTER ROLE %s SET %s = '%s';", f.Role, f.Name, wanted[f.Name]))
-		}
-	}
-	return fixes, err
-}
-
-const settingsSQL = `
-SELECT quote_ident(session_user) AS role, name, coalesce(current_setting(name, true), '') AS value
-FROM unnest($1::text[]) AS name
-ORDER BY name`

@@ -23,9 +23,6 @@ import (
 	"github.com/callq/callq/internal/local"
 )
 
-// demoAnswer is how long the demo's API takes to answer.
-const demoAnswer = 15 * time.Millisecond
-
 // demoVerdict is what the demo's API saw.
 type demoVerdict struct {
 	Done     int     `json:"done"`     // calls that are done
@@ -79,7 +76,7 @@ func (d demo) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer api.close()
+	defer api.server.Close()
 
 	cfg := config.Default()
 	cfg.Postgres.URL, cfg.Postgres.Pool, cfg.Redis.URL = own.Postgres, 20, own.Redis
@@ -152,9 +149,9 @@ func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) (done
 		if err := pool.QueryRow(ctx, demoCountSQL).Scan(&done, &ended); err != nil {
 			return done, fmt.Errorf("count the calls: %w", err)
 		}
-		inWindow, r429 := api.seen()
+		v, inWindow := api.verdict()
 		fmt.Fprintf(d.stderr, "%s%3.0fs  %d of %d done  requests in the last %s: %3d of %d  429s: %d%s",
-			before, time.Since(begun).Seconds(), done, d.calls, d.rate.Window, inWindow, d.rate.Units, r429, after)
+			before, time.Since(begun).Seconds(), done, d.calls, d.rate.Window, inWindow, d.rate.Units, v.R429, after)
 		if ended == d.calls {
 			return done, nil
 		}
@@ -171,7 +168,7 @@ SELECT count(*) FILTER (WHERE status = 'done'), count(*) FILTER (WHERE status IN
 FROM call_queue`
 
 func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI, done int) error {
-	v := api.verdict()
+	v, _ := api.verdict()
 	v.Done = done
 	if err := d.show(v, func(w io.Writer) {
 		fmt.Fprintf(w, "calls done         %d of %d\nrequests sent      %d\n", v.Done, d.calls, v.Requests)
@@ -201,8 +198,7 @@ type demoAPI struct {
 
 	mu       sync.Mutex
 	arrivals []time.Time // in order
-	max      int         // the most in any window
-	r429     int         // answers 429
+	saw      demoVerdict // of them, but for what verdict fills in
 }
 
 // startDemoAPI starts an API on a free port of the loopback interface.
@@ -217,11 +213,9 @@ func startDemoAPI(ctx context.Context, rate limit.Rate) (*demoAPI, error) {
 	return a, nil
 }
 
-func (a *demoAPI) close() { _ = a.server.Close() }
-
 func (a *demoAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	allowed := a.arrived()
-	time.Sleep(demoAnswer)
+	time.Sleep(15 * time.Millisecond) // as an API takes its time
 	w.Header().Set("Content-Type", "application/json")
 	if !allowed {
 		w.WriteHeader(http.StatusTooManyRequests)
@@ -236,12 +230,12 @@ func (a *demoAPI) arrived() bool {
 	now := time.Now() // under the lock: arrivals are in order
 	a.arrivals = append(a.arrivals, now)
 	n := a.within(now)
-	a.max = max(a.max, n)
-	if n <= int(a.rate.Units) {
-		return true
+	a.saw.Max = max(a.saw.Max, n)
+	if n > int(a.rate.Units) {
+		a.saw.R429++
+		return false
 	}
-	a.r429++
-	return false
+	return true
 }
 
 // within counts the requests in (at-window, at].
@@ -256,22 +250,16 @@ func (a *demoAPI) within(at time.Time) int {
 	return n
 }
 
-// seen returns the requests of the last window and the answers 429.
-func (a *demoAPI) seen() (inWindow, r429 int) {
+// verdict judges what has arrived, and says how much of it in the last window. What is used is its share of what the limit
+// allows from the first request to the last.
+func (a *demoAPI) verdict() (v demoVerdict, inWindow int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.within(time.Now()), a.r429
-}
-
-// verdict judges what has arrived. What is used is its share of what the limit allows from the first request
-// to the last.
-func (a *demoAPI) verdict() demoVerdict {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	v := demoVerdict{Requests: len(a.arrivals), Max: a.max, R429: a.r429}
+	v = a.saw
+	v.Requests = len(a.arrivals)
 	if v.Requests > 0 {
 		span := a.arrivals[v.Requests-1].Sub(a.arrivals[0])
 		v.Used = float64(v.Requests) / (float64(a.rate.Units) * (span.Seconds()/a.rate.Window.Seconds() + 1))
 	}
-	return v
+	return v, a.within(time.Now())
 }

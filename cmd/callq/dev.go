@@ -36,7 +36,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	for path := range a.urls {
 		return usagef("callq dev has servers of its own: leave --%s out, or use callq serve", strings.ReplaceAll(path, ".", "-"))
 	}
-	cfg, err := a.readConfig() // a mistake is said before anything is started
+	cfg, err := a.loadConfig() // a mistake is said before anything is started
 	if err != nil {
 		return err
 	}
@@ -46,14 +46,10 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	servers, err := startOwn(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")}, local.Redis{
 		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"},
 	}, a.logger(cfg))
-	switch {
-	case errors.Is(err, local.ErrMissing):
+	if err != nil {
 		return err
-	case err != nil:
-		return fmt.Errorf("%w; give another folder than %s with --dir", err, dir)
 	}
 	defer func() { err = errors.Join(err, servers.stop()) }()
-	servers.Dir = dir
 	fmt.Fprintln(a.stderr, "callq: warning: for development, not for production: no passwords, no backups; the data is in", dir)
 	if err := a.show(servers, func(w io.Writer) {
 		fmt.Fprintf(w, "export DATABASE_URL='%s'\nexport REDIS_URL='%s'\n", servers.Postgres, servers.Redis)
@@ -62,7 +58,7 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	}
 	// Over whatever the file and the environment say of servers: none but these is touched.
 	a.urls = map[string]string{"postgres.url": servers.Postgres, "postgres.direct_url": servers.Postgres, "redis.url": servers.Redis}
-	return a.daemon(ctx, roles{dispatcher: true, worker: true, mustListen: true, apply: true})
+	return a.daemon(ctx, roles{dispatcher: true, worker: true, apply: true})
 }
 
 // devFolder is where dev keeps its data. Root's home is closed to the user that Postgres runs as.
@@ -70,8 +66,8 @@ func devFolder(a *app, dir string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
 	}
-	home := a.variable("HOME")
-	switch data := a.variable("XDG_DATA_HOME"); {
+	home := a.env["HOME"]
+	switch data := a.env["XDG_DATA_HOME"]; {
 	case filepath.IsAbs(data):
 		return filepath.Join(data, "callq", "dev"), nil
 	case os.Geteuid() == 0:
@@ -84,7 +80,6 @@ func devFolder(a *app, dir string) (string, error) {
 
 // ownServers are a Postgres, with callq's schema, and a Redis of this process's own.
 type ownServers struct {
-	Dir      string `json:"dir"`
 	Postgres string `json:"postgres_url"`
 	Redis    string `json:"redis_url"`
 	stop     func() error

@@ -24,7 +24,8 @@ const (
 	pageConns     = 2 // beside those of the parts; made when somebody looks
 )
 
-// listen opens the http listener; nil: there is none.
+// listen opens the http listener; nil: there is none. An address that is taken is an error for serve only, which must
+// listen.
 func listen(ctx context.Context, addr string, must bool, log *slog.Logger) (net.Listener, error) {
 	if addr == "off" {
 		return nil, nil
@@ -43,10 +44,7 @@ func listen(ctx context.Context, addr string, must bool, log *slog.Logger) (net.
 
 // serveHTTP serves until ctx ends.
 func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) {
-	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: headersWithin,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headersWithin} // main silences its own log
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			log.ErrorContext(ctx, "http no longer served", "err", err)
@@ -100,41 +98,32 @@ func healthCommand(a *app) *cobra.Command {
 		Long: "Ask the callq that runs on this machine, at http.listen, whether it is alive. With --ready, ask whether it\n" +
 			"also reaches Postgres and Redis. Exit code 0 if so, 1 if not.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			path := "/livez"
-			if ready {
-				path = "/readyz"
+			cfg, err := a.loadConfig()
+			if err != nil {
+				return err
 			}
-			return health(cmd.Context(), a, path)
+			if _, port, err := net.SplitHostPort(cfg.HTTP.Listen); err != nil || port == "0" {
+				return usagef("http.listen is %s, which nothing can be asked at: set an address with a port", cfg.HTTP.Listen)
+			}
+			url := "http://" + cfg.HTTP.Listen + "/livez" // to net.Dial, every interface is this machine
+			if ready {
+				url = "http://" + cfg.HTTP.Listen + "/readyz"
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
+			defer cancel()
+			body, status, err := get(ctx, url)
+			switch {
+			case err != nil:
+				return exitf(exitFailed, "no callq answers: %w", err)
+			case status != http.StatusOK:
+				return exitf(exitFailed, "%s answered %d: %s", url, status, body)
+			}
+			fmt.Fprintln(a.stdout, body)
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&ready, "ready", false, "ask /readyz")
 	return cmd
-}
-
-func health(ctx context.Context, a *app, path string) error {
-	cfg, err := a.loadConfig()
-	if err != nil {
-		return err
-	}
-	host, port, err := net.SplitHostPort(cfg.HTTP.Listen)
-	if err != nil || port == "0" {
-		return usagef("http.listen is %s, which nothing can be asked at: set an address with a port", cfg.HTTP.Listen)
-	}
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "localhost"
-	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	url := "http://" + net.JoinHostPort(host, port) + path
-	body, status, err := get(ctx, url)
-	switch {
-	case err != nil:
-		return exitf(exitFailed, "no callq answers: %w", err)
-	case status != http.StatusOK:
-		return exitf(exitFailed, "%s answered %d: %s", url, status, body)
-	}
-	fmt.Fprintln(a.stdout, body)
-	return nil
 }
 
 // get asks past any proxy that the environment names.

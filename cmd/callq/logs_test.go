@@ -138,8 +138,8 @@ func TestLogForms(t *testing.T) {
 			var out bytes.Buffer
 			a := &app{stderr: &out}
 			w := world{t: t, config: "log: {level: " + level + ", format: " + format + "}\n"}
-			a.environ = w.environ()
-			cfg, err := a.readConfig()
+			a.env = variables(w.environ())
+			cfg, err := a.loadConfig()
 			must(t, err)
 			log := a.logger(cfg)
 			log.Debug("said", "n", 1)

@@ -199,8 +199,7 @@ func judge(err error) (int, string) {
 		return exit.code, text
 	case ofConfig:
 		return exitUsage, problems.Error() // with lines and carets
-	case errors.Is(err, policy.ErrRate), poolerHint(err) != "",
-		errors.Is(err, config.ErrNoPostgres), errors.Is(err, config.ErrNoRedis):
+	case errors.Is(err, policy.ErrRate), poolerHint(err) != "":
 		return exitUsage, text
 	case isUnreachable(err):
 		return exitUnreachable, text + "; check that Postgres and Redis run and can be reached, and try again"

@@ -92,7 +92,7 @@ func TestPagesOfAll(t *testing.T) {
 // What the pages' connections may do, and for how long: what nobody waits for any more ends in Postgres too.
 func TestPagesConnections(t *testing.T) {
 	t.Parallel()
-	cfg, err := config.Load(config.Source{Environ: newWorld(t).environ()})
+	cfg, err := config.Load(config.Source{Env: variables(newWorld(t).environ())})
 	must(t, err)
 	pool, err := openPagesPool(t.Context(), cfg)
 	must(t, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/local"
 )
 
@@ -43,19 +44,21 @@ func TestPgBouncer(t *testing.T) {
 	t.Run("without a way past it", func(t *testing.T) {
 		w := first
 		w.t, w.config = t, "postgres: {query_mode: cache_describe}"
-		for _, command := range []string{"migrate up", "serve", "dispatch", "dispatch --once"} {
+		for _, command := range []string{"migrate up", "serve", "dispatch"} {
 			w.refuses(exitUsage, "set postgres.direct_url", strings.Fields(command)...)
 		}
 	})
-	for _, name := range []string{"settings missing", "settings on the role"} {
-		t.Run(name, func(t *testing.T) {
-			w, _ := newPooled(t, postgres, bouncer, strings.ReplaceAll(name, " ", "_")).withRedis()
-			fix := pooled(t, w) // each database has sessions of its own, so that what is set on the role holds in the next
-			if (fix != "") != (name == "settings missing") {
-				t.Errorf("to be set on the role: %q", fix)
-			}
-			world{t: t, postgres: postgres.URL("postgres")}.exec(fix)
-		})
+	second, _ := newPooled(t, postgres, bouncer, "second").withRedis()
+	pooled(t, second)
+	third := newPooled(t, postgres, bouncer, "third") // its sessions begin with what the role has by then
+	third.postgres += "&default_query_exec_mode=simple_protocol"
+	_, rest, _ := strings.Cut(string(readRepo(t, "docs/operating.md")), "```sql pooler\n")
+	sql, _, _ := strings.Cut(rest, "```")
+	world{t: t, postgres: postgres.URL("postgres")}.exec(strings.ReplaceAll(sql, " callq ", " postgres "))
+	for name, want := range ledger.Settings() {
+		if got := one[string](third, `SELECT current_setting($1)`, name); got != want && len(pooledSettings()[name]) == 0 {
+			t.Errorf("as docs/operating.md sets it on the role, %s is %s, want %s", name, got, want)
+		}
 	}
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, "could not serialize access") || strings.Contains(line, "due to lock timeout") {
@@ -79,8 +82,8 @@ queues: {pay: {limits: [api, lanes]}}
 `, postgres.URL(database))}
 }
 
-// pooled returns what serve says is to be set on its role.
-func pooled(t *testing.T, w world) (fix string) {
+// pooled runs a call's whole way, and every command.
+func pooled(t *testing.T, w world) {
 	t.Helper()
 	w.do("migrate", "up")
 	w.do("migrate", "status")
@@ -131,15 +134,11 @@ func pooled(t *testing.T, w world) (fix string) {
 			t.Errorf("exit code %d", code)
 		}
 		for line := range strings.Lines(daemon.stderr.String()) {
-			if strings.Contains(line, "settings of callq's sessions are not in force") {
-				_, fix, _ = strings.Cut(line, `fix="`)
-				fix, _, _ = strings.Cut(fix, `"`)
-			} else if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
 				t.Errorf("in the log: %s", line)
 			}
 		}
 	}
-	return fix
 }
 
 // startPgBouncer starts a pgbouncer in transaction mode before a Postgres, as the user that Postgres runs as.

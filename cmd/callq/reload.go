@@ -23,41 +23,16 @@ import (
 // reloader answers SIGHUP. It reads the configuration again, and gives the dispatcher and the worker
 // what they can take while they run. If the file is bad, it says why, and all stays as it was.
 type reloader struct {
-	read       func() (*config.Config, error)
-	dispatcher func(dispatcher.Settings) error // nil: this daemon has none
-	worker     func(tasks.HTTPConfig) error    // nil: this daemon has none
-	log        *slog.Logger
-	started    *config.Config // what the parts were made of
-	last       *config.Config // the last that was good
+	read    func() (*config.Config, error)
+	give    []func(next *config.Config) error // to each part, those first that can refuse it
+	log     *slog.Logger
+	started *config.Config // what the parts were made of
 }
 
-// reloads reports whether a part that is there takes a key's new value, or only a restart does.
-func (r *reloader) reloads(key string) (takes, restart bool) {
+// reloads reports whether a part that has use for a key takes its new value while it runs. Others need a restart.
+func reloads(key string) bool {
 	section, _, _ := strings.Cut(key, ".")
-	switch section {
-	case "limits", "queues", "budgets", "schedule", "retention":
-		return r.dispatcher != nil, false
-	case "http_task":
-		return r.worker != nil, false
-	}
-	return false, true
-}
-
-// give hands the configuration to the parts. The worker comes first, for it can refuse: a secret may be missing.
-func (r *reloader) give(next *config.Config) error {
-	if r.worker != nil {
-		task, err := httpConfig(next)
-		if err == nil {
-			err = r.worker(task)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if r.dispatcher != nil {
-		return r.dispatcher(settings(next))
-	}
-	return nil
+	return slices.Contains([]string{"limits", "queues", "budgets", "schedule", "retention", "http_task"}, section)
 }
 
 // onHangUp reloads at each SIGHUP until stop is called.
@@ -78,8 +53,10 @@ func (r *reloader) reload(ctx context.Context) {
 	if file := r.started.File; err == nil && file != "" && next.File != file { // without it no limit would hold
 		err = fmt.Errorf("%s is not there, and %s would be read", file, cmp.Or(next.File, "none"))
 	}
-	if err == nil {
-		err = r.give(next)
+	for _, give := range r.give {
+		if err == nil {
+			err = give(next)
+		}
 	}
 	const kept = "configuration not reloaded, the former one stays in force"
 	if problems, ok := errors.AsType[*config.Error](err); ok {
@@ -92,14 +69,9 @@ func (r *reloader) reload(ctx context.Context) {
 		r.log.ErrorContext(ctx, kept, "err", err)
 		return
 	}
-	warnOfSlips(ctx, next, r.log)
-	changed, later := config.Changed(r.last, next), config.Changed(r.started, next)
-	changed = slices.DeleteFunc(changed, func(key string) bool { takes, _ := r.reloads(key); return !takes })
-	later = slices.DeleteFunc(later, func(key string) bool { _, restart := r.reloads(key); return !restart })
-	r.last = next
-	r.log.InfoContext(ctx, "configuration read again", "file", next.File, "changed", changed)
-	if len(later) > 0 {
-		r.log.WarnContext(ctx, "changed settings need a restart", "keys", later)
+	r.log.InfoContext(ctx, "configuration read again", "file", next.File)
+	if keys := slices.DeleteFunc(config.Changed(r.started, next), reloads); len(keys) > 0 {
+		r.log.WarnContext(ctx, "changed settings need a restart", "keys", keys)
 	}
 }
 
@@ -114,7 +86,7 @@ func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Conf
 	}
 }
 
-// settings are what a reload changes in a dispatcher. (*reloader).reloads names the same sections.
+// settings are what a reload changes in a dispatcher. reloads names the same sections.
 func settings(cfg *config.Config) dispatcher.Settings {
 	return dispatcher.Settings{
 		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: maintenance.Retention(cfg.Retention),
@@ -123,8 +95,10 @@ func settings(cfg *config.Config) dispatcher.Settings {
 
 func rules(cfg *config.Config) policy.Policy {
 	var r policy.Policy
+	windows := map[string][]string{} // the names of a limit's, one for each of its rates
 	for name, l := range cfg.Limits {
 		for _, w := range l.Windows {
+			windows[name] = append(windows[name], name+w.Suffix)
 			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
@@ -133,8 +107,12 @@ func rules(cfg *config.Config) policy.Policy {
 		}
 	}
 	for name, q := range cfg.Queues {
+		var limits []string
+		for _, limit := range q.Limits {
+			limits = append(limits, windows[limit]...)
+		}
 		r.Queues = append(r.Queues, policy.Queue{
-			Name: name, Limits: windows(cfg, q.Limits), On: q.On, MaxAttempts: q.MaxAttempts,
+			Name: name, Limits: limits, On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 		})
 	}
@@ -144,42 +122,22 @@ func rules(cfg *config.Config) policy.Policy {
 	return r
 }
 
-// windows are the names of limits, each with those of its further rates.
-func windows(cfg *config.Config, limits []string) []string {
-	var all []string
-	for _, name := range limits {
-		for _, w := range cfg.Limits[name].Windows {
-			all = append(all, name+w.Suffix)
-		}
-	}
-	return all
-}
-
 // workerConfig fails where a secret cannot be read.
 func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
-	task, err := httpConfig(cfg)
-	if err != nil {
-		return tasks.Config{}, err
-	}
-	return tasks.Config{
-		Pool: s.pool, Redis: s.redis, Logger: s.log, Metrics: s.metrics,
-		Concurrency: cfg.Worker.Concurrency, Labels: cfg.Worker.Labels, ShutdownTimeout: cfg.Worker.ShutdownTimeout,
-		HTTP: &task,
-	}, nil
-}
-
-// httpConfig fails where a secret cannot be read.
-func httpConfig(cfg *config.Config) (tasks.HTTPConfig, error) {
 	values, err := cfg.SecretValues()
 	if err != nil {
-		return tasks.HTTPConfig{}, err
+		return tasks.Config{}, err
 	}
 	secrets := map[string]tasks.Secret{}
 	for name, value := range values {
 		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
 	}
-	return tasks.HTTPConfig{
-		Hosts: cfg.HTTPTask.Hosts, PrivateHosts: cfg.HTTPTask.PrivateHosts, AllowPrivate: cfg.HTTPTask.AllowPrivate,
-		Store: cfg.HTTPTask.Store, Secrets: secrets,
+	return tasks.Config{
+		Pool: s.pool, Redis: s.redis, Logger: s.log, Metrics: s.metrics,
+		Concurrency: cfg.Worker.Concurrency, Labels: cfg.Worker.Labels, ShutdownTimeout: cfg.Worker.ShutdownTimeout,
+		HTTP: &tasks.HTTPConfig{
+			Hosts: cfg.HTTPTask.Hosts, PrivateHosts: cfg.HTTPTask.PrivateHosts, AllowPrivate: cfg.HTTPTask.AllowPrivate,
+			Store: cfg.HTTPTask.Store, Secrets: secrets,
+		},
 	}, nil
 }

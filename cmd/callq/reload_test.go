@@ -47,7 +47,7 @@ func TestSIGHUP(t *testing.T) {
 	w.holds("100 per 1h")
 
 	r.reload(atAnyPort + "limits: {api: {rate: 2/1h}}\nqueues: {pay: {limits: [api]}, new: {}}\n")
-	r.says(`changed="[limits.api.rate limits.other.`)
+	r.says("configuration read again")
 	r.says("new settings in force")
 	w.holds("2 per 1h")
 	for range 5 {
@@ -178,7 +178,7 @@ func TestSIGHUPForHTTPTask(t *testing.T) {
 	ends("is not one of this worker's http_task.secrets")
 	must(t, os.WriteFile(key, []byte("not yet the key"), 0o600))
 	r.reload(allowed)
-	r.says(`changed="[http_task.private_hosts http_task.secrets.KEY.`)
+	r.says("configuration read again")
 	ends(`"status": "done"`)
 	must(t, os.WriteFile(key, []byte(secretCanary), 0o600))
 	r.reload(allowed)
@@ -188,7 +188,7 @@ func TestSIGHUPForHTTPTask(t *testing.T) {
 		t.Errorf("the API had the new secret %d times, want once", n)
 	}
 	r.reload(with("private_hosts: [127.0.0.1], hosts: [api.example.com]"))
-	r.says("http_task.hosts")
+	eventually(t, "a fourth answer", func() bool { return strings.Count(r.log.String(), "configuration read again") == 3 })
 	ends("is not one of this worker's http_task.secrets")
 	if strings.Contains(r.log.String(), "need a restart") {
 		t.Errorf("said to need a restart:\n%s", r.log)
@@ -217,7 +217,7 @@ func TestReloadWithoutItsFile(t *testing.T) {
 	given := 0
 	r := reloader{
 		read: func() (*config.Config, error) { return config.Default(), nil }, log: slog.New(slog.NewTextHandler(&said, nil)),
-		dispatcher: func(dispatcher.Settings) error { given++; return nil }, started: started, last: started,
+		give: []func(*config.Config) error{func(*config.Config) error { given++; return nil }}, started: started,
 	}
 	r.reload(t.Context())
 	if given > 0 || !strings.Contains(said.String(), "config.yaml is not there") {
@@ -238,15 +238,15 @@ func TestReloadWithoutItsFile(t *testing.T) {
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default()
-	cfg.Schedule.Vacuum, cfg.Retention.Failed = "@daily", time.Hour
-	r := reloader{dispatcher: func(dispatcher.Settings) error { return nil }}
-	for _, key := range config.Changed(cfg, config.Default()) {
-		if takes, restart := r.reloads(key); !takes || restart {
+	cfg.Schedule.Vacuum, cfg.Retention.Failed, cfg.HTTPTask.Store = "@daily", time.Hour, "all"
+	changed := config.Changed(cfg, config.Default())
+	if len(changed) != 3 {
+		t.Errorf("changed are %q", changed)
+	}
+	for _, key := range changed {
+		if !reloads(key) {
 			t.Errorf("%s does not count as reloaded", key)
 		}
-	}
-	if takes, restart := r.reloads("http_task.hosts"); takes || restart {
-		t.Error("a dispatcher alone has no use for http_task, and needs no restart")
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer // data; logs, progress and errors
-	environ        []string
+	env            map[string]string
 
 	configFile string
 	urls       map[string]string // given by flags, by the path of the setting
@@ -43,7 +43,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, environ: environ}
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, env: variables(environ)}
 	done := make(chan error, 1)
 	go func() { done <- a.execute(ctx, args) }()
 	for range 2 {
@@ -147,31 +147,19 @@ func group(noun, short string, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// loadConfig is readConfig, which also warns of what looks like a slip.
+// loadConfig reads the configuration: flags over environment over file over defaults.
 func (a *app) loadConfig() (*config.Config, error) {
-	cfg, err := a.readConfig()
-	if err != nil {
-		return nil, err
-	}
-	for _, warning := range cfg.Warnings() {
-		fmt.Fprintln(a.stderr, "callq: warning:", warning)
-	}
-	return cfg, nil
+	return config.Load(config.Source{Path: a.configFile, Flags: a.urls, Env: a.env})
 }
 
-// readConfig reads the configuration: flags over environment over file over defaults.
-func (a *app) readConfig() (*config.Config, error) {
-	return config.Load(config.Source{Path: a.configFile, Flags: a.urls, Environ: a.environ})
-}
-
-// variable is the value of an environment variable. The last of a name counts.
-func (a *app) variable(name string) (value string) {
-	for _, e := range a.environ {
-		if text, ok := strings.CutPrefix(e, name+"="); ok {
-			value = text
-		}
+// variables are the environment's, by name. The last of a name counts.
+func variables(environ []string) map[string]string {
+	env := map[string]string{}
+	for _, e := range environ {
+		name, value, _ := strings.Cut(e, "=")
+		env[name] = value
 	}
-	return value
+	return env
 }
 
 // logger writes to stderr as the configuration says.

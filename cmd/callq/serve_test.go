@@ -200,7 +200,7 @@ func TestServeWaits(t *testing.T) {
 	if code := d.end(); code != exitDone {
 		t.Errorf("exit code %d", code)
 	}
-	for _, line := range []string{`msg=waiting for="the schema"`, "msg=waiting for=Redis", `msg="servers are back"`} {
+	for _, line := range []string{`msg=waiting for="the schema"`, "msg=waiting for=Redis"} {
 		if n := strings.Count(d.stderr.String(), line); n != 1 {
 			t.Errorf("%d times in the log, want once: %s\n%s", n, line, &d.stderr)
 		}

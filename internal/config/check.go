@@ -6,9 +6,11 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/limit"
 )
 
 // What no value shows by itself: whether those of a section fit together.
@@ -22,19 +24,16 @@ type section struct {
 
 func (s section) get(key string) *setting { return s.config.origin.byPath[join(s.path, key)] }
 
-func (s section) given(key string) bool { return s.get(key).from.rank > rankDefault }
+// given reports whether a key was given a value. An empty list is none.
+func (s section) given(key string) bool {
+	x := s.get(key)
+	return x.from.rank > rankDefault && (len(x.items) > 0 || x.value.Kind() != reflect.Slice)
+}
 
-// require refuses a section that has none of some keys, and lists of them that are empty.
+// require refuses a section that has none of some keys.
 func (s section) require(keys ...string) {
 	if !slices.ContainsFunc(keys, s.given) {
 		s.fail(s.from, s.path, "has no "+strings.Join(keys, " and no "), keys[0]+": "+s.get(keys[0]).allowed())
-	}
-	for _, key := range keys {
-		list := s.get(key)
-		reported := slices.ContainsFunc(s.problems, func(p Problem) bool { return p.Path == list.path })
-		if s.given(key) && list.value.Kind() == reflect.Slice && len(list.items) == 0 && !reported {
-			s.refuse(key, "", "is empty", list.allowed())
-		}
 	}
 }
 
@@ -47,6 +46,93 @@ func (s section) refuse(key, item, message, allowed string) {
 		}
 	}
 	s.fail(at, join(s.path, key), message, allowed)
+}
+
+// check makes windows of what a limit's keys mean together. Rates and overrides that mean nothing by themselves are reported
+// already, and left out.
+func (x *Limit) check(s section) {
+	s.require("rate", "concurrency")
+	if s.given("burst") && x.Burst == 0 || x.conflict(s) {
+		return // that was reported
+	}
+	if x.Concurrency > 0 {
+		x.Windows = []Window{{Rate: limit.Rate{Units: int64(x.Concurrency)}}}
+	}
+	for _, text := range x.Rate {
+		rate, err := limit.Parse(text, limit.Algorithm(x.Algorithm), int64(x.Burst), x.Timezone)
+		if err != nil {
+			s.refuse("rate", text, err.Error(), "")
+			continue
+		}
+		x.Windows = append(x.Windows, Window{Rate: rate})
+	}
+	slices.SortStableFunc(x.Windows, func(a, b Window) int { return cmp.Compare(a.Rate.Window, b.Rate.Window) })
+	x.Rate = nil
+	for i := range x.Windows {
+		w := &x.Windows[i]
+		if i > 0 {
+			w.Suffix = "/" + w.Rate.Length()
+		}
+		if x.Concurrency == 0 {
+			x.Rate = append(x.Rate, w.Rate.String())
+		}
+		w.Overrides = x.overridesIn(s, w.Rate)
+	}
+}
+
+// conflict reports the first of the keys that do not go together.
+func (x *Limit) conflict(s section) bool {
+	algorithm := limit.Algorithm(x.Algorithm)
+	bucket, leaky := algorithm == limit.TokenBucket, algorithm == limit.LeakyBucket
+	for _, c := range []struct {
+		holds        bool
+		key, message string
+	}{
+		{x.Concurrency > 0 && len(x.Rate) > 0, "concurrency", "is given beside rate: make two limits, and queues that use both"},
+		{x.Concurrency > 0 && algorithm != limit.SlidingWindow, "algorithm", x.Algorithm + " applies to rates only"},
+		{x.Concurrency > 0 && x.Anchor == limit.AnchorStart, "anchor", "start applies to rates only: a call counts until it has ended"},
+		{bucket && x.Burst == 0, "algorithm", "a token bucket needs a burst: what it holds"},
+		{!bucket && x.Burst != 0, "burst", "applies to algorithm: token_bucket only"},
+		{algorithm != limit.FixedWindow && x.Timezone != "", "timezone", "applies to algorithm: fixed_window only"},
+		{leaky && x.Count != "", "count", "a leaky bucket lets one through after another, whatever it costs"},
+		{len(x.Rate) > 1 && (bucket || leaky), "rate", "a " + x.Algorithm + " has one rate"},
+		{len(x.Overrides) > 0 && x.Per == "", "overrides", "apply to limits with per: key only"},
+		{len(x.Overrides) > 0 && (bucket || leaky || len(x.Rate) > 1), "overrides", "do not apply to buckets, nor to several rates"},
+	} {
+		if c.holds {
+			s.refuse(c.key, "", c.message, "")
+			return true
+		}
+	}
+	return false
+}
+
+// overridesIn are the units that some keys have of a rate's window.
+func (x *Limit) overridesIn(s section, of limit.Rate) map[string]int64 {
+	own := map[string]int64{}
+	for _, key := range slices.Sorted(maps.Keys(x.Overrides)) {
+		units, err := x.units(x.Overrides[key], of)
+		if err != nil {
+			const allowed = "a rate of the limit's window, or a whole number for a concurrency"
+			s.refuse("overrides", key, fmt.Sprintf("of key %.80q: %v", key, err), allowed)
+			continue
+		}
+		own[key] = units
+	}
+	return own
+}
+
+// units reads an override: the calls at once, or the units in the limit's window.
+func (x *Limit) units(text string, of limit.Rate) (int64, error) {
+	if x.Concurrency > 0 {
+		n, err := strconv.ParseInt(text, 10, 64)
+		return n, unless(err == nil, text, "is not a number of calls at once")
+	}
+	rate, err := limit.Parse(text, limit.Algorithm(x.Algorithm), 0, x.Timezone)
+	if err == nil && rate.Span() != of.Span() {
+		err = fmt.Errorf("%q is of another window than the limit's, %s", text, of.Length())
+	}
+	return rate.Units, err
 }
 
 func (q *Queue) check(s section) {
@@ -63,13 +149,6 @@ func (b *Budget) check(s section) {
 	s.require("rate")
 	if err := (budget.Rule{Rate: b.Rate, Burst: int64(b.Burst)}).Check(); err != nil && b.Rate.Units > 0 {
 		s.refuse("rate", "", err.Error(), "a smaller burst or a higher rate")
-	}
-}
-
-func (w *Worker) check(s section) {
-	const most = 64 // as tasks.New and the table have it
-	if n := len(w.Labels); n > most {
-		s.refuse("labels", "", fmt.Sprintf("has %d labels", n), fmt.Sprintf("%d at most", most))
 	}
 }
 

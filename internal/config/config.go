@@ -1,6 +1,6 @@
 // Package config turns flags, environment, config.yaml and defaults, in this order of precedence,
 // into one checked Config. Load reports every mistake at once, each with its place and what is allowed.
-// It ignores nothing that was written, and shows no password.
+// It ignores nothing that the file has, and shows no password.
 //
 // A setting is declared once, by its field below. Its tags are
 //
@@ -16,18 +16,13 @@
 package config
 
 import (
-	"errors"
-	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/limit"
-)
-
-// ErrNoPostgres and ErrNoRedis report that no server is configured where one is needed.
-var (
-	ErrNoPostgres = errors.New("no Postgres configured: " +
-		"set postgres.url in config.yaml, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
-	ErrNoRedis = errors.New("no Redis configured: set redis.url in config.yaml, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
 )
 
 // Config is everything that callq can be told.
@@ -60,7 +55,6 @@ type Postgres struct {
 // Redis carries attempts to the workers. Use RedisURL.
 type Redis struct {
 	URL              string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
-	CAFile           string `key:"ca_file"`               // signed the certificate of a rediss:// server; empty: the system's
 	Sentinel         string `key:"sentinel" check:"name"` // the master's name; then the URL names sentinels
 	SentinelPassword string `key:"sentinel_password" secret:"true" check:"any"`
 	Cluster          bool   `key:"cluster" default:"false" allowed:"true|false"` // the URL names nodes of a cluster
@@ -172,25 +166,97 @@ type (
 	Bytes     int64                            // a size: 256KiB, 1MiB or 1000
 )
 
-// PostgresURL returns what pgx connects to. It is empty where libpq's PG* name the server, because pgx
-// reads those. Without any it returns ErrNoPostgres.
+// PostgresURL returns what pgx connects to, or an *Error where no server is configured. It is empty where libpq's PG*
+// name the server, because pgx reads those.
 func (c *Config) PostgresURL() (string, error) {
-	if c.Postgres.URL != "" {
-		return c.Postgres.URL, nil
-	}
-	if !namesServer(c.origin.env) {
-		return "", ErrNoPostgres
-	}
-	if err := checkPostgres(""); err != nil {
-		return "", fmt.Errorf("libpq's PG* variables: %w", err)
-	}
-	return "", nil
+	return c.url("postgres.url", c.Postgres.URL, "set it, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
 }
 
-// RedisURL returns a redis://, rediss:// or unix:// URL, or ErrNoRedis.
+// RedisURL returns a redis://, rediss:// or unix:// URL, or an *Error where no server is configured.
 func (c *Config) RedisURL() (string, error) {
-	if c.Redis.URL == "" {
-		return "", ErrNoRedis
+	return c.url("redis.url", c.Redis.URL, "set it, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
+}
+
+func (c *Config) url(path, value, fix string) (string, error) {
+	if value == "" && c.Origin(path) == "default" {
+		return "", &Error{[]Problem{{Path: path, Message: "no server is configured: " + fix}}}
 	}
-	return c.Redis.URL, nil
+	return value, nil
+}
+
+// origins is how a Config was loaded.
+type origins struct {
+	settings []*setting // in the order of the keys
+	byPath   map[string]*setting
+	env      map[string]string
+}
+
+// Origin is where the value at a path such as queues.payments.timeout came from: "--postgres-url",
+// "CALLQ_HTTP_LISTEN", "config.yaml:12:5" or "default".
+func (c *Config) Origin(path string) string {
+	if s := c.origin.byPath[path]; s != nil {
+		return s.from.String()
+	}
+	return "default"
+}
+
+// Value is a setting that is in force.
+type Value struct {
+	Key    string `json:"key"`
+	Value  string `json:"value"`  // as it was written, a list with commas
+	Source string `json:"source"` // --postgres-url, CALLQ_HTTP_LISTEN, config.yaml:12:5, default
+}
+
+// Values are all settings in force, in the order of the keys, with secrets masked.
+func (c *Config) Values() []Value {
+	var all []Value
+	for _, s := range c.origin.settings {
+		if s.tag("omitempty") == "" || !s.value.IsZero() {
+			all = append(all, Value{Key: s.path, Value: s.shown(), Source: s.from.String()})
+		}
+	}
+	return all
+}
+
+// shown is a value as it was written, and a rate in its one form. A secret is masked.
+func (s *setting) shown() string {
+	switch x := s.value.Interface().(type) {
+	case Rates:
+		return strings.Join(x, ", ")
+	case limit.Rate:
+		return budget.RateString(x)
+	}
+	var texts []string
+	for _, it := range s.items {
+		texts = append(texts, strings.TrimPrefix(it.key+"="+it.text, "="))
+	}
+	text := strings.Join(texts, ", ")
+	if s.tag("secret") != "" && text != "" {
+		return redact(text, s.tag("check"))
+	}
+	return text
+}
+
+// redact returns a connection string without its password, for people to read, and nothing of another secret.
+func redact(s, check string) string {
+	password := `(?i)(password\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)`
+	switch {
+	case check == "any":
+		return "xxxxx"
+	case strings.Contains(s, "://"):
+		s = regexp.MustCompile(`(://[^:@]*:).*@`).ReplaceAllString(s, "${1}xxxxx@")
+		password = `(?i)(password=)([^&]*)`
+	}
+	return regexp.MustCompile(password).ReplaceAllString(s, "${1}xxxxx")
+}
+
+// Changed are the keys of two configurations whose values differ, in order. Where a value came from does not matter. A key
+// that only one of them has, of an entry such as a limit, is not among them.
+func Changed(a, b *Config) (keys []string) {
+	for _, s := range b.origin.settings {
+		if was := a.origin.byPath[s.path]; was != nil && !reflect.DeepEqual(was.value.Interface(), s.value.Interface()) {
+			keys = append(keys, s.path)
+		}
+	}
+	return keys
 }

@@ -78,10 +78,10 @@ func TestFileIsFound(t *testing.T) {
 		return path
 	}
 	flag, env, _ := write("flag.yaml", "debug"), write("env.yaml", "warn"), write("config.yaml", "error")
-	environ := []string{"CALLQ_CONFIG=" + env}
+	environ := map[string]string{"CALLQ_CONFIG": env}
 	for want, source := range map[string]Source{
-		"debug": {Path: flag, Environ: environ}, // -c before CALLQ_CONFIG
-		"warn":  {Environ: environ},             // before ./config.yaml
+		"debug": {Path: flag, Env: environ}, // -c before CALLQ_CONFIG
+		"warn":  {Env: environ},             // before ./config.yaml
 		"error": {},
 		"info":  {}, // none is needed
 	} {
@@ -94,7 +94,7 @@ func TestFileIsFound(t *testing.T) {
 	}
 	for name, s := range map[string]Source{
 		"-c":           {Path: filepath.Join(dir, "none.yaml")},
-		"CALLQ_CONFIG": {Environ: []string{"CALLQ_CONFIG=" + filepath.Join(dir, "none.yaml")}},
+		"CALLQ_CONFIG": {Env: map[string]string{"CALLQ_CONFIG": filepath.Join(dir, "none.yaml")}},
 		"a folder":     {Path: dir},
 	} {
 		if _, err := Load(s); err == nil || !strings.Contains(err.Error(), "cannot be read: ") {

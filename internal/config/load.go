@@ -1,9 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -17,33 +17,28 @@ import (
 
 // Source is what Load reads from.
 type Source struct {
-	Path    string            // the file that -c names; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
-	Flags   map[string]string // what flags set, by path: "postgres.url" is --postgres-url
-	Environ []string          // as os.Environ()
+	Path  string            // the file that -c names; empty: CALLQ_CONFIG, ./config.yaml, /etc/callq/config.yaml
+	Flags map[string]string // what flags set, by path: "postgres.url" is --postgres-url
+	Env   map[string]string // the environment
 }
 
 // Load reads and checks the configuration. A file must exist only if it was named. The error is an
 // *Error with everything that is wrong.
 func Load(s Source) (*Config, error) {
-	env := map[string]string{}
-	for _, e := range s.Environ {
-		name, value, _ := strings.Cut(e, "=")
-		env[name] = value
-	}
-	names := []string{s.Path, env["CALLQ_CONFIG"], "config.yaml", "/etc/callq/config.yaml"}
+	names := []string{s.Path, s.Env["CALLQ_CONFIG"], "config.yaml", "/etc/callq/config.yaml"}
 	for i, name := range names {
 		if name == "" {
 			continue
 		}
-		text, err := readFile(name)
+		text, err := os.ReadFile(name)
 		if err == nil {
-			return load(name, text, env, s.Flags)
+			return load(name, text, s.Env, s.Flags)
 		}
 		if named := i < 2; named || !errors.Is(err, fs.ErrNotExist) {
 			return nil, &Error{Problems: []Problem{{source: source{Source: name}, Message: "cannot be read: " + reason(err)}}}
 		}
 	}
-	return load("", nil, env, s.Flags)
+	return load("", nil, s.Env, s.Flags)
 }
 
 // Default returns the configuration that holds where nothing is configured.
@@ -55,25 +50,9 @@ func Default() *Config {
 	return c
 }
 
-// maxSize bounds what callq reads of a file. A larger one could take all memory of a process that reloads.
-const maxSize = 1 << 20
-
-func readFile(name string) ([]byte, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
-	if len(text) > maxSize {
-		return nil, fmt.Errorf("it is larger than %d bytes, and no configuration is", maxSize)
-	}
-	return text, err
-}
-
 // readSecret reads a file that holds nothing but a secret.
 func readSecret(name string) (string, error) {
-	raw, err := readFile(name)
+	raw, err := os.ReadFile(name)
 	text := strings.TrimSpace(string(raw))
 	if err == nil && text == "" {
 		err = errors.New("it is empty")
@@ -91,17 +70,15 @@ func reason(err error) string {
 
 // loader fills a Config from its sources and collects what is wrong with them.
 type loader struct {
-	config    *Config
-	flags     map[string]string
-	variables map[string]string // the path of each environment variable
-	problems  []Problem
+	config   *Config
+	flags    map[string]string
+	problems []Problem
 }
 
 func load(name string, text []byte, env, flags map[string]string) (*Config, error) {
 	c := &Config{File: name, origin: origins{env: env, byPath: map[string]*setting{}}}
-	l := &loader{config: c, flags: flags, variables: map[string]string{}}
+	l := &loader{config: c, flags: flags}
 	l.section(reflect.ValueOf(c).Elem(), l.parse(text), "")
-	c.origin.warnings = strays(env, l.variables)
 	if len(l.problems) > 0 {
 		return nil, l.err()
 	}
@@ -119,14 +96,9 @@ func (l *loader) setting(s *setting, n *yaml.Node) *setting {
 	if n != nil {
 		l.setNode(s, n)
 	}
-	name := variable(s.path)
-	at := source{Source: name, rank: rankEnv}
-	if other, twice := l.variables[name]; twice && o.env[name] != "" {
-		l.fail(at, s.path, "could be "+other+" or "+s.path, "names that differ in letters or digits")
-	} else if o.env[name] != "" {
-		l.setText(s, at, o.env[name])
+	if name := variable(s.path); o.env[name] != "" {
+		l.setText(s, source{Source: name, rank: rankEnv}, o.env[name])
 	}
-	l.variables[name] = s.path
 	if text, ok := l.flags[s.path]; ok {
 		l.setText(s, source{Source: "--" + strings.NewReplacer(".", "-", "_", "-").Replace(s.path), rank: rankFlag}, text)
 	}
@@ -166,14 +138,234 @@ func variable(path string) string {
 	return "CALLQ_" + regexp.MustCompile(`[^A-Z0-9]`).ReplaceAllString(strings.ToUpper(path), "_")
 }
 
-// strays are variables named as a section's, though no setting is. They need not be mistakes: another program may read them.
-func strays(env, variables map[string]string) (found []string) {
-	sections := strings.ToUpper(strings.Join(keysOf(reflect.TypeFor[Config]()), "|"))
-	others := `_(SERVICE_HOST|(SERVICE_)?PORT)(_|$)|_BIN$` // of Kubernetes, and of internal/local
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		if env[name] != "" && variables[name] == "" && matches("^CALLQ_("+sections+")_", name) && !matches(others, name) {
-			found = append(found, name+" is not a setting, or of a limit, queue or budget that the file does not have")
+// setting is one value of a Config, what its tags say of it, and where it came from.
+type setting struct {
+	path  string
+	tags  reflect.StructTag
+	value reflect.Value // in the Config
+	from  source
+	items []item // that it was read from: one, or those of a list or mapping
+}
+
+type item struct {
+	key, text string
+	from      source
+}
+
+func (s *setting) tag(name string) string { return s.tags.Get(name) }
+
+func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), ruleOf(s.tag("check")).allowed) }
+
+// mayBeEmpty tells whether empty text leaves the setting unset, so that `url: ${DATABASE_URL}`
+// without that variable says nothing.
+func (s *setting) mayBeEmpty() bool {
+	return s.tag("default") == "" && s.value.Kind() == reflect.String
+}
+
+// section fills a struct from a mapping, which may be nil, and lets it check itself.
+func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
+	known := keysOf(v.Type())
+	given, ok := l.mapping(n, path, strings.Join(known, ", "), func(key string) error {
+		if slices.Contains(known, key) {
+			return nil
+		}
+		return errors.New("is not a key of " + cmp.Or(path, "the file"))
+	})
+	for f, value := range v.Fields() {
+		key := f.Tag.Get("key")
+		node, child := given[key], join(path, key)
+		switch {
+		case key == "":
+		case value.Kind() == reflect.Map && value.Type().Elem().Kind() == reflect.Struct:
+			l.entries(value, node, child, f.Tag.Get("always"))
+		case value.Kind() == reflect.Struct && len(keysOf(value.Type())) > 0:
+			l.section(value, node, child)
+		default:
+			s := l.setting(&setting{path: child, tags: f.Tag, value: value}, node)
+			if s.tag("secret") != "" {
+				text := reflect.New(reflect.TypeFor[string]()).Elem()
+				l.secret(s, l.setting(&setting{path: child + "_file", value: text}, given[key+"_file"]))
+			}
 		}
 	}
-	return found
+	if c, is := v.Addr().Interface().(interface{ check(section) }); is && ok {
+		c.check(section{l, path, l.at(n)})
+	}
 }
+
+// entries fills a map of sections, such as limits, by name.
+func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
+	given, _ := l.mapping(n, path, ruleOf("name").allowed, checkName)
+	if always != "" && given[always] == nil {
+		given[always] = nil
+	}
+	v.Set(reflect.MakeMap(v.Type()))
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		entry := reflect.New(v.Type().Elem()).Elem()
+		l.section(entry, given[name], join(path, name))
+		v.SetMapIndex(reflect.ValueOf(name), entry)
+	}
+}
+
+// mapping returns what a mapping gives its keys. No value is an empty mapping: `queues:` with its
+// entries commented out.
+func (l *loader) mapping(n *yaml.Node, path, allowed string, check func(key string) error) (map[string]*yaml.Node, bool) {
+	given := map[string]*yaml.Node{}
+	if n == nil || isNull(n) {
+		return given, true
+	}
+	if n.Kind != yaml.MappingNode {
+		l.fail(l.at(n), path, "must be a mapping of keys to values", allowed)
+		return given, false
+	}
+	for pair := range slices.Chunk(n.Content, 2) {
+		key, value := pair[0], pair[1]
+		err := check(key.Value)
+		if first, twice := given[key.Value]; twice {
+			err = fmt.Errorf("is given twice, first on line %d", first.Line)
+		}
+		if key.Kind != yaml.ScalarNode {
+			err = errors.New("a key must be plain text")
+		}
+		if err != nil {
+			l.fail(l.at(key), join(path, key.Value), err.Error(), allowed)
+			continue
+		}
+		given[key.Value] = value
+	}
+	return given, true
+}
+
+func keysOf(t reflect.Type) (keys []string) {
+	for f := range t.Fields() {
+		if key := f.Tag.Get("key"); key != "" {
+			keys = append(keys, key)
+		}
+		if f.Tag.Get("secret") != "" {
+			keys = append(keys, f.Tag.Get("key")+"_file")
+		}
+	}
+	return keys
+}
+
+func join(path, key string) string {
+	if path == "" || key == "" {
+		return path + key
+	}
+	return path + "." + key
+}
+
+// setText gives a setting what is written outside of the file: a list as a,b and a mapping as a=1,b=2.
+func (l *loader) setText(s *setting, from source, text string) {
+	items := []item{{"", text, from}}
+	if kind := s.value.Kind(); kind == reflect.Map || kind == reflect.Slice {
+		items = nil
+		for part := range strings.SplitSeq(strings.ReplaceAll(text, ", sliding window", ""), ",") {
+			key, value, _ := strings.Cut(part, "=")
+			if kind == reflect.Slice {
+				key, value = "", part
+			}
+			items = append(items, item{strings.TrimSpace(key), value, from})
+		}
+	}
+	l.assign(s, from, items)
+}
+
+// setNode gives a setting what the file says: a value, a list or a mapping. A list of one may be written as its item.
+func (l *loader) setNode(s *setting, n *yaml.Node) {
+	at, items := l.at(n), []item{}
+	switch kind := s.value.Kind(); {
+	case kind == reflect.Map:
+		given, _ := l.mapping(n, s.path, s.allowed(), func(string) error { return nil })
+		for _, key := range slices.Sorted(maps.Keys(given)) {
+			items = append(items, l.item(s, given[key], key)...)
+		}
+	case kind == reflect.Slice && n.Kind == yaml.SequenceNode:
+		for _, child := range n.Content {
+			items = append(items, l.item(s, child, "")...)
+		}
+	case kind == reflect.Slice && isNull(n):
+		return
+	default:
+		if items = l.item(s, n, ""); len(items) > 0 {
+			at = items[0].from
+		}
+	}
+	l.assign(s, at, items)
+}
+
+// item reads a scalar, with ${VAR} expanded. It returns none where that is a mistake.
+func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
+	at := l.at(n)
+	if n.Kind == yaml.ScalarNode && s.tag("secret") == "" && s.tag("hide") == "" {
+		at.text = Quote(n.Value)
+	}
+	text, err := expand(n.Value, l.config.origin.env)
+	switch {
+	case n.Kind != yaml.ScalarNode:
+		err = errors.New("must be a single value")
+	case isNull(n):
+		err = errors.New("has no value")
+	case err == nil && text == "" && n.Value != "" && !s.mayBeEmpty():
+		err = errors.New(n.Value + " is not set")
+	}
+	if err != nil {
+		l.fail(at, s.path, err.Error(), s.allowed())
+		return nil
+	}
+	return []item{{key, text, at}}
+}
+
+// expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
+// stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
+func expand(s string, env map[string]string) (text string, err error) {
+	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
+	text = reference.ReplaceAllStringFunc(s, func(match string) string {
+		parts := reference.FindStringSubmatch(match)
+		name, fallback := parts[1], parts[2]
+		value := env[name]
+		switch {
+		case match == "$${":
+			return "${"
+		case name == "" || strings.Contains(fallback, "${"):
+			err = errors.New("has a ${ that names no variable: write ${VAR} or ${VAR:-default}, and $${ for ${ itself")
+		case value == "" && fallback != "":
+			value = strings.TrimPrefix(fallback, ":-")
+		case value == "" && match != s:
+			err = fmt.Errorf("${%s} is not set: write ${%s:-} if it may be empty", name, name)
+		}
+		return value
+	})
+	return text, err
+}
+
+// assign gives a setting the items of one source. It reports bad ones, and leaves them out.
+func (l *loader) assign(s *setting, from source, items []item) {
+	if len(items) == 1 && strings.TrimSpace(items[0].text) == "" && s.mayBeEmpty() {
+		return
+	}
+	s.from, s.items = from, items
+	kind := s.value.Kind()
+	if kind == reflect.Slice || kind == reflect.Map {
+		s.value.SetZero()
+	}
+	for i, it := range items {
+		items[i].text = strings.TrimSpace(it.text)
+		value, err := s.parse(items[i].text)
+		switch {
+		case err != nil:
+			l.fail(it.from, s.path, err.Error(), s.allowed())
+		case kind == reflect.Slice:
+			s.value.Set(reflect.Append(s.value, value))
+		case kind == reflect.Map && s.value.IsNil():
+			s.value.Set(reflect.MakeMap(s.value.Type()))
+			fallthrough
+		case kind == reflect.Map:
+			s.value.SetMapIndex(reflect.ValueOf(it.key), value)
+		default:
+			s.value.Set(value.Convert(s.value.Type()))
+		}
+	}
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }

@@ -46,7 +46,7 @@ const (
 
 func (s source) String() string {
 	if s.Line > 0 {
-		return fmt.Sprintf("%s:%d", s.Source, s.Line)
+		return fmt.Sprintf("%s:%d:%d", s.Source, s.Line, s.Column)
 	}
 	return cmp.Or(s.Source, "default")
 }
@@ -85,12 +85,7 @@ func (p Problem) String() string {
 }
 
 // Place is where the mistake stands: config.yaml:7:18, or a variable or flag.
-func (p Problem) Place() string {
-	if p.Line > 0 {
-		return fmt.Sprintf("%s:%d:%d", p.Source, p.Line, p.Column)
-	}
-	return p.Source
-}
+func (p Problem) Place() string { return p.source.String() }
 
 func (l *loader) fail(at source, path, message, allowed string) {
 	l.problems = append(l.problems, Problem{source: at, Path: path, Message: message, Allowed: allowed})

@@ -1,16 +1,13 @@
 package local
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 )
@@ -36,39 +33,31 @@ func (p Program) Command(ctx context.Context, binary string, args ...string) *ex
 // FindPostgres finds Postgres's binaries. Its error says how to install them.
 func FindPostgres() (Program, error) {
 	p, err := Find("postgres", []string{"postgres", "initdb"})
-	return p, hint(err, "CALLQ_POSTGRES_BIN", "postgresql", "postgresql@17")
+	return p, hint(err, "postgresql", "postgresql@17")
 }
 
 // FindRedis finds redis-server, or else Valkey. Its error says how to install it.
 func FindRedis() (Program, error) {
 	p, err := Find("redis", []string{"redis-server"}, []string{"valkey-server"})
-	return p, hint(err, "CALLQ_REDIS_BIN", "redis-server", "redis")
+	return p, hint(err, "redis-server", "redis")
 }
 
-func hint(err error, variable, apt, brew string) error {
-	if !errors.Is(err, ErrMissing) {
-		return err
+func hint(err error, apt, brew string) error {
+	if err == nil {
+		return nil
 	}
 	return fmt.Errorf("%w\nrun `make deps` in a clone of callq, `apt-get install %s` or `brew install %s`, "+
-		"or set %s to the folder of its binaries", err, apt, brew, variable)
+		"or put the folder of its binaries on PATH", err, apt, brew)
 }
 
-// Find finds a program. Any of the sets will do, if all its binaries stand in one folder. The variable
-// CALLQ_<NAME>_BIN may name that folder; otherwise Find looks on PATH, in the folders where systems and
-// Homebrew put programs, the newest version first, and in Unpacked(name).
+// Find finds a program, or fails with ErrMissing. Any of the sets will do, if all its binaries stand in one folder. Find
+// looks on PATH, in the folders where systems and Homebrew put programs, the newest version first, and in Unpacked(name).
 func Find(name string, sets ...[]string) (Program, error) {
-	variable := "CALLQ_" + strings.ToUpper(name) + "_BIN"
-	if path := os.Getenv(variable); path != "" {
-		if p, ok := in(path, name, sets); ok {
-			return p, nil
-		}
-		return Program{}, fmt.Errorf("%s=%s: no %s there", variable, path, strings.Join(sets[0], " and "))
-	}
 	dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), func(dir string) bool { return !filepath.IsAbs(dir) })
 	folders := folders(name)
 	for _, pattern := range folders {
 		found, _ := filepath.Glob(pattern) // fails for a bad pattern only
-		slices.SortFunc(found, func(a, b string) int { return cmp.Compare(version(b), version(a)) })
+		slices.Reverse(found)              // the newest first: versions have two digits
 		dirs = append(dirs, found...)
 	}
 	for _, dir := range dirs {
@@ -124,11 +113,4 @@ func Unpacked(name string) string {
 		return ""
 	}
 	return filepath.Join(dir, "callq", name)
-}
-
-// version is the last number in a path: 17 in /usr/lib/postgresql/17/bin.
-func version(path string) int {
-	numbers := regexp.MustCompile(`\d+`).FindAllString(path, -1)
-	n, _ := strconv.Atoi(append([]string{"0"}, numbers...)[len(numbers)])
-	return n
 }

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
@@ -107,23 +106,19 @@ func startEmbedded() (url string, stop func() error, err error) {
 		return "", nil, fmt.Errorf("start miniredis: %w", err)
 	}
 	stopped := make(chan struct{})
-	var ticking sync.WaitGroup
-	ticking.Go(func() { // miniredis has no clock: without this no key expires
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
+	go func() { // miniredis has no clock: without this no key expires
 		for last := time.Now(); ; {
 			select {
 			case <-stopped:
 				return
-			case now := <-tick.C:
+			case now := <-time.After(100 * time.Millisecond):
 				server.FastForward(now.Sub(last))
 				last = now
 			}
 		}
-	})
+	}()
 	return "redis://:" + secret + "@" + server.Addr(), func() error {
 		close(stopped)
-		ticking.Wait()
 		server.Close()
 		return nil
 	}, nil
