@@ -50,10 +50,7 @@ func TestStaged(t *testing.T) {
 			'client backend' AS backend_type, 'active' AS state, 'SELECT 1' AS query, '1'::xid AS backend_xmin, NULL::xid AS backend_xid,
 			now() - interval '` + age + `' AS xact_start, now() AS backend_start;`
 	}
-	function := func(name, result string) string {
-		return `CREATE FUNCTION public.` + name + ` LANGUAGE sql AS $$ SELECT ` + result + ` $$;`
-	}
-	standby := function("pg_is_in_recovery() RETURNS boolean", "true")
+	const standby = `CREATE FUNCTION public.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;`
 	for name, c := range map[string]struct {
 		ask       string
 		stage     string
@@ -64,9 +61,13 @@ func TestStaged(t *testing.T) {
 		"fsync on":            {settingsSQL, setting("fsync", "on", "default"), "", "", ""},
 		"autovacuum":          {settingsSQL, setting("autovacuum", "off", "default"), Problem, "grow without end", "ALTER SYSTEM"},
 		"a role's setting":    {settingsSQL, setting("synchronous_commit", "off", "user"), Problem, "lost in a crash", "ALTER ROLE "},
+		"isolation":           {settingsSQL, setting("default_transaction_isolation", "repeatable read", "database"), Problem, "repeatable read", "ALTER DATABASE "},
+		"as it should be":     {settingsSQL, setting("default_transaction_isolation", "read committed", "default"), "", "", ""},
+		"read only":           {settingsSQL, setting("default_transaction_read_only", "on", "client"), Problem, "nothing can be inserted", "connection's options"},
+		"no timeout":          {settingsSQL, setting("statement_timeout", "0", "user"), "", "", ""},
+		"a short timeout":     {settingsSQL, setting("statement_timeout", "29999", "user"), Note, "cut short", "statement_timeout = 0"},
 		"a long timeout":      {settingsSQL, setting("statement_timeout", "30000", "user"), "", "", ""},
-		"a standby":           {settingsSQL, setting("default_transaction_read_only", "on", "default") + standby, Problem, "standby", "primary"},
-		"an old version":      {settingsSQL, setting("fsync", "on", "default") + function("current_setting(name text) RETURNS text", "'130010'"), Problem, "version 13", "14 or newer"},
+		"a standby":           {settingsSQL, setting("fsync", "on", "default") + standby, Problem, "standby", "primary"},
 		"an old slot":         {snapshotsSQL, slot("'1'"), Problem, "replication slot s1 (physical) holds a snapshot, and 2147483647 transactions began", "pg_drop_replication_slot('s1')"},
 		"a young slot":        {snapshotsSQL, slot("pg_current_xact_id()"), "", "", ""},
 		"an old transaction":  {snapshotsSQL, session("1 hour"), Problem, "session 7 (ann, report) holds a snapshot that is 01:00:0", "pg_terminate_backend(7)"},
@@ -90,6 +91,20 @@ func TestStaged(t *testing.T) {
 				t.Errorf("found %+v, want %s, %q, %q", found, c.level, c.what, c.fix)
 			}
 		})
+	}
+}
+
+// A server that is too old is said before any of callq's tables is looked at.
+func TestOldServer(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewWith(t, map[string]string{"search_path": "public, pg_catalog"})
+	const old = `CREATE FUNCTION public.current_setting(name text) RETURNS text LANGUAGE sql AS $$ SELECT '130010' $$`
+	if _, err := pool.Exec(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	found, err := version(t.Context(), pool)
+	if err != nil || found[0].Level != Problem || !strings.Contains(found[0].What, "version 13") || !strings.Contains(found[0].Fix, "14 or newer") {
+		t.Errorf("%+v, %v", found, err)
 	}
 }
 

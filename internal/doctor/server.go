@@ -57,8 +57,9 @@ UNION ALL
 SELECT 'note', format('limit %s has a rate that an operator set, not the configuration''s', name), 'callq limits reset ' || name
 FROM call_limits WHERE config IS NOT NULL AND queues <> '{}'`
 
-// Settings of Postgres that callq depends on: the value that is bad (” for a rule of its own, below), and the good
-// one. callq's connections set some for themselves; these are what producers and Postgres's own processes get.
+// Settings of Postgres that callq depends on: the values that are bad, as a regular expression, and the good one. callq's
+// connections set some for themselves; these are what producers and Postgres's own processes get. A statement_timeout is bad
+// below 30 s.
 const settingsSQL = `
 SELECT s.level, format('%s is %s: %s', c.name, c.setting, s.why) AS what,
     CASE c.source
@@ -75,18 +76,11 @@ JOIN (VALUES
     ('autovacuum', 'off', 'on', 'problem', 'tables that callq changes all the time grow without end'),
     ('track_counts', 'off', 'on', 'problem', 'autovacuum does nothing without it'),
     ('session_replication_role', 'replica', 'origin', 'problem', 'triggers do not fire: calls that are inserted are not found'),
-    ('default_transaction_isolation', '', '''read committed''', 'problem', 'callq''s statements count on read committed'),
-    ('default_transaction_read_only', '', 'off', 'problem', 'nothing can be inserted or claimed'),
-    ('statement_timeout', '', '0', 'note', 'retention and vacuum may be cut short')
-) s (name, bad, good, level, why) ON s.name = c.name
-WHERE CASE c.name
-    WHEN 'default_transaction_isolation' THEN c.setting <> 'read committed'
-    WHEN 'default_transaction_read_only' THEN c.setting = 'on' AND NOT pg_is_in_recovery()
-    WHEN 'statement_timeout' THEN c.setting::bigint BETWEEN 1 AND 29999
-    ELSE c.setting = s.bad END
-UNION ALL
-SELECT 'problem', format('Postgres is version %s', v / 10000), 'upgrade it to 14 or newer'
-FROM current_setting('server_version_num') AS n, CAST(n AS integer) AS v WHERE v < 140000
+    ('default_transaction_isolation', 'serializable|repeatable read|read uncommitted', '''read committed''', 'problem',
+        'callq''s statements count on read committed'),
+    ('default_transaction_read_only', 'on', 'off', 'problem', 'nothing can be inserted or claimed'),
+    ('statement_timeout', '[1-9]\d{0,3}|[12]\d{4}', '0', 'note', 'retention and vacuum may be cut short')
+) s (name, bad, good, level, why) ON s.name = c.name AND c.setting ~ ('^(' || s.bad || ')$')
 UNION ALL
 SELECT 'problem', 'this Postgres is a standby: nothing can be inserted or claimed', 'set postgres.url to the primary'
 WHERE pg_is_in_recovery()`
