@@ -256,7 +256,7 @@ func TestStatus(t *testing.T) {
 	if l := s.Limits[0]; l.Name != "api" || l.Occupied != 5 || l.Room != 0 || l.State != "open" || l.Rate != "5 per 1m, sliding window" {
 		t.Errorf("the limit: %+v", l)
 	}
-	if len(s.Unhandled) != 2 || s.Unhandled[1].Task != "sms" {
+	if u := s.Unhandled; len(u) != 3 || u[0].Waiting != 3 || u[1].Queue != "mial" || u[2].Task != "sms" {
 		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
 	}
 	if s.Oldest == nil || s.Oldest.ID != 1 {

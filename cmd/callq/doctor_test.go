@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/local"
 )
@@ -82,7 +83,7 @@ func (w world) afterwards(sql string) { w.t.Helper(); w.t.Cleanup(func() { w.exe
 type harmed struct {
 	harm  func(*world)
 	check string // "": there is nothing to find
-	level doctor.Level
+	level admin.Level
 	what  string
 	fix   string
 }
@@ -125,11 +126,10 @@ func TestDoctor(t *testing.T) {
 		{"notes", exitDone, []harmed{
 			{sql(`ALTER FUNCTION enqueue_call OWNER TO postgres`), "owner", doctor.Note, "belong to a superuser, postgres", "docs/operating.md"},
 			{sql(`ALTER DATABASE own SET statement_timeout = '2s'`), "settings", doctor.Note, "cut short", "SET statement_timeout = 0"},
-			{func(w *world) { w.do("limits", "set", "api", "5/1h") }, "limits", doctor.Note, "limit api has a rate that an operator set", "callq limits reset api"},
+			{func(w *world) { w.do("limits", "set", "api", "5/1h") }, "set by hand", doctor.Note, "limit api has a rate that an operator set", "callq limits reset api"},
 			{sql(`UPDATE call_limits SET known_at = now(), missing_until = now() + interval '1 hour'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
-			{sql(`INSERT INTO call_clock_gains (at, by) VALUES (now() - interval '1 min', '20 s'), (now() - interval '2 h', '20 s')`), "clock steps", doctor.Note, "set forward by 20s at", "nothing: what was used"},
-			{func(w *world) { w.do("queues", "pause", "default") }, "pauses", doctor.Note, "queue default is paused", "callq queues resume default"},
-			{func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "pauses", doctor.Note, "1 keys of limit api are paused", "callq limits resume api --key"},
+			{func(w *world) { w.do("queues", "pause", "default") }, "set by hand", doctor.Note, "queue default is paused: by an operator", "callq queues resume default"},
+			{func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "set by hand", doctor.Note, "limit api, key acct_42 is paused: by an operator", "callq limits resume api --key acct_42"},
 		}},
 		{"no schema", exitFindings, []harmed{
 			{sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "not in this database", "callq migrate up"},

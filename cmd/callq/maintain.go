@@ -49,13 +49,6 @@ func maintainStatus(ctx context.Context, db *database, _ []string) (err error) {
 	if m.Retention, err = maintenance.DryRun(ctx, db.Pool, keep); err != nil {
 		return err
 	}
-	for _, t := range m.Tables {
-		for _, at := range []*time.Time{t.LastVacuum, t.LastAnalyze} {
-			if at != nil {
-				*at = at.UTC()
-			}
-		}
-	}
 	return db.show(m, func(w io.Writer) { printMaintenance(w, &m) })
 }
 

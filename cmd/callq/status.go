@@ -82,7 +82,7 @@ func printStatus(to io.Writer, s *admin.Status) {
 	workerTable(s.At).below(to, s.Workers)
 	fmt.Fprintln(to)
 	for _, p := range s.Problems() {
-		if !p.Note {
+		if p.Level == admin.Problem {
 			fmt.Fprintln(to, printable(p.What))
 		}
 	}
@@ -95,8 +95,8 @@ func printStatus(to io.Writer, s *admin.Status) {
 func workerTable(now time.Time) table[admin.Worker] {
 	return table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
 		beat := admin.Ago(now, w.BeatAt)
-		if state := w.StateText(); state != "" {
-			beat += ": " + state
+		if !w.Live {
+			beat += ": stopped or dead"
 		}
 		return []any{w.ID, w.Pool, short(strings.Join(w.Tasks, ",")), fmt.Sprintf("%d of %d", w.Running, w.Slots), beat}
 	}}

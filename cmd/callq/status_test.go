@@ -20,7 +20,7 @@ func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 		INSERT INTO call_queue (queue) VALUES ('payments');
 		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
-	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait\n"
+	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait in queue payments\n"
 	has(t, w.do("status"), says)
 	w.exec(`UPDATE call_workers SET labels = '{ip-b,ip-a}'`)
 	if text := w.do("status"); strings.Contains(text, "no live worker") {

@@ -9,49 +9,53 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/ledger"
 )
 
-// reader reads from a pool or within a transaction. Its first error ends the reading: what is read after that is empty.
+// Pool begins transactions, as a *pgxpool.Pool does.
+type Pool interface {
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}
+
+// reader reads within a snapshot, so that all its statements see the same state. Its first error ends the reading: what
+// is read after that is empty.
 type reader struct {
 	ctx context.Context
-	db  ledger.DB
-	now time.Time // Postgres's clock, within a snapshot
+	tx  pgx.Tx
+	now time.Time // Postgres's clock
 	err error
 }
 
-// inSnapshot runs read, whose statements all see the same state. It turns off the compiling of plans, which takes longer
-// than they run.
-func inSnapshot(ctx context.Context, pool *pgxpool.Pool, read func(*reader)) error {
+// snapshot returns what read makes of one state. It turns off the compiling of plans, which takes longer than they run.
+func snapshot[T any](ctx context.Context, pool Pool, read func(*reader) T) (found T, err error) {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	return pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
-		r := &reader{ctx: ctx, db: tx}
-		begun := one[struct{ Now time.Time }](r, "read the clock", `SELECT clock_timestamp() AS now FROM set_config('jit', 'off', true)`)
-		if r.err == nil {
+	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
+		r := &reader{ctx: ctx, tx: tx}
+		if begun := one[struct{ Now time.Time }](r, "read the clock", clockSQL); begun != nil {
 			r.now = begun.Now
-			read(r)
+			found = read(r)
 		}
 		return r.err
 	})
+	return found, err
 }
+
+const clockSQL = `SELECT clock_timestamp() AS now FROM set_config('jit', 'off', true)`
 
 // Collect returns the rows of a query, an empty slice if there are none. Their times are in UTC; what names the query in
 // an error.
 func Collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	if rows.Conn() != nil {
-		rows.Conn().TypeMap().RegisterType(&pgtype.Type{
+	rows, _ := db.Query(ctx, sql, args...)
+	if conn := rows.Conn(); conn != nil {
+		conn.TypeMap().RegisterType(&pgtype.Type{
 			Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC},
 		})
 	}
@@ -63,12 +67,10 @@ func Collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ..
 }
 
 // list is Collect for a reader.
-func list[T any](r *reader, what, sql string, args ...any) []T {
-	if r.err != nil {
-		return nil
+func list[T any](r *reader, what, sql string, args ...any) (found []T) {
+	if r.err == nil {
+		found, r.err = Collect[T](r.ctx, r.tx, what, sql, args...)
 	}
-	found, err := Collect[T](r.ctx, r.db, what, sql, args...)
-	r.err = err
 	return found
 }
 
@@ -79,13 +81,6 @@ func one[T any](r *reader, what, sql string, args ...any) *T {
 		return nil
 	}
 	return &found[0]
-}
-
-// check keeps the error of what another package read.
-func (r *reader) check(err error) {
-	if r.err == nil {
-		r.err = err
-	}
 }
 
 // Printable replaces what could move the terminal's cursor or reverse a line. Producers may have written anything.
@@ -106,39 +101,27 @@ func Short(s string) string {
 	return s
 }
 
-// Instant writes a time in UTC; nil is a dash.
-func Instant(t *time.Time) string {
-	if t == nil {
-		return "-"
-	}
-	return t.UTC().Format("2006-01-02 15:04:05Z")
-}
-
 // Ago says how long before now something was.
 func Ago(now, at time.Time) string {
 	return max(0, now.Sub(at)).Round(100*time.Millisecond).String() + " ago"
 }
 
-// Text writes a value, a time in UTC; nil is a dash.
+// Text writes a value or what a pointer points to: a time in UTC, nil as a dash.
 func Text(value any) string {
-	switch v := value.(type) {
-	case time.Time:
-		return Instant(&v)
-	case *time.Time:
-		return Instant(v)
-	case *string:
-		if v != nil {
-			return *v
+	if v := reflect.ValueOf(value); v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return "-"
 		}
-	case *int:
-		if v != nil {
-			return fmt.Sprint(*v)
-		}
-	default:
-		return fmt.Sprint(v)
+		value = v.Elem().Interface()
 	}
-	return "-"
+	if at, ok := value.(time.Time); ok {
+		return at.UTC().Format("2006-01-02 15:04:05Z")
+	}
+	return fmt.Sprint(value)
 }
+
+// Instant writes a time in UTC; nil is a dash.
+func Instant(t *time.Time) string { return Text(t) }
 
 // Dash writes an empty text as a dash.
 func Dash(s string) string { return cmp.Or(s, "-") }

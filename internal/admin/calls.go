@@ -40,14 +40,14 @@ type Call struct {
 // ListCalls returns the newest calls that fit the filter, at most limit of them, newest first. It goes through the calls by
 // id until it has enough: to find what is rare among a million takes some tenths of a second.
 func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, error) {
-	args := f.args()
+	where, args := f.where()
 	args["limit"] = max(limit, 0)
-	return Collect[Call](ctx, db, "list calls", f.listSQL(), args)
+	newest := `SELECT c.id FROM call_queue c WHERE ` + where + ` ORDER BY c.id DESC LIMIT @limit`
+	return Collect[Call](ctx, db, "list calls", listSQL+` WHERE id = ANY (ARRAY(`+newest+`)) ORDER BY id DESC`, args)
 }
 
 // The years are those that JSON can write. A CASE keeps NULL, which least and greatest pass over.
-func (f Filter) listSQL() string {
-	return `
+const listSQL = `
 WITH years (first, last) AS (
     VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
 )
@@ -58,48 +58,36 @@ SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, 
     least(greatest(created_at, first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
     CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at
-FROM call_queue c, years
-WHERE id = ANY (ARRAY(SELECT c.id FROM call_queue c WHERE ` + f.whereSQL() + ` ORDER BY c.id DESC LIMIT @limit))
-ORDER BY id DESC`
-}
+FROM call_queue c, years`
 
 // CountCalls returns how many calls fit the filter. It goes through all calls, unless the filter asks only for
 // dispatched or failed ones.
 func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
-	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls",
-		`SELECT count(*) FROM call_queue c WHERE `+f.whereSQL(), f.args())
+	where, args := f.where()
+	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls", `SELECT count(*) FROM call_queue c WHERE `+where, args)
 	if err != nil {
 		return 0, err
 	}
 	return counted[0].Count, nil
 }
 
-// args are the parameters of whereSQL.
-func (f Filter) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "before": f.Before}
-}
-
-// whereSQL is a condition on the calls c. An explicit NULL means the column's default.
-func (f Filter) whereSQL() string {
-	only := func(status callqueue.Status) bool { return slices.Equal(f.Statuses, []callqueue.Status{status}) }
-	where := "true"
-	for _, c := range []struct {
-		asked bool
-		sql   string
-	}{
-		{len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])"},
-		{only(callqueue.StatusFailed), "c.failed_at IS NOT NULL"}, // call_queue_failed_idx
-		{only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)"},
-		{f.Queue != "", "coalesce(c.queue, 'default') = @queue::text"},
-		{f.Task != "", "coalesce(c.task, 'http') = @task::text"},
-		{f.Key != nil, "coalesce(c.key, '') = @key::text"},
-		{f.Before > 0, "c.id < @before::bigint"},
-	} {
-		if c.asked {
-			where += " AND " + c.sql
+// where is a condition on the calls c, with its arguments. An explicit NULL means the column's default.
+func (f Filter) where() (sql string, args pgx.NamedArgs) {
+	sql = "true"
+	and := func(asked bool, condition string) {
+		if asked {
+			sql += " AND " + condition
 		}
 	}
-	return where
+	only := func(status callqueue.Status) bool { return slices.Equal(f.Statuses, []callqueue.Status{status}) }
+	and(len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])")
+	and(only(callqueue.StatusFailed), "c.failed_at IS NOT NULL") // call_queue_failed_idx
+	and(only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)")
+	and(f.Queue != "", "coalesce(c.queue, 'default') = @queue::text")
+	and(f.Task != "", "coalesce(c.task, 'http') = @task::text")
+	and(f.Key != nil, "coalesce(c.key, '') = @key::text")
+	and(f.Before > 0, "c.id < @before::bigint")
+	return sql, pgx.NamedArgs{"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "before": f.Before}
 }
 
 // Attempt is a row of the ledger, or an open attempt, whose outcome is empty.

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 )
 
@@ -37,28 +36,18 @@ type demand struct {
 	Hours   map[string]string `db:"hours"`   // of the queues in which calls wait, if they have some
 }
 
-// heldUp names a queue that is outside its hours, or closes before then; empty: there is none.
-func (d demand) heldUp(now, until time.Time) string {
-	for _, queue := range slices.Sorted(maps.Keys(d.Hours)) {
-		if h := hoursAt(d.Hours[queue], now); h.OutsideHours || h.HoursUntil != nil && h.HoursUntil.Before(until) {
-			return fmt.Sprintf("queue %s is %s", queue, h.state)
-		}
-	}
-	return ""
-}
-
 // ReadForecasts makes a forecast for each limit that is named (nil: all), in the order of [ReadLimits].
-func ReadForecasts(ctx context.Context, db ledger.DB, names []string) ([]Forecast, error) {
-	r := &reader{ctx: ctx, db: db}
-	limits, demands := r.limits(names, nil), map[string]demand{}
-	for _, d := range list[demand](r, "read what waits", demandSQL, names) {
-		demands[d.Name] = d
-	}
-	rows := make([]Forecast, len(limits))
-	for i, l := range limits {
-		rows[i] = l.forecast(demands[l.Name])
-	}
-	return rows, r.err
+func ReadForecasts(ctx context.Context, pool Pool, names []string) ([]Forecast, error) {
+	return snapshot(ctx, pool, func(r *reader) (rows []Forecast) {
+		demands := map[string]demand{}
+		for _, d := range list[demand](r, "read what waits", demandSQL, names) {
+			demands[d.Name] = d
+		}
+		for _, l := range r.limits(names, nil) {
+			rows = append(rows, l.forecast(demands[l.Name]))
+		}
+		return rows
+	})
 }
 
 // forecast assumes that, once what is occupied comes free, the waiting calls go at the limit's rate.
@@ -86,10 +75,12 @@ func (l Limit) forecast(d demand) Forecast {
 	default:
 		lasts = time.Duration(units / float64(l.Units) * *d.Seconds * float64(time.Second))
 	}
-	until := l.Now.Add(lasts)
-	if held := d.heldUp(l.Now, until); held != "" {
-		f.State = held
-		return f
+	until := l.now.Add(lasts)
+	for _, queue := range slices.Sorted(maps.Keys(d.Hours)) {
+		if h := hoursAt(d.Hours[queue], l.now); h.OutsideHours || h.HoursUntil != nil && h.HoursUntil.Before(until) {
+			f.State = fmt.Sprintf("queue %s is %s", queue, h.state)
+			return f
+		}
 	}
 	f.Lasts, f.Until = &lasts, &until
 	return f
@@ -103,12 +94,12 @@ func (l Limit) busyFor(units float64) time.Duration {
 	}
 	windows := math.Ceil(units/float64(l.Units)) - 1
 	if l.Shape.Algorithm == limit.FixedWindow && l.next != nil {
-		return l.rate().Later(*l.next, windows).Sub(l.Now)
+		return l.rate().Later(*l.next, windows).Sub(l.now)
 	}
 	span := float64(l.rate().Span())
 	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * span)
 	if l.next != nil {
-		last = max(last, l.next.Sub(l.Now))
+		last = max(last, l.next.Sub(l.now))
 	}
 	return time.Duration(windows*span) + last
 }

@@ -5,21 +5,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
 
 // Limit is a limit in force.
 type Limit struct {
-	Name string `json:"name" db:"name"`
-	LimitRule
-	LimitUse
-	limitFacts
-}
-
-// LimitRule is what a limit allows.
-type LimitRule struct {
+	Name       string           `json:"name" db:"name"`
 	Rate       string           `json:"rate" db:"-"`
 	Units      int64            `json:"units" db:"rate"`
 	Window     time.Duration    `json:"window_ns" db:"window_size"` // 0: units at once
@@ -29,22 +21,19 @@ type LimitRule struct {
 	CountCost  bool             `json:"count_cost" db:"count_cost"`
 	Config     *string          `json:"config" db:"-"` // the configuration's rate, while an override is in force
 	Queues     []string         `json:"queues" db:"queues"`
-	Anchor     string           `json:"anchor" db:"anchor"` // empty: start for the task http, finish for others
-	Slack      time.Duration    `json:"slack_ns" db:"slack"`
-	SendWithin time.Duration    `json:"send_within_ns" db:"send_within"`
-	Hosts      []string         `json:"hosts" db:"hosts"`                // whose Retry-After closes it; none: anybody's
-	RetryAfter time.Duration    `json:"retry_after_ns" db:"retry_after"` // for how long at most; 0: never
+	PausedKeys int64            `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	ChangedAt  time.Time        `json:"changed_at" db:"applied_at"`
+	ChangedBy  string           `json:"changed_by" db:"applied_by"`
+	LimitUse
+	limitFacts
 }
 
 // LimitUse is what a limit's units are doing.
 type LimitUse struct {
-	Occupied   int64      `json:"occupied" db:"-"` // approximate; of the key that uses most
-	Room       int64      `json:"room" db:"-"`
-	State      string     `json:"state" db:"state"`
-	ShutUntil  *time.Time `json:"shut_until" db:"shut_until"`
-	PausedKeys int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
-	ChangedAt  time.Time  `json:"changed_at" db:"applied_at"`
-	ChangedBy  string     `json:"changed_by" db:"applied_by"`
+	Occupied  int64      `json:"occupied" db:"-"` // approximate; of the key that uses most
+	Room      int64      `json:"room" db:"-"`
+	State     string     `json:"state" db:"state"`
+	ShutUntil *time.Time `json:"shut_until" db:"shut_until"`
 
 	// Missing units count as used until MissingUntil: after a failover they may have been given out. If they are all that the
 	// limit has, it is closed.
@@ -60,23 +49,10 @@ type limitFacts struct {
 	MayArrive  *time.Time  `json:"-" db:"missing_until"` // until when missing units may arrive
 	KnownAt    *time.Time  `json:"-" db:"known_at"`
 	KnownLess  int64       `json:"-" db:"known_less"`
-	Overridden *limit.Rate `json:"-" db:"config"` // the configuration's rate while an override is in force
-	Now        time.Time   `json:"-" db:"now"`
-	Key        string      `json:"-" db:"-"` // of a limit per key: that uses most, or was asked about
-	next       *time.Time  // when a unit comes free, whether there is room or not
-}
-
-// Holds is what is in force, in the words of the audit.
-func (l Limit) Holds() string {
-	text := policy.Limit{
-		Rate: l.rate(), PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
-		Anchor: limit.Anchor(l.Anchor), Slack: l.Slack, SendWithin: l.SendWithin,
-		Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
-	}.String()
-	if l.Config != nil {
-		text += " (set; config: " + *l.Config + ")"
-	}
-	return text
+	Configured *limit.Rate `json:"-" db:"config"` // see Config
+	now        time.Time
+	key        string     // of a limit per key: that uses most, or was asked about
+	next       *time.Time // when a unit comes free, whether there is room or not
 }
 
 // Idle says that no queue uses it.
@@ -98,6 +74,22 @@ func (l Limit) stateUntil(state string) string {
 	return state + " until " + Instant(l.ShutUntil)
 }
 
+func (l Limit) missingText() string {
+	return fmt.Sprintf("%d units that may be missing and count as used until %s", l.Missing, Instant(l.MissingUntil))
+}
+
+// rate is that of the key that uses most, or that was asked about.
+func (l Limit) rate() limit.Rate {
+	units := l.Units
+	if own, has := l.Overrides[l.key]; has && l.PerKey {
+		units = own
+	}
+	return limit.Rate{Units: units, Window: l.Window, Shape: l.Shape}
+}
+
+// InAll is how many units there are in all.
+func (l Limit) InAll() int64 { return l.rate().Most() }
+
 // LimitDetails is a limit with what became of it.
 type LimitDetails struct {
 	Limit
@@ -105,29 +97,31 @@ type LimitDetails struct {
 }
 
 // ReadLimit reads a limit by its name; nil: there is none.
-func ReadLimit(ctx context.Context, db ledger.DB, name string) (*LimitDetails, error) {
-	r := &reader{ctx: ctx, db: db}
-	limits := r.limits([]string{name}, nil)
-	if r.err != nil || len(limits) == 0 {
-		return nil, r.err
-	}
-	d := &LimitDetails{limits[0], r.history("limit", name)}
-	return d, r.err
+func ReadLimit(ctx context.Context, pool Pool, name string) (*LimitDetails, error) {
+	return snapshot(ctx, pool, func(r *reader) *LimitDetails {
+		limits := r.limits([]string{name}, nil)
+		if len(limits) == 0 {
+			return nil
+		}
+		return &LimitDetails{limits[0], r.history("limit", name)}
+	})
 }
 
 // ReadLimits reads all limits, and of those per key what the key uses that uses most.
-func ReadLimits(ctx context.Context, db ledger.DB) ([]Limit, error) {
-	r := &reader{ctx: ctx, db: db}
-	limits := r.limits(nil, nil)
-	return limits, r.err
+func ReadLimits(ctx context.Context, pool Pool) ([]Limit, error) {
+	return snapshot(ctx, pool, func(r *reader) []Limit { return r.limits(nil, nil) })
 }
 
-// limits reads the limits that are named (nil: all), and of those per key what this key uses; nil: that uses most.
+// limits reads the limits that are named (nil: all), and of those per key what this key uses; nil: that uses most. It counts
+// as a claim does, but without locks.
 func (r *reader) limits(names []string, key *string) []Limit {
 	limits := list[Limit](r, "read limits", limitsSQL, names)
+	since := make([]time.Time, len(limits))
+	names = make([]string, len(limits))
 	for i := range limits {
 		l := &limits[i]
-		l.Rate = l.rate().String()
+		l.now = r.now
+		l.Rate = limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}.String()
 		if l.PerKey {
 			l.Rate += ", per key"
 		}
@@ -137,20 +131,30 @@ func (r *reader) limits(names []string, key *string) []Limit {
 		if l.CountCost {
 			l.Rate += ", by cost"
 		}
-		if l.Overridden != nil {
-			l.Config = new(l.Overridden.String())
+		if l.Configured != nil {
+			l.Config = new(l.Configured.String())
 		}
+		names[i], since[i] = l.Name, l.rate().Since(l.now, 0)
 	}
-	r.count(limits, key)
+	used := map[string]usage{}
+	for _, u := range list[usage](r, "count occupied units", usageSQL, names, since, key) {
+		used[u.Name] = u
+	}
+	for i := range limits {
+		l := &limits[i]
+		u := used[l.Name]
+		if l.key = u.Key; l.PerKey && key != nil {
+			l.key = *key
+		}
+		l.reckon(u, r.missing(l))
+	}
 	return limits
 }
 
 // A limit that left the configuration, or that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
-SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost,
-    l.config, coalesce(l.anchor, '') AS anchor,
-    l.slack, l.send_within, l.hosts, l.retry_after, l.queues, l.applied_at, l.applied_by,
-    l.missing_until, l.known_at, l.known_less, clock_timestamp() AS now,
+SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost, l.config, l.queues,
+    l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
@@ -164,6 +168,92 @@ FROM call_limits l
 LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
 WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ORDER BY l.name`
+
+// usage is what of a limit is occupied by the key that uses most, or that was asked about.
+type usage struct {
+	Name    string      `db:"name"`
+	Key     string      `db:"key"`
+	Units   int64       `db:"units"`
+	Former  int64       `db:"former"`   // of those, open when units went missing
+	FreedAt *time.Time  `db:"freed_at"` // the earliest until; nil: unknown
+	Until   []time.Time `db:"until"`    // of each charge of a token bucket; of what ends nobody knows when, in 100 years
+	Costs   []int64     `db:"costs"`    // likewise
+}
+
+// A charge counts from since (limit.Rate.Since) on.
+const usageSQL = `
+WITH asked AS (
+    SELECT l.*, a.since, shape ->> 'algorithm' = 'token_bucket' AS by_charge
+    FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN call_limits l USING (name)
+), units AS (
+    SELECT u.name, u.key, u.cost, a.by_charge, o.epoch <> a.epoch AS former, least(until, now() + interval '100 years') AS until,
+        CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at
+    FROM call_open o
+    CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+    JOIN asked a ON a.name = u.name
+    CROSS JOIN LATERAL (
+        SELECT callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, a.anchor, a.epoch, a.slack) AS until
+    ) x
+    WHERE x.until > since AND ($3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END)
+    UNION ALL
+    SELECT a.name, u.key, u.used, a.by_charge, u.shard < 0, u.bucket, u.bucket
+    FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.bucket > a.since
+    WHERE $3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END
+)
+SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,
+    min(freed_at) AS freed_at,
+    array_agg(until) FILTER (WHERE by_charge) AS until, array_agg(cost) FILTER (WHERE by_charge) AS costs
+FROM units
+GROUP BY name, key
+ORDER BY name, units DESC`
+
+// missing is what may have been given out of the limit that nobody knows of; nil: nothing that may still count.
+func (r *reader) missing(l *Limit) *limit.Missing {
+	m := limit.MissingAt(l.rate(), l.MayArrive, l.KnownAt, l.now, 0)
+	if m == nil || l.KnownAt == nil || r.err != nil {
+		return m
+	}
+	known, err := policy.Known(r.ctx, r.tx, []string{l.Name}, []string{l.key}, []time.Time{l.rate().KnownSince(*l.KnownAt)})
+	if r.err = err; err == nil {
+		m.Known = known[0] - l.KnownLess
+	}
+	return m
+}
+
+// reckon says what there is room for, and when there is more.
+func (l *Limit) reckon(u usage, missing *limit.Missing) {
+	use := limit.Use{Rate: l.rate(), Occupied: u.Units}
+	if u.FreedAt != nil {
+		use.Freed = *u.FreedAt
+	}
+	for i, until := range u.Until {
+		use.Charges = append(use.Charges, limit.Charge{Until: until, Units: u.Costs[i]})
+	}
+	known := use.Room(l.now, 0)
+	room := known
+	if missing != nil {
+		missing.Former, use.Missing = u.Former, missing
+		room = use.Room(l.now, 0)
+		l.Missing, l.MissingUntil = known-room, new(l.rate().Passed(missing.Until, 0).UTC())
+		if l.State == "open" && missing.Known <= 0 && l.Shape.Algorithm != limit.TokenBucket {
+			l.State, l.ShutUntil = shutMissing, l.MissingUntil
+		}
+	}
+	l.Occupied = u.Units
+	if l.Shape.Algorithm == limit.TokenBucket {
+		l.Occupied = l.Shape.Burst - room
+	}
+	if l.Window > 0 && (!use.Freed.IsZero() || len(use.Charges) > 0 || l.Shape.Algorithm == limit.FixedWindow) {
+		l.next = new(use.NextLook(l.now, 0).UTC())
+	}
+	if l.State == "open" {
+		if l.Room = room; room == 0 {
+			l.OpensAt = l.next
+		}
+	}
+}
+
+const shutMissing = "shut: what it has used may be missing"
 
 // History is what became of a limit or queue.
 type History struct {

@@ -13,15 +13,15 @@ func TestForecast(t *testing.T) {
 	seconds, cost, key := 2.0, 30.0, "big"
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	next := time.Hour + limit.Margin(time.Hour)
-	minutely := LimitRule{Units: 10, Window: time.Minute}
-	hourly := LimitRule{Units: 5, Window: time.Hour}
-	atOnce := LimitRule{Units: 4}
-	costly := LimitRule{Units: 300, Window: time.Minute, CountCost: true}
-	daily := LimitRule{Units: 10, Window: 24 * time.Hour, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1d"}}
-	bucket := LimitRule{Units: 10, Window: 200 * time.Second, Shape: limit.Shape{Algorithm: limit.TokenBucket, Period: "1s", Burst: 100}}
+	minutely := Limit{Units: 10, Window: time.Minute}
+	hourly := Limit{Units: 5, Window: time.Hour}
+	atOnce := Limit{Units: 4}
+	costly := Limit{Units: 300, Window: time.Minute, CountCost: true}
+	daily := Limit{Units: 10, Window: 24 * time.Hour, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1d"}}
+	bucket := Limit{Units: 10, Window: 200 * time.Second, Shape: limit.Shape{Algorithm: limit.TokenBucket, Period: "1s", Burst: 100}}
 	open := func(hours string) map[string]string { return map[string]string{"q": hours} }
 	for name, c := range map[string]struct {
-		rule     LimitRule
+		rule     Limit
 		occupied int64      // all units are
 		freed    *time.Time // when the first of them comes free
 		d        demand
@@ -31,7 +31,7 @@ func TestForecast(t *testing.T) {
 		"there is room":     {minutely, 0, nil, demand{Waiting: 10}, 0},
 		"three windows":     {minutely, 0, nil, demand{Waiting: 40}, 3 * time.Minute},
 		"all is occupied":   {minutely, 10, nil, demand{Waiting: 40}, 4 * time.Minute},
-		"the largest key's": {LimitRule{Units: 10, Window: time.Minute, PerKey: true}, 0, nil, demand{Waiting: 90, Key: &key, OfKey: 20}, time.Minute},
+		"the largest key's": {Limit{Units: 10, Window: time.Minute, PerKey: true}, 0, nil, demand{Waiting: 90, Key: &key, OfKey: 20}, time.Minute},
 		"by cost":           {costly, 0, nil, demand{Waiting: 40, Cost: &cost}, 3 * time.Minute},
 		"by cost, unknown":  {costly, 0, nil, demand{Waiting: 600}, time.Minute},
 		"nothing yet free":  {hourly, 5, &now, demand{Waiting: 2}, next},
@@ -47,15 +47,12 @@ func TestForecast(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := Limit{Name: "l", LimitRule: c.rule, LimitUse: LimitUse{State: "open"}, limitFacts: limitFacts{Now: now}}
+			l := c.rule
+			l.State, l.now = "open", now
 			if name == "paused" {
 				l.State = "paused: x"
 			}
-			var used []usage
-			if c.occupied > 0 {
-				used = []usage{{Units: c.occupied, FreedAt: c.freed}}
-			}
-			l.reckon(used, nil)
+			l.reckon(usage{Units: c.occupied, FreedAt: c.freed}, nil)
 			f := l.forecast(c.d)
 			if c.want < 0 && f.Lasts != nil || c.want >= 0 && (f.Lasts == nil || *f.Lasts != c.want) {
 				t.Errorf("lasts %v, want %v: %+v", f.Lasts, c.want, f)
@@ -83,9 +80,9 @@ func TestFullestKey(t *testing.T) {
 			t.Errorf("of %s %d are occupied, want 700", l.Name, l.Occupied)
 		}
 	}
-	r := &reader{ctx: t.Context(), db: pool}
-	if limits = r.limits(nil, new("u7")); r.err != nil || len(limits) != 2 || limits[0].Occupied > 1 || limits[1].Occupied != 1 {
-		t.Errorf("of one key: %+v, %v", limits, r.err)
+	limits, err = snapshot(t.Context(), pool, func(r *reader) []Limit { return r.limits(nil, new("u7")) })
+	if err != nil || len(limits) != 2 || limits[0].Occupied > 1 || limits[1].Occupied != 1 {
+		t.Errorf("of one key: %+v, %v", limits, err)
 	}
 }
 
@@ -122,14 +119,14 @@ func TestProblemsOfAShutLimit(t *testing.T) {
 		{"shut: Postgres failed over or was restored", &at, &at, 1, 1},
 	} {
 		l := Limit{
-			Name: "api", LimitRule: LimitRule{Queues: []string{"q"}}, LimitUse: LimitUse{State: c.state, MissingUntil: c.missing},
+			Name: "api", Queues: []string{"q"}, LimitUse: LimitUse{State: c.state, MissingUntil: c.missing},
 			limitFacts: limitFacts{KnownAt: c.known},
 		}
 		problems, notes := 0, 0
 		for _, p := range (&Status{Limits: []Limit{l}}).Problems() {
 			switch {
 			case p.Check != "limits":
-			case p.Note:
+			case p.Level == Note:
 				notes++
 			default:
 				problems++
@@ -145,19 +142,20 @@ func TestProblemsOfAShutLimit(t *testing.T) {
 // However many notes come first, a shut limit is told.
 func TestProblemBehindNotes(t *testing.T) {
 	t.Parallel()
-	used := LimitRule{Queues: []string{"q"}}
+	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	var s Status
 	for range 12 {
-		s.Limits = append(s.Limits, Limit{Name: "set", LimitRule: used, LimitUse: LimitUse{State: "open"}})
-		s.Limits[len(s.Limits)-1].Config = new("9 per 1h")
+		l := Limit{Name: "missing", Queues: []string{"q"}, LimitUse: LimitUse{State: "open", MissingUntil: &at}}
+		l.KnownAt = &at
+		s.Limits = append(s.Limits, l)
 	}
-	s.Limits = append(s.Limits, Limit{Name: "last", LimitRule: used, LimitUse: LimitUse{State: "shut: counting its usage"}})
+	s.Limits = append(s.Limits, Limit{Name: "last", Queues: []string{"q"}, LimitUse: LimitUse{State: "shut: counting its usage"}})
 	notes, told := 0, false
 	for _, p := range s.Problems() {
-		if p.Note {
+		if p.Level == Note {
 			notes++
 		}
-		told = told || p.Limit == "last" && !p.Note
+		told = told || p.Limit == "last" && p.Level == Problem
 	}
 	if notes != 10 || !told {
 		t.Errorf("%d notes, want 10; the shut limit is told: %t", notes, told)

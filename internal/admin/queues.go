@@ -5,41 +5,25 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/callq/callq/internal/hours"
-	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/policy"
 )
 
 // Queue is a queue that is in force or that calls wait in.
 type Queue struct {
-	Name       string `json:"name" db:"name"`
-	Configured bool   `json:"configured" db:"configured"`
-	QueueCounts
-	QueuePause
-	QueueHours
-	QueuePolicy
-
-	Now time.Time `json:"-" db:"now"` // Postgres's clock
-}
-
-// QueueCounts is how many calls of a queue are in which state.
-type QueueCounts struct {
-	Waiting    int64 `json:"waiting" db:"waiting"` // due and scheduled
-	Due        int64 `json:"due" db:"due"`
-	Scheduled  int64 `json:"scheduled" db:"scheduled"`
-	Dispatched int64 `json:"dispatched" db:"dispatched"` // handed over and not started
-	Running    int64 `json:"running" db:"running"`
-	Failed     int64 `json:"failed_24h" db:"failed"`
-}
-
-// QueuePause says whether a queue is paused.
-type QueuePause struct {
-	Paused *string `json:"paused" db:"paused"` // why; nil: it is not
+	Name       string   `json:"name" db:"name"`
+	Configured bool     `json:"configured" db:"configured"` // it is in force
+	Limits     []string `json:"limits" db:"limits"`
+	Waiting    int64    `json:"waiting" db:"waiting"` // due and scheduled
+	Due        int64    `json:"due" db:"due"`
+	Scheduled  int64    `json:"scheduled" db:"scheduled"`
+	Dispatched int64    `json:"dispatched" db:"dispatched"` // handed over and not started
+	Running    int64    `json:"running" db:"running"`
+	Failed     int64    `json:"failed_24h" db:"failed"`
+	Paused     *string  `json:"paused" db:"paused"` // why; nil: it is not
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
 	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	QueueHours
 }
 
 // QueueHours is when a queue is open.
@@ -50,39 +34,20 @@ type QueueHours struct {
 	state        string     // in words
 }
 
-// QueuePolicy is a queue's part of the policy in force.
-type QueuePolicy struct {
-	Limits      []string      `json:"limits" db:"limits"`
-	On          string        `json:"on" db:"label"`
-	MaxAttempts int           `json:"max_attempts" db:"max_attempts"`
-	BackoffMin  time.Duration `json:"backoff_min_ns" db:"backoff_min"`
-	BackoffMax  time.Duration `json:"backoff_max_ns" db:"backoff_max"`
-	Timeout     time.Duration `json:"timeout_ns" db:"timeout"`
-	OnLost      string        `json:"on_lost" db:"on_lost"`
-}
-
-// Holds is what is in force, in the words of the audit.
-func (q Queue) Holds() string {
-	return policy.Queue{
-		Limits: q.Limits, On: q.On, MaxAttempts: q.MaxAttempts, BackoffMin: q.BackoffMin, BackoffMax: q.BackoffMax,
-		Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
-	}.String()
-}
-
 // StateText says whether the queue is paused or outside its hours, and until when.
 func (q Queue) StateText() string {
-	if q.Paused == nil {
-		return q.state + keysPaused(q.PausedKeys)
+	text := q.state
+	if q.Paused != nil {
+		text = "paused"
+		if q.PausedUntil != nil {
+			text += " until " + Instant(q.PausedUntil)
+		}
+		text += ": " + Short(*q.Paused)
+		if q.OutsideHours {
+			text += ", " + q.state
+		}
 	}
-	state := "paused"
-	if q.PausedUntil != nil {
-		state += " until " + Instant(q.PausedUntil)
-	}
-	state += ": " + Short(*q.Paused)
-	if q.OutsideHours {
-		state += ", " + q.state
-	}
-	return state + keysPaused(q.PausedKeys)
+	return text + keysPaused(q.PausedKeys)
 }
 
 // QueueDetails is a queue with what waits in it and what became of it.
@@ -93,46 +58,43 @@ type QueueDetails struct {
 }
 
 // ReadQueue reads a queue that is in force or that calls wait in; nil: it is neither.
-func ReadQueue(ctx context.Context, pool *pgxpool.Pool, name string) (d *QueueDetails, err error) {
-	err = inSnapshot(ctx, pool, func(r *reader) {
+func ReadQueue(ctx context.Context, pool Pool, name string) (*QueueDetails, error) {
+	return snapshot(ctx, pool, func(r *reader) *QueueDetails {
 		queues, waiting := r.queues()
-		if i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == name }); i >= 0 {
-			tasks := slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Queue != name })
-			d = &QueueDetails{queues[i], tasks, r.history("queue", name)}
+		i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == name })
+		if i < 0 {
+			return nil
 		}
+		tasks := slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Queue != name })
+		return &QueueDetails{queues[i], tasks, r.history("queue", name)}
 	})
-	return d, err
 }
 
 // ReadQueues reads the queues in force and those that calls wait in. Of other queues it reads those in which most calls
 // failed.
-func ReadQueues(ctx context.Context, db ledger.DB) ([]Queue, error) {
-	r := &reader{ctx: ctx, db: db}
-	queues, _ := r.queues()
-	return queues, r.err
+func ReadQueues(ctx context.Context, pool Pool) ([]Queue, error) {
+	return snapshot(ctx, pool, func(r *reader) []Queue {
+		queues, _ := r.queues()
+		return queues
+	})
 }
 
 func (r *reader) queues() ([]Queue, []Waiting) {
-	var names []string
-	var calls, due []int64
 	waiting := list[Waiting](r, "count what waits", waitingSQL)
-	for _, w := range waiting {
-		names, calls, due = append(names, w.Queue), append(calls, w.Waiting), append(due, w.Due)
-	}
-	queues := list[Queue](r, "read queues", queuesSQL, names, calls, due)
+	queues := list[Queue](r, "read queues", queuesSQL, waiting)
 	for i := range queues {
-		queues[i].QueueHours = hoursAt(queues[i].Hours, queues[i].Now)
+		queues[i].QueueHours = hoursAt(queues[i].Hours, r.now)
 	}
 	return queues, waiting
 }
 
-// Failures are read through an index. Calls that ended well are not read, however many there are. Of queues that are not
-// in force, of which a producer may name any number, those with the most failures are shown.
+// What waits comes as JSON ([]Waiting). Failures are read through an index. Calls that ended well are not read, however many
+// there are. Of queues that are not in force, of which a producer may name any number, those with the most failures are shown.
 const queuesSQL = `
 WITH waiting AS (
-    SELECT name, sum(calls) AS waiting, sum(due) AS due
-    FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w (name, calls, due)
-    GROUP BY 1
+    SELECT queue AS name, sum(waiting) AS waiting, sum(due) AS due
+    FROM jsonb_to_recordset($1) AS w (queue text, waiting bigint, due bigint)
+    GROUP BY queue
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
@@ -152,10 +114,7 @@ WITH waiting AS (
 SELECT name, q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits,
     coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due, coalesce(waiting - due, 0) AS scheduled,
     coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running, coalesce(failed, 0) AS failed,
-    paused, paused_until, coalesce(paused_keys, 0) AS paused_keys,
-    coalesce(label, '') AS label, coalesce(max_attempts, 0) AS max_attempts, coalesce(backoff_min, '0') AS backoff_min,
-    coalesce(backoff_max, '0') AS backoff_max, coalesce(timeout, '0') AS timeout, coalesce(on_lost, '') AS on_lost,
-    coalesce(hours, '') AS hours, clock_timestamp() AS now
+    paused, paused_until, coalesce(paused_keys, 0) AS paused_keys, coalesce(hours, '') AS hours
 FROM call_queues q
 FULL JOIN waiting USING (name)
 FULL JOIN open USING (name)
@@ -181,4 +140,53 @@ func hoursAt(text string, now time.Time) QueueHours {
 		h.state += " until " + hours.When(until)
 	}
 	return h
+}
+
+// Waiting says how many calls of a task wait in a queue, by what flows and the inbox hold: a call that was cancelled or
+// deleted counts until a claim has passed it.
+type Waiting struct {
+	Queue   string `json:"queue" db:"queue"`
+	Task    string `json:"task" db:"task"`
+	Label   string `json:"label" db:"label"` // that the queue asks for
+	Waiting int64  `json:"waiting" db:"waiting"`
+	Due     int64  `json:"due" db:"due"`
+	Handled bool   `json:"-" db:"handled"` // a live worker handles the task, and carries the label
+}
+
+// A producer may write any number of queues and tasks: of those in which no claim passes anything, because the queue is
+// not in force or no worker takes the task, the ones with most calls are named. They are left out if of their first
+// thousand calls none waits any more.
+const waitingSQL = `
+WITH waiting AS (
+    SELECT queue, task, sum(calls)::bigint AS waiting, coalesce(sum(due), 0)::bigint AS due
+    FROM ( -- each is summed up by itself, which several processes of Postgres share
+        SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM call_flows WHERE calls > 0 GROUP BY queue, task
+        UNION ALL
+        SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp()))
+        FROM call_inbox WHERE calls > 0 GROUP BY queue, task
+    ) b
+    GROUP BY queue, task
+), pairs AS (
+    SELECT w.*, coalesce(q.label, '') AS label, q.name IS NOT NULL AS configured, EXISTS (
+        SELECT FROM call_workers k
+        WHERE callq_alive(k.heartbeat_at) AND w.task = ANY(k.tasks) AND (coalesce(q.label, '') = '' OR q.label = ANY(k.labels))
+    ) AS handled
+    FROM waiting w LEFT JOIN call_queues q ON q.name = w.queue
+), named AS MATERIALIZED (
+    SELECT * FROM pairs ORDER BY configured AND handled DESC, waiting DESC, queue, task LIMIT 1000
+)
+SELECT queue, task, label, waiting, due, handled
+FROM named n
+WHERE configured AND handled OR EXISTS (
+    SELECT FROM (SELECT id FROM call_backlog b WHERE b.queue = n.queue AND b.task = n.task LIMIT 1000) first
+    JOIN call_queue c ON c.id = first.id AND c.status IN ('new', 'error'))
+ORDER BY waiting DESC, task, queue`
+
+// nobody says that no worker takes the calls of a task in queues with a label.
+func nobody(task, label string) string {
+	who := "no live worker"
+	if label != "" {
+		who += " that carries the label " + Printable(Short(label))
+	}
+	return who + " handles task " + Printable(Short(task))
 }

@@ -1,10 +1,12 @@
 package admin
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/limit"
@@ -19,8 +21,8 @@ type Status struct {
 	Budgets []Budget  `json:"budgets"`
 	Workers []Worker  `json:"workers"`
 	// HTTPTask names the settings of http_task in which live workers differ, and what each of them has.
-	HTTPTask  []string    `json:"http_task"`
-	Unhandled []Unhandled `json:"unhandled"` // tasks of waiting calls that no live worker handles
+	HTTPTask  []string  `json:"http_task"`
+	Unhandled []Waiting `json:"unhandled"` // calls that no live worker handles
 	// Dispatchers are those alive, as host/pid; `dispatch --once` is one while it runs.
 	Dispatchers []string        `json:"dispatchers"`
 	Others      []string        `json:"other_configuration"` // those of them whose file is not in force
@@ -29,38 +31,26 @@ type Status struct {
 }
 
 // ReadStatus reads the status in one snapshot.
-func ReadStatus(ctx context.Context, pool *pgxpool.Pool) (*Status, error) {
-	s := &Status{}
-	err := inSnapshot(ctx, pool, func(r *reader) {
-		s.At = r.now
-		var waiting []Waiting
-		s.Queues, waiting = r.queues()
-		s.Unhandled = unhandledOf(waiting)
-		s.Workers = list[Worker](r, "read workers", workersSQL)
-		s.HTTPTask = []string{}
+func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
+	return snapshot(ctx, pool, func(r *reader) *Status {
+		queues, waiting := r.queues()
+		s := &Status{
+			At: r.now, Queues: queues, Unhandled: slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Handled }),
+			Limits: r.limits(nil, nil), Budgets: r.budgets(),
+			Workers: list[Worker](r, "read workers", workersSQL), HTTPTask: []string{},
+			Oldest: one[Oldest](r, "read the oldest call", oldestSQL),
+		}
 		for _, d := range list[struct{ Text string }](r, "read the workers' http settings", httpSettingsSQL) {
 			s.HTTPTask = append(s.HTTPTask, d.Text)
 		}
-		s.Limits = r.limits(nil, nil)
-		s.Budgets = r.budgets()
-		s.readDispatchers(r)
-		s.Oldest = one[Oldest](r, "read the oldest call", oldestSQL)
+		if r.err == nil {
+			s.Dispatchers, s.Others, r.err = policy.Dispatchers(r.ctx, r.tx)
+		}
+		if r.err == nil {
+			s.Policy, r.err = policy.Effective(r.ctx, r.tx)
+		}
+		return s
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-func (s *Status) readDispatchers(r *reader) {
-	var err error
-	s.Dispatchers, s.Others, err = policy.Dispatchers(r.ctx, r.db)
-	r.check(err)
-	s.Policy, err = policy.Effective(r.ctx, r.db)
-	r.check(err)
-	if s.Policy != nil {
-		s.Policy.At = s.Policy.At.UTC()
-	}
 }
 
 // Worker is a worker that is alive, or was until recently.
@@ -69,22 +59,11 @@ type Worker struct {
 	Pool      string    `json:"pool" db:"pool"`
 	Tasks     []string  `json:"tasks" db:"tasks"`
 	Labels    []string  `json:"labels" db:"labels"`
-	Slots     int       `json:"slots" db:"slots"` // 0: its Asynq queue is paused
+	Slots     int       `json:"slots" db:"slots"`
 	Running   int64     `json:"running" db:"running"`
 	Live      bool      `json:"live" db:"live"`
 	StartedAt time.Time `json:"started_at" db:"started_at"`
 	BeatAt    time.Time `json:"heartbeat_at" db:"heartbeat_at"`
-}
-
-// StateText says why it takes nothing; "" where it does.
-func (w Worker) StateText() string {
-	switch {
-	case !w.Live:
-		return "stopped or dead"
-	case w.Slots == 0:
-		return "its Asynq queue is paused"
-	}
-	return ""
 }
 
 const workersSQL = `
@@ -162,3 +141,121 @@ FROM (
 ) s
 GROUP BY key HAVING count(*) > 1
 ORDER BY key`
+
+// Level says how bad a finding is.
+type Level string
+
+// The levels. Only a problem needs action.
+const (
+	OK      Level = "ok"
+	Note    Level = "note"
+	Problem Level = "problem"
+)
+
+// Finding is something that keeps calls from being made, that an operator should know, or that is well.
+type Finding struct {
+	Check string `json:"check" db:"-"` // of doctor's
+	Level Level  `json:"level" db:"level"`
+	What  string `json:"what" db:"what"`
+	Fix   string `json:"fix" db:"fix"` // what to do or run; empty if all is well
+
+	Queue, Limit, Task string `json:"-" db:"-"` // what it is about; all empty: something else
+}
+
+// findings has at most ten of each check and level: notes keep no problem from being told.
+type findings []Finding
+
+// add adds a finding, whose words are what.
+func (f *findings) add(about Finding, what string, args ...any) {
+	alike := 0
+	for _, other := range *f {
+		if other.Check == about.Check && other.Level == about.Level {
+			alike++
+		}
+	}
+	if alike < 10 {
+		about.What = fmt.Sprintf(what, args...)
+		*f = append(*f, about)
+	}
+}
+
+func (f *findings) problem(check, fix, what string, args ...any) {
+	f.add(Finding{Check: check, Level: Problem, Fix: fix}, what, args...)
+}
+
+// Problems judges the status. The worst comes first.
+func (s *Status) Problems() []Finding {
+	var list findings
+	if len(s.Dispatchers) == 0 {
+		list.problem("dispatchers", "callq serve, or callq dispatch (or callq dispatch --once each minute, from cron)",
+			"no dispatcher is alive: nothing is claimed")
+	}
+	if !slices.ContainsFunc(s.Workers, func(w Worker) bool { return w.Live }) {
+		list.problem("workers", "callq serve, or callq work", "no worker is alive: nothing is sent")
+	}
+	if len(s.Others) > 0 {
+		list.problem("rules", "give them the newer file, or put theirs in force: callq config apply, or SIGHUP",
+			"not all live dispatchers agree: %s: another configuration than the one in force, which %s",
+			strings.Join(s.Others, ", "), s.Policy)
+	}
+	for _, difference := range s.HTTPTask {
+		list.problem("http settings",
+			"give them the same http_task, or Config.HTTP, and send each SIGHUP, or restart those with the old one",
+			"live workers differ on %s: a call goes where any of them may send it, and back unsent from one that may not", difference)
+	}
+	s.addWaiting(&list)
+	for _, l := range s.Limits {
+		l.addProblems(&list)
+	}
+	return list
+}
+
+// addWaiting adds what waits and nobody takes, most calls first: tasks without a worker, and queues that are not in force.
+// Calls that are not yet due count too: nobody would notice until they are.
+func (s *Status) addWaiting(list *findings) {
+	queues := slices.Clone(s.Queues)
+	slices.SortStableFunc(queues, func(a, b Queue) int { return cmp.Compare(b.Waiting, a.Waiting) })
+	for _, t := range s.Unhandled {
+		fix := fmt.Sprintf(`start a worker whose program has w.Handle("%s", …), or cancel them: callq calls cancel`, t.Task)
+		switch {
+		case t.Label != "":
+			fix = "start one with worker.labels: [" + t.Label + "]"
+		case t.Task == "http":
+			fix = "callq work"
+		}
+		list.add(Finding{Check: "tasks", Level: Problem, Task: t.Task, Fix: fix},
+			"%s: %d calls wait in queue %s", nobody(t.Task, t.Label), t.Waiting, Printable(Short(t.Queue)))
+	}
+	const add = "add it under queues in the configuration, and send the processes SIGHUP"
+	for _, q := range queues {
+		if !q.Configured && q.Waiting > 0 {
+			list.add(Finding{Check: "queues", Level: Problem, Queue: q.Name, Fix: add},
+				"%d calls wait in queue %s, which is not in force", q.Waiting, Short(q.Name))
+		}
+	}
+}
+
+// addProblems adds that the limit lets nothing through, or not all, because of what it cannot count. One that no queue
+// uses is left out.
+func (l Limit) addProblems(list *findings) {
+	if l.Idle() {
+		return
+	}
+	const lost = "Postgres failed over or was restored"
+	about, until := Finding{Check: "limits", Level: Problem, Limit: l.Name}, Instant(l.MissingUntil)
+	if strings.HasPrefix(l.State, "shut") && l.State != shutMissing {
+		about.Fix = "start a dispatcher, which counts what was used; that waits until attempts under a former rule have ended"
+		list.add(about, "limit %s is %s; what it has used is not yet counted", l.Name, l.State)
+	}
+	about.Fix = "nothing: it opens by itself; sooner, where you know what was sent: callq limits open " + l.Name + " --reason …"
+	switch {
+	case l.MissingUntil == nil:
+	case l.KnownAt == nil:
+		list.add(about, "limit %s is shut until %s: of what was sent before, some may be missing (%s, or retention had "+
+			"removed it before the limit was as it is)", l.Name, until, lost)
+	default:
+		about.Level = Note
+		list.add(about, "what was left of limit %s at %s counts as used until %s: %s, and of what was given out last some "+
+			"may be missing", l.Name, Instant(l.KnownAt), until, lost)
+	}
+}

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/callq/callq/callqueue"
 )
 
@@ -19,7 +17,6 @@ type Why struct {
 	Key     string           `json:"key"`
 	Status  callqueue.Status `json:"status"`
 	Running bool             `json:"running"`
-	At      time.Time        `json:"at"` // Postgres's clock
 	Reasons []Reason         `json:"reasons"`
 }
 
@@ -52,7 +49,6 @@ type openRow struct {
 	Pool      string     `db:"pool"`
 	Worker    *string    `db:"worker"`
 	Takers    int        `db:"takers"` // live workers of its pool
-	Slots     int64      `db:"slots"`  // theirs; 0: their Asynq queue is paused
 }
 
 // surroundings are the call's queue as it is in force, and who is alive.
@@ -61,55 +57,42 @@ type surroundings struct {
 	Limits      []string `db:"limits"`
 	On          string   `db:"label"`
 	Hours       string   `db:"hours"`
-	Handle      int      `db:"handle"`  // live workers that handle the call's task
-	Fit         int      `db:"fit"`     // and carry its queue's label
-	Slots       int64    `db:"slots"`   // of those that fit
+	Fit         int      `db:"fit"`     // live workers that handle the call's task and carry its queue's label
+	Slots       int64    `db:"slots"`   // theirs
 	Running     int64    `db:"running"` // on them
 	Dispatchers int      `db:"dispatchers"`
 }
 
 // Explain says why a call is in its state: what it waits for, or how it ended.
-func Explain(ctx context.Context, pool *pgxpool.Pool, call *callqueue.Record) (Why, error) {
-	c := circumstances{call: call}
-	err := inSnapshot(ctx, pool, func(r *reader) {
-		c.now = r.now
+func Explain(ctx context.Context, pool Pool, call *callqueue.Record) (Why, error) {
+	return snapshot(ctx, pool, func(r *reader) Why {
+		c := circumstances{call: call, now: r.now}
 		c.open = one[openRow](r, "read the open attempt", openSQL, call.ID)
 		if around := one[surroundings](r, "read the queue and the workers", surroundingsSQL, call.Queue, call.Task); around != nil {
 			c.surroundings = *around
 		}
 		c.pauses = list[Pause](r, "read pauses", callPausesSQL, call.Key, call.Queue, c.Limits)
 		c.limits = r.limits(c.Limits, &call.Key)
+		c.explain()
+		return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.reasons}
 	})
-	if err != nil {
-		return Why{}, err
-	}
-	c.explain()
-	return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.now, c.reasons}, nil
 }
 
 const openSQL = `
-SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker, takers, slots
-FROM call_open o
-CROSS JOIN LATERAL (
-    SELECT count(*) AS takers, coalesce(sum(slots), 0) AS slots
-    FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)
-) w
-WHERE call_id = $1`
+SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
+    (SELECT count(*) FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)) AS takers
+FROM call_open o WHERE call_id = $1`
 
 const surroundingsSQL = `
-WITH handle AS (
-    SELECT id, slots, coalesce(label, '') = '' OR label = ANY(labels) AS fits
-    FROM call_workers LEFT JOIN call_queues ON name = $1
-    WHERE callq_alive(heartbeat_at) AND $2::text = ANY(tasks)
+WITH takers AS (
+    SELECT id, slots FROM call_workers LEFT JOIN call_queues ON name = $1
+    WHERE callq_alive(heartbeat_at) AND $2::text = ANY(tasks) AND (coalesce(label, '') = '' OR label = ANY(labels))
 )
 SELECT q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits, coalesce(label, '') AS label,
-    coalesce(hours, '') AS hours, handle, fit, slots, running,
+    coalesce(hours, '') AS hours, fit, slots,
+    (SELECT count(*) FROM call_open o JOIN takers t ON t.id = o.worker WHERE o.started_at IS NOT NULL) AS running,
     (SELECT count(*) FROM call_dispatchers WHERE callq_alive(heartbeat_at)) AS dispatchers
-FROM (
-    SELECT count(*) AS handle, count(*) FILTER (WHERE fits) AS fit, coalesce(sum(slots) FILTER (WHERE fits), 0) AS slots,
-        (SELECT count(*) FROM call_open o JOIN handle h ON h.id = o.worker WHERE h.fits AND o.started_at IS NOT NULL) AS running
-    FROM handle
-) w
+FROM (SELECT count(*) AS fit, coalesce(sum(slots), 0) AS slots FROM takers) w
 LEFT JOIN call_queues q ON q.name = $1`
 
 const callPausesSQL = pausesSQL + `
@@ -161,9 +144,6 @@ func (c *circumstances) explainDispatched() {
 		c.add("running", o.Deadline, "%s", c.runs())
 	case o.Takers == 0:
 		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
-	case o.Slots == 0:
-		c.add("workers_paused", nil, "it was handed to the workers %s, and their Asynq queue is paused: resume it in Asynqmon",
-			o.Pool)
 	default:
 		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back",
 			o.Pool, Ago(c.now, o.HandedAt))
@@ -177,9 +157,7 @@ func (c *circumstances) runs() string {
 // explainWaiting adds first the call's own reasons, then its queue's, then what all calls share.
 func (c *circumstances) explainWaiting() {
 	c.explainCall()
-	if !c.Configured {
-		c.add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", c.call.Queue)
-	} else if h := hoursAt(c.Hours, c.now); h.OutsideHours {
+	if h := hoursAt(c.Hours, c.now); h.OutsideHours {
 		c.add("outside_hours", h.HoursUntil, "queue %s is %s (hours: %s)", c.call.Queue, h.state, c.Hours)
 	}
 	for _, p := range c.pauses {
@@ -192,11 +170,16 @@ func (c *circumstances) explainWaiting() {
 		}
 		c.add("paused", p.Until, "%s is paused until %s: %s (by %s)", whose, until, p.Reason, p.By)
 	}
-	if c.Configured {
-		for _, l := range c.limits {
-			c.explainLimit(l)
-		}
-		c.explainWorkers()
+	for _, l := range c.limits {
+		c.explainLimit(l)
+	}
+	switch {
+	case !c.Configured:
+		c.add("no_queue", nil, "queue %s is not in the configuration in force: add it, and run `callq config apply`", c.call.Queue)
+	case c.Fit == 0:
+		c.add("no_worker", nil, "%s: run `callq serve`, `callq work` or your own worker", nobody(c.call.Task, c.On))
+	case c.Running >= c.Slots:
+		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", c.Running, c.Slots)
 	}
 	if c.Dispatchers == 0 {
 		c.add("no_dispatcher", nil, "no dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch)")
@@ -219,11 +202,7 @@ func (c *circumstances) explainCall() {
 	}
 	code, text := "not_due", "it is not due until "+Text(call.RunAt)
 	if call.Status == callqueue.StatusError {
-		times := "once"
-		if call.FailedCount != 1 {
-			times = fmt.Sprintf("%d times", call.FailedCount)
-		}
-		code, text = "retry", fmt.Sprintf("it failed %s and is tried again at %s", times, Text(call.RunAt))
+		code, text = "retry", fmt.Sprintf("it failed and is tried again at %s (failures: %d)", Text(call.RunAt), call.FailedCount)
 	}
 	if call.ErrorMessage != nil {
 		text += "; the last time: " + *call.ErrorMessage
@@ -258,19 +237,5 @@ func (c *circumstances) explainLimit(l Limit) {
 			text += "; besides there are " + l.missingText()
 		}
 		c.add("limit_full", l.OpensAt, "%s", text)
-	}
-}
-
-func (c *circumstances) explainWorkers() {
-	switch {
-	case c.Handle == 0:
-		c.add("no_worker", nil, "no live worker handles task %s: run `callq serve`, `callq work` or your own worker", c.call.Task)
-	case c.Fit == 0:
-		c.add("no_worker", nil, "no live worker that handles task %s carries the label %s, which queue %s asks for",
-			c.call.Task, c.On, c.call.Queue)
-	case c.Slots == 0:
-		c.add("workers_paused", nil, "the Asynq queue of its workers is paused: resume it in Asynqmon")
-	case c.Running >= c.Slots:
-		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", c.Running, c.Slots)
 	}
 }

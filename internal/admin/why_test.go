@@ -13,7 +13,7 @@ func TestReasons(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
 	later, before := now.Add(time.Hour), now.Add(-time.Minute)
-	full := Limit{Name: "api", LimitRule: LimitRule{Rate: "5 per 1m", Units: 5, Window: time.Minute}, LimitUse: LimitUse{State: "open", Occupied: 5}}
+	full := Limit{Name: "api", Rate: "5 per 1m", Units: 5, Window: time.Minute, LimitUse: LimitUse{State: "open", Occupied: 5}}
 	for _, test := range []struct {
 		name   string
 		change func(*circumstances)
@@ -23,10 +23,7 @@ func TestReasons(t *testing.T) {
 		{"later", func(c *circumstances) { c.call.RunAt = later }, []string{"not_due: not due until 2026-11-21 10:00:00Z"}},
 		{"a retry", func(c *circumstances) {
 			c.call.RunAt, c.call.Status, c.call.FailedCount, c.call.ErrorMessage = later, callqueue.StatusError, 2, new("busy")
-		}, []string{"retry: failed 2 times and is tried again at 2026-11-21 10:00:00Z; the last time: busy"}},
-		{"a retry, once", func(c *circumstances) {
-			c.call.RunAt, c.call.Status, c.call.FailedCount, c.call.ErrorMessage = later, callqueue.StatusError, 1, new("busy")
-		}, []string{"retry: failed once and is tried again at 2026-11-21 10:00:00Z; the last time: busy"}},
+		}, []string{"retry: it failed and is tried again at 2026-11-21 10:00:00Z (failures: 2); the last time: busy"}},
 		{"unsent", func(c *circumstances) {
 			c.call.RunAt, c.call.ErrorMessage = later, new("not sent: handed back for another worker")
 		}, []string{
@@ -73,16 +70,16 @@ func TestReasons(t *testing.T) {
 			c.limits = []Limit{l}
 		}, []string{"next: "}},
 		{"a full concurrency", func(c *circumstances) {
-			c.limits = []Limit{{Name: "sockets", LimitRule: LimitRule{Units: 2}, LimitUse: LimitUse{State: "open", Occupied: 2}}}
+			c.limits = []Limit{{Name: "sockets", Units: 2, LimitUse: LimitUse{State: "open", Occupied: 2}}}
 		}, []string{"limit_full: 2 of 2 run"}},
-		{"no worker for the task", func(c *circumstances) { c.Handle = 0 }, []string{"no_worker: no live worker handles task sms"}},
+		{"no worker for the task", func(c *circumstances) { c.Fit = 0 }, []string{"no_worker: no live worker handles task sms"}},
 		{"no worker with the label", func(c *circumstances) {
-			c.On, c.Handle, c.Fit, c.Slots = "ip-a", 2, 0, 0
-		}, []string{"no_worker: carries the label ip-a, which queue pay asks for"}},
+			c.On, c.Fit, c.Slots = "ip-a", 0, 0
+		}, []string{"no_worker: no live worker that carries the label ip-a handles task sms"}},
 		{"busy workers", func(c *circumstances) { c.Running = 20 }, []string{"workers_busy: 20 of 20 run"}},
 		{"no dispatcher", func(c *circumstances) { c.Dispatchers = 0 }, []string{"no_dispatcher: "}},
 		{"all at once", func(c *circumstances) {
-			c.call.RunAt, c.Dispatchers, c.Handle, c.limits = later, 0, 0, []Limit{full}
+			c.call.RunAt, c.Dispatchers, c.Fit, c.limits = later, 0, 0, []Limit{full}
 			c.pauses = []Pause{{What: "queue", Name: "pay"}}
 		}, []string{"not_due: ", "paused: ", "limit_full: ", "no_worker: ", "no_dispatcher: "}},
 
@@ -92,11 +89,6 @@ func TestReasons(t *testing.T) {
 			c.dispatched(1)
 			c.open.StartedAt, c.open.Deadline = &before, &later
 		}, []string{"running: attempt 3 runs on w1, started 1m0s ago"}},
-		{"to workers whose Asynq queue is paused", func(c *circumstances) {
-			c.dispatched(1)
-			c.open.Slots = 0
-		}, []string{"workers_paused: resume it in Asynqmon"}},
-		{"would go to such workers", func(c *circumstances) { c.Slots = 0 }, []string{"workers_paused: resume it in Asynqmon"}},
 		{"past its deadline", func(c *circumstances) {
 			c.dispatched(1)
 			c.open.StartedAt, c.open.Deadline = &before, &before
@@ -116,7 +108,7 @@ func TestReasons(t *testing.T) {
 			c := circumstances{
 				now:          now,
 				call:         &callqueue.Record{ID: 7, Queue: "pay", Task: "sms", Key: "k", Status: callqueue.StatusNew, Cost: 1, RunAt: before},
-				surroundings: surroundings{Configured: true, Handle: 2, Fit: 1, Slots: 20, Running: 19, Dispatchers: 1},
+				surroundings: surroundings{Configured: true, Fit: 1, Slots: 20, Running: 19, Dispatchers: 1},
 			}
 			test.change(&c)
 			c.explain()
@@ -136,5 +128,5 @@ func TestReasons(t *testing.T) {
 
 func (c *circumstances) dispatched(takers int) {
 	c.call.Status = callqueue.StatusDispatched
-	c.open = &openRow{Attempt: 3, HandedAt: c.now.Add(-time.Minute), Pool: "http", Worker: new("w1"), Takers: takers, Slots: int64(takers)}
+	c.open = &openRow{Attempt: 3, HandedAt: c.now.Add(-time.Minute), Pool: "http", Worker: new("w1"), Takers: takers}
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -15,25 +16,25 @@ const recoverFix = "callq maintain sweep"
 
 // Open attempts that recovery should have closed: dispatchers run it with each tick.
 const overdueSQL = `
-SELECT 'problem' AS level, format(f.what, f.n) AS what, f.fix
-FROM (
-    SELECT count(*) FILTER (WHERE started_at IS NOT NULL AND deadline < clock_timestamp() - interval '10 seconds') AS lost,
-        count(*) FILTER (WHERE started_at IS NULL AND start_by < clock_timestamp() - interval '10 seconds'
-            AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at))) AS unstarted,
-        count(*) FILTER (WHERE task <> 'http' AND deadline > clock_timestamp()
-            AND started_at < clock_timestamp() - interval '10 seconds' - (SELECT timeout FROM call_queues q WHERE q.name = o.queue)) AS long,
-        'start a dispatcher (callq serve, callq dispatch), or ` + recoverFix + ` once; if dispatchers are alive, see their logs' AS fix
-    FROM call_open o
-) o
+SELECT 'problem' AS level, format(what, count(*)) AS what, fix
+FROM call_open o
+LEFT JOIN call_queues q ON q.name = o.queue
+CROSS JOIN (SELECT clock_timestamp() - interval '10 seconds' AS late,
+    'start a dispatcher (callq serve, callq dispatch), or ` + recoverFix + ` once; if dispatchers are alive, see their logs'
+    AS recover
+) x
 CROSS JOIN LATERAL (VALUES
-    (lost, '%s attempts are past their deadline and still open: their workers were lost', fix),
-    (long, '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though '
-        'their contexts have ended',
-        'have them return when ctx ends, raise the queue''s timeout, or restart their workers: '
-        'callq calls list --status dispatched'),
-    (unstarted, '%s attempts were handed over, not started in time, and still hold their units', fix)
-) f (n, what, fix)
-WHERE f.n > 0`
+    (started_at IS NOT NULL AND deadline < late,
+        '%s attempts are past their deadline and still open: their workers were lost', recover),
+    (started_at IS NULL AND start_by < late AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at)),
+        '%s attempts were handed over, not started in time, and still hold their units', recover),
+    (task <> 'http' AND deadline > clock_timestamp() AND started_at < late - timeout,
+        '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though '
+        'their contexts have ended', 'have them return when ctx ends, raise the queue''s timeout, or restart their workers: '
+        'callq calls list --status dispatched')
+) f (applies, what, fix)
+WHERE applies
+GROUP BY what, fix`
 
 // Transactions that stay open on rows of running calls: the outcomes of those cannot be written, so their units and
 // slots stay taken. Whoever changes or locks a row writes its transaction's id there as xmax, and holds a lock on that
@@ -91,15 +92,11 @@ WHERE starts_with(error_message, '` + recovery.IsolatedMessage + `')
 ORDER BY id
 LIMIT 10`
 
-func orphans(ctx context.Context, pool *pgxpool.Pool) (found findings, err error) {
+func orphans(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	o, err := backlog.FindOrphans(ctx, pool)
-	if o.Calls > 0 {
-		found.add(Problem, recoverFix, "%d calls wait and are in no flow, so no claim finds them", o.Calls)
-	}
-	if o.Flows > 0 {
-		found.add(Problem, recoverFix, "%d flows do not add up, so some of their calls may not be found", o.Flows)
-	}
-	return found, err
+	what := fmt.Sprintf("%d calls wait and are in no flow, and %d flows do not add up: no claim finds all of those calls",
+		o.Calls, o.Flows)
+	return judge(o == backlog.Orphans{}, "", what, recoverFix), err
 }
 
 // Calls that are dispatched without an open attempt: somebody removed it. What it used of its limits is forgotten, and

@@ -14,7 +14,7 @@ const clockDifference = 500 * time.Millisecond // allowed between machines that 
 
 // clocks compares this machine's clock with Postgres's. callq uses Postgres's alone, but if NTP keeps both and they
 // differ, one of them is wrong.
-func clocks(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
+func clocks(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	asked := time.Now()
 	var at time.Time
 	err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
@@ -23,47 +23,43 @@ func clocks(ctx context.Context, pool *pgxpool.Pool) (findings, error) {
 }
 
 // compareClocks judges by how much Postgres's clock is ahead, give or take within.
-func compareClocks(ahead, within time.Duration) (found findings) {
+func compareClocks(ahead, within time.Duration) []Finding {
 	where := "ahead of"
 	if ahead < 0 {
 		where = "behind"
 	}
 	what := fmt.Sprintf("Postgres's clock is %s %s this machine's, give or take %s",
 		ahead.Abs().Round(time.Millisecond), where, within.Round(time.Millisecond))
-	found.judge(ahead.Abs()-within <= clockDifference, what, what, "have NTP (chrony) keep both; limits and run_at use Postgres's. "+
+	return judge(ahead.Abs()-within <= clockDifference, what, what, "have NTP (chrony) keep both; limits and run_at use Postgres's. "+
 		"Before you set that forward, pause the limits for their longest window: callq limits pause NAME --for …")
-	return found
 }
 
-// Postgres's clock was set forward while a limit's windows are longer by that much, or back while usage that was
-// charged before lies ahead. A request without an answer is charged up to slack ahead, in a bucket that is labelled
-// with its end.
+// Postgres's clock was set back while usage that was charged before lies ahead. A request without an answer is charged up
+// to slack ahead, in a bucket that is labelled with its end.
 const clockStepsSQL = `
-SELECT 'note' AS level,
-    format('Postgres''s clock was set forward by %ss at %s: windows of limit %s are longer by as much until %s',
-        trim_scale(round(extract(epoch FROM g.by)::numeric, 2)), date_trunc('second', g.at), l.name,
-        date_trunc('second', e.until)) AS what,
-    'nothing: what was used before the step counts for as long as it would have' AS fix
-FROM call_clock_gains g
-CROSS JOIN call_limits l
-CROSS JOIN LATERAL (
-    SELECT g.at + l.window_size * 1.001 + l.send_within + interval '5 seconds' + l.slack + sum(later.by) AS until
-    FROM call_clock_gains later WHERE later.id >= g.id AND later.by > '0'
-) e
-WHERE g.by > '0' AND l.window_size > '0' AND e.until > clock_timestamp()
-UNION ALL
-SELECT 'problem',
+SELECT 'problem' AS level,
     format('Postgres''s clock was set back: units of limit %s were used up to %ss ahead of it, and count until %s',
         l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())),
-        date_trunc('second', max(u.bucket) + l.window_size * 1.001)),
-    'it ends by itself; have NTP (chrony) slew the clock rather than step it'
+        date_trunc('second', max(u.bucket) + l.window_size * 1.001)) AS what,
+    'it ends by itself; have NTP (chrony) slew the clock rather than step it' AS fix
 FROM call_limits l
 JOIN call_usage u ON u.limit_name = l.name
 WHERE u.bucket > clock_timestamp() + l.slack + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
 GROUP BY l.name, l.window_size`
 
-// Settings of Postgres that callq depends on: the value that is bad (” for a rule of its own, below), and the good
-// one. callq's connections set some for themselves; these are what producers and Postgres's own processes get.
+// What an operator set, which is easily forgotten.
+const byHandSQL = `
+SELECT 'note' AS level, format('%s %s%s is paused%s: %s', what, name, ', key ' || nullif(key, ''),
+        ' until ' || date_trunc('second', nullif(until, 'infinity')), reason) AS what,
+    format('callq %ss resume %s%s', what, name, ' --key ' || nullif(key, '')) AS fix
+FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() ORDER BY at DESC LIMIT 10) p
+UNION ALL
+SELECT 'note', format('limit %s has a rate that an operator set, not the configuration''s', name), 'callq limits reset ' || name
+FROM call_limits WHERE config IS NOT NULL AND queues <> '{}'`
+
+// Settings of Postgres that callq depends on: the values that are bad, as a regular expression, and the good one. callq's
+// connections set some for themselves; these are what producers and Postgres's own processes get. A statement_timeout is bad
+// below 30 s.
 const settingsSQL = `
 SELECT s.level, format('%s is %s: %s', c.name, c.setting, s.why) AS what,
     CASE c.source
@@ -80,18 +76,11 @@ JOIN (VALUES
     ('autovacuum', 'off', 'on', 'problem', 'tables that callq changes all the time grow without end'),
     ('track_counts', 'off', 'on', 'problem', 'autovacuum does nothing without it'),
     ('session_replication_role', 'replica', 'origin', 'problem', 'triggers do not fire: calls that are inserted are not found'),
-    ('default_transaction_isolation', '', '''read committed''', 'problem', 'callq''s statements count on read committed'),
-    ('default_transaction_read_only', '', 'off', 'problem', 'nothing can be inserted or claimed'),
-    ('statement_timeout', '', '0', 'note', 'retention and vacuum may be cut short')
-) s (name, bad, good, level, why) ON s.name = c.name
-WHERE CASE c.name
-    WHEN 'default_transaction_isolation' THEN c.setting <> 'read committed'
-    WHEN 'default_transaction_read_only' THEN c.setting = 'on' AND NOT pg_is_in_recovery()
-    WHEN 'statement_timeout' THEN c.setting::bigint BETWEEN 1 AND 29999
-    ELSE c.setting = s.bad END
-UNION ALL
-SELECT 'problem', format('Postgres is version %s', v / 10000), 'upgrade it to 14 or newer'
-FROM current_setting('server_version_num') AS n, CAST(n AS integer) AS v WHERE v < 140000
+    ('default_transaction_isolation', 'serializable|repeatable read|read uncommitted', '''read committed''', 'problem',
+        'callq''s statements count on read committed'),
+    ('default_transaction_read_only', 'on', 'off', 'problem', 'nothing can be inserted or claimed'),
+    ('statement_timeout', '[1-9]\d{0,3}|[12]\d{4}', '0', 'note', 'retention and vacuum may be cut short')
+) s (name, bad, good, level, why) ON s.name = c.name AND c.setting ~ ('^(' || s.bad || ')$')
 UNION ALL
 SELECT 'problem', 'this Postgres is a standby: nothing can be inserted or claimed', 'set postgres.url to the primary'
 WHERE pg_is_in_recovery()`
@@ -106,26 +95,23 @@ func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error)
 }
 
 // readRedis judges the answer to INFO. Managed servers often refuse CONFIG, so doctor does not ask for that.
-func readRedis(text string) findings {
+func readRedis(text string) []Finding {
 	info := map[string]string{}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		info[name] = value
 	}
-	var version, eviction findings
+	version := []Finding{{Level: Note, What: "Redis does not tell its version", Fix: "see that it is 6.2 or newer"}}
 	var major, minor int
-	if _, err := fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor); err != nil {
-		version.add(Note, "see that it is 6.2 or newer", "Redis does not tell its version")
-	} else {
-		version.judge(major > 6 || major == 6 && minor >= 2, info["redis_version"],
-			"Redis is "+info["redis_version"], "upgrade it to 6.2 or newer")
+	if is := info["redis_version"]; is != "" {
+		_, _ = fmt.Sscanf(is, "%d.%d", &major, &minor)
+		version = judge(major > 6 || major == 6 && minor >= 2, is, "Redis is "+is, "upgrade it to 6.2 or newer")
 	}
-	if policy := info["maxmemory_policy"]; policy == "" {
-		eviction.add(Note, "see that it is noeviction", "Redis does not tell its maxmemory-policy")
-	} else {
-		eviction.judge(policy == "noeviction", policy,
-			"maxmemory-policy is "+policy+": calls that were handed over may be evicted, and are then late by seconds",
+	eviction := []Finding{{Level: Note, What: "Redis does not tell its maxmemory-policy", Fix: "see that it is noeviction"}}
+	if is := info["maxmemory_policy"]; is != "" {
+		eviction = judge(is == "noeviction", is,
+			"maxmemory-policy is "+is+": calls that were handed over may be evicted, and are then late by seconds",
 			"redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf")
 	}
-	return append(version.of("redis version"), eviction.of("redis eviction")...)
+	return append(of("redis version", version), of("redis eviction", eviction)...)
 }
