@@ -301,12 +301,12 @@ func TestCommands(t *testing.T) {
 		{"enqueue, data that is not JSON", up, "enqueue --data {", 2, "Data is not valid JSON"},
 		{"enqueue, no such data file", up, "enqueue --data @/no/such.json", 2, "/no/such.json"},
 		{"enqueue, a priority out of range", up, "enqueue --priority 10", 2, "Priority is 10"},
-		{"enqueue, a cost of nothing", up, "enqueue --cost 0", 2, "--cost is 0"},
-		{"enqueue, at and in", up, "enqueue --at 2026-11-21T09:00:00Z --in 1h", 2, "one of them"},
+		{"enqueue, a cost below nothing", up, "enqueue --cost -1", 2, "Cost is -1"},
+		{"enqueue, at and in", up, "enqueue --at 2026-11-21T09:00:00Z --in 1h", 2, "[at in] were all set"},
 		{"enqueue, not a time", up, "enqueue --at noon", 2, "invalid time format"},
-		{"enqueue, expired before it runs", up, "enqueue --in 1h --expires-in 1m", 2, "ExpiresAt is before"},
 		{"enqueue, no such file", up, "enqueue --from /no/such.jsonl", 2, "/no/such.jsonl"},
-		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "unique_key"},
+		{"enqueue, a file of no name", up, "enqueue --from=", 2, "--from: open"},
+		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "[from unique] were all set"},
 	}, nil)
 }
 
