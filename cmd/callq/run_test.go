@@ -277,7 +277,7 @@ func TestCommands(t *testing.T) {
 		{"a bad configuration", bad, "status", 2, "lets nothing through"},
 
 		{"version as json", nothing, "version -o json", 0, `"go": "go`},
-		{"config check, bad file, as json", bad, "config check -o json", 2, `"line": 2`},
+		{"config check, bad file", bad, "config check", 2, "config.yaml:2:"},
 		{"serve, bad configuration", bad, "serve", 2, "not a limit"},
 
 		{"status", up, "status", 0, "no worker is alive: nothing is sent"},
