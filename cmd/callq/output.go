@@ -28,20 +28,18 @@ func (a *app) show(value any, print func(io.Writer)) error {
 	var b bytes.Buffer
 	if a.output == "table" {
 		print(&b)
-	} else if err := a.encode(&b, value); err != nil {
-		return err
+	} else {
+		e := json.NewEncoder(&b)
+		e.SetEscapeHTML(false)
+		if a.output == "json" {
+			e.SetIndent("", "  ")
+		}
+		if err := e.Encode(value); err != nil {
+			return err
+		}
 	}
 	_, err := a.stdout.Write(b.Bytes())
 	return err
-}
-
-func (a *app) encode(to io.Writer, value any) error {
-	e := json.NewEncoder(to)
-	e.SetEscapeHTML(false)
-	if a.output == "json" {
-		e.SetIndent("", "  ")
-	}
-	return e.Encode(value)
 }
 
 // showRows writes a list to stdout: for people by print, a JSON array, or a JSON value per line.
@@ -49,14 +47,12 @@ func showRows[T any](a *app, rows []T, print func(io.Writer)) error {
 	if a.output != "jsonl" {
 		return a.show(append([]T{}, rows...), print)
 	}
-	var b bytes.Buffer
 	for _, row := range rows {
-		if err := a.encode(&b, row); err != nil {
+		if err := a.show(row, print); err != nil {
 			return err
 		}
 	}
-	_, err := a.stdout.Write(b.Bytes())
-	return err
+	return nil
 }
 
 // table shows rows of T to people.
