@@ -22,9 +22,6 @@ type Table struct {
 	LastAnalyze *time.Time `json:"last_analyze" db:"analyzed"`
 }
 
-// All is the table's size on disk, with its indexes.
-func (t Table) All() int64 { return t.Bytes + t.IndexBytes }
-
 // Bloated reports whether a VACUUM FULL is worth its lock.
 func (t Table) Bloated() bool { return t.FreeBytes > worthBytes && t.FreeBytes > t.Bytes/2 }
 
