@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
@@ -24,14 +26,14 @@ func callsCommand(a *app) *cobra.Command {
 		&cobra.Command{
 			Use: "get ID...", Short: "Show calls with every attempt",
 			Long: "Show calls with every attempt. " + forms,
-			Args: cobra.MinimumNArgs(1), PreRunE: checkIDs,
+			Args: cobra.MinimumNArgs(1),
 			RunE: a.query(eachCall(readShown, shown.print)),
 		},
 		&cobra.Command{
 			Use: "why ID...", Short: "Say what calls wait for, or what became of them",
 			Long: "Say everything that calls wait for, or what became of them. Limits are read without their locks, so the\n" +
 				"answer may be slightly out of date. " + forms,
-			Args: cobra.MinimumNArgs(1), PreRunE: checkIDs,
+			Args: cobra.MinimumNArgs(1),
 			RunE: a.query(eachCall(func(ctx context.Context, db *database, call *callqueue.Record) (admin.Why, error) {
 				return admin.Explain(ctx, db.Pool, call)
 			}, printWhy)),
@@ -39,86 +41,54 @@ func callsCommand(a *app) *cobra.Command {
 		callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))
 }
 
-// callFilter is the flags that say which calls.
-type callFilter struct {
-	status           []string
-	queue, key, task string
-	given            func(flag string) bool
-}
-
-func (f *callFilter) add(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringSliceVar(&f.status, "status", nil, "only these: "+joined(callqueue.Statuses(), ","))
-	flags.StringVar(&f.queue, "queue", "", "only of this queue")
-	flags.StringVar(&f.key, "key", "", "only with this key; empty: only calls without a key")
-	flags.StringVar(&f.task, "task", "", "only of this task")
-	f.given = flags.Changed
-}
-
-// any reports whether any of the flags is given.
-func (f *callFilter) any() bool {
-	return slices.ContainsFunc([]string{"status", "queue", "key", "task"}, f.given)
-}
-
-// read returns the filter, with statuses among those allowed.
-func (f *callFilter) read(allowed []callqueue.Status) (admin.Filter, error) {
-	filter := admin.Filter{Queue: f.queue, Task: f.task}
-	for flag, empty := range map[string]bool{"queue": f.queue == "", "task": f.task == "", "status": len(f.status) == 0} {
-		if f.given(flag) && empty {
-			return filter, usagef("--%s is empty; leave it out for any %s", flag, flag)
+// filterVar adds the flags that say which calls.
+func filterVar(flags *pflag.FlagSet, f *admin.Filter, allowed []callqueue.Status) {
+	flags.Var(&textFlag{kind: "strings", set: func(text string) error {
+		for name := range strings.SplitSeq(text, ",") {
+			if !slices.Contains(allowed, callqueue.Status(name)) {
+				return fmt.Errorf("this is for calls that are %s", joined(allowed))
+			}
+			f.Statuses = append(f.Statuses, callqueue.Status(name))
 		}
-	}
-	if f.given("key") {
-		filter.Key = &f.key
-	}
-	for _, name := range f.status {
-		status := callqueue.Status(strings.TrimSpace(name))
-		switch {
-		case !slices.Contains(callqueue.Statuses(), status):
-			return filter, usagef("--status %q is not a status: %s", name, joined(callqueue.Statuses(), ", "))
-		case !slices.Contains(allowed, status):
-			return filter, usagef("--status %s: this is for calls that are %s", status, joined(allowed, ", "))
-		}
-		filter.Statuses = append(filter.Statuses, status)
-	}
-	return filter, nil
+		return nil
+	}}, "status", "only these: "+joined(allowed))
+	textVar(flags, &f.Queue, "queue", "only of this queue")
+	textVar(flags, &f.Task, "task", "only of this task")
+	flags.Var(&textFlag{kind: "string", set: func(text string) error {
+		f.Key = &text
+		return nil
+	}}, "key", "only with this key; empty: only calls without a key")
 }
 
-// joined writes a list with a separator.
-func joined[T any](list []T, separator string) string {
-	texts := make([]string, len(list))
-	for i, v := range list {
-		texts[i] = fmt.Sprint(v)
+// textVar adds a flag whose text must not be empty, as a script's unset variable is.
+func textVar(flags *pflag.FlagSet, text *string, name, usage string) {
+	flags.Var(&textFlag{kind: "string", preset: *text, set: func(given string) error {
+		if *text = given; given == "" {
+			return errors.New("it is empty; leave it out for any")
+		}
+		return nil
+	}}, name, usage)
+}
+
+func joined(statuses []callqueue.Status) string {
+	texts := make([]string, len(statuses))
+	for i, s := range statuses {
+		texts[i] = string(s)
 	}
-	return strings.Join(texts, separator)
+	return strings.Join(texts, ", ")
 }
 
 func callsListCommand(a *app) *cobra.Command {
-	var flags callFilter
 	var filter admin.Filter
 	var limit int
 	cmd := &cobra.Command{
 		Use: "list", Short: "List calls, newest first",
 		Long: "List calls, newest first. stderr says how to get the next page.",
-		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			before := filter.Before
-			filter, err = flags.read(callqueue.Statuses())
-			filter.Before = before
-			switch {
-			case err != nil:
-				return err
-			case limit < 1 || limit > 10_000:
-				return usagef("--limit is %d, outside 1 to 10000", limit)
-			case flags.given("before") && before < 1:
-				return usagef("--before is %d, and ids begin with 1", before)
-			}
-			return nil
-		},
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
-			calls, err := admin.ListCalls(ctx, db.Pool, filter, limit)
-			if err != nil {
-				return err
+			if limit < 1 || limit > 10_000 {
+				return usagef("--limit is %d, outside 1 to 10000", limit)
 			}
+			calls, err := admin.ListCalls(ctx, db.Pool, filter, limit)
 			if len(calls) == limit {
 				fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 			}
@@ -127,10 +97,10 @@ func callsListCommand(a *app) *cobra.Command {
 					c.ID, short(c.Queue), short(c.Task), short(c.Key), statusText(c.Status, c.Running),
 					c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
 				}
-			}}.show(a, calls, nil)
+			}}.show(a, calls, err)
 		}),
 	}
-	flags.add(cmd)
+	filterVar(cmd.Flags(), &filter, callqueue.Statuses())
 	cmd.Flags().IntVar(&limit, "limit", 50, "how many at most")
 	cmd.Flags().Int64Var(&filter.Before, "before", 0, "only ids below this one: the next page")
 	return cmd
@@ -155,16 +125,6 @@ func callIDs(args []string) ([]int64, error) {
 	return ids, nil
 }
 
-func checkIDs(_ *cobra.Command, args []string) error {
-	_, err := callIDs(args)
-	return err
-}
-
-// notFound is the error for ids without a call.
-func notFound(ids []int64) error {
-	return exitf(exitNotFound, "no such call: %s; it was never inserted here, or has been removed", joined(ids, ", "))
-}
-
 // eachCall reads and prints calls by their ids, and fails afterwards for those that do not exist.
 func eachCall[T any](read func(context.Context, *database, *callqueue.Record) (T, error), print func(T, io.Writer)) action {
 	return func(ctx context.Context, db *database, args []string) error {
@@ -173,11 +133,11 @@ func eachCall[T any](read func(context.Context, *database, *callqueue.Record) (T
 			return err
 		}
 		var calls []T
-		var missing []int64
+		var missing callqueue.NotFoundError
 		for _, id := range ids {
 			record, err := db.calls.Get(ctx, id)
 			if errors.Is(err, callqueue.ErrNotFound) {
-				missing = append(missing, id)
+				missing.IDs = append(missing.IDs, id)
 				continue
 			}
 			if err != nil {
@@ -203,8 +163,8 @@ func eachCall[T any](read func(context.Context, *database, *callqueue.Record) (T
 		case len(calls) == 1:
 			err = db.show(calls[0], people)
 		}
-		if err == nil && len(missing) > 0 {
-			err = notFound(missing)
+		if err == nil && len(missing.IDs) > 0 {
+			err = &missing
 		}
 		return err
 	}
@@ -236,4 +196,189 @@ func (c shown) print(to io.Writer) {
 	table[admin.Attempt]{"ATTEMPT,OUTCOME,CLAIMED AT,STARTED AT,FINISHED AT,WORKER,ERROR", func(t admin.Attempt) []any {
 		return []any{t.Attempt, t.State(), t.ClaimedAt, t.StartedAt, t.FinishedAt, t.Worker, short(admin.Text(t.Error))}
 	}}.below(to, c.Ledger)
+}
+
+func callsCancelCommand(a *app) *cobra.Command {
+	unfinished := []callqueue.Status{callqueue.StatusNew, callqueue.StatusError, callqueue.StatusDispatched}
+	return changeCommand(a, &change{
+		name: "cancel", past: "cancelled",
+		long: `Cancel calls that have not ended, and print the status of each. A call that waits, or was handed over and
+has not started, is never sent. One that runs may have reached the API: its attempt stays counted, and its
+handler is told to stop within about two seconds.
+
+Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`,
+		allowed: unfinished, usual: unfinished, makes: callqueue.StatusCancelled,
+		apply: (*callqueue.Client).Cancel,
+	})
+}
+
+func callsRetryCommand(a *app) *cobra.Command {
+	c := &change{
+		name: "retry", past: "retried",
+		long: `Retry calls that failed or were cancelled: they wait again like new calls, with all of max_attempts ahead.
+What they sent before stays counted, and what they send now counts too. Calls that are done are made again
+only with --done or --status done.
+
+A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs.`,
+		allowed: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
+		usual:   []callqueue.Status{callqueue.StatusFailed},
+	}
+	c.apply = func(client *callqueue.Client, ctx context.Context, ids ...int64) ([]callqueue.ChangeResult, error) {
+		if c.done {
+			return client.RetryDone(ctx, ids...)
+		}
+		return client.Retry(ctx, ids...)
+	}
+	cmd := changeCommand(a, c)
+	cmd.Flags().BoolVar(&c.done, "done", false, "calls that are done too")
+	return cmd
+}
+
+func callsDeleteCommand(a *app) *cobra.Command {
+	ended := []callqueue.Status{callqueue.StatusDone, callqueue.StatusFailed, callqueue.StatusCancelled}
+	return changeCommand(a, &change{
+		name: "delete", past: "deleted",
+		long: `Delete calls that have ended or wait; those that waited are never sent. A call that was handed over or runs
+is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`,
+		allowed: append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError), usual: ended,
+		asks:  true,
+		apply: (*callqueue.Client).Delete,
+	})
+}
+
+// change is a verb that changes calls: of the ids given, or all that fit a filter.
+type change struct {
+	name, past string // "cancel", "cancelled"
+	long       string
+	allowed    []callqueue.Status // that a filter may name
+	usual      []callqueue.Status // of a filter that names none
+	asks       bool               // also about calls given by id, for it cannot be undone
+	makes      callqueue.Status   // a call that has it already is no failure; "": there is none
+	done       bool               // calls that are done too
+	apply      func(*callqueue.Client, context.Context, ...int64) ([]callqueue.ChangeResult, error)
+}
+
+func changeCommand(a *app, c *change) *cobra.Command {
+	var f admin.Filter
+	var all bool
+	cmd := &cobra.Command{
+		Use:   c.name + " ID... | --status|--queue|--key|--task ... | --all",
+		Short: strings.ToUpper(c.name[:1]) + c.name[1:] + " calls, by id or all that fit a filter",
+		Long: c.long + fmt.Sprintf(`
+
+A filter without --status takes calls that are %s. callq counts them and asks first; without a
+terminal that needs --yes. They are %s in small transactions, newest first. Calls inserted meanwhile are left alone.
+
+Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs are done first.`,
+			joined(c.usual), c.past, c.past),
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			filtered := all || len(f.Statuses) > 0 || f.Queue != "" || f.Task != "" || f.Key != nil
+			if filtered == (len(args) > 0) {
+				return usagef("which calls? Give either ids or a filter: --status, --queue, --key, --task or --all")
+			}
+			return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
+				if filtered {
+					return c.byFilter(ctx, db, f)
+				}
+				return c.byID(ctx, db, args)
+			})(cmd, args)
+		},
+	}
+	filterVar(cmd.Flags(), &f, c.allowed)
+	cmd.Flags().BoolVar(&all, "all", false, "all calls that are "+joined(c.usual))
+	return cmd
+}
+
+func (c *change) byID(ctx context.Context, db *database, args []string) error {
+	ids, err := callIDs(args)
+	if err == nil && c.asks {
+		err = c.confirm(ctx, db, int64(len(ids)))
+	}
+	if err != nil {
+		return err
+	}
+	return db.within(ctx, func(ctx context.Context) error {
+		results, failure := c.apply(db.calls, ctx, ids...)
+		err := table[callqueue.ChangeResult]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(r callqueue.ChangeResult) []any {
+			return []any{r.ID, r.Changed, statusText(r.Status, r.Open)}
+		}}.show(db.app, results, nil)
+		if err != nil || failure != nil {
+			return cmp.Or(err, failure)
+		}
+		left := slices.DeleteFunc(results, func(r callqueue.ChangeResult) bool { return r.Changed || r.Status == c.makes })
+		if len(left) > 0 {
+			return fmt.Errorf("%d of %d calls were not %s", len(left), len(ids), c.past)
+		}
+		return nil
+	})
+}
+
+// byFilter asks about as many calls as there are, and goes through them from the newest on.
+func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) error {
+	switch {
+	case len(f.Statuses) > 0:
+		c.done = slices.Contains(f.Statuses, callqueue.StatusDone)
+	case c.done:
+		f.Statuses = append(slices.Clone(c.usual), callqueue.StatusDone)
+	default:
+		f.Statuses = c.usual
+	}
+	var matched, changed int64
+	err := db.within(ctx, func(ctx context.Context) error {
+		newest, err := admin.ListCalls(ctx, db.Pool, f, 1)
+		if err != nil || len(newest) == 0 {
+			return err
+		}
+		f.Before = newest[0].ID + 1
+		matched, err = admin.CountCalls(ctx, db.Pool, f)
+		return err
+	})
+	if err == nil && matched > 0 {
+		err = c.confirm(ctx, db, matched)
+	}
+	if err != nil {
+		return err
+	}
+	for more := matched > 0; more && err == nil; {
+		err = db.within(ctx, func(ctx context.Context) (err error) {
+			var some int64
+			some, more, err = c.page(ctx, db, &f)
+			changed += some
+			return err
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("%w; %d of %d calls were %s before", err, changed, matched, c.past)
+	}
+	return db.show(map[string]int64{"matched": matched, c.past: changed}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s %d of %d calls\n", c.past, changed, matched)
+	})
+}
+
+// page changes the newest calls of a filter, and has the filter go on behind them.
+func (c *change) page(ctx context.Context, db *database, f *admin.Filter) (changed int64, more bool, err error) {
+	const most = 500
+	calls, err := admin.ListCalls(ctx, db.Pool, *f, most)
+	if err != nil {
+		return 0, false, err
+	}
+	ids := make([]int64, len(calls))
+	for i, call := range calls {
+		ids[i], f.Before = call.ID, call.ID
+	}
+	results, err := c.apply(db.calls, ctx, ids...)
+	if errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
+		err = nil
+	}
+	for _, r := range results {
+		if r.Changed {
+			changed++
+		}
+	}
+	return changed, len(ids) == most, err
+}
+
+func (c *change) confirm(ctx context.Context, db *database, calls int64) error {
+	return db.confirm(ctx, fmt.Sprintf("%s %d calls?", c.name, calls))
 }

@@ -59,7 +59,7 @@ func TestEnqueue(t *testing.T) {
 	w := newWorld(t)
 	w.stdin = `{"a": 1}`
 	id := strings.TrimSpace(w.do("enqueue", "send_email", "--queue", "mail", "--key", "k", "--cost", "3", "--priority", "0",
-		"--in", "1d", "--expires-in", "2d", "--unique", "u", "--max-attempts", "7", "--data", "-"))
+		"--in", "1d", "--unique", "u", "--max-attempts", "7", "--data", "-"))
 	call := decode[shown](t, w.do("calls", "get", id, "-o", "json"))
 	if call.Queue != "mail" || call.Task != "send_email" || call.Key != "k" || call.Cost != 3 || call.Priority != 0 ||
 		*call.UniqueKey != "u" || *call.MaxAttempts != 7 || string(call.Data) != "{\n    \"a\": 1\n  }" {
@@ -91,20 +91,20 @@ func TestEnqueueFile(t *testing.T) {
 	}{
 		{"many", many(2500), "2500 calls inserted", 0, 2500},
 		{"none", "\n", "0 calls inserted", 0, 0},
-		{"the last is not JSON", many(1500) + `{"key": "k"`, "line 3001: not a call: unexpected EOF", 2, 0},
-		{"an unknown field", `{"qeue": "a"}`, `line 1: not a call: json: unknown field "qeue"`, 2, 0},
-		{"a wrong type", "{}\n" + `{"cost": "3"}`, "line 2: not a call: json: cannot unmarshal string", 2, 0},
-		{"not an object", "[1]", "line 1: not a JSON object", 2, 0},
-		{"two objects in a line", "{} {}", "line 1: something follows", 2, 0},
-		{"not a time", `{"run_at": "noon"}`, `line 1: not a call: parsing time "noon"`, 2, 0},
-		{"out of range", many(1200) + `{"priority": 12}`, "line 2401: Priority is 12", 2, 0},
-		{"a cost of nothing", `{"cost": 0}`, "line 1: cost is 0", 2, 0},
-		{"no attempts at all", `{"max_attempts": 0}`, "line 1: max_attempts is 0, less than 1", 2, 0},
-		{"expires before it is due", `{"run_at": "2031-01-01T00:00:00Z", "expires_at": "2030-01-01T00:00:00Z"}`, "line 1: ExpiresAt is before it is due", 2, 0},
-		{"data too large", many(3) + `{"call_data": "` + strings.Repeat("x", 300<<10) + `"}`, "line 7: Data is too large", 2, 0},
-		{"not UTF-8", `{"key": "` + "\xff" + `"}`, "line 1: not valid UTF-8", 2, 0},
-		{"a line without end", `{"key": "` + strings.Repeat("x", 1<<20), "line 1: longer than", 2, 0},
-		{"twice the same unique key", strings.Repeat(`{"unique_key": "u"}`+"\n", 2) + "{}", "2 calls inserted, 1 not", 0, 2},
+		{"the last is not JSON", many(1500) + `{"key": "k"`, "call 1501: unexpected EOF", 2, 0},
+		{"an unknown field", `{"qeue": "a"}`, `call 1: json: unknown field "qeue"`, 2, 0},
+		{"a wrong type", "{}\n" + `{"cost": "3"}`, "call 2: json: cannot unmarshal string", 2, 0},
+		{"not an object", "null", "call 1: not a JSON object", 2, 0},
+		{"not an object, behind one", "{} [1]", "call 2: not a JSON object", 2, 0},
+		{"not a time", `{"run_at": "noon"}`, `call 1: parsing time "noon"`, 2, 0},
+		{"out of range", many(1200) + `{"priority": 12}`, "call 1201: Priority is 12", 2, 0},
+		{"a cost below nothing", `{"cost": -1}`, "call 1: Cost is -1", 2, 0},
+		{"expires before it is due", `{"run_at": "2031-01-01T00:00:00Z", "expires_at": "2030-01-01T00:00:00Z"}`, "call 1: ExpiresAt is before it is due", 2, 0},
+		{"data too large", many(3) + `{"call_data": "` + strings.Repeat("x", 300<<10) + `"}`, "call 4: Data is too large", 2, 0},
+		{"data that jsonb does not take", many(3) + `{"call_data": "\u0000"}`, "call 4: the call was refused by Postgres", 2, 0},
+		{"not UTF-8", `{"key": "` + "\xff" + `"}`, "call 1: not a JSON object in UTF-8", 2, 0},
+		{"what is left out, as null", `{"queue": null, "call_data": null, "priority": null, "max_attempts": null, "run_at": null}`, "1 calls inserted", 0, 1},
+		{"twice the same unique key", strings.Repeat(`{"unique_key": "u"}`+"\n", 2) + "{}", "2 calls inserted, 1 duplicates", 0, 2},
 	} {
 		w.stdin = test.lines
 		before := one[int](w, `SELECT count(*) FROM call_queue`)
@@ -218,8 +218,7 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 		VALUES ('tokens', 1, 10, '1 h', true, '1 s', '1 s', '{q}', now(), 'test', callq_epoch())`)
 	w.exec(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, slack, send_within, queues, applied_by)
 		VALUES ('tokens', 1, now() - interval '1 h', 10, '1 h', true, '1 s', '1 s', '{q}', 'test')`)
-	const says = "limit tokens: handlers settled 4 units above what their calls had claimed; with them a window held up to 12 of 10"
-	if out := w.do("verify"); !strings.Contains(out, says) || !strings.Contains(out, "8 of 10") || !strings.Contains(out, "every rule holds") {
+	if out := w.do("verify"); !regexp.MustCompile(`8 of 10 +12\n`).MatchString(out) || !strings.Contains(out, "every rule holds") {
 		t.Errorf("verify says\n%s", out)
 	}
 	if use := decode[verify.Report](t, w.do("verify", "-o", "json")).Limits[0]; use.Most != 8 || use.Above != 4 || use.MostSettled != 12 {

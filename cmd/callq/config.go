@@ -20,7 +20,15 @@ func configCommand(a *app) *cobra.Command {
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
 		Long: "Check the file, the environment and the flags. Show every mistake, where it is and what is allowed.\n" +
 			"Exit code 2 if there is one. Connects to nothing.",
-		RunE: func(*cobra.Command, []string) error { return checkConfig(a) },
+		RunE: func(*cobra.Command, []string) error {
+			cfg, err := a.loadConfig()
+			if err != nil {
+				return err
+			}
+			return a.show(map[string]string{"file": cfg.File}, func(w io.Writer) {
+				fmt.Fprintln(w, "ok:", cmp.Or(cfg.File, "no file, defaults and environment only"))
+			})
+		},
 	}, &cobra.Command{
 		Use: "show", Short: "Show every setting in force, and where it comes from",
 		Long: "Show every setting in force, and where it comes from: a flag, a variable, a line of the file, or the\n" +
@@ -30,9 +38,9 @@ func configCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return table[config.Value]{"KEY,VALUE,SOURCE", func(v config.Value) []any {
-				return []any{v.Key, v.Value, v.Source}
-			}}.show(a, cfg.Values(), nil)
+			return table[config.Value]{
+				"KEY,VALUE,SOURCE", func(v config.Value) []any { return []any{v.Key, v.Value, v.Source} },
+			}.show(a, cfg.Values(), nil)
 		},
 	}, &cobra.Command{
 		Use: "apply", Short: "Put the file's limits, queues and budgets in force",
@@ -76,24 +84,4 @@ func configInitCommand(a *app) *cobra.Command {
 			return a.show(map[string]string{"file": path}, func(w io.Writer) { fmt.Fprintln(w, "wrote", path) })
 		},
 	}
-}
-
-func checkConfig(a *app) error {
-	cfg, err := a.loadConfig()
-	answer := struct {
-		OK       bool             `json:"ok"`
-		File     string           `json:"file"` // empty: none
-		Problems []config.Problem `json:"problems"`
-	}{OK: err == nil, Problems: []config.Problem{}}
-	if problems, ok := errors.AsType[*config.Error](err); ok {
-		answer.Problems = problems.Problems
-	}
-	if cfg != nil {
-		answer.File = cfg.File
-	}
-	return cmp.Or(a.show(answer, func(w io.Writer) {
-		if err == nil {
-			fmt.Fprintln(w, "ok:", cmp.Or(answer.File, "no file, defaults and environment only"))
-		}
-	}), err)
 }

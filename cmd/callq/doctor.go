@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,17 +31,14 @@ func (a *app) examine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := cfg.RedisURL(); err != nil {
-		return err
-	}
 	var findings []doctor.Finding
-	code, problems := exitFindings, 0
+	code := exitDone
 	for _, server := range []struct {
 		name    string
 		examine func(context.Context, *config.Config) ([]doctor.Finding, error)
 	}{{"postgres", a.examinePostgres}, {"redis", a.examineRedis}} {
 		found, err := server.examine(ctx, cfg)
-		reachable := doctor.Finding{Check: server.name + " reachable", Level: doctor.OK}
+		reachable := doctor.Finding{Check: server.name + " reachable", Level: doctor.OK, What: "it answers"}
 		if err != nil {
 			if is, _ := judge(err); is != exitUnreachable {
 				return err
@@ -50,16 +48,14 @@ func (a *app) examine(ctx context.Context) error {
 		}
 		findings = append(append(findings, reachable), found...)
 	}
-	for _, f := range findings {
-		if f.Level == doctor.Problem {
-			problems++
-		}
+	if slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Level == doctor.Problem }) {
+		code = max(code, exitFindings)
 	}
 	err = showRows(a, findings, func(w io.Writer) { printFindings(w, findings) })
-	if err != nil || problems == 0 {
+	if err != nil || code == exitDone {
 		return err
 	}
-	return exitf(code, "doctor found problems: %d", problems)
+	return exitf(code, "doctor found problems")
 }
 
 func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor.Finding, error) {
@@ -86,14 +82,10 @@ func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []
 
 // printFindings writes a line each, and beneath it the fix: both are often too long for a column.
 func printFindings(to io.Writer, findings []doctor.Finding) {
-	width := 0
 	for _, f := range findings {
-		width = max(width, len(f.Check))
-	}
-	for _, f := range findings {
-		fmt.Fprintf(to, "%-7s  %-*s  %s\n", f.Level, width, f.Check, printable(f.What))
+		fmt.Fprintf(to, "%-7s  %s: %s\n", f.Level, f.Check, printable(f.What))
 		if f.Fix != "" {
-			fmt.Fprintf(to, "%*s  fix: %s\n", 9+width, "", printable(f.Fix))
+			fmt.Fprintf(to, "%7s  fix: %s\n", "", printable(f.Fix))
 		}
 	}
 }

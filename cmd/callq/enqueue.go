@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -20,13 +19,11 @@ import (
 	"github.com/callq/callq/callqueue"
 )
 
-// enqueueFlags are what enqueue is told.
-type enqueueFlags struct {
-	call          callqueue.Call
-	priority      int
-	data, from    string
-	in, expiresIn time.Duration
-	given         func(flag string) bool
+// enqueued is what enqueue is told.
+type enqueued struct {
+	call       callqueue.Call
+	in         time.Duration
+	data, from string
 }
 
 // inserted is what enqueue prints of a call.
@@ -36,14 +33,14 @@ type inserted struct {
 }
 
 func enqueueCommand(a *app) *cobra.Command {
-	var f enqueueFlags
+	e := enqueued{call: callqueue.Call{Priority: new(callqueue.DefaultPriority)}}
 	cmd := &cobra.Command{
 		Use: "enqueue [TASK]", Short: "Insert calls, and print their ids",
-		Long: `Insert a call of TASK (default: http), or one for each line of a file, and print the ids.
+		Long: `Insert a call of TASK (default: http), or one for each JSON object of a file, and print the ids.
 
-Each line for --from is a JSON object with any of: queue, task, key, call_data, cost, priority,
-run_at, expires_at, unique_key, max_attempts. Flags give what a line leaves out. Either all lines are
-inserted or none: if one is refused, its number is printed and nothing is inserted.
+Each object for --from has any of: queue, task, key, call_data, cost, priority, run_at, expires_at,
+unique_key, max_attempts. Flags give what an object leaves out. Either all calls are inserted or none: if one
+is refused, its number is printed and nothing is inserted.
 
 If an unfinished call of the queue has the same unique key, the call is not inserted. callq prints that
 call's id, says so on stderr and exits with 0, so that repeating a command does no harm.`,
@@ -52,54 +49,56 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
   callq enqueue --from calls.jsonl`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				f.call.Task = args[0]
+			if cmd.Flags().Changed("from") {
+				return a.connected(commandSettings(), e.insertFile)(cmd, args)
 			}
-			f.given = cmd.Flags().Changed
-			if err := f.check(); err != nil {
-				return err
-			}
-			if f.from != "" {
-				return enqueueFile(cmd, a, &f)
-			}
-			return a.query(func(ctx context.Context, db *database, _ []string) error {
-				return enqueueOne(ctx, db, &f)
-			})(cmd, args)
+			return a.query(e.insert)(cmd, args)
 		},
 	}
-	all := cmd.Flags()
-	all.StringVar(&f.call.Queue, "queue", "", "queue whose limits hold (default: default)")
-	all.StringVar(&f.call.Key, "key", "", "whose call it is")
-	all.Int64Var(&f.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
-	all.IntVar(&f.priority, "priority", 5, "0 (first) to 9 (last)")
-	all.TimeVar(&f.call.RunAt, "at", f.call.RunAt, []string{time.RFC3339}, "earliest time, such as 2026-11-21T09:00:00Z (default: now)")
-	durationVar(all, &f.in, 0, "in", "earliest time from now on, such as 10m or 1d")
-	durationVar(all, &f.expiresIn, 0, "expires-in", "give up, unsent, after this long from now on")
-	all.StringVar(&f.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
-	all.IntVar(&f.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
-	all.StringVar(&f.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
-	all.StringVar(&f.from, "from", "", "file with a JSON object for each call, - for stdin")
+	flags := cmd.Flags()
+	flags.StringVar(&e.call.Queue, "queue", "", "queue whose limits hold (default: default)")
+	flags.StringVar(&e.call.Key, "key", "", "whose call it is")
+	flags.Int64Var(&e.call.Cost, "cost", 1, "units that it takes of a limit that counts cost")
+	flags.IntVar(e.call.Priority, "priority", *e.call.Priority, "0 (first) to 9 (last)")
+	flags.TimeVar(&e.call.RunAt, "at", time.Time{}, []string{time.RFC3339}, "earliest time: 2026-11-21T09:00:00Z (default: now)")
+	durationVar(flags, &e.in, 0, "in", "earliest time from now on, such as 10m or 1d")
+	flags.StringVar(&e.call.UniqueKey, "unique", "", "key that no other unfinished call of the queue has")
+	flags.IntVar(&e.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
+	flags.StringVar(&e.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
+	flags.StringVar(&e.from, "from", "", "file with a JSON object for each call, - for stdin")
+	cmd.MarkFlagsMutuallyExclusive("at", "in")
+	cmd.MarkFlagsMutuallyExclusive("from", "data")
+	cmd.MarkFlagsMutuallyExclusive("from", "unique")
 	return cmd
 }
 
-// check refuses what contradicts itself, and what would silently mean a default.
-func (f *enqueueFlags) check() error {
-	switch {
-	case f.given("at") && f.given("in"):
-		return usagef("--at and --in both say when: give one of them")
-	case f.given("from") && f.from == "":
-		return usagef("--from needs a file, or - for stdin")
-	case f.from != "" && f.given("unique"):
-		return usagef("--unique would be the same for every line: give unique_key in the lines of --from")
-	case f.from == "-" && f.data == "-":
-		return usagef("--from and --data cannot both read stdin")
-	case f.given("cost") && f.call.Cost < 1:
-		return usagef("--cost is %d, less than 1", f.call.Cost)
-	case f.given("max-attempts") && f.call.MaxAttempts < 1:
-		return usagef("--max-attempts is %d, less than 1", f.call.MaxAttempts)
+// resolve reads what arguments leave to be read: the data, and Postgres's clock, from which --in counts.
+func (e *enqueued) resolve(ctx context.Context, db *database, args []string) error {
+	if len(args) > 0 {
+		e.call.Task = args[0]
 	}
-	if f.given("priority") {
-		f.call.Priority = &f.priority
+	name, isFile := strings.CutPrefix(e.data, "@")
+	switch {
+	case isFile || name == "-":
+		from, err := db.open(ctx, "data", name)
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		data, err := io.ReadAll(from)
+		if err != nil {
+			return usagef("--data: read %s: %w", name, err)
+		}
+		e.call.Data = json.RawMessage(data)
+	case e.data != "":
+		e.call.Data = json.RawMessage(e.data) // the client checks it
+	}
+	if e.in > 0 {
+		var now time.Time
+		if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+			return fmt.Errorf("read Postgres's clock: %w", err)
+		}
+		e.call.RunAt = now.Add(e.in)
 	}
 	return nil
 }
@@ -116,72 +115,109 @@ func (a *app) open(ctx context.Context, flag, name string) (io.ReadCloser, error
 	return file, nil
 }
 
-// readData resolves --data, and leaves its JSON to the client.
-func (f *enqueueFlags) readData(ctx context.Context, db *database) error {
-	name, isFile := strings.CutPrefix(f.data, "@")
-	if !isFile && f.data != "-" {
-		if f.data != "" {
-			f.call.Data = json.RawMessage(f.data)
-		}
-		return nil
+// insert inserts the call that flags describe.
+func (e *enqueued) insert(ctx context.Context, db *database, args []string) error {
+	if err := e.resolve(ctx, db, args); err != nil {
+		return err
 	}
-	from, err := db.open(ctx, "data", name)
+	row, err := result(db.calls.Insert(ctx, e.call))
 	if err != nil {
 		return err
 	}
-	defer from.Close()
-	data, err := io.ReadAll(io.LimitReader(from, 2*int64(db.cfg.Calls.MaxData)+1)) // white space may be a part of it
-	if err != nil {
-		return usagef("--data: read %s: %w", name, err)
+	if row.Duplicate {
+		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", row.ID, e.call.UniqueKey)
 	}
-	f.call.Data = json.RawMessage(data)
-	return nil
+	return db.show(row, func(w io.Writer) { fmt.Fprintln(w, row.ID) })
 }
 
-// resolve reads what the flags leave to be read: the data, and from Postgres's clock the time that
-// --in and --expires-in start from.
-func (f *enqueueFlags) resolve(ctx context.Context, db *database) error {
-	if err := f.readData(ctx, db); err != nil || !f.given("in") && !f.given("expires-in") {
-		return err
-	}
-	var now time.Time
-	if err := db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
-		return fmt.Errorf("read Postgres's clock: %w", err)
-	}
-	if f.given("in") {
-		f.call.RunAt = now.Add(f.in)
-	}
-	if f.given("expires-in") {
-		f.call.ExpiresAt = now.Add(f.expiresIn)
-	}
-	return nil
-}
-
-func enqueueOne(ctx context.Context, db *database, f *enqueueFlags) error {
-	if err := f.resolve(ctx, db); err != nil {
-		return err
-	}
-	id, err := db.calls.Insert(ctx, f.call)
-	duplicate := errors.Is(err, callqueue.ErrDuplicate)
-	if err != nil && !duplicate {
-		return refused(err)
-	}
-	if duplicate {
-		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", id, f.call.UniqueKey)
-	}
-	return db.show(inserted{id, duplicate}, func(w io.Writer) { fmt.Fprintln(w, id) })
-}
-
-// refused is an error of usage where a call was refused for what it holds.
-func refused(err error) error {
+// result is what Insert or InsertTx returned. A duplicate is none of its errors, and a call that was refused for what it
+// holds is one of usage.
+func result(id int64, err error) (inserted, error) {
 	if invalid, ok := errors.AsType[*callqueue.InvalidCallError](err); ok {
-		return usagef("%s %s", cmp.Or(invalid.Field, "the call"), invalid.Reason)
+		return inserted{}, usagef("%s %s", cmp.Or(invalid.Field, "the call"), invalid.Reason)
 	}
-	return err
+	duplicate := errors.Is(err, callqueue.ErrDuplicate)
+	if duplicate {
+		err = nil
+	}
+	return inserted{id, duplicate}, err
 }
 
-// line is a call with call_queue's names, for JSON. Its fields are those of callqueue.Call.
-type line struct {
+// insertFile inserts the calls of a file in one transaction. --timeout bounds the wait for Postgres alone.
+func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) error {
+	in, err := db.open(ctx, "from", e.from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := e.resolve(ctx, db, args); err != nil {
+		return err
+	}
+	var rows []inserted
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = e.insertAll(ctx, db, tx, json.NewDecoder(in))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("nothing was inserted: %w", err)
+	}
+	duplicates := 0
+	for _, row := range rows {
+		if row.Duplicate {
+			duplicates++
+		}
+	}
+	fmt.Fprintf(db.stderr, "%d calls inserted, %d duplicates of unfinished calls\n", len(rows)-duplicates, duplicates)
+	return showRows(db.app, rows, func(w io.Writer) {
+		for _, row := range rows {
+			fmt.Fprintln(w, row.ID)
+		}
+	})
+}
+
+// insertAll inserts a call for each object, a thousand at a time.
+func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objects *json.Decoder) (rows []inserted, err error) {
+	var calls []callqueue.Call // not yet inserted
+	for more := true; more; {
+		call, err := e.read(objects)
+		more = !errors.Is(err, io.EOF)
+		if more && err != nil {
+			return nil, usagef("call %d: %w", len(rows)+len(calls)+1, err)
+		}
+		if more {
+			calls = append(calls, call)
+		}
+		if !more || len(calls) == 1000 {
+			if rows, err = insertSome(ctx, db, tx, rows, calls); err != nil {
+				return nil, err
+			}
+			calls = nil
+		}
+	}
+	return rows, nil
+}
+
+// insertSome inserts calls in one statement, and appends them to the rows. If one is refused or a duplicate, it inserts
+// them one by one, which says which.
+func insertSome(ctx context.Context, db *database, tx pgx.Tx, rows []inserted, calls []callqueue.Call) ([]inserted, error) {
+	if ids, err := db.calls.InsertManyTx(ctx, tx, calls); err == nil {
+		for _, id := range ids {
+			rows = append(rows, inserted{ID: id})
+		}
+		return rows, nil
+	}
+	for _, call := range calls {
+		row, err := result(db.calls.InsertTx(ctx, tx, call))
+		if err != nil {
+			return nil, fmt.Errorf("call %d: %w", len(rows)+1, err)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// object is a call with call_queue's names, for JSON. Its fields are those of callqueue.Call.
+type object struct {
 	Queue       string    `json:"queue"`
 	Task        string    `json:"task"`
 	Key         string    `json:"key"`
@@ -194,157 +230,23 @@ type line struct {
 	MaxAttempts int       `json:"max_attempts"`
 }
 
-// filing is one run of enqueue --from: a transaction that takes all lines or none.
-type filing struct {
-	client *callqueue.Client
-	tx     pgx.Tx
-	base   callqueue.Call // what the flags say
-
-	results    []inserted
-	duplicates int // of them
-
-	calls []callqueue.Call // not yet written
-	lines []int            // their numbers
-	bytes int              // and their size
-}
-
-// enqueueFile inserts the calls of a file. --timeout bounds the wait for Postgres alone.
-func enqueueFile(cmd *cobra.Command, a *app, f *enqueueFlags) error {
-	in, err := a.open(cmd.Context(), "from", f.from)
-	if err != nil {
-		return err
+// read reads the next object over what the flags say. Null means what is left out.
+func (e *enqueued) read(objects *json.Decoder) (callqueue.Call, error) {
+	var text json.RawMessage
+	if err := objects.Decode(&text); err != nil {
+		return callqueue.Call{}, err
 	}
-	defer in.Close()
-	return a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-		if err := f.resolve(ctx, db); err != nil {
-			return err
-		}
-		all := filing{client: db.calls, base: f.call}
-		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-			all.tx = tx
-			return all.read(ctx, in, int(db.cfg.Calls.MaxData))
-		})
-		if err != nil {
-			return fmt.Errorf("nothing was inserted: %w", err)
-		}
-		if err := showRows(a, all.results, func(w io.Writer) {
-			for _, row := range all.results {
-				fmt.Fprintln(w, row.ID)
-			}
-		}); err != nil {
-			return err
-		}
-		fmt.Fprintf(a.stderr, "%d calls inserted", len(all.results)-all.duplicates)
-		if all.duplicates > 0 {
-			fmt.Fprintf(a.stderr, ", %d not: unfinished calls have their unique keys, whose ids are given instead", all.duplicates)
-		}
-		fmt.Fprintln(a.stderr)
-		return nil
-	})(cmd, nil)
-}
-
-// read takes the lines in, some at a time. It skips blank lines.
-func (f *filing) read(ctx context.Context, in io.Reader, maxData int) error {
-	const linesAtOnce, bytesAtOnce = 1000, 16 << 20
-	scanner := bufio.NewScanner(in)
-	longest := 2*maxData + 1<<16 // white space may be a part of it
-	scanner.Buffer(nil, longest)
-	number := 1
-	for ; scanner.Scan() && scanner.Err() == nil; number++ { // before an error the scanner gives what it has of the line
-		text := bytes.TrimSpace(scanner.Bytes())
-		if len(text) == 0 {
-			continue
-		}
-		call, err := f.parse(text)
-		if err != nil {
-			return usagef("line %d: %w", number, err)
-		}
-		f.calls, f.lines, f.bytes = append(f.calls, call), append(f.lines, number), f.bytes+len(text)
-		if len(f.calls) == linesAtOnce || f.bytes >= bytesAtOnce {
-			if err := f.write(ctx); err != nil {
-				return err
-			}
-		}
+	if text[0] != '{' || !utf8.Valid(text) {
+		return callqueue.Call{}, errors.New("not a JSON object in UTF-8")
 	}
-	switch err := scanner.Err(); {
-	case errors.Is(err, bufio.ErrTooLong):
-		return usagef("line %d: longer than %d bytes", number, longest)
-	case err != nil:
-		return usagef("line %d: %w", number, err)
+	data := json.RawMessage("{}")
+	o := object(e.call)
+	o.Data, o.Priority = &data, nil
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(&o); err != nil {
+		return callqueue.Call{}, err
 	}
-	return f.write(ctx)
-}
-
-// parse reads a line over what the flags say. Null means the default, as in call_queue.
-func (f *filing) parse(text []byte) (callqueue.Call, error) {
-	var none callqueue.Call
-	switch {
-	case !utf8.Valid(text):
-		return none, errors.New("not valid UTF-8")
-	case text[0] != '{':
-		return none, errors.New("not a JSON object")
-	}
-	var data json.RawMessage
-	l := line(f.base)
-	if f.base.Priority != nil {
-		l.Priority = new(*f.base.Priority)
-	}
-	const unset = -1 << 31
-	l.Data, l.MaxAttempts = &data, unset
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&l); err != nil {
-		return none, fmt.Errorf("not a call: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return none, errors.New("something follows the JSON object")
-	}
-	if l.Priority == nil {
-		l.Priority = f.base.Priority
-	}
-	l.Data = f.base.Data
-	if len(data) > 0 && string(data) != "null" {
-		l.Data = data
-	}
-	switch { // the client takes 0 for the default
-	case l.Cost < 1:
-		return none, fmt.Errorf("cost is %d, less than 1", l.Cost)
-	case l.MaxAttempts == unset:
-		l.MaxAttempts = f.base.MaxAttempts
-	case l.MaxAttempts < 1:
-		return none, fmt.Errorf("max_attempts is %d, less than 1", l.MaxAttempts)
-	}
-	return callqueue.Call(l), nil
-}
-
-// write inserts what is at hand in one statement. Where that meets a duplicate, or Postgres does not
-// say which call it refuses, it inserts one by one.
-func (f *filing) write(ctx context.Context) error {
-	calls, lines := f.calls, f.lines
-	f.calls, f.lines, f.bytes = nil, nil, 0
-	ids, err := f.client.InsertManyTx(ctx, f.tx, calls)
-	invalid, isInvalid := errors.AsType[*callqueue.InvalidCallError](err)
-	switch {
-	case err == nil:
-		for _, id := range ids {
-			f.results = append(f.results, inserted{ID: id})
-		}
-		return nil
-	case isInvalid && invalid.Index >= 0:
-		return fmt.Errorf("line %d: %w", lines[invalid.Index], refused(err))
-	case !isInvalid && !errors.Is(err, callqueue.ErrDuplicate):
-		return err
-	}
-	for i, call := range calls {
-		id, err := f.client.InsertTx(ctx, f.tx, call)
-		duplicate := errors.Is(err, callqueue.ErrDuplicate)
-		if err != nil && !duplicate {
-			return fmt.Errorf("line %d: %w", lines[i], refused(err))
-		}
-		if duplicate {
-			f.duplicates++
-		}
-		f.results = append(f.results, inserted{id, duplicate})
-	}
-	return nil
+	o.Data, o.Priority = data, cmp.Or(o.Priority, e.call.Priority)
+	return callqueue.Call(o), nil
 }

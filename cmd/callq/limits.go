@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/user"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,11 +69,7 @@ func showLimit(ctx context.Context, db *database, args []string) error {
 	return db.show(d, func(w io.Writer) {
 		limitTable().print(w, []admin.Limit{d.Limit})
 		table[admin.Pause]{"PAUSED KEY,UNTIL,REASON,SINCE,BY", func(p admin.Pause) []any {
-			until := "resumed"
-			if p.Until != nil {
-				until = admin.Instant(p.Until)
-			}
-			return []any{p.Key, until, p.Reason, p.At, p.By}
+			return []any{p.Key, p.Until, p.Reason, p.At, p.By}
 		}}.below(w, d.Pauses)
 		table[admin.Change]{
 			"CHANGED AT,BY,CHANGE", func(c admin.Change) []any { return []any{c.At, c.By, c.Change} },
@@ -113,20 +108,17 @@ func limitsForecastCommand(a *app) *cobra.Command {
 }
 
 func limitsSetCommand(a *app) *cobra.Command {
-	var rate limit.Rate
 	return &cobra.Command{
 		Use: "set LIMIT RATE", Short: "Put another rate in force until it is reset",
 		Long: "Put another rate in force, over the configuration's, until `limits reset`: 20/s for a rate, 20 for a\n" +
 			"concurrency. Algorithm, burst, time zone and overrides stay. When it returns, nothing starts beyond the new\n" +
 			"rate: calls that were claimed and had not started have been recalled.",
 		Args: cobra.ExactArgs(2),
-		PreRunE: func(_ *cobra.Command, args []string) (err error) {
-			if rate, err = parseSetting(args[1]); err != nil {
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			rate, err := parseSetting(args[1])
+			if err != nil {
 				return usagef("%w", err)
 			}
-			return nil
-		},
-		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			changes, err := policy.Override(ctx, db.Pool, args[0], rate, operator())
 			return a.showChanges("limit", args[0], changes, err)
 		}),
@@ -142,18 +134,13 @@ func limitsOpenCommand(a *app) *cobra.Command {
 			"removed what was sent before. Both end by themselves: `limits list` says when. The reason goes into the audit,\n" +
 			"and `verify` says that its proof rests on it. This does not end a pause: see `limits resume`.",
 		Args: cobra.ExactArgs(1),
-		PreRunE: func(*cobra.Command, []string) error {
-			if strings.TrimSpace(reason) == "" {
-				return usagef("--reason is missing: say why you know that nothing was sent which callq does not know of")
-			}
-			return nil
-		},
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			changes, err := policy.Open(ctx, db.Pool, args[0], reason, operator())
 			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
-	cmd.Flags().StringVar(&reason, "reason", "", "why nothing is missing, for the audit and verify")
+	textVar(cmd.Flags(), &reason, "reason", "why nothing is missing, for the audit and verify")
+	_ = cmd.MarkFlagRequired("reason") // there is such a flag
 	return cmd
 }
 
@@ -167,11 +154,8 @@ func parseSetting(text string) (limit.Rate, error) {
 		return limit.Rate{Units: n}, nil
 	}
 	rate, err := limit.ParseRate(text)
-	if err == nil {
-		return rate, nil
-	}
-	if months, not := limit.Parse(text, limit.FixedWindow, 0, ""); not == nil {
-		return limit.Rate{Units: months.Units, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: months.Period}}, nil
+	if months, not := limit.Parse(text, limit.FixedWindow, 0, ""); err != nil && not == nil {
+		return months, nil
 	}
 	return rate, err
 }

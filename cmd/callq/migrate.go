@@ -99,8 +99,7 @@ func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE 
 			if err != nil {
 				return err
 			}
-			defer c.Close(context.WithoutCancel(ctx))
-			return c.Ping(ctx)
+			return c.Close(context.WithoutCancel(ctx))
 		}); err != nil {
 			return err
 		}

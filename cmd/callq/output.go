@@ -14,10 +14,10 @@ import (
 	"strings"
 	"syscall"
 	"text/tabwriter"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/policy"
@@ -28,20 +28,18 @@ func (a *app) show(value any, print func(io.Writer)) error {
 	var b bytes.Buffer
 	if a.output == "table" {
 		print(&b)
-	} else if err := a.encode(&b, value); err != nil {
-		return err
+	} else {
+		e := json.NewEncoder(&b)
+		e.SetEscapeHTML(false)
+		if a.output == "json" {
+			e.SetIndent("", "  ")
+		}
+		if err := e.Encode(value); err != nil {
+			return err
+		}
 	}
 	_, err := a.stdout.Write(b.Bytes())
 	return err
-}
-
-func (a *app) encode(to io.Writer, value any) error {
-	e := json.NewEncoder(to)
-	e.SetEscapeHTML(false)
-	if a.output == "json" {
-		e.SetIndent("", "  ")
-	}
-	return e.Encode(value)
 }
 
 // showRows writes a list to stdout: for people by print, a JSON array, or a JSON value per line.
@@ -49,14 +47,12 @@ func showRows[T any](a *app, rows []T, print func(io.Writer)) error {
 	if a.output != "jsonl" {
 		return a.show(append([]T{}, rows...), print)
 	}
-	var b bytes.Buffer
 	for _, row := range rows {
-		if err := a.encode(&b, row); err != nil {
+		if err := a.show(row, print); err != nil {
 			return err
 		}
 	}
-	_, err := a.stdout.Write(b.Bytes())
-	return err
+	return nil
 }
 
 // table shows rows of T to people.
@@ -98,22 +94,12 @@ func (t table[T]) below(to io.Writer, rows []T) {
 // cell writes a value for people: what is absent as a dash, an instant in UTC, a list with commas.
 func cell(value any) string {
 	switch v := value.(type) {
-	case *string:
-		return printable(admin.Text(v))
-	case *int:
-		return admin.Text(v)
-	case *time.Time:
-		return admin.Instant(v)
-	case time.Time:
-		return admin.Instant(&v)
 	case []string:
-		return printable(dash(strings.Join(v, ",")))
+		value = strings.Join(v, ",")
 	case json.RawMessage:
-		return printable(dash(string(v)))
-	case string:
-		return printable(dash(v))
+		value = string(v)
 	}
-	return printable(fmt.Sprint(value))
+	return printable(dash(admin.Text(value)))
 }
 
 func printable(s string) string { return admin.Printable(s) }
@@ -201,6 +187,8 @@ func judge(err error) (int, string) {
 		return exitUsage, problems.Error() // with lines and carets
 	case errors.Is(err, policy.ErrRate), poolerHint(err) != "":
 		return exitUsage, text
+	case errors.Is(err, callqueue.ErrNotFound):
+		return exitNotFound, text
 	case isUnreachable(err):
 		return exitUnreachable, text + "; check that Postgres and Redis run and can be reached, and try again"
 	case isForbidden(err):
@@ -233,22 +221,15 @@ func isUnreachable(err error) bool {
 
 // poolerHint is what to do about an error that only a pooler causes, "" for others.
 func poolerHint(err error) string {
-	const use = "set postgres.query_mode: cache_describe (CALLQ_POSTGRES_QUERY_MODE), " +
-		"and postgres.direct_url to the way past it"
-	switch {
-	case hasCode(err, "08P01") && strings.Contains(err.Error(), "unsupported startup parameter"):
-		return "a pgbouncer stands before Postgres: " + use
-	case hasCode(err, "26000", "42P05"): // a prepared statement that is not there, or is another's
-		return "a pooler may stand before Postgres: if so " + use
+	refused := hasCode(err, "08P01") && strings.Contains(err.Error(), "unsupported startup parameter")
+	if !refused && !hasCode(err, "26000", "42P05") { // a prepared statement that is not there, or is another's
+		return ""
 	}
-	return ""
+	return "; a pooler such as pgbouncer may stand before Postgres: if so set postgres.query_mode: cache_describe " +
+		"(CALLQ_POSTGRES_QUERY_MODE), and postgres.direct_url to the way past it"
 }
 
 // explained is an error in one line, with what to do about a pooler.
 func explained(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	if hint := poolerHint(err); hint != "" {
-		return text + "; " + hint
-	}
-	return text
+	return strings.Join(strings.Fields(err.Error()), " ") + poolerHint(err)
 }

@@ -34,7 +34,7 @@ func TestPgBouncer(t *testing.T) {
 		w := first
 		w.t, w.config = t, atAnyPort
 		d := w.start("serve")
-		const fix = "a pgbouncer stands before Postgres: set postgres.query_mode: cache_describe"
+		const fix = "if so set postgres.query_mode: cache_describe"
 		eventually(t, "it says what to do", func() bool { return strings.Contains(d.stderr.String(), fix) })
 		if code := d.end(); code != exitDone {
 			t.Errorf("exit code %d", code)

@@ -33,7 +33,7 @@ func queueTable() table[admin.Queue] {
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".
 func pauseCommand(a *app, what string) *cobra.Command {
-	pause := ledger.Paused{What: what, By: operator()}
+	pause := ledger.Paused{What: what, By: operator(), Reason: "by an operator"}
 	var until time.Time
 	var length time.Duration
 	cmd := &cobra.Command{
@@ -41,31 +41,28 @@ func pauseCommand(a *app, what string) *cobra.Command {
 		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When it\n" +
 			"returns, nothing starts: calls that were claimed and had not started have been recalled. What runs goes on.",
 		Args: cobra.ExactArgs(1),
-		PreRunE: func(cmd *cobra.Command, args []string) error {
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			pause.Name = args[0]
-			switch lasts, ends := cmd.Flags().Changed("for"), cmd.Flags().Changed("until"); {
-			case lasts && ends:
-				return usagef("--for and --until both say when it ends: give one of them")
-			case ends && !until.After(time.Now()):
-				return usagef("--until %s has passed", until.Format(time.RFC3339))
-			case lasts:
+			if length > 0 {
 				pause.For = &length
-			case ends:
-				pause.Until = &until
 			}
-			return checkKey(cmd, args)
-		},
-		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+			if !until.IsZero() {
+				pause.Until = &until
+				if until.Before(time.Now()) {
+					return usagef("--until %s has passed", until.Format(time.RFC3339))
+				}
+			}
 			recalled, err := ledger.Pause(ctx, db.Pool, pause)
 			change := fmt.Sprintf("%s: paused, %d unstarted attempts recalled", pausable(what, pause.Name, pause.Key), recalled)
 			return a.showChanges(what, pause.Name, []string{change}, err)
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&pause.Key, "key", "", "only the calls of this key")
+	textVar(flags, &pause.Key, "key", "only the calls of this key")
 	durationVar(flags, &length, time.Millisecond, "for", "how long: 10m, 1h30m, 2d")
 	flags.TimeVar(&until, "until", until, []string{time.RFC3339}, "until when: 2026-11-21T09:00:00Z")
-	flags.StringVar(&pause.Reason, "reason", "by an operator", "why, for status and the audit")
+	flags.StringVar(&pause.Reason, "reason", pause.Reason, "why, for status and the audit")
+	cmd.MarkFlagsMutuallyExclusive("for", "until")
 	return cmd
 }
 
@@ -74,7 +71,7 @@ func resumeCommand(a *app, what string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "resume NAME", Short: "End a pause",
 		Long: "End a pause. A pause of one key (--key) and a pause of all calls are separate.",
-		Args: cobra.ExactArgs(1), PreRunE: checkKey,
+		Args: cobra.ExactArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			was, err := ledger.Resume(ctx, db.Pool, what, args[0], key, operator())
 			var changes []string
@@ -84,16 +81,8 @@ func resumeCommand(a *app, what string) *cobra.Command {
 			return a.showChanges(what, args[0], changes, err)
 		}),
 	}
-	cmd.Flags().StringVar(&key, "key", "", "the pause of this key's calls")
+	textVar(cmd.Flags(), &key, "key", "the pause of this key's calls")
 	return cmd
-}
-
-// checkKey refuses an empty key, such as a script's unset variable: without --key all calls are meant.
-func checkKey(cmd *cobra.Command, _ []string) error {
-	if key := cmd.Flags().Lookup("key"); key.Changed && key.Value.String() == "" {
-		return usagef("--key is empty; leave it out for the calls of all keys")
-	}
-	return nil
 }
 
 // pausable names a limit or queue, or one key of it.

@@ -72,11 +72,11 @@ func (a *app) input(ctx context.Context) io.Reader {
 func (a *app) execute(ctx context.Context, args []string) error {
 	root := rootCommand(a)
 	begun := false // an error before a command begins is a usage error
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		if a.output != "table" && a.output != "json" && a.output != "jsonl" {
 			return fmt.Errorf("-o %q is not a form of output: table, json or jsonl", a.output)
 		}
-		begun = true
+		begun = cmd.ValidateRequiredFlags() == nil && cmd.ValidateFlagGroups() == nil
 		return nil
 	}
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args

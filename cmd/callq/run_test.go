@@ -277,7 +277,7 @@ func TestCommands(t *testing.T) {
 		{"a bad configuration", bad, "status", 2, "lets nothing through"},
 
 		{"version as json", nothing, "version -o json", 0, `"go": "go`},
-		{"config check, bad file, as json", bad, "config check -o json", 2, `"line": 2`},
+		{"config check, bad file", bad, "config check", 2, "config.yaml:2:"},
 		{"serve, bad configuration", bad, "serve", 2, "not a limit"},
 
 		{"status", up, "status", 0, "no worker is alive: nothing is sent"},
@@ -286,10 +286,8 @@ func TestCommands(t *testing.T) {
 		{"calls list, a limit of nothing", up, "calls list --limit 0", 2, "--limit is 0"},
 		{"limits list", up, "limits list", 0, "OCCUPIED"},
 		{"verify", up, "verify", 0, "every rule holds"},
-		{"maintain retention", up, "maintain retention --done 1s --failed 2d --cancelled 1h", 0, "removed 0 calls"},
-		{"maintain retention, too short", up, "maintain retention --done 0", 2, "less than 1s"},
-		{"maintain retention, not a duration", up, "maintain retention --done week", 2, "not a duration"},
-		{"maintain vacuum", up, "maintain vacuum", 0, "vacuumed"},
+		{"maintain retention", up, "maintain retention", 0, "removed 0 calls"},
+		{"maintain vacuum", up, "maintain vacuum", 0, "call_queue"},
 		{"migrate up, nothing to do", up, "migrate up", 0, "nothing to apply"},
 		{"migrate status", up, "migrate status -o jsonl", 0, `"file":"00001_calls.sql","applied":true`},
 		{"migrate down, nobody to ask", up, "migrate down", 2, "--yes"},
@@ -301,12 +299,12 @@ func TestCommands(t *testing.T) {
 		{"enqueue, data that is not JSON", up, "enqueue --data {", 2, "Data is not valid JSON"},
 		{"enqueue, no such data file", up, "enqueue --data @/no/such.json", 2, "/no/such.json"},
 		{"enqueue, a priority out of range", up, "enqueue --priority 10", 2, "Priority is 10"},
-		{"enqueue, a cost of nothing", up, "enqueue --cost 0", 2, "--cost is 0"},
-		{"enqueue, at and in", up, "enqueue --at 2026-11-21T09:00:00Z --in 1h", 2, "one of them"},
+		{"enqueue, a cost below nothing", up, "enqueue --cost -1", 2, "Cost is -1"},
+		{"enqueue, at and in", up, "enqueue --at 2026-11-21T09:00:00Z --in 1h", 2, "[at in] were all set"},
 		{"enqueue, not a time", up, "enqueue --at noon", 2, "invalid time format"},
-		{"enqueue, expired before it runs", up, "enqueue --in 1h --expires-in 1m", 2, "ExpiresAt is before"},
 		{"enqueue, no such file", up, "enqueue --from /no/such.jsonl", 2, "/no/such.jsonl"},
-		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "unique_key"},
+		{"enqueue, a file of no name", up, "enqueue --from=", 2, "--from: open"},
+		{"enqueue, one unique key for a file", up, "enqueue --from - --unique a", 2, "[from unique] were all set"},
 	}, nil)
 }
 

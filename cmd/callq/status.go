@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -21,53 +20,49 @@ func statusCommand(a *app) *cobra.Command {
 		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
 			"-o jsonl each screen is one line. What is free of budgets comes from Redis. A call that was cancelled or deleted\n" +
 			"counts as waiting until a claim has passed it. The oldest call is looked for among the first in line.",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if !watch {
-				return a.query(func(ctx context.Context, db *database, _ []string) error { return showStatus(ctx, db, "") })(cmd, args)
+		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
+			if watch {
+				return watchStatus(ctx, db)
 			}
-			err := a.connected(commandSettings(), watchStatus)(cmd, args)
-			if cmd.Context().Err() != nil { // Ctrl-C is its good end
-				return nil
-			}
-			return err
-		},
+			return showStatus(ctx, db, "")
+		}),
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false, "show it every second, until Ctrl-C")
 	return cmd
 }
 
-// watchStatus shows the status every second until ctx ends.
-func watchStatus(ctx context.Context, db *database, _ []string) error {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
-	before := ""
+// watchStatus shows the status every second until ctx ends, which is its good end.
+func watchStatus(ctx context.Context, db *database) error {
+	before := "\n"
 	if isTerminal(db.stdout) {
 		before = "\x1b[H\x1b[J" // go to the top left, and clear what is below
 	}
-	for {
-		err := db.within(ctx, func(ctx context.Context) error { return showStatus(ctx, db, before) })
-		if err != nil {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		if err := showStatus(ctx, db, before); err != nil && ctx.Err() == nil {
 			return err
 		}
-		before = cmp.Or(before, "\n")
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
+	return nil
 }
 
 // showStatus shows a screen. What comes before it is for people too.
 func showStatus(ctx context.Context, db *database, before string) error {
-	s, err := admin.ReadStatus(ctx, db.Pool)
-	if err != nil {
-		return err
-	}
-	readBudgets(ctx, db, s.Budgets)
-	return db.show(s, func(w io.Writer) {
-		fmt.Fprint(w, before)
-		printStatus(w, s)
+	return db.within(ctx, func(ctx context.Context) error {
+		s, err := admin.ReadStatus(ctx, db.Pool)
+		if err != nil {
+			return err
+		}
+		readBudgets(ctx, db, s.Budgets)
+		return db.show(s, func(w io.Writer) {
+			fmt.Fprint(w, before)
+			printStatus(w, s)
+		})
 	})
 }
 
@@ -79,7 +74,13 @@ func printStatus(to io.Writer, s *admin.Status) {
 	table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
 		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
 	}}.below(to, s.Budgets)
-	workerTable(s.At).below(to, s.Workers)
+	table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
+		beat := admin.Ago(s.At, w.BeatAt)
+		if !w.Live {
+			beat += ": stopped or dead"
+		}
+		return []any{w.ID, w.Pool, short(strings.Join(w.Tasks, ",")), fmt.Sprintf("%d of %d", w.Running, w.Slots), beat}
+	}}.below(to, s.Workers)
 	fmt.Fprintln(to)
 	for _, p := range s.Problems() {
 		if p.Level == admin.Problem {
@@ -90,16 +91,6 @@ func printStatus(to io.Writer, s *admin.Status) {
 		queue, ago := printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt)
 		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, queue, ago)
 	}
-}
-
-func workerTable(now time.Time) table[admin.Worker] {
-	return table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
-		beat := admin.Ago(now, w.BeatAt)
-		if !w.Live {
-			beat += ": stopped or dead"
-		}
-		return []any{w.ID, w.Pool, short(strings.Join(w.Tasks, ",")), fmt.Sprintf("%d of %d", w.Running, w.Slots), beat}
-	}}
 }
 
 func freeText(b admin.Budget) string {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"time"
 
@@ -49,34 +48,23 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 	return cmd
 }
 
+// printProof prints the report. As settled, a window may have held more than its rate: no claim can know of that.
 func printProof(to io.Writer, r *verify.Report) {
-	if len(r.Limits) > 0 {
-		table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l verify.LimitUse) []any {
-			rate := l.InForce()
-			return []any{l.Limit, l.From, rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, rate.Most())}
-		}}.print(to, r.Limits)
-		fmt.Fprintln(to)
-	}
-	// Charges above what the calls' costs said break no rule of callq's, but the API may have been asked for more.
-	above := slices.DeleteFunc(slices.Clone(r.Limits), func(l verify.LimitUse) bool { return l.Above == 0 })
-	for _, l := range above {
-		fmt.Fprintf(to, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
-			"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.InForce().Most())
-	}
-	if len(above) > 0 {
-		fmt.Fprintln(to)
+	table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW,AS SETTLED", func(l verify.LimitUse) []any {
+		rate := l.InForce()
+		most := fmt.Sprintf("%d of %d", l.Most, rate.Most())
+		return []any{l.Limit, l.From, rate.String(), l.Starts, most, l.MostSettled}
+	}}.print(to, r.Limits)
+	table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
+		return []any{v.Rule, v.Limit, number(v.CallID), number(int64(v.Attempt)), v.Detail}
+	}}.below(to, r.Findings)
+	fmt.Fprintln(to, "\nThis rests on:")
+	for _, what := range r.RestsOn {
+		fmt.Fprintln(to, "- "+printable(what))
 	}
 	verdict := "every rule holds"
 	if len(r.Findings) > 0 {
 		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
-		table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
-			return []any{v.Rule, v.Limit, number(v.CallID), number(int64(v.Attempt)), v.Detail}
-		}}.print(to, r.Findings)
-		fmt.Fprintln(to)
-	}
-	fmt.Fprintln(to, "This rests on:")
-	for _, what := range r.RestsOn {
-		fmt.Fprintln(to, "- "+printable(what))
 	}
 	fmt.Fprintf(to, "\n%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
 }

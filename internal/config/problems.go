@@ -22,16 +22,16 @@ type Error struct{ Problems []Problem }
 // Problem is one mistake.
 type Problem struct {
 	source
-	Path    string `json:"path,omitempty"` // limits.stripe.rate
-	Message string `json:"message"`
-	Allowed string `json:"allowed,omitempty"`
+	Path    string // limits.stripe.rate
+	Message string
+	Allowed string
 }
 
 // source is where a value or a mistake stands. The zero source is the default.
 type source struct {
-	Source string `json:"source"`           // the file, variable or flag
-	Line   int    `json:"line,omitempty"`   // in a file, from 1
-	Column int    `json:"column,omitempty"` // in characters, from 1
+	Source string // the file, variable or flag
+	Line   int    // in a file, from 1
+	Column int    // in characters, from 1
 	rank   int
 	text   string // the value there, or where no key is known what stands there; empty: it is not shown
 }

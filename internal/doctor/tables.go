@@ -121,9 +121,6 @@ type Table struct {
 	LastVacuum *time.Time `json:"last_vacuum" db:"vacuumed"`
 }
 
-// All is the table's size on disk, with its indexes.
-func (t Table) All() int64 { return t.Bytes + t.IndexBytes }
-
 // Bloated reports whether a VACUUM FULL is worth its lock.
 func (t Table) Bloated() bool { return t.FreeBytes > worthBytes && t.FreeBytes > t.Bytes/2 }
 

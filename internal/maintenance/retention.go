@@ -44,8 +44,8 @@ const purgeBatch = 1000 // rows that one transaction looks at, so that none is l
 // whose call is gone and that no window reaches, and the versions of limits that no attempt refers to.
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
-// them. Each batch is a transaction of its own. After each, progress, unless it is nil, gets the totals so far.
-func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress func(Purged)) (p Purged, err error) {
+// them. Each batch is a transaction of its own.
+func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
 	for _, rows := range []struct {
 		what, sql, nextSQL string
 		args               pgx.StrictNamedArgs
@@ -73,9 +73,7 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention, progress fun
 				return p, fmt.Errorf("purge %s: %w", rows.what, err)
 			}
 			after, most = next, min(2*most, purgeBatch)
-			if *rows.removed += removed; progress != nil {
-				progress(p)
-			}
+			*rows.removed += removed
 		}
 	}
 	if _, err := pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {

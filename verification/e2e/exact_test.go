@@ -29,6 +29,7 @@ type scenario struct {
 	answer   func(call string, nth int) int // the API's status for the n-th request of a call; nil: 200
 	drive    func(*stack)                   // starts the processes and may do worse; nil: 2 dispatchers, 2 workers
 	finished string                         // when this holds, all is done; empty: every call is done
+	config   string                         // besides the rules
 	floor    float64                        // the least share of the limit that CI accepts
 }
 
@@ -46,7 +47,7 @@ func scenarios() []scenario {
 		{
 			name: "finished rows deleted, retention and vacuum every second", rate: 50, window: 5 * time.Second,
 			calls: 300, requests: 300, drive: deleteAndRetain, floor: .8,
-			finished: `SELECT count(*) = 0 FROM call_queue`,
+			finished: `SELECT count(*) = 0 FROM call_queue`, config: "\nretention: {done: 1s}",
 		},
 		{
 			name: "one call in five fails twice", rate: 50, window: 5 * time.Second, calls: 300, requests: 420,
@@ -80,7 +81,7 @@ func TestExact(t *testing.T) {
 func (sc scenario) run(t *testing.T) float64 {
 	t.Helper()
 	rules := fmt.Sprintf("limits: {api: {rate: %d/%s}}\nqueues: {default: {limits: [api], backoff: 200ms..1s}}", sc.rate, sc.window)
-	s := newStack(t, rules, fakeapi.Config{Limit: sc.rate, Window: sc.window, Latency: apiLatency, Fail: sc.answer})
+	s := newStack(t, rules+sc.config, fakeapi.Config{Limit: sc.rate, Window: sc.window, Latency: apiLatency, Fail: sc.answer})
 	if sc.drive != nil {
 		sc.drive(s)
 	} else {
@@ -157,7 +158,7 @@ func deleteAndRetain(s *stack) {
 		defer close(stopped)
 		for ctx.Err() == nil {
 			s.exec(`DELETE FROM call_queue WHERE status = 'done'`)
-			s.command("maintain", "retention", "--done", "1s", "--yes")
+			s.command("maintain", "retention", "--yes")
 			s.command("maintain", "vacuum", "--yes")
 			select {
 			case <-time.After(time.Second):
