@@ -81,7 +81,7 @@ func (j *jobs) follow(s Schedule) {
 
 // purge runs retention and logs what it did.
 func purge(ctx context.Context, pool *pgxpool.Pool, keep maintenance.Retention, log *slog.Logger) {
-	purged, err := maintenance.Purge(ctx, pool, keep, nil)
+	purged, err := maintenance.Purge(ctx, pool, keep)
 	if err != nil && ctx.Err() == nil {
 		log.WarnContext(ctx, "retention cut short", "err", err)
 	}

@@ -18,8 +18,6 @@ import (
 	"github.com/callq/callq/internal/recovery"
 )
 
-const progressEvery = 2 * time.Second
-
 func maintainCommand(a *app) *cobra.Command {
 	return group("maintain", "Look after callq's tables: what the schedule does, now",
 		maintainStatusCommand(a), retentionCommand(a), vacuumCommand(a), sweepCommand(a))
@@ -100,7 +98,7 @@ func retain(ctx context.Context, db *database, keep maintenance.Retention, dryRu
 		}
 		return showPurged(db.app, "would remove", r)
 	}
-	r, err := maintenance.Purge(ctx, db.Pool, keep, progress(db.stderr))
+	r, err := maintenance.Purge(ctx, db.Pool, keep)
 	if err != nil {
 		return fmt.Errorf("%w; %d calls and %d attempts were removed before", err, r.Calls, r.Attempts)
 	}
@@ -114,17 +112,6 @@ func showPurged(a *app, verb string, r maintenance.Purged) error {
 			fmt.Fprintf(w, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
 		}
 	})
-}
-
-// progress says how far retention is, where it takes long.
-func progress(to io.Writer) func(maintenance.Purged) {
-	next := time.Now().Add(progressEvery)
-	return func(r maintenance.Purged) {
-		if now := time.Now(); now.After(next) {
-			next = now.Add(progressEvery)
-			fmt.Fprintf(to, "removed %d calls and %d attempts so far\n", r.Calls, r.Attempts)
-		}
-	}
 }
 
 func sweepCommand(a *app) *cobra.Command {
@@ -227,7 +214,7 @@ func vacuumFull(ctx context.Context, db *database, dryRun bool) error {
 	if err := db.confirm(ctx, fmt.Sprintf("Lock %s, and write them anew?", strings.Join(names, ", "))); err != nil {
 		return err
 	}
-	err = maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(db.stderr, "%s is written anew\n", table) })
+	err = maintenance.VacuumFull(ctx, db.Pool, names)
 	if hasCode(err, "55P03") {
 		return fmt.Errorf("%w; somebody uses the table: try again, or see `callq doctor` for who holds it", err)
 	}

@@ -267,7 +267,7 @@ func (w *world) retain() {
 	keep := w.between(time.Second, pick(w, 2*w.set.window, w.set.span/2))
 	w.note(0, "", "retention of %s", keep)
 	before := w.readCalls()
-	_, err := maintenance.Purge(w.ctx, w.lane.workers, maintenance.Retention{Done: keep, Failed: keep, Cancelled: keep}, nil)
+	_, err := maintenance.Purge(w.ctx, w.lane.workers, maintenance.Retention{Done: keep, Failed: keep, Cancelled: keep})
 	w.must(err)
 	w.mutant.retained(w)
 	after := w.readCalls()
