@@ -98,17 +98,15 @@ func (c *Client) check(index int, call Call) (row, error) {
 			return refuse(name.field, "is not text that Postgres can store: UTF-8 without NUL bytes")
 		}
 	}
-	for _, at := range []struct {
-		field string
-		time  time.Time
-	}{{"RunAt", call.RunAt}, {"ExpiresAt", call.ExpiresAt}} {
-		if year := at.time.UTC().Year(); year < 1 || year > 9999 {
-			return refuse(at.field, "is in the year %d, outside 1 to 9999", year)
-		}
-	}
+	call.RunAt, call.ExpiresAt = call.RunAt.UTC(), call.ExpiresAt.UTC()
 	call.Queue, call.Task = cmp.Or(call.Queue, "default"), cmp.Or(call.Task, "http")
 	call.Cost, call.Priority = cmp.Or(call.Cost, 1), cmp.Or(call.Priority, new(DefaultPriority))
+	const wrongYear = "is in the year %d, outside 1 to 9999"
 	switch {
+	case call.RunAt.Year() < 1 || call.RunAt.Year() > 9999:
+		return refuse("RunAt", wrongYear, call.RunAt.Year())
+	case call.ExpiresAt.Year() < 1 || call.ExpiresAt.Year() > 9999:
+		return refuse("ExpiresAt", wrongYear, call.ExpiresAt.Year())
 	case call.Cost < 1:
 		return refuse("Cost", "is %d, less than 1", call.Cost)
 	case *call.Priority < MinPriority || *call.Priority > MaxPriority:

@@ -137,12 +137,11 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, hosts, retry_after, queues, config,
-    applied_at, applied_by, complete_since, epoch)
+    slack, send_within, hosts, retry_after, queues, config, applied_at, applied_by, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @queues::text[],
-    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, NULL, callq_epoch()
+    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, callq_epoch()
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
