@@ -74,23 +74,14 @@ const (
 	mostAttempts = 1000 // as of queues
 )
 
-// row is a call as it is written. A zero RunAt, ExpiresAt, UniqueKey or MaxAttempts stands for its default.
+// row is a call that was checked: with its defaults, but for what Postgres fills in for a zero value, and its data as JSON.
 type row struct {
-	Queue       string     `db:"queue"`
-	Task        string     `db:"task"`
-	Key         string     `db:"key"`
-	Data        string     `db:"call_data"`
-	Cost        int64      `db:"cost"`
-	Priority    int        `db:"priority"`
-	RunAt       *time.Time `db:"run_at"`
-	ExpiresAt   *time.Time `db:"expires_at"`
-	UniqueKey   string     `db:"unique_key"`
-	MaxAttempts int        `db:"max_attempts"`
-	Wake        bool       `db:"wake"`
+	Call
+	json string
 }
 
 // waits reports whether the call is for later, so that no dispatcher needs to wake. Go's clock is good enough for that.
-func (r *row) waits() bool { return r.RunAt != nil && r.RunAt.After(time.Now()) }
+func (r *row) waits() bool { return r.RunAt.After(time.Now()) }
 
 // check returns the call as a row. The error says what Postgres or a dispatcher would refuse in it.
 func (c *Client) check(index int, call Call) (row, error) {
@@ -103,58 +94,35 @@ func (c *Client) check(index int, call Call) (row, error) {
 		switch {
 		case len(name.text) > maxNameBytes:
 			return refuse(name.field, "is longer than %d bytes", maxNameBytes)
-		case !utf8.ValidString(name.text):
-			return refuse(name.field, "is not valid UTF-8")
-		case strings.ContainsRune(name.text, 0):
-			return refuse(name.field, "holds a NUL byte, which Postgres cannot store")
+		case !utf8.ValidString(name.text) || strings.ContainsRune(name.text, 0):
+			return refuse(name.field, "is not text that Postgres can store: UTF-8 without NUL bytes")
 		}
 	}
-	for _, at := range []struct {
-		field string
-		time  time.Time
-	}{{"RunAt", call.RunAt}, {"ExpiresAt", call.ExpiresAt}} {
-		if year := at.time.UTC().Year(); year < 1 || year > 9999 {
-			return refuse(at.field, "is in the year %d, outside 1 to 9999", year)
-		}
-	}
-	r := row{
-		Queue:       cmp.Or(call.Queue, "default"),
-		Task:        cmp.Or(call.Task, "http"),
-		Key:         call.Key,
-		Cost:        cmp.Or(call.Cost, 1),
-		Priority:    *cmp.Or(call.Priority, new(DefaultPriority)),
-		RunAt:       instant(call.RunAt),
-		ExpiresAt:   instant(call.ExpiresAt),
-		UniqueKey:   call.UniqueKey,
-		MaxAttempts: call.MaxAttempts,
-	}
+	call.RunAt, call.ExpiresAt = call.RunAt.UTC(), call.ExpiresAt.UTC()
+	call.Queue, call.Task = cmp.Or(call.Queue, "default"), cmp.Or(call.Task, "http")
+	call.Cost, call.Priority = cmp.Or(call.Cost, 1), cmp.Or(call.Priority, new(DefaultPriority))
+	const wrongYear = "is in the year %d, outside 1 to 9999"
 	switch {
-	case r.Cost < 1:
-		return refuse("Cost", "is %d, less than 1", r.Cost)
-	case r.Priority < MinPriority || r.Priority > MaxPriority:
-		return refuse("Priority", "is %d, outside %d to %d", r.Priority, MinPriority, MaxPriority)
-	case r.MaxAttempts < 0 || r.MaxAttempts > mostAttempts:
-		return refuse("MaxAttempts", "is %d, outside 0 to %d", r.MaxAttempts, mostAttempts)
-	case r.RunAt != nil && r.ExpiresAt != nil && r.ExpiresAt.Before(*r.RunAt):
+	case call.RunAt.Year() < 1 || call.RunAt.Year() > 9999:
+		return refuse("RunAt", wrongYear, call.RunAt.Year())
+	case call.ExpiresAt.Year() < 1 || call.ExpiresAt.Year() > 9999:
+		return refuse("ExpiresAt", wrongYear, call.ExpiresAt.Year())
+	case call.Cost < 1:
+		return refuse("Cost", "is %d, less than 1", call.Cost)
+	case *call.Priority < MinPriority || *call.Priority > MaxPriority:
+		return refuse("Priority", "is %d, outside %d to %d", *call.Priority, MinPriority, MaxPriority)
+	case call.MaxAttempts < 0 || call.MaxAttempts > mostAttempts:
+		return refuse("MaxAttempts", "is %d, outside 0 to %d", call.MaxAttempts, mostAttempts)
+	case !call.ExpiresAt.IsZero() && call.ExpiresAt.Before(call.RunAt):
 		return refuse("ExpiresAt", "is before it is due")
 	}
-	var err error
-	if r.Data, err = c.encode(call.Data); err != nil {
+	text, err := c.encode(call.Data)
+	if err != nil {
 		reason := strings.TrimPrefix(err.Error(), "call data ")
 		return row{}, &InvalidCallError{Index: index, Field: "Data", Reason: reason, cause: err}
 	}
-	return r, nil
+	return row{call, text}, nil
 }
-
-// instant returns nil for the zero time of any location.
-func instant(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
-}
-
-const emptyData = "{}"
 
 // encode returns the data as JSON.
 func (c *Client) encode(data any) (string, error) {
@@ -173,7 +141,7 @@ func (c *Client) encode(data any) (string, error) {
 	}
 	switch {
 	case text == nil:
-		return emptyData, nil
+		return "{}", nil
 	case len(text) > c.maxData:
 		return "", fmt.Errorf("%w: %d bytes, of at most %d", ErrTooLarge, len(text), c.maxData)
 	case !utf8.Valid(text):
@@ -184,9 +152,8 @@ func (c *Client) encode(data any) (string, error) {
 	return string(text), nil
 }
 
-// refusal turns Postgres's refusal of a call's values into an InvalidCallError, and returns other errors as they are.
-// check does not know everything: that jsonb takes neither U+0000 nor half of a surrogate pair, or that a database is not in
-// UTF-8.
+// refusal turns Postgres's refusal of a call's values into an InvalidCallError, and returns other errors as they are. check does
+// not know everything: that jsonb takes neither U+0000 nor half of a surrogate pair, or that a database is not in UTF-8.
 func refusal(index int, err error) error {
 	// Text, encoding, range; too large, too deep.
 	codes := []string{"22P02", "22P05", "22021", "22003", "54000", "54001"}

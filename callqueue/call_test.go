@@ -117,9 +117,6 @@ func TestNew(t *testing.T) {
 	if _, err := callqueue.New(nil); err == nil {
 		t.Error("a nil pool was taken")
 	}
-	if _, err := callqueue.New(new(pgxpool.Pool), callqueue.MaxData(0)); err == nil {
-		t.Error("MaxData of 0 was taken")
-	}
 }
 
 func newClient(t *testing.T, opts ...callqueue.Option) (*callqueue.Client, *pgxpool.Pool) {

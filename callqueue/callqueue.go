@@ -9,15 +9,11 @@
 // [ErrDuplicate] the outcome may be unknown, for example if the connection broke during the commit. Then insert again
 // with the same [Call.UniqueKey]: that adds no second call, as long as the first has not ended.
 //
-// An insert also wakes the dispatchers, at most every 5 ms for each Client. If a wake is lost, they find the call when
-// they next poll.
+// An insert also wakes the dispatchers, at most every 5 ms for each Client. Else they find the call when they next poll.
 package callqueue
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -47,34 +43,22 @@ func MaxData(bytes int) Option {
 }
 
 // New returns a client that uses the pool, which you close. It starts nothing and does not connect to Postgres. The
-// error says that the pool is nil, or that MaxData is less than 2 bytes.
+// error says that the pool is nil.
 func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
 	}
 	c := &Client{pool: pool, maxData: 256 << 10}
-	c.waker.send = c.wakeAlone
 	for _, opt := range opts {
 		opt(c)
 	}
-	if c.maxData < len(emptyData) {
-		return nil, fmt.Errorf("callqueue: MaxData is %d bytes, which holds no call", c.maxData)
-	}
 	return c, nil
-}
-
-// wakeAlone sends a wake outside any insert. Its failure does no harm: the next tick finds the calls.
-func (c *Client) wakeAlone() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, _ = c.pool.Exec(ctx, wakeSQL)
 }
 
 // Status is the state of a call.
 type Status string
 
-// A call is new or error while it waits, and dispatched while it has an open attempt. In the other statuses it has
-// ended.
+// A call is new or error while it waits, and dispatched while it has an open attempt. In the other statuses it has ended.
 const (
 	StatusNew        Status = "new"
 	StatusDispatched Status = "dispatched"

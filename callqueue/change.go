@@ -16,7 +16,9 @@ func (e *NotFoundError) Error() string { return fmt.Sprintf("%v: %v", ErrNotFoun
 // Unwrap returns [ErrNotFound].
 func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 
-// ChangeResult is what [Client.Cancel], [Client.Retry] or [Client.Delete] did to a call.
+// ChangeResult is what [Client.Cancel], [Client.Retry] or [Client.Delete] did to a call. Each returns one for each call that
+// exists, in the order given. If some do not exist, it changes the others and returns a [*NotFoundError]. After any other error
+// it may have changed more than it returns; you may call it again.
 type ChangeResult struct {
 	ID int64 `json:"id"`
 	// Changed says that this Cancel ended the call, this Retry made it wait again, or this Delete removed it. If false, its
@@ -27,28 +29,19 @@ type ChangeResult struct {
 	Open bool `json:"open"`
 }
 
-// Cancel ends calls that have not ended. A call that waits is not made. A call that was handed over but has not
-// started will not start, and gives back its units. A call that has started may have reached the API, so its attempt
-// stays counted. The context of its handler ends within about two seconds, and the call stays cancelled however the
-// handler ends.
-//
-// Cancel returns a ChangeResult for each call that exists, in the order given. If some do not exist, it cancels the
-// others and returns a [*NotFoundError]. After any other error it may have cancelled more than it returns; you may
-// cancel again.
+// Cancel ends calls that have not ended. A call that waits is not made. A call that was handed over but has not started will not
+// start, and gives back its units. A call that has started may have reached the API, so its attempt stays counted. The context of
+// its handler ends within about two seconds, and the call stays cancelled however the handler ends.
 //
 // Beyond SELECT and UPDATE on call_queue, the role needs them and DELETE on call_open, SELECT on
 // call_limits, and INSERT on call_attempts and call_inbox.
 func (c *Client) Cancel(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
-	return change{
-		what: "cancel calls", sql: cancelSQL, open: true,
-		// It gave units back, or may have held up others that fit.
-		wake: wakeFreedSQL, wakes: func(r ChangeResult) bool { return r.Changed && !r.Open },
-	}.run(ctx, c, ids)
+	return change{what: "cancel calls", sql: cancelSQL, open: true}.run(ctx, c, ids)
 }
 
 // The calls $1 are locked, and so are the open attempts of the calls $2. An attempt that has not started ends here,
-// charged to nothing. One that has started is its worker's to end. A call that
-// was claimed before it was locked has an open attempt that is not: it is left to the next turn.
+// charged to nothing. One that has started is its worker's to end. A call whose open attempt is not locked was claimed
+// meanwhile: it is left to the next turn.
 const cancelSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, q.status IN ('done', 'failed', 'cancelled') AS ended,
@@ -57,15 +50,15 @@ WITH call AS MATERIALIZED (
     FROM call_queue q
     LEFT JOIN call_open o ON o.call_id = q.id
     WHERE q.id = ANY($1::bigint[])
-), cancelled AS (
+), changed AS (
     UPDATE call_queue q
     SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL
     FROM call c
     WHERE q.id = c.id AND NOT c.ended AND NOT c.claimed
-    RETURNING q.id
+    RETURNING q.id, q.status
 ), refunded AS (
     DELETE FROM call_open o
-    USING cancelled c
+    USING changed c
     WHERE o.call_id = c.id AND o.started_at IS NULL
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.queue, o.task, o.key, o.limits, o.keys
 ), ledger AS (
@@ -80,21 +73,13 @@ WITH call AS MATERIALIZED (
         FROM refunded r
         CROSS JOIN LATERAL unnest(r.limits, r.keys) AS u (name, key)
     ) f
-)
-SELECT c.id, CASE WHEN done.id IS NULL THEN c.status ELSE 'cancelled' END AS status, done.id IS NOT NULL AS changed, c.open
-FROM call c
-LEFT JOIN cancelled done ON done.id = c.id
+)` + resultsSQL + `
 WHERE c.ended OR NOT c.claimed`
 
 // Retry makes calls that failed or were cancelled wait again, as if they were new. Earlier failures no longer count
 // towards max_attempts, and an ExpiresAt that has passed is removed. Earlier attempts stay in the ledger and stay
 // charged; the next one uses the limits again. The unique key went when the call ended, and does not come back.
-//
-// Retry leaves other calls alone: those that have not ended, those that are done, and those that were cancelled and
-// still run.
-//
-// Retry returns a ChangeResult for each call that exists, in the order given. If some do not exist, it retries the others
-// and returns a [*NotFoundError]. After any other error it may have retried more than it returns.
+// Retry leaves other calls alone: those that have not ended, are done, or were cancelled and still run.
 //
 // The role needs SELECT and UPDATE on call_queue, and SELECT on call_open.
 func (c *Client) Retry(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
@@ -107,100 +92,81 @@ func (c *Client) RetryDone(ctx context.Context, ids ...int64) ([]ChangeResult, e
 }
 
 func (c *Client) retry(ctx context.Context, ids []int64, of ...Status) ([]ChangeResult, error) {
-	return change{
-		what: "retry calls", sql: retrySQL, args: []any{of},
-		wake: wakeSQL, wakes: func(r ChangeResult) bool { return r.Changed },
-	}.run(ctx, c, ids)
+	return change{what: "retry calls", sql: retrySQL, args: []any{of}}.run(ctx, c, ids)
 }
 
 // The calls $1 are locked, so no claim opens an attempt of them. An attempt that is being closed counts as open: its
 // closing waits for the call's lock.
-const retrySQL = `
-WITH call AS MATERIALIZED (
-    SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open
-    FROM call_queue q
-    WHERE q.id = ANY($1::bigint[])
-), retried AS (
+const retrySQL = callsSQL + `, changed AS (
     UPDATE call_queue q
     SET status = 'new', failed_count = 0, retried_after = q.attempts, run_at = clock_timestamp(), error_message = NULL,
         finished_at = NULL, failed_at = NULL,
         expires_at = CASE WHEN q.expires_at > clock_timestamp() THEN q.expires_at END
     FROM call c
     WHERE q.id = c.id AND NOT c.open AND c.status = ANY($2::text[])
-    RETURNING q.id
-)
-SELECT c.id, r.id IS NOT NULL AS changed, CASE WHEN r.id IS NULL THEN c.status ELSE 'new' END AS status, c.open
-FROM call c
-LEFT JOIN retried r ON r.id = c.id`
+    RETURNING q.id, q.status
+)` + resultsSQL
 
 // Delete removes calls that have ended or wait; a call that waited is not made. It leaves alone calls that are
 // dispatched, or were cancelled and still run: cancel them first, and let them end. Deleting frees no units: the ledger
 // keeps the attempts for as long as a limit may count them.
 //
-// Delete returns a ChangeResult for each call that existed, in the order given. If some did not exist, it deletes the
-// others and returns a [*NotFoundError]. After any other error it may have deleted more than it returns.
-//
 // The role needs SELECT, UPDATE and DELETE on call_queue, and SELECT on call_open.
 func (c *Client) Delete(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
-	return change{
-		what: "delete calls", sql: deleteSQL,
-		// It may have held up others that fit.
-		wake: wakeFreedSQL, wakes: func(r ChangeResult) bool { return r.Changed && !r.Status.Final() },
-	}.run(ctx, c, ids)
+	return change{what: "delete calls", sql: deleteSQL}.run(ctx, c, ids)
 }
 
 // The calls $1 are locked, so no claim opens an attempt of them. Open attempts and the ledger do not change.
-const deleteSQL = `
+const deleteSQL = callsSQL + `, changed AS (
+    DELETE FROM call_queue q
+    USING call c
+    WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
+    RETURNING q.id, q.status
+)` + resultsSQL
+
+// What a statement changes it calls changed, and the calls as they were call.
+const (
+	callsSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open
     FROM call_queue q
     WHERE q.id = ANY($1::bigint[])
-), deleted AS (
-    DELETE FROM call_queue q
-    USING call c
-    WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
-    RETURNING q.id
-)
-SELECT c.id, d.id IS NOT NULL AS changed, c.status, c.open
+)`
+	resultsSQL = `
+SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status, c.open
 FROM call c
-LEFT JOIN deleted d ON d.id = c.id`
+LEFT JOIN changed d ON d.id = c.id`
+)
 
 // change is what is done to calls.
 type change struct {
-	what  string                  // for errors
-	open  bool                    // open attempts are locked before their calls, as whatever closes them does
-	sql   string                  // changes the calls $1, which are locked, and returns a ChangeResult of each
-	args  []any                   // $2, …; with open, the last is which calls have an open attempt
-	wakes func(ChangeResult) bool // whether wake is sent
-	wake  string
+	what string // for errors
+	open bool   // open attempts are locked before their calls, as whatever closes them does
+	sql  string // changes the calls $1, which are locked, and returns a ChangeResult of each
+	args []any  // $2, …; with open, the last is which calls have an open attempt
 }
 
 // mostLocked bounds how many calls a transaction locks, so that none takes long.
 const mostLocked = 500
 
-// run changes calls, some in each transaction, and returns what was done, in the order of the ids. If some calls do not exist,
-// the error is a [*NotFoundError].
+// run changes calls, some in each transaction.
 func (ch change) run(ctx context.Context, c *Client, ids []int64) ([]ChangeResult, error) {
-	var asked, missing []int64 // each once
-	known := make(map[int64]*ChangeResult, len(ids))
-	for _, id := range ids {
-		if _, twice := known[id]; !twice {
-			asked, known[id] = append(asked, id), nil
-		}
-	}
+	done := make(map[int64]*ChangeResult, len(ids))
 	var failure error
-	for some := range slices.Chunk(asked, mostLocked) {
+	for some := range slices.Chunk(slices.Compact(slices.Sorted(slices.Values(ids))), mostLocked) {
 		for len(some) > 0 && failure == nil {
-			some, failure = ch.turn(ctx, c, some, known)
+			some, failure = ch.turn(ctx, c, some, done)
 		}
 	}
-	list := make([]ChangeResult, 0, len(asked))
-	for _, id := range asked {
-		if done := known[id]; done != nil {
-			list = append(list, *done)
-		} else {
+	list, missing := make([]ChangeResult, 0, len(done)), []int64(nil)
+	for _, id := range ids {
+		switch result, asked := done[id]; {
+		case result != nil:
+			list = append(list, *result)
+		case !asked:
 			missing = append(missing, id)
 		}
+		done[id] = nil // each id once
 	}
 	switch {
 	case failure != nil:
@@ -211,9 +177,9 @@ func (ch change) run(ctx context.Context, c *Client, ids []int64) ([]ChangeResul
 	return list, nil
 }
 
-// turn changes calls in one transaction and notes in known what was done. It returns the calls that sql left to another turn.
-func (ch change) turn(ctx context.Context, c *Client, ids []int64, known map[int64]*ChangeResult) (again []int64, err error) {
-	var found []ChangeResult
+// turn changes calls in one transaction and notes what was done. It returns the calls that sql left to another turn.
+func (ch change) turn(ctx context.Context, c *Client, ids []int64, done map[int64]*ChangeResult) (again []int64, err error) {
+	var found []*ChangeResult
 	// Each statement must see what was committed while it waited for the locks of the one before.
 	err = pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		args := append([]any{ids}, ch.args...)
@@ -228,21 +194,21 @@ func (ch change) turn(ctx context.Context, c *Client, ids []int64, known map[int
 			return err
 		}
 		rows, _ := tx.Query(ctx, ch.sql, args...)
-		if found, err = pgx.CollectRows(rows, pgx.RowToStructByName[ChangeResult]); err != nil {
+		if found, err = pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[ChangeResult]); err != nil {
 			return err
 		}
-		if slices.ContainsFunc(found, ch.wakes) {
-			_, err = tx.Exec(ctx, ch.wake)
+		if slices.ContainsFunc(found, func(r *ChangeResult) bool { return r.Changed }) {
+			_, err = tx.Exec(ctx, wakeFreedSQL) // units came free, or what held others up is gone, or it waits again
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	for i := range found {
-		known[found[i].ID] = &found[i]
+	for _, result := range found {
+		done[result.ID] = result
 	}
-	return slices.DeleteFunc(again, func(id int64) bool { return known[id] != nil }), nil
+	return slices.DeleteFunc(again, func(id int64) bool { return done[id] != nil }), nil
 }
 
 // Whoever locks several calls, or several open attempts, locks them in the order of their ids.

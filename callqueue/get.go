@@ -55,30 +55,25 @@ func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get call: %w", err)
 	}
-	for _, at := range []*time.Time{&r.CreatedAt, &r.RunAt, r.DispatchedAt, r.FinishedAt, r.ExpiresAt} {
-		if at != nil {
-			*at = at.UTC()
-		}
-	}
 	return r, nil
 }
 
 // Reads the call, its open attempt and its newest ledger row by their primary keys. An explicit NULL is read as the
-// default. The years are those that JSON can write; a CASE keeps NULL, which least and greatest pass over.
+// default. Times are in UTC, and in the years that JSON can write; a CASE keeps NULL, which least and greatest pass over.
 const getSQL = `
 WITH years (first, last) AS (
-    VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
+    VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999')
 )
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
     EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message,
     (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS result,
-    least(greatest(created_at, first), last) AS created_at,
-    CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
-    CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at,
+    least(greatest(created_at AT TIME ZONE 'UTC', first), last) AS created_at,
+    CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at AT TIME ZONE 'UTC', first), last) END AS dispatched_at,
+    CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at AT TIME ZONE 'UTC', first), last) END AS finished_at,
     coalesce(priority, 5) AS priority, coalesce(cost, 1) AS cost,
-    least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
-    CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, first), last) END AS expires_at,
+    least(greatest(coalesce(run_at, created_at) AT TIME ZONE 'UTC', first), last) AS run_at,
+    CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at AT TIME ZONE 'UTC', first), last) END AS expires_at,
     unique_key, coalesce(call_data, '{}') AS data, max_attempts
 FROM call_queue c, years
 WHERE id = $1::bigint`

@@ -123,14 +123,9 @@ func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
 	if err != nil {
 		return err
 	}
-	w.logEntered(ctx, entered)
+	if entered > 0 {
+		w.cfg.Logger.WarnContext(ctx, "after a failover the rest of each limit counts as used", "limits", entered)
+	}
 	w.epoch = epoch
 	return nil
-}
-
-func (w *clockWatch) logEntered(ctx context.Context, limits []policy.Entered) {
-	for _, l := range limits {
-		w.cfg.Logger.WarnContext(ctx, "after a failover or restore the rest of the limit counts as used",
-			"limit", l.Name, "missing_until", l.MissingUntil)
-	}
 }

@@ -81,7 +81,7 @@ func TestHours(t *testing.T) {
 	}
 	once("2040-01-09 18:00:01 Europe/Berlin")
 	s.want(`SELECT array_agg(call_id) = '{4}' FROM call_open WHERE queue = 'default'`)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,6}' AND bool_and(error = 'not sent: its queue''s hours ended before a worker started it'
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,6}' AND bool_and(error = 'not sent: no worker started it in time'
 		AND charged = '[]') FROM call_attempts WHERE outcome = 'not_sent' AND queue = 'default'`)
 	s.want(`SELECT count(*) = 2 FROM call_queue WHERE id IN (5, 6) AND status = 'new' AND failed_count = 0`)
 	s.finish(4)

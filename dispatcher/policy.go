@@ -64,7 +64,6 @@ func (s *Settings) check() error {
 		return err
 	}
 	s.Schedule = s.Schedule.withDefaults()
-	s.Retention = s.Retention.WithDefaults()
 	return s.Schedule.check()
 }
 

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
@@ -44,12 +45,12 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 		_ = tx.Rollback(ctx) // whoever locks all limits must hold none
 		return s, &outcome{pollIn: minGap}, c.restored(ctx)
 	}
-	if s.queue.Former(s.epoch) {
+	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.Epoch != s.epoch }) {
 		_ = tx.Rollback(ctx)
 		c.clock.epoch = ""
 		return s, &outcome{pollIn: minGap, more: true}, c.clock.noteEpoch(ctx, s.epoch)
 	}
-	if s.queue.Uncounted() {
+	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.CompleteSince == nil }) {
 		return s, restFor(time.Second), nil
 	}
 	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
@@ -72,8 +73,7 @@ func (c *claimer) restored(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.cfg.Logger.WarnContext(ctx, "Postgres's data are older than what was committed, as after a restore")
-	c.clock.logEntered(ctx, entered)
+	c.cfg.Logger.WarnContext(ctx, "after a restore the rest of each limit counts as used", "limits", entered)
 	c.lowWater, c.scan = lowWater{}, scanWindow{drained: map[string]time.Time{}}
 	return nil
 }

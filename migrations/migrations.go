@@ -1,17 +1,19 @@
 // Package migrations holds callq's schema and brings a database to it.
 //
-// Any number of processes may call Up at once: an advisory lock lets one apply while the others
-// wait and then find nothing to do.
+// Any number of processes may call Up at once: an advisory lock lets one apply while the others wait and then find nothing to do.
 package migrations
 
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -30,89 +32,74 @@ type Migration struct {
 // Up applies what is missing and returns it. conn must not go through a pooler in transaction mode: the lock belongs to the
 // session.
 func Up(ctx context.Context, conn *pgx.ConnConfig) ([]Migration, error) {
-	applied := []Migration{}
-	err := withProvider(conn, func(p *goose.Provider) error {
+	return migrate(conn, func(p *goose.Provider) (list []Migration, err error) {
 		results, err := p.Up(ctx)
 		for _, r := range results {
-			applied = append(applied, Migration{r.Source.Version, r.Source.Path, true})
+			list = append(list, Migration{r.Source.Version, r.Source.Path, true})
 		}
-		return err
+		return list, err
 	})
-	return applied, err
 }
 
 // Down takes back the newest step and returns it; with nothing applied it returns none.
 func Down(ctx context.Context, conn *pgx.ConnConfig) ([]Migration, error) {
-	undone := []Migration{}
-	err := withProvider(conn, func(p *goose.Provider) error {
-		version, err := p.GetDBVersion(ctx)
-		if err != nil || version == 0 {
-			return err
-		}
+	return migrate(conn, func(p *goose.Provider) ([]Migration, error) {
 		r, err := p.Down(ctx)
-		if err == nil {
-			undone = append(undone, Migration{r.Source.Version, r.Source.Path, false})
+		if errors.Is(err, goose.ErrNoNextVersion) {
+			return nil, nil
 		}
-		return err
+		if err != nil {
+			return nil, err
+		}
+		return []Migration{{r.Source.Version, r.Source.Path, false}}, nil
 	})
-	return undone, err
 }
 
 // Status lists every step and whether it is applied. It changes nothing but goose's own table.
 func Status(ctx context.Context, conn *pgx.ConnConfig) ([]Migration, error) {
-	var all []Migration
-	err := withProvider(conn, func(p *goose.Provider) error {
+	return migrate(conn, func(p *goose.Provider) (list []Migration, err error) {
 		steps, err := p.Status(ctx)
 		for _, s := range steps {
-			all = append(all, Migration{s.Source.Version, s.Source.Path, s.State == goose.StateApplied})
+			list = append(list, Migration{s.Source.Version, s.Source.Path, s.State == goose.StateApplied})
 		}
-		return err
+		return list, err
 	})
-	return all, err
 }
 
-func withProvider(conn *pgx.ConnConfig, use func(*goose.Provider) error) error {
+func migrate(conn *pgx.ConnConfig, run func(*goose.Provider) ([]Migration, error)) ([]Migration, error) {
 	db := stdlib.OpenDB(*conn)
 	defer db.Close()
-	locker, err := lock.NewPostgresSessionLocker()
-	if err != nil {
-		return fmt.Errorf("read migrations: %w", err)
-	}
+	locker, _ := lock.NewPostgresSessionLocker() // it errs by its options alone
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files,
 		goose.WithSessionLocker(locker), goose.WithTableName("callq_migrations"))
 	if err != nil {
-		return fmt.Errorf("read migrations: %w", err)
+		return nil, fmt.Errorf("read migrations: %w", err)
 	}
-	if err := use(provider); err != nil {
-		return fmt.Errorf("migrate: %w", err)
+	list, err := run(provider)
+	if err != nil {
+		return list, fmt.Errorf("migrate: %w", err)
 	}
-	return nil
+	return append([]Migration{}, list...), nil
 }
 
 // Version is the newest step that this program knows.
 func Version() int64 {
 	names, _ := fs.Glob(files, "*.sql") // compiled in, and sorted
-	version, err := goose.NumericComponent(names[len(names)-1])
-	if err != nil {
-		panic("migrations: " + err.Error())
-	}
+	version, _ := goose.NumericComponent(names[len(names)-1])
 	return version
 }
 
 // SQL is what Up would run on an empty database, for those who apply migrations by other means.
-func SQL() (string, error) {
+func SQL() string {
 	names, _ := fs.Glob(files, "*.sql")
 	var text strings.Builder
 	for _, name := range names {
-		data, err := files.ReadFile(name)
-		if err != nil {
-			return "", err
-		}
+		data, _ := files.ReadFile(name)
 		up, _, _ := strings.Cut(string(data), "-- +goose Down")
 		fmt.Fprintf(&text, "-- %s\n%s\n", name, up)
 	}
 	fmt.Fprintf(&text, appliedSQL, Version())
-	return text.String(), nil
+	return text.String()
 }
 
 // appliedSQL says in the migrations' own table what was applied by other means, so that callq finds its schema.
@@ -126,48 +113,71 @@ CREATE TABLE IF NOT EXISTS callq_migrations (
 INSERT INTO callq_migrations (version_id, is_applied) SELECT v, true FROM generate_series(0, %d) AS v;
 `
 
-// oldestServer is the oldest major version of Postgres that callq runs on.
-const oldestServer = 14
-
-// SchemaError says that Postgres answers and cannot be used as it is.
+// SchemaError says that Postgres answers and lacks this program's schema.
 type SchemaError struct {
 	What, Fix string
 }
 
 func (e *SchemaError) Error() string { return e.What + ": " + e.Fix }
 
-// Check returns nil when Postgres is new enough and has the schema of this program, and a
-// *SchemaError when it does not.
-func Check(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-},
-) error {
-	var server int
+// Check returns nil when Postgres has the schema of this program, and a *SchemaError when it does not.
+func Check(ctx context.Context, db *pgxpool.Pool) error {
 	var exists bool
-	if err := db.QueryRow(ctx, serverSQL).Scan(&server, &exists); err != nil {
+	if err := db.QueryRow(ctx, `SELECT to_regclass('callq_migrations') IS NOT NULL`).Scan(&exists); err != nil {
 		return err
-	}
-	if server /= 10000; server < oldestServer {
-		return &SchemaError{fmt.Sprintf("Postgres is version %d", server), fmt.Sprintf("callq needs %d or newer", oldestServer)}
 	}
 	var version int64
 	if exists {
-		if err := db.QueryRow(ctx, versionSQL).Scan(&version); err != nil {
+		sql := `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`
+		if err := db.QueryRow(ctx, sql).Scan(&version); err != nil {
 			return fmt.Errorf("read the schema's version: %w", err)
 		}
 	}
-	const has = "the database has schema version %d, and this callq %s %d"
-	switch want := Version(); {
-	case version == 0:
-		return &SchemaError{"callq's tables are not in this database", "run `callq migrate up`"}
+	want := Version()
+	what := fmt.Sprintf("the database has schema version %d, and this callq needs %d", version, want)
+	switch {
 	case version < want:
-		return &SchemaError{fmt.Sprintf(has, version, "needs", want), "run `callq migrate up`"}
+		return &SchemaError{what, "run `callq migrate up`"}
 	case version > want:
-		return &SchemaError{fmt.Sprintf(has, version, "knows", want), "use a newer callq, or that one's `callq migrate down`"}
+		return &SchemaError{what, "use a newer callq, or that one's `callq migrate down`"}
 	}
 	return nil
 }
 
-const serverSQL = `SELECT current_setting('server_version_num')::integer, to_regclass('callq_migrations') IS NOT NULL`
+//go:embed roles/roles.sql
+var rolesSQL string
 
-const versionSQL = `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`
+// DefaultPrefix begins the names of the roles. Roles belong to all databases of a server: those of
+// several callqs that are not to share them need prefixes of their own.
+const DefaultPrefix = "callq"
+
+// Roles are the roles that RolesSQL makes.
+func Roles(prefix string) []string {
+	return []string{prefix + "_producer", prefix + "_enqueuer", prefix + "_daemon", prefix + "_viewer"}
+}
+
+var (
+	prefixForm = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
+	roleName   = regexp.MustCompile(DefaultPrefix + `_(producer|enqueuer|daemon|viewer)`)
+)
+
+// RolesSQL makes the roles that are missing, and gives each what it needs of callq's tables.
+func RolesSQL(prefix string) (string, error) {
+	if !prefixForm.MatchString(prefix) || strings.HasPrefix(prefix, "pg_") {
+		return "", fmt.Errorf("%q cannot begin the names of roles: at most 40 of a-z, 0-9 and _, and not pg_", prefix)
+	}
+	return roleName.ReplaceAllString(rolesSQL, prefix+"_$1"), nil
+}
+
+// GrantRoles runs RolesSQL's statements.
+func GrantRoles(ctx context.Context, conn *pgx.ConnConfig, sql string) error {
+	c, err := pgx.ConnectConfig(ctx, conn)
+	if err != nil {
+		return err
+	}
+	defer c.Close(context.WithoutCancel(ctx))
+	if _, err := c.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("grant roles: %w", err)
+	}
+	return nil
+}

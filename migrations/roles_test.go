@@ -137,7 +137,11 @@ func TestRolesTakeBack(t *testing.T) {
 	logins, admin := pgtest.NewLogins(t, postgres), connect(t, postgres)
 	role := logins.Prefix + "_enqueuer"
 	exec(t, admin, `GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role+`; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO `+role)
-	if err := migrations.GrantRoles(t.Context(), admin.Config(), logins.Prefix); err != nil {
+	sql, err := migrations.RolesSQL(logins.Prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.GrantRoles(t.Context(), admin.Config(), sql); err != nil {
 		t.Fatal(err)
 	}
 	left := list(t, admin, `

@@ -132,7 +132,7 @@ func TestDoctor(t *testing.T) {
 			{func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "set by hand", doctor.Note, "limit api, key acct_42 is paused: by an operator", "callq limits resume api --key acct_42"},
 		}},
 		{"no schema", exitFindings, []harmed{
-			{sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "not in this database", "callq migrate up"},
+			{sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "the database has schema version 0", "callq migrate up"},
 		}},
 		{"an older schema", exitFindings, []harmed{
 			{func(w *world) { w.do("migrate", "down", "--yes") }, "schema version", doctor.Problem, "this callq needs", "callq migrate up"},

@@ -52,8 +52,8 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"limits list", 0, "20 per 1h, sliding window, per key, by cost (set; config: 100 per 1h, sliding window)"},
 		{"limits set stripe many", 2, `"many" is not a rate`},
 		{"limits set stripe 0", 2, "to let nothing through, pause the limit"},
-		{"limits set stripe 7", 2, "it is 20 per 1h, sliding window: set a rate, such as 100/1h"},
-		{"limits set sockets 7/s", 2, "it is 5 at once: set a whole number, such as 5"},
+		{"limits set stripe 7", 2, "it is 20 per 1h, sliding window: a concurrency takes a whole number, such as 20, any other limit a rate, such as 100/1h"},
+		{"limits set sockets 7/s", 2, "it is 5 at once: a concurrency takes a whole number, such as 20"},
 		{"limits set sockets 7", 0, "limit sockets: 7 at once, anchor finish, slack 500ms, send_within 5s (set; config: 5 at once)"},
 		{"limits set nothing 7", 4, "no such limit: nothing"},
 		{"limits reset stripe", 0, "limit stripe: 100 per 1h"},
@@ -135,14 +135,14 @@ func TestLimitsOpen(t *testing.T) {
 		"doctor":      "what was left of limit stripe at ",
 	})
 	has(t, w.do("calls", "why", "1"), "besides there are "+missing)
-	has(t, w.do("limits", "open", "stripe", "--reason", "the switch was clean"), "limit stripe: opened: the switch was clean (")
+	has(t, w.do("limits", "open", "stripe", "--reason", "the switch was clean"), "limit stripe: opened: the switch was clean")
 	if out := w.do("limits", "open", "stripe", "--reason", "again"); out != "limit stripe: as it was\n" {
 		t.Error(out)
 	}
-	if out := w.do("limits", "get", "stripe"); strings.Contains(out, missing) || !strings.Contains(out, "opened: the switch was clean (") {
+	if out := w.do("limits", "get", "stripe"); strings.Contains(out, missing) || !strings.Contains(out, "opened: the switch was clean") {
 		t.Error(out)
 	}
-	has(t, w.run("verify").stdout, "who opened limits by hand knew ", "opened: the switch was clean (")
+	has(t, w.run("verify").stdout, "who opened limits by hand knew ", "opened: the switch was clean")
 	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = NULL WHERE name = 'stripe'`)
 	say(map[string]string{
 		"limits list": "shut: what it has used may be missing until ", "calls why 1": "limit stripe is shut: what it has used may be missing until ",

@@ -156,5 +156,5 @@ func writeAnew(ctx context.Context, db *database, tables []doctor.Table) error {
 	if err := db.confirm(ctx, fmt.Sprintf("Lock %s, and write them anew?", strings.Join(names, ", "))); err != nil {
 		return err
 	}
-	return maintenance.VacuumFull(ctx, db.Pool, names, func(table string) { fmt.Fprintf(db.stderr, "%s is written anew\n", table) })
+	return maintenance.VacuumFull(ctx, db.Pool, names)
 }

@@ -36,10 +36,7 @@ func migrateCommand(a *app) *cobra.Command {
 		&cobra.Command{
 			Use: "sql", Short: "Print what up would run on an empty database, for other tools",
 			RunE: func(*cobra.Command, []string) error {
-				text, err := migrations.SQL()
-				if err == nil {
-					_, err = io.WriteString(a.stdout, text)
-				}
+				_, err := io.WriteString(a.stdout, migrations.SQL())
 				return err
 			},
 		},
@@ -67,9 +64,8 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 				return err
 			}
 			return a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
-				return table[migrations.Role]{
-					"ROLE,FOR", func(r migrations.Role) []any { return []any{r.Name, r.For} },
-				}.show(a, migrations.Roles(prefix), migrations.GrantRoles(ctx, conn, prefix))
+				err := migrations.GrantRoles(ctx, conn, sql)
+				return table[string]{"ROLE", func(role string) []any { return []any{role} }}.show(a, migrations.Roles(prefix), err)
 			})(cmd, args)
 		},
 	}

@@ -416,7 +416,7 @@ func TestSchemaIsChecked(t *testing.T) {
 		name, args, words string
 		prepare           func(world)
 	}{
-		{"missing", "status", "are not in this database: run `callq migrate up`", world.empty},
+		{"missing", "status", "version 0, and this callq needs", world.empty},
 		{"old", "calls list", old, func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
 			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")

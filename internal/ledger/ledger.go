@@ -22,6 +22,7 @@ import (
 // DB runs statements: a pool, a connection or a transaction.
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
 func queryIDs(ctx context.Context, db DB, sql string, args ...any) ([]int64, error) {

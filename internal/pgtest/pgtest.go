@@ -1,15 +1,13 @@
 // Package pgtest gives each test a Postgres database of its own, with all migrations applied.
 //
-// A database is cloned from a template, whose name carries a hash of the migrations: so a stale one is never used. Any number
-// of test processes may share a server. TEST_DATABASE_URL names it and has no default, so that a test can never meet a real
-// server.
+// A database is cloned from a template, whose name carries a hash of the migrations: so a stale one is never used. Any number of
+// test processes may share a server. TEST_DATABASE_URL names it and has no default, so that a test can never meet a real server.
 package pgtest
 
 import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -24,11 +22,7 @@ import (
 	"github.com/callq/callq/migrations"
 )
 
-const (
-	setUpWithin   = 2 * time.Minute
-	cleanUpWithin = time.Minute
-	rolesPrefix   = "callq_test" // of the roles that all databases of the server share, and the template's tables know
-)
+const rolesPrefix = "callq_test" // of the roles that all databases of the server share, and the template's tables know
 
 // New returns a pool on a fresh database; both go when t ends. The pool opens up to 32 connections, in time zone UTC.
 // pool.Config().ConnString() is the database's URL. They are a superuser's, who may do anything: what a process of callq's
@@ -42,9 +36,7 @@ func New(t testing.TB) *pgxpool.Pool {
 func NewWith(t testing.TB, settings map[string]string) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(NewURL(t))
-	if err != nil {
-		t.Fatalf("parse the test database's URL: %v", err)
-	}
+	must(t, err)
 	config.MaxConns = 32
 	return open(t, config, settings)
 }
@@ -65,9 +57,7 @@ func open(t testing.TB, config *pgxpool.Config, settings map[string]string) *pgx
 	t.Helper()
 	maps.Copy(config.ConnConfig.RuntimeParams, settings)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatalf("open the test database: %v", err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return pool
 }
@@ -75,78 +65,118 @@ func open(t testing.TB, config *pgxpool.Config, settings map[string]string) *pgx
 // NewURL returns the URL of a fresh database, which is dropped, whoever is still connected, when t ends.
 func NewURL(t testing.TB) string {
 	t.Helper()
-	server, err := url.Parse(os.Getenv("TEST_DATABASE_URL"))
-	if err != nil || server.Scheme == "" {
-		t.Fatal("TEST_DATABASE_URL is no URL: run `make test`, or `go run -C verification ./servers -C .. go test ./...`")
+	server := os.Getenv("TEST_DATABASE_URL")
+	if server == "" {
+		t.Fatal("TEST_DATABASE_URL is empty: run `make test`, or `go run -C verification ./servers -C .. go test ./...`")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), setUpWithin)
-	defer cancel()
 	name := "callq_test_" + strings.ToLower(rand.Text())[:16]
-	if err := clone(ctx, server, name); err != nil {
-		t.Fatalf("make a test database: %v", err)
-	}
-	t.Cleanup(func() { exec(t, server.String(), fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
-	return onDatabase(server, name)
+	exec(t, server, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template(t, server)))
+	t.Cleanup(func() { exec(t, server, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
+	return onDatabase(t, server, name)
 }
 
-func onDatabase(server *url.URL, name string) string {
-	u := *server
+func onDatabase(t testing.TB, server, name string) string {
+	t.Helper()
+	u, err := url.Parse(server)
+	must(t, err)
 	u.Path = "/" + name
 	return u.String()
 }
 
-// clone makes a database from the template, which it makes first if it is missing.
-func clone(ctx context.Context, server *url.URL, name string) error {
-	schema, err := migrations.SQL()
-	if err != nil {
-		return err
-	}
+// template returns the name of the template, which it makes first if it is missing. Test processes do that one at a time.
+func template(t testing.TB, server string) string {
+	t.Helper()
+	schema := migrations.SQL()
 	roles, err := migrations.RolesSQL(rolesPrefix)
-	if err != nil {
-		return err
-	}
-	template := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(schema+roles)))[:31]
-	conn, err := pgx.Connect(ctx, server.String())
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock(hashtextextended($1, 0))", template); err != nil {
-		return err
-	}
+	must(t, err)
+	name := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(schema+roles)))[:31]
+	conn, err := pgx.Connect(t.Context(), server)
+	must(t, err)
+	defer conn.Close(context.WithoutCancel(t.Context())) // which gives back the lock
+	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock(hashtextextended($1, 0))", name)
+	must(t, err)
 	var ready bool
-	if err := conn.QueryRow(ctx, readySQL, template).Scan(&ready); err != nil {
-		return err
-	}
+	must(t, conn.QueryRow(t.Context(), readySQL, name).Scan(&ready))
 	if !ready {
-		if err := makeTemplate(ctx, conn, onDatabase(server, template), template, schema+roles); err != nil {
-			return fmt.Errorf("make %s: %w", template, err)
-		}
+		exec(t, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
+		exec(t, server, "CREATE DATABASE "+name+" TEMPLATE template0")
+		exec(t, onDatabase(t, server, name), schema+roles)
+		exec(t, server, "ALTER DATABASE "+name+" WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
 	}
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_unlock_all()"); err != nil {
-		return err
-	}
-	_, err = conn.Exec(ctx, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
-	return err
+	return name
 }
 
 // A template is marked as one only when its migrations are applied: half made, it is made anew.
 const readySQL = `SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1 AND datistemplate)`
 
-func makeTemplate(ctx context.Context, conn *pgx.Conn, database, template, sql string) error {
-	for _, step := range []string{"DROP DATABASE IF EXISTS %s WITH (FORCE)", "CREATE DATABASE %s TEMPLATE template0"} {
-		if _, err := conn.Exec(ctx, fmt.Sprintf(step, template)); err != nil {
-			return err
+// Logins are URLs of one database, each of a login that holds one of callq's roles and no other.
+type Logins struct {
+	Prefix                             string // of the roles' names
+	Producer, Enqueuer, Daemon, Viewer string
+}
+
+// NewLogins makes callq's roles, and a login in each, for the database of NewURL. Roles belong to the whole server: these have
+// names of their own, and go when t ends.
+func NewLogins(t testing.TB, database string) Logins {
+	t.Helper()
+	l := Logins{Prefix: NewPrefix(t, database)}
+	sql, err := migrations.RolesSQL(l.Prefix)
+	must(t, err)
+	exec(t, database, sql)
+	for i, login := range []*string{&l.Producer, &l.Enqueuer, &l.Daemon, &l.Viewer} {
+		*login = NewLogin(t, database, migrations.Roles(l.Prefix)[i])
+	}
+	return l
+}
+
+// NewPrefix is what the names of roles may begin with that the test makes in these databases. When t ends, the roles go, with
+// what they own and may do there.
+func NewPrefix(t testing.TB, databases ...string) string {
+	t.Helper()
+	prefix := "callq_t" + strings.ToLower(rand.Text())[:12]
+	t.Cleanup(func() {
+		for _, database := range databases {
+			exec(t, database, fmt.Sprintf(eachRoleSQL, prefix, "DROP OWNED BY %I CASCADE"))
 		}
+		exec(t, databases[0], fmt.Sprintf(eachRoleSQL, prefix, "DROP ROLE %I"))
+	})
+	return prefix
+}
+
+const eachRoleSQL = `
+DO $$
+DECLARE r name;
+BEGIN
+    FOR r IN SELECT rolname FROM pg_roles WHERE starts_with(rolname, '%s_') LOOP EXECUTE format('%s', r); END LOOP;
+END $$`
+
+// NewLogin makes a login that holds a role, and returns the database's URL for it. The role's name begins the login's.
+func NewLogin(t testing.TB, database, role string) string {
+	t.Helper()
+	name := role + "_login"
+	exec(t, database, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%[1]s' IN ROLE %s", name, role))
+	u, err := url.Parse(database)
+	must(t, err)
+	u.User = url.UserPassword(name, name)
+	return u.String()
+}
+
+// exec runs SQL on a connection of its own, also when t has ended.
+func exec(t testing.TB, database, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, database)
+	must(t, err)
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
 	}
-	own, err := pgx.Connect(ctx, database)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	_, err = own.Exec(ctx, sql)
-	if err := errors.Join(err, own.Close(ctx)); err != nil {
-		return err
-	}
-	_, err = conn.Exec(ctx, fmt.Sprintf("ALTER DATABASE %s WITH IS_TEMPLATE true ALLOW_CONNECTIONS false", template))
-	return err
 }

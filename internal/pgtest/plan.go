@@ -39,36 +39,26 @@ func explain(t testing.TB, pool *pgxpool.Pool, settings map[string]string, optio
 	t.Helper()
 	ctx := t.Context()
 	tx, err := pool.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(ctx)
-	var plans []struct{ Plan node }
-	err = func() error {
-		if _, err := tx.Exec(ctx, `SELECT set_config(key, value, true) FROM jsonb_each_text($1)`, settings); err != nil {
-			return err
-		}
-		numbered, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
-		if err != nil {
-			return err
-		}
-		statement, err := tx.Prepare(ctx, "explained", numbered)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Conn().Deallocate(ctx, "explained") }()
-		if args == nil {
-			args = slices.Repeat([]string{"NULL"}, len(statement.ParamOIDs))
-		}
-		values := ""
-		if len(args) > 0 {
-			values = "(" + strings.Join(args, ", ") + ")"
-		}
-		return tx.QueryRow(ctx, "EXPLAIN ("+options+", FORMAT JSON) EXECUTE explained"+values).Scan(&plans)
-	}()
+	_, err = tx.Exec(ctx, `SELECT set_config(key, value, true) FROM jsonb_each_text($1)`, settings)
+	must(t, err)
+	numbered, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
+	must(t, err)
+	statement, err := tx.Prepare(ctx, "explained", numbered)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, sql)
 	}
+	defer func() { _ = tx.Conn().Deallocate(ctx, "explained") }()
+	if args == nil {
+		args = slices.Repeat([]string{"NULL"}, len(statement.ParamOIDs))
+	}
+	values := ""
+	if len(args) > 0 {
+		values = "(" + strings.Join(args, ", ") + ")"
+	}
+	var plans []struct{ Plan node }
+	must(t, tx.QueryRow(ctx, "EXPLAIN ("+options+", FORMAT JSON) EXECUTE explained"+values).Scan(&plans))
 	return plans[0].Plan
 }
 
@@ -133,9 +123,8 @@ func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole 
 	pool := New(t)
 	waitingSQL := "INSERT INTO call_queue (queue) SELECT 'default' FROM generate_series(1, 20000); ANALYZE"
 	for _, state := range [][2]string{{"new", "SELECT"}, {"empty", "ANALYZE"}, {"waiting", waitingSQL}, {"full", fillSQL + ";\nANALYZE"}} {
-		if _, err := pool.Exec(t.Context(), state[1]); err != nil {
-			t.Fatal(err)
-		}
+		_, err := pool.Exec(t.Context(), state[1])
+		must(t, err)
 		for name, s := range statements {
 			s.check(t, Plan(t, pool, settings, s.SQL), name+", on "+state[0]+" tables", whole)
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/backlog"
@@ -39,7 +41,7 @@ func apply(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.
 		if tag, err := tx.Exec(ctx, lockAppliersSQL); err != nil {
 			return fmt.Errorf("wait for other appliers: %w", err)
 		} else if tag.RowsAffected() == 0 {
-			return errNoLock
+			return errors.New("call_locks lacks a row: run `callq migrate up`")
 		}
 		if err := run(ctx, &a); err != nil {
 			return err
@@ -58,8 +60,6 @@ func begin(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) erro
 // other appliers wait for it.
 const lockAppliersSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true) FROM call_locks WHERE name = 'apply' FOR UPDATE`
-
-var errNoLock = errors.New("call_locks lacks a row: run `callq migrate up`")
 
 // application is one change of what is in force.
 type application struct {
@@ -97,11 +97,80 @@ ON CONFLICT (hash) DO UPDATE
 SET number = excluded.number, applied_at = excluded.applied_at, applied_by = excluded.applied_by
 WHERE p.number < excluded.number - 1 -- else it is the newest already`
 
-func collect[T any](ctx context.Context, db ledger.DB, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, sql, args...)
+func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
+	rows, err := collect(ctx, a.tx, pgx.RowToStructByName[Queue], queuesSQL)
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("read queues: %w", err)
 	}
+	old := map[string]Queue{}
+	for _, row := range rows {
+		old[row.Name] = row
+	}
+	names := []string{}
+	for _, q := range queues {
+		names = append(names, q.Name)
+		was, known := old[q.Name]
+		if reflect.DeepEqual(was, q) {
+			continue
+		}
+		if _, err := a.tx.Exec(ctx, putQueueSQL, pgx.StrictStructArgs(q)); err != nil {
+			return fmt.Errorf("write queue %q: %w", q.Name, err)
+		}
+		a.changed("queue", q.Name, q.String())
+		a.wake = append(a.wake, q.Name)
+		if known && (!slices.Equal(was.Limits, q.Limits) || was.On != q.On || was.Hours != q.Hours) {
+			a.recall = append(a.recall, q.Name)
+		}
+	}
+	gone, err := a.remove(ctx, "queue", "removed; its calls wait", dropQueuesSQL, names)
+	a.recall = append(a.recall, gone...)
+	return err
+}
+
+const queuesSQL = `
+SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours
+FROM call_queues`
+
+const dropQueuesSQL = `DELETE FROM call_queues WHERE name <> ALL($1) RETURNING name`
+
+const putQueueSQL = `
+INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
+VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours)
+ON CONFLICT (name) DO UPDATE
+SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts, backoff_min = excluded.backoff_min,
+    backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours`
+
+// applyBudgets writes the budgets. Only the appliers' lock guards them: workers draw by what they read.
+func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error {
+	names := make([]string, len(budgets))
+	for i, b := range budgets {
+		names[i] = b.Name
+		tag, err := a.tx.Exec(ctx, putBudgetSQL, pgx.StrictNamedArgs{
+			"name": b.Name, "rate": b.Rate.Units, "window": b.Rate.Window, "burst": b.Burst, "on_outage": b.OnOutage, "by": a.by,
+		})
+		if err != nil {
+			return fmt.Errorf("write budget %q: %w", b.Name, err)
+		}
+		if tag.RowsAffected() > 0 {
+			a.changed("budget", b.Name, b.String())
+		}
+	}
+	_, err := a.remove(ctx, "budget", "removed", `DELETE FROM call_budgets WHERE name <> ALL($1) RETURNING name`, names)
+	return err
+}
+
+// putBudgetSQL writes a budget that is new or has changed.
+const putBudgetSQL = `
+INSERT INTO call_budgets AS b (name, rate, window_size, burst, on_outage, applied_at, applied_by)
+VALUES (@name, @rate, @window, @burst, @on_outage, clock_timestamp(), @by)
+ON CONFLICT (name) DO UPDATE
+SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst, on_outage = excluded.on_outage,
+    applied_at = excluded.applied_at, applied_by = excluded.applied_by
+WHERE (b.rate, b.window_size, b.burst, b.on_outage)
+    IS DISTINCT FROM (excluded.rate, excluded.window_size, excluded.burst, excluded.on_outage)`
+
+func collect[T any](ctx context.Context, db ledger.DB, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, _ := db.Query(ctx, sql, args...)
 	return pgx.CollectRows(rows, row)
 }
 
@@ -109,6 +178,17 @@ func collect[T any](ctx context.Context, db ledger.DB, row pgx.RowToFunc[T], sql
 func (a *application) changed(what, name, change string) {
 	a.changes = append(a.changes, what+" "+name+": "+change)
 	a.audit.Queue(ledger.AuditSQL, a.by, what, name, change)
+}
+
+// remove removes what the policy no longer has, by a statement that returns the names.
+func (a *application) remove(ctx context.Context, what, change, sql string, args ...any) (gone []string, err error) {
+	if gone, err = collect(ctx, a.tx, pgx.RowTo[string], sql, args...); err != nil {
+		return nil, fmt.Errorf("remove %ss: %w", what, err)
+	}
+	for _, name := range slices.Sorted(slices.Values(gone)) {
+		a.changed(what, name, change)
+	}
+	return gone, nil
 }
 
 // record ends an application: it recalls what was claimed under rules that no longer hold, writes the audit and the

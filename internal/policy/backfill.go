@@ -13,14 +13,12 @@ import (
 
 // Backfill opens limits that are closed because their usage is not known yet: new ones, and those that got a longer
 // window, another queue or another form. It counts what their queues sent before from the ledger, once every attempt has
-// closed that is not charged to the limit as it is now. gained is what Postgres's clock ever gained: windows reach back
-// further by that. Backfill returns how many limits it opened.
-func Backfill(ctx context.Context, pool *pgxpool.Pool, gained time.Duration) (int, error) {
-	names, err := collect(ctx, pool, pgx.RowTo[string], uncountedSQL)
+// closed that is not charged to the limit as it is now. Windows reach back further by gained, what Postgres's clock ever gained.
+func Backfill(ctx context.Context, pool *pgxpool.Pool, gained time.Duration) (opened int, err error) {
+	names, err := collect(ctx, pool, pgx.RowTo[string], UncountedSQL)
 	if err != nil {
 		return 0, err
 	}
-	opened := 0
 	for _, name := range names {
 		done, err := backfill(ctx, pool, name, gained)
 		if err != nil {
@@ -33,12 +31,8 @@ func Backfill(ctx context.Context, pool *pgxpool.Pool, gained time.Duration) (in
 	return opened, nil
 }
 
-// CountUncounted counts the limits that Backfill looks at. Some may have to stay closed.
-func CountUncounted(ctx context.Context, pool *pgxpool.Pool) (n int64, err error) {
-	return n, pool.QueryRow(ctx, `SELECT count(*) FROM (`+uncountedSQL+`) l`).Scan(&n)
-}
-
-const uncountedSQL = `SELECT name FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0 ORDER BY name`
+// UncountedSQL names the limits that Backfill looks at. Some may have to stay closed.
+const UncountedSQL = `SELECT name FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0 ORDER BY name`
 
 // backfill replaces the limit's usage by what the ledger says, in one snapshot. An attempt that closes meanwhile is in
 // neither, or charges the limit afterwards.

@@ -10,34 +10,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A server that was promoted or restored may lack what its predecessor gave out last. The predecessor kept to the limits:
-// together with what is known to be charged, it gave out no more than the rate. So known charges count as usual, and the
-// rest of the rate counts as used until nothing that is missing can count any more (limit.Missing). Attempts that were open
-// are part of that rest: their units may have been given back, and out again. docs/design.md has the proof.
-//
-// A limit that is applied later bounded nobody before, so it is closed for as long. Whoever first sees the epoch writes down
-// when that was. Late is safe.
+// A server that was promoted or restored may lack what its predecessor gave out last. So known charges count as usual, and the
+// rest of the rate counts as used until nothing that is missing can count any more: docs/design.md, The failover epoch. A limit
+// that is applied later bounded nobody before, so it is closed for as long. Whoever first sees the epoch writes down when that
+// was. Late is safe.
 
-// Entered is a limit of which units may be missing.
-type Entered struct {
-	Name         string    `db:"name"`
-	MissingUntil time.Time `db:"missing_until"`
-}
-
-// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. Whoever comes
-// second finds nothing to do.
-func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) ([]Entered, error) {
+// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it, and returns how many
+// did. Whoever comes second finds nothing to do.
+func EnterEpoch(ctx context.Context, pool *pgxpool.Pool) (int64, error) {
 	return enter(ctx, pool, ` WHERE epoch <> callq_epoch()`, func(tx pgx.Tx) (bool, error) {
 		_, err := tx.Exec(ctx, noteEpochSQL)
 		return true, err
 	})
 }
 
-// EnterRestored enters the epoch anew for a database that was restored in place, under this process: what was given out
-// between the backup and the restore is in no table. lastCommit is when this process last saw one of its claims committed.
-// Attempts that are open in the restored data may have ended, or may run: they are closed as of another epoch. If another
-// process did so since lastCommit, what is open is that one's.
-func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time) ([]Entered, error) {
+// EnterRestored enters the epoch anew for a database that was restored in place: what was given out between the backup and the
+// restore is in no table. Attempts that are open in the restored data may have ended, or may run: they are closed as of another
+// epoch. Another process may have entered it since lastCommit, when this one last saw a claim of its own committed.
+func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time) (int64, error) {
 	return enter(ctx, pool, "", func(tx pgx.Tx) (bool, error) {
 		tag, err := tx.Exec(ctx, restoredSQL, lastCommit)
 		if err != nil || tag.RowsAffected() == 0 {
@@ -49,25 +39,25 @@ func EnterRestored(ctx context.Context, pool *pgxpool.Pool, lastCommit time.Time
 }
 
 // enter locks limits, and has them enter the epoch if note says so.
-func enter(ctx context.Context, pool *pgxpool.Pool, where string, note func(pgx.Tx) (bool, error)) (limits []Entered, err error) {
+func enter(ctx context.Context, pool *pgxpool.Pool, where string, note func(pgx.Tx) (bool, error)) (limits int64, err error) {
 	err = begin(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT FROM call_limits`+where+` ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
 			return err
 		}
-		enters, err := note(tx)
-		if enters && err == nil {
-			limits, err = collect(ctx, tx, pgx.RowToStructByName[Entered], enterSQL+where+` RETURNING name, missing_until`)
+		if enters, err := note(tx); err != nil || !enters {
+			return err
 		}
+		tag, err := tx.Exec(ctx, enterSQL+where)
+		limits = tag.RowsAffected()
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("enter the epoch: %w", err)
+		return 0, fmt.Errorf("enter the epoch: %w", err)
 	}
 	return limits, nil
 }
 
-// noteEpochSQL keeps one row, of the current epoch. The first epoch has no beginning: there was no server before. Whoever comes
-// second finds the row of the first.
+// noteEpochSQL keeps one row, of the current epoch. The first epoch has no beginning: there was no server before.
 const noteEpochSQL = `
 WITH former AS (
     DELETE FROM call_meta WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name

@@ -1,14 +1,17 @@
 package policy
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // limitRow is a limit's row as it is, or is to be.
@@ -85,42 +88,29 @@ func (a *application) applyLimits(ctx context.Context, p Policy) error {
 	for _, row := range rows {
 		old[row.Name] = row
 	}
+	names := []string{}
 	for _, l := range p.Limits {
-		was, known := old[l.Name]
-		delete(old, l.Name)
-		now := limitRow{Limit: l, Queues: p.queuesOf(l.Name)}
+		was, now := old[l.Name], limitRow{Limit: l, Queues: p.queuesOf(l.Name)}
 		if was.Config != nil && was.Config.Comparable(l.Rate) && now.overridesFit(was.Rate) { // an override stays
-			now.Config = &l.Rate
-			now.Rate = was.Rate
+			now.Config, now.Rate = &l.Rate, was.Rate
 		}
-		if !known {
-			err = a.putLimit(ctx, now, true, false, 0)
-		} else {
-			err = a.changeLimit(ctx, was, now)
-		}
-		if err != nil {
+		if err := a.changeLimit(ctx, was, now); err != nil {
 			return err
 		}
+		names = append(names, l.Name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(old)) {
-		if len(old[name].Queues) == 0 {
-			continue
-		}
-		if _, err := a.tx.Exec(ctx, dropLimitSQL, name, a.by); err != nil {
-			return fmt.Errorf("remove limit %q: %w", name, err)
-		}
-		a.dropped = append(a.dropped, name)
-		a.changed("limit", name, "removed")
-	}
-	return nil
+	a.dropped, err = a.remove(ctx, "limit", "removed", dropLimitsSQL, names, a.by)
+	return err
 }
 
-const dropLimitSQL = `
+const dropLimitsSQL = `
 UPDATE call_limits
 SET version = version + 1, queues = '{}', applied_at = clock_timestamp(), applied_by = $2
-WHERE name = $1`
+WHERE name <> ALL($1) AND queues <> '{}'
+RETURNING name`
 
-// changeLimit writes a limit that is no longer as it was.
+// changeLimit writes a limit that is new, or no longer as it was. It closes one whose usage may not reach back far enough. What
+// may be missing stays known if the limit is bounded, except for what it allows less.
 func (a *application) changeLimit(ctx context.Context, was, now limitRow) error {
 	if reflect.DeepEqual(was, now) {
 		return nil
@@ -128,35 +118,30 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 	if !was.onlyRaised(now) {
 		a.recall = append(a.recall, was.Queues...)
 	}
-	return a.putLimit(ctx, now, was.reachesShort(now), was.bounded(now), was.less(now))
-}
-
-// putLimit writes a limit. It closes it with shut. What may be missing stays known if the limit is bounded, except for less.
-func (a *application) putLimit(ctx context.Context, l limitRow, shut, bounded bool, less int64) error {
 	_, err := a.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
-		"name": l.Name, "rate": l.Rate.Units, "window": l.Rate.Window, "shape": l.Rate.Shape, "bucket_width": l.Rate.Bucket(),
-		"per_key": l.PerKey, "overrides": l.Overrides, "count_cost": l.CountCost, "anchor": l.Anchor, "slack": l.Slack,
-		"send_within": l.SendWithin, "hosts": l.Hosts, "retry_after": l.RetryAfter, "queues": l.Queues,
-		"config": l.Config, "by": a.by, "shut": shut, "bounded": bounded, "less": less,
+		"name": now.Name, "rate": now.Rate.Units, "window": now.Rate.Window, "shape": now.Rate.Shape,
+		"bucket_width": now.Rate.Bucket(), "per_key": now.PerKey, "overrides": now.Overrides, "count_cost": now.CountCost,
+		"anchor": now.Anchor, "slack": now.Slack, "send_within": now.SendWithin, "hosts": now.Hosts,
+		"retry_after": now.RetryAfter, "queues": now.Queues, "config": now.Config, "by": a.by,
+		"shut": was.reachesShort(now), "bounded": was.bounded(now), "less": was.less(now),
 	})
 	if err != nil {
-		return fmt.Errorf("write limit %q: %w", l.Name, err)
+		return fmt.Errorf("write limit %q: %w", now.Name, err)
 	}
-	a.put = append(a.put, l.Name)
-	a.wake = append(a.wake, l.Queues...)
-	a.changed("limit", l.Name, l.String())
+	a.put = append(a.put, now.Name)
+	a.wake = append(a.wake, now.Queues...)
+	a.changed("limit", now.Name, now.String())
 	return nil
 }
 
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, hosts, retry_after, queues, config,
-    applied_at, applied_by, complete_since, epoch)
+    slack, send_within, hosts, retry_after, queues, config, applied_at, applied_by, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @queues::text[],
-    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, NULL, callq_epoch()
+    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, callq_epoch()
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
@@ -166,3 +151,91 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`
+
+// ErrRate says that a limit cannot have a rate.
+var ErrRate = errors.New("it cannot have this rate")
+
+// Override puts a rate in force instead of the configuration's, until Reset. If it is lower, unstarted attempts are
+// recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by says
+// who, for the audit. The error is ledger.ErrUnknown if there is no such limit.
+func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
+	return onLimit(ctx, pool, "set", name, by, func(ctx context.Context, a *application, was limitRow) error {
+		is, now := was.Rate, was
+		to, err := is.Set(rate)
+		switch atOnce := rate.Window == 0 && rate.Period == ""; {
+		case atOnce != (is.Window == 0):
+			err = errors.New("a concurrency takes a whole number, such as 20, any other limit a rate, such as 100/1h")
+		case err == nil && !was.overridesFit(to):
+			err = errors.New("keys have units of their own in its window: change those in the configuration")
+		}
+		if err != nil {
+			return fmt.Errorf("%w: it is %s: %w", ErrRate, is, err)
+		}
+		now.Rate, now.Config = to, cmp.Or(was.Config, &is)
+		return a.changeLimit(ctx, was, now)
+	})
+}
+
+// Reset puts the configuration's rate in force again.
+func Reset(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
+	return onLimit(ctx, pool, "reset", name, by, func(ctx context.Context, a *application, was limitRow) error {
+		now := was
+		now.Rate, now.Config = *cmp.Or(was.Config, &was.Rate), nil
+		return a.changeLimit(ctx, was, now)
+	})
+}
+
+// onLimit changes one limit that queues use. Their rows are locked first, as claims do it.
+func onLimit(
+	ctx context.Context, pool *pgxpool.Pool, verb, name, by string, change func(context.Context, *application, limitRow) error,
+) ([]string, error) {
+	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error {
+		rows, err := collect(ctx, a.tx, pgx.RowToStructByName[limitRow], limitsSQL+` WHERE name = $1 AND queues <> '{}'`, name)
+		if err != nil {
+			return fmt.Errorf("read the limit: %w", err)
+		}
+		if len(rows) == 0 {
+			return ledger.ErrUnknown
+		}
+		if _, err := a.tx.Exec(ctx, lockQueuesSQL, rows[0].Queues); err != nil {
+			return fmt.Errorf("lock the queues: %w", err)
+		}
+		return change(ctx, a, rows[0])
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s limit %q: %w", verb, name, err)
+	}
+	return changes, nil
+}
+
+const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+
+// ErrUncounted says that a limit cannot be opened yet.
+var ErrUncounted = errors.New("what it has used is not counted yet: that waits until attempts under its former rule have ended")
+
+// Open counts nothing as missing from a limit any more, on the word of an operator who knows what was sent. It returns
+// what changed, a line each. reason and by, who, are for the audit and for verify. The error is ledger.ErrUnknown if there
+// is no such limit, and ErrUncounted if it is closed until it is counted.
+func Open(ctx context.Context, pool *pgxpool.Pool, name, reason, by string) ([]string, error) {
+	return onLimit(ctx, pool, "open", name, by, func(ctx context.Context, a *application, l limitRow) error {
+		var counted, missing bool
+		if err := a.tx.QueryRow(ctx, missingSQL, name).Scan(&counted, &missing); err != nil {
+			return err
+		}
+		switch {
+		case !counted:
+			return ErrUncounted
+		case !missing:
+			return nil
+		}
+		a.wake = l.Queues
+		a.changed("limit", name, "opened: "+reason)
+		_, err := a.tx.Exec(ctx, foundSQL, name)
+		return err
+	})
+}
+
+const missingSQL = `
+SELECT complete_since IS NOT NULL, missing_until IS NOT NULL FROM call_limits WHERE name = $1 FOR NO KEY UPDATE`
+
+const foundSQL = `UPDATE call_limits SET missing_until = NULL, known_at = NULL, known_less = 0 WHERE name = $1`

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // LockedLimit is a limit's row as read under its lock.
@@ -46,11 +44,10 @@ func (l LockedLimit) Rate() limit.Rate {
 // MaxCost is what a call may cost: a dearer one can never be made. While an override is in force, calls wait for
 // whichever rate allows more.
 func (l LockedLimit) MaxCost() int64 {
-	most := l.Rate().Most()
-	if l.Config != nil {
-		most = max(most, l.Config.Most())
+	if l.Config == nil {
+		return l.Rate().Most()
 	}
-	return most
+	return max(l.Rate().Most(), l.Config.Most())
 }
 
 // Missing is what may have been given out of the limit that nobody knows of, if it may still count; else nil.
@@ -70,9 +67,8 @@ type LockedQueue struct {
 }
 
 // LockQueue locks a queue and all its limits, in name order, and reads from them what is in force. Last it locks the
-// workers' capacity, which one claim at a time holds; a claim that holds it waits for no other. within bounds every
-// statement of the transaction. LockQueue returns nil if the queue is gone or, without wait, if another transaction holds
-// one of the locks.
+// workers' capacity: a claim that holds it waits for no other. within bounds every statement of the transaction. LockQueue
+// returns nil if the queue is gone or, without wait, if another transaction holds one of the locks.
 func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within time.Duration) (*LockedQueue, error) {
 	skip := " SKIP LOCKED"
 	if wait {
@@ -96,19 +92,14 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
 		return err
 	})
-	var capacity bool
-	locks.Queue(lockCapacitySQL + skip).Exec(func(tag pgconn.CommandTag) error {
-		if capacity = tag.RowsAffected() > 0; !capacity && wait {
-			return errNoLock
-		}
-		return nil
-	})
+	locks.Queue(lockCapacitySQL + skip).QueryRow(func(row pgx.Row) error { return row.Scan() })
 	locks.Queue(drawBatchSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
-	if err := tx.SendBatch(ctx, &locks).Close(); err != nil {
-		return nil, fmt.Errorf("lock the limits: %w", err)
-	}
-	if !capacity || len(q.Limits) != len(q.LimitNames) {
+	err = tx.SendBatch(ctx, &locks).Close()
+	switch {
+	case errors.Is(err, pgx.ErrNoRows) || err == nil && len(q.Limits) != len(q.LimitNames):
 		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("lock the limits: %w", err)
 	}
 	return q, nil
 }
@@ -132,19 +123,9 @@ WHERE name = ANY($1)
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
 
-// A row of call_locks is what one process at a time may do. Only callq's daemons may lock it, while any login may hold an
-// advisory lock for as long as it likes. The lock is written into the row in place, so it leaves nothing dead.
+// Only callq's daemons may lock the row, while any login may hold an advisory lock for as long as it likes. The lock is written
+// into the row in place, so it leaves nothing dead.
 const lockCapacitySQL = `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`
 
 // Drawn under the lock of the capacity: so numbers are in the order of claims (low-water mark).
 const drawBatchSQL = `SELECT nextval('call_batch_seq')`
-
-// Uncounted reports whether the usage of one of the limits is not counted yet (Backfill).
-func (q *LockedQueue) Uncounted() bool {
-	return slices.ContainsFunc(q.Limits, func(l LockedLimit) bool { return l.CompleteSince == nil })
-}
-
-// Former reports whether one of the limits has not entered the epoch.
-func (q *LockedQueue) Former(epoch string) bool {
-	return slices.ContainsFunc(q.Limits, func(l LockedLimit) bool { return l.Epoch != epoch })
-}

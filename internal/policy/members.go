@@ -2,6 +2,8 @@ package policy
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -9,15 +11,14 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // HeartbeatEvery is how often a live dispatcher writes its heartbeat. It may miss three (callq_alive).
 const HeartbeatEvery = 2 * time.Second
 
-// Member is a dispatcher process: a row of call_dispatchers, with the hash of the policy in its own file.
-// So everybody sees which processes carry another file than the one in force.
+// Member is a dispatcher process: a row of call_dispatchers, with the hash of the policy in its own file, for all to see which
+// processes carry another file than the one in force.
 type Member struct {
 	ID   string // of this process's life
 	Name string // host/pid
@@ -25,10 +26,7 @@ type Member struct {
 
 // NewMember names this process.
 func NewMember() Member {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown host"
-	}
+	host, _ := os.Hostname()
 	name := fmt.Sprintf("%s/%d", host, os.Getpid())
 	return Member{ID: fmt.Sprintf("%s-%x", name, rand.Uint32()), Name: name}
 }
@@ -36,9 +34,9 @@ func NewMember() Member {
 // Join makes the process a live member and applies its checked policy, with always even if it was applied before and replaced
 // since, in one transaction. maxData is how many bytes of call_data enqueue_call accepts. Join returns the changes, or what is
 // in force instead.
-func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, p Policy, always bool, maxData int64) (
-	changes []string, kept *Kept, err error,
-) {
+func (m Member) Join(
+	ctx context.Context, pool *pgxpool.Pool, p Policy, always bool, maxData int64,
+) (changes []string, kept *Kept, err error) {
 	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
 		if !always {
 			if kept, err = a.keep(ctx, p); err != nil {
@@ -53,7 +51,8 @@ func (m Member) Join(ctx context.Context, pool *pgxpool.Pool, p Policy, always b
 				return fmt.Errorf("note the bound of call_data: %w", err)
 			}
 		}
-		return m.write(ctx, a.tx, p) // last, so that no wait ages it
+		_, err = a.tx.Exec(ctx, heartbeatSQL, m.ID, m.Name, p.hash()) // last, so that no wait ages it
+		return err
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("apply limits and queues: %w", err)
@@ -71,21 +70,11 @@ ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position I
 func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (others []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, HeartbeatEvery)
 	defer cancel()
-	if err := m.write(ctx, pool, p); err != nil {
-		return nil, err
+	if _, err := pool.Exec(ctx, heartbeatSQL, m.ID, m.Name, p.hash()); err != nil {
+		return nil, fmt.Errorf("write the heartbeat: %w", err)
 	}
 	_, others, err = Dispatchers(ctx, pool)
 	return others, err
-}
-
-func (m Member) write(ctx context.Context, db interface {
-	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
-}, p Policy,
-) error {
-	if _, err := db.Exec(ctx, heartbeatSQL, m.ID, m.Name, p.hash()); err != nil {
-		return fmt.Errorf("write the heartbeat: %w", err)
-	}
-	return nil
 }
 
 const heartbeatSQL = `
@@ -102,12 +91,11 @@ func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Dispatchers reads the names of the live dispatchers, and of those of them whose file differs from what is in force.
 func Dispatchers(ctx context.Context, db ledger.DB) (live, others []string, err error) {
-	type names struct{ Live, Others []string }
-	all, err := collect(ctx, db, pgx.RowToStructByPos[names], dispatchersSQL)
-	if err != nil {
+	rows, _ := db.Query(ctx, dispatchersSQL)
+	if _, err = pgx.ForEachRow(rows, []any{&live, &others}, func() error { return nil }); err != nil {
 		return nil, nil, fmt.Errorf("read the dispatchers: %w", err)
 	}
-	return all[0].Live, all[0].Others, nil
+	return live, others, nil
 }
 
 const dispatchersSQL = `
@@ -116,3 +104,65 @@ SELECT coalesce(array_agg(d.name ORDER BY d.name), '{}'),
 FROM call_dispatchers d
 LEFT JOIN (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) p ON true
 WHERE callq_alive(d.heartbeat_at)`
+
+// Applied is a policy that was applied. Table call_policies keeps the hash of each.
+type Applied struct {
+	Hash string    `json:"hash" db:"hash"`
+	At   time.Time `json:"applied_at" db:"applied_at"`
+	By   string    `json:"applied_by" db:"applied_by"`
+}
+
+// String says who applied it, and when.
+func (a *Applied) String() string {
+	return fmt.Sprintf("%s applied at %s", a.By, a.At.UTC().Format(time.RFC3339))
+}
+
+// Effective reads the policy in force: the one applied last. It returns nil if none was ever applied.
+func Effective(ctx context.Context, db ledger.DB) (*Applied, error) {
+	newest, err := collect(ctx, db, pgx.RowToAddrOfStructByName[Applied], effectiveSQL)
+	if err != nil {
+		return nil, fmt.Errorf("read the policy in force: %w", err)
+	}
+	if len(newest) == 0 {
+		return nil, nil
+	}
+	return newest[0], nil
+}
+
+const effectiveSQL = `SELECT hash, applied_at, applied_by FROM call_policies ORDER BY number DESC LIMIT 1`
+
+// hash identifies a checked policy. The order in which its parts were given does not matter.
+func (p Policy) hash() string {
+	text, _ := json.Marshal(p) // none of its types can fail
+	return fmt.Sprintf("%x", sha256.Sum256(text))
+}
+
+// Kept says why a start left the policy in force as it was.
+type Kept struct {
+	*Applied
+	Why string
+}
+
+// keep returns the policy in force if a start with policy p must not replace it, else nil. That is so if p was replaced
+// since: a crash in a rolling deployment turns nothing back. It is also so if p has no limits and some are in force, as when a
+// file was not found.
+func (a *application) keep(ctx context.Context, p Policy) (*Kept, error) {
+	newest, err := Effective(ctx, a.tx)
+	if err != nil || newest == nil || newest.Hash == p.hash() {
+		return nil, err
+	}
+	var known, limits bool
+	if err := a.tx.QueryRow(ctx, keepSQL, p.hash()).Scan(&known, &limits); err != nil {
+		return nil, fmt.Errorf("read the policies: %w", err)
+	}
+	switch {
+	case known:
+		return &Kept{newest, "a newer configuration has replaced this one"}, nil
+	case limits && len(p.Limits) == 0:
+		return &Kept{newest, "this configuration has no limits, and would remove those in force"}, nil
+	}
+	return nil, nil
+}
+
+const keepSQL = `
+SELECT EXISTS (SELECT FROM call_policies WHERE hash = $1), EXISTS (SELECT FROM call_limits WHERE queues <> '{}')`

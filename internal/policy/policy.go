@@ -1,9 +1,8 @@
 // Package policy holds the limits, queues and budgets in force. It checks them, writes them to Postgres, and reads
 // them back under the locks that claims take.
 //
-// The database holds one policy: what was applied last is in force for every process. Every process reads it from
-// Postgres under the locks that Apply takes, so no claim mixes an old and a new one. Locks are taken in one order:
-// the applier's, the queues', the limits'.
+// The database holds one policy: what was applied last is in force for every process. Claims read it under the locks that
+// Apply takes, so none mixes an old and a new one. Locks are taken in one order: the applier's, the queues', the limits'.
 package policy
 
 import (

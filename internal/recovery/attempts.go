@@ -15,12 +15,12 @@ import (
 type overdue struct {
 	CallID      int64          `db:"call_id"`
 	Attempt     int32          `db:"attempt"`
-	Token       *int64         `db:"token"`
+	Token       int64          `db:"token"`
+	Unstarted   bool           `db:"unstarted"`
 	Age         time.Duration  `db:"age"`          // since the start, or the claim where there was none
 	SendWithin  time.Duration  `db:"send_within"`  // how long its gate stayed open
 	Deadline    time.Duration  `db:"deadline"`     // from the start
 	Acked       *time.Duration `db:"acked"`        // from the start; nil: its request was not seen to be acknowledged
-	StartWithin time.Duration  `db:"start_within"` // of the claim
 	FailedCount int            `db:"failed_count"` // of the call
 	OnLost      string         `db:"on_lost"`
 	ledger.Policy
@@ -29,12 +29,11 @@ type overdue struct {
 // overdueSQL needs a condition over call_open o. Its arguments are the batch from which on attempts are open, and the calls
 // to leave alone.
 const overdueSQL = `
-SELECT o.call_id, o.attempt, o.token,
+SELECT o.call_id, o.attempt, coalesce(o.token, 0) AS token, o.token IS NULL AS unstarted,
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
     coalesce(o.send_within, '1 day') AS send_within,
     coalesce(o.deadline - o.started_at, '0') AS deadline,
     o.acked_at - o.started_at AS acked,
-    o.start_by - o.claimed_at AS start_within,
     coalesce(q.failed_count, 0) AS failed_count,` + ledger.PolicySQL + `,
     ` + ledger.OnLostSQL + ` AS on_lost
 FROM (SELECT * FROM call_open WHERE batch >= $1 AND call_id <> ALL($2::bigint[]) OFFSET 0) o
@@ -49,10 +48,7 @@ const overdueCountSQL = `SELECT count(*) FROM call_open o WHERE `
 // holds is left to a later pass.
 func (r *Recoverer) close(ctx context.Context, v View, where string, closing func(overdue) ledger.Closing) (n int, err error) {
 	sql := overdueSQL + where + fmt.Sprintf(" ORDER BY o.call_id LIMIT %d", passSize)
-	rows, err := r.Pool.Query(ctx, sql, v.OpenFrom, r.leftAlone())
-	if err != nil {
-		return 0, err
-	}
+	rows, _ := r.Pool.Query(ctx, sql, v.OpenFrom, r.leftAlone())
 	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
 		o, err := pgx.RowToStructByName[overdue](row)
 		return closing(o), err
@@ -77,54 +73,45 @@ func (r *Recoverer) closeLost(ctx context.Context, v View) (int, error) {
 	if r.Now().Before(r.lostAfter) {
 		return 0, nil
 	}
-	return r.close(ctx, v, lostWhere, func(o overdue) ledger.Closing {
-		return r.lost(o, "the worker was lost: no outcome by the deadline", limit.LostArrival(o.SendWithin, o.Deadline, o.Acked))
-	})
+	return r.close(ctx, v, lostWhere, r.lost("the worker was lost: no outcome by the deadline"))
 }
 
 const lostWhere = `o.started_at IS NOT NULL AND o.deadline < clock_timestamp()`
 
-// closeFormer closes attempts of a former epoch: the server before a failover or restore gave them out. Whether an attempt
-// without a start had started there is unknown, so it is charged as of now. The others are bounded by their starts.
+// closeFormer closes attempts of a former epoch: the server before a failover or restore gave them out.
 func (r *Recoverer) closeFormer(ctx context.Context, v View) (int, error) {
-	return r.close(ctx, v, formerWhere, func(o overdue) ledger.Closing {
-		arrival := limit.Arrival{Written: o.Age, Closed: o.Age}
-		if o.Token != nil {
-			arrival = limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
-		}
-		return r.lost(o, "Postgres failed over or was restored while the attempt was open", arrival)
-	})
+	return r.close(ctx, v, formerWhere, r.lost("Postgres failed over or was restored while the attempt was open"))
 }
 
 const formerWhere = `o.epoch <> (SELECT callq_epoch())`
 
-// lost closes an attempt that may have been sent.
-func (r *Recoverer) lost(o overdue, why string, arrival limit.Arrival) ledger.Closing {
-	c := ledger.Closing{
-		CallID: o.CallID, Attempt: o.Attempt, Unstarted: o.Token == nil, Outcome: callqueue.OutcomeLost, Error: why,
-		Arrival: &arrival, Failed: true, Status: callqueue.StatusFailed,
+// lost closes attempts that may have been sent. Their starts bound them. Whether one of a former epoch without a start had
+// started there is unknown, so it is charged as of now.
+func (r *Recoverer) lost(why string) func(overdue) ledger.Closing {
+	return func(o overdue) ledger.Closing {
+		arrival := limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
+		if o.Unstarted {
+			arrival = limit.Arrival{Written: o.Age, Closed: o.Age}
+		}
+		c := ledger.Closing{
+			CallID: o.CallID, Attempt: o.Attempt, Token: o.Token, Unstarted: o.Unstarted,
+			Outcome: callqueue.OutcomeLost, Error: why, Arrival: &arrival, Failed: true, Status: callqueue.StatusFailed,
+		}
+		if o.OnLost != "fail" {
+			status, delay := o.Next(o.FailedCount+1, r.Random)
+			c.Status, c.Delay = status, &delay
+		}
+		return c
 	}
-	if o.Token != nil {
-		c.Token = *o.Token
-	}
-	if o.OnLost != "fail" {
-		status, delay := o.Next(o.FailedCount+1, r.Random)
-		c.Status, c.Delay = status, &delay
-	}
-	return c
 }
 
 // closeUnstarted takes back attempts that nobody started in time, or before their queue's hours ended. That is safe at any
 // moment, because a start is a compare-and-set. While no worker is alive they stay.
 func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 	return r.close(ctx, v, unstartedWhere, func(o overdue) ledger.Closing {
-		why := fmt.Sprintf("not sent: no worker started it within %s", ledger.StartWithin)
-		if o.StartWithin < ledger.StartWithin {
-			why = "not sent: its queue's hours ended before a worker started it"
-		}
 		return ledger.Closing{
-			CallID: o.CallID, Attempt: o.Attempt, Unstarted: true,
-			Outcome: callqueue.OutcomeNotSent, Error: why, Status: callqueue.StatusNew,
+			CallID: o.CallID, Attempt: o.Attempt, Unstarted: true, Status: callqueue.StatusNew,
+			Outcome: callqueue.OutcomeNotSent, Error: "not sent: no worker started it in time",
 		}
 	})
 }

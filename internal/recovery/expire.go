@@ -16,10 +16,7 @@ func (r *Recoverer) expire(ctx context.Context, _ View) (n int, err error) {
 	if !whole {
 		since = new(expireBehind)
 	}
-	rows, err := r.Pool.Query(ctx, lateSQL, since, passSize, r.leftAlone())
-	if err != nil {
-		return 0, err
-	}
+	rows, _ := r.Pool.Query(ctx, lateSQL, since, passSize, r.leftAlone())
 	late, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		return 0, err

@@ -1,7 +1,6 @@
-// Package recovery finds what a crash, a lost message or a frozen process left behind, and puts it right.
-//
-// Each step is idempotent and acts by compare-and-set, so any number of dispatchers may recover at once. A row that errs,
-// or that another transaction holds, stops no other: recovery leaves it alone for a while.
+// Package recovery finds what a crash, a lost message or a frozen process left behind, and puts it right. Each step acts by
+// compare-and-set, so any number of dispatchers may recover at once. A row that errs, or that another transaction holds, stops
+// no other: recovery leaves it alone for a while.
 package recovery
 
 import (
@@ -17,6 +16,7 @@ import (
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/policy"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -79,7 +79,7 @@ func (r *Recoverer) steps() []step {
 		{
 			"uncounted_limits",
 			func(ctx context.Context, v View) (int, error) { return policy.Backfill(ctx, r.Pool, v.Gained) },
-			func(ctx context.Context, _ View) (int64, error) { return policy.CountUncounted(ctx, r.Pool) },
+			r.counting(`SELECT count(*) FROM (` + policy.UncountedSQL + `) l`),
 		},
 		{"leftovers", r.clean, nil},
 	}
@@ -160,9 +160,7 @@ func (r *Recoverer) leftAlone() []int64 {
 func (r *Recoverer) isolate(ctx context.Context, id int64, err error) {
 	r.isolated[id] = r.Now().Add(time.Minute)
 	r.Log.ErrorContext(ctx, "call isolated", "call", id, "err", err)
-	if _, err := r.Pool.Exec(ctx, isolateSQL, id, IsolatedMessage+ledger.Reason(err)); err != nil {
-		r.Log.WarnContext(ctx, "isolated call not marked", "call", id, "err", err)
-	}
+	_, _ = r.Pool.Exec(ctx, isolateSQL, id, IsolatedMessage+ledger.Reason(err))
 }
 
 // IsolatedMessage begins the error_message of a call that recovery cannot end.
@@ -171,3 +169,51 @@ const IsolatedMessage = "callq cannot end it: "
 const isolateSQL = `
 UPDATE call_queue SET error_message = $2
 WHERE id = (SELECT id FROM call_queue WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED) AND status IN ('new', 'error', 'dispatched')`
+
+// clean removes what no window needs any more: usage, clock gains, and rows of workers and dispatchers that are long gone. A
+// longer window is counted anew from the ledger. Then it removes what Asynq archived or holds for workers that died, and the
+// Asynq queues of pools without a worker or an attempt.
+func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
+	if r.Now().Before(r.cleanAfter) {
+		return 0, nil
+	}
+	r.cleanAfter = r.Now().Add(cleanEvery)
+	var batch pgx.Batch
+	batch.Queue(cleanUsageSQL, v.Gained)
+	batch.Queue(cleanGainsSQL, v.Gained)
+	batch.Queue(cleanWorkersSQL)
+	batch.Queue(cleanDispatchersSQL)
+	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
+		return 0, err
+	}
+	if !r.Sender.Reachable(ctx) {
+		return 0, nil
+	}
+	rows, _ := r.Pool.Query(ctx, poolsSQL)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return 0, err
+	}
+	return r.Sender.Tidy(ctx, names)
+}
+
+const poolsSQL = `SELECT pool FROM call_workers UNION SELECT pool FROM call_open`
+
+const cleanUsageSQL = `
+DELETE FROM call_usage u
+USING call_limits l
+WHERE u.limit_name = ANY (ARRAY[l.name])
+  AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
+
+// No window reaches back further, not even one that is made twice as long. verify asks for steps back.
+const cleanGainsSQL = `
+DELETE FROM call_clock_gains
+WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM call_limits) - $1::interval
+    - CASE WHEN by > '0' THEN interval '1 day' ELSE interval '1 year' END`
+
+const cleanWorkersSQL = `DELETE FROM call_workers WHERE heartbeat_at < clock_timestamp() - interval '1 day'`
+
+// A heartbeat that lies ahead is older than the clock's last step back. A live dispatcher's row is back at its next one.
+const cleanDispatchersSQL = `
+DELETE FROM call_dispatchers
+WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`

@@ -56,10 +56,7 @@ func (r *Recoverer) countUndelivered(ctx context.Context, v View) (n int64, err 
 
 // undelivered are the messages that must be sent again, each with the pool to send it to.
 func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
-	rows, err := r.Pool.Query(ctx, handedSQL, v.OpenFrom, redeliverAge)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := r.Pool.Query(ctx, handedSQL, v.OpenFrom, redeliverAge)
 	late, err := pgx.CollectRows(rows, pgx.RowToStructByName[handed])
 	if err != nil || len(late) == 0 {
 		return nil, err
@@ -97,12 +94,9 @@ ORDER BY min(o.handed_at)`
 // readdress takes the next redeliveries number, before the message is sent: should the sending fail, a
 // later pass does not find the new number in Redis.
 func (r *Recoverer) readdress(ctx context.Context, h handed) (handoff.Message, error) {
-	rows, err := r.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
+	rows, _ := r.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
 		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "redeliveries": h.Redeliveries, "pool": h.Pool,
 	})
-	if err != nil {
-		return handoff.Message{}, err
-	}
 	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[handoff.Ref])
 	id := handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries+1)
 	return handoff.Message{Pool: h.Pool, ID: id, Task: h.Task, Attempts: refs}, err

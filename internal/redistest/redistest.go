@@ -29,19 +29,11 @@ func New(t testing.TB) *redis.Client {
 func Start(t testing.TB, settings map[string]string, options redis.Options) (*local.RedisServer, *redis.Client) {
 	t.Helper()
 	server, err := local.StartRedis(t.Context(), local.Redis{Settings: settings})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			t.Errorf("stop the test's Redis: %v", err)
-		}
-	})
+	must(t, err)
+	t.Cleanup(func() { must(t, server.Stop()) })
 	if options.Addr == "" {
 		to, err := redis.ParseURL(server.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		options.Network, options.Addr = to.Network, to.Addr
 	}
 	client := redis.NewClient(&options)
@@ -53,9 +45,7 @@ func Start(t testing.TB, settings map[string]string, options redis.Options) (*lo
 func FreePort(t testing.TB) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	_, port, _ := net.SplitHostPort(listener.Addr().String())
 	return port
@@ -100,9 +90,7 @@ func Cluster(t testing.TB, masters, replicas int) []Node {
 		if i > 0 && err == nil {
 			err = nodes[0].Client.Do(ctx, "CLUSTER", "MEET", "127.0.0.1", nodes[i].Port, bus).Err()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for i := masters; i < len(nodes); i++ {
 		id := nodes[i%masters].Client.Do(ctx, "CLUSTER", "MYID").Val()
@@ -125,9 +113,7 @@ func Cluster(t testing.TB, masters, replicas int) []Node {
 func Sentinels(t testing.TB, sentinels int, name, password string) (servers []Node, ports []string) {
 	t.Helper()
 	program, err := local.FindRedis()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	master := onPort(t, nil)
 	replica := onPort(t, map[string]string{"replicaof": "127.0.0.1 " + master.Port})
 	await(t, "the replica has its master", func() bool { return has(replica.Client.Info(t.Context(), "replication"), linked) })
@@ -138,13 +124,9 @@ func Sentinels(t testing.TB, sentinels int, name, password string) (servers []No
 		text := fmt.Sprintf("port %s\nbind 127.0.0.1\nrequirepass %s\nsentinel sentinel-pass %s\nsentinel monitor %s 127.0.0.1 %s %d\n"+
 			"sentinel down-after-milliseconds %s 500\nsentinel failover-timeout %s 3000\n",
 			port, password, password, name, master.Port, sentinels/2+1, name, name)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(text), 0o600))
 		process := program.Command(t.Context(), program.Name, file, "--sentinel")
-		if err := process.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, process.Start())
 		t.Cleanup(func() { _ = process.Process.Kill(); _ = process.Wait() })
 	}
 	for _, port := range ports {
@@ -167,5 +149,12 @@ func await(t testing.TB, fact string, holds func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within a minute: %s", fact)
 		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

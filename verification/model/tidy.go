@@ -213,7 +213,7 @@ func (m *Model) clip(p *postgres, e *edges) {
 
 // forget frees a slot whose attempt can matter no more: closed, its charge and its arrival out of
 // every window, and nobody left who knows of it. That is retention of the ledger, too
-// (internal/maintenance/retention.go retireAttemptsSQL).
+// (internal/maintenance/maintenance.go: purgeAttemptsSQL).
 func (m *Model) forget(s *State, i int, e *edges) {
 	g, r := &s.seen[i], &s.pg.rows[i]
 	if !g.used {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -18,16 +19,6 @@ type Retention struct {
 	Done      time.Duration // default 7 days
 	Failed    time.Duration // default 30 days
 	Cancelled time.Duration // default 1 day
-}
-
-// WithDefaults returns r with the defaults where it says nothing.
-func (r Retention) WithDefaults() Retention {
-	const day = 24 * time.Hour
-	return Retention{
-		Done:      cmp.Or(r.Done, 7*day),
-		Failed:    cmp.Or(r.Failed, 30*day),
-		Cancelled: cmp.Or(r.Cancelled, day),
-	}
 }
 
 // Purged counts what Purge removed.
@@ -44,7 +35,7 @@ const purgeBatch = 1000 // rows that one transaction looks at, so that none is l
 // whose call is gone and that no window reaches, and the versions of limits that no attempt refers to.
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
-// them. Each batch is a transaction of its own.
+// them. Each batch is a transaction of its own: what was removed before an error stays so.
 func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
 	for _, rows := range []struct {
 		what, sql, nextSQL string
@@ -100,8 +91,10 @@ SELECT (SELECT count(*) FROM call_queue q WHERE ` + oldEnough + `),
 
 // args are the ages, for oldEnough.
 func (r Retention) args() pgx.StrictNamedArgs {
-	r = r.WithDefaults()
-	return pgx.StrictNamedArgs{"done": r.Done, "failed": r.Failed, "cancelled": r.Cancelled}
+	const day = 24 * time.Hour
+	return pgx.StrictNamedArgs{
+		"done": cmp.Or(r.Done, 7*day), "failed": cmp.Or(r.Failed, 30*day), "cancelled": cmp.Or(r.Cancelled, day),
+	}
 }
 
 // oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
@@ -132,8 +125,7 @@ const (
       AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back`
 )
 
-// The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would
-// reach behind it (policy.Backfill).
+// The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would reach behind it (policy.Backfill).
 const purgeAttemptsSQL = `
 WITH seen AS MATERIALIZED (
     SELECT call_id, attempt FROM call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
@@ -156,3 +148,86 @@ WITH seen AS MATERIALIZED (
     ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
 )
 SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
+
+// Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
+func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
+	rows, _ := pool.Query(ctx, vacuumForbiddenSQL, busyTables())
+	forbidden, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("see what may be vacuumed: %w", err)
+	}
+	if len(forbidden) > 0 {
+		return fmt.Errorf("this role may not vacuum %s: vacuum as their owner, or, from Postgres 17 on, grant it MAINTAIN "+
+			"(`callq migrate roles`)", strings.Join(forbidden, ", "))
+	}
+	return vacuum(ctx, pool, "VACUUM (ANALYZE)", busyTables())
+}
+
+func busyTables() []string {
+	return []string{"call_queue", "call_inbox", "call_flows", "call_segments", "call_open", "call_attempts", "call_usage"}
+}
+
+// Postgres passes over a table that a role may not vacuum with no more than a warning.
+const vacuumForbiddenSQL = `
+SELECT c.relname FROM unnest($1::text[]) AS t (name) JOIN pg_class c ON c.oid = to_regclass(t.name)
+WHERE NOT ` + mayVacuumSQL + `
+ORDER BY c.relname`
+
+const mayVacuumSQL = `(
+    pg_has_role(c.relowner, 'USAGE')
+    OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database())
+    OR CASE WHEN current_setting('server_version_num')::integer >= 170000
+       THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END)`
+
+func vacuum(ctx context.Context, db ledger.DB, statement string, tables []string) error {
+	for _, table := range tables {
+		if _, err := db.Exec(ctx, statement+" "+pgx.Identifier{table}.Sanitize()); err != nil {
+			return fmt.Errorf("%s %s: %w", statement, table, err)
+		}
+	}
+	return nil
+}
+
+// VacuumFull rewrites tables one after the other, and so returns their unused space to the disk. Postgres locks each table
+// against everything meanwhile. VacuumFull waits at most 5 seconds for a lock, because everything behind it waits too.
+func VacuumFull(ctx context.Context, pool *pgxpool.Pool, tables []string) error {
+	pooled, err := pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("vacuum: %w", err)
+	}
+	conn := pooled.Hijack() // its lock_timeout ends with it
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "SET lock_timeout = '5s'"); err != nil {
+		return fmt.Errorf("vacuum: %w", err)
+	}
+	return vacuum(ctx, conn, "VACUUM (FULL, ANALYZE)", tables)
+}
+
+// Analyze has Postgres collect new statistics on the tables that calls go through.
+func Analyze(ctx context.Context, pool *pgxpool.Pool) error {
+	return vacuum(ctx, pool, "ANALYZE", busyTables())
+}
+
+// VacuumNeeded vacuums the tables that need it before autovacuum, which looks once a minute:
+// call_open and call_usage change entirely within seconds. It skips tables that another session vacuums.
+func VacuumNeeded(ctx context.Context, pool *pgxpool.Pool) error {
+	rows, _ := pool.Query(ctx, vacuumNeededSQL)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("see what needs a vacuum: %w", err)
+	}
+	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED, ANALYZE)", tables)
+}
+
+// A table that was vacuumed within the last minute is left alone: what is dead there, an old
+// snapshot may still see. So is one that this role may not vacuum.
+const vacuumNeededSQL = `
+SELECT c.relname
+FROM (VALUES ('call_open', 2000, 1.0), ('call_usage', 2000, 0.5), ('call_queue', 20000, 0.1),
+    ('call_inbox', 2000, 0.5), ('call_flows', 2000, 0.5), ('call_segments', 2000, 0.5)) AS t (name, least, share)
+JOIN pg_class c ON c.oid = to_regclass(t.name)
+JOIN pg_stat_user_tables s ON s.relid = c.oid
+WHERE s.n_dead_tup > t.least + t.share * s.n_live_tup
+  AND coalesce(greatest(s.last_vacuum, s.last_autovacuum), '-infinity') < clock_timestamp() - interval '1 minute'
+  AND ` + mayVacuumSQL + `
+ORDER BY c.relname`
