@@ -113,22 +113,28 @@ CREATE TABLE IF NOT EXISTS callq_migrations (
 INSERT INTO callq_migrations (version_id, is_applied) SELECT v, true FROM generate_series(0, %d) AS v;
 `
 
-// SchemaError says that Postgres answers and lacks this program's schema.
+const oldestServer = 14 // the oldest major version of Postgres that callq runs on
+
+// SchemaError says that Postgres answers and cannot be used as it is.
 type SchemaError struct {
 	What, Fix string
 }
 
 func (e *SchemaError) Error() string { return e.What + ": " + e.Fix }
 
-// Check returns nil when Postgres has the schema of this program, and a *SchemaError when it does not.
+// Check returns nil when Postgres is new enough and has the schema of this program, and a *SchemaError when it does not.
 func Check(ctx context.Context, db *pgxpool.Pool) error {
+	var server, version int64
 	var exists bool
-	if err := db.QueryRow(ctx, `SELECT to_regclass('callq_migrations') IS NOT NULL`).Scan(&exists); err != nil {
+	sql := `SELECT current_setting('server_version_num')::bigint / 10000, to_regclass('callq_migrations') IS NOT NULL`
+	if err := db.QueryRow(ctx, sql).Scan(&server, &exists); err != nil {
 		return err
 	}
-	var version int64
+	if server < oldestServer {
+		return &SchemaError{fmt.Sprintf("Postgres is version %d", server), fmt.Sprintf("callq needs %d or newer", oldestServer)}
+	}
 	if exists {
-		sql := `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`
+		sql = `SELECT coalesce(max(version_id), 0) FROM callq_migrations WHERE is_applied`
 		if err := db.QueryRow(ctx, sql).Scan(&version); err != nil {
 			return fmt.Errorf("read the schema's version: %w", err)
 		}

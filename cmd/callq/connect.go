@@ -257,8 +257,15 @@ func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
 		return nil, usagef("read redis.url: %w", err)
 	}
 	sentinel, cluster := cfg.Redis.Sentinel != "", cfg.Redis.Cluster
-	if !sentinel && !cluster && len(more) > 0 {
-		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", cfg.Origin("redis.url"))
+	origin := cfg.Origin("redis.url")
+	switch {
+	case !sentinel && !cluster && len(more) > 0:
+		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
+	case sentinel && cluster:
+		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
+			cfg.Origin("redis.sentinel"))
+	case cluster && parsed.DB != 0:
+		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
 	}
 	parsed.DialTimeout = cmp.Or(parsed.DialTimeout, redisWithin)
 	parsed.ReadTimeout = cmp.Or(parsed.ReadTimeout, redisWithin)

@@ -62,6 +62,8 @@ func TestRedisSettingsThatDoNotFit(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ url, config, words string }{
 		{"redis://h?addr=i:1", "", "set redis.sentinel or redis.cluster"},
+		{"redis://h/3?addr=i:1", "cluster: true", "has none but 0"},
+		{"redis://h", "cluster: true, sentinel: m", "a cluster needs no sentinels"},
 		{"redis://h?addr=i:1&nope=1", "cluster: true", "is not a Redis URL"},
 	} {
 		w := world{t: t, postgres: noPostgres, redis: c.url, config: "redis: {" + c.config + "}"}

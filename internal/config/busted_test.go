@@ -120,3 +120,17 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+func TestHugeFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	for size, want := range map[int]string{maxSize: "", maxSize + 1: "config.yaml: cannot be read: it has 1048577 bytes, more than 1048576"} {
+		if err := os.WriteFile(file, []byte(strings.Repeat("#", size)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(Source{Path: file})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("a file of %d bytes: %v", size, err)
+		}
+	}
+}

@@ -22,6 +22,9 @@ type Source struct {
 	Env   map[string]string // the environment
 }
 
+// maxSize bounds the file: somebody named another one.
+const maxSize = 1 << 20
+
 // Load reads and checks the configuration. A file must exist only if it was named. The error is an
 // *Error with everything that is wrong.
 func Load(s Source) (*Config, error) {
@@ -31,6 +34,9 @@ func Load(s Source) (*Config, error) {
 			continue
 		}
 		text, err := os.ReadFile(name)
+		if len(text) > maxSize {
+			err = fmt.Errorf("it has %d bytes, more than %d", len(text), maxSize)
+		}
 		if err == nil {
 			return load(name, text, s.Env, s.Flags)
 		}
