@@ -165,8 +165,8 @@ func TestInterruptedWhileReading(t *testing.T) {
 		typed, typing := io.Pipe()
 		ended := make(chan int, 1)
 		go func() { ended <- runCode(ctx, args, typed, &out, &errs, w.environ()) }()
-		for range 2 { // each returns when it was read, the second when the first was taken in
-			if _, err := io.WriteString(typing, "{"); err != nil {
+		for _, text := range []string{"{", " "} { // each returns when it was read, the second when the first was taken in
+			if _, err := io.WriteString(typing, text); err != nil {
 				t.Fatal(err)
 			}
 		}
