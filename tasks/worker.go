@@ -59,7 +59,7 @@ type Worker struct {
 	log      *slog.Logger
 	metrics  *metrics
 	slots    slots
-	server   atomic.Pointer[handoff.Server] // nil until attempts are taken
+	ready    atomic.Bool // attempts are taken
 	session
 }
 
@@ -138,7 +138,7 @@ func (w *Worker) Tasks() []string {
 }
 
 // Ready says whether the worker takes attempts now.
-func (w *Worker) Ready() bool { return w.server.Load() != nil && !w.draining() }
+func (w *Worker) Ready() bool { return w.ready.Load() && !w.draining() }
 
 func (w *Worker) draining() bool { return w.serving.Err() != nil }
 
@@ -186,17 +186,16 @@ func (w *Worker) Run(ctx context.Context) error {
 		return nil // ctx ended before anything had begun
 	}
 	w.database = broker.Database()
-	server := broker.NewServer(handoff.ServerConfig{
-		Pool: w.pool, Concurrency: min(max(w.cfg.Concurrency/32, 2), 32), Deliver: w.deliver, Logger: w.log,
-	})
 	taken := make(chan struct{}) // closed when nothing more is taken and what was is delivered
 	go func() {
 		defer close(taken)
-		if err := server.Run(ctx); err != nil {
+		if err := broker.Serve(ctx, handoff.ServerConfig{
+			Pool: w.pool, Concurrency: min(max(w.cfg.Concurrency/32, 2), 32), Deliver: w.deliver, Logger: w.log,
+		}); err != nil {
 			w.log.ErrorContext(ctx, "worker stopped taking messages", "err", err)
 		}
 	}()
-	w.server.Store(server)
+	w.ready.Store(true)
 	loops.Go(func() { w.heartbeat(ctx) })
 	w.log.InfoContext(ctx, "worker started", "worker", w.id, "pool", w.pool, "slots", w.cfg.Concurrency, "tasks", w.Tasks())
 
@@ -229,8 +228,8 @@ func (w *Worker) every(ctx context.Context, d time.Duration, run func(context.Co
 
 const heartbeatEvery = 2 * time.Second
 
-// heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take: nothing, while its
-// Asynq queue is paused. It stops when the worker drains, so that nothing more is sent to it.
+// heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take. It stops when the
+// worker drains, so that nothing more is sent to it.
 func (w *Worker) heartbeat(ctx context.Context) {
 	for first := true; ; first = false {
 		if !retry(ctx, 50*time.Millisecond, func() error { return w.writeHeartbeat(ctx) }, func(err error) {
@@ -250,13 +249,9 @@ func (w *Worker) heartbeat(ctx context.Context) {
 func (w *Worker) writeHeartbeat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
 	defer cancel()
-	slots := w.cfg.Concurrency
-	if w.server.Load().Paused() {
-		slots = 0
-	}
 	_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
 		"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
-		"labels": append([]string{}, w.cfg.Labels...), "slots": slots, "http": w.httpSettings(),
+		"labels": append([]string{}, w.cfg.Labels...), "slots": w.cfg.Concurrency, "http": w.httpSettings(),
 	})
 	return err
 }
@@ -264,7 +259,7 @@ func (w *Worker) writeHeartbeat(ctx context.Context) error {
 const heartbeatSQL = `
 INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots, http = excluded.http`
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, http = excluded.http`
 
 // deregister says at once that the worker is no longer alive, so that nothing waits for its heartbeats to be
 // missed. The row stays for a while: it says which pool was last seen.

@@ -95,8 +95,8 @@ func printStatus(to io.Writer, s *admin.Status) {
 func workerTable(now time.Time) table[admin.Worker] {
 	return table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
 		beat := admin.Ago(now, w.BeatAt)
-		if state := w.StateText(); state != "" {
-			beat += ": " + state
+		if !w.Live {
+			beat += ": stopped or dead"
 		}
 		return []any{w.ID, w.Pool, short(strings.Join(w.Tasks, ",")), fmt.Sprintf("%d of %d", w.Running, w.Slots), beat}
 	}}

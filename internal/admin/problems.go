@@ -41,14 +41,6 @@ func (s *Status) Problems() []Problem {
 	if !slices.ContainsFunc(s.Workers, func(w Worker) bool { return w.Live }) {
 		list.add(Problem{Check: "workers"}, "callq serve, or callq work", "no worker is alive: nothing is sent")
 	}
-	paused := map[string]bool{}
-	for _, w := range s.Workers {
-		if w.Live && w.Slots == 0 && !paused[w.Pool] {
-			paused[w.Pool] = true
-			list.add(Problem{Check: "workers"}, "resume it in Asynqmon; to pause calls: callq queues pause",
-				"the Asynq queue of pool %s is paused: its workers take nothing", w.Pool)
-		}
-	}
 	if len(s.Others) > 0 {
 		list.add(Problem{Check: "rules"}, "give them the newer file, or put theirs in force: callq config apply, or SIGHUP",
 			"not all live dispatchers agree: %s: another configuration than the one in force, which %s",

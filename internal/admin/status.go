@@ -69,22 +69,11 @@ type Worker struct {
 	Pool      string    `json:"pool" db:"pool"`
 	Tasks     []string  `json:"tasks" db:"tasks"`
 	Labels    []string  `json:"labels" db:"labels"`
-	Slots     int       `json:"slots" db:"slots"` // 0: its Asynq queue is paused
+	Slots     int       `json:"slots" db:"slots"`
 	Running   int64     `json:"running" db:"running"`
 	Live      bool      `json:"live" db:"live"`
 	StartedAt time.Time `json:"started_at" db:"started_at"`
 	BeatAt    time.Time `json:"heartbeat_at" db:"heartbeat_at"`
-}
-
-// StateText says why it takes nothing; "" where it does.
-func (w Worker) StateText() string {
-	switch {
-	case !w.Live:
-		return "stopped or dead"
-	case w.Slots == 0:
-		return "its Asynq queue is paused"
-	}
-	return ""
 }
 
 const workersSQL = `

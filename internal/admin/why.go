@@ -52,7 +52,6 @@ type openRow struct {
 	Pool      string     `db:"pool"`
 	Worker    *string    `db:"worker"`
 	Takers    int        `db:"takers"` // live workers of its pool
-	Slots     int64      `db:"slots"`  // theirs; 0: their Asynq queue is paused
 }
 
 // surroundings are the call's queue as it is in force, and who is alive.
@@ -88,12 +87,9 @@ func Explain(ctx context.Context, pool *pgxpool.Pool, call *callqueue.Record) (W
 }
 
 const openSQL = `
-SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker, takers, slots
+SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
+    (SELECT count(*) FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)) AS takers
 FROM call_open o
-CROSS JOIN LATERAL (
-    SELECT count(*) AS takers, coalesce(sum(slots), 0) AS slots
-    FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)
-) w
 WHERE call_id = $1`
 
 const surroundingsSQL = `
@@ -161,9 +157,6 @@ func (c *circumstances) explainDispatched() {
 		c.add("running", o.Deadline, "%s", c.runs())
 	case o.Takers == 0:
 		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
-	case o.Slots == 0:
-		c.add("workers_paused", nil, "it was handed to the workers %s, and their Asynq queue is paused: resume it in Asynqmon",
-			o.Pool)
 	default:
 		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back",
 			o.Pool, Ago(c.now, o.HandedAt))
@@ -268,8 +261,6 @@ func (c *circumstances) explainWorkers() {
 	case c.Fit == 0:
 		c.add("no_worker", nil, "no live worker that handles task %s carries the label %s, which queue %s asks for",
 			c.call.Task, c.On, c.call.Queue)
-	case c.Slots == 0:
-		c.add("workers_paused", nil, "the Asynq queue of its workers is paused: resume it in Asynqmon")
 	case c.Running >= c.Slots:
 		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", c.Running, c.Slots)
 	}

@@ -92,11 +92,6 @@ func TestReasons(t *testing.T) {
 			c.dispatched(1)
 			c.open.StartedAt, c.open.Deadline = &before, &later
 		}, []string{"running: attempt 3 runs on w1, started 1m0s ago"}},
-		{"to workers whose Asynq queue is paused", func(c *circumstances) {
-			c.dispatched(1)
-			c.open.Slots = 0
-		}, []string{"workers_paused: resume it in Asynqmon"}},
-		{"would go to such workers", func(c *circumstances) { c.Slots = 0 }, []string{"workers_paused: resume it in Asynqmon"}},
 		{"past its deadline", func(c *circumstances) {
 			c.dispatched(1)
 			c.open.StartedAt, c.open.Deadline = &before, &before
@@ -136,5 +131,5 @@ func TestReasons(t *testing.T) {
 
 func (c *circumstances) dispatched(takers int) {
 	c.call.Status = callqueue.StatusDispatched
-	c.open = &openRow{Attempt: 3, HandedAt: c.now.Add(-time.Minute), Pool: "http", Worker: new("w1"), Takers: takers, Slots: int64(takers)}
+	c.open = &openRow{Attempt: 3, HandedAt: c.now.Add(-time.Minute), Pool: "http", Worker: new("w1"), Takers: takers}
 }

@@ -67,14 +67,14 @@ func pending(t *testing.T, broker *handoff.Broker) []string {
 }
 
 // serve runs a server of pool a until the test ends, or stop is called.
-func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) (server *handoff.Server, stop func()) {
+func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) (stop func()) {
 	t.Helper()
-	server = broker.NewServer(handoff.ServerConfig{Pool: "a", Concurrency: 2, Deliver: deliver, Logger: slog.New(slog.DiscardHandler)})
+	cfg := handoff.ServerConfig{Pool: "a", Concurrency: 2, Deliver: deliver, Logger: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := server.Run(ctx); err != nil {
+		if err := broker.Serve(ctx, cfg); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -83,7 +83,7 @@ func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) 
 		within(t, "the server has stopped", ended)
 	}
 	t.Cleanup(stop)
-	return server, stop
+	return stop
 }
 
 func within[T any](t *testing.T, what string, done <-chan T) (v T) {
@@ -140,7 +140,7 @@ func TestMessagesArriveInOrder(t *testing.T) {
 		t.Errorf("pending %v", ids)
 	}
 	got := make(chan handoff.Message, 10)
-	_, stop := serve(t, broker, func(m handoff.Message) { got <- m })
+	stop := serve(t, broker, func(m handoff.Message) { got <- m })
 	took := map[string]handoff.Message{} // by task: Asynq takes them in order, and runs them at once
 	for range 2 {
 		m := within(t, "a message", got)

@@ -2,6 +2,7 @@ package handoff
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -12,19 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Server takes the messages of a pool and delivers them. Make it with NewServer, then call Run once.
-type Server struct {
-	cfg  ServerConfig
-	gate *gate
-	asyn *asynq.Server
-
-	mu     sync.Mutex
-	shut   bool // what Asynq still delivers is dropped: recovery sends it again
-	inHand sync.WaitGroup
-	stop   context.CancelFunc
-}
-
-// ServerConfig says what a Server needs. All fields are required.
+// ServerConfig says what Serve needs. All fields are required.
 type ServerConfig struct {
 	Pool        string
 	Concurrency int           // messages at once
@@ -32,22 +21,27 @@ type ServerConfig struct {
 	Logger      *slog.Logger
 }
 
+// server delivers what Asynq's server takes.
+type server struct {
+	ServerConfig
+	mu     sync.Mutex
+	shut   bool // what Asynq still delivers is dropped: recovery sends it again
+	inHand sync.WaitGroup
+}
+
 const (
 	checkEvery  = 10 * time.Millisecond // the gate waits in between
 	shutDownFor = 2 * time.Second       // a Redis that is silent holds Asynq's shutdown up
 )
 
-// NewServer starts nothing.
-func (b *Broker) NewServer(cfg ServerConfig) *Server {
-	queue := b.Queue(cfg.Pool)
-	open, stop := context.WithCancel(context.Background())
-	nowhere := redis.NewClient(&redis.Options{})
+// Serve takes messages of a pool and delivers them until ctx ends. It returns once those that it has taken are delivered. While
+// Redis is away, it waits.
+func (b *Broker) Serve(ctx context.Context, cfg ServerConfig) error {
+	queue, nowhere := b.Queue(cfg.Pool), redis.NewClient(&redis.Options{})
 	_ = nowhere.Close() // it has not connected
-	s := &Server{cfg: cfg, stop: stop, gate: &gate{
-		UniversalClient: b.client, open: open, log: cfg.Logger, nowhere: nowhere,
-		pending: keyOf(queue, "pending"), paused: keyOf(queue, "paused"),
-	}}
-	s.asyn = asynq.NewServerFromRedisClient(s.gate, asynq.Config{
+	taker := asynq.NewServerFromRedisClient(&gate{
+		UniversalClient: b.client, pending: keyOf(queue, "pending"), open: ctx, log: cfg.Logger, nowhere: nowhere,
+	}, asynq.Config{
 		Concurrency:       cfg.Concurrency,
 		Queues:            map[string]int{queue: 1},
 		TaskCheckInterval: checkEvery,
@@ -57,24 +51,13 @@ func (b *Broker) NewServer(cfg ServerConfig) *Server {
 		ShutdownTimeout:          time.Hour,        // after it Asynq would send back what is still being delivered
 		LogLevel:                 asynq.FatalLevel, // the gate logs what matters
 	})
-	return s
-}
-
-// Paused reports whether the pool's Asynq queue is paused, so that it takes nothing of what waits there.
-func (s *Server) Paused() bool { return s.gate.isPaused.Load() }
-
-// Run takes messages and delivers them until ctx ends. It returns once those that it has taken are delivered. While Redis is
-// away, it waits.
-func (s *Server) Run(ctx context.Context) error {
-	mux := asynq.NewServeMux()
-	mux.HandleFunc(prefix, s.deliver)
-	if err := s.asyn.Start(mux); err != nil {
+	s := &server{ServerConfig: cfg}
+	if err := taker.Start(asynq.HandlerFunc(s.deliver)); err != nil {
 		return fmt.Errorf("start Asynq's server: %w", err)
 	}
 	<-ctx.Done()
-	s.stop()
 	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
-	go func() { s.asyn.Shutdown(); done() }()
+	go func() { taker.Shutdown(); done() }()
 	pause(stopped, shutDownFor)
 	s.mu.Lock()
 	s.shut = true
@@ -86,7 +69,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail:
 // Asynq can do nothing for a message.
-func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
+func (s *server) deliver(ctx context.Context, t *asynq.Task) error {
 	s.mu.Lock()
 	if s.shut {
 		s.mu.Unlock()
@@ -97,14 +80,98 @@ func (s *Server) deliver(ctx context.Context, t *asynq.Task) error {
 	defer s.inHand.Done()
 	defer func() { // Asynq would only archive the task
 		if p := recover(); p != nil {
-			s.cfg.Logger.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
+			s.Logger.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
-	message, err := Read(s.cfg.Pool, t)
+	message, err := Read(s.Pool, t)
 	if err != nil {
-		s.cfg.Logger.ErrorContext(ctx, "Asynq task dropped", "err", err)
+		s.Logger.ErrorContext(ctx, "Asynq task dropped", "err", err)
 		return nil
 	}
-	s.cfg.Deliver(message)
+	s.Deliver(message)
 	return nil
+}
+
+// gate is the Redis client of an asynq.Server. Asynq polls for tasks. If there are none, the gate waits in Redis for the next, so
+// that an idle worker costs nothing and takes up a task at once. It waits by moving the last id of the list of pending tasks to
+// where it is, which changes nothing: a wait that is given up, or whose answer is lost, loses no task.
+//
+// The lease of a task begins when Asynq asks, so the gate waits once, for waitMost, before it answers; then Asynq asks anew. The
+// gate also hides the channel on which Asynqmon cancels tasks: what runs is callq's, and Asynq's listener panics if its Redis
+// client is closed before it.
+//
+// The gate knows Asynq's dequeue script by its first key. If an upgrade changes that, a test fails.
+type gate struct {
+	redis.UniversalClient
+	pending string // the key of what Asynq dequeues from
+	open    context.Context
+	log     *slog.Logger
+
+	away    bool          // Redis does not answer. Used by Asynq's one dequeuing goroutine only
+	nowhere *redis.Client // closed
+}
+
+const (
+	waitMost  = time.Second            // a stop waits for no longer
+	waitGrace = 2 * time.Second        // for the wait's answer, where Redis is silent
+	askAgain  = 250 * time.Millisecond // Asynq itself asks a Redis that is away again at once
+)
+
+// EvalSha runs Asynq's scripts. It answers the dequeue script when there is a task, or after waitMost.
+func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	if len(keys) == 0 || keys[0] != g.pending {
+		return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
+	}
+	answer := g.dequeue(ctx, sha, keys, args)
+	if errors.Is(answer.Err(), redis.Nil) {
+		g.wait()
+		answer = g.dequeue(ctx, sha, keys, args)
+	}
+	return answer
+}
+
+// dequeue takes a task, unless the gate is closed. It logs when Redis is gone and when it is back.
+func (g *gate) dequeue(ctx context.Context, sha string, keys []string, args []any) *redis.Cmd {
+	if g.open.Err() != nil {
+		return redis.NewCmdResult(nil, redis.Nil)
+	}
+	answer := g.UniversalClient.EvalSha(ctx, sha, keys, args...)
+	err := answer.Err()
+	switch {
+	case err == nil || errors.Is(err, redis.Nil):
+		if g.away {
+			g.log.InfoContext(ctx, "Redis is back")
+		}
+		g.away = false
+	case !redis.HasErrorPrefix(err, "NOSCRIPT"): // of which Asynq sends the script
+		if !g.away {
+			g.log.WarnContext(ctx, "waiting for Redis", "err", err)
+		}
+		g.away = true
+		pause(g.open, askAgain)
+	}
+	return answer
+}
+
+// Subscribe hides the channel on which Asynq hears of cancelled tasks.
+func (g *gate) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return g.nowhere.Subscribe(ctx, channels...)
+}
+
+// wait waits until a task is pending, or for long enough.
+func (g *gate) wait() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.open), waitMost+waitGrace)
+	defer cancel()
+	err := g.BLMove(ctx, g.pending, g.pending, "RIGHT", "RIGHT", waitMost).Err()
+	if err != nil && !errors.Is(err, redis.Nil) { // full, or read-only, say; or the command is not allowed
+		pause(g.open, askAgain)
+	}
+}
+
+// pause waits d, or less if ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }
