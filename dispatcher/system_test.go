@@ -2,7 +2,6 @@ package dispatcher_test
 
 import (
 	"context"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -239,7 +238,7 @@ func (s *system) pending(pool string) []string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return slices.Collect(maps.Keys(ids))
+	return ids
 }
 
 func queue(name string, limits ...string) policy.Queue {

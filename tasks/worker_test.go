@@ -151,7 +151,7 @@ func TestUnreadableMessage(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
 	client, asynqQueue := asynq.NewClientFromRedisClient(b.redis), asynq.Queue(b.broker().Queue(b.workerPool()))
-	for _, payload := range []string{"", "{", `{"calls":7}`, `{"calls":["1"],"attempts":[1]}`, `{"calls":[1]}`, `{"calls":[999999],"attempts":[1]}`, `{}`} {
+	for _, payload := range []string{"", "[", `{}`, `7`, `["1", 1]`, `[1]`, `[999999, 1]`, `[]`} {
 		if _, err := client.Enqueue(asynq.NewTask("callq:ok", []byte(payload)), asynqQueue); err != nil {
 			t.Fatal(err)
 		}

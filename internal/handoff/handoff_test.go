@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -63,7 +62,8 @@ func pending(t *testing.T, broker *handoff.Broker) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.Sorted(maps.Keys(ids))
+	slices.Sort(ids)
+	return ids
 }
 
 // serve runs a server of pool a until the test ends, or stop is called.

@@ -25,9 +25,7 @@ func (b *Broker) Send(ctx context.Context, messages ...Message) error {
 	}
 	tasks := make([]*asynq.Task, len(messages))
 	for i, m := range messages {
-		if tasks[i], err = m.asynqTask(b.Queue(m.Pool)); err != nil {
-			return err
-		}
+		tasks[i] = m.asynqTask(b.Queue(m.Pool))
 	}
 	collected := &batch{UniversalClient: b.client, pipe: b.client.Pipeline()}
 	if err := enqueue(ctx, collected, tasks); err != nil {
@@ -73,21 +71,13 @@ func (b *batch) EvalSha(ctx context.Context, sha string, keys []string, args ...
 
 // Pending returns the ids of the messages that nobody has taken yet; dispatchers keep them to what workers can take up soon.
 // (Asynq's Inspector lists them by pages, and misses some if others are taken meanwhile.)
-func (b *Broker) Pending(ctx context.Context, pool string) (map[string]bool, error) {
+func (b *Broker) Pending(ctx context.Context, pool string) ([]string, error) {
 	ctx, end, err := b.begin(ctx)
 	defer end()
 	if err != nil {
 		return nil, err
 	}
-	list, err := b.client.LRange(ctx, keyOf(b.Queue(pool), "pending"), 0, -1).Result()
-	if err != nil {
-		return nil, fmt.Errorf("look up the Asynq tasks of pool %s: %w", pool, err)
-	}
-	ids := make(map[string]bool, len(list))
-	for _, id := range list {
-		ids[id] = true
-	}
-	return ids, nil
+	return b.client.LRange(ctx, keyOf(b.Queue(pool), "pending"), 0, -1).Result()
 }
 
 // Timeout bounds each exchange with Redis.
