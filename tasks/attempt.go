@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
@@ -34,14 +35,14 @@ type attempt struct {
 	begun   time.Time // when it was given its slot
 	m0      time.Time // monotonic, read before the start was asked for
 	started bool      // durably
-	refused error     // why it was not; with started false, nil: the start was not asked for
+	refused error     // why it was not, or cannot be; with started false, nil: the start was not asked for
 	late    bool      // the gate refused its request: it came after send_within
 	client  *httptask.Client
 	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
 }
 
-func (w *Worker) newAttempt(call int64, number int32) *attempt {
-	return &attempt{w: w, callID: call, number: number, token: rand.Int64() | 1} // never 0
+func (w *Worker) newAttempt(ref handoff.Ref) *attempt {
+	return &attempt{w: w, callID: ref.CallID, number: ref.Attempt, token: rand.Int64() | 1} // never 0
 }
 
 // begin runs the attempt in the slot that it was given. A custom handler gets its goroutine only when the start is
@@ -49,6 +50,8 @@ func (w *Worker) newAttempt(call int64, number int32) *attempt {
 func (a *attempt) begin() {
 	a.begun = time.Now()
 	switch {
+	case a.refused != nil:
+		a.end(a.unstarted(a.refused))
 	case a.Task == HTTP && a.w.http.Load() != nil:
 		go a.run(a.runHTTP)
 	case a.w.handlers[a.Task] != nil:

@@ -60,7 +60,7 @@ func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 	}
 	list := make([]*attempt, len(message.Attempts))
 	for i, r := range message.Attempts {
-		list[i] = w.newAttempt(r.CallID, r.Attempt)
+		list[i] = w.newAttempt(r)
 		list[i].Task, list[i].Frees = message.Task, true // unless the answer says otherwise
 	}
 	return list
@@ -84,22 +84,35 @@ func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	return list
 }
 
-func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, error) {
-	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
-	for i, r := range refs {
-		ids[i], attempts[i] = r.CallID, r.Attempt
-	}
-	rows, _ := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts}) // CollectRows returns its error
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*attempt, error) {
-		a := w.newAttempt(0, 0)
-		err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
-			&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
-		return a, err
+// loadOnce loads the attempts in one statement. One whose row cannot be read, or has too much call_data, is refused.
+func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) (list []*attempt, err error) {
+	err = ledger.Apart(refs, func(some []handoff.Ref) error {
+		ids, attempts := make([]int64, len(some)), make([]int32, len(some))
+		for i, r := range some {
+			ids[i], attempts[i] = r.CallID, r.Attempt
+		}
+		rows, _ := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts}) // CollectRows returns its error
+		loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*attempt, error) {
+			a := w.newAttempt(handoff.Ref{})
+			err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+			if a.Data == nil {
+				a.refused = errTooLarge
+			}
+			return a, err
+		})
+		list = append(list, loaded...)
+		return err
+	}, func(r handoff.Ref, err error) {
+		a := w.newAttempt(r)
+		a.refused = unreadable(err)
+		list = append(list, a)
 	})
+	return list, err
 }
 
 const loadSQL = `
-SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, coalesce(q.call_data, '{}') AS call_data,
+SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, ` + ledger.DataSQL + ` AS call_data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout,
     o.limits, o.keys,

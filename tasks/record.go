@@ -55,8 +55,11 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 
 // unstarted closes an attempt whose start was refused so; nil: it is not ours to close.
 func (a *attempt) unstarted(why error) *ledger.Closing {
-	if errors.Is(why, errNotStarted) {
+	switch {
+	case errors.Is(why, errNotStarted):
 		return nil
+	case outcome.IsPermanent(why):
+		return a.ending(why)
 	}
 	c := a.unsent(why, 0)
 	if errors.Is(why, errExpired) {

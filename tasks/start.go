@@ -59,7 +59,13 @@ var (
 	errExpired    = errors.New("its call has expired")
 	errDraining   = errors.New("the worker is shutting down")
 	errLate       = errors.New("the start took too long") // whether it was started is not known
+	errTooLarge   = Permanent(errors.New("call_data has more bytes than calls.max_data allows"))
 )
+
+// unreadable is why an attempt is not started whose row alone makes Postgres err.
+func unreadable(err error) error {
+	return Permanent(errors.New("its row cannot be read: " + ledger.Reason(err)))
+}
 
 // start asks for the durable start. After it the attempt is started, or refused with the error.
 func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
@@ -80,10 +86,12 @@ func (a *attempt) startRequest() ledger.StartRequest {
 // answered is what became of the start, which was answered so.
 func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	defer a.release()
-	if err != nil || answer.Busy {
+	if err != nil && !ledger.BadData(err) || answer.Busy {
 		answer, err = a.askAgain(ctx, answer.Busy)
 	}
 	switch {
+	case ledger.BadData(err):
+		a.refused = unreadable(err)
 	case err != nil:
 		a.refused = err
 	case answer.StartedAt != nil:
@@ -91,6 +99,8 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 		a.refused = errCallGone
 	case answer.Expired:
 		a.refused = errExpired
+	case answer.TooLarge:
+		a.refused = errTooLarge
 	default:
 		a.refused = errNotStarted
 	}
@@ -122,8 +132,8 @@ func (a *attempt) askAgain(ctx context.Context, apart bool) (answer ledger.Start
 		if apart {
 			ask = a.w.starts.apart
 		}
-		if answer, err = ask(ctx, a.startRequest()); err == nil && !answer.Busy {
-			return answer, nil
+		if answer, err = ask(ctx, a.startRequest()); err == nil && !answer.Busy || ledger.BadData(err) {
+			return answer, err
 		}
 		apart = apart || answer.Busy
 	}

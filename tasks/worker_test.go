@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"runtime"
 	"slices"
@@ -212,6 +213,61 @@ func TestHandedOverAndNotMade(t *testing.T) {
 	if ran.Load() != 0 {
 		t.Errorf("%d calls were made", ran.Load())
 	}
+}
+
+// What is too much as text does not reach the worker, and what cannot be read spoils no other: its attempt ends with the reason.
+//
+//callq:guarantee 12
+func TestCallDataIsTooMuch(t *testing.T) {
+	t.Parallel()
+	const large = "call_data has more bytes than calls.max_data allows"
+	numbers := func(n int) string {
+		return fmt.Sprintf(`SELECT jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`, n)
+	}
+	api := serve(t, func(http.ResponseWriter, *http.Request) {})
+	b := newBench(t, map[string]tasks.Handler{"count": func(_ context.Context, call *tasks.Call) error {
+		return call.SetResult(len(call.Data))
+	}})
+	b.exec(`CREATE FUNCTION octet_length(data text) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN
+		IF data LIKE '%unreadable%' THEN RAISE EXCEPTION 'broken' USING ERRCODE = 'data_corrupted'; END IF;
+		RETURN pg_catalog.octet_length(data); END $$`) // in the place of Postgres's own function
+	b.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$`)
+	b.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+	for name, c := range map[string]struct{ data, reason string }{
+		"a few bytes of numbers":         {numbers(20), large},
+		"numbers packed":                 {numbers(2100), large},
+		"text that takes long to make":   {numbers(7500), large},
+		"text that Postgres cannot make": {numbers(9000), large},
+		"numbers with many zeros":        {`SELECT jsonb_agg(jsonb '0e-16383') FROM generate_series(1, 90000)`, large},
+		"stored in more than 7 MB":       {`SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 250000) AS i`, large},
+		"a byte too much":                {`SELECT to_jsonb(repeat('x', 262143))`, large},
+		"data that cannot be read":       {`SELECT jsonb '{"unreadable": "data of some length"}'`, "its row cannot be read: broken"},
+	} {
+		for _, task := range []string{"count", "http"} {
+			t.Run(name+", "+task, func(t *testing.T) {
+				var refs []handoff.Ref
+				for range 3 {
+					refs = append(refs, handoff.Ref{CallID: b.claimByHand(), Attempt: 1})
+				}
+				first, bad, last := refs[0].CallID, refs[1].CallID, refs[2].CallID
+				b.exec(`UPDATE call_queue SET task = $2, call_data = jsonb_build_object('url', $3::text) WHERE id BETWEEN $1 AND $1 + 2`, first, task, api.URL)
+				b.exec(`UPDATE call_open SET task = $2 WHERE call_id BETWEEN $1 AND $1 + 2`, first, task)
+				b.exec(`UPDATE call_queue SET call_data = (`+c.data+`) WHERE id = $1`, bad)
+				b.send(task, refs)
+				outcome, message, charges := b.ended(bad, callqueue.StatusFailed)
+				if outcome != "permanent" || message != c.reason || charges != 0 {
+					t.Errorf("got %s %q charged %d, want permanent %q", outcome, message, charges, c.reason)
+				}
+				for _, id := range []int64{first, last} {
+					b.ended(id, callqueue.StatusDone)
+				}
+			})
+		}
+	}
+	fits := b.claimByHand()
+	b.exec(`UPDATE call_queue SET call_data = to_jsonb(repeat('x', 262142)) WHERE id = $1`, fits)
+	b.send("count", []handoff.Ref{{CallID: fits, Attempt: 1}})
+	b.await(`SELECT result = '262144' FROM call_attempts WHERE call_id = $1`, fits)
 }
 
 // A worker and a dispatcher that are given a pool as pgxpool makes it use connections of their own, set as their
