@@ -20,7 +20,9 @@ type starts struct {
 
 func newStarts(db *pgxpool.Pool, worker string) *starts {
 	s := &starts{db: db, worker: worker}
-	s.Batch = ledger.NewBatch(batchSize, nil, s.start)
+	s.Batch = ledger.NewBatch(batchSize, nil, func(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
+		return s.start(ctx, requests, false)
+	})
 	s.acks = ledger.NewBatch(batchSize, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 		defer cancel()
@@ -29,23 +31,25 @@ func newStarts(db *pgxpool.Pool, worker string) *starts {
 	return s
 }
 
-// start starts attempts. Where somebody's transaction is in the way it starts only those whose rows are free, and waits
-// for no other.
-func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
+// start starts attempts. Where somebody's transaction is in the way, or with apart at once, it waits for no row, and answers Busy
+// of those that are not free.
+func (s *starts) start(ctx context.Context, requests []ledger.StartRequest, apart bool) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	answers, err := ledger.Start(ctx, s.db, s.worker, requests)
-	if ledger.Busy(err) {
-		return ledger.StartFree(ctx, s.db, s.worker, requests)
+	if !apart {
+		if answers, err := ledger.Start(ctx, s.db, s.worker, requests); !ledger.Busy(err) {
+			return answers, err
+		}
 	}
-	return answers, err
+	return ledger.StartFree(ctx, s.db, s.worker, requests)
 }
 
-// apart starts an attempt whose row somebody held: no other is to wait with it.
-func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (ledger.StartAnswer, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	answers, err := ledger.StartFree(ctx, s.db, s.worker, []ledger.StartRequest{request})
+// ask asks for one start, among others or apart from them.
+func (s *starts) ask(ctx context.Context, request ledger.StartRequest, apart bool) (ledger.StartAnswer, error) {
+	if !apart {
+		return s.Do(ctx, request)
+	}
+	answers, err := s.start(ctx, []ledger.StartRequest{request}, true)
 	if err != nil {
 		return ledger.StartAnswer{}, err
 	}
@@ -86,25 +90,7 @@ func (a *attempt) startRequest() ledger.StartRequest {
 // answered is what became of the start, which was answered so.
 func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	defer a.release()
-	if err != nil && !ledger.BadData(err) || answer.Busy {
-		answer, err = a.askAgain(ctx, answer.Busy)
-	}
-	switch {
-	case ledger.BadData(err):
-		a.refused = unreadable(err)
-	case err != nil:
-		a.refused = err
-	case answer.StartedAt != nil:
-	case answer.Gone:
-		a.refused = errCallGone
-	case answer.Expired:
-		a.refused = errExpired
-	case answer.TooLarge:
-		a.refused = errTooLarge
-	default:
-		a.refused = errNotStarted
-	}
-	if a.refused != nil {
+	if answer, a.refused = a.known(ctx, answer, err); a.refused != nil {
 		return g, a.refused
 	}
 	a.started, g.M0 = true, a.m0
@@ -118,26 +104,34 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 	return g, nil
 }
 
-// sendWithinMax is the longest send_within that is derived from a window.
-const sendWithinMax = 5 * time.Second
-
-// askAgain asks until the answer is known, with the same token and the same m0, for the first statement may still run;
-// past sendWithinMax the gate would refuse the request anyway. apart: somebody held the row.
-func (a *attempt) askAgain(ctx context.Context, apart bool) (answer ledger.StartAnswer, err error) {
-	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+// known is the start's answer, or why the attempt is not started. It asks again until that is known, with the same token and the
+// same m0, for the first statement may still run. Past sendWithinMax the gate would refuse the request anyway.
+func (a *attempt) known(ctx context.Context, answer ledger.StartAnswer, err error) (ledger.StartAnswer, error) {
+	apart := false
+	for wait := 20 * time.Millisecond; err != nil && !ledger.BadData(err) || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
 		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
 			return answer, errLate
 		}
-		ask := a.w.starts.Do
-		if apart {
-			ask = a.w.starts.apart
-		}
-		if answer, err = ask(ctx, a.startRequest()); err == nil && !answer.Busy || ledger.BadData(err) {
-			return answer, err
-		}
-		apart = apart || answer.Busy
+		apart = apart || answer.Busy // somebody held the row
+		answer, err = a.w.starts.ask(ctx, a.startRequest(), apart)
 	}
+	switch {
+	case err != nil:
+		return answer, unreadable(err)
+	case answer.StartedAt != nil:
+		return answer, nil
+	case answer.Gone:
+		return answer, errCallGone
+	case answer.Expired:
+		return answer, errExpired
+	case answer.TooLarge:
+		return answer, errTooLarge
+	}
+	return answer, errNotStarted
 }
+
+// sendWithinMax is the longest send_within that is derived from a window.
+const sendWithinMax = 5 * time.Second
 
 // arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the
 // ledger does not hear of it they stay occupied for the longer.
