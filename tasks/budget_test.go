@@ -86,8 +86,8 @@ func (d *drawing) client() *redis.Client {
 // worker is what the handlers of one more worker are given.
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
-	b := newBudgets(d.pool, d.client(), slog.New(slog.NewTextHandler(&d.log, nil)), newMetrics(metrics))
-	go new(Worker{log: slog.New(slog.DiscardHandler)}).every(d.t.Context(), budgetsEvery, b.refresh)
+	b := &budgets{db: d.pool, redis: d.client(), log: slog.New(slog.NewTextHandler(&d.log, nil)), metrics: newMetrics(metrics)}
+	go new(Worker{log: slog.New(slog.DiscardHandler)}).every(d.t.Context(), budgetsEvery, b.read)
 	return &Call{budgets: b}
 }
 

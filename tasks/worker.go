@@ -168,7 +168,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
 		running:  &running{db: db, of: map[*attempt]*progress{}},
-		budgets:  newBudgets(db, w.cfg.Redis, w.log, w.metrics),
+		budgets:  &budgets{db: db, redis: w.cfg.Redis, log: w.log, metrics: w.metrics},
 		serving:  ctx, handling: handling, recording: recording,
 	}
 	var loops sync.WaitGroup
@@ -180,7 +180,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.recorder.wakeDispatchers(recording) })
 	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
 	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
-	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.refresh) })
+	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.read) })
 	broker := w.connect(ctx)
 	if broker == nil {
 		return nil // ctx ended before anything had begun
