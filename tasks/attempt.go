@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/callq/callq/internal/handoff"
@@ -51,23 +50,20 @@ func (w *Worker) newAttempt(ref handoff.Ref) *attempt {
 type slots struct {
 	tokens   chan struct{}  // one per running attempt
 	attempts sync.WaitGroup // those that were delivered and have not ended
-	returned atomic.Int64   // attempts that draining gave back unstarted
 }
 
 func (s *slots) nearlyFull() bool { return 4*len(s.tokens) >= 3*cap(s.tokens) }
 
 // take waits for a free slot; false: ctx has ended.
 func (s *slots) take(ctx context.Context) bool {
-	select {
-	case s.tokens <- struct{}{}:
-	case <-ctx.Done():
-		return false
+	if ctx.Err() == nil {
+		select {
+		case s.tokens <- struct{}{}:
+			return true
+		case <-ctx.Done():
+		}
 	}
-	if ctx.Err() != nil {
-		<-s.tokens
-		return false
-	}
-	return true
+	return false
 }
 
 // deliver runs a message's attempts, each in a slot of its own. It returns when each of them has
@@ -186,44 +182,37 @@ func (a *attempt) withoutHandler() *ledger.Closing {
 // handBack gives an unstarted attempt back when the worker drains.
 func (a *attempt) handBack() {
 	a.release()
-	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), func() {
-		a.w.slots.returned.Add(1)
-		a.w.slots.attempts.Done()
-	})
+	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), a.w.slots.attempts.Done)
 }
 
-// run takes the attempt to its end.
+// run takes the attempt to its end. One whose handler ends the goroutine (runtime.Goexit, as testing.T.FailNow does) is left to
+// recovery, for which it is lost.
 func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
 	ctx, end := a.w.running.begin(a.w.handling, a)
 	defer end()
-	a.finish(ctx, handle(ctx))
-}
-
-func (a *attempt) finish(ctx context.Context, closing *ledger.Closing) {
-	if closing != nil {
+	var closing *ledger.Closing
+	defer func() { a.end(closing) }()
+	if closing = handle(ctx); closing != nil {
 		asCancelled(ctx, closing)
 	}
-	a.end(closing)
 }
 
 // end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
 func (a *attempt) end(closing *ledger.Closing) {
 	a.release() // a worker that cannot record holds its slot, not the message
+	free := func() {
+		a.w.running.forget(a)
+		<-a.w.slots.tokens
+		a.w.slots.attempts.Done()
+	}
 	if closing == nil {
-		a.free()
+		free()
 		return
 	}
 	a.w.recorder.record(a.w.recording, *closing, func() {
 		a.w.metrics.ended(a, closing.Outcome)
-		a.free()
+		free()
 	})
-}
-
-// free gives the slot back.
-func (a *attempt) free() {
-	a.w.running.forget(a)
-	<-a.w.slots.tokens
-	a.w.slots.attempts.Done()
 }
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
@@ -281,31 +270,19 @@ func (a *attempt) httpCall() *httptask.Call {
 	return &httptask.Call{ID: a.callID, Attempt: int(a.number), IdempotencyKey: key, Data: a.Data}
 }
 
-var errExited = errors.New("the handler did not return: it called runtime.Goexit")
-
-// guard turns a panic into an error. The stack goes to the log, never to the call. Where the handler ends the
-// goroutine (runtime.Goexit, as testing.T.FailNow does) the attempt is ended here, for nothing after it runs.
+// guard turns a panic into an error. The stack goes to the log, never to the call.
 func (a *attempt) guard(ctx context.Context, handler Handler, call *Call) (err error) {
-	returned := false
 	defer func() {
 		a.result, a.settled = call.result, call.settled
-		if returned {
-			return
-		}
-		p := recover()
-		if err = errExited; p != nil {
+		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
-		}
-		a.w.log.ErrorContext(ctx, "handler did not return", "task", a.Task, "call", a.callID,
-			"attempt", a.number, "err", err, "stack", string(debug.Stack()))
-		if p == nil {
-			a.finish(ctx, a.handled(ctx, err))
+			a.w.log.ErrorContext(ctx, "handler panicked", "task", a.Task, "call", a.callID,
+				"attempt", a.number, "err", err, "stack", string(debug.Stack()))
 		}
 	}()
 	if err = handler(ctx, call); err != nil {
 		_ = err.Error() // of a nil pointer it may panic, and does so here
 	}
-	returned = true
 	return err
 }
 

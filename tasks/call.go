@@ -14,7 +14,7 @@ import (
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler should return then. Until it
 // does, its attempt stays open, and holds its slot and its units; callq doctor names it. (Call.Client sends nothing by
 // then.) The context ends earlier, with the cause [ErrCancelled], within about two seconds of the call's being cancelled.
-// A panic counts as an error, and so does runtime.Goexit.
+// A panic counts as an error; one that calls runtime.Goexit is taken for lost.
 type Handler func(ctx context.Context, call *Call) error
 
 // ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is cancelled.

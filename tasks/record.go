@@ -141,10 +141,10 @@ type recorder struct {
 
 func newRecorder(db *pgxpool.Pool, log *slog.Logger, nearlyFull func() bool) *recorder {
 	r := &recorder{db: db, log: log, nearlyFull: nearlyFull, wakes: make(chan struct{}, 1)}
-	r.closings = ledger.NewBatch(batchSize, func(c ledger.Closing) int { return len(c.Result) },
-		func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
-			return r.close(ctx, closings, false)
-		})
+	weigh := func(c ledger.Closing) int { return len(c.Result) }
+	r.closings = ledger.NewBatch(batchSize, weigh, func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
+		return r.close(ctx, closings, false)
+	})
 	return r
 }
 
@@ -174,8 +174,8 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 	return answers, nil
 }
 
-// record writes an outcome, and then calls done, which must not block: only then may the slot be used again. It waits only
-// for a place among the outcomes to be written, so that no goroutine is parked for each.
+// record writes an outcome, and then calls done, which must not block. It waits only for a place among the outcomes to be
+// written, so that no goroutine is parked for each.
 func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
 	r.closings.Tell(ctx, c, func(busy, err error) {
 		if err == nil && busy == nil {
@@ -217,20 +217,18 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 		return cmp.Or(err, busy)
 	}
 	answers, err := r.close(ctx, []ledger.Closing{c}, true)
-	if err != nil {
-		return err
-	}
-	return answers[0]
+	return cmp.Or(err, errors.Join(answers...))
 }
 
 // freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives
 // back units that it never used, or not all, or frees slots of a worker that was nearly full: they may have held
 // back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
-	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves }) {
+	unused := slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves })
+	if unused {
 		r.unused.Store(true)
-		r.wake()
-	} else if r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
+	}
+	if unused || r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
 		r.wake()
 	}
 }

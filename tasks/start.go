@@ -74,7 +74,6 @@ func unreadable(err error) error {
 // start asks for the durable start. After it the attempt is started, or refused with the error.
 func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 	if a.w.draining() {
-		a.w.slots.returned.Add(1)
 		a.refused = errDraining
 		return g, errDraining
 	}

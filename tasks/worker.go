@@ -231,29 +231,22 @@ const heartbeatEvery = 2 * time.Second
 // heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take. It stops when the
 // worker drains, so that nothing more is sent to it.
 func (w *Worker) heartbeat(ctx context.Context) {
-	for first := true; ; first = false {
-		if !retry(ctx, 50*time.Millisecond, func() error { return w.writeHeartbeat(ctx) }, func(err error) {
-			w.log.WarnContext(ctx, "heartbeat failed", "err", err)
-		}) {
-			return
-		}
-		if first {
-			w.recorder.wake() // there may be calls that waited for such a worker
-		}
-		if !pause(ctx, heartbeatEvery) {
-			return
-		}
+	beat := func() error {
+		ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
+		defer cancel()
+		_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
+			"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
+			"labels": append([]string{}, w.cfg.Labels...), "slots": w.cfg.Concurrency, "http": w.httpSettings(),
+		})
+		return err
 	}
-}
-
-func (w *Worker) writeHeartbeat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
-	defer cancel()
-	_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
-		"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
-		"labels": append([]string{}, w.cfg.Labels...), "slots": w.cfg.Concurrency, "http": w.httpSettings(),
-	})
-	return err
+	warn := func(err error) { w.log.WarnContext(ctx, "heartbeat failed", "err", err) }
+	if retry(ctx, 50*time.Millisecond, beat, warn) {
+		w.recorder.wake() // there may be calls that waited for such a worker
+	}
+	for pause(ctx, heartbeatEvery) {
+		retry(ctx, 50*time.Millisecond, beat, warn)
+	}
 }
 
 const heartbeatSQL = `
@@ -291,7 +284,7 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCaus
 			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots.tokens))
 		}
 	}
-	w.log.Info("worker stopped", "worker", w.id, "handed_back", w.slots.returned.Load())
+	w.log.Info("worker stopped", "worker", w.id)
 }
 
 // pause waits d, or less if ctx ends: then it returns false.

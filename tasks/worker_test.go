@@ -82,7 +82,7 @@ func TestEndings(t *testing.T) {
 		{"permanent", callqueue.StatusFailed, "permanent", "x: gone", 1, 1},
 		{"later", callqueue.StatusError, "error", "busy", 1, 1},
 		{"panic", callqueue.StatusFailed, "error", "panic: boom", 1, 2},
-		{"exit", callqueue.StatusFailed, "error", "the handler did not return: it called runtime.Goexit", 1, 2},
+		{"exit", callqueue.StatusFailed, "lost", "the worker was lost: no outcome by the deadline", 1, 2},
 		{"slow", callqueue.StatusFailed, "error", "timed out after 500ms: context deadline exceeded", 1, 2},
 		{"bad data", callqueue.StatusFailed, "permanent", "read call_data: json: cannot unmarshal object into Go value of type int", 1, 1},
 		{"large", callqueue.StatusFailed, "permanent", "write result: it has 1048578 bytes; 1048576 are allowed", 1, 1},
@@ -92,7 +92,7 @@ func TestEndings(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.task, func(t *testing.T) {
 			call := callqueue.Call{Task: c.task}
-			if c.task == "slow" {
+			if c.task == "slow" || c.task == "exit" {
 				call.Queue = "short"
 			}
 			id := b.insertCall(call)
