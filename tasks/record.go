@@ -224,11 +224,10 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 // back units that it never used, or not all, or frees slots of a worker that was nearly full: they may have held
 // back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
-	unused := slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves })
-	if unused {
+	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves }) {
 		r.unused.Store(true)
-	}
-	if unused || r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
+		r.wake()
+	} else if r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
 		r.wake()
 	}
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share, and
-// counts their capacity down.
+// Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share.
 type Pools struct {
 	List     []*Pool
 	OpenFrom *int64 // the smallest batch of an open attempt; nil: there is none
@@ -32,8 +31,7 @@ type Pool struct {
 	Free      int      `db:"free"`      // slots of live workers that run nothing
 	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
 	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
-
-	Capacity int `db:"-"` // attempts that may still be handed to it
+	Capacity  int      `db:"-"`         // attempts that may still be handed to it
 }
 
 const (
@@ -49,7 +47,7 @@ func Read(ctx context.Context, db ledger.DB, from int64) (*Pools, error) {
 
 // Collect reads the pools from the rows of SQL.
 func Collect(rows pgx.Rows) (*Pools, error) {
-	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByNameLax[Pool])
+	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Pool])
 	if err != nil {
 		return nil, fmt.Errorf("read the workers: %w", err)
 	}
