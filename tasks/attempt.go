@@ -90,29 +90,26 @@ func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 	if w.handlers[message.Task] == nil {
 		return w.load(message.Attempts)
 	}
-	list := make([]*attempt, len(message.Attempts))
-	for i, r := range message.Attempts {
-		list[i] = w.newAttempt(r)
-		list[i].Task, list[i].Frees = message.Task, true // unless the answer says otherwise
+	var list []*attempt
+	for _, r := range message.Attempts {
+		a := w.newAttempt(r)
+		a.Task, a.Frees = message.Task, true // unless the answer says otherwise
+		list = append(list, a)
 	}
 	return list
 }
 
-const loadWithin = 30 * time.Second
-
 // load reads the attempts that are still open and unstarted, of calls that still are; the others are no longer this
 // delivery's to run. While Postgres is away it tries again for as long as they may be started.
 func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
-	ctx, cancel := context.WithTimeout(w.handling, loadWithin)
+	ctx, cancel := context.WithTimeout(w.handling, ledger.StartWithin)
 	defer cancel()
 	retry(ctx, 250*time.Millisecond, func() (err error) {
 		if list, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
 			cancel() // recovery hands them over again
 		}
 		return err
-	}, func(err error) {
-		w.log.WarnContext(ctx, "attempts not loaded", "attempts", len(refs), "err", err)
-	})
+	}, func(err error) { w.log.WarnContext(ctx, "attempts not loaded", "attempts", len(refs), "err", err) })
 	return list
 }
 
@@ -146,8 +143,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) (list []*atte
 const loadSQL = `
 SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, ` + ledger.DataSQL + ` AS call_data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
-    ` + ledger.TimeoutSQL + ` AS timeout,
-    o.limits, o.keys,
+    ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
 FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt

@@ -118,8 +118,8 @@ func New(cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Handle gives the handler of a task. Call it before Run; "http" is built in and cannot be
-// replaced, and a task has one handler: a second is a mistake in the program, and panics.
+// Handle gives the handler of a task. Call it before Run. It panics where the task has one already, as "http" does, which is
+// built in.
 func (w *Worker) Handle(task string, handler Handler) {
 	if task == "" || task == HTTP || w.handlers[task] != nil || handler == nil {
 		panic(fmt.Sprintf("tasks: Handle(%q): the name is empty, built in or taken, or the handler is nil", task))
@@ -158,7 +158,6 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	defer closePool()
 	defer w.closeHTTP()
-	// Handlers and their records outlive ctx: draining bounds them.
 	handling, stopHandling := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopHandling(nil)
 	recording, stopRecording := context.WithCancel(context.WithoutCancel(ctx))
@@ -211,9 +210,7 @@ func (w *Worker) connect(ctx context.Context) (broker *handoff.Broker) {
 			broker, err = handoff.Open(ctx, w.cfg.Redis, w.db)
 		}
 		return err
-	}, func(err error) {
-		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)
-	})
+	}, func(err error) { w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err) })
 	return broker
 }
 
@@ -280,11 +277,9 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCaus
 	if pause(idle, w.cfg.ShutdownTimeout) {
 		w.log.Warn("worker cuts off what still runs", "worker", w.id, "running", len(w.slots.tokens))
 		stopHandling(fmt.Errorf("cut off: the worker was shutting down, and waited %s", w.cfg.ShutdownTimeout))
-		if pause(idle, recordGrace) && len(w.slots.tokens) > 0 { // else it waits for Redis or Postgres alone
-			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots.tokens))
-		}
+		pause(idle, recordGrace)
 	}
-	w.log.Info("worker stopped", "worker", w.id)
+	w.log.Info("worker stopped", "worker", w.id, "unrecorded", len(w.slots.tokens))
 }
 
 // pause waits d, or less if ctx ends: then it returns false.

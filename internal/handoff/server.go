@@ -24,9 +24,8 @@ type ServerConfig struct {
 // server delivers what Asynq's server takes.
 type server struct {
 	ServerConfig
-	mu     sync.Mutex
-	shut   bool // what Asynq still delivers is dropped: recovery sends it again
-	inHand sync.WaitGroup
+	mu   sync.RWMutex // read-locked during each delivery
+	shut bool         // what Asynq still delivers is dropped: recovery sends it again
 }
 
 const (
@@ -59,25 +58,21 @@ func (b *Broker) Serve(ctx context.Context, cfg ServerConfig) error {
 	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { taker.Shutdown(); done() }()
 	pause(stopped, shutDownFor)
-	s.mu.Lock()
+	s.mu.Lock() // once all are delivered: Asynq may have given up some
 	s.shut = true
 	s.mu.Unlock()
-	s.inHand.Wait()             // Asynq may have given up what is still being delivered
-	pause(stopped, shutDownFor) // which ends its shutdown
+	pause(stopped, shutDownFor) // the last delivery ends Asynq's shutdown
 	return nil
 }
 
 // deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail:
 // Asynq can do nothing for a message.
 func (s *server) deliver(ctx context.Context, t *asynq.Task) error {
-	s.mu.Lock()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	if s.shut {
-		s.mu.Unlock()
 		return nil
 	}
-	s.inHand.Add(1)
-	s.mu.Unlock()
-	defer s.inHand.Done()
 	defer func() { // Asynq would only archive the task
 		if p := recover(); p != nil {
 			s.Logger.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
