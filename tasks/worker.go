@@ -180,17 +180,17 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
 	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
 	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.read) })
-	broker := w.connect(ctx)
-	if broker == nil {
+	broker := handoff.New(w.cfg.Redis, db, w.log)
+	if !retry(ctx, time.Second, func() error { _, err := broker.Pending(ctx, w.pool); return err }, func(err error) {
+		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)
+	}) {
 		return nil // ctx ended before anything had begun
 	}
 	w.database = broker.Database()
 	taken := make(chan struct{}) // closed when nothing more is taken and what was is delivered
 	go func() {
 		defer close(taken)
-		if err := broker.Serve(ctx, handoff.ServerConfig{
-			Pool: w.pool, Concurrency: min(max(w.cfg.Concurrency/32, 2), 32), Deliver: w.deliver, Logger: w.log,
-		}); err != nil {
+		if err := broker.Serve(ctx, w.pool, min(max(w.cfg.Concurrency/32, 2), 32), w.deliver); err != nil {
 			w.log.ErrorContext(ctx, "worker stopped taking messages", "err", err)
 		}
 	}()
@@ -201,17 +201,6 @@ func (w *Worker) Run(ctx context.Context) error {
 	<-ctx.Done()
 	w.shutDown(taken, stopHandling)
 	return nil
-}
-
-// connect learns from Postgres which Asynq queue is the worker's, once Redis answers. It is nil when ctx ends before.
-func (w *Worker) connect(ctx context.Context) (broker *handoff.Broker) {
-	retry(ctx, time.Second, func() (err error) {
-		if err = w.cfg.Redis.Ping(ctx).Err(); err == nil {
-			broker, err = handoff.Open(ctx, w.cfg.Redis, w.db)
-		}
-		return err
-	}, func(err error) { w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err) })
-	return broker
 }
 
 // every runs a statement every so often until ctx ends.

@@ -93,16 +93,8 @@ func New(client redis.UniversalClient, db DB, log *slog.Logger) *Broker {
 	return &Broker{DB: db, client: client, log: log}
 }
 
-// Open makes a Broker that is open.
-func Open(ctx context.Context, client redis.UniversalClient, db DB) (*Broker, error) {
-	b := New(client, db, slog.New(slog.DiscardHandler))
-	if err := b.open(ctx); err != nil {
-		return nil, err
-	}
-	return b, nil
-}
-
-func (b *Broker) open(ctx context.Context) error {
+// Open learns which queues are the database's, if that is not known yet.
+func (b *Broker) Open(ctx context.Context) error {
 	if b.id != 0 {
 		return nil
 	}
@@ -217,7 +209,7 @@ const Timeout = 2 * time.Second
 
 // begin opens the Broker for one exchange with Redis, whose context it returns.
 func (b *Broker) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
-	err := b.open(ctx)
+	err := b.Open(ctx)
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	return ctx, cancel, err
 }

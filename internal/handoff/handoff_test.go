@@ -22,20 +22,21 @@ import (
 
 func newBroker(t *testing.T, client redis.UniversalClient) *handoff.Broker {
 	t.Helper()
-	broker, err := handoff.Open(t.Context(), client, pgtest.New(t))
-	if err != nil {
+	broker := handoff.New(client, pgtest.New(t), slog.New(slog.DiscardHandler))
+	if err := broker.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return broker
 }
 
-// A database whose id is not known has no Broker: its queues would be another's.
+// While the database's id is not known nothing is asked of Redis: its queues would be another's.
 func TestOpenWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	pool.Close()
-	if broker, err := handoff.Open(t.Context(), redistest.New(t), pool); broker != nil || err == nil {
-		t.Errorf("Open = %v, %v", broker, err)
+	broker := handoff.New(redistest.New(t), pool, slog.New(slog.DiscardHandler))
+	if ids, err := broker.Pending(t.Context(), "a"); err == nil {
+		t.Errorf("pending %v, of whatever database", ids)
 	}
 }
 
@@ -69,12 +70,11 @@ func pending(t *testing.T, broker *handoff.Broker) []string {
 // serve runs a server of pool a until the test ends, or stop is called.
 func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) (stop func()) {
 	t.Helper()
-	cfg := handoff.ServerConfig{Pool: "a", Concurrency: 2, Deliver: deliver, Logger: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := broker.Serve(ctx, cfg); err != nil {
+		if err := broker.Serve(ctx, "a", 2, deliver); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -13,19 +13,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerConfig says what Serve needs. All fields are required.
-type ServerConfig struct {
-	Pool        string
-	Concurrency int           // messages at once
-	Deliver     func(Message) // returns when the message is of no more use
-	Logger      *slog.Logger
-}
-
 // server delivers what Asynq's server takes.
 type server struct {
-	ServerConfig
-	mu   sync.RWMutex // read-locked during each delivery
-	shut bool         // what Asynq still delivers is dropped: recovery sends it again
+	pool   string
+	to     func(Message)
+	log    *slog.Logger
+	taking sync.RWMutex // read-locked during each delivery
+	shut   bool         // what Asynq still delivers is dropped: recovery sends it again
 }
 
 const (
@@ -33,15 +27,15 @@ const (
 	shutDownFor = 2 * time.Second       // a Redis that is silent holds Asynq's shutdown up
 )
 
-// Serve takes messages of a pool and delivers them until ctx ends. It returns once those that it has taken are delivered. While
-// Redis is away, it waits.
-func (b *Broker) Serve(ctx context.Context, cfg ServerConfig) error {
-	queue, nowhere := b.Queue(cfg.Pool), redis.NewClient(&redis.Options{})
+// Serve takes messages of a pool and delivers them, so many at once, until ctx ends. deliver returns when a message is of no more
+// use. Serve returns once all that it has taken are delivered. While Redis is away, it waits. The Broker must be open.
+func (b *Broker) Serve(ctx context.Context, pool string, concurrency int, deliver func(Message)) error {
+	queue, nowhere := b.Queue(pool), redis.NewClient(&redis.Options{})
 	_ = nowhere.Close() // it has not connected
 	taker := asynq.NewServerFromRedisClient(&gate{
-		UniversalClient: b.client, pending: keyOf(queue, "pending"), open: ctx, log: cfg.Logger, nowhere: nowhere,
+		UniversalClient: b.client, pending: keyOf(queue, "pending"), open: ctx, log: b.log, nowhere: nowhere,
 	}, asynq.Config{
-		Concurrency:       cfg.Concurrency,
+		Concurrency:       concurrency,
 		Queues:            map[string]int{queue: 1},
 		TaskCheckInterval: checkEvery,
 		// callq neither schedules nor keeps Asynq tasks.
@@ -50,7 +44,7 @@ func (b *Broker) Serve(ctx context.Context, cfg ServerConfig) error {
 		ShutdownTimeout:          time.Hour,        // after it Asynq would send back what is still being delivered
 		LogLevel:                 asynq.FatalLevel, // the gate logs what matters
 	})
-	s := &server{ServerConfig: cfg}
+	s := &server{pool: pool, to: deliver, log: b.log}
 	if err := taker.Start(asynq.HandlerFunc(s.deliver)); err != nil {
 		return fmt.Errorf("start Asynq's server: %w", err)
 	}
@@ -58,9 +52,9 @@ func (b *Broker) Serve(ctx context.Context, cfg ServerConfig) error {
 	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { taker.Shutdown(); done() }()
 	pause(stopped, shutDownFor)
-	s.mu.Lock() // once all are delivered: Asynq may have given up some
+	s.taking.Lock() // once all are delivered: Asynq may have given up some
 	s.shut = true
-	s.mu.Unlock()
+	s.taking.Unlock()
 	pause(stopped, shutDownFor) // the last delivery ends Asynq's shutdown
 	return nil
 }
@@ -68,22 +62,22 @@ func (b *Broker) Serve(ctx context.Context, cfg ServerConfig) error {
 // deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail:
 // Asynq can do nothing for a message.
 func (s *server) deliver(ctx context.Context, t *asynq.Task) error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	s.taking.RLock()
+	defer s.taking.RUnlock()
 	if s.shut {
 		return nil
 	}
 	defer func() { // Asynq would only archive the task
 		if p := recover(); p != nil {
-			s.Logger.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
+			s.log.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
-	message, err := Read(s.Pool, t)
+	message, err := Read(s.pool, t)
 	if err != nil {
-		s.Logger.ErrorContext(ctx, "Asynq task dropped", "err", err)
+		s.log.ErrorContext(ctx, "Asynq task dropped", "err", err)
 		return nil
 	}
-	s.Deliver(message)
+	s.to(message)
 	return nil
 }
 
