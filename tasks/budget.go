@@ -176,8 +176,8 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 	}
 }
 
-// ask asks Redis, and logs when it ceases to answer, and when it answers again. While it does not, one draw of the budget asks
-// from time to time, so that the others need not wait for an answer that does not come.
+// ask asks Redis, and logs when it ceases to answer. While it does not, one draw of the budget asks from time to time: the others
+// need not wait for an answer that does not come, and a frozen Redis grants later all that it was asked for.
 func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (budget.Grant, error) {
 	if again, away := b.away.Load(name); away {
 		if time.Now().Before(again.(time.Time)) || !b.away.CompareAndSwap(name, again, time.Now().Add(answerWithin+askAgain)) {
@@ -188,14 +188,11 @@ func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64
 	defer cancel()
 	grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
 	if err == nil {
-		if _, was := b.away.LoadAndDelete(name); was {
-			b.log.InfoContext(ctx, "Redis answers draws on the budget again", "budget", name)
+		b.away.Delete(name)
+	} else if ctx.Err() == nil { // else the draw ended: if it was the one that asked, another does so in answerWithin
+		if _, away := b.away.Swap(name, time.Now().Add(askAgain)); !away {
+			b.log.WarnContext(ctx, "Redis does not answer draws: they wait, or go through with on_outage open", "budget", name, "err", err)
 		}
-	} else if ctx.Err() == nil {
-		if _, was := b.away.Swap(name, time.Now().Add(askAgain)); !was {
-			b.log.WarnContext(ctx, "Redis does not answer draws on the budget: they wait, or go through with on_outage open",
-				"budget", name, "err", err)
-		}
-	} // else the draw ended: if it was the one that asked, another does so in answerWithin
+	}
 	return grant, err
 }
