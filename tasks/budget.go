@@ -20,17 +20,15 @@ import (
 // it takes nothing and returns a *[BudgetError] at once. When ctx ends while it waits, its units stay used. More units
 // than the budget's burst are an error, and so is a budget that no live dispatcher's configuration has.
 //
-// While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called
-// by several goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all
-// budgets and waits for none.
+// While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called by several
+// goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all budgets and waits for none.
 func (c *Call) Draw(ctx context.Context, name string, n int64) error {
 	_, err := c.draw(ctx, name, n, true)
 	return err
 }
 
-// TryDraw takes n units of a budget if they are free now, and then returns 0. Otherwise it takes nothing, and
-// returns how long they would have to be waited for. While Redis is away that is an error, unless the budget's
-// on_outage is open.
+// TryDraw takes n units of a budget if they are free now, and then returns 0. Otherwise it takes nothing, and returns how long
+// they would have to be waited for. While Redis is away that is an error, unless the budget's on_outage is open.
 func (c *Call) TryDraw(ctx context.Context, name string, n int64) (time.Duration, error) {
 	return c.draw(ctx, name, n, false)
 }

@@ -49,8 +49,7 @@ type Call struct {
 	// IdempotencyKey is the same for every attempt of the call, and no other call has it, of whatever database or
 	// time. The task http and Client send it as the header Idempotency-Key.
 	IdempotencyKey string
-	// Client makes the one request that an attempt may make through it. It gives a custom handler what the
-	// task http has:
+	// Client makes the one request that an attempt may make through it. It gives a custom handler what the task http has:
 	//
 	//   - at most one request is written; a second is refused, and so are redirects, which it hands out
 	//     as they are;
@@ -100,10 +99,9 @@ func (c *Call) SetResult(v any) error {
 
 const maxResult = 1 << 20
 
-// Settle reports what the call really cost: its limits that count cost are charged n units instead of Cost when
-// the attempt ends, however it ends; the others count it as before. The last Settle counts, and 0 charges those
-// limits nothing. Until the attempt ends they count Cost, and so they do where the worker is lost; an
-// attempt that was not sent is charged nothing anyway.
+// Settle reports what the call really cost: its limits that count cost are charged n units instead of Cost when the attempt ends,
+// however it ends; the others count it as before. The last Settle counts, and 0 charges those limits nothing. Until the attempt
+// ends they count Cost, and so they do where the worker is lost; an attempt that was not sent is charged nothing anyway.
 //
 // Claim an upper bound as Cost. Fewer units come free at once, for the API took no more. More are charged in
 // full, and count from then on, but other calls may have been claimed by then: the window can hold more than the

@@ -220,9 +220,8 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 	return cmp.Or(err, errors.Join(answers...))
 }
 
-// freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives
-// back units that it never used, or not all, or frees slots of a worker that was nearly full: they may have held
-// back calls for want of any.
+// freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives back units that it never used,
+// or not all, or frees slots of a worker that was nearly full: they may have held back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
 	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves }) {
 		r.unused.Store(true)

@@ -1,5 +1,4 @@
-// Package tasks runs attempts: it takes them from Asynq, starts each in Postgres, runs its handler and
-// records how it ended.
+// Package tasks runs attempts: it takes them from Asynq, starts each in Postgres, runs its handler and records how it ended.
 //
 // It promises that a handler runs at most once per attempt, whatever Redis repeats; that the start is durable before
 // the handler runs (or, for the http task, before a byte of the request is written); and that an outcome is recorded

@@ -86,8 +86,7 @@ func draw(ctx context.Context, client redis.Scripter, script *redis.Script, name
 	return Grant{Drawn: answer[0] == 1, Wait: wait, At: time.UnixMicro(answer[2]).Add(wait)}, nil
 }
 
-// Look says how many units are free now; where none are because draws wait for their turn, until when the
-// last of these waits.
+// Look says how many units are free now; where none are because draws wait for their turn, until when the last of these waits.
 func Look(ctx context.Context, client redis.Scripter, name string, rule Rule) (free int64, waiting time.Duration, err error) {
 	answer, err := lookScript.Run(ctx, client, []string{Key(name)}, rule.Rate.Units, rule.Rate.Window.Microseconds(), rule.Burst).Int64Slice()
 	if err != nil {

@@ -5,22 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 )
-
-// server delivers what Asynq's server takes.
-type server struct {
-	pool   string
-	to     func(Message)
-	log    *slog.Logger
-	taking sync.RWMutex // read-locked during each delivery
-	shut   bool         // what Asynq still delivers is dropped: recovery sends it again
-}
 
 const (
 	checkEvery  = 10 * time.Millisecond // the gate waits in between
@@ -30,9 +20,23 @@ const (
 // Serve takes messages of a pool and delivers them, so many at once, until ctx ends. deliver returns when a message is of no more
 // use. Serve returns once all that it has taken are delivered. While Redis is away, it waits. The Broker must be open.
 func (b *Broker) Serve(ctx context.Context, pool string, concurrency int, deliver func(Message)) error {
+	var delivering sync.RWMutex                              // read-locked during each delivery
+	shut := false                                            // what Asynq still delivers is dropped: recovery sends it again
+	handle := func(_ context.Context, t *asynq.Task) error { // Asynq's context ends with Redis, which must not abort calls
+		delivering.RLock()
+		defer delivering.RUnlock()
+		if shut {
+			return nil
+		}
+		message, err := Read(pool, t)
+		if err == nil {
+			deliver(message)
+		}
+		return err
+	}
 	queue, nowhere := b.Queue(pool), redis.NewClient(&redis.Options{})
 	_ = nowhere.Close() // it has not connected
-	taker := asynq.NewServerFromRedisClient(&gate{
+	server := asynq.NewServerFromRedisClient(&gate{
 		UniversalClient: b.client, pending: keyOf(queue, "pending"), open: ctx, log: b.log, nowhere: nowhere,
 	}, asynq.Config{
 		Concurrency:       concurrency,
@@ -41,43 +45,23 @@ func (b *Broker) Serve(ctx context.Context, pool string, concurrency int, delive
 		// callq neither schedules nor keeps Asynq tasks.
 		DelayedTaskCheckInterval: time.Minute,
 		JanitorInterval:          time.Hour,
-		ShutdownTimeout:          time.Hour,        // after it Asynq would send back what is still being delivered
-		LogLevel:                 asynq.FatalLevel, // the gate logs what matters
+		ShutdownTimeout:          time.Hour, // after it Asynq would send back what is still being delivered
+		ErrorHandler: asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task, err error) {
+			b.log.WarnContext(ctx, "Asynq gave a task up", "err", err) // it panicked, say, or its lease ran out
+		}),
+		LogLevel: asynq.FatalLevel, // the gate logs what else matters
 	})
-	s := &server{pool: pool, to: deliver, log: b.log}
-	if err := taker.Start(asynq.HandlerFunc(s.deliver)); err != nil {
+	if err := server.Start(asynq.HandlerFunc(handle)); err != nil {
 		return fmt.Errorf("start Asynq's server: %w", err)
 	}
 	<-ctx.Done()
 	stopped, done := context.WithCancel(context.WithoutCancel(ctx))
-	go func() { taker.Shutdown(); done() }()
+	go func() { server.Shutdown(); done() }()
 	pause(stopped, shutDownFor)
-	s.taking.Lock() // once all are delivered: Asynq may have given up some
-	s.shut = true
-	s.taking.Unlock()
+	delivering.Lock() // once all are delivered: Asynq may have given up some
+	shut = true
+	delivering.Unlock()
 	pause(stopped, shutDownFor) // the last delivery ends Asynq's shutdown
-	return nil
-}
-
-// deliver is Asynq's handler. It does not pass Asynq's context on: trouble with Redis must not abort calls. It does not fail:
-// Asynq can do nothing for a message.
-func (s *server) deliver(ctx context.Context, t *asynq.Task) error {
-	s.taking.RLock()
-	defer s.taking.RUnlock()
-	if s.shut {
-		return nil
-	}
-	defer func() { // Asynq would only archive the task
-		if p := recover(); p != nil {
-			s.log.ErrorContext(ctx, "delivery panicked", "panic", p, "stack", string(debug.Stack()))
-		}
-	}()
-	message, err := Read(s.pool, t)
-	if err != nil {
-		s.log.ErrorContext(ctx, "Asynq task dropped", "err", err)
-		return nil
-	}
-	s.to(message)
 	return nil
 }
 
