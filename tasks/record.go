@@ -193,19 +193,16 @@ func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
 // whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
 func (r *recorder) insist(ctx context.Context, c ledger.Closing, apart bool) {
 	retry(ctx, 20*time.Millisecond, func() error {
-		for {
-			err := r.try(ctx, c, apart)
-			apart = apart || errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err)
-			switch {
-			case ledger.BadData(err) && c.Result != nil:
-				r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
-				c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
-			case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
-				c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
-			default:
-				return err
-			}
+		err := r.try(ctx, c, apart)
+		apart = apart || errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err)
+		switch {
+		case ledger.BadData(err) && c.Result != nil:
+			r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
+			c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
+		case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
+			c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
 		}
+		return err
 	}, func(err error) {
 		r.log.WarnContext(ctx, "outcome not recorded", "call", c.CallID, "attempt", c.Attempt, "err", err)
 	})

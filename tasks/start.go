@@ -20,9 +20,7 @@ type starts struct {
 
 func newStarts(db *pgxpool.Pool, worker string) *starts {
 	s := &starts{db: db, worker: worker}
-	s.Batch = ledger.NewBatch(batchSize, nil, func(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
-		return s.start(ctx, requests, false)
-	})
+	s.Batch = ledger.NewBatch(batchSize, nil, s.start)
 	s.acks = ledger.NewBatch(batchSize, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 		defer cancel()
@@ -31,29 +29,26 @@ func newStarts(db *pgxpool.Pool, worker string) *starts {
 	return s
 }
 
-// start starts attempts. Where somebody's transaction is in the way, or with apart at once, it waits for no row, and answers Busy
-// of those that are not free.
-func (s *starts) start(ctx context.Context, requests []ledger.StartRequest, apart bool) ([]ledger.StartAnswer, error) {
+// start starts attempts. Where somebody's transaction is in the way, it starts only those whose rows are free.
+func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if !apart {
-		if answers, err := ledger.Start(ctx, s.db, s.worker, requests); !ledger.Busy(err) {
-			return answers, err
-		}
+	answers, err := ledger.Start(ctx, s.db, s.worker, requests)
+	if ledger.Busy(err) {
+		return ledger.StartFree(ctx, s.db, s.worker, requests)
 	}
-	return ledger.StartFree(ctx, s.db, s.worker, requests)
+	return answers, err
 }
 
-// ask asks for one start, among others or apart from them.
-func (s *starts) ask(ctx context.Context, request ledger.StartRequest, apart bool) (ledger.StartAnswer, error) {
-	if !apart {
-		return s.Do(ctx, request)
+// apart starts an attempt whose row somebody held, or whose first start erred: no other is to wait with it.
+func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (answer ledger.StartAnswer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	answers, err := ledger.StartFree(ctx, s.db, s.worker, []ledger.StartRequest{request})
+	if err == nil {
+		answer = answers[0]
 	}
-	answers, err := s.start(ctx, []ledger.StartRequest{request}, true)
-	if err != nil {
-		return ledger.StartAnswer{}, err
-	}
-	return answers[0], nil
+	return answer, err
 }
 
 // Why an attempt is not started.
@@ -106,13 +101,11 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 // known is the start's answer, or why the attempt is not started. It asks again until that is known, with the same token and the
 // same m0, for the first statement may still run. Past sendWithinMax the gate would refuse the request anyway.
 func (a *attempt) known(ctx context.Context, answer ledger.StartAnswer, err error) (ledger.StartAnswer, error) {
-	apart := false
 	for wait := 20 * time.Millisecond; err != nil && !ledger.BadData(err) || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
 		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
 			return answer, errLate
 		}
-		apart = apart || answer.Busy // somebody held the row
-		answer, err = a.w.starts.ask(ctx, a.startRequest(), apart)
+		answer, err = a.w.starts.apart(ctx, a.startRequest())
 	}
 	switch {
 	case err != nil:
