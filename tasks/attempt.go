@@ -167,12 +167,8 @@ func (a *attempt) begin() {
 			go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
 		})
 	default:
-		a.end(a.withoutHandler())
+		a.end(a.unsent(errNoHandler, a.Policy.BackoffMin))
 	}
-}
-
-func (a *attempt) withoutHandler() *ledger.Closing {
-	return a.unsent(fmt.Errorf("this worker has no handler for task %q", a.Task), a.Policy.BackoffMin)
 }
 
 // handBack gives an unstarted attempt back when the worker drains.
@@ -243,7 +239,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	}
 	handler := a.w.handlers[a.Task]
 	if handler == nil {
-		return a.withoutHandler()
+		return a.unsent(errNoHandler, a.Policy.BackoffMin)
 	}
 	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), fmt.Errorf("timed out after %s", a.Timeout))
 	defer cancel()

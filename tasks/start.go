@@ -57,6 +57,7 @@ var (
 	errCallGone   = errors.New("its call was deleted or cancelled")
 	errExpired    = errors.New("its call has expired")
 	errDraining   = errors.New("the worker is shutting down")
+	errNoHandler  = errors.New("this worker has no handler for its task")
 	errLate       = errors.New("the start took too long") // whether it was started is not known
 	errTooLarge   = Permanent(errors.New("call_data has more bytes than calls.max_data allows"))
 )

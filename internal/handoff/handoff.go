@@ -147,29 +147,26 @@ func (b *Broker) Send(ctx context.Context, messages ...Message) error {
 	if err != nil {
 		return err
 	}
-	tasks := make([]*asynq.Task, len(messages))
-	for i, m := range messages {
-		tasks[i] = m.asynqTask(b.Queue(m.Pool))
-	}
 	collected := &batch{UniversalClient: b.client, pipe: b.client.Pipeline()}
-	if err := enqueue(ctx, collected, tasks); err != nil {
-		return fmt.Errorf("send %d Asynq tasks: %w", len(tasks), err)
+	var answers []redis.Cmder
+	if err = b.enqueue(ctx, collected, messages); err == nil {
+		answers, err = collected.pipe.Exec(ctx)
 	}
-	answers, err := collected.pipe.Exec(ctx)
 	if slices.ContainsFunc(answers, func(c redis.Cmder) bool { return redis.HasErrorPrefix(c.Err(), "NOSCRIPT") }) {
-		err = enqueue(ctx, b.client, tasks) // to a Redis that is new Asynq sends its script, too
+		err = b.enqueue(ctx, b.client, messages) // to a Redis that is new Asynq sends its script, too
 	}
 	if err != nil {
-		return fmt.Errorf("send %d Asynq tasks: %w", len(tasks), err)
+		return fmt.Errorf("send %d Asynq tasks: %w", len(messages), err)
 	}
 	return nil
 }
 
 // enqueue makes a new asynq.Client each time: a client announces a queue only once, and not again after Redis was emptied.
-func enqueue(ctx context.Context, client redis.UniversalClient, tasks []*asynq.Task) error {
-	sender := asynq.NewClientFromRedisClient(client)
-	for _, t := range tasks {
-		if _, err := sender.EnqueueContext(ctx, t); err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) {
+func (b *Broker) enqueue(ctx context.Context, to redis.UniversalClient, messages []Message) error {
+	client := asynq.NewClientFromRedisClient(to)
+	for _, m := range messages {
+		_, err := client.EnqueueContext(ctx, m.asynqTask(b.Queue(m.Pool)))
+		if err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) {
 			return err
 		}
 	}
