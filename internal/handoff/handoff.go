@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -68,7 +69,9 @@ func Read(pool string, t *asynq.Task) (Message, error) {
 	}
 	m := Message{Pool: pool, Task: strings.TrimPrefix(t.Type(), prefix)}
 	for i := 1; i < len(numbers); i += 2 {
-		m.Attempts = append(m.Attempts, Ref{numbers[i-1], int32(numbers[i])})
+		if n := numbers[i]; n > 0 && n <= math.MaxInt32 { // else no attempt has it
+			m.Attempts = append(m.Attempts, Ref{numbers[i-1], int32(n)})
+		}
 	}
 	return m, nil
 }
