@@ -19,8 +19,8 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// MaxBurst, and limit.MaxWindow as the longest time to fill an empty bucket, keep the script's arithmetic, in numbers of 53 bits, on
-// the safe side.
+// MaxBurst, and limit.MaxWindow as the longest time to fill an empty bucket, keep the script's arithmetic, in numbers of 53
+// bits, on the safe side.
 const MaxBurst = 1_000_000_000
 
 // Rule is a bucket that holds Burst units at most and gains Rate.Units in each Rate.Window, evenly.
