@@ -47,7 +47,7 @@ func TestImports(t *testing.T) {
 		{
 			name:    "tasks",
 			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome"},
-			modules: []string{asynq, pgx, prometheus, redis},
+			modules: []string{pgx, prometheus, redis},
 		},
 		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys}},
 		{name: "internal/outcome"},

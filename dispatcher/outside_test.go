@@ -14,7 +14,6 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/tasks"
-	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
@@ -57,8 +56,8 @@ func produce(ctx context.Context, pool *pgxpool.Pool, options ...callqueue.Optio
 	return record.Status, callqueue.OutcomeDone, nil
 }
 
-// work makes calls: with a custom handler, an Asynq mux, and the built-in task http.
-func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, mux *asynq.ServeMux, send func(*http.Client) (int, error)) error {
+// work makes calls: with a custom handler, and the built-in task http.
+func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, send func(*http.Client) (int, error)) error {
 	config := tasks.HTTPConfig{
 		Hosts:   []string{"api.example.com"},
 		Secrets: map[string]tasks.Secret{"KEY": {Value: "hidden", Hosts: []string{"api.example.com"}}},
@@ -82,7 +81,6 @@ func work(ctx context.Context, pool *pgxpool.Pool, rdb redis.UniversalClient, mu
 		return call.Settle(7)
 	}
 	worker.Handle("send", handler)
-	worker.Handle("email", tasks.Asynq(mux))
 	if err := worker.Reload(config); err != nil {
 		return err
 	}

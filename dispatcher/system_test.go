@@ -2,7 +2,7 @@ package dispatcher_test
 
 import (
 	"context"
-	"maps"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -225,8 +225,8 @@ func (s *system) work(stop <-chan struct{}) {
 // broker is what the dispatchers hand over to.
 func (s *system) broker() *handoff.Broker {
 	s.t.Helper()
-	broker, err := handoff.Open(context.Background(), s.redis, s.pool)
-	if err != nil {
+	broker := handoff.New(s.redis, s.pool, slog.New(slog.DiscardHandler))
+	if err := broker.Open(context.Background()); err != nil {
 		s.t.Fatal(err)
 	}
 	return broker
@@ -239,7 +239,7 @@ func (s *system) pending(pool string) []string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return slices.Collect(maps.Keys(ids))
+	return ids
 }
 
 func queue(name string, limits ...string) policy.Queue {

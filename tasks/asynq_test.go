@@ -2,9 +2,7 @@ package tasks_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,59 +13,6 @@ import (
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/tasks"
 )
-
-// A whole ServeMux moves in, with its middleware, and finds what it had under Asynq, but for what the docs name.
-func TestAsynqHandlers(t *testing.T) {
-	t.Parallel()
-	var wrapped atomic.Int64
-	mux := asynq.NewServeMux()
-	mux.Use(func(next asynq.Handler) asynq.Handler {
-		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			wrapped.Add(1)
-			return next.ProcessTask(ctx, task)
-		})
-	})
-	mux.HandleFunc("mail:", func(ctx context.Context, task *asynq.Task) error {
-		var to struct{ To string }
-		if err := json.Unmarshal(task.Payload(), &to); err != nil {
-			return err
-		}
-		_, retries := asynq.GetRetryCount(ctx)
-		_, limited := ctx.Deadline()
-		call, ok := tasks.CallFrom(ctx)
-		if !ok {
-			return errors.New("no call in the context")
-		}
-		return call.SetResult(fmt.Sprint(task.Type(), " ", to.To, " ", task.Headers(), " ", retries, limited, task.ResultWriter() == nil))
-	})
-	failures := map[string]error{
-		"skip": fmt.Errorf("no: %w", asynq.SkipRetry), "revoke": asynq.RevokeTask, "fail": errors.New("try again"),
-		"snooze": tasks.Snooze(time.Hour), "panic": nil,
-	}
-	handlers := map[string]tasks.Handler{"mail:welcome": tasks.Asynq(mux), "unknown": tasks.Asynq(mux)}
-	for name, err := range failures {
-		mux.HandleFunc(name, func(context.Context, *asynq.Task) error {
-			if name == "panic" {
-				panic("oh")
-			}
-			return err
-		})
-		handlers[name] = tasks.Asynq(mux)
-	}
-	b := newBench(t, handlers)
-
-	id := b.insertCall(callqueue.Call{Task: "mail:welcome", Key: "acct", Data: map[string]string{"to": "a@example.com"}})
-	b.ended(id, callqueue.StatusDone)
-	want := fmt.Sprintf("mail:welcome a@example.com map[Callq-Attempt:1 Callq-Call-Id:%d Callq-Key:acct Callq-Queue:default] false true true", id)
-	b.await(`SELECT result = to_jsonb($2::text) FROM call_attempts WHERE call_id = $1`, id, want)
-
-	for name, outcome := range map[string]string{"skip": "permanent", "revoke": "permanent", "fail": "error", "snooze": "snoozed", "panic": "error", "unknown": "error"} {
-		b.await(`SELECT outcome = $2 FROM call_attempts WHERE call_id = $1 AND attempt = 1`, b.insert(name), outcome)
-	}
-	if wrapped.Load() == 0 {
-		t.Error("the middleware did not run")
-	}
-}
 
 // 300 calls leave nothing in Redis but a few keys that do not grow in number.
 //

@@ -13,10 +13,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/outcome"
+	"github.com/jackc/pgx/v5"
 )
 
 // attempt is one attempt on its way through this worker. It belongs to its message's delivery, and then to the goroutine
@@ -34,21 +36,131 @@ type attempt struct {
 	begun   time.Time // when it was given its slot
 	m0      time.Time // monotonic, read before the start was asked for
 	started bool      // durably
-	refused error     // why it was not; with started false, nil: the start was not asked for
+	refused error     // why it was not, or cannot be; with started false, nil: the start was not asked for
 	late    bool      // the gate refused its request: it came after send_within
 	client  *httptask.Client
 	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
 }
 
-func (w *Worker) newAttempt(call int64, number int32) *attempt {
-	return &attempt{w: w, callID: call, number: number, token: rand.Int64() | 1} // never 0
+func (w *Worker) newAttempt(ref handoff.Ref) *attempt {
+	return &attempt{w: w, callID: ref.CallID, number: ref.Attempt, token: rand.Int64() | 1} // never 0
 }
+
+// slots are the places for attempts. An attempt has one from its delivery until its outcome is recorded.
+type slots struct {
+	tokens   chan struct{}  // one per running attempt
+	attempts sync.WaitGroup // those that were delivered and have not ended
+}
+
+func (s *slots) nearlyFull() bool { return 4*len(s.tokens) >= 3*cap(s.tokens) }
+
+// take waits for a free slot; false: ctx has ended.
+func (s *slots) take(ctx context.Context) bool {
+	if ctx.Err() == nil {
+		select {
+		case s.tokens <- struct{}{}:
+			return true
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// deliver runs a message's attempts, each in a slot of its own. It returns when each of them has
+// started, or never will: from then on the message is of no use, and Redis can add nothing.
+func (w *Worker) deliver(message handoff.Message) {
+	attempts := w.attemptsOf(message)
+	var answered sync.WaitGroup
+	answered.Add(len(attempts))
+	for _, a := range attempts {
+		a.message = &answered
+		w.slots.attempts.Add(1)
+		if w.slots.take(w.serving) {
+			a.begin()
+		} else {
+			a.handBack()
+		}
+	}
+	answered.Wait()
+}
+
+// attemptsOf makes what is to run of a message. What a custom handler needs comes with the start's
+// answer; the http task needs it before, for it asks for the start once it has connected.
+func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
+	if w.handlers[message.Task] == nil {
+		return w.load(message.Attempts)
+	}
+	var list []*attempt
+	for _, r := range message.Attempts {
+		a := w.newAttempt(r)
+		a.Task, a.Frees = message.Task, true // unless the answer says otherwise
+		list = append(list, a)
+	}
+	return list
+}
+
+// load reads the attempts that are still open and unstarted, of calls that still are; the others are no longer this
+// delivery's to run. While Postgres is away it tries again for as long as they may be started.
+func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
+	ctx, cancel := context.WithTimeout(w.handling, ledger.StartWithin)
+	defer cancel()
+	retry(ctx, 250*time.Millisecond, func() (err error) {
+		if list, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
+			cancel() // recovery hands them over again
+		}
+		return err
+	}, func(err error) { w.log.WarnContext(ctx, "attempts not loaded", "attempts", len(refs), "err", err) })
+	return list
+}
+
+// loadOnce loads the attempts in one statement. One whose row cannot be read, or has too much call_data, is refused.
+func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) (list []*attempt, err error) {
+	err = ledger.Apart(refs, func(some []handoff.Ref) error {
+		ids, attempts := make([]int64, len(some)), make([]int32, len(some))
+		for i, r := range some {
+			ids[i], attempts[i] = r.CallID, r.Attempt
+		}
+		rows, _ := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts}) // CollectRows returns its error
+		loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*attempt, error) {
+			a := w.newAttempt(handoff.Ref{})
+			err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+			if a.Data == nil {
+				a.refused = errTooLarge
+			}
+			return a, err
+		})
+		list = append(list, loaded...)
+		return err
+	}, func(r handoff.Ref, err error) {
+		a := w.newAttempt(r)
+		a.refused = unreadable(err)
+		list = append(list, a)
+	})
+	return list, err
+}
+
+const loadSQL = `
+SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, CASE WHEN octet_length(data) <= most THEN data END,
+    ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
+    ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys,
+    EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
+FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
+JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
+JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+CROSS JOIN ` + ledger.MostSQL + `
+CROSS JOIN LATERAL (SELECT ` + ledger.DataSQL + ` AS data OFFSET 0) d
+LEFT JOIN call_queues r ON r.name BETWEEN o.queue AND o.queue
+WHERE o.started_at IS NULL
+ORDER BY a.call_id`
 
 // begin runs the attempt in the slot that it was given. A custom handler gets its goroutine only when the start is
 // answered: parked goroutines would cost a quarter of the worker's CPU.
 func (a *attempt) begin() {
 	a.begun = time.Now()
 	switch {
+	case a.refused != nil:
+		a.end(a.unstarted(a.refused))
 	case a.Task == HTTP && a.w.http.Load() != nil:
 		go a.run(a.runHTTP)
 	case a.w.handlers[a.Task] != nil:
@@ -57,55 +169,44 @@ func (a *attempt) begin() {
 			go a.run(func(ctx context.Context) *ledger.Closing { return a.runHandler(ctx, answer, err) })
 		})
 	default:
-		a.end(a.withoutHandler())
+		a.end(a.unsent(errNoHandler, a.Policy.BackoffMin))
 	}
-}
-
-func (a *attempt) withoutHandler() *ledger.Closing {
-	return a.unsent(fmt.Errorf("this worker has no handler for task %q", a.Task), a.Policy.BackoffMin)
 }
 
 // handBack gives an unstarted attempt back when the worker drains.
 func (a *attempt) handBack() {
 	a.release()
-	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), func() {
-		a.w.slots.returned.Add(1)
-		a.w.slots.attempts.Done()
-	})
+	a.w.recorder.record(a.w.recording, *a.unsent(errDraining, 0), a.w.slots.attempts.Done)
 }
 
-// run takes the attempt to its end.
+// run takes the attempt to its end. One whose handler ends the goroutine (runtime.Goexit, as testing.T.FailNow does) is left to
+// recovery, for which it is lost.
 func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
 	ctx, end := a.w.running.begin(a.w.handling, a)
 	defer end()
-	a.finish(ctx, handle(ctx))
-}
-
-func (a *attempt) finish(ctx context.Context, closing *ledger.Closing) {
-	if closing != nil {
+	var closing *ledger.Closing
+	defer func() { a.end(closing) }()
+	if closing = handle(ctx); closing != nil {
 		asCancelled(ctx, closing)
 	}
-	a.end(closing)
 }
 
 // end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
 func (a *attempt) end(closing *ledger.Closing) {
 	a.release() // a worker that cannot record holds its slot, not the message
+	free := func() {
+		a.w.running.forget(a)
+		<-a.w.slots.tokens
+		a.w.slots.attempts.Done()
+	}
 	if closing == nil {
-		a.free()
+		free()
 		return
 	}
 	a.w.recorder.record(a.w.recording, *closing, func() {
 		a.w.metrics.ended(a, closing.Outcome)
-		a.free()
+		free()
 	})
-}
-
-// free gives the slot back.
-func (a *attempt) free() {
-	a.w.running.forget(a)
-	<-a.w.slots.tokens
-	a.w.slots.attempts.Done()
 }
 
 // runHTTP runs the built-in task, which asks for the start itself once it has a connection.
@@ -140,7 +241,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	}
 	handler := a.w.handlers[a.Task]
 	if handler == nil {
-		return a.withoutHandler()
+		return a.unsent(errNoHandler, a.Policy.BackoffMin)
 	}
 	ctx, cancel := context.WithDeadlineCause(ctx, a.m0.Add(a.Timeout), fmt.Errorf("timed out after %s", a.Timeout))
 	defer cancel()
@@ -163,31 +264,19 @@ func (a *attempt) httpCall() *httptask.Call {
 	return &httptask.Call{ID: a.callID, Attempt: int(a.number), IdempotencyKey: key, Data: a.Data}
 }
 
-var errExited = errors.New("the handler did not return: it called runtime.Goexit")
-
-// guard turns a panic into an error. The stack goes to the log, never to the call. Where the handler ends the
-// goroutine (runtime.Goexit, as testing.T.FailNow does) the attempt is ended here, for nothing after it runs.
+// guard turns a panic into an error. The stack goes to the log, never to the call.
 func (a *attempt) guard(ctx context.Context, handler Handler, call *Call) (err error) {
-	returned := false
 	defer func() {
 		a.result, a.settled = call.result, call.settled
-		if returned {
-			return
-		}
-		p := recover()
-		if err = errExited; p != nil {
+		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
-		}
-		a.w.log.ErrorContext(ctx, "handler did not return", "task", a.Task, "call", a.callID,
-			"attempt", a.number, "err", err, "stack", string(debug.Stack()))
-		if p == nil {
-			a.finish(ctx, a.handled(ctx, err))
+			a.w.log.ErrorContext(ctx, "handler panicked", "task", a.Task, "call", a.callID,
+				"attempt", a.number, "err", err, "stack", string(debug.Stack()))
 		}
 	}()
 	if err = handler(ctx, call); err != nil {
 		_ = err.Error() // of a nil pointer it may panic, and does so here
 	}
-	returned = true
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -149,8 +150,8 @@ var sent atomic.Int64 //nolint:gochecknoglobals // an id for each message
 
 func (b *bench) broker() *handoff.Broker {
 	b.t.Helper()
-	broker, err := handoff.Open(b.t.Context(), b.redis, b.pool)
-	if err != nil {
+	broker := handoff.New(b.redis, b.pool, slog.New(slog.DiscardHandler))
+	if err := broker.Open(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 	return broker

@@ -20,17 +20,15 @@ import (
 // it takes nothing and returns a *[BudgetError] at once. When ctx ends while it waits, its units stay used. More units
 // than the budget's burst are an error, and so is a budget that no live dispatcher's configuration has.
 //
-// While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called
-// by several goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all
-// budgets and waits for none.
+// While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called by several
+// goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all budgets and waits for none.
 func (c *Call) Draw(ctx context.Context, name string, n int64) error {
 	_, err := c.draw(ctx, name, n, true)
 	return err
 }
 
-// TryDraw takes n units of a budget if they are free now, and then returns 0. Otherwise it takes nothing, and
-// returns how long they would have to be waited for. While Redis is away that is an error, unless the budget's
-// on_outage is open.
+// TryDraw takes n units of a budget if they are free now, and then returns 0. Otherwise it takes nothing, and returns how long
+// they would have to be waited for. While Redis is away that is an error, unless the budget's on_outage is open.
 func (c *Call) TryDraw(ctx context.Context, name string, n int64) (time.Duration, error) {
 	return c.draw(ctx, name, n, false)
 }
@@ -69,9 +67,9 @@ type budgets struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	rules atomic.Pointer[map[string]budgetRule] // as they were read last; nil: no handler has drawn yet
-	// away has, by budget, an *atomic.Pointer[time.Time]: Redis does not answer: when to ask it again; nil: it does. A cluster
-	// may have lost one budget's node alone, and a key that is not callq's spoils one budget alone.
+	rules atomic.Pointer[map[string]budgetRule] // as they were read last; nil: they were not
+	// away has, by budget, when to ask again a Redis that does not answer. A cluster may have lost one budget's node alone, and a
+	// key that is not callq's spoils one budget alone.
 	away sync.Map
 }
 
@@ -84,40 +82,26 @@ const (
 	// answerWithin is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts
 	// of its own.)
 	answerWithin = 2 * time.Second
-	// askAgain is when a Redis that was away is asked again, by one draw of each budget.
+	// askAgain is when a Redis that was away is asked again.
 	askAgain = 250 * time.Millisecond
-	// budgetsEvery is how often the rules are read again.
+	// budgetsEvery is how often the rules are read again. While Postgres is away the last that were read hold.
 	budgetsEvery = 2 * time.Second
 )
 
-func newBudgets(db *pgxpool.Pool, redis redis.UniversalClient, log *slog.Logger, m *metrics) *budgets {
-	return &budgets{db: db, redis: redis, log: log, metrics: m}
-}
-
-// refresh reads the rules again. While Postgres is away the last that were read hold.
-func (b *budgets) refresh(ctx context.Context) error {
-	if b.rules.Load() == nil {
-		return nil
-	}
-	return b.read(ctx)
-}
-
 // rule is a budget's rule in force. One that is not known is read at once.
-func (b *budgets) rule(ctx context.Context, name string) (budgetRule, error) {
-	for fresh := false; ; fresh = true {
+func (b *budgets) rule(ctx context.Context, name string) (rule budgetRule, err error) {
+	for range 2 {
 		if rules := b.rules.Load(); rules != nil {
 			if rule, known := (*rules)[name]; known {
 				return rule, nil
 			}
 		}
-		if fresh {
-			return budgetRule{}, errors.New("no such budget is in force: add it under budgets in the configuration of serve or " +
-				"dispatch, and reload (SIGHUP) or restart them")
-		}
 		if err := b.read(ctx); err != nil {
-			return budgetRule{}, err
+			return rule, err
 		}
 	}
+	return rule, errors.New("no such budget is in force: add it under budgets in the configuration of serve or " +
+		"dispatch, and reload (SIGHUP) or restart them")
 }
 
 func (b *budgets) read(ctx context.Context) error {
@@ -190,30 +174,23 @@ func (b *budgets) draw(ctx context.Context, name string, n int64, mayWait bool) 
 	}
 }
 
-// ask asks Redis, and logs when it ceases to answer, and when it answers again. While it does not, one draw at a time asks,
-// so that the others need not wait for an answer that does not come.
+// ask asks Redis, and logs when it ceases to answer. While it does not, one draw of the budget asks from time to time: the others
+// need not wait for an answer that does not come, and a frozen Redis grants later all that it was asked for.
 func (b *budgets) ask(ctx context.Context, name string, rule budgetRule, n int64, maxWait time.Duration) (budget.Grant, error) {
-	stored, _ := b.away.LoadOrStore(name, new(atomic.Pointer[time.Time]))
-	state := stored.(*atomic.Pointer[time.Time])
-	away := state.Load()
-	if away != nil && (time.Now().Before(*away) || !state.CompareAndSwap(away, new(time.Now().Add(answerWithin+askAgain)))) {
-		return budget.Grant{}, errors.New("no answer from Redis, which is asked again soon")
+	if again, away := b.away.Load(name); away {
+		if time.Now().Before(again.(time.Time)) || !b.away.CompareAndSwap(name, again, time.Now().Add(answerWithin+askAgain)) {
+			return budget.Grant{}, errors.New("no answer from Redis, which is asked again soon")
+		}
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	grant, err := budget.Draw(bounded, b.redis, name, rule.Rule, n, maxWait)
-	switch {
-	case err == nil:
-		if state.Swap(nil) != nil {
-			b.log.InfoContext(ctx, "Redis answers draws on the budget again", "budget", name)
+	if err == nil {
+		b.away.Delete(name)
+	} else if ctx.Err() == nil { // else the draw ended: if it was the one that asked, another does so in answerWithin
+		if _, away := b.away.Swap(name, time.Now().Add(askAgain)); !away {
+			b.log.WarnContext(ctx, "Redis does not answer draws: they wait, or go through with on_outage open", "budget", name, "err", err)
 		}
-	case ctx.Err() == nil:
-		if state.Swap(new(time.Now().Add(askAgain))) == nil {
-			b.log.WarnContext(ctx, "Redis does not answer draws on the budget: they wait, or go through with on_outage open",
-				"budget", name, "err", err)
-		}
-	case away != nil: // it was the draw that ended: let another ask
-		state.Store(new(time.Now()))
 	}
 	return grant, err
 }

@@ -6,17 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/callq/callq/internal/outcome"
-	"github.com/hibiken/asynq"
 )
 
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler should return then. Until it
 // does, its attempt stays open, and holds its slot and its units; callq doctor names it. (Call.Client sends nothing by
 // then.) The context ends earlier, with the cause [ErrCancelled], within about two seconds of the call's being cancelled.
-// A panic counts as an error, and so does runtime.Goexit.
+// A panic counts as an error; one that calls runtime.Goexit is taken for lost.
 type Handler func(ctx context.Context, call *Call) error
 
 // ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is cancelled.
@@ -51,8 +49,7 @@ type Call struct {
 	// IdempotencyKey is the same for every attempt of the call, and no other call has it, of whatever database or
 	// time. The task http and Client send it as the header Idempotency-Key.
 	IdempotencyKey string
-	// Client makes the one request that an attempt may make through it. It gives a custom handler what the
-	// task http has:
+	// Client makes the one request that an attempt may make through it. It gives a custom handler what the task http has:
 	//
 	//   - at most one request is made; a second is refused, also where the first could not be sent, and so are
 	//     redirects, which it hands out as they are;
@@ -102,10 +99,9 @@ func (c *Call) SetResult(v any) error {
 
 const maxResult = 1 << 20
 
-// Settle reports what the call really cost: its limits that count cost are charged n units instead of Cost when
-// the attempt ends, however it ends; the others count it as before. The last Settle counts, and 0 charges those
-// limits nothing. Until the attempt ends they count Cost, and so they do where the worker is lost; an
-// attempt that was not sent is charged nothing anyway.
+// Settle reports what the call really cost: its limits that count cost are charged n units instead of Cost when the attempt ends,
+// however it ends; the others count it as before. The last Settle counts, and 0 charges those limits nothing. Until the attempt
+// ends they count Cost, and so they do where the worker is lost; an attempt that was not sent is charged nothing anyway.
 //
 // Claim an upper bound as Cost. Fewer units come free at once, for the API took no more. More are charged in
 // full, and count from then on, but other calls may have been claimed by then: the window can hold more than the
@@ -122,40 +118,3 @@ func (c *Call) Settle(n int64) error {
 
 // maxSettled keeps the sums of a window within what Postgres adds up.
 const maxSettled = 1e12
-
-// Asynq makes a handler of an [asynq.Handler], or of a whole [asynq.ServeMux] with its middleware, so that handlers
-// written for Asynq run under callq's limits:
-//
-//	for _, task := range []string{"email:welcome", "email:reminder"} {
-//		worker.Handle(task, tasks.Asynq(mux))
-//	}
-//
-// The Asynq task's type is the call's task, its payload the call's data, which is JSON. Its headers are Callq-Call-Id,
-// Callq-Attempt (1 for the first), Callq-Queue and Callq-Key. The context ends at the call's timeout, and [CallFrom]
-// gives the call. Nil is done; an error is retried by the queue's policy; one that wraps [asynq.SkipRetry]
-// or [asynq.RevokeTask] is [Permanent]; [RetryAfter], [Snooze] and [NotSent] mean what they do elsewhere.
-//
-// What only Asynq itself could give is missing: GetTaskID, GetRetryCount, GetMaxRetry and GetQueueName find nothing, and the
-// task's ResultWriter is nil. The headers and [Call.SetResult] stand in for them.
-func Asynq(handler asynq.Handler) Handler {
-	return func(ctx context.Context, call *Call) error {
-		err := handler.ProcessTask(context.WithValue(ctx, callKey{}, call), asynq.NewTaskWithHeaders(call.Task, call.Data, map[string]string{
-			"Callq-Call-Id": strconv.FormatInt(call.ID, 10),
-			"Callq-Attempt": strconv.Itoa(call.Attempt),
-			"Callq-Queue":   call.Queue,
-			"Callq-Key":     call.Key,
-		}))
-		if errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
-			return Permanent(err)
-		}
-		return err
-	}
-}
-
-type callKey struct{}
-
-// CallFrom is the call that a handler runs which was given to [Asynq]; false elsewhere.
-func CallFrom(ctx context.Context) (*Call, bool) {
-	call, ok := ctx.Value(callKey{}).(*Call)
-	return call, ok
-}

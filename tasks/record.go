@@ -55,8 +55,11 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 
 // unstarted closes an attempt whose start was refused so; nil: it is not ours to close.
 func (a *attempt) unstarted(why error) *ledger.Closing {
-	if errors.Is(why, errNotStarted) {
+	switch {
+	case errors.Is(why, errNotStarted):
 		return nil
+	case outcome.IsPermanent(why):
+		return a.ending(why)
 	}
 	c := a.unsent(why, 0)
 	if errors.Is(why, errExpired) {
@@ -138,10 +141,10 @@ type recorder struct {
 
 func newRecorder(db *pgxpool.Pool, log *slog.Logger, nearlyFull func() bool) *recorder {
 	r := &recorder{db: db, log: log, nearlyFull: nearlyFull, wakes: make(chan struct{}, 1)}
-	r.closings = ledger.NewBatch(batchSize, func(c ledger.Closing) int { return len(c.Result) },
-		func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
-			return r.close(ctx, closings, false)
-		})
+	weigh := func(c ledger.Closing) int { return len(c.Result) }
+	r.closings = ledger.NewBatch(batchSize, weigh, func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
+		return r.close(ctx, closings, false)
+	})
 	return r
 }
 
@@ -171,8 +174,8 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 	return answers, nil
 }
 
-// record writes an outcome, and then calls done, which must not block: only then may the slot be used again. It waits only
-// for a place among the outcomes to be written, so that no goroutine is parked for each.
+// record writes an outcome, and then calls done, which must not block. It waits only for a place among the outcomes to be
+// written, so that no goroutine is parked for each.
 func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
 	r.closings.Tell(ctx, c, func(busy, err error) {
 		if err == nil && busy == nil {
@@ -190,19 +193,16 @@ func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
 // whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
 func (r *recorder) insist(ctx context.Context, c ledger.Closing, apart bool) {
 	retry(ctx, 20*time.Millisecond, func() error {
-		for {
-			err := r.try(ctx, c, apart)
-			apart = apart || errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err)
-			switch {
-			case ledger.BadData(err) && c.Result != nil:
-				r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
-				c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
-			case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
-				c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
-			default:
-				return err
-			}
+		err := r.try(ctx, c, apart)
+		apart = apart || errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err)
+		switch {
+		case ledger.BadData(err) && c.Result != nil:
+			r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
+			c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
+		case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
+			c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
 		}
+		return err
 	}, func(err error) {
 		r.log.WarnContext(ctx, "outcome not recorded", "call", c.CallID, "attempt", c.Attempt, "err", err)
 	})
@@ -214,15 +214,11 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 		return cmp.Or(err, busy)
 	}
 	answers, err := r.close(ctx, []ledger.Closing{c}, true)
-	if err != nil {
-		return err
-	}
-	return answers[0]
+	return cmp.Or(err, errors.Join(answers...))
 }
 
-// freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives
-// back units that it never used, or not all, or frees slots of a worker that was nearly full: they may have held
-// back calls for want of any.
+// freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives back units that it never used,
+// or not all, or frees slots of a worker that was nearly full: they may have held back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
 	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves }) {
 		r.unused.Store(true)

@@ -29,8 +29,7 @@ func newStarts(db *pgxpool.Pool, worker string) *starts {
 	return s
 }
 
-// start starts attempts. Where somebody's transaction is in the way it starts only those whose rows are free, and waits
-// for no other.
+// start starts attempts. Where somebody's transaction is in the way, it starts only those whose rows are free.
 func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -41,15 +40,15 @@ func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]l
 	return answers, err
 }
 
-// apart starts an attempt whose row somebody held: no other is to wait with it.
-func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (ledger.StartAnswer, error) {
+// apart starts an attempt whose row somebody held, or whose first start erred: no other is to wait with it.
+func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (answer ledger.StartAnswer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	answers, err := ledger.StartFree(ctx, s.db, s.worker, []ledger.StartRequest{request})
-	if err != nil {
-		return ledger.StartAnswer{}, err
+	if err == nil {
+		answer = answers[0]
 	}
-	return answers[0], nil
+	return answer, err
 }
 
 // Why an attempt is not started.
@@ -58,13 +57,19 @@ var (
 	errCallGone   = errors.New("its call was deleted or cancelled")
 	errExpired    = errors.New("its call has expired")
 	errDraining   = errors.New("the worker is shutting down")
+	errNoHandler  = errors.New("this worker has no handler for its task")
 	errLate       = errors.New("the start took too long") // whether it was started is not known
+	errTooLarge   = Permanent(errors.New("call_data has more bytes than calls.max_data allows"))
 )
+
+// unreadable is why an attempt is not started whose row alone makes Postgres err.
+func unreadable(err error) error {
+	return Permanent(errors.New("its row cannot be read: " + ledger.Reason(err)))
+}
 
 // start asks for the durable start. After it the attempt is started, or refused with the error.
 func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 	if a.w.draining() {
-		a.w.slots.returned.Add(1)
 		a.refused = errDraining
 		return g, errDraining
 	}
@@ -80,21 +85,7 @@ func (a *attempt) startRequest() ledger.StartRequest {
 // answered is what became of the start, which was answered so.
 func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	defer a.release()
-	if err != nil || answer.Busy {
-		answer, err = a.askAgain(ctx, answer.Busy)
-	}
-	switch {
-	case err != nil:
-		a.refused = err
-	case answer.StartedAt != nil:
-	case answer.Gone:
-		a.refused = errCallGone
-	case answer.Expired:
-		a.refused = errExpired
-	default:
-		a.refused = errNotStarted
-	}
-	if a.refused != nil {
+	if answer, a.refused = a.known(ctx, answer, err); a.refused != nil {
 		return g, a.refused
 	}
 	a.started, g.M0 = true, a.m0
@@ -108,26 +99,32 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 	return g, nil
 }
 
-// sendWithinMax is the longest send_within that is derived from a window.
-const sendWithinMax = 5 * time.Second
-
-// askAgain asks until the answer is known, with the same token and the same m0, for the first statement may still run;
-// past sendWithinMax the gate would refuse the request anyway. apart: somebody held the row.
-func (a *attempt) askAgain(ctx context.Context, apart bool) (answer ledger.StartAnswer, err error) {
-	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+// known is the start's answer, or why the attempt is not started. It asks again until that is known, with the same token and the
+// same m0, for the first statement may still run. Past sendWithinMax the gate would refuse the request anyway.
+func (a *attempt) known(ctx context.Context, answer ledger.StartAnswer, err error) (ledger.StartAnswer, error) {
+	for wait := 20 * time.Millisecond; err != nil && !ledger.BadData(err) || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
 		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
 			return answer, errLate
 		}
-		ask := a.w.starts.Do
-		if apart {
-			ask = a.w.starts.apart
-		}
-		if answer, err = ask(ctx, a.startRequest()); err == nil && !answer.Busy {
-			return answer, nil
-		}
-		apart = apart || answer.Busy
+		answer, err = a.w.starts.apart(ctx, a.startRequest())
 	}
+	switch {
+	case err != nil:
+		return answer, unreadable(err)
+	case answer.StartedAt != nil:
+		return answer, nil
+	case answer.Gone:
+		return answer, errCallGone
+	case answer.Expired:
+		return answer, errExpired
+	case answer.TooLarge:
+		return answer, errTooLarge
+	}
+	return answer, errNotStarted
 }
+
+// sendWithinMax is the longest send_within that is derived from a window.
+const sendWithinMax = 5 * time.Second
 
 // arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the
 // ledger does not hear of it they stay occupied for the longer.

@@ -1,5 +1,4 @@
-// Package tasks runs attempts: it takes them from Asynq, starts each in Postgres, runs its handler and
-// records how it ended.
+// Package tasks runs attempts: it takes them from Asynq, starts each in Postgres, runs its handler and records how it ended.
 //
 // It promises that a handler runs at most once per attempt, whatever Redis repeats; that the start is durable before
 // the handler runs (or, for the http task, before a byte of the request is written); and that an outcome is recorded
@@ -59,7 +58,7 @@ type Worker struct {
 	log      *slog.Logger
 	metrics  *metrics
 	slots    slots
-	server   atomic.Pointer[handoff.Server] // nil until attempts are taken
+	ready    atomic.Bool // attempts are taken
 	session
 }
 
@@ -118,8 +117,8 @@ func New(cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Handle gives the handler of a task. Call it before Run; "http" is built in and cannot be
-// replaced, and a task has one handler: a second is a mistake in the program, and panics.
+// Handle gives the handler of a task. Call it before Run. It panics where the task has one already, as "http" does, which is
+// built in.
 func (w *Worker) Handle(task string, handler Handler) {
 	if task == "" || task == HTTP || w.handlers[task] != nil || handler == nil {
 		panic(fmt.Sprintf("tasks: Handle(%q): the name is empty, built in or taken, or the handler is nil", task))
@@ -138,7 +137,7 @@ func (w *Worker) Tasks() []string {
 }
 
 // Ready says whether the worker takes attempts now.
-func (w *Worker) Ready() bool { return w.server.Load() != nil && !w.draining() }
+func (w *Worker) Ready() bool { return w.ready.Load() && !w.draining() }
 
 func (w *Worker) draining() bool { return w.serving.Err() != nil }
 
@@ -158,7 +157,6 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	defer closePool()
 	defer w.closeHTTP()
-	// Handlers and their records outlive ctx: draining bounds them.
 	handling, stopHandling := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopHandling(nil)
 	recording, stopRecording := context.WithCancel(context.WithoutCancel(ctx))
@@ -168,7 +166,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
 		running:  &running{db: db, of: map[*attempt]*progress{}},
-		budgets:  newBudgets(db, w.cfg.Redis, w.log, w.metrics),
+		budgets:  &budgets{db: db, redis: w.cfg.Redis, log: w.log, metrics: w.metrics},
 		serving:  ctx, handling: handling, recording: recording,
 	}
 	var loops sync.WaitGroup
@@ -180,42 +178,28 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.recorder.wakeDispatchers(recording) })
 	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
 	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
-	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.refresh) })
-	broker := w.connect(ctx)
-	if broker == nil {
+	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.read) })
+	broker := handoff.New(w.cfg.Redis, db, w.log)
+	if !retry(ctx, time.Second, func() error { _, err := broker.Pending(ctx, w.pool); return err }, func(err error) {
+		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)
+	}) {
 		return nil // ctx ended before anything had begun
 	}
 	w.database = broker.Database()
-	server := broker.NewServer(handoff.ServerConfig{
-		Pool: w.pool, Concurrency: min(max(w.cfg.Concurrency/32, 2), 32), Deliver: w.deliver, Logger: w.log,
-	})
 	taken := make(chan struct{}) // closed when nothing more is taken and what was is delivered
 	go func() {
 		defer close(taken)
-		if err := server.Run(ctx); err != nil {
+		if err := broker.Serve(ctx, w.pool, min(max(w.cfg.Concurrency/32, 2), 32), w.deliver); err != nil {
 			w.log.ErrorContext(ctx, "worker stopped taking messages", "err", err)
 		}
 	}()
-	w.server.Store(server)
+	w.ready.Store(true)
 	loops.Go(func() { w.heartbeat(ctx) })
 	w.log.InfoContext(ctx, "worker started", "worker", w.id, "pool", w.pool, "slots", w.cfg.Concurrency, "tasks", w.Tasks())
 
 	<-ctx.Done()
 	w.shutDown(taken, stopHandling)
 	return nil
-}
-
-// connect learns from Postgres which Asynq queue is the worker's, once Redis answers. It is nil when ctx ends before.
-func (w *Worker) connect(ctx context.Context) (broker *handoff.Broker) {
-	retry(ctx, time.Second, func() (err error) {
-		if err = w.cfg.Redis.Ping(ctx).Err(); err == nil {
-			broker, err = handoff.Open(ctx, w.cfg.Redis, w.db)
-		}
-		return err
-	}, func(err error) {
-		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)
-	})
-	return broker
 }
 
 // every runs a statement every so often until ctx ends.
@@ -229,42 +213,31 @@ func (w *Worker) every(ctx context.Context, d time.Duration, run func(context.Co
 
 const heartbeatEvery = 2 * time.Second
 
-// heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take: nothing, while its
-// Asynq queue is paused. It stops when the worker drains, so that nothing more is sent to it.
+// heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take. It stops when the
+// worker drains, so that nothing more is sent to it.
 func (w *Worker) heartbeat(ctx context.Context) {
-	for first := true; ; first = false {
-		if !retry(ctx, 50*time.Millisecond, func() error { return w.writeHeartbeat(ctx) }, func(err error) {
-			w.log.WarnContext(ctx, "heartbeat failed", "err", err)
-		}) {
-			return
-		}
-		if first {
-			w.recorder.wake() // there may be calls that waited for such a worker
-		}
-		if !pause(ctx, heartbeatEvery) {
-			return
-		}
+	beat := func() error {
+		ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
+		defer cancel()
+		_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
+			"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
+			"labels": append([]string{}, w.cfg.Labels...), "slots": w.cfg.Concurrency, "http": w.httpSettings(),
+		})
+		return err
 	}
-}
-
-func (w *Worker) writeHeartbeat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
-	defer cancel()
-	slots := w.cfg.Concurrency
-	if w.server.Load().Paused() {
-		slots = 0
+	warn := func(err error) { w.log.WarnContext(ctx, "heartbeat failed", "err", err) }
+	if retry(ctx, 50*time.Millisecond, beat, warn) {
+		w.recorder.wake() // there may be calls that waited for such a worker
 	}
-	_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
-		"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
-		"labels": append([]string{}, w.cfg.Labels...), "slots": slots, "http": w.httpSettings(),
-	})
-	return err
+	for pause(ctx, heartbeatEvery) {
+		retry(ctx, 50*time.Millisecond, beat, warn)
+	}
 }
 
 const heartbeatSQL = `
 INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots, http = excluded.http`
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, http = excluded.http`
 
 // deregister says at once that the worker is no longer alive, so that nothing waits for its heartbeats to be
 // missed. The row stays for a while: it says which pool was last seen.
@@ -292,11 +265,9 @@ func (w *Worker) shutDown(taken <-chan struct{}, stopHandling context.CancelCaus
 	if pause(idle, w.cfg.ShutdownTimeout) {
 		w.log.Warn("worker cuts off what still runs", "worker", w.id, "running", len(w.slots.tokens))
 		stopHandling(fmt.Errorf("cut off: the worker was shutting down, and waited %s", w.cfg.ShutdownTimeout))
-		if pause(idle, recordGrace) && len(w.slots.tokens) > 0 { // else it waits for Redis or Postgres alone
-			w.log.Warn("worker left attempts unrecorded", "worker", w.id, "running", len(w.slots.tokens))
-		}
+		pause(idle, recordGrace)
 	}
-	w.log.Info("worker stopped", "worker", w.id, "handed_back", w.slots.returned.Load())
+	w.log.Info("worker stopped", "worker", w.id, "unrecorded", len(w.slots.tokens))
 }
 
 // pause waits d, or less if ctx ends: then it returns false.

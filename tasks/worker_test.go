@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"runtime"
 	"slices"
@@ -81,7 +82,7 @@ func TestEndings(t *testing.T) {
 		{"permanent", callqueue.StatusFailed, "permanent", "x: gone", 1, 1},
 		{"later", callqueue.StatusError, "error", "busy", 1, 1},
 		{"panic", callqueue.StatusFailed, "error", "panic: boom", 1, 2},
-		{"exit", callqueue.StatusFailed, "error", "the handler did not return: it called runtime.Goexit", 1, 2},
+		{"exit", callqueue.StatusFailed, "lost", "the worker was lost: no outcome by the deadline", 1, 2},
 		{"slow", callqueue.StatusFailed, "error", "timed out after 500ms: context deadline exceeded", 1, 2},
 		{"bad data", callqueue.StatusFailed, "permanent", "read call_data: json: cannot unmarshal object into Go value of type int", 1, 1},
 		{"large", callqueue.StatusFailed, "permanent", "write result: it has 1048578 bytes; 1048576 are allowed", 1, 1},
@@ -91,7 +92,7 @@ func TestEndings(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.task, func(t *testing.T) {
 			call := callqueue.Call{Task: c.task}
-			if c.task == "slow" {
+			if c.task == "slow" || c.task == "exit" {
 				call.Queue = "short"
 			}
 			id := b.insertCall(call)
@@ -151,7 +152,7 @@ func TestUnreadableMessage(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, map[string]tasks.Handler{"ok": func(context.Context, *tasks.Call) error { return nil }})
 	client, asynqQueue := asynq.NewClientFromRedisClient(b.redis), asynq.Queue(b.broker().Queue(b.workerPool()))
-	for _, payload := range []string{"", "{", `{"calls":7}`, `{"calls":["1"],"attempts":[1]}`, `{"calls":[1]}`, `{"calls":[999999],"attempts":[1]}`, `{}`} {
+	for _, payload := range []string{"", "[", `{}`, `7`, `["1", 1]`, `[1]`, `[999999, 1]`, `[]`} {
 		if _, err := client.Enqueue(asynq.NewTask("callq:ok", []byte(payload)), asynqQueue); err != nil {
 			t.Fatal(err)
 		}
@@ -212,6 +213,61 @@ func TestHandedOverAndNotMade(t *testing.T) {
 	if ran.Load() != 0 {
 		t.Errorf("%d calls were made", ran.Load())
 	}
+}
+
+// What is too much as text does not reach the worker, and what cannot be read spoils no other: its attempt ends with the reason.
+//
+//callq:guarantee 12
+func TestCallDataIsTooMuch(t *testing.T) {
+	t.Parallel()
+	const large = "call_data has more bytes than calls.max_data allows"
+	numbers := func(n int) string {
+		return fmt.Sprintf(`SELECT jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`, n)
+	}
+	api := serve(t, func(http.ResponseWriter, *http.Request) {})
+	b := newBench(t, map[string]tasks.Handler{"count": func(_ context.Context, call *tasks.Call) error {
+		return call.SetResult(len(call.Data))
+	}})
+	b.exec(`CREATE FUNCTION octet_length(data text) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN
+		IF data LIKE '%unreadable%' THEN RAISE EXCEPTION 'broken' USING ERRCODE = 'data_corrupted'; END IF;
+		RETURN pg_catalog.octet_length(data); END $$`) // in the place of Postgres's own function
+	b.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$`)
+	b.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+	for name, c := range map[string]struct{ data, reason string }{
+		"a few bytes of numbers":         {numbers(20), large},
+		"numbers packed":                 {numbers(2100), large},
+		"text that takes long to make":   {numbers(7500), large},
+		"text that Postgres cannot make": {numbers(9000), large},
+		"numbers with many zeros":        {`SELECT jsonb_agg(jsonb '0e-16383') FROM generate_series(1, 90000)`, large},
+		"stored in more than 7 MB":       {`SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 250000) AS i`, large},
+		"a byte too much":                {`SELECT to_jsonb(repeat('x', 262143))`, large},
+		"data that cannot be read":       {`SELECT jsonb '{"unreadable": "data of some length"}'`, "its row cannot be read: broken"},
+	} {
+		for _, task := range []string{"count", "http"} {
+			t.Run(name+", "+task, func(t *testing.T) {
+				var refs []handoff.Ref
+				for range 3 {
+					refs = append(refs, handoff.Ref{CallID: b.claimByHand(), Attempt: 1})
+				}
+				first, bad, last := refs[0].CallID, refs[1].CallID, refs[2].CallID
+				b.exec(`UPDATE call_queue SET task = $2, call_data = jsonb_build_object('url', $3::text) WHERE id BETWEEN $1 AND $1 + 2`, first, task, api.URL)
+				b.exec(`UPDATE call_open SET task = $2 WHERE call_id BETWEEN $1 AND $1 + 2`, first, task)
+				b.exec(`UPDATE call_queue SET call_data = (`+c.data+`) WHERE id = $1`, bad)
+				b.send(task, refs)
+				outcome, message, charges := b.ended(bad, callqueue.StatusFailed)
+				if outcome != "permanent" || message != c.reason || charges != 0 {
+					t.Errorf("got %s %q charged %d, want permanent %q", outcome, message, charges, c.reason)
+				}
+				for _, id := range []int64{first, last} {
+					b.ended(id, callqueue.StatusDone)
+				}
+			})
+		}
+	}
+	fits := b.claimByHand()
+	b.exec(`UPDATE call_queue SET call_data = to_jsonb(repeat('x', 262142)) WHERE id = $1`, fits)
+	b.send("count", []handoff.Ref{{CallID: fits, Attempt: 1}})
+	b.await(`SELECT result = '262144' FROM call_attempts WHERE call_id = $1`, fits)
 }
 
 // A worker and a dispatcher that are given a pool as pgxpool makes it use connections of their own, set as their

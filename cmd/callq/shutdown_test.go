@@ -135,7 +135,7 @@ func TestSIGTERMWhileServersAreAway(t *testing.T) {
 				"worker cuts off what still runs": true,
 				"worker stopped":                  true,
 				"dispatcher stopped":              true,
-				"worker left attempts unrecorded": postgresAway,
+				" unrecorded=1":                   postgresAway,
 			} {
 				if strings.Contains(said, line) != want {
 					t.Errorf("in the log: %t, want %t: %s\n%s", !want, want, line, said)
@@ -201,8 +201,8 @@ func TestSignalWhileWaiting(t *testing.T) {
 	}
 }
 
-// What the worker had taken and not started goes back, and the log says how many that were.
-func TestHandedBackIsSaid(t *testing.T) {
+// What the worker had taken and not started goes back.
+func TestHandedBack(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort + "worker: {shutdown_timeout: 1s, concurrency: 2}\n"
@@ -218,7 +218,7 @@ func TestHandedBackIsSaid(t *testing.T) {
 	p.send(syscall.SIGTERM)
 	p.exits(exitDone)
 	back := one[int](w, `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
-	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 || !strings.Contains(p.log.String(), fmt.Sprintf("handed_back=%d\n", back)) {
+	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 {
 		t.Errorf("%d attempts went back, %d are open\n%s", back, open, p.log)
 	}
 }

@@ -19,11 +19,9 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// MaxBurst keeps the script's arithmetic, in numbers of 53 bits, on the safe side.
+// MaxBurst, and limit.MaxWindow as the longest time to fill an empty bucket, keep the script's arithmetic, in numbers of 53
+// bits, on the safe side.
 const MaxBurst = 1_000_000_000
-
-// maxFill bounds how long an empty bucket takes to fill, for the same reason.
-const maxFill = limit.MaxWindow
 
 // Rule is a bucket that holds Burst units at most and gains Rate.Units in each Rate.Window, evenly.
 type Rule struct {
@@ -39,7 +37,7 @@ func (r Rule) Check() error {
 	case r.Burst < 1 || r.Burst > MaxBurst:
 		return fmt.Errorf("the burst must be 1 to %d", MaxBurst)
 	}
-	if float64(r.Burst)*float64(r.Rate.Window) > float64(maxFill)*float64(r.Rate.Units) {
+	if float64(r.Burst)*float64(r.Rate.Window) > float64(limit.MaxWindow)*float64(r.Rate.Units) {
 		return errors.New("a burst would take longer than 366d to come back")
 	}
 	return nil
@@ -84,22 +82,15 @@ func draw(ctx context.Context, client redis.Scripter, script *redis.Script, name
 	if err != nil {
 		return Grant{}, err
 	}
-	if len(answer) != 3 {
-		return Grant{}, fmt.Errorf("answered %d numbers, not 3", len(answer))
-	}
 	wait := time.Duration(answer[1]) * time.Microsecond
 	return Grant{Drawn: answer[0] == 1, Wait: wait, At: time.UnixMicro(answer[2]).Add(wait)}, nil
 }
 
-// Look says how many units are free now; where none are because draws wait for their turn, until when the
-// last of these waits.
+// Look says how many units are free now; where none are because draws wait for their turn, until when the last of these waits.
 func Look(ctx context.Context, client redis.Scripter, name string, rule Rule) (free int64, waiting time.Duration, err error) {
 	answer, err := lookScript.Run(ctx, client, []string{Key(name)}, rule.Rate.Units, rule.Rate.Window.Microseconds(), rule.Burst).Int64Slice()
 	if err != nil {
 		return 0, 0, err
-	}
-	if len(answer) != 2 {
-		return 0, 0, fmt.Errorf("answered %d numbers, not 2", len(answer))
 	}
 	return answer[0], time.Duration(answer[1]) * time.Microsecond, nil
 }

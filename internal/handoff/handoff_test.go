@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -23,20 +22,21 @@ import (
 
 func newBroker(t *testing.T, client redis.UniversalClient) *handoff.Broker {
 	t.Helper()
-	broker, err := handoff.Open(t.Context(), client, pgtest.New(t))
-	if err != nil {
+	broker := handoff.New(client, pgtest.New(t), slog.New(slog.DiscardHandler))
+	if err := broker.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return broker
 }
 
-// A database whose id is not known has no Broker: its queues would be another's.
+// While the database's id is not known nothing is asked of Redis: its queues would be another's.
 func TestOpenWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	pool.Close()
-	if broker, err := handoff.Open(t.Context(), redistest.New(t), pool); broker != nil || err == nil {
-		t.Errorf("Open = %v, %v", broker, err)
+	broker := handoff.New(redistest.New(t), pool, slog.New(slog.DiscardHandler))
+	if ids, err := broker.Pending(t.Context(), "a"); err == nil {
+		t.Errorf("pending %v, of whatever database", ids)
 	}
 }
 
@@ -63,18 +63,18 @@ func pending(t *testing.T, broker *handoff.Broker) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.Sorted(maps.Keys(ids))
+	slices.Sort(ids)
+	return ids
 }
 
 // serve runs a server of pool a until the test ends, or stop is called.
-func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) (server *handoff.Server, stop func()) {
+func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) (stop func()) {
 	t.Helper()
-	server = broker.NewServer(handoff.ServerConfig{Pool: "a", Concurrency: 2, Deliver: deliver, Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := server.Run(ctx); err != nil {
+		if err := broker.Serve(ctx, "a", 2, deliver); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -83,7 +83,7 @@ func serve(t *testing.T, broker *handoff.Broker, deliver func(handoff.Message)) 
 		within(t, "the server has stopped", ended)
 	}
 	t.Cleanup(stop)
-	return server, stop
+	return stop
 }
 
 func within[T any](t *testing.T, what string, done <-chan T) (v T) {
@@ -140,7 +140,7 @@ func TestMessagesArriveInOrder(t *testing.T) {
 		t.Errorf("pending %v", ids)
 	}
 	got := make(chan handoff.Message, 10)
-	_, stop := serve(t, broker, func(m handoff.Message) { got <- m })
+	stop := serve(t, broker, func(m handoff.Message) { got <- m })
 	took := map[string]handoff.Message{} // by task: Asynq takes them in order, and runs them at once
 	for range 2 {
 		m := within(t, "a message", got)

@@ -37,41 +37,6 @@ func TestIdleServerWaits(t *testing.T) {
 	}
 }
 
-// A queue that is paused, by Asynqmon say, is said to be, and is not asked for all the time.
-func TestPaused(t *testing.T) {
-	t.Parallel()
-	client := redistest.New(t)
-	broker := newBroker(t, client)
-	got := make(chan handoff.Message, 10)
-	server, _ := serve(t, broker, func(m handoff.Message) { got <- m })
-	first := messages("a", 3)
-	send(t, broker, first[0])
-	within(t, "a message", got)
-	if server.Paused() {
-		t.Error("paused before it is")
-	}
-	inspector := asynq.NewInspectorFromRedisClient(client)
-	if err := inspector.PauseQueue(broker.Queue("a")); err != nil {
-		t.Fatal(err)
-	}
-	begun, before := time.Now(), calls(t, client, "evalsha")
-	send(t, broker, first[1])
-	eventually(t, "it says that it is paused", server.Paused)
-	eventually(t, "it has been for a while", func() bool { return time.Since(begun) > 3*time.Second })
-	most := 5 * int(time.Since(begun)/time.Second+2)
-	if ran := calls(t, client, "evalsha") - before; ran > most {
-		t.Errorf("%d scripts ran while it was paused, at most %d should", ran, most)
-	}
-	if len(got) > 0 {
-		t.Error("a message was taken from a paused queue")
-	}
-	if err := inspector.UnpauseQueue(broker.Queue("a")); err != nil {
-		t.Fatal(err)
-	}
-	within(t, "the message that waited", got)
-	eventually(t, "it says that it is not paused", func() bool { return !server.Paused() })
-}
-
 // stops ends a server, and says when it has.
 func stops(stop func()) <-chan struct{} {
 	stopped := make(chan struct{})
@@ -96,7 +61,7 @@ func TestStop(t *testing.T) {
 	broker := newBroker(t, client)
 	begun, finish := make(chan struct{}), make(chan struct{})
 	var delivered atomic.Int64
-	_, stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish; delivered.Add(1) })
+	stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish; delivered.Add(1) })
 	list := messages("a", 3)
 	send(t, broker, list[0])
 	within(t, "the delivery began", begun)
@@ -121,7 +86,7 @@ func TestStopWithoutRedis(t *testing.T) {
 			server, client := redistest.Start(t, nil, redis.Options{ContextTimeoutEnabled: true, ReadTimeout: 2 * time.Second})
 			broker := newBroker(t, client)
 			begun, finish := make(chan struct{}), make(chan struct{})
-			_, stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish })
+			stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish })
 			send(t, broker, messages("a", 1)...)
 			within(t, "the delivery began", begun)
 			pid := server.Pid()
@@ -150,7 +115,7 @@ func TestStopWaitsForWhatAsynqGaveUp(t *testing.T) {
 	client := redistest.New(t)
 	broker := newBroker(t, client)
 	begun, finish := make(chan struct{}), make(chan struct{})
-	_, stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish })
+	stop := serve(t, broker, func(handoff.Message) { begun <- struct{}{}; <-finish })
 	send(t, broker, messages("a", 1)...)
 	within(t, "the delivery began", begun)
 	if err := asynq.NewInspectorFromRedisClient(client).CancelProcessing("e-7-0-0"); err != nil {

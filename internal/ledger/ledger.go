@@ -98,12 +98,12 @@ var ErrBusy = errors.New("another transaction holds the call's row")
 // Busy reports whether a statement gave up waiting for a lock.
 func Busy(err error) bool { return hasCode(err, "55P03") } // lock_not_available
 
-// BadData reports whether a statement failed because of a value in one of its rows, which Postgres does not take or which is
-// too large for it.
-func BadData(err error) bool { return hasCode(err, "22", "54") }
+// BadData reports whether a statement failed because of a value in one of its rows, which Postgres does not take, which is too
+// large for it, or which is corrupt where it is stored.
+func BadData(err error) bool { return hasCode(err, "22", "54", "XX001") }
 
 // Spoiled reports whether a statement may succeed without one of its rows. That row has bad data, or breaks a trigger or a
-// constraint that somebody added, or is corrupt where it is stored.
+// constraint that somebody added.
 func Spoiled(err error) bool { return BadData(err) || hasCode(err, "23", "P0", "XX") }
 
 func hasCode(err error, prefixes ...string) bool {

@@ -37,6 +37,8 @@ type StartAnswer struct {
 	Busy bool
 	// Expired: the attempt is open, but its call has expired. Close it unsent.
 	Expired bool
+	// TooLarge: the attempt is open, but what its call has as call_data is too much. Close it as failed.
+	TooLarge bool
 	// Work is nil unless the attempt was started and the request had no Timeout.
 	Work *Work
 }
@@ -125,7 +127,7 @@ func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
 	var a StartAnswer
 	var wanted bool
 	var w Work
-	err := row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &wanted,
+	err := row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &a.TooLarge, &wanted,
 		&w.Queue, &w.Task, &w.Key, &w.Cost, &w.Data, &w.CreatedAt, &w.FailedCount,
 		&w.Policy.MaxAttempts, &w.Policy.BackoffMin, &w.Policy.BackoffMax, &w.Timeout, &w.Limits, &w.Keys, &w.Frees)
 	if wanted {
@@ -149,10 +151,11 @@ WITH asked AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted,
         coalesce(a.timeout_us * interval '1 microsecond', ` + TimeoutSQL + `) AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-        CASE WHEN a.timeout_us IS NULL THEN coalesce(q.call_data, '{}') END AS call_data,
+        CASE WHEN a.timeout_us IS NULL THEN ` + DataSQL + ` ELSE '' END AS data, most,
         ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
         AS a (call_id, attempt, token, epoch, timeout_us)
+    CROSS JOIN ` + MostSQL + `
     LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
     LEFT JOIN call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
     ORDER BY a.call_id
@@ -163,7 +166,7 @@ WITH asked AS MATERIALIZED (
         started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
         deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second' + a.timeout)
     FROM asked a
-    WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired
+    WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired AND octet_length(a.data) <= a.most
       AND o.attempt = a.attempt
       AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
       AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
@@ -171,14 +174,16 @@ WITH asked AS MATERIALIZED (
       AND (o.token = a.token
            OR o.token IS NULL AND o.start_by > clock_timestamp())
     RETURNING o.call_id, o.token, o.started_at, o.send_within, a.wanted, o.queue, o.task, o.key, o.cost,
-        a.call_data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
+        a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
         o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys
 )
-SELECT call_id, token, started_at, send_within, false AS gone, false AS expired, wanted,
-    queue, task, key, cost, call_data, created_at, failed_count, max_attempts, backoff_min, backoff_max, timeout, limits, keys,
+SELECT call_id, token, started_at, send_within, false AS gone, false AS expired, false AS too_large, wanted,
+    queue, task, key, cost, data, created_at, failed_count, max_attempts, backoff_min, backoff_max, timeout, limits, keys,
     limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(limits) AND l.window_size = '0')
 FROM started
 UNION ALL
-SELECT call_id, token, NULL, NULL, gone, expired, false, '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
+SELECT call_id, token, NULL, NULL, gone, expired, NOT gone AND NOT expired, false,
+    '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
 FROM asked a
-WHERE (gone OR expired) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`
+WHERE (gone OR expired OR data IS NULL OR octet_length(data) > most)
+  AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`

@@ -15,8 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share, and
-// counts their capacity down.
+// Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share.
 type Pools struct {
 	List     []*Pool
 	OpenFrom *int64 // the smallest batch of an open attempt; nil: there is none
@@ -27,14 +26,12 @@ type Pool struct {
 	Name      string   `db:"pool"`
 	Tasks     []string `db:"tasks"`
 	Labels    []string `db:"labels"`
-	Workers   int      `db:"workers"`   // alive, and with slots
-	Paused    bool     `db:"paused"`    // the live ones have no slots: their Asynq queue is paused
+	Workers   int      `db:"workers"`   // alive
 	Slots     int      `db:"slots"`     // of the smallest live worker
 	Free      int      `db:"free"`      // slots of live workers that run nothing
 	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
 	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
-
-	Capacity int `db:"-"` // attempts that may still be handed to it
+	Capacity  int      `db:"-"`         // attempts that may still be handed to it
 }
 
 const (
@@ -50,7 +47,7 @@ func Read(ctx context.Context, db ledger.DB, from int64) (*Pools, error) {
 
 // Collect reads the pools from the rows of SQL.
 func Collect(rows pgx.Rows) (*Pools, error) {
-	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByNameLax[Pool])
+	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Pool])
 	if err != nil {
 		return nil, fmt.Errorf("read the workers: %w", err)
 	}
@@ -79,7 +76,7 @@ func withCapacity(list []*Pool) *Pools {
 	if !slices.ContainsFunc(list, func(p *Pool) bool { return p.handles(handoff.HTTP) }) {
 		list = append(list, &Pool{Name: handoff.HTTP, Tasks: []string{handoff.HTTP}})
 	}
-	r.List = slices.DeleteFunc(list, func(p *Pool) bool { return p.Paused })
+	r.List = list
 	for _, p := range r.List {
 		p.Capacity = max(0, capacityWithoutWorkers-unstarted) / len(r.List)
 	}
@@ -172,14 +169,12 @@ func (p *Pool) Packing(m int) int {
 	return min(k, max(p.Slots/4, 1))
 }
 
-// SQL reads the pools; its argument is the smallest batch that may be open. A worker is alive for 6 s after a heartbeat: three
-// may be missed. One without slots takes nothing: its Asynq queue is paused.
+// SQL reads the pools; its argument is the smallest batch that may be open.
 const SQL = `
 WITH pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
-        bool_or(beats) AND NOT bool_or(live) AS paused,
         min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
-    FROM (SELECT *, callq_alive(heartbeat_at) AS beats, callq_alive(heartbeat_at) AND slots > 0 AS live FROM call_workers) w
+    FROM (SELECT *, callq_alive(heartbeat_at) AS live FROM call_workers) w
     GROUP BY pool
 ), open AS (
     SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted, count(started_at) AS started, min(batch) AS open_from
@@ -188,7 +183,7 @@ WITH pools AS (
     GROUP BY pool
 )
 SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers,
-    coalesce(p.paused, false) AS paused, coalesce(p.slots, 0) AS slots,
+    coalesce(p.slots, 0) AS slots,
     greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, o.open_from
 FROM pools p
 FULL JOIN open o USING (pool)`

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"slices"
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
@@ -66,7 +67,7 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 		return nil, err
 	}
 	var gone []handed
-	inRedis := map[string]map[string]bool{} // by pool: the ids of the messages there
+	inRedis := map[string][]string{} // by pool: the ids of the messages there
 	for _, h := range late {
 		to := all.On(h.On).For(h.Task, h.Pool)
 		if to == h.Pool && inRedis[to] == nil {
@@ -74,7 +75,7 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 				return nil, err
 			}
 		}
-		if to != h.Pool || !inRedis[to][handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries)] {
+		if to != h.Pool || !slices.Contains(inRedis[to], handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries)) {
 			h.Pool = to
 			gone = append(gone, h)
 		}

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -67,8 +68,8 @@ func TestRedisClusterFailover(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	nodes := redistest.Cluster(t, 3, 1)
 	s.useRedis(fmt.Sprintf("{url: %q, cluster: true}", "redis://127.0.0.1:"+nodes[0].Port+"?addr=127.0.0.1:"+nodes[1].Port))
-	broker, err := handoff.Open(t.Context(), nodes[0].Client, s.pool)
-	if err != nil {
+	broker := handoff.New(nodes[0].Client, s.pool, slog.New(slog.DiscardHandler))
+	if err := broker.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	slot := int(nodes[0].Client.ClusterKeySlot(t.Context(), "{"+broker.Queue("http")+"}").Val())
@@ -90,8 +91,8 @@ func TestRedisClusterFailover(t *testing.T) {
 func TestRedisMeddledWith(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	client := s.redisClient
-	broker, err := handoff.Open(t.Context(), client, s.pool)
-	if err != nil {
+	broker := handoff.New(client, s.pool, slog.New(slog.DiscardHandler))
+	if err := broker.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	inspector, again, queue := asynq.NewInspectorFromRedisClient(client), asynq.NewClientFromRedisClient(client), broker.Queue("http")

@@ -1,7 +1,7 @@
 package model
 
 // carries is Redis (internal/handoff): it may lose a message, repeat it, and bring it at any later
-// time. Whoever takes one reads the attempt's row (tasks/deliver.go loadSQL).
+// time. Whoever takes one reads the attempt's row (tasks/attempt.go loadSQL).
 func (m *Model) carries(s *State) {
 	for i := range s.seen {
 		g := &s.seen[i]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"testing"
 	"time"
@@ -112,9 +113,8 @@ func (l *lane) clear(ctx context.Context) error {
 		return err
 	}
 	// A failover that loses what was committed first would give the database another id.
-	broker, err := handoff.Open(ctx, l.client, l.workers)
-	l.broker = broker
-	return err
+	l.broker = handoff.New(l.client, l.workers, slog.New(slog.DiscardHandler))
+	return l.broker.Open(ctx)
 }
 
 // pending are the ids of the messages that wait for a pool, the oldest last.

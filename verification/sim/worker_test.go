@@ -186,7 +186,7 @@ func (k *worker) take() {
 	k.do(d, func() { k.deliver(message); k.messages--; k.takeIn(time.Millisecond) })
 }
 
-// loaded is what tasks/deliver.go reads of an attempt.
+// loaded is what tasks/attempt.go reads of an attempt.
 type loaded struct {
 	CallID      int64         `db:"call_id"`
 	Attempt     int32         `db:"attempt"`
