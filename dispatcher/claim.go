@@ -38,14 +38,13 @@ type claimer struct {
 	reserved reservations
 	scan     scanWindow
 	lowWater lowWater
-	hours    hours.Cache
 }
 
 func newClaimer(cfg *Config, m *metrics, sender *handoff.Broker, clock *clockWatch, stop func() bool) *claimer {
 	return &claimer{
 		cfg: cfg, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
 		order: order{first: int(cfg.Random(1 << 16)), served: map[string]int{}}, blocked: map[string]time.Time{},
-		reserved: reservations{}, scan: scanWindow{drained: map[string]time.Time{}}, hours: hours.Cache{},
+		reserved: reservations{}, scan: scanWindow{drained: map[string]time.Time{}},
 	}
 }
 

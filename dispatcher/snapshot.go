@@ -53,7 +53,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 		return s, restFor(time.Second), nil
 	}
 	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
-	if s.hours, err = c.hours.Parse(s.queue.Hours); err != nil {
+	if s.hours, err = hours.Parse(s.queue.Hours); err != nil {
 		return s, nil, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
 	}
 	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
