@@ -13,7 +13,7 @@ import (
 // refuseSQL fails calls that can never be made as they are. They get no attempt and use no unit.
 const refuseSQL = `
 UPDATE call_queue q
-SET status = 'failed', error_message = r.reason, unique_key = NULL, queue = ` + ledger.CutQueueSQL + `,
+SET status = 'failed', error_message = r.reason, unique_key = NULL,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM unnest(@ids::bigint[], @reasons::text[]) AS r (id, reason)
 WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`

@@ -22,12 +22,9 @@ func TestRefuse(t *testing.T) {
 		{"expired", "expires_at", "'2020-01-01T00:00:00Z'", "expired: not sent by 2020-01-01 00:00:00+00"},
 		{"call_data too long", "call_data", "jsonb_build_object('body', repeat('x', 262144))", "call_data has 262156 bytes, over the limit of 262144"},
 		{"call_data too long, unpacked", "call_data", "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 8000) i)", "call_data has 288000 bytes, over the limit of 262144"},
-		{"key too long", "key", "repeat('é', 128)", "key is longer than 255 bytes"},
-		{"key too long for an index", "key", "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)", "key is longer than 255 bytes"},
 	}
 	r := rules(sliding("api", 100, time.Hour))
 	s.once(r)
-	s.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`) // names too long are from before it
 	for _, c := range cases {
 		s.exec(`INSERT INTO call_queue (unique_key, ` + c.columns + `) VALUES ('` + strings.ReplaceAll(c.name, "'", "") + `', ` + c.values + `)`)
 	}
@@ -57,24 +54,6 @@ func TestRefuse(t *testing.T) {
 	s.verify()
 }
 
-// A queue's name that no index takes in, of a row from before such were refused, keeps no call from failing, nor the
-// queue that it is cut to from its own.
-//
-//callq:guarantee 12
-func TestRefuseLongQueue(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	cut := strings.Repeat("q", 63)
-	r := rules()
-	r.Queues = append(r.Queues, queue(cut))
-	s.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`)
-	s.exec(`INSERT INTO call_queue (queue) SELECT $1 || string_agg(md5(i::text), '') FROM generate_series(1, 256) AS i`, cut)
-	s.calls(cut, 3)
-	s.once(r)
-	s.want(`SELECT status = 'failed' AND error_message = 'queue is longer than 255 bytes' FROM call_queue WHERE id = 1`)
-	s.want(`SELECT count(*) = 3 FROM call_open`)
-}
-
 // A claim looks at no more call_data than it has time for, else one that took longer than it may would be begun
 // for ever: but at one call's always, however slow Postgres is, and at another key's in the next claim, whatever
 // else goes.
@@ -84,13 +63,13 @@ func TestLargeDataIsReadInPieces(t *testing.T) {
 	s.alive(500)
 	d := s.dispatcher(rules())
 	s.turn(d)
-	s.exec(`INSERT INTO call_queue (key, call_data) SELECT key, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, n) i)
+	s.exec(`INSERT INTO call_queue (key, priority, call_data) SELECT key, 6, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, n) i)
 		FROM (VALUES ('slow a', 1000), ('slow a', 1000), ('slow b', 1000), ('slow b', 8000)) AS c (key, n)`)
 	// Each look at one takes all the time that there is for them.
-	s.exec(`CREATE OR REPLACE FUNCTION callq_flow_name(name text, unset text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+	s.exec(`CREATE OR REPLACE FUNCTION callq_priority(priority smallint) RETURNS smallint LANGUAGE plpgsql IMMUTABLE AS $$
 		BEGIN
-			PERFORM pg_sleep(0.26) WHERE name LIKE 'slow%';
-			RETURN coalesce(name, unset);
+			PERFORM pg_sleep(0.26) WHERE priority = 6;
+			RETURN coalesce(priority, 5);
 		END $$`)
 	for n, want := range []string{"{1}", "{1,3}", "{1,2,3}", "{1,2,3}"} {
 		s.exec(`INSERT INTO call_queue (key) SELECT 'small' FROM generate_series(1, 20)`)

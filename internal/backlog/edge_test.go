@@ -12,34 +12,6 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A name that no index could hold keeps no other call from its flow: such a call is in a flow too, where
-// a claim refuses it.
-func TestNamesThatAreTooLong(t *testing.T) {
-	t.Parallel()
-	const long = `(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)`
-	for column, insert := range map[string]string{
-		"key":   `INSERT INTO call_queue (queue, key) VALUES ('q', ` + long + `), ('q', 'k'), ('q', NULL)`,
-		"task":  `INSERT INTO call_queue (queue, task) VALUES ('q', ` + long + `), ('q', NULL), ('q', 'http')`,
-		"queue": `INSERT INTO call_queue (queue) VALUES (` + long + `), ('q'), ('q')`,
-		"both":  `INSERT INTO call_queue (queue, key, task) VALUES ('q', ` + long + `, ` + long + `), ('q', 'k', 'http'), ('q', 'l', 'http')`,
-	} {
-		t.Run(column, func(t *testing.T) {
-			t.Parallel()
-			q := newQueue(t)
-			q.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`) // they are from before it
-			q.exec(insert)
-			q.exec(`UPDATE call_queue SET priority = 6 WHERE id = 1`)
-			q.drain()
-			q.sound()
-			got := q.claim(9)
-			slices.Sort(got)
-			if want := []int64{2, 3}; !slices.Equal(got[max(0, len(got)-2):], want) {
-				t.Errorf("claimed %v, want %v", got, want)
-			}
-		})
-	}
-}
-
 // A call without a beginning, which no time.Time holds, is the first of all, and keeps no other waiting.
 func TestDueSinceEver(t *testing.T) {
 	t.Parallel()

@@ -173,10 +173,6 @@ SELECT e.ask, e.seq, e.place, e.id, coalesce(q.cost, 1) AS cost,
     WHEN q.priority <> callq_priority(q.priority) THEN 'priority ' || q.priority || ' is not within 0 to 9'
     WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
     WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
-    WHEN q.attempts = 2147483647 THEN 'attempts ' || q.attempts || ' is the most there can be'
-    WHEN octet_length(q.key) > 255 THEN 'key is longer than 255 bytes'
-    WHEN octet_length(q.task) > 255 THEN 'task is longer than 255 bytes'
-    WHEN octet_length(q.queue) > 255 THEN 'queue is longer than 255 bytes'
     WHEN pg_column_size(q.call_data) * 13107::bigint > @most::bigint OR pg_column_compression(q.call_data) IS NOT NULL THEN CASE
         WHEN pg_catalog.clock_timestamp() > pg_catalog.statement_timestamp() + @read_for::interval THEN ''
         ELSE ` + tooLongSQL + `
@@ -188,8 +184,8 @@ CROSS JOIN LATERAL (
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND coalesce(c.run_at, c.created_at) <= @now
-      AND callq_flow_name(c.queue, 'default') = @queue AND callq_flow_name(c.key, '') = e.key
-      AND callq_priority(c.priority) = e.priority AND callq_flow_name(c.task, 'http') = e.task
+      AND coalesce(c.queue, 'default') = @queue AND coalesce(c.key, '') = e.key
+      AND callq_priority(c.priority) = e.priority AND coalesce(c.task, 'http') = e.task
     FOR UPDATE SKIP LOCKED
 ) q
 ORDER BY e.ask, e.seq, e.place`
@@ -227,7 +223,7 @@ func Requeue(b *pgx.Batch, ids []int64) {
 // Whoever holds a call may be done with it in a moment. The clock may have been set back since the call was due.
 const requeueSQL = `
 INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-SELECT callq_flow_name(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
-    callq_flow_name(task, 'http'), callq_flow_name(key, ''), callq_priority(priority), 1, ARRAY[id]
+SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
+    coalesce(task, 'http'), coalesce(key, ''), callq_priority(priority), 1, ARRAY[id]
 FROM call_queue
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`

@@ -100,8 +100,8 @@ SELECT count(*) FROM broken WHERE queue = ANY($1)`
 const inboxOrphansSQL = `
 WITH said AS (
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'),
-        callq_flow_name(key, ''), callq_priority(priority), count(*), array_agg(id)
+    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'),
+        coalesce(key, ''), callq_priority(priority), count(*), array_agg(id)
     FROM call_queue q
     WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16
