@@ -2,7 +2,6 @@ package backlog_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -61,30 +60,6 @@ func TestKeyWakesAsAWhole(t *testing.T) {
 	q.drain()
 	if got, want := q.claim(1), []int64{1, 2}; !slices.Equal(got, want) {
 		t.Errorf("claimed %v, want %v", got, want)
-	}
-}
-
-// Numbers that take few bytes, packed at that, are measured by what they print as, however much a call may have.
-func TestPackedNumbersAreMeasured(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		numbers int
-		most    int64
-	}{{150, 1 << 20}, {18_000, 64 << 20}} {
-		q := newQueue(t)
-		q.exec(fmt.Sprintf(`INSERT INTO call_queue (queue, call_data) SELECT 'q', jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`, c.numbers))
-		q.drain()
-		q.tx(func(ctx context.Context, tx pgx.Tx) error {
-			walked, err := backlog.Walk(ctx, tx, q.name, "", []string{"http"}, 10)
-			if err != nil {
-				return err
-			}
-			calls, _, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), c.most, time.Minute, []backlog.Ask{{Flow: walked[0], Want: 1}})
-			if err == nil && (len(calls) != 1 || calls[0].Refusal == nil) {
-				t.Errorf("%d numbers, %d bytes allowed: not refused", c.numbers, c.most)
-			}
-			return err
-		})
 	}
 }
 
