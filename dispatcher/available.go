@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -12,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// headroom is what a queue's limits allow at a moment, in all or to each of some keys, and when they allow more.
+// headroom is what a queue's limits allow now, in all or to each of some keys, and when they allow more.
 type headroom struct {
 	limit.Admission // in the order of limits
 	limits          []policy.LockedLimit
@@ -86,8 +88,8 @@ type occupied struct {
 // errClockSetBack: what started since the claim read the clock may seem to be long over.
 var errClockSetBack = errors.New("the clock of Postgres was set back within a claim")
 
-// count counts how many units of each are occupied, and when the first can come free. How much a token bucket holds depends on
-// when it was charged: it also needs the charges. No attempt of a smaller batch than from is open.
+// count counts how many units of each are occupied, and when the first can come free. What a token bucket holds depends on when
+// it was charged. No attempt of a smaller batch than from is open.
 func count(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.Time) error {
 	names, keys, since := arrays(asks)
 	charges := slices.ContainsFunc(asks, func(a *asked) bool { return a.use.Rate.Algorithm == limit.TokenBucket })
@@ -124,17 +126,16 @@ func count(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.T
 
 // addKnown adds what was charged when units went missing.
 func addKnown(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, asks []*asked) error {
-	missing := slices.DeleteFunc(slices.Clone(asks), func(a *asked) bool {
-		return a.use.Missing == nil || limits[a.index].KnownAt == nil
-	})
+	var missing []*asked
+	for _, a := range asks {
+		if l := limits[a.index]; a.use.Missing != nil && l.KnownAt != nil {
+			a.since, missing = l.Rate().KnownSince(*l.KnownAt), append(missing, a)
+		}
+	}
 	if len(missing) == 0 {
 		return nil
 	}
 	names, keys, since := arrays(missing)
-	for i, a := range missing {
-		l := limits[a.index]
-		since[i] = l.Rate().KnownSince(*l.KnownAt)
-	}
 	known, err := policy.Known(ctx, tx, names, keys, since)
 	if err != nil {
 		return err
@@ -153,37 +154,44 @@ func arrays(asks []*asked) (names, keys []string, since []time.Time) {
 	return names, keys, since
 }
 
+// lacking yields the limits that have no room for a held call, with its key where they are per key.
+func (h *headroom) lacking(c held) iter.Seq2[limitKey, policy.LockedLimit] {
+	return func(yield func(limitKey, policy.LockedLimit) bool) {
+		for i, l := range h.limits {
+			of, units := limitKey{l.Name, ""}, int64(1)
+			if l.PerKey {
+				of.key = c.key
+			}
+			if l.CountCost {
+				units = c.cost
+			}
+			if h.Admission[i].Room[of.key] < units && !yield(of, l) {
+				return
+			}
+		}
+	}
+}
+
 // wait is how long a held call cannot be admitted. When a unit of a concurrency limit comes free is not known: whoever frees
 // it wakes the dispatchers.
 func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 	known = true
-	for i, l := range h.limits {
-		of := limitKey{l.Name, ""}
-		if l.PerKey {
-			of.key = c.key
-		}
-		units := int64(1)
-		if l.CountCost {
-			units = c.cost
-		}
-		switch {
-		case h.Admission[i].Room[of.key] >= units:
-		case l.Window == 0 && l.Missing(h.now, 0) == nil:
+	for of, l := range h.lacking(c) {
+		if l.Window == 0 && l.Missing(h.now, 0) == nil {
 			known = false
-		default:
-			wait = max(wait, minGap, h.next[of].Sub(h.now))
+			continue
 		}
+		wait = max(wait, minGap, h.next[of].Sub(h.now))
 	}
 	return wait, known
 }
 
 // occupiedSQL adds up what is occupied of each limit ($1) and key ($2, empty where the limit is not per key) since $3
 // (limit.Rate.Since), and lists its charges if $5. $4 is the batch from which on attempts may be open. It reads open attempts and
-// usage in one statement, and calls nothing that takes a snapshot of its own: two readings would both miss a close that commits
-// between them.
+// usage in one statement, and calls nothing that takes a snapshot of its own: two readings would both miss a close between them.
 //
-// The unit of an open attempt can come free from its start on, or from its acknowledgement, where that bounds it. Else its
-// until is unknown, and so is when it comes free. Usage buckets are labelled with their end.
+// The unit of an open attempt can come free from its start on, or from its acknowledgement, where that bounds it. Usage buckets
+// are labelled with their end.
 //
 // It reads each open attempt once, however many keys are asked about (TestOccupiedIsLinear): the sessions' settings leave
 // joins only nested loops, but IN within another condition is looked up in a hash.
@@ -216,3 +224,61 @@ SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHER
     array_agg(cost) FILTER (WHERE $5 AND until IS NOT NULL) AS units, clock_timestamp() AS at
 FROM units
 GROUP BY name, key`
+
+// reservations keep a queue from waiting for ever for limits that it shares. Its next call may need several units at once, while
+// other queues take each as it comes free. So the queue reserves what it lacks: others leave that limit alone until the call
+// was claimed. Each process sees the same queues wait, and keeps its own reservations. A queue that has to leave one of its
+// limits to another is not claimed from, and reserves nothing: no two wait for each other.
+type reservations map[string]reservation // by limit
+
+type reservation struct {
+	queue string
+	until time.Time // a queue that still waits is polled, and reserves again, before
+}
+
+const reserveFor = 5 * time.Second
+
+// byOthers says for how long a queue must leave its limits to others.
+func (t reservations) byOthers(queue string, limits []policy.LockedLimit, now time.Time) time.Duration {
+	var wait time.Duration
+	for _, l := range limits {
+		if has := t[l.Name]; has.queue != queue {
+			wait = max(wait, has.until.Sub(now))
+		}
+	}
+	return wait
+}
+
+// after notes what became of a queue's claim, and says whether that ended reservations of it. A queue that lacked units reserves
+// the limits that all keys share, unless it needs one unit of one. A limit is reserved for no longer than two of its own windows,
+// and not at all if nobody knows for how long: users of a rate per second do not wait for a unit of a rate per hour, or for a
+// call to end. Nor do slots wait for long.
+func (t reservations) after(queue string, h *headroom, b *batch, now time.Time) (ended bool) {
+	if b.stuck == nil || len(b.chosen) > 0 {
+		before := len(t)
+		maps.DeleteFunc(t, func(_ string, has reservation) bool { return has.queue == queue })
+		return len(t) < before
+	}
+	shared := slices.DeleteFunc(slices.Clone(h.limits), func(l policy.LockedLimit) bool { return l.PerKey })
+	if len(shared) == 1 && !shared[0].CountCost {
+		return false
+	}
+	lacks := map[string]bool{}
+	wait, known := h.wait(*b.stuck)
+	for of, l := range h.lacking(*b.stuck) {
+		if lacks[of.limit] = true; l.CountCost { // all of a window's units, perhaps
+			wait = max(wait, l.Rate().Span())
+		}
+	}
+	for _, l := range shared {
+		has := t[l.Name].queue == queue
+		switch brief := l.Window == 0 && wait <= reserveFor || l.Window > 0 && wait <= 2*l.Rate().Span() && known; {
+		case !lacks[l.Name] && !has:
+		case brief:
+			t[l.Name] = reservation{queue, now.Add(reserveFor)}
+		case has:
+			delete(t, l.Name)
+		}
+	}
+	return false
+}

@@ -2,11 +2,11 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
@@ -16,30 +16,32 @@ import (
 
 // batch is what one claim took.
 type batch struct {
-	selection
-	more     bool // another claim may find more that can be taken now
+	chosen  []candidate
+	refused []candidate // can never be made as they are
+	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would
+	// wait for ever: the line behind it is blocked.
+	stuck    *held
+	blocked  []held // the next calls of keys whose own limits have no room for them
+	more     bool   // another claim may find more that can be taken now
 	messages []handoff.Message
 	attempts int // that were opened
 }
 
 // take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
 // attempt of each other call that the limits admit, and notes how far the flows were consumed.
-func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch, error) {
+func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates, isolate bool) (*batch, error) {
 	b := &batch{}
 	want := min(claimSize, list.pools.Capacity())
 	open := b.withRoom(list, list.keys)
 	if b.stuck != nil {
 		return b, nil
 	}
-	if err := list.lockFirst(ctx, tx, open, want, c.cfg.MaxData); err != nil {
+	if err := list.lockFirst(ctx, tx, open, want); err != nil {
 		return nil, err
 	}
-	read := func(call *backlog.Call) error { return backlog.Read(ctx, tx, c.cfg.MaxData, call) }
-	if err := list.choose(&b.selection, open, want, read); err != nil {
-		return nil, err
-	}
-	if list.isolate {
-		if err := c.tryEach(ctx, tx, &b.selection); err != nil {
+	list.choose(b, open, want, c.cfg.Random)
+	if isolate {
+		if err := c.tryEach(ctx, tx, b); err != nil {
 			return nil, err
 		}
 	}
@@ -53,9 +55,6 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates) (*batch
 	}
 	b.open(&writes, list)
 	list.note(&writes, b)
-	if writes.Len() == 0 {
-		return b, nil
-	}
 	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
 		return nil, fmt.Errorf("open attempts: %w", err)
 	}
@@ -85,7 +84,7 @@ func (b *batch) withRoom(c *candidates, keys []string) (open []string) {
 func (b *batch) goesOn(c *candidates, key string) bool {
 	blocked := slices.ContainsFunc(b.blocked, func(h held) bool { return h.key == key })
 	return !blocked && slices.ContainsFunc(c.of[key], func(l *flow) bool {
-		return c.pools.CanTake(l.Task) && l.Calls > int64(l.served+len(l.skipped))
+		return c.pools.CanTake(l.Task) && l.Calls > int64(l.passed)
 	})
 }
 
@@ -154,8 +153,8 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 // openSQL opens attempts of calls that backlog.First has locked. send_within is how long the worker's gate stays open. A custom
 // handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
 //
-// Somebody may have set a call to wait by hand while its attempt is open. It is set back to dispatched: its attempt decides what
-// becomes of it. If that one ends while this statement runs, the call stays dispatched, and doctor reports it.
+// A call that somebody set to wait by hand while its attempt is open is set back to dispatched: its attempt decides what becomes
+// of it. If that ends while this statement runs, doctor reports the call.
 const openSQL = `
 WITH called AS (
     UPDATE call_queue q
@@ -180,3 +179,60 @@ SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_w
 FROM called
 WHERE NOT is_open
 RETURNING call_id, attempt, message_no`
+
+// refuseSQL fails calls that can never be made as they are. They get no attempt and use no unit.
+const refuseSQL = `
+UPDATE call_queue q
+SET status = 'failed', error_message = r.reason, unique_key = NULL,
+    finished_at = clock_timestamp(), failed_at = clock_timestamp()
+FROM unnest(@ids::bigint[], @reasons::text[]) AS r (id, reason)
+WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`
+
+// idsAndReasons are the arguments of refuseSQL and dispatchSQL.
+func idsAndReasons(calls []candidate) pgx.NamedArgs {
+	ids, reasons := make([]int64, len(calls)), make([]*string, len(calls))
+	for i, c := range calls {
+		ids[i], reasons[i] = c.ID, c.Refusal
+	}
+	return pgx.NamedArgs{"ids": ids, "reasons": reasons}
+}
+
+// tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. Those that cannot even be failed are
+// consumed from their flows, so that they stop no other, and the log has the reason.
+func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, b *batch) (err error) {
+	b.chosen, err = trial(ctx, tx, b.chosen, dispatchSQL, func(bad candidate, err error) {
+		bad.Refusal = new("cannot be dispatched: " + ledger.Reason(err))
+		b.refused = append(b.refused, bad)
+	})
+	if err != nil {
+		return err
+	}
+	b.refused, err = trial(ctx, tx, b.refused, refuseSQL, func(bad candidate, err error) {
+		c.cfg.Logger.ErrorContext(ctx, "call isolated", "call", bad.ID, "why", *bad.Refusal, "err", err)
+	})
+	return err
+}
+
+// trial returns those of the calls to which a statement can be applied, and undoes it. The others go to bad.
+func trial(
+	ctx context.Context, tx pgx.Tx, calls []candidate, sql string, bad func(candidate, error),
+) (fine []candidate, err error) {
+	err = ledger.Apart(calls, func(some []candidate) error {
+		savepoint, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err = savepoint.Exec(ctx, sql, idsAndReasons(some)); err == nil {
+			fine = append(fine, some...)
+		}
+		return errors.Join(err, savepoint.Rollback(ctx))
+	}, bad)
+	return fine, err
+}
+
+// dispatchSQL does to the calls what openSQL does.
+const dispatchSQL = `
+UPDATE call_queue q
+SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = clock_timestamp()
+FROM unnest(@ids::bigint[]) AS p (id)
+WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')`

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
@@ -17,7 +20,6 @@ const (
 	claimTimeout = 5 * time.Second
 	claimSize    = 2000 // calls in one claim
 	minGap       = 5 * time.Millisecond
-	busyRetry    = minGap                // another dispatcher holds a lock
 	fullRetry    = 20 * time.Millisecond // the workers are full
 	errRetry     = time.Second
 	pollLater    = time.Minute // ticks come sooner
@@ -33,20 +35,12 @@ type claimer struct {
 	within  time.Duration // claimTimeout, but in tests of claims that wait for one another
 	stop    func() bool   // the context has ended: finish what is in hand, begin nothing
 
-	order    order
+	rounds   int                  // of polls
+	served   map[string]int       // queue to the round in which calls of it were last claimed
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest
 	reserved reservations
 	scan     scanWindow
 	lowWater lowWater
-	hours    hours.Cache
-}
-
-func newClaimer(cfg *Config, m *metrics, sender *handoff.Broker, clock *clockWatch, stop func() bool) *claimer {
-	return &claimer{
-		cfg: cfg, metrics: m, sender: sender, clock: clock, within: claimTimeout, stop: stop,
-		order: order{first: int(cfg.Random(1 << 16)), served: map[string]int{}}, blocked: map[string]time.Time{},
-		reserved: reservations{}, scan: scanWindow{drained: map[string]time.Time{}}, hours: hours.Cache{},
-	}
 }
 
 // outcome says what a claim did, and when the next may do more.
@@ -69,10 +63,10 @@ func (c *claimer) claim(tick context.Context, queue string, wait bool) (outcome,
 
 // claimOnce runs the claim transaction. It locks the queue's limits, counts what is occupied, and gives out what is left, of
 // that and of the workers' capacity, to the next calls of the queue. With wait, it waits for locks. With isolate, it looks for
-// the calls that spoiled the claim before it (isolate.go).
+// the calls that spoiled the claim before it.
 //
-// The commit is the point after which a crash is harmless: the attempts are open, their units used, and recovery hands over
-// what this process no longer does. That holds too if the answer to the commit is lost.
+// The commit is the point after which a crash is harmless, even if its answer is lost: the attempts are open, their units used,
+// and recovery hands over what this process no longer does.
 func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bool) (outcome, error) {
 	ctx, cancel := context.WithTimeout(tick, c.within)
 	defer cancel()
@@ -99,17 +93,16 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if err != nil {
 		return outcome{}, err
 	}
-	list.isolate = isolate
-	b, err := c.take(ctx, tx, list)
+	b, err := c.take(ctx, tx, list, isolate)
 	if err != nil {
 		return outcome{}, err
 	}
 	if err := c.commit(ctx, tx, seen); err != nil {
 		return outcome{}, err
 	}
-	c.metrics.claimed(queue, b.attempts)
+	c.metrics.claims.WithLabelValues(queue).Add(float64(b.attempts))
 	if b.attempts > 0 {
-		c.order.note(queue)
+		c.served[queue] = c.rounds
 	}
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
@@ -123,19 +116,136 @@ func (c *claimer) commit(ctx context.Context, tx pgx.Tx, s *snapshot) error {
 	if err := tx.Commit(ctx); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	c.scan.note(s.queue.Name, s.drained.UpTo)
+	c.scan.drained[s.queue.Name] = s.drained.UpTo
 	c.lowWater.found(s.lowest, c.clock.clock.Last())
 	return nil
 }
+
+// snapshot is what a claim sees before it looks at calls, under the locks of the queue and its limits.
+type snapshot struct {
+	queue     *policy.LockedQueue
+	now       time.Time // Postgres's clock
+	epoch     string
+	closes    *time.Time      // when the queue's hours end; nil: it stays open
+	drained   backlog.Drained // from the inbox
+	from      int64           // no attempt of a smaller batch is open
+	lowest    *int64          // the smallest batch of an open attempt; nil: there is none
+	pools     *pools.Pools    // with the queue's label
+	pausedFor time.Duration   // the queue, or one of its limits, as a whole
+	keyPauses bool            // some keys may be paused
+}
+
+// look takes the locks, reads the clock, drains the inbox, and looks at workers and pauses. If nothing may be claimed, the claim
+// ends early, with an outcome.
+func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (s *snapshot, early *outcome, err error) {
+	s = &snapshot{}
+	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil || s.queue == nil {
+		return s, &outcome{pollIn: minGap}, err // another dispatcher holds a lock
+	}
+	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
+		return s, nil, err
+	}
+	if c.lowWater.wentBack(s.epoch, s.queue.Batch) {
+		_ = tx.Rollback(ctx) // whoever locks all limits must hold none
+		return s, &outcome{pollIn: minGap}, c.restored(ctx)
+	}
+	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.Epoch != s.epoch }) {
+		_ = tx.Rollback(ctx)
+		c.clock.epoch = ""
+		return s, &outcome{pollIn: minGap, more: true}, c.clock.noteEpoch(ctx, s.epoch)
+	}
+	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.CompleteSince == nil }) {
+		return s, restFor(time.Second), nil
+	}
+	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
+	open, err := hours.Parse(s.queue.Hours)
+	if err != nil {
+		return s, nil, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
+	}
+	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
+		return s, nil, err
+	}
+	s.from = c.lowWater.draw(s.epoch, s.queue.Batch)
+	if err := s.lookAtWorkers(ctx, tx); err != nil {
+		return s, nil, err
+	}
+	return s, c.mayClaim(s, open), nil
+}
+
+// restored enters the epoch anew after a restore in place, and forgets what was known of the data.
+func (c *claimer) restored(ctx context.Context) error {
+	entered, err := policy.EnterRestored(ctx, c.cfg.Pool, c.lowWater.at)
+	if err != nil {
+		return err
+	}
+	c.cfg.Logger.WarnContext(ctx, "after a restore the rest of each limit counts as used", "limits", entered)
+	c.lowWater, c.scan = lowWater{}, scanWindow{drained: map[string]time.Time{}}
+	return nil
+}
+
+func (s *snapshot) lookAtWorkers(ctx context.Context, tx pgx.Tx) error {
+	var asks pgx.Batch
+	asks.Queue(pools.SQL, s.from).Query(func(rows pgx.Rows) (err error) {
+		s.pools, err = pools.Collect(rows)
+		return err
+	})
+	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&s.pausedFor, &s.keyPauses)
+	})
+	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
+		return fmt.Errorf("look at workers and pauses: %w", err)
+	}
+	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
+	return nil
+}
+
+// A pause without an end is looked at again in a day.
+const pausedSQL = `
+WITH rules AS (
+    SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unnest($2::text[])
+)
+SELECT
+    (SELECT coalesce(max(least(p.until, clock_timestamp() + interval '1 day')) - clock_timestamp(), '0')
+     FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = '' AND p.until > clock_timestamp()),
+    EXISTS (SELECT FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key > '')`
+
+// pausedKeys returns which of these keys are paused, and for how long.
+func (s *snapshot) pausedKeys(ctx context.Context, tx pgx.Tx, keys []string) (map[string]time.Duration, error) {
+	paused := map[string]time.Duration{}
+	if !s.keyPauses || len(keys) == 0 {
+		return paused, nil
+	}
+	rows, _ := tx.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames, keys)
+	var key string
+	var wait time.Duration
+	if _, err := pgx.ForEachRow(rows, []any{&key, &wait}, func() error {
+		paused[key] = max(paused[key], wait)
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("look at paused keys: %w", err)
+	}
+	return paused, nil
+}
+
+const pausedKeysSQL = `
+SELECT p.key, least(p.until, clock_timestamp() + interval '1 day') - clock_timestamp()
+FROM (SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unnest($2::text[])) r
+CROSS JOIN unnest($3::text[]) AS k (key)
+JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = k.key
+WHERE k.key <> '' AND p.until > clock_timestamp()`
 
 // restFor is an outcome for a queue of which nothing can be claimed for a while.
 func restFor(wait time.Duration) *outcome { return &outcome{pollIn: wait, blockedFor: wait} }
 
 // mayClaim says when to come back if nothing may be claimed now; else it returns nil.
-func (c *claimer) mayClaim(s *snapshot) *outcome {
-	wait, closes := closedFor(s.hours, s.now)
-	s.closes = closes
-	wait = max(wait, c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now()))
+func (c *claimer) mayClaim(s *snapshot, hours hours.Hours) *outcome {
+	wait := c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now())
+	switch open, until := hours.Open(s.now); {
+	case !open:
+		wait = max(wait, min(until.Sub(s.now), pollLater))
+	case !until.IsZero():
+		s.closes = &until
+	}
 	switch {
 	case wait > 0:
 		return restFor(wait)
@@ -149,18 +259,6 @@ func (c *claimer) mayClaim(s *snapshot) *outcome {
 	return nil
 }
 
-// closedFor is how long a queue outside its hours need not be polled; 0: the queue is open, until closes (nil: for good).
-func closedFor(h hours.Hours, now time.Time) (wait time.Duration, closes *time.Time) {
-	open, until := h.Open(now)
-	switch {
-	case open && until.IsZero():
-		return 0, nil
-	case open:
-		return 0, &until
-	}
-	return min(until.Sub(now), pollLater), nil
-}
-
 // whenFull is what a claim comes to that finds the workers full, or leaves them so. If all are above the high-water mark, a
 // poll that is notified is not worth reading all of call_open.
 func whenFull(p *pools.Pools) *outcome {
@@ -172,42 +270,29 @@ func whenFull(p *pools.Pools) *outcome {
 
 // after says when the next claim may do more than this one did.
 func (c *claimer) after(list *candidates, b *batch) outcome {
-	result := b.outcome(list)
+	result := outcome{pollIn: pollLater, more: b.more || !list.drained.All && b.stuck == nil}
+	if b.stuck != nil {
+		if wait, known := list.head.wait(*b.stuck); known {
+			result = *restFor(wait)
+		}
+	} else {
+		for _, h := range b.blocked {
+			if wait, known := list.head.wait(h); known {
+				result.pollIn = min(result.pollIn, wait)
+			}
+		}
+	}
+	// What else there is, now or later, the next poll will know.
+	soon := list.drained.Some || len(list.paused) > 0 || b.stuck == nil && len(b.chosen)+len(b.refused) > 0
 	if c.reserved.after(list.queue.Name, list.head, b, c.cfg.Now()) { // others may go on
 		clear(c.blocked)
-		result.pollIn = min(result.pollIn, minGap)
+		soon = true
 	}
-	if list.drained.Some { // what else there is, now or later, the next poll will know
+	if soon {
 		result.pollIn = min(result.pollIn, minGap)
-	}
-	if !list.drained.All && b.stuck == nil {
-		result.more = true
 	}
 	if result.more && list.pools.Capacity() == 0 {
 		result = *whenFull(list.pools)
-	}
-	result.pollIn = min(result.pollIn, list.unpausedFor)
-	return result
-}
-
-// outcome says when the next claim may do more, as far as limits and calls go.
-func (b *batch) outcome(c *candidates) outcome {
-	result := outcome{pollIn: pollLater}
-	switch {
-	case b.stuck != nil:
-		if wait, known := c.head.wait(*b.stuck); known {
-			result = *restFor(wait)
-		}
-		return result
-	case b.more:
-		return outcome{more: true}
-	case len(b.chosen)+len(b.refused) > 0:
-		result.pollIn = minGap // the queue is empty for now; when it is not, the next poll will know
-	}
-	for _, h := range b.blocked {
-		if wait, known := c.head.wait(h); known {
-			result.pollIn = min(result.pollIn, wait)
-		}
 	}
 	return result
 }

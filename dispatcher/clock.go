@@ -10,7 +10,6 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // clockWatch compares Postgres's clock with one that nobody sets. Whoever sees that Postgres's clock was set forward writes it
@@ -40,8 +39,11 @@ func (w *clockWatch) read(ctx context.Context, db handoff.DB) (now time.Time, ep
 		}
 	}
 	if lost := w.lostGains(now, at); gained > 0 || len(lost) > 0 {
-		if at, by, err = w.note(ctx, lost, now, gained, least); err != nil {
+		if err := w.note(ctx, lost, now, gained, least); err != nil {
 			return now, "", fmt.Errorf("note what the clock gained: %w", err)
+		}
+		if err := w.cfg.Pool.QueryRow(ctx, gainsSQL).Scan(&at, &by); err != nil {
+			return now, "", fmt.Errorf("read what the clock gained: %w", err)
 		}
 	}
 	w.gains = w.gains[:0]
@@ -67,32 +69,23 @@ func (w *clockWatch) lostGains(now time.Time, at []time.Time) limit.Gains {
 	})
 }
 
-// note writes lost gains down once more, and what was gained since the last reading, if anything, unless others have. It returns
-// all that is written, and commits at once, whatever becomes of the claim that saw it.
-func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, gained, least time.Duration) (
-	at []time.Time, by []time.Duration, err error,
-) {
+// note writes lost gains down once more, and what was gained since the last reading, if anything, unless others have. It commits
+// at once, whatever becomes of the claim that saw it.
+func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, gained, least time.Duration) error {
 	var writes pgx.Batch
 	for _, g := range lost {
 		writes.Queue(noteAgainSQL, g.At, g.By)
 	}
 	if gained > 0 {
-		writes.Queue(noteGainSQL, w.clock.Last(), now, gained, least).Exec(func(tag pgconn.CommandTag) error {
-			if tag.RowsAffected() > 0 {
-				const said = "Postgres's clock was set forward: for a while windows are longer by as much"
-				w.cfg.Logger.WarnContext(ctx, said, "by", gained)
-			}
-			return nil
-		})
+		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", gained)
+		writes.Queue(noteGainSQL, w.clock.Last(), now, gained, least)
 	}
-	writes.Queue(gainsSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&at, &by) })
-	err = pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockGainsSQL); err != nil {
 			return err
 		}
 		return tx.SendBatch(ctx, &writes).Close()
 	})
-	return at, by, err
 }
 
 // It goes ahead of the batch, not in it: what a batch prepares locks its tables first, and two that hold those locks deadlock.
@@ -108,8 +101,7 @@ SELECT $2, $3::interval - by
 FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1 AND by > '0') known
 WHERE $3::interval - by > $4::interval`
 
-// gained is what the limit's window is widened by: what Postgres's clock gained while anything that
-// still counts was under way.
+// gained is what the limit's window is widened by: what Postgres's clock gained while anything that still counts was under way.
 func (w *clockWatch) gained(l policy.LockedLimit, now time.Time) time.Duration {
 	return w.gains.Within(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
 }

@@ -1,9 +1,8 @@
-// Package dispatcher claims calls up to what their limits still allow, hands them to the workers, recovers what was lost on
-// the way, and purges what is old.
+// Package dispatcher claims calls up to what their limits allow, hands them to the workers, recovers what was lost, and purges
+// what is old.
 //
-// It promises that a claim never gives out a unit that may still be in use, however many dispatchers run: each counts under
-// the locks of the limits involved, in Postgres. It needs no leader. What a crash leaves between two steps, any dispatcher
-// recovers.
+// A claim never gives out a unit that may still be in use, however many dispatchers run: each counts under the locks of the
+// limits involved, in Postgres. What a crash leaves between two steps, any dispatcher recovers.
 package dispatcher
 
 import (
@@ -31,8 +30,7 @@ import (
 
 // Config says what a dispatcher needs. Zero values mean the defaults.
 type Config struct {
-	// Pool says how to reach Postgres; required. Run and Once open connections of their own from its configuration, at least
-	// 4, with the session settings that their statements need.
+	// Pool says how to reach Postgres; required. Run and Once open connections of their own from its configuration.
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient // required
 	// Listen configures the one connection that hears notifications; nil: as Pool's. It must not go through a pooler in
@@ -97,12 +95,16 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Random = rand.Int64N
 	}
 	d := &Dispatcher{
-		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: newAlarm(),
+		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: &alarm{notified: make(chan struct{}, 1)},
 		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.New(cfg.Redis, cfg.Pool, cfg.Logger),
 	}
 	d.current.Store(&initial)
 	d.clock = &clockWatch{cfg: &d.cfg}
-	d.claims = newClaimer(&d.cfg, d.metrics, d.sender, d.clock, d.stopping.Load)
+	d.claims = &claimer{
+		cfg: &d.cfg, metrics: d.metrics, sender: d.sender, clock: d.clock, within: claimTimeout, stop: d.stopping.Load,
+		served: map[string]int{}, blocked: map[string]time.Time{}, reserved: reservations{},
+		scan: scanWindow{drained: map[string]time.Time{}},
+	}
 	d.recovery = recovery.New(recovery.Config{
 		Pool: cfg.Pool, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
 	})
@@ -149,8 +151,8 @@ func (d *Dispatcher) Once(ctx context.Context) error {
 	})
 }
 
-// Recover runs every step of recovery until it finds nothing more, and repairs the backlog, for which it reads all calls. It claims
-// and applies nothing, and needs no process beside it. With dryRun, it counts what it would recover, and changes nothing.
+// Recover runs every step of recovery until it finds nothing more, and repairs the backlog, for which it reads all calls. It
+// claims and applies nothing. With dryRun, it counts what it would recover, and changes nothing.
 func (d *Dispatcher) Recover(ctx context.Context, dryRun bool) ([]recovery.Recovered, error) {
 	if !dryRun {
 		if err := d.readClock(ctx); err != nil {
@@ -168,9 +170,7 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
 	defer end()
-	use := func(pool *pgxpool.Pool) {
-		d.cfg.Pool, d.recovery.Pool, d.sender.DB = pool, pool, pool
-	}
+	use := func(pool *pgxpool.Pool) { d.cfg.Pool, d.recovery.Pool, d.sender.DB = pool, pool, pool }
 	use(own)
 	defer use(given)
 	return part()
@@ -185,7 +185,7 @@ func (d *Dispatcher) dispatch(ctx context.Context) {
 	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.Logger) })
 	parts.Go(func() { d.stepLoop(ctx) })
 	parts.Go(func() { d.reloadLoop(ctx, jobs) })
-	d.dueTick()
+	signal(d.ticks)
 	jobs.cron.Start()
 	<-ctx.Done()
 	over := context.WithoutCancel(ctx)

@@ -1,8 +1,6 @@
 package dispatcher
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
@@ -34,15 +32,4 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 }
 
-func (m *metrics) claimed(queue string, n int) { m.claims.WithLabelValues(queue).Add(float64(n)) }
-
 func (m *metrics) recovered(kind string, n int) { m.recoveries.WithLabelValues(kind).Add(float64(n)) }
-
-func (m *metrics) ticked(took time.Duration, err error) {
-	result := "ok"
-	if err != nil {
-		result = "error"
-	}
-	m.ticks.WithLabelValues(result).Inc()
-	m.tick.Observe(took.Seconds())
-}

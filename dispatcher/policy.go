@@ -63,13 +63,11 @@ func (s *Settings) check() error {
 	if err := s.Policy.Check(); err != nil {
 		return err
 	}
-	s.Schedule = s.Schedule.withDefaults()
 	return s.Schedule.check()
 }
 
-// Reload replaces the settings of a running dispatcher, all of them, as soon as their policy is applied for every process. Until
-// then the former settings hold, however long Postgres is away. If Reload is called several times, the newest counts. An
-// error says that s contradicts itself, and that nothing changed.
+// Reload replaces the settings of a running dispatcher as soon as their policy is applied for every process. Until then the
+// former settings hold, however long Postgres is away. An error says that s contradicts itself, and that nothing changed.
 func (d *Dispatcher) Reload(s Settings) error {
 	if err := s.check(); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -124,9 +122,8 @@ func (d *Dispatcher) apply(ctx context.Context, s *Settings, always bool) (appli
 	}
 }
 
-// join makes this process a live member, and applies its policy. Unless always, a start may leave what is in force. The policy
-// takes the place of the former one in one transaction: at no moment do both or neither hold. If the answer to a commit is lost,
-// it is done again, which is harmless.
+// join makes this process a live member, and applies its policy, in one transaction. Unless always, a start may leave what is in
+// force. If the answer to a commit is lost, it is done again, which is harmless.
 func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
@@ -149,8 +146,8 @@ func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
 
 // alive keeps the process's row alive while run runs, and removes it at its end.
 func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
-	beating, stop := context.WithCancel(ctx)
 	var heartbeats sync.WaitGroup
+	beating, stop := context.WithCancel(ctx)
 	heartbeats.Go(func() { d.heartbeatLoop(beating) })
 	err := run()
 	stop()
@@ -163,23 +160,17 @@ func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
 	return err
 }
 
-// heartbeatLoop writes heartbeats until ctx ends. It logs when live dispatchers begin to have another file than what is in force,
-// and when they cease to.
+// heartbeatLoop writes heartbeats until ctx ends. It logs when live dispatchers begin to have another file than what is in force.
 func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
-	failed, differed := false, false
+	missed, differed := false, false
 	for pause(ctx, policy.HeartbeatEvery) {
 		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.current.Load().Policy)
-		differs := len(others) > 0
-		switch {
-		case err != nil && !failed && ctx.Err() == nil:
+		switch differs := len(others) > 0; {
+		case err != nil && !missed && ctx.Err() == nil:
 			d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)
-		case err == nil && differs && !differed:
+		case differs && !differed:
 			d.cfg.Logger.WarnContext(ctx, "dispatchers have another configuration than the one in force", "dispatchers", others)
-		case err == nil && differed && !differs:
-			d.cfg.Logger.InfoContext(ctx, "all dispatchers have the configuration in force")
 		}
-		if failed = err != nil; !failed {
-			differed = differs
-		}
+		missed, differed = err != nil, len(others) > 0
 	}
 }

@@ -22,10 +22,10 @@ const (
 	stopWithin  = claimTimeout + handoff.Timeout // what is in hand when the context ends: a claim and its hand-over
 )
 
-// dueTick has stepLoop tick. As with a time.Ticker, one tick at most waits for it.
-func (d *Dispatcher) dueTick() {
+// signal wakes who waits, or soon will. As with a time.Ticker, at most one signal waits.
+func signal(waiting chan struct{}) {
 	select {
-	case d.ticks <- struct{}{}:
+	case waiting <- struct{}{}:
 	default:
 	}
 }
@@ -57,39 +57,36 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 // observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
 func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration) {
 	begun := time.Now()
-	next, err := d.caught(ctx, tick)
-	if err != nil {
-		d.cfg.Logger.DebugContext(ctx, "step cut short", "tick", tick, "err", err)
-	}
+	next, err := d.Step(ctx, tick)
 	if !tick {
 		return next
 	}
-	d.metrics.ticked(time.Since(begun), err)
+	d.metrics.tick.Observe(time.Since(begun).Seconds())
 	d.ticked.Store(time.Now().UnixNano())
+	result := "ok"
 	switch {
-	case err != nil && !d.failing && ctx.Err() == nil:
-		d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
-	case err == nil && d.failing:
+	case err != nil:
+		result = "error"
+		if !d.failing && ctx.Err() == nil {
+			d.cfg.Logger.WarnContext(ctx, "ticks cut short", "err", err)
+		}
+	case d.failing:
 		d.cfg.Logger.InfoContext(ctx, "ticks whole again")
 	}
+	d.metrics.ticks.WithLabelValues(result).Inc()
 	d.failing = err != nil
 	return next
 }
 
-// caught is Step, but a panic is an error: other parts of the process, workers say, must not end with it.
-func (d *Dispatcher) caught(ctx context.Context, tick bool) (next time.Duration, err error) {
+// Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll
+// again. A panic is an error: other parts of the process, workers say, must not end with it. Do not call Step beside Run.
+func (d *Dispatcher) Step(ctx context.Context, tick bool) (next time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			next, err = errRetry, fmt.Errorf("panic: %v", p)
 			d.cfg.Logger.ErrorContext(ctx, "step panicked", "tick", tick, "err", err, "stack", string(debug.Stack()))
 		}
 	}()
-	return d.Step(ctx, tick)
-}
-
-// Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll
-// again. Do not call it beside Run.
-func (d *Dispatcher) Step(ctx context.Context, tick bool) (time.Duration, error) {
 	bounded, end := d.inHand(ctx)
 	defer end()
 	if tick {
@@ -111,7 +108,7 @@ func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
 	return next, errors.Join(recoverErr, pollErr)
 }
 
-// readClock begins a tick. It must see a step of Postgres's clock before anything is computed back from that clock, and also
+// readClock begins a tick: a step of Postgres's clock must be seen before anything is computed back from that clock, and also
 // while there is nothing to claim.
 func (d *Dispatcher) readClock(ctx context.Context) error {
 	_, epoch, err := d.clock.read(ctx, d.cfg.Pool)
@@ -126,8 +123,8 @@ func (d *Dispatcher) view() recovery.View {
 	return recovery.View{OpenFrom: d.claims.lowWater.in(d.clock.epoch), Gained: d.clock.gains.All()}
 }
 
-// inHand is the context of a step. A claim in hand is finished after ctx has ended, so that it is handed over and not
-// left to recovery: tickTimeout bounds it, and from ctx's end stopWithin.
+// inHand is the context of a step. A claim in hand is finished and handed over after ctx has ended: tickTimeout bounds it, and
+// from ctx's end stopWithin.
 func (d *Dispatcher) inHand(ctx context.Context) (bounded context.Context, end func()) {
 	d.stopping.Store(ctx.Err() != nil)
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), tickTimeout)
@@ -150,93 +147,70 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// poll claims what can be claimed now, from each queue in turn, and says when to poll again. Without wait, it skips queues whose
-// limits cannot have room yet, and leaves what takes long to the next poll.
+// poll gives each queue that is due a turn, and says when to poll again. Without wait, it skips queues whose limits cannot have
+// room yet, and leaves what takes long to the next poll. With wait, it ends when nothing more can be claimed.
 func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 	for {
-		result, err := c.pollRound(ctx, wait)
+		if !c.sender.Reachable(ctx) {
+			return errRetry, errors.New("claims wait for Redis")
+		}
+		queues, err := c.dueQueues(ctx)
 		if err != nil {
 			return errRetry, err
 		}
-		if !result.more || !wait || c.stop() {
-			return result.pollIn, nil
+		round := outcome{pollIn: pollLater}
+		for _, queue := range c.inTurn(queues) {
+			result, claimErr := c.turn(ctx, queue, wait)
+			err = errors.Join(err, claimErr)
+			round.pollIn, round.more = min(round.pollIn, result.pollIn), round.more || result.more
 		}
-	}
-}
-
-// pollRound gives each queue that is due a turn. There is more if one had not come to its end.
-func (c *claimer) pollRound(ctx context.Context, wait bool) (outcome, error) {
-	if !c.sender.Reachable(ctx) {
-		return outcome{}, errors.New("claims wait for Redis")
-	}
-	queues, err := c.dueQueues(ctx)
-	if err != nil {
-		return outcome{}, err
-	}
-	round := outcome{pollIn: pollLater}
-	var failures error
-	for _, queue := range c.order.next(queues) {
-		if c.stop() {
-			break
-		}
-		blockedFor := c.blocked[queue.Name].Sub(c.cfg.Now())
 		switch {
-		case !queue.Due:
-			round.pollIn = min(round.pollIn, queue.In)
-			continue
-		case !wait && blockedFor > 2*minGap: // not by a hair: the others' turn may be first
-			round.pollIn = min(round.pollIn, blockedFor)
-			continue
+		case err != nil:
+			return errRetry, err
+		case !round.more || !wait || c.stop():
+			return min(round.pollIn, c.scan.again(c.cfg.Now())), nil
 		}
-		result, err := c.drainQueue(ctx, queue.Name, wait)
-		if err != nil {
-			failures = errors.Join(failures, fmt.Errorf("claim from queue %q: %w", queue.Name, err))
-			continue
-		}
-		round.pollIn, round.more = min(round.pollIn, result.pollIn), round.more || result.more
 	}
-	round.pollIn = min(round.pollIn, c.scan.again(c.cfg.Now()))
-	return round, failures
 }
 
-// order turns the order of the queues from poll to poll, so that those that share a limit take turns.
-type order struct {
-	first  int            // where it begins: anywhere, so that a dispatcher that runs once does not always favor the same queue
-	rounds int            // of polls
-	served map[string]int // queue to the round in which calls of it were last claimed
-}
-
-// next begins a round. The queues that were served longest ago come first.
-func (o *order) next(queues []dueQueue) []dueQueue {
-	o.rounds++
+// inTurn orders the queues for a round, so that those that share a limit take turns: first those that were served longest ago,
+// and of these any, so that a dispatcher that runs once does not always favor the same one.
+func (c *claimer) inTurn(queues []dueQueue) []dueQueue {
+	c.rounds++
 	if len(queues) == 0 {
 		return nil
 	}
-	first := (o.first + o.rounds) % len(queues)
+	first := c.cfg.Random(int64(len(queues)))
 	list := slices.Concat(queues[first:], queues[:first])
-	slices.SortStableFunc(list, func(a, b dueQueue) int { return cmp.Compare(o.served[a.Name], o.served[b.Name]) })
+	slices.SortStableFunc(list, func(a, b dueQueue) int { return cmp.Compare(c.served[a.Name], c.served[b.Name]) })
 	return list
 }
 
-func (o *order) note(queue string) { o.served[queue] = o.rounds }
+const turnFor = 250 * time.Millisecond
 
-const drainFor = 250 * time.Millisecond
-
-// drainQueue claims from one queue until its limits, the workers or its calls run out, or other queues have waited long
-// enough: then there is more.
-func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (outcome, error) {
+// turn claims from a queue that is due and may have room, until its limits, the workers or its calls run out, or other queues
+// have waited long enough: then there is more.
+func (c *claimer) turn(ctx context.Context, queue dueQueue, wait bool) (outcome, error) {
 	began := c.cfg.Now()
+	switch blockedFor := c.blocked[queue.Name].Sub(began); {
+	case c.stop():
+		return outcome{}, nil
+	case !queue.Due:
+		return outcome{pollIn: queue.In}, nil
+	case !wait && blockedFor > 2*minGap: // not by a hair: the others' turn may be first
+		return outcome{pollIn: blockedFor}, nil
+	}
 	for pollIn := pollLater; ; pollIn = minGap { // what falls due after what was claimed, the next poll will know
-		result, err := c.claim(ctx, queue, wait)
+		result, err := c.claim(ctx, queue.Name, wait)
 		if err != nil {
-			return outcome{}, err
+			return outcome{}, fmt.Errorf("claim from queue %q: %w", queue.Name, err)
 		}
 		now := c.cfg.Now()
-		c.blocked[queue] = now.Add(result.blockedFor)
+		c.blocked[queue.Name] = now.Add(result.blockedFor)
 		if !result.more || c.stop() {
 			return outcome{pollIn: min(pollIn, result.pollIn)}, nil
 		}
-		if now.Sub(began) >= drainFor {
+		if now.Sub(began) >= turnFor {
 			return outcome{pollIn: minGap, more: true}, nil
 		}
 	}
@@ -246,22 +220,23 @@ func (c *claimer) drainQueue(ctx context.Context, queue string, wait bool) (outc
 type dueQueue struct {
 	Name string        `db:"name"`
 	Due  bool          `db:"due"`
-	In   time.Duration `db:"due_in"` // at most a tick or so matters
+	In   time.Duration `db:"due_in"`
 }
 
 func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
-	queues, since := c.scan.begin(c.cfg.Now())
+	began := c.cfg.Now()
+	queues, since := c.scan.begin(began)
 	rows, _ := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
 	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
 		return nil, fmt.Errorf("look for due calls: %w", err)
 	}
-	c.scan.end(c.cfg.Now())
+	c.scan.end(began, c.cfg.Now())
 	return due, nil
 }
 
-// Three probes per queue: inbox rows, flows to wake, flows to claim from. run_at may be infinite, of which
-// nothing can be subtracted.
+// Three probes per queue: inbox rows, flows to wake, flows to claim from. run_at may be infinite, of which nothing can be
+// subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
     least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in
@@ -294,51 +269,40 @@ type alarm struct {
 	freed    atomic.Bool   // units came free: what is blocked no longer holds
 }
 
-func newAlarm() *alarm { return &alarm{notified: make(chan struct{}, 1)} }
-
 // notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
 func (a *alarm) notify(freed bool) {
 	if freed {
 		a.freed.Store(true)
 	}
-	select {
-	case a.notified <- struct{}{}:
-	default: // one is waiting already
-	}
+	signal(a.notified)
 }
 
-// listen passes on what producers and workers say on the channel callq_wake. It reconnects for as long as ctx lives; meanwhile
-// the schedule alone finds the calls.
+// listen passes on what producers and workers say on the channel callq_wake, and reconnects for as long as ctx lives.
 func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Logger) {
-	logged := false
-	for ctx.Err() == nil {
-		err := a.listenOnce(ctx, config, func() { logged = false })
-		if ctx.Err() != nil {
-			return
-		}
-		if !logged {
+	for logged := false; ctx.Err() == nil; pause(ctx, time.Second) {
+		heard, err := a.listenOnce(ctx, config)
+		if ctx.Err() == nil && (heard || !logged) {
 			log.WarnContext(ctx, "notifications not heard", "err", err)
 			logged = true
 		}
-		pause(ctx, time.Second)
 	}
 }
 
-func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, connected func()) error {
+// listenOnce listens on one connection until that ends. It reports whether it heard anything, or could have.
+func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig) (heard bool, err error) {
 	conn, err := pgx.ConnectConfig(ctx, config.Copy())
 	if err != nil {
-		return fmt.Errorf("connect: %w", err)
+		return false, fmt.Errorf("connect: %w", err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	if _, err := conn.Exec(ctx, `LISTEN `+callqueue.WakeChannel); err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return false, fmt.Errorf("listen: %w", err)
 	}
-	connected()
 	a.notify(true) // for what was said while nobody listened
 	for {
 		notification, err := conn.WaitForNotification(ctx)
 		if err != nil {
-			return fmt.Errorf("wait for notifications: %w", err)
+			return true, fmt.Errorf("wait for notifications: %w", err)
 		}
 		a.notify(notification.Payload == callqueue.WakeFreed)
 	}

@@ -20,20 +20,15 @@ func TestRefuse(t *testing.T) {
 		{"negative cost", "cost", "-5", "cost -5 is below 1"},
 		{"no attempts allowed", "max_attempts", "0", "max_attempts 0 is below 1"},
 		{"expired", "expires_at", "'2020-01-01T00:00:00Z'", "expired: not sent by 2020-01-01 00:00:00+00"},
-		{"call_data too long", "call_data", "jsonb_build_object('body', repeat('x', 262144))", "call_data has 262156 bytes, over the limit of 262144"},
-		{"call_data too long, unpacked", "call_data", "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 8000) i)", "call_data has 288000 bytes, over the limit of 262144"},
-		{"key too long", "key", "repeat('é', 128)", "key is longer than 255 bytes"},
-		{"key too long for an index", "key", "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)", "key is longer than 255 bytes"},
 	}
 	r := rules(sliding("api", 100, time.Hour))
 	s.once(r)
-	s.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`) // names too long are from before it
 	for _, c := range cases {
 		s.exec(`INSERT INTO call_queue (unique_key, ` + c.columns + `) VALUES ('` + strings.ReplaceAll(c.name, "'", "") + `', ` + c.values + `)`)
 	}
 	fine := []string{
 		`INSERT INTO call_queue (priority, cost, max_attempts, key, expires_at) VALUES (0, 9223372036854775807, 1, repeat('é', 127), 'infinity')`,
-		`INSERT INTO call_queue (priority, call_data) VALUES (9, jsonb_build_object('body', repeat('x', 262132)))`,
+		`INSERT INTO call_queue (priority) VALUES (9)`,
 	}
 	for _, sql := range fine {
 		s.exec(sql)
@@ -55,52 +50,6 @@ func TestRefuse(t *testing.T) {
 		t.Errorf("%d units are used, want %d", got, len(fine))
 	}
 	s.verify()
-}
-
-// A queue's name that no index takes in, of a row from before such were refused, keeps no call from failing, nor the
-// queue that it is cut to from its own.
-//
-//callq:guarantee 12
-func TestRefuseLongQueue(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	cut := strings.Repeat("q", 63)
-	r := rules()
-	r.Queues = append(r.Queues, queue(cut))
-	s.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`)
-	s.exec(`INSERT INTO call_queue (queue) SELECT $1 || string_agg(md5(i::text), '') FROM generate_series(1, 256) AS i`, cut)
-	s.calls(cut, 3)
-	s.once(r)
-	s.want(`SELECT status = 'failed' AND error_message = 'queue is longer than 255 bytes' FROM call_queue WHERE id = 1`)
-	s.want(`SELECT count(*) = 3 FROM call_open`)
-}
-
-// A claim looks at no more call_data than it has time for, else one that took longer than it may would be begun
-// for ever: but at one call's always, however slow Postgres is, and at another key's in the next claim, whatever
-// else goes.
-func TestLargeDataIsReadInPieces(t *testing.T) {
-	t.Parallel()
-	s := newSystem(t)
-	s.alive(500)
-	d := s.dispatcher(rules())
-	s.turn(d)
-	s.exec(`INSERT INTO call_queue (key, call_data) SELECT key, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, n) i)
-		FROM (VALUES ('slow a', 1000), ('slow a', 1000), ('slow b', 1000), ('slow b', 8000)) AS c (key, n)`)
-	// Each look at one takes all the time that there is for them.
-	s.exec(`CREATE OR REPLACE FUNCTION callq_flow_name(name text, unset text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
-		BEGIN
-			PERFORM pg_sleep(0.26) WHERE name LIKE 'slow%';
-			RETURN coalesce(name, unset);
-		END $$`)
-	for n, want := range []string{"{1}", "{1,3}", "{1,2,3}", "{1,2,3}"} {
-		s.exec(`INSERT INTO call_queue (key) SELECT 'small' FROM generate_series(1, 20)`)
-		s.poll(d)
-		if got := one[string](s, `SELECT coalesce(array_agg(call_id ORDER BY call_id), '{}')::text FROM call_open WHERE key LIKE 'slow%'`); got != want {
-			t.Errorf("after %d looks %s of the large calls are open, want %s", n+1, got, want)
-		}
-	}
-	s.want(`SELECT error_message = 'call_data has 288000 bytes, over the limit of 262144' FROM call_queue WHERE id = 4`)
-	s.want(`SELECT count(*) = 3 + 4 * 20 FROM call_open`)
 }
 
 // Calls that cannot be made do not use up the room of a claim: those behind them go in the same tick.

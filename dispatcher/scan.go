@@ -4,12 +4,10 @@ import "time"
 
 // scanWindow is how far back polls look for what fell due. While somebody holds an old snapshot, an index keeps entries that
 // were long dealt with, and reading them all takes longer and longer. So a poll goes back to the beginning only if that has
-// not just taken long. Else it goes back to a little before the last drain. What is older and was committed since is found
-// by the next poll that goes back to the beginning.
+// not just taken long, else to a little before the last drain. What is older and was committed since, the next whole poll finds.
 type scanWindow struct {
-	drained map[string]time.Time // queue to Postgres's time of the last drain that left nothing
+	drained map[string]time.Time // queue to the time on Postgres's clock up to which its last drain left nothing; zero: unknown
 	whole   bool                 // this poll goes back to the beginning
-	began   time.Time            // monotonic
 	rest    time.Time            // until when polls need not do so again
 }
 
@@ -20,8 +18,7 @@ const (
 
 // begin begins a poll: since says, for each queue where it does not go back to the beginning, to where.
 func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
-	r.began, r.whole = now, !now.Before(r.rest)
-	queues, since = []string{}, []time.Time{}
+	r.whole = !now.Before(r.rest)
 	for queue := range r.drained {
 		if at := r.since(queue); !at.IsZero() {
 			queues, since = append(queues, queue), append(since, at)
@@ -30,10 +27,10 @@ func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
 	return queues, since
 }
 
-// end notes how long a poll has taken so far.
-func (r *scanWindow) end(now time.Time) {
+// end notes from when to when a poll has looked.
+func (r *scanWindow) end(began, now time.Time) {
 	if r.whole {
-		r.rest = now.Add(scanRest * now.Sub(r.began))
+		r.rest = now.Add(scanRest * now.Sub(began))
 	}
 }
 
@@ -53,20 +50,16 @@ func (r *scanWindow) since(queue string) time.Time {
 	return time.Time{}
 }
 
-// note notes up to what, in Postgres's time, a drain left nothing; zero: the next goes on from the beginning.
-func (r *scanWindow) note(queue string, upTo time.Time) { r.drained[queue] = upTo }
-
-// lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under the lock
-// that they share, so what is committed after a claim has looked has a larger number than all that it saw. So nobody has to
-// read what has ended since, which an index keeps while somebody holds an old snapshot. Another epoch, or a number that does
-// not rise, means that these are not the data that were looked at: then nothing is known.
+// lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under a lock that
+// they share, so what is committed after a claim has looked has a larger one than all that it saw. So nobody has to read what
+// has ended since, which an index keeps while somebody holds an old snapshot. Another epoch, or a number that does not rise,
+// means that these are not the data that were looked at: then nothing is known.
 type lowWater struct {
 	epoch string
 	drawn int64 // the last number
 	from  int64
-	kept  int64 // the last number of a claim that was committed: no crash gives out one that is not larger
-	// keptAt is when that was, by Postgres's clock.
-	keptAt time.Time
+	kept  int64     // the last number of a claim that was committed: no crash gives out one that is not larger
+	at    time.Time // of that, by Postgres's clock
 }
 
 // wentBack reports whether the data are older than what was committed here: they were restored in place.
@@ -86,7 +79,7 @@ func (o *lowWater) draw(epoch string, batch int64) int64 {
 // found notes the smallest number that the claim which drew last has found open; nil: none. The claim must be committed: after
 // a crash, numbers of what was rolled back may be drawn again. (Larger ones than it drew exist if the sequence was set back.)
 func (o *lowWater) found(smallest *int64, at time.Time) {
-	o.from, o.kept, o.keptAt = o.drawn, o.drawn, at
+	o.from, o.kept, o.at = o.drawn, o.drawn, at
 	if smallest != nil {
 		o.from = min(o.drawn, *smallest)
 	}

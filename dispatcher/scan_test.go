@@ -56,8 +56,8 @@ func TestScanWindow(t *testing.T) {
 			t.Errorf("goes back to %s", since[0])
 		}
 		now = now.Add(took)
-		r.end(now)
-		r.note("q", time.Unix(1000, 0))
+		r.end(now.Add(-took), now)
+		r.drained["q"] = time.Unix(1000, 0)
 		return r.again(now)
 	}
 	if again := poll(true); again < time.Second {

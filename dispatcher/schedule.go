@@ -8,30 +8,24 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/maintenance"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/robfig/cron/v3"
 )
 
-// Schedule says when to do what, as cron expressions in UTC (five fields, or @every and the
-// like).
+// Schedule says when to do what, as cron expressions in UTC (five fields, or @every and the like).
 type Schedule struct {
 	Dispatch  string // default "@every 1s"
 	Retention string // default "0 4 * * *"
 	Vacuum    string // default "30 4 * * 0"
 }
 
-func (s Schedule) withDefaults() Schedule {
-	return Schedule{
-		Dispatch:  cmp.Or(s.Dispatch, "@every 1s"),
-		Retention: cmp.Or(s.Retention, "0 4 * * *"),
-		Vacuum:    cmp.Or(s.Vacuum, "30 4 * * 0"),
-	}
-}
-
 // specs says when each job runs: the tick, retention, vacuum, and vacuum of tables that need it.
 func (s Schedule) specs() []string { return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s"} }
 
-func (s Schedule) check() error {
+// check fills in the defaults.
+func (s *Schedule) check() error {
+	s.Dispatch = cmp.Or(s.Dispatch, "@every 1s")
+	s.Retention = cmp.Or(s.Retention, "0 4 * * *")
+	s.Vacuum = cmp.Or(s.Vacuum, "30 4 * * 0")
 	for _, spec := range s.specs() {
 		if _, err := cron.ParseStandard(spec); err != nil {
 			return fmt.Errorf("schedule %q: %w", spec, err)
@@ -44,23 +38,20 @@ func (s Schedule) check() error {
 type jobs struct {
 	cron *cron.Cron
 	of   Schedule
-	runs []cron.Job // as Schedule.specs has them
+	runs []func() // as Schedule.specs has them
 }
 
 // newJobs makes the jobs. cron does not recover panics by itself; Recover stands inside, for a panic that passed through
 // SkipIfStillRunning would leave it locked for good.
 func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 	log := cron.PrintfLogger(slog.NewLogLogger(d.cfg.Logger.Handler(), slog.LevelError))
-	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
-	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
-	for _, run := range []func(){
-		d.dueTick,
-		func() { purge(ctx, d.cfg.Pool, d.current.Load().Retention, d.cfg.Logger) },
-		func() { logVacuum(ctx, maintenance.Vacuum(ctx, d.cfg.Pool), d.cfg.Logger) },
-		func() { logVacuum(ctx, maintenance.VacuumNeeded(ctx, d.cfg.Pool), d.cfg.Logger) },
-	} {
-		j.runs = append(j.runs, chain.Then(cron.FuncJob(run)))
-	}
+	chain := cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log))
+	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log), chain), runs: []func(){
+		func() { signal(d.ticks) },
+		func() { d.purge(ctx) },
+		func() { d.logJob(ctx, "vacuum", maintenance.Vacuum(ctx, d.cfg.Pool)) },
+		func() { d.logJob(ctx, "vacuum", maintenance.VacuumNeeded(ctx, d.cfg.Pool)) },
+	}}
 	j.follow(d.current.Load().Schedule)
 	return j
 }
@@ -74,27 +65,25 @@ func (j *jobs) follow(s Schedule) {
 		j.cron.Remove(entry.ID)
 	}
 	for i, spec := range s.specs() {
-		_, _ = j.cron.AddJob(spec, j.runs[i]) // s was checked
+		_, _ = j.cron.AddFunc(spec, j.runs[i]) // s was checked
 	}
 	j.of = s
 }
 
 // purge runs retention and logs what it did.
-func purge(ctx context.Context, pool *pgxpool.Pool, keep maintenance.Retention, log *slog.Logger) {
-	purged, err := maintenance.Purge(ctx, pool, keep)
-	if err != nil && ctx.Err() == nil {
-		log.WarnContext(ctx, "retention cut short", "err", err)
-	}
+func (d *Dispatcher) purge(ctx context.Context) {
+	purged, err := maintenance.Purge(ctx, d.cfg.Pool, d.current.Load().Retention)
+	d.logJob(ctx, "retention", err)
 	if purged.Calls+purged.Attempts > 0 {
-		log.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts)
+		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts)
 	}
 	if purged.Kept > 0 {
-		log.WarnContext(ctx, "rows kept that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)
+		d.cfg.Logger.WarnContext(ctx, "rows kept that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)
 	}
 }
 
-func logVacuum(ctx context.Context, err error, log *slog.Logger) {
+func (d *Dispatcher) logJob(ctx context.Context, job string, err error) {
 	if err != nil && ctx.Err() == nil {
-		log.WarnContext(ctx, "vacuum cut short", "err", err)
+		d.cfg.Logger.WarnContext(ctx, "job cut short", "job", job, "err", err)
 	}
 }

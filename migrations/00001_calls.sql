@@ -53,8 +53,8 @@ CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) INCLUDE (queue) WHE
 CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'default'), unique_key)
     WHERE unique_key IS NOT NULL;
 
--- A queue, task or key beyond 255 bytes is refused: no call can be made with it, and an index takes at most 2,704 bytes. So is a
--- max_attempts that never ends. These are triggers, not CHECKs, which would refuse every change of rows that are there. Their
+-- A queue, task or key beyond 255 bytes is refused: an index takes at most 2,704 bytes, and nothing else looks for such a name. So is
+-- a max_attempts that never ends. These are triggers, not CHECKs, which would refuse every change of rows that are there. Their
 -- WHEN costs a call a fraction of a microsecond.
 -- +goose StatementBegin
 CREATE FUNCTION callq_call_bounded() RETURNS trigger LANGUAGE plpgsql AS $$

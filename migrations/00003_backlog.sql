@@ -15,7 +15,7 @@ CREATE TABLE call_inbox (
     ids      bigint[],
     keys     text[],     -- of each of ids; NULL: they are all of key
     again    boolean     NOT NULL DEFAULT false, -- they were claimed or moved before: their place may be in front
-    onward   boolean     NOT NULL DEFAULT false -- without calls: key and every key after it
+    all_keys boolean     NOT NULL DEFAULT false -- without calls: no key may be blocked any longer
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- To compress ids takes longer than to write them as they are.
@@ -67,12 +67,6 @@ UNION ALL
 SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, n.at, i.id
 FROM call_inbox n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
 
--- How the inbox and flows name a call's queue, key or task. One beyond 255 bytes, with which no call can be made, is cut: an
--- index takes at most 2,704 bytes, and such a call must not keep others from their flow.
-CREATE FUNCTION callq_flow_name(name text, unset text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN octet_length(name) > 255 THEN left(name, 63) ELSE coalesce(name, unset) END
-$$;
-
 -- The priority that a call waits with: 0 is first, 9 last, 5 the default.
 CREATE FUNCTION callq_priority(priority smallint) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT least(greatest(coalesce(priority, 5), 0), 9)::smallint
@@ -96,7 +90,7 @@ BEGIN
     END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
+    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
         callq_priority(priority), 1, ARRAY[id]
     FROM inserted
     WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1);
@@ -115,14 +109,14 @@ BEGIN
     ) AS together;
     IF 4 * inbox_rows > counted AND coalesced < inbox_rows THEN
         INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, keys)
-        SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), '',
-            callq_priority(priority), count(*), array_agg(id), array_agg(callq_flow_name(key, ''))
+        SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), '',
+            callq_priority(priority), count(*), array_agg(id), array_agg(coalesce(key, ''))
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
         INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-        SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'), callq_flow_name(key, ''),
+        SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
             callq_priority(priority), count(*), array_agg(id)
         FROM inserted
         WHERE status IN ('new', 'error')
@@ -139,8 +133,8 @@ BEGIN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, again)
-    VALUES (callq_flow_name(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), callq_flow_name(NEW.task, 'http'),
-        callq_flow_name(NEW.key, ''), callq_priority(NEW.priority), 1, ARRAY[NEW.id], true);
+    VALUES (coalesce(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), coalesce(NEW.task, 'http'),
+        coalesce(NEW.key, ''), callq_priority(NEW.priority), 1, ARRAY[NEW.id], true);
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
@@ -172,6 +166,5 @@ DROP TRIGGER call_queue_inserted ON call_queue;
 DROP FUNCTION callq_call_waits_again();
 DROP FUNCTION callq_calls_inserted();
 DROP FUNCTION callq_priority(smallint);
-DROP FUNCTION callq_flow_name(text, text);
 DROP VIEW call_backlog;
 DROP TABLE call_segments, call_flows, call_inbox;

@@ -28,45 +28,41 @@ type Drained struct {
 func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
 	var inbox, woken int64
-	var keys []string // of which one may no longer be blocked
-	var onward *string
-	var last *time.Time
+	var keys []string   // of which one may no longer be blocked
+	var every bool      // all may no longer be
 	var from *time.Time // nil: the beginning of time
 	if !since.IsZero() {
 		from = &since
 	}
-	var asks, wakes pgx.Batch
+	var asks pgx.Batch
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
-	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &last) })
-	asks.Queue(wakeDueSQL, queue, from, now, maxWakes).Exec(func(done pgconn.CommandTag) error {
+	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &every, &t.All, &t.UpTo) })
+	asks.Queue(wakeSQL, queue, nil, from, now, maxWakes).Exec(func(done pgconn.CommandTag) error {
 		woken = done.RowsAffected()
 		return nil
 	})
 	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
 		return t, fmt.Errorf("drain the inbox: %w", err)
 	}
-	switch {
-	case woken == maxWakes:
-		t.All = false
-	case t.All:
-		t.UpTo = now
-	case last != nil:
-		t.UpTo = *last
-	}
 	t.Some = inbox+woken > 0
-	if len(keys) > 0 {
-		wakes.Queue(wakeKeysSQL, queue, keys)
+	if woken >= maxWakes {
+		t.All, t.UpTo = false, time.Time{}
 	}
-	if onward != nil {
-		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
-		t.All = false // perhaps: wakeOnwardSQL may enter the next key into the inbox
-	}
-	if wakes.Len() == 0 {
+	if len(keys) == 0 && !every {
 		return t, nil
 	}
-	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
+	until := time.Time{} // beside the keys, wake none
+	if every {
+		until = now.AddDate(100, 0, 0)
+	}
+	done, err := tx.Exec(ctx, wakeSQL, queue, keys, nil, until, maxWakes)
+	if err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
+	}
+	if every && done.RowsAffected() >= maxWakes { // the next drain wakes others
+		t.All = false
+		return t, WakeAll(ctx, tx, []string{queue})
 	}
 	return t, nil
 }
@@ -74,7 +70,7 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 // drainSQL files the calls of due inbox rows into segments of their flows.
 const drainSQL = `
 WITH ` + drainDue + drainConsumed + drainRanked + drainSegments + drainPlaced + drainFiled + drainEntered + `
-SELECT inbox, wakes, onward, whole, greatest(last, timestamptz '0001-01-01 00:00:00Z')
+SELECT inbox, wakes, every, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END
 FROM consumed`
 
 // The steps of drainSQL.
@@ -95,14 +91,14 @@ const (
             WINDOW until AS (ORDER BY at, ctid)
         ) counted
         WHERE before < @calls::bigint AND flows_before < @rows))
-    RETURNING at, task, key, priority, calls, ids, keys, again, onward
+    RETURNING at, task, key, priority, calls, ids, keys, again, all_keys
 ), `
 
 	// consumed sums the rows up: the keys to wake, and whether nothing else was due.
 	drainConsumed = `consumed AS MATERIALIZED (
     SELECT count(*) AS inbox, max(at) AS last,
-        coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT onward), '{}') AS wakes,
-        min(key) FILTER (WHERE ids IS NULL AND onward) AS onward,
+        coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT all_keys), '{}') AS wakes,
+        coalesce(bool_or(all_keys), false) AS every,
         coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows
             AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
@@ -212,56 +208,29 @@ const (
 )`
 )
 
-// wakeDueSQL wakes all flows of the keys whose time has come: one that was parked sooner must not pass one of a lower priority
-// number.
-const wakeDueSQL = wakeFrom + `
-            SELECT DISTINCT key
-            FROM (
-                SELECT key FROM call_flows
-                WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($2::timestamptz, '-infinity') AND wake_at <= $3
-                ORDER BY wake_at
-                LIMIT $4
-            ) due` + wakeTo
-
-const wakeKeysSQL = wakeFrom + `SELECT key FROM unnest($2::text[]) AS w (key)` + wakeTo
-
-// Between these stand the keys to wake.
-const (
-	wakeFrom = `
+// wakeSQL wakes all flows of some keys, and of those whose time comes first, within a span: one that was parked sooner must not
+// pass one of a lower priority number.
+const wakeSQL = `
 UPDATE call_flows
 SET wake_at = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT c.ctid
-    FROM (`
-	wakeTo = `) AS k (key)
+    FROM (
+        SELECT key FROM unnest($2::text[]) AS w (key)
+        UNION
+        SELECT key FROM (
+            SELECT key FROM call_flows
+            WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($3::timestamptz, '-infinity') AND wake_at <= $4
+            ORDER BY wake_at
+            LIMIT $5
+        ) due
+    ) AS k (key)
     CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
-)
 
-// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key
-// into the inbox, to go on from there; so it ends, however many flows a key has.
-const wakeOnwardSQL = `
-WITH slice AS MATERIALIZED (
-    SELECT ctid AS place, key, wake_at FROM call_flows
-    WHERE queue = $1 AND key >= $2
-    ORDER BY key
-    FETCH FIRST ($4) ROWS WITH TIES
-), woken AS (
-    UPDATE call_flows
-    SET wake_at = NULL
-    WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
-)
-INSERT INTO call_inbox (queue, at, key, onward)
-SELECT $1, $3, n.key, true
-FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last
-CROSS JOIN LATERAL (SELECT key FROM call_flows WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
-
-// WakeAll makes the next drains of queues wake all their flows: their keys may no longer be blocked. It needs no lock.
-// (closeSQL, cancelSQL and wakeKeySQL wake a single key.)
+// WakeAll makes the next drains of queues wake all their flows, slice by slice: their keys may no longer be blocked. It needs no
+// lock. (closeSQL, cancelSQL and resumeSQL wake a single key.)
 func WakeAll(ctx context.Context, tx pgx.Tx, queues []string) error {
-	if len(queues) == 0 {
-		return nil
-	}
 	if _, err := tx.Exec(ctx, wakeAllSQL, queues); err != nil {
 		return fmt.Errorf("wake flows: %w", err)
 	}
@@ -269,5 +238,5 @@ func WakeAll(ctx context.Context, tx pgx.Tx, queues []string) error {
 }
 
 const wakeAllSQL = `
-INSERT INTO call_inbox (queue, at, key, onward)
+INSERT INTO call_inbox (queue, at, key, all_keys)
 SELECT DISTINCT queue, clock_timestamp(), '', true FROM unnest($1::text[]) AS q (queue)`

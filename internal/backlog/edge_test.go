@@ -2,7 +2,6 @@ package backlog_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -11,34 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
 )
-
-// A name that no index could hold keeps no other call from its flow: such a call is in a flow too, where
-// a claim refuses it.
-func TestNamesThatAreTooLong(t *testing.T) {
-	t.Parallel()
-	const long = `(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)`
-	for column, insert := range map[string]string{
-		"key":   `INSERT INTO call_queue (queue, key) VALUES ('q', ` + long + `), ('q', 'k'), ('q', NULL)`,
-		"task":  `INSERT INTO call_queue (queue, task) VALUES ('q', ` + long + `), ('q', NULL), ('q', 'http')`,
-		"queue": `INSERT INTO call_queue (queue) VALUES (` + long + `), ('q'), ('q')`,
-		"both":  `INSERT INTO call_queue (queue, key, task) VALUES ('q', ` + long + `, ` + long + `), ('q', 'k', 'http'), ('q', 'l', 'http')`,
-	} {
-		t.Run(column, func(t *testing.T) {
-			t.Parallel()
-			q := newQueue(t)
-			q.exec(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_bounded`) // they are from before it
-			q.exec(insert)
-			q.exec(`UPDATE call_queue SET priority = 6 WHERE id = 1`)
-			q.drain()
-			q.sound()
-			got := q.claim(9)
-			slices.Sort(got)
-			if want := []int64{2, 3}; !slices.Equal(got[max(0, len(got)-2):], want) {
-				t.Errorf("claimed %v, want %v", got, want)
-			}
-		})
-	}
-}
 
 // A call without a beginning, which no time.Time holds, is the first of all, and keeps no other waiting.
 func TestDueSinceEver(t *testing.T) {
@@ -89,30 +60,6 @@ func TestKeyWakesAsAWhole(t *testing.T) {
 	q.drain()
 	if got, want := q.claim(1), []int64{1, 2}; !slices.Equal(got, want) {
 		t.Errorf("claimed %v, want %v", got, want)
-	}
-}
-
-// Numbers that take few bytes, packed at that, are measured by what they print as, however much a call may have.
-func TestPackedNumbersAreMeasured(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		numbers int
-		most    int64
-	}{{150, 1 << 20}, {18_000, 64 << 20}} {
-		q := newQueue(t)
-		q.exec(fmt.Sprintf(`INSERT INTO call_queue (queue, call_data) SELECT 'q', jsonb_agg(jsonb '1e131071') FROM generate_series(1, %d)`, c.numbers))
-		q.drain()
-		q.tx(func(ctx context.Context, tx pgx.Tx) error {
-			walked, err := backlog.Walk(ctx, tx, q.name, "", []string{"http"}, 10)
-			if err != nil {
-				return err
-			}
-			calls, _, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), c.most, time.Minute, []backlog.Ask{{Flow: walked[0], Want: 1}})
-			if err == nil && (len(calls) != 1 || calls[0].Refusal == nil) {
-				t.Errorf("%d numbers, %d bytes allowed: not refused", c.numbers, c.most)
-			}
-			return err
-		})
 	}
 }
 

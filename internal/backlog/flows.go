@@ -1,9 +1,8 @@
 // Package backlog finds the calls that wait, in the order in which they may be claimed.
 //
-// The calls of a queue that share key, priority and task are a flow. A flow keeps their ids in segments. Triggers of call_queue
+// The calls of a queue that share key, priority and task are a flow, which has their ids in segments. Triggers of call_queue
 // write what is inserted, or waits again, to the inbox in the same transaction; the queue's next claim drains it into the flows
-// once it is due. A claim walks the flows key by key. It parks the flows of a key that no limit has room for, so that they cost
-// the next claims nothing.
+// once it is due. A claim walks the flows key by key, and parks those of a key that no limit has room for.
 //
 // The backlog only says where to look: whether a call waits, its own row says. So a call may be in it twice, or long after it
 // was cancelled; but a call that waits must be in a flow or in the inbox. Everything here but WakeAll needs the lock of the
@@ -13,6 +12,7 @@ package backlog
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -62,6 +62,152 @@ const (
  LIMIT $4`
 )
 
+// Ask is how many calls are wanted of a flow.
+type Ask struct {
+	Flow
+	Want int64
+}
+
+// Call is a call at its place in a flow.
+type Call struct {
+	Ask   int64 `db:"ask"` // the place in the asks
+	Seq   int64 `db:"seq"` // its segment
+	Place int32 `db:"place"`
+	ID    int64 `db:"id"`
+	// Waits means that it may be claimed, and its row is locked. Otherwise, it has ended, is not due, or held by somebody, or here
+	// twice: pass it, and give it to Requeue.
+	Waits   bool      `db:"waits"`
+	ReadyAt time.Time `db:"ready_at"`
+	Cost    int64     `db:"cost"`
+	Refusal *string   `db:"refusal"` // what is wrong with it, if anything
+}
+
+// First returns the first calls of each flow, at most as many as are wanted of it, and locks those that wait. If none does, ended
+// ones behind them are returned too.
+func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, asks []Ask) ([]Call, error) {
+	calls, err := entries(ctx, tx, firstSQL, queue, now, asks)
+	if err != nil {
+		return nil, fmt.Errorf("lock the first calls: %w", err)
+	}
+	seen, found := make(map[int64]bool, len(calls)), make([]bool, len(asks))
+	for i := range calls {
+		c := &calls[i]
+		if c.Waits = c.Waits && !seen[c.ID]; c.Waits {
+			seen[c.ID], found[c.Ask] = true, true
+		}
+	}
+	ended, err := skip(ctx, tx, queue, now, asks, calls, found)
+	return append(calls, ended...), err
+}
+
+// skipMost is how many ended calls a claim skips beside those that it asked for, which may be one: behind a million cancelled
+// calls, it would take hours to find the next that waits.
+const skipMost = 4096
+
+// skip returns the ended calls behind the first ones, up to the first that waits, of flows of which none was found to wait.
+func skip(
+	ctx context.Context, tx pgx.Tx, queue string, now time.Time, asks []Ask, first []Call, found []bool,
+) ([]Call, error) {
+	behind := map[int64]Call{}
+	for _, c := range first {
+		if !found[c.Ask] {
+			behind[c.Ask] = c
+		}
+	}
+	if len(behind) == 0 {
+		return nil, nil
+	}
+	asks = slices.Clone(asks)
+	for i := range asks {
+		last, some := behind[int64(i)]
+		if asks[i].Want = 0; some {
+			asks[i].Head, asks[i].Consumed, asks[i].Want = last.Seq, last.Place, skipMost/int64(len(behind))
+		}
+	}
+	ended, err := entries(ctx, tx, skipSQL, queue, now, asks)
+	if err != nil {
+		return nil, fmt.Errorf("skip ended calls: %w", err)
+	}
+	return ended, nil
+}
+
+const skipSQL = entriesSQL + `
+SELECT ask, seq, place, id
+FROM (
+    SELECT e.ask, e.seq, e.place, e.id, bool_or(q.id IS NOT NULL) OVER (PARTITION BY e.ask ORDER BY e.seq, e.place) AS waits
+    FROM entries e
+    LEFT JOIN LATERAL (
+        SELECT id FROM call_queue WHERE id = e.id AND status IN ('new', 'error') AND coalesce(run_at, created_at) <= @now OFFSET 0
+    ) q ON true
+) e
+WHERE NOT waits
+ORDER BY ask, seq, place`
+
+// entries runs a statement that begins with entriesSQL.
+func entries(ctx context.Context, tx pgx.Tx, sql, queue string, now time.Time, asks []Ask) ([]Call, error) {
+	args := flowArgs(queue, column(asks, func(a Ask) Flow { return a.Flow }))
+	args["now"], args["wants"] = now, column(asks, func(a Ask) int64 { return a.Want })
+	rows, _ := tx.Query(ctx, sql, args)
+	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[Call])
+}
+
+// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the
+// index and the LIMIT (TestPlans).
+const entriesSQL = `
+WITH entries AS MATERIALIZED (
+    SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @wants::bigint[])
+        WITH ORDINALITY AS a (key, priority, task, head, consumed, want, n)
+    CROSS JOIN LATERAL (
+        SELECT w.seq, i.place, i.id
+        FROM (
+            SELECT seq, ids FROM call_segments
+            WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.head
+            ORDER BY seq
+        ) w
+        CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+        WHERE w.seq > a.head OR i.place > a.consumed
+        LIMIT a.want
+    ) e
+)`
+
+// A call that moved to another flow has an entry there too.
+const firstSQL = entriesSQL + `
+SELECT e.ask, e.seq, e.place, e.id, q.id IS NOT NULL AS waits, coalesce(q.cost, 1) AS cost,
+    greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
+    CASE
+    WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
+    WHEN q.priority <> callq_priority(q.priority) THEN 'priority ' || q.priority || ' is not within 0 to 9'
+    WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
+    WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
+    END AS refusal
+FROM entries e
+LEFT JOIN LATERAL (
+    SELECT * FROM call_queue c
+    WHERE c.id = e.id
+      AND c.status IN ('new', 'error')
+      AND coalesce(c.run_at, c.created_at) <= @now
+      AND coalesce(c.queue, 'default') = @queue AND coalesce(c.key, '') = e.key
+      AND callq_priority(c.priority) = e.priority AND coalesce(c.task, 'http') = e.task
+    FOR UPDATE SKIP LOCKED
+) q ON true
+ORDER BY e.ask, e.seq, e.place`
+
+// Requeue puts calls back into the inbox that still wait, but could not be locked or are not due after all.
+func Requeue(b *pgx.Batch, ids []int64) {
+	if len(ids) > 0 {
+		b.Queue(requeueSQL, ids)
+	}
+}
+
+// Whoever holds a call may be done with it in a moment. The clock may have been set back since the call was due.
+const requeueSQL = `
+INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
+    coalesce(task, 'http'), coalesce(key, ''), callq_priority(priority), 1, ARRAY[id]
+FROM call_queue
+WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`
+
 // Parked is a key that has no room before until, from a priority on.
 type Parked struct {
 	Key      string
@@ -79,8 +225,8 @@ func Park(b *pgx.Batch, queue string, now time.Time, parked []Parked) {
 		column(parked, func(p Parked) time.Time { return now.Add(p.For) }))
 }
 
-// Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows
-// of the queue, on a plan that was made while there were few. Nobody moves a row meanwhile, under the lock of the queue.
+// Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows of
+// the queue, on a plan that was made while there were few. Under the lock of the queue, nobody moves a row meanwhile.
 const parkSQL = `
 UPDATE call_flows l
 SET wake_at = f.until
@@ -94,39 +240,27 @@ FROM (
 ) f
 WHERE l.ctid = f.place`
 
-// Advance is a flow of which calls were consumed: where it stands now.
-type Advance struct {
-	Flow
-	From    int64 // the segment at which it stood
-	Removed int64 // how many calls were consumed
-}
-
-// Consume notes that calls were consumed from their flows. With drop, it removes flows that are empty then. Use that only when
+// Consume notes where flows stand of which calls were consumed. With drop, it removes those that are empty. Use that only when
 // there are many flows: making one anew costs more than keeping it.
-func Consume(b *pgx.Batch, queue string, left []Advance, drop bool) {
+func Consume(b *pgx.Batch, queue string, left []Flow, drop bool) {
 	if len(left) == 0 {
 		return
 	}
-	keys, priorities, tasks := names(column(left, func(l Advance) Flow { return l.Flow }))
-	b.Queue(consumeSQL, pgx.StrictNamedArgs{
-		"queue": queue, "drop": drop, "keys": keys, "priorities": priorities, "tasks": tasks,
-		"starts":   column(left, func(l Advance) int64 { return l.From }),
-		"heads":    column(left, func(l Advance) int64 { return l.Head }),
-		"consumed": column(left, func(l Advance) int32 { return l.Consumed }),
-		"removed":  column(left, func(l Advance) int64 { return l.Removed }),
-	})
+	args := flowArgs(queue, left)
+	args["drop"] = drop
+	args["calls"] = column(left, func(f Flow) int64 { return f.Calls })
+	b.Queue(consumeSQL, args)
 }
 
 // An empty flow stands behind its last segment. What a flow has left behind is deleted.
 const consumeSQL = `
 WITH a AS MATERIALIZED (
-    SELECT n.key, n.priority, n.task, l.ctid AS place, l.calls - n.removed AS calls, n.start,
-        CASE WHEN l.calls = n.removed THEN l.tail + 1 ELSE n.head END AS head,
-        CASE WHEN l.calls = n.removed THEN 0 ELSE n.consumed END AS consumed
-    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @starts::bigint[], @heads::bigint[], @consumed::int[],
-        @removed::bigint[]) AS n (key, priority, task, start, head, consumed, removed)
+    SELECT n.key, n.priority, n.task, n.calls, l.ctid AS place, l.head AS start,
+        CASE n.calls WHEN 0 THEN l.tail + 1 ELSE n.head END AS head, CASE n.calls WHEN 0 THEN 0 ELSE n.consumed END AS consumed
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @calls::bigint[])
+        AS n (key, priority, task, head, consumed, calls)
     CROSS JOIN LATERAL (
-        SELECT ctid, calls, tail FROM call_flows
+        SELECT ctid, head, tail FROM call_flows
         WHERE queue = @queue AND key = n.key AND priority = n.priority AND task = n.task
         OFFSET 0
     ) l
@@ -148,10 +282,16 @@ WHERE ctid = ANY (ARRAY(
         OFFSET 0
     ) w))`
 
-// names are what tells the flows of a queue apart, as arrays that a statement unnests.
-func names(flows []Flow) (keys []string, priorities []int16, tasks []string) {
-	return column(flows, func(f Flow) string { return f.Key }), column(flows, func(f Flow) int16 { return f.Priority }),
-		column(flows, func(f Flow) string { return f.Task })
+// flowArgs are the arguments of a statement that unnests flows of a queue.
+func flowArgs(queue string, flows []Flow) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"queue":      queue,
+		"keys":       column(flows, func(f Flow) string { return f.Key }),
+		"priorities": column(flows, func(f Flow) int16 { return f.Priority }),
+		"tasks":      column(flows, func(f Flow) string { return f.Task }),
+		"heads":      column(flows, func(f Flow) int64 { return f.Head }),
+		"consumed":   column(flows, func(f Flow) int32 { return f.Consumed }),
+	}
 }
 
 func column[F, V any](list []F, of func(F) V) []V {

@@ -96,33 +96,23 @@ func (q *queue) claim(most int64) (claimed []int64) {
 		for i, l := range walked {
 			asks[i] = backlog.Ask{Flow: l, Want: min(most, l.Calls)}
 		}
-		calls, passed, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), 1000, backlog.ReadFor, asks)
+		calls, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), asks)
 		if err != nil {
 			return err
 		}
 		var writes pgx.Batch
-		left := make([]backlog.Advance, len(walked))
-		for i, l := range walked {
-			left[i] = backlog.Advance{Flow: l, From: l.Head}
-		}
 		var ids, again []int64
-		leave := func(e backlog.Entry) {
-			l := &left[e.Ask]
-			l.Removed++
-			if e.Seq > l.Head || e.Seq == l.Head && e.Place > l.Consumed {
-				l.Head, l.Consumed = e.Seq, e.Place
+		for _, c := range calls {
+			l := &walked[c.Ask]
+			l.Head, l.Consumed, l.Calls = c.Seq, c.Place, l.Calls-1
+			if c.Waits {
+				ids = append(ids, c.ID)
+			} else {
+				again = append(again, c.ID)
 			}
 		}
-		for _, c := range calls {
-			leave(c.Entry)
-			ids = append(ids, c.ID)
-		}
-		for _, e := range passed {
-			leave(e)
-			again = append(again, e.ID)
-		}
 		writes.Queue(`UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = ANY($1)`, ids)
-		backlog.Consume(&writes, q.name, slices.DeleteFunc(left, func(l backlog.Advance) bool { return l.Removed == 0 }), false)
+		backlog.Consume(&writes, q.name, walked, false)
 		backlog.Requeue(&writes, again)
 		claimed = ids
 		return tx.SendBatch(ctx, &writes).Close()

@@ -16,50 +16,42 @@ type Orphans struct {
 
 // FindOrphans reads all calls, in one snapshot.
 func FindOrphans(ctx context.Context, pool *pgxpool.Pool) (found Orphans, err error) {
-	err = whole(ctx, pool, func(tx pgx.Tx) error {
+	err = whole(ctx, pool, "look for calls in no flow", func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, orphansSQL).Scan(&found.Calls, &found.Flows)
 	})
-	if err != nil {
-		return found, fmt.Errorf("look for calls in no flow: %w", err)
-	}
-	return found, nil
+	return found, err
 }
 
-// Repair drops the flows that do not add up and puts all orphans into the inbox, for the next claims to drain, in one
-// transaction. A call that enters a flow meanwhile is in the backlog twice, which is harmless.
-func Repair(ctx context.Context, pool *pgxpool.Pool) (Orphans, error) {
-	var repaired Orphans
-	err := whole(ctx, pool, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, brokenSQL+` SELECT DISTINCT queue FROM broken`)
-		queues, err := pgx.CollectRows(rows, pgx.RowTo[string])
+// Repair drops the flows that do not add up and puts all orphans into the inbox, in one transaction. A call that enters a flow
+// meanwhile is in the backlog twice, which is harmless.
+func Repair(ctx context.Context, pool *pgxpool.Pool) (repaired Orphans, err error) {
+	err = whole(ctx, pool, "repair flows", func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, brokenSQL+` SELECT count(*) FROM broken`).Scan(&repaired.Flows)
+		if err == nil && repaired.Flows > 0 {
+			if _, err = tx.Exec(ctx, lockQueuesSQL); err == nil { // a claim may have changed them meanwhile
+				err = tx.QueryRow(ctx, dropBrokenSQL).Scan(&repaired.Flows)
+			}
+		}
 		if err != nil {
 			return err
 		}
-		if len(queues) > 0 {
-			if _, err := tx.Exec(ctx, lockQueuesSQL, queues); err != nil {
-				return err
-			}
-			// Read again, under the locks: a claim may have changed them meanwhile.
-			if err := tx.QueryRow(ctx, dropBrokenSQL, queues).Scan(&repaired.Flows); err != nil {
-				return err
-			}
-		}
 		return tx.QueryRow(ctx, inboxOrphansSQL).Scan(&repaired.Calls)
 	})
-	if err != nil {
-		return Orphans{}, fmt.Errorf("repair flows: %w", err)
-	}
-	return repaired, nil
+	return repaired, err
 }
 
 // whole runs a transaction that reads whole tables, for as long as that takes.
-func whole(ctx context.Context, pool *pgxpool.Pool, run func(tx pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+func whole(ctx context.Context, pool *pgxpool.Pool, what string, run func(tx pgx.Tx) error) error {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, wholeTablesSQL); err != nil {
 			return err
 		}
 		return run(tx)
 	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // wholeTablesSQL undoes the settings by which callq's connections keep the plans of claims: here every row is read once.
@@ -86,22 +78,22 @@ const orphansSQL = brokenSQL + `
 SELECT (SELECT count(*) FROM call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM broken)`
 
 // In byte order, as appliers lock them. A queue that is not in force has no row, and no claims.
-const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+const lockQueuesSQL = `SELECT FROM call_queues ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 const dropBrokenSQL = brokenSQL + `, flows AS (
     DELETE FROM call_flows l USING broken b
-    WHERE b.queue = ANY($1) AND (l.queue, l.key, l.priority, l.task) = (b.queue, b.key, b.priority, b.task)
+    WHERE (l.queue, l.key, l.priority, l.task) = (b.queue, b.key, b.priority, b.task)
 ), segments AS (
     DELETE FROM call_segments w USING broken b
-    WHERE b.queue = ANY($1) AND (w.queue, w.key, w.priority, w.task) = (b.queue, b.key, b.priority, b.task)
+    WHERE (w.queue, w.key, w.priority, w.task) = (b.queue, b.key, b.priority, b.task)
 )
-SELECT count(*) FROM broken WHERE queue = ANY($1)`
+SELECT count(*) FROM broken`
 
 const inboxOrphansSQL = `
 WITH said AS (
     INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT callq_flow_name(queue, 'default'), coalesce(run_at, created_at), callq_flow_name(task, 'http'),
-        callq_flow_name(key, ''), callq_priority(priority), count(*), array_agg(id)
+    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'),
+        coalesce(key, ''), callq_priority(priority), count(*), array_agg(id)
     FROM call_queue q
     WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16

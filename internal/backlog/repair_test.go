@@ -81,22 +81,3 @@ func TestRepairIsWholeOrNothing(t *testing.T) {
 		t.Errorf("found %+v, %v, want one broken flow that has its calls", found, err)
 	}
 }
-
-// A name that no index takes in is cut, as the triggers cut it: else it would stop the sweep, or its queue.
-func TestRepairLongNames(t *testing.T) {
-	t.Parallel()
-	q := newQueue(t)
-	q.exec(`DO $$
-		DECLARE long text := (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 200) AS n);
-		BEGIN
-			SET LOCAL session_replication_role = replica;
-			INSERT INTO call_queue (queue, key, task) VALUES (long, 'a', 'http'), ('q', long, 'http'), ('q', 'a', long), ('q', 'a', 'http');
-		END $$`)
-	if repaired, err := backlog.Repair(t.Context(), q.pool); err != nil || repaired.Calls != 4 {
-		t.Fatalf("repaired %+v, %v, want 4 calls", repaired, err)
-	}
-	q.drain()
-	if n := len(q.claim(10)); n != 2 {
-		t.Errorf("%d calls of queue q and task http come out, want 2", n)
-	}
-}

@@ -2,8 +2,7 @@
 //
 // Hours are open while a clock on a wall of the zone shows a time within a span. Times that are left out when clocks are
 // set forward are not open, and times that are shown twice when clocks are set back are open twice. A span that would
-// begin or end at a time that is left out begins or ends at that jump. The package has no clock of its own, and reads
-// nothing but the zones (time.LoadLocation).
+// begin or end at a time that is left out begins or ends at that jump.
 package hours
 
 import (
@@ -13,10 +12,7 @@ import (
 	"time"
 )
 
-const (
-	day  = 24 * 60 // minutes
-	week = 7 * day
-)
+const day = 24 * 60 // minutes
 
 // Hours are made by Parse. The zero Hours are always open.
 type Hours struct {
@@ -52,7 +48,7 @@ func (h Hours) look(t time.Time) (open bool, runs time.Duration) {
 	weekday := (int(t.Weekday()) + 6) % 7 // from Monday
 	now := weekday*day + hour*60 + minute
 	minutes := 1
-	for h.open[(now+minutes)%week] == h.open[now] {
+	for h.open[(now+minutes)%(7*day)] == h.open[now] {
 		minutes++
 	}
 	return h.open[now], time.Duration(minutes)*time.Minute - time.Duration(second)*time.Second - time.Duration(t.Nanosecond())
@@ -60,22 +56,6 @@ func (h Hours) look(t time.Time) (open bool, runs time.Duration) {
 
 // When writes a moment at which hours change, as Open returns it: 2026-11-23 09:00 Europe/Berlin.
 func When(t time.Time) string { return t.Format("2006-01-02 15:04") + " " + t.Location().String() }
-
-// Cache keeps hours by their text, for parsing opens a file for the zone.
-type Cache map[string]Hours
-
-// Parse is the function Parse, which it asks once for each text.
-func (c Cache) Parse(text string) (Hours, error) {
-	h, known := c[text]
-	if known {
-		return h, nil
-	}
-	h, err := Parse(text)
-	if err == nil {
-		c[text] = h
-	}
-	return h, err
-}
 
 // Parse reads hours: `days HH:MM-HH:MM zone`, several spans joined by commas. Days are Mon-Fri, Sat, Mon,Wed or, without
 // any, every day. A span that ends before it begins ends on the next day, and 24:00 is a day's end. The last word is the
@@ -93,42 +73,34 @@ func Parse(text string) (Hours, error) {
 	if err != nil || name == "Local" { // which would be another one on each machine
 		return Hours{}, fmt.Errorf("%q is not a time zone: write its IANA name, such as Europe/Berlin, America/New_York or UTC", name)
 	}
-	h := Hours{zone: zone, open: make([]bool, week)}
+	h := Hours{zone: zone, open: make([]bool, 7*day)}
 	return h, h.add(strings.Join(words, " "))
 }
 
 // add opens the minutes of spans.
 func (h Hours) add(spans string) error {
-	var on days      // of the next span
-	var dated string // a span that names its days
+	var on uint8   // the days of the next span: bit 0 is Monday
+	dated := false // a span has named its days
 	for span := range strings.SplitSeq(spans, ",") {
 		words := strings.Fields(span)
-		if len(words) > 0 && !strings.ContainsAny(words[0], ":0123456789") {
-			more, err := parseDays(words[0])
-			if err != nil {
-				return err
-			}
-			on, dated, words = on|more, strings.TrimSpace(span), words[1:]
-			if len(words) == 0 {
+		if len(words) > 0 && parseDays(words[0]) != 0 {
+			on, dated = on|parseDays(words[0]), true
+			if words = words[1:]; len(words) == 0 {
 				continue // Mon, as in Mon,Wed 09:00-18:00
 			}
 		}
-		if len(words) != 1 {
-			return fmt.Errorf("%.80q is not [days] HH:MM-HH:MM: join spans with commas, and write the zone once, as the last word", span)
-		}
-		from, to, err := parseTimes(words[0])
+		from, to, err := parseTimes(strings.Join(words, " "))
 		switch {
 		case err != nil:
 			return err
-		case on == 0 && dated != "":
-			return fmt.Errorf("%s has no days, and %.80q before it does: write Mon-Sun %[1]s if every day is meant, else its days",
-				words[0], dated)
+		case on == 0 && dated:
+			return fmt.Errorf("%s has no days, and a span before it does: write Mon-Sun %[1]s if every day is meant", words[0])
 		case on == 0:
-			on = everyDay
+			on = 1<<7 - 1
 		}
 		for d := range 7 {
 			for minute := from; minute < to && on&(1<<d) != 0; minute++ {
-				h.open[(d*day+minute)%week] = true
+				h.open[(d*day+minute)%(7*day)] = true
 			}
 		}
 		on = 0
@@ -139,42 +111,33 @@ func (h Hours) add(spans string) error {
 	return nil
 }
 
-// days is a set of days: bit 0 is Monday.
-type days uint8
-
-const everyDay days = 1<<7 - 1
-
-// parseDays reads Mon or Mon-Fri.
-func parseDays(word string) (on days, err error) {
+// parseDays reads Mon or Mon-Fri. It returns 0 for anything else.
+func parseDays(word string) (on uint8) {
 	first, last, ranged := strings.Cut(word, "-")
 	if !ranged {
 		last = first
 	}
-	names := []string{"Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"}
-	dayOf := func(name string) int {
-		return slices.IndexFunc(names, func(d string) bool { return strings.EqualFold(d, name) })
-	}
-	from, to := dayOf(first), dayOf(last)
+	names := []string{"mon", "tue", "wed", "thu", "fri", "sat", "sun"}
+	from, to := slices.Index(names, strings.ToLower(first)), slices.Index(names, strings.ToLower(last))
 	if from < 0 || to < 0 {
-		return 0, fmt.Errorf("%.80q is neither days nor times: days are %s, or Mon-Fri", word, strings.Join(names, ", "))
+		return 0
 	}
 	for n := range (to-from+7)%7 + 1 {
 		on |= 1 << ((from + n) % 7)
 	}
-	return on, nil
+	return on
 }
 
 // parseTimes reads HH:MM-HH:MM as minutes of the first day. An end on the next day is beyond 24:00.
-func parseTimes(word string) (from, to int, err error) {
-	first, last, _ := strings.Cut(word, "-")
+func parseTimes(text string) (from, to int, err error) {
+	first, last, _ := strings.Cut(text, "-")
 	from, to = minutesOf(first), minutesOf(last)
 	switch {
-	case from < 0 || to < 0:
-		return 0, 0, fmt.Errorf("%.80q is not HH:MM-HH:MM, such as 09:00-18:00", word)
-	case from == day:
-		return 0, 0, fmt.Errorf("%s begins at 24:00: write 00:00, on the day after", word)
+	case from < 0 || from == day || to < 0:
+		return 0, 0, fmt.Errorf("%.80q is not [days] HH:MM-HH:MM: join spans with commas, and write the zone once, as the last word",
+			text)
 	case from == to:
-		return 0, 0, fmt.Errorf("%s never opens: it ends as it begins; a whole day is 00:00-24:00", word)
+		return 0, 0, fmt.Errorf("%s never opens: it ends as it begins; a whole day is 00:00-24:00", text)
 	case to < from:
 		to += day
 	}

@@ -120,6 +120,3 @@ WITH former AS (
 )
 UPDATE call_attempts a SET attempt = f.becomes FROM former f WHERE a.call_id = ANY (ARRAY[f.call_id]) AND a.attempt = f.attempt
 RETURNING a.call_id`
-
-// CutQueueSQL is the queue of a call q, cut where it is too long for an index.
-const CutQueueSQL = `CASE WHEN octet_length(q.queue) > 255 THEN left(q.queue, 63) ELSE q.queue END`

@@ -48,14 +48,13 @@ ORDER BY expires_at
 LIMIT $2
 FOR UPDATE SKIP LOCKED`
 
-// A queue name that is too long for an index, from before such were refused, is cut: no call of that queue can be made.
 const expireSQL = `
 WITH late AS MATERIALIZED (
     SELECT id, status, expires_at FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED
 )
 UPDATE call_queue q
 SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL,
-    queue = ` + ledger.CutQueueSQL + `, finished_at = clock_timestamp(), failed_at = clock_timestamp()
+    finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM late
 WHERE q.id BETWEEN late.id AND late.id AND late.status IN ('new', 'error') AND late.expires_at <= clock_timestamp()`
 
