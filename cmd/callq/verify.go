@@ -52,16 +52,15 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 func printProof(to io.Writer, r *verify.Report) {
 	if len(r.Limits) > 0 {
 		table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW", func(l verify.LimitUse) []any {
-			rate := l.InForce()
-			return []any{l.Limit, l.From, rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, rate.Most())}
+			return []any{l.Limit, l.From, l.Rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, l.Rate.Most())}
 		}}.print(to, r.Limits)
 		fmt.Fprintln(to)
 	}
 	// Charges above what the calls' costs said break no rule of callq's, but the API may have been asked for more.
 	above := slices.DeleteFunc(slices.Clone(r.Limits), func(l verify.LimitUse) bool { return l.Above == 0 })
 	for _, l := range above {
-		fmt.Fprintf(to, "limit %s: handlers settled %d units above what their calls had claimed; with them a window "+
-			"held up to %d of %d: insert calls with an upper bound as cost\n", l.Limit, l.Above, l.MostSettled, l.InForce().Most())
+		fmt.Fprintf(to, "limit %s: handlers settled %d units above what their calls had claimed, and a window may have "+
+			"held as many more than its rate: insert calls with an upper bound as cost\n", l.Limit, l.Above)
 	}
 	if len(above) > 0 {
 		fmt.Fprintln(to)

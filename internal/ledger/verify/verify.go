@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -35,32 +36,24 @@ type Report struct {
 	Since    *time.Time  `json:"since,omitempty"` // Options.Since; nil: everything was verified
 	Calls    int64       `json:"calls"`           // verified
 	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
-	Limits   []LimitUse  `json:"limits"`
-	RestsOn  []string    `json:"rests_on"` // what the proof assumes
-	Findings []Violation `json:"findings"` // empty: every rule holds
+	Limits   []LimitUse  `json:"limits"`          // with Options.Since, of versions under which any started
+	RestsOn  []string    `json:"rests_on"`        // what the proof assumes
+	Findings []Violation `json:"findings"`        // empty: every rule holds
 }
 
 // LimitUse is the most that one version of a limit had in any window.
 type LimitUse struct {
-	Limit   string        `json:"limit"`
-	Version int64         `json:"version"`
-	From    time.Time     `json:"effective_from"`
-	Rate    int64         `json:"rate"`
-	Window  time.Duration `json:"window_ns"`
-	Shape   limit.Shape   `json:"shape"` // {}: a sliding window
-	Starts  int64         `json:"starts"`
+	Limit   string     `json:"limit"`
+	Version int64      `json:"version"`
+	From    time.Time  `json:"effective_from"`
+	Rate    limit.Rate `json:"rate"`
+	Starts  int64      `json:"starts"`
 	// Most counts an open attempt by its claimed cost, and an ended one by its reported cost, up to the
 	// claimed cost: no claim can know of more. It leaves out keys with an override.
 	Most int64 `json:"most"`
-	// Above is the cost that handlers reported above the claimed costs. MostSettled is Most with all of it. It
-	// may exceed the rate without a fault of any claim: the calls' costs were too low.
-	Above       int64 `json:"settled_above_cost"`
-	MostSettled int64 `json:"most_settled"`
-}
-
-// InForce is the rate of the version.
-func (l LimitUse) InForce() limit.Rate {
-	return limit.Rate{Units: l.Rate, Window: l.Window, Shape: l.Shape}
+	// Above is the cost that handlers reported above the claimed costs. By so much windows may have held more than
+	// the rate without a fault of any claim: the calls' costs were too low.
+	Above int64 `json:"settled_above_cost"`
 }
 
 // Violation is a row that breaks a rule.
@@ -88,44 +81,24 @@ func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, er
 // RunTx is Run in the caller's transaction, whose own changes it sees.
 func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 	v := newVerifier(tx, o.Since)
-	for _, step := range []struct {
-		name string
-		run  func(context.Context) error
-	}{
-		{"set up the session", v.settings},
-		{"count the calls", v.count},
-		{"read what was in force", v.readPolicy},
-		{"read the attempts", v.readAttempts},
-		{"compare the usage", v.checkUsage},
-		{"check the versions", v.checkVersions},
-		{"check the calls", v.checkCalls},
-		{"list what it rests on", v.restsOn},
+	for _, step := range []func(context.Context) error{
+		v.begin, v.readPolicy, v.readAttempts, v.checkUsage, v.checkVersions, v.checkCalls, v.restsOn,
 	} {
-		if err := step.run(ctx); err != nil {
-			return nil, fmt.Errorf("verify: %s: %w", step.name, err)
+		if err := step(ctx); err != nil {
+			return nil, fmt.Errorf("verify: %w", err)
 		}
 	}
 	return v.report, nil
 }
 
-func (v *verifier) settings(ctx context.Context) error {
-	_, err := v.tx.Exec(ctx, settingsSQL)
-	return err
-}
-
-// settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
-const settingsSQL = `
-SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
-    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
-    set_config('work_mem', '64MB', true), set_config('jit', 'off', true)`
-
 // verifier is one Run.
 type verifier struct {
-	tx     pgx.Tx
-	report *Report
-	now    time.Time         // by Postgres's clock
-	since  *time.Time        // nil: everything
-	counts map[[2]string]int // findings, by rule and limit
+	tx         pgx.Tx
+	report     *Report
+	now        time.Time         // by Postgres's clock
+	since      *time.Time        // nil: everything
+	countsFrom *time.Time        // no window since then counts what arrived before; nil: all windows count
+	counts     map[[2]string]int // findings, by rule and limit
 
 	versions   map[string]history  // by limit: what was in force
 	limits     map[string][]string // by queue, the sorted names of those that it ever had
@@ -146,36 +119,133 @@ func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	return v
 }
 
+// begin sets the session up, counts the calls to verify, and reads the clock.
+func (v *verifier) begin(ctx context.Context) error {
+	if _, err := v.tx.Exec(ctx, settingsSQL); err != nil {
+		return err
+	}
+	return v.tx.QueryRow(ctx, beginSQL, pgx.NamedArgs{"since": v.since}).Scan(&v.report.Calls, &v.now, &v.countsFrom)
+}
+
+// settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
+const settingsSQL = `
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
+    set_config('work_mem', '64MB', true), set_config('jit', 'off', true)`
+
+// A window reaches back for its length, a bucket of usage, and what the clock gained.
+const beginSQL = `
+SELECT (SELECT count(*) FROM call_queue q WHERE ` + verified + `), now,
+    CASE WHEN @since::timestamptz IS NOT NULL THEN least(@since, now) - interval '1 min'
+        - coalesce((SELECT max(window_size) * 1.02 FROM call_limit_versions), '0')
+        - coalesce((SELECT sum(by) FROM call_clock_gains WHERE by > '0' AND isfinite(at)), '0') END
+FROM (SELECT clock_timestamp() AS now OFFSET 0) c`
+
 // found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
-func (v *verifier) found(rule string, found Violation) {
-	count := [2]string{rule, found.Limit}
+func (v *verifier) found(row Violation) {
+	count := [2]string{row.Rule, row.Limit}
 	if v.counts[count]++; v.counts[count] <= maxFindings {
-		found.Rule = rule
-		v.report.Findings = append(v.report.Findings, found)
+		v.report.Findings = append(v.report.Findings, row)
 	}
 }
 
 // check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since, and
 // @now.
 func (v *verifier) check(ctx context.Context, statements ...string) error {
-	found := func(row pgx.CollectableRow) (none struct{}, err error) {
-		f, err := pgx.RowToStructByNameLax[Violation](row)
-		v.found(f.Rule, f)
-		return none, err
-	}
 	for _, sql := range statements {
-		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since, "now": v.now}); err != nil {
+		args := pgx.NamedArgs{"since": v.since, "now": v.now}
+		if err := each(ctx, v.tx, pgx.RowToStructByNameLax[Violation], v.found, sql, args); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
+// restsOn lists what the proof assumes, because no table can contradict it.
+func (v *verifier) restsOn(ctx context.Context) error {
+	var purged, epoch *time.Time
+	var gains, losses, opened, slacks []string
+	if err := v.tx.QueryRow(ctx, restsOnSQL, v.since).Scan(&purged, &epoch, &gains, &losses, &opened); err != nil {
+		return err
 	}
+	switch {
+	case v.since != nil:
+		v.report.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
+	case purged == nil:
+		v.report.assume("the ledger holds every attempt: retention has removed none that was sent")
+	default:
+		v.report.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
+			stamp(*purged))
+	}
+	if epoch != nil {
+		v.report.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
+	}
+	if len(gains)+len(losses) == 0 {
+		v.report.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
+	}
+	v.report.assumeAll("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
+	v.report.assumeAll("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
+		"was held to no window, nor to what its queue had", losses)
+	v.report.assumeAll("who opened limits by hand knew that what was in no table could not exceed them", opened)
+	for _, name := range sortedKeys(v.versions) {
+		h := v.versions[name]
+		if r := h[len(h)-1]; !r.Removed {
+			slacks = append(slacks, fmt.Sprintf("%s %s", r.Slack, name))
+		}
+	}
+	v.report.assumeAll("once TCP sends a request it arrives within slack, or never", slacks)
+	v.report.assume("nobody with the rights of the tables' owner rewrote the ledger, the calls, the versions and the audit alike")
+	return nil
+}
+
+// restsOnSQL returns what retention removed and when Postgres last failed over; then, since $1, how the clock was set and
+// which limits operators opened.
+const restsOnSQL = `
+WITH events AS (
+    SELECT id, at, by > '0' AS gain, by < '0' AS loss, by::text AS what, '' AS why FROM call_clock_gains WHERE isfinite(at)
+    UNION ALL
+    SELECT id, at, false, false, name || ', by ' || by, ': ' || change FROM call_audit
+    WHERE what = 'limit' AND starts_with(change, 'opened: ')
+), since AS (
+    SELECT *, what || to_char(at AT TIME ZONE 'UTC', '" at "YYYY-MM-DD HH24:MI:SSZ') || why AS text
+    FROM events WHERE $1::timestamptz IS NULL OR at >= $1
+)
+SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM call_meta WHERE name LIKE 'epoch %'),
+    array_agg(text ORDER BY id) FILTER (WHERE gain), array_agg(text ORDER BY id) FILTER (WHERE loss),
+    array_agg(text ORDER BY id) FILTER (WHERE NOT gain AND NOT loss)
+FROM since`
+
+func (r *Report) assume(format string, args ...any) {
+	r.RestsOn = append(r.RestsOn, fmt.Sprintf(format, args...))
+}
+
+// assumeAll adds an assumption with the last entries of its list. It adds nothing for an empty list.
+func (r *Report) assumeAll(what string, list []string) {
+	const most = 5
+	if len(list) == 0 {
+		return
+	}
+	more := ""
+	if n := len(list) - most; n > 0 {
+		more, list = fmt.Sprintf("%d more; ", n), list[n:]
+	}
+	r.assume("%s: %s%s", what, more, strings.Join(list, "; "))
+}
+
+// each calls do with each row, and keeps none.
+func each[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], do func(T), sql string, args ...any) error {
+	_, err := collect(ctx, tx, func(row pgx.CollectableRow) (none struct{}, err error) {
+		t, err := to(row)
+		if err == nil {
+			do(t)
+		}
+		return none, err
+	}, sql, args...)
+	return err
+}
+
+func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, _ := tx.Query(ctx, sql, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, to)
 }
 
