@@ -20,8 +20,8 @@ import (
 //   - OFFSET 0 keeps a subquery apart from the statement around it. The subquery is then planned by its own conditions, and
 //     runs once for each outer row.
 //
-// Times add up alike in every zone. Postgres ends a transaction whose process is frozen, so that it does not hold its locks. What is
-// committed is durable, whatever the server's default: a crash must not forget a start.
+// Times add up alike in every zone. Postgres ends a transaction whose process is frozen, for it holds locks. What is committed
+// is durable, whatever the server's default: a crash must not forget a start.
 func Settings() map[string]string {
 	return map[string]string{
 		"timezone":          "UTC",
@@ -39,11 +39,9 @@ func Settings() map[string]string {
 	}
 }
 
-// Connect returns a pool made from another's configuration, whose sessions have [Settings] and which has at least so many
-// connections. Without the settings calls take ten times as long. A pool that has all of it is returned as it is. A
-// pooler in transaction mode passes no settings on but the encoding: there the role must have them.
-//
-// end closes a pool that Connect made.
+// Connect returns a pool made from another's configuration, whose sessions have [Settings], without which calls take ten times
+// as long, and which has at least so many connections; or the pool, if it has all of it. A pooler in transaction mode passes
+// no settings on but the encoding: there the role must have them. end closes a pool that Connect made.
 func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpool.Pool, end func(), err error) {
 	config := pool.Config() // a copy
 	params, wanted := config.ConnConfig.RuntimeParams, Settings()
@@ -62,15 +60,12 @@ func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpo
 	if own, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, nil, err
 	}
-	return own, func() { closeWithin(own, 2*time.Second) }, nil
-}
-
-// closeWithin waits for connections in use no longer than most: a silent Postgres may hold them.
-func closeWithin(pool *pgxpool.Pool, most time.Duration) {
-	closed := make(chan struct{})
-	go func() { pool.Close(); close(closed) }()
-	select {
-	case <-closed:
-	case <-time.After(most):
-	}
+	return own, func() {
+		closed := make(chan struct{})
+		go func() { own.Close(); close(closed) }()
+		select {
+		case <-closed:
+		case <-time.After(2 * time.Second): // a silent Postgres may hold connections
+		}
+	}, nil
 }

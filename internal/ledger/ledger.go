@@ -25,10 +25,7 @@ type DB interface {
 }
 
 func queryIDs(ctx context.Context, db DB, sql string, args ...any) ([]int64, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := db.Query(ctx, sql, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowTo[int64])
 }
 
@@ -49,20 +46,16 @@ func nonZero[T comparable](v T) *T {
 	return &v
 }
 
-func micros(d *time.Duration) *int64 {
+// up rounds up to what Postgres keeps: a bound on arrival may be too late, never too early.
+func up(d *time.Duration) *time.Duration {
 	if d == nil {
 		return nil
 	}
-	return new(ceilMicros(*d))
+	return new((*d + time.Microsecond - 1).Truncate(time.Microsecond))
 }
 
-// ceilMicros rounds up: a bound on arrival may be too late, never too early.
-func ceilMicros(d time.Duration) int64 {
-	return int64((d + time.Microsecond - 1) / time.Microsecond)
-}
-
-// onFree runs a statement on those entries whose attempts nobody else has locked, nor, with calls, their calls. It waits
-// for none, and returns the calls of the others.
+// onFree runs a statement on those entries whose attempts nobody else has locked, nor, with calls, their calls. It returns the
+// calls of the others.
 func onFree[R any](
 	ctx context.Context, db *pgxpool.Pool, calls bool, list []R, id func(R) int64, run func(pgx.Tx, []R) error,
 ) (busy []int64, err error) {
@@ -101,8 +94,8 @@ func Busy(err error) bool { return hasCode(err, "55P03") } // lock_not_available
 // too large for it.
 func BadData(err error) bool { return hasCode(err, "22", "54") }
 
-// Spoiled reports whether a statement may succeed without one of its rows. That row has bad data, or breaks a trigger or a
-// constraint that somebody added, or is corrupt where it is stored.
+// Spoiled reports whether a statement may succeed without one of its rows, which has bad data, breaks a trigger or constraint
+// that somebody added, or is corrupt where it is stored.
 func Spoiled(err error) bool { return BadData(err) || hasCode(err, "23", "P0", "XX") }
 
 func hasCode(err error, prefixes ...string) bool {
@@ -118,8 +111,8 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// Apart runs a statement on a list. If one entry may have spoiled it, Apart runs it on each half of the list, and so on; an
-// entry that fails alone goes to bad. Any other error ends it. run must leave nothing behind where it fails.
+// Apart runs a statement on a list. If one entry may have spoiled it, Apart runs it on each half, and so on; an entry that
+// fails alone goes to bad. Any other error ends it. run must leave nothing behind where it fails.
 func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
 	if len(list) == 0 {
 		return nil
