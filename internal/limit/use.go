@@ -141,10 +141,10 @@ func earlier(a, b time.Time) time.Time {
 
 // Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to.
 func (r Rate) Bucket() time.Duration {
-	if c, ok := r.calendar(); ok {
+	switch c, ok := r.calendar(); {
+	case ok:
 		return c.bucket()
-	}
-	if r.Algorithm == TokenBucket { // a fortieth of what fills it
+	case r.Algorithm == TokenBucket: // a fortieth of what fills it
 		return r.Window / (lookBack * 40)
 	}
 	return r.Window / 200

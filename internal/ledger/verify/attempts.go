@@ -53,9 +53,6 @@ func (a *attempt) reported() int64 {
 	return a.Cost
 }
 
-// custom reports whether a custom handler ran it.
-func (a *attempt) custom() bool { return a.Task != "http" }
-
 // readAttempts reads each attempt once, in the order of the starts. It checks the attempt against what was in force
 // when it was claimed, and adds it to the windows that it started in.
 func (v *verifier) readAttempts(ctx context.Context) error {
@@ -208,7 +205,7 @@ func (v *verifier) checkOpen(a *attempt, takes []charge) {
 		h := v.versions[c.Limit].during(a.Claimed, a.Claimed)
 		v.checkCost(a, c, h)
 		r := h[0]
-		if (!a.custom() || r.Anchor == limit.AnchorStart) && (within == nil || r.SendWithin < *within) {
+		if (a.Task == "http" || r.Anchor == limit.AnchorStart) && (within == nil || r.SendWithin < *within) {
 			within = &r.SendWithin
 		}
 	}
@@ -226,7 +223,7 @@ func (v *verifier) openUntil(a *attempt, name string) *time.Time {
 		return nil
 	}
 	r := h[len(h)-1]
-	if r.Anchor == limit.AnchorFinish || r.Anchor == "" && a.custom() {
+	if r.Anchor == limit.AnchorFinish || r.Anchor == "" && a.Task != "http" {
 		return nil
 	}
 	until := a.Started.Add(*a.SendWithin + r.Slack)

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -131,7 +130,7 @@ func (v *verifier) begin(ctx context.Context) error {
 const settingsSQL = `
 SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
     set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
-    set_config('work_mem', '64MB', true), set_config('jit', 'off', true)`
+    set_config('work_mem', '64MB', true), set_config('jit', 'off', true), set_config('timezone', 'UTC', true)`
 
 // A window reaches back for its length, a bucket of usage, and what the clock gained.
 const beginSQL = `
@@ -162,75 +161,49 @@ func (v *verifier) check(ctx context.Context, statements ...string) error {
 }
 
 // restsOn lists what the proof assumes, because no table can contradict it.
-func (v *verifier) restsOn(ctx context.Context) error {
-	var purged, epoch *time.Time
-	var gains, losses, opened, slacks []string
-	if err := v.tx.QueryRow(ctx, restsOnSQL, v.since).Scan(&purged, &epoch, &gains, &losses, &opened); err != nil {
-		return err
-	}
-	switch {
-	case v.since != nil:
-		v.report.assume("what was before %s was as it should be: only what came since was looked at", stamp(*v.since))
-	case purged == nil:
-		v.report.assume("the ledger holds every attempt: retention has removed none that was sent")
-	default:
-		v.report.assume("the ledger holds every attempt that arrived after %s: retention has removed attempts of calls up to then",
-			stamp(*purged))
-	}
-	if epoch != nil {
-		v.report.assume("Postgres failed over, or was restored, by %s: what it had lost of before is in no table", stamp(*epoch))
-	}
-	if len(gains)+len(losses) == 0 {
-		v.report.assume("Postgres's clock was not set: no dispatcher saw it gain or lose anything")
-	}
-	v.report.assumeAll("Postgres's clock gained what dispatchers saw, by which windows are longer, and no more", gains)
-	v.report.assumeAll("what was claimed or started at times that Postgres's clock showed twice, for it was set back, "+
-		"was held to no window, nor to what its queue had", losses)
-	v.report.assumeAll("who opened limits by hand knew that what was in no table could not exceed them", opened)
-	for _, name := range sortedKeys(v.versions) {
-		h := v.versions[name]
-		if r := h[len(h)-1]; !r.Removed {
-			slacks = append(slacks, fmt.Sprintf("%s %s", r.Slack, name))
-		}
-	}
-	v.report.assumeAll("once TCP sends a request it arrives within slack, or never", slacks)
-	v.report.assume("nobody with the rights of the tables' owner rewrote the ledger, the calls, the versions and the audit alike")
-	return nil
+func (v *verifier) restsOn(ctx context.Context) (err error) {
+	args := pgx.NamedArgs{"since": v.since, "time": "YYYY-MM-DD HH24:MI:SSZ"}
+	v.report.RestsOn, err = collect(ctx, v.tx, pgx.RowTo[string], restsOnSQL, args)
+	return err
 }
 
-// restsOnSQL returns what retention removed and when Postgres last failed over; then, since $1, how the clock was set and
-// which limits operators opened.
+// restsOnSQL names the last five events of each kind. A line with nothing to name is NULL.
 const restsOnSQL = `
 WITH events AS (
-    SELECT id, at, by > '0' AS gain, by < '0' AS loss, by::text AS what, '' AS why FROM call_clock_gains WHERE isfinite(at)
+    SELECT id, at, CASE WHEN by > '0' THEN 'gain' ELSE 'loss' END AS kind, extract(epoch FROM by)::float8 || ' s' AS what, '' AS why
+    FROM call_clock_gains WHERE isfinite(at)
     UNION ALL
-    SELECT id, at, false, false, name || ', by ' || by, ': ' || change FROM call_audit
-    WHERE what = 'limit' AND starts_with(change, 'opened: ')
-), since AS (
-    SELECT *, what || to_char(at AT TIME ZONE 'UTC', '" at "YYYY-MM-DD HH24:MI:SSZ') || why AS text
-    FROM events WHERE $1::timestamptz IS NULL OR at >= $1
+    SELECT id, at, 'opened', name || ', by ' || by, ': ' || change
+    FROM call_audit WHERE what = 'limit' AND starts_with(change, 'opened: ')
+), last AS (
+    SELECT kind, string_agg(what || ' at ' || to_char(at, @time) || why, '; ' ORDER BY id) AS list
+    FROM (SELECT *, row_number() OVER (PARTITION BY kind ORDER BY id DESC) AS n FROM events
+        WHERE @since::timestamptz IS NULL OR at >= @since) e
+    WHERE n <= 5
+    GROUP BY kind
 )
-SELECT (SELECT at FROM call_meta WHERE name = 'ledger'), (SELECT max(at) FROM call_meta WHERE name LIKE 'epoch %'),
-    array_agg(text ORDER BY id) FILTER (WHERE gain), array_agg(text ORDER BY id) FILTER (WHERE loss),
-    array_agg(text ORDER BY id) FILTER (WHERE NOT gain AND NOT loss)
-FROM since`
-
-func (r *Report) assume(format string, args ...any) {
-	r.RestsOn = append(r.RestsOn, fmt.Sprintf(format, args...))
-}
-
-// assumeAll adds an assumption with the last entries of its list. It adds nothing for an empty list.
-func (r *Report) assumeAll(what string, list []string) {
-	const most = 5
-	if len(list) == 0 {
-		return
-	}
-	more := ""
-	if n := len(list) - most; n > 0 {
-		more, list = fmt.Sprintf("%d more; ", n), list[n:]
-	}
-	r.assume("%s: %s%s", what, more, strings.Join(list, "; "))
-}
+SELECT text
+FROM (VALUES
+    (CASE WHEN @since IS NOT NULL THEN
+        'what was before ' || to_char(@since, @time) || ' was as it should be: only what came since was looked at'
+    ELSE coalesce('the ledger holds every attempt that arrived after ' || (SELECT to_char(at, @time) FROM call_meta WHERE name = 'ledger')
+            || ': retention has removed attempts of calls up to then',
+        'the ledger holds every attempt: retention has removed none that was sent') END),
+    ('Postgres failed over, or was restored, by ' || (SELECT to_char(max(at), @time) FROM call_meta WHERE name LIKE 'epoch %')
+        || ': what it had lost of before is in no table'),
+    (CASE WHEN NOT EXISTS (SELECT FROM last WHERE kind IN ('gain', 'loss')) THEN
+        'Postgres''s clock was not set: no dispatcher saw it gain or lose anything' END),
+    ('Postgres''s clock gained what dispatchers saw, by which windows are longer, and no more: '
+        || (SELECT list FROM last WHERE kind = 'gain')),
+    ('what was claimed or started at times that Postgres''s clock showed twice, for it was set back, '
+        || 'was held to no window, nor to what its queue had: ' || (SELECT list FROM last WHERE kind = 'loss')),
+    ('who opened limits by hand knew that what was in no table could not exceed them: '
+        || (SELECT list FROM last WHERE kind = 'opened')),
+    ('once TCP sends a request it arrives within slack, or never: ' || (
+        SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name) FROM call_limits WHERE queues <> '{}')),
+    ('nobody with the rights of the tables'' owner rewrote the ledger, the calls, the versions and the audit alike')
+) AS said (text)
+WHERE text IS NOT NULL`
 
 // each calls do with each row, and keeps none.
 func each[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], do func(T), sql string, args ...any) error {
