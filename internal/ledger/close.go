@@ -43,12 +43,7 @@ type Closing struct {
 // It returns the ids of those it closed; the others were closed before, or have another token. After an error it is unknown
 // which are closed; closing again is safe. It errs if the ledger has attempts of a former call with the same id.
 func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
-	return closeWaiting(ctx, db, "100ms", closings)
-}
-
-// closeWaiting is Close that waits so long for each lock; "0" is for ever.
-func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
-	closed, err := queryIDs(ctx, db, closeSQL, closeArgs(closings, wait))
+	closed, err := queryIDs(ctx, db, closeSQL, closeArgs(closings, "100ms"))
 	return closed, wrap("close attempts", err)
 }
 
@@ -69,7 +64,7 @@ func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (close
 	return closed, busy, nil
 }
 
-// closeArgs is the closings by column, as asked unnests them.
+// closeArgs is the closings by column, as asked unnests them. The statement waits so long for each lock; "0": for ever.
 func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
 	arrivals := column(closings, func(c Closing) limit.Arrival { return *cmp.Or(c.Arrival, new(limit.Arrival)) })
 	return pgx.StrictNamedArgs{

@@ -137,7 +137,7 @@ func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, wh
 	if err := setAside(ctx, tx, closings); err != nil {
 		return 0, err
 	}
-	closed, err := closeWaiting(ctx, tx, "0", closings)
+	closed, err := queryIDs(ctx, tx, closeSQL, closeArgs(closings, "0"))
 	return len(closed), wrap("recall unstarted attempts", err)
 }
 

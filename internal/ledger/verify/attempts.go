@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -59,7 +60,7 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
 		return err
 	}
-	for _, name := range sortedKeys(v.versions) {
+	for _, name := range slices.Sorted(maps.Keys(v.versions)) {
 		w := v.windowsOf(name)
 		w.flush()
 		for _, use := range w.use {

@@ -14,8 +14,6 @@ package verify
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -221,7 +219,3 @@ func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql str
 	rows, _ := tx.Query(ctx, sql, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, to)
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z") }

@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -116,7 +117,7 @@ func (v *verifier) limitsOf(queue string, t time.Time) (had []string) {
 // checkVersions compares the versions of limits with each other, with the limits as they are, and with the audit, whose lines
 // may go on with what versions do not have.
 func (v *verifier) checkVersions(ctx context.Context) error {
-	for _, name := range sortedKeys(v.versions) {
+	for _, name := range slices.Sorted(maps.Keys(v.versions)) {
 		for _, r := range v.versions[name] {
 			said := slices.ContainsFunc(r.Audit, func(line string) bool { return strings.HasPrefix(line, r.String()) })
 			if r.Audit != nil && !said {

@@ -104,7 +104,7 @@ func (w *windows) judge(s spent, r version, use *LimitUse) {
 	if units <= most {
 		return
 	}
-	detail := fmt.Sprintf("started at %s as number %d of %d", stamp(s.At), units, most)
+	detail := fmt.Sprintf("started at %s as number %d of %d", s.At.UTC(), units, most)
 	if key != "" {
 		detail += " for key " + key
 	}
