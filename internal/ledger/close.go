@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -14,11 +15,10 @@ import (
 
 // Closing ends an attempt.
 type Closing struct {
-	CallID  int64
-	Attempt int32
-	// Token is the one that started it; 0: none has. Unstarted closes it also if nobody has started it.
-	Token     int64
-	Unstarted bool
+	CallID    int64
+	Attempt   int32
+	Token     int64 // that started it; 0: none has
+	Unstarted bool  // close it also if nobody has started it
 
 	Outcome  callqueue.Outcome
 	Error    string          // why it failed; goes to the call's error_message too
@@ -52,10 +52,7 @@ func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (closed, busy []int64, err error) {
 	id := func(c Closing) int64 { return c.CallID }
 	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
-		if err := setAside(ctx, tx, free); err != nil {
-			return err
-		}
-		closed, err = Close(ctx, tx, free)
+		closed, err = setAsideAndClose(ctx, tx, free, "100ms")
 		return err
 	})
 	if err != nil {
@@ -90,11 +87,14 @@ func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
 	}
 }
 
-// setAside makes way in the ledger for attempts whose call's id was used before: call_queue was truncated, or the call was
-// deleted and inserted again.
-func setAside(ctx context.Context, tx pgx.Tx, closings []Closing) error {
-	_, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID }))
-	return wrap("set attempts of former calls aside", err)
+// setAsideAndClose makes way in the ledger for attempts whose call's id was used before: call_queue was truncated, or the call
+// was deleted and inserted again. Then it closes.
+func setAsideAndClose(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) ([]int64, error) {
+	if _, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID })); err != nil {
+		return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
+	}
+	closed, err := queryIDs(ctx, tx, closeSQL, closeArgs(closings, wait))
+	return closed, wrap("close attempts", err)
 }
 
 // setAsideSQL numbers the attempts of former calls from 0 down. They stay charged, and no longer belong to the call.

@@ -134,10 +134,7 @@ func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, wh
 	if err != nil || len(closings) == 0 {
 		return 0, wrap("recall unstarted attempts", err)
 	}
-	if err := setAside(ctx, tx, closings); err != nil {
-		return 0, err
-	}
-	closed, err := queryIDs(ctx, tx, closeSQL, closeArgs(closings, "0"))
+	closed, err := setAsideAndClose(ctx, tx, closings, "0")
 	return len(closed), wrap("recall unstarted attempts", err)
 }
 

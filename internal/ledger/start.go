@@ -15,18 +15,15 @@ type StartRequest struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
-	// Epoch is that in which the attempt was loaded: after a failover that lost calls, its id may be another call's. "": it was
-	// not loaded.
-	Epoch   string
+	Epoch   string        // that it was loaded in, as after a failover its id may be another call's; "": it was not loaded
 	Timeout time.Duration // how long the handler may take; 0: the queue's timeout, and the answer has the Work
 }
 
 // StartAnswer answers a StartRequest.
 type StartAnswer struct {
-	CallID int64
-	Token  int64
-	// StartedAt is Postgres's clock at the start; nil: this token has not started it, and never will.
-	StartedAt  *time.Time
+	CallID     int64
+	Token      int64
+	StartedAt  *time.Time     // Postgres's clock at the start; nil: this token has not started it, and never will
 	SendWithin *time.Duration // how long after asking the worker may write the request; nil: no limit bounds it
 	Gone       bool           // the attempt is open, but its call was deleted or cancelled: close it unsent
 	Expired    bool           // the attempt is open, but its call has expired: close it unsent
@@ -44,11 +41,11 @@ type Work struct {
 	Data        []byte
 	CreatedAt   time.Time // of the call
 	FailedCount int
-	Policy
-	Timeout time.Duration
-	Limits  []string // that it is charged to
-	Keys    []string // of the limits, in their order; "" where one is not per key
-	Frees   bool     // its end frees a unit of a concurrency limit
+	Policy      Policy
+	Timeout     time.Duration
+	Limits      []string // that it is charged to
+	Keys        []string // of the limits, in their order; "" where one is not per key
+	Frees       bool     // its end frees a unit of a concurrency limit
 }
 
 // StartWithin is how long a claimed attempt may wait for its start, or until its queue's hours end, if that is sooner. Nothing
@@ -94,7 +91,7 @@ func start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 func scanAnswer(row pgx.CollectableRow) (a StartAnswer, err error) {
 	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &a.Loaded,
 		&a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
-		&a.MaxAttempts, &a.BackoffMin, &a.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
 	return a, err
 }
 

@@ -11,11 +11,8 @@ import "time"
 type Anchor string
 
 const (
-	// AnchorStart: the request is written at once after the start, or never. Default of the http task.
-	AnchorStart Anchor = "start"
-	// AnchorFinish: the request may be written until the handler has ended. Default of other tasks, and the only one of
-	// concurrency limits.
-	AnchorFinish Anchor = "finish"
+	AnchorStart  Anchor = "start"  // it is written at once after the start, or never: the http task's default
+	AnchorFinish Anchor = "finish" // it may be written until the handler has ended: other tasks' default, and concurrency limits'
 )
 
 // Margin is what a window is widened by because clocks may run apart: W/1000.
@@ -47,10 +44,8 @@ type Sending struct {
 }
 
 // Arrival bounds the arrival of an attempt that ended on a live worker. Its offsets count from a reading that was taken
-// before started_at, so the bound is safe however late anything commits.
-//
-// A custom handler promises a limit with anchor start that it sends through the call's client. If that sent anything,
-// nothing else did. For anchor finish the handler's end is all that is known.
+// before started_at, so the bound is safe however late anything commits. Under anchor start a custom handler sends through
+// the call's client alone. Under anchor finish its end is all that is known.
 func (s Sending) Arrival() Arrival {
 	switch {
 	case !s.Own && s.Answered != nil:

@@ -1,11 +1,9 @@
 // Package verify recomputes callq's rules from the ledger and the open attempts, and names every row that breaks one.
 //
-// It computes for each limit, and each version of it, the most units in any window. It compares every charge,
-// counter, status and setting with the rows that it stands for. It shares no SQL with the code it judges, and
-// of its Go only the arithmetic of internal/limit.
-//
-// It reads one snapshot, and the ledger as often, however many versions there are. It keeps in memory only what
-// still counts in the longest window, so it may run beside everything else.
+// It computes for each version of each limit the most units in any window. It compares every charge, counter, status and
+// setting with the rows that it stands for. It shares no SQL with the code it judges, and of its Go only the arithmetic of
+// internal/limit. It reads one snapshot, and the ledger as often, however many versions there are. It keeps in memory only
+// what still counts in the longest window, so it may run beside everything else.
 //
 // When Postgres's clock is set back, it shows some times twice. Attempts that started at such times have no order, so no
 // window is held against them. If no dispatcher saw the step, Run may report windows that were kept.
@@ -67,8 +65,8 @@ const maxFindings = 20
 
 // Run verifies the database in one read-only transaction.
 func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
-	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
+	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, pool, snapshot, func(tx pgx.Tx) (err error) {
 		report, err = RunTx(ctx, tx, o)
 		return err
 	})

@@ -154,12 +154,10 @@ type leaving struct {
 
 func newTally(r version, gains limit.Gains) *tally {
 	t := &tally{version: r, gains: gains, keys: map[string]*level{}}
-	switch r.Rate.Algorithm {
-	case limit.FixedWindow:
-		if c, err := limit.ParseCalendar(r.Rate.Period, r.Rate.Timezone); err == nil {
-			t.calendar = &c
-		}
-	case limit.TokenBucket:
+	if c, err := limit.ParseCalendar(r.Rate.Period, r.Rate.Timezone); err == nil && r.Rate.Algorithm == limit.FixedWindow {
+		t.calendar = &c
+	}
+	if r.Rate.Algorithm == limit.TokenBucket {
 		t.perSecond = float64(r.Rate.Units) / r.Rate.Span().Seconds()
 	}
 	return t
