@@ -4,7 +4,6 @@ package ledger
 const closeSQL = `
 WITH ` + closeAsked + closeRemoved + closeBounded + closeEnded + closeCall + closeCharged + closeFreed + closeLedger
 
-// The steps of closeSQL.
 const (
 	// asked is the closings in id order, in which their open rows are found and so locked.
 	closeAsked = `asked AS MATERIALIZED (

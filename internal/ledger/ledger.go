@@ -152,8 +152,7 @@ var ErrBusy = errors.New("another transaction holds the call's row")
 // Busy reports whether a statement gave up waiting for a lock.
 func Busy(err error) bool { return hasCode(err, "55P03") } // lock_not_available
 
-// BadData reports whether a statement failed because of a value in one of its rows, which Postgres does not take or which is
-// too large for it.
+// BadData reports whether a statement failed because of a value that Postgres does not take, or that is too large for it.
 func BadData(err error) bool { return hasCode(err, "22", "54") }
 
 // Spoiled reports whether a statement may succeed without one of its rows, which has bad data, breaks a trigger or constraint

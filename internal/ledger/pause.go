@@ -35,7 +35,7 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 		"reason": p.Reason, "by": p.By, "extend": p.Extend,
 	})
 	if err == nil && paused {
-		err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) (err error) {
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 			recalled, err = Recall(ctx, tx, p.What, []string{p.Name}, p.Key, "it was paused: "+p.Reason)
 			return err
 		})
@@ -96,16 +96,14 @@ SELECT pg_notify('` + callqueue.WakeChannel + `', '') FROM resumed`
 // AuditSQL records who changed what, and how.
 const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
-// readCommitted is of transactions that see what a claim commits while they wait for its lock.
-func readCommitted() pgx.TxOptions { return pgx.TxOptions{IsoLevel: pgx.ReadCommitted} }
-
-// underLock runs a statement under the lock that claims take, and reports whether it returned a row.
+// underLock runs a statement under the lock that claims take, and reports whether it returned a row. It sees what a claim
+// commits while it waits for the lock.
 func underLock(ctx context.Context, pool *pgxpool.Pool, what, name, sql string, args pgx.StrictNamedArgs) (row bool, err error) {
 	lock := `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 	if what == "limit" {
 		lock = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
 	}
-	err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, lock, name)
 		if err != nil {
 			return err

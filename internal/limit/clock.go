@@ -33,8 +33,7 @@ func (c *Clock) Saw(pg, sent, received time.Time) { c.pg, c.sent, c.received = p
 // Last is the last reading of Postgres's clock, or zero if there was none.
 func (c *Clock) Last() time.Time { return c.pg }
 
-// Gain is what Postgres's clock gained at once: time that passed there and nowhere else, and would let units out early. A
-// step back needs nothing.
+// Gain is what Postgres's clock gained at once: time that passed nowhere else, and would let units out early.
 type Gain struct {
 	At time.Time // when it was seen, on Postgres's clock
 	By time.Duration

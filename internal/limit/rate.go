@@ -17,9 +17,9 @@ const (
 	MaxUnits  = 1_000_000_000_000
 	MinWindow = 10 * time.Millisecond
 	MaxWindow = 366 * day
-)
 
-const day = 24 * time.Hour
+	day = 24 * time.Hour
+)
 
 // Rate allows at most Units in any window of length Window, or Units at once if Window is 0. A Shape makes another
 // algorithm of it.
@@ -54,8 +54,7 @@ const (
 // String returns. Units of time are ms s m h d w; without a number they count once.
 func ParseRate(text string) (Rate, error) { return Parse(text, SlidingWindow, 0, "") }
 
-// Parse reads a rate of any algorithm. Token buckets take a burst. Fixed windows take a timezone, and windows of months
-// (mo).
+// Parse reads a rate of any algorithm. Token buckets take a burst, fixed windows a timezone and windows of months (mo).
 func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
 	form := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*)(?:, sliding window)?$`)
 	parts := form.FindStringSubmatch(strings.TrimSpace(text))

@@ -73,8 +73,7 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 }
 
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
-	byPos := pgx.RowToAddrOfStructByPos[attempt] // by name would be slow
-	return each(ctx, v.tx, byPos, do, attemptsSQL, v.since, v.countsFrom)
+	return each(ctx, v.tx, pgx.RowToAddrOfStructByPos[attempt], do, attemptsSQL, v.since, v.countsFrom) // by name is slow
 }
 
 // attemptsSQL skips times such as infinity, which would end the scan: endedSQL finds them.
@@ -125,8 +124,7 @@ func (v *verifier) breaks(a *attempt, rule, limitName, format string, args ...an
 	v.found(Violation{Rule: rule, Limit: limitName, CallID: a.CallID, Attempt: a.Attempt, Detail: fmt.Sprintf(format, args...)})
 }
 
-// checkCharges compares the charges of an attempt that is open, or arrived, with the limits that its queue had when it was
-// claimed.
+// checkCharges compares the charges of an attempt that is open, or arrived, with the limits that its queue had at the claim.
 func (v *verifier) checkCharges(a *attempt, charges []charge) {
 	had, isOpen := v.limitsOf(a.Queue, a.Claimed), a.Finished == nil
 	var names []string

@@ -60,9 +60,6 @@ type Violation struct {
 	Detail  string `json:"detail"`
 }
 
-// maxFindings bounds the rows named for one rule, of one limit.
-const maxFindings = 20
-
 // Run verifies the database in one read-only transaction.
 func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
@@ -138,8 +135,9 @@ FROM (SELECT clock_timestamp() AS now OFFSET 0) c`
 
 // found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
 func (v *verifier) found(row Violation) {
+	const enough = 20
 	count := [2]string{row.Rule, row.Limit}
-	if v.counts[count]++; v.counts[count] <= maxFindings {
+	if v.counts[count]++; v.counts[count] <= enough {
 		v.report.Findings = append(v.report.Findings, row)
 	}
 }

@@ -143,10 +143,8 @@ ORDER BY limit_name, version`
 // lastVersionSQL compares the columns that a limit and its versions share. The version of a limit that was removed has no
 // rate; the limit keeps its own, and no queues.
 const lastVersionSQL = `
-SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) AS "limit", CASE
-    WHEN l.name IS NULL THEN format('it is gone, and version %s is its last', c.version)
-    WHEN c.limit_name IS NULL THEN 'it has no version'
-    ELSE format('version %s is in force, and unlike version %s, the last', l.version, c.version) END AS detail
+SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) AS "limit",
+    format('version %s is in force, unlike the last: %s', coalesce(l.version::text, 'none'), coalesce(c.version::text, 'none')) AS detail
 FROM call_limits l
 FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM call_limit_versions ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
 WHERE (l.version, CASE WHEN c.rate IS NOT NULL OR l.queues <> '{}' THEN l.rate END, l.window_size, l.shape, l.per_key, l.overrides,
