@@ -89,8 +89,8 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 		return g, a.refused
 	}
 	a.started, g.M0 = true, a.m0
-	if answer.Work != nil {
-		a.Work = *answer.Work
+	if answer.Loaded {
+		a.Work = answer.Work
 	}
 	if answer.SendWithin != nil {
 		g.SendBy, g.Arrived = a.m0.Add(*answer.SendWithin), a.arrived

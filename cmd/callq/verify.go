@@ -48,12 +48,10 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 	return cmd
 }
 
-// printProof prints the report. As settled, a window may have held more than its rate: no claim can know of that.
+// printProof prints the report. By what was settled above the cost, a window may have held more than its rate: no claim can know.
 func printProof(to io.Writer, r *verify.Report) {
-	table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW,AS SETTLED", func(l verify.LimitUse) []any {
-		rate := l.InForce()
-		most := fmt.Sprintf("%d of %d", l.Most, rate.Most())
-		return []any{l.Limit, l.From, rate.String(), l.Starts, most, l.MostSettled}
+	table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW,SETTLED ABOVE COST", func(l verify.LimitUse) []any {
+		return []any{l.Limit, l.From, l.Rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, l.Rate.Most()), l.Above}
 	}}.print(to, r.Limits)
 	table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
 		return []any{v.Rule, v.Limit, number(v.CallID), number(int64(v.Attempt)), v.Detail}

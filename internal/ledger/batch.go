@@ -8,8 +8,7 @@ import (
 )
 
 // Batch groups the requests of many goroutines into single statements. While one statement runs, the next requests gather: a
-// single request waits for nothing, and a crowd shares one commit. Callers send requests through Do and Tell. Its lanes
-// run until Run's context ends.
+// single request waits for nothing, and a crowd shares one commit.
 type Batch[Q, A any] struct {
 	requests chan request[Q, A]
 	turn     chan struct{} // holds a token while a lane gathers
@@ -25,8 +24,7 @@ type request[Q, A any] struct {
 }
 
 // NewBatch groups up to size requests into one call of run, which answers them in their order. It groups fewer if they are
-// large, as weigh measures them, or if run takes long: a statement beyond its timeout would never get anything done. weigh may
-// be nil.
+// large by weigh, which may be nil, or if run takes long: a statement beyond its timeout would never get anything done.
 func NewBatch[Q, A any](size int, weigh func(Q) int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
 	if weigh == nil {
 		weigh = func(Q) int { return 0 }
@@ -43,14 +41,9 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 		wg.Go(func() { b.lane(ctx) })
 	}
 	wg.Wait()
-	for { // no lane serves these any more
-		select {
-		case r := <-b.requests:
-			var none A
-			r.done(none, ctx.Err())
-		default:
-			return
-		}
+	for range len(b.requests) { // no lane serves these any more
+		var none A
+		(<-b.requests).done(none, ctx.Err())
 	}
 }
 
@@ -89,9 +82,8 @@ func (b *Batch[Q, A]) Offer(ask Q) {
 	}
 }
 
-// lane gathers what waits when it has the turn, and serves it. It passes the turn on at once, unless it found a crowd. Then the
-// next batch gathers until the crowd is served, since one large statement costs less than two; but not for long, since
-// this one may be stuck.
+// lane gathers what waits when it has the turn, and serves it. It passes the turn on at once, unless it found a crowd: then the
+// next one gathers meanwhile, since one large statement costs less than two; but not for long, since this one may be stuck.
 func (b *Batch[Q, A]) lane(ctx context.Context) {
 	for {
 		select {
@@ -147,8 +139,7 @@ func (b *Batch[Q, A]) learn(n int, took time.Duration) {
 	}
 }
 
-// serve answers a batch. If one request may have spoiled the statement, serve sends each half, and so on, until that one
-// fails alone.
+// serve answers a batch. A request that spoils the statement fails alone.
 func (b *Batch[Q, A]) serve(ctx context.Context, batch []request[Q, A]) {
 	var none A
 	_ = Apart(batch, func(some []request[Q, A]) error {

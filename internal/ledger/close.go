@@ -1,8 +1,10 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -13,19 +15,16 @@ import (
 
 // Closing ends an attempt.
 type Closing struct {
-	CallID  int64
-	Attempt int32
-	// Token is the one that started it. Unstarted closes it also if nobody has started it; with Token 0, only then.
-	Token     int64
-	Unstarted bool
+	CallID    int64
+	Attempt   int32
+	Token     int64 // that started it; 0: none has
+	Unstarted bool  // close it also if nobody has started it
 
 	Outcome  callqueue.Outcome
 	Error    string          // why it failed; goes to the call's error_message too
 	Result   json.RawMessage // nil: none
 	Requests *int16          // requests that the write gate let through; nil: not seen
-	// Settled is the cost that the handler reported. Limits that count cost charge it instead of the claimed cost, if they
-	// charge anything; nil: the claimed cost.
-	Settled *int64
+	Settled  *int64          // the cost that the handler reported, which limits that count cost charge; nil: the claimed cost
 	// Arrival bounds when the request reached the API, as offsets from the start, or from the claim if no start is recorded.
 	// Nil: it was provably never sent, so nothing is charged.
 	Arrival *limit.Arrival
@@ -40,29 +39,20 @@ type Closing struct {
 	Saves bool // it is charged less than it claimed
 }
 
-// Close ends attempts. One statement removes each open row, writes its ledger row, charges its limits and moves its call on.
-// Close returns the ids of those it closed. The others were closed before, or have another token: that is an answer, not an
-// error. After an error it is unknown which are closed; closing again is safe. It errs if the ledger has attempts of a former
-// call with the same id: CloseFree does not.
+// Close ends attempts: one statement removes each open row, writes its ledger row, charges its limits and moves its call on.
+// It returns the ids of those it closed; the others were closed before, or have another token. After an error it is unknown
+// which are closed; closing again is safe. It errs if the ledger has attempts of a former call with the same id.
 func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
-	return closeWaiting(ctx, db, "100ms", closings)
-}
-
-// closeWaiting is Close that waits so long for each lock; "0" is for ever.
-func closeWaiting(ctx context.Context, db DB, wait string, closings []Closing) ([]int64, error) {
-	closed, err := queryIDs(ctx, db, closeSQL, closeArgs(closings, wait))
+	closed, err := queryIDs(ctx, db, closeSQL, closeArgs(closings, "100ms"))
 	return closed, wrap("close attempts", err)
 }
 
-// CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls
-// that it skipped. It sets attempts of former calls aside.
+// CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls that it
+// skipped. It sets attempts of former calls aside.
 func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (closed, busy []int64, err error) {
 	id := func(c Closing) int64 { return c.CallID }
 	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
-		if err := setAside(ctx, tx, free); err != nil {
-			return err
-		}
-		closed, err = Close(ctx, tx, free)
+		closed, err = setAsideAndClose(ctx, tx, free, "100ms")
 		return err
 	})
 	if err != nil {
@@ -71,8 +61,9 @@ func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (close
 	return closed, busy, nil
 }
 
-// closeArgs is the closings by column, as asked unnests them.
+// closeArgs is the closings by column, as asked unnests them. The statement waits so long for each lock; "0": for ever.
 func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
+	arrivals := column(closings, func(c Closing) limit.Arrival { return *cmp.Or(c.Arrival, new(limit.Arrival)) })
 	return pgx.StrictNamedArgs{
 		"wait":      wait,
 		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
@@ -85,29 +76,25 @@ func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
 		"requests":  column(closings, func(c Closing) *int16 { return c.Requests }),
 		"settled":   column(closings, func(c Closing) *int64 { return c.Settled }),
 		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
-		"by":        column(closings, func(c Closing) *int64 { return micros(c.arrival().By) }),
-		"written":   column(closings, func(c Closing) int64 { return ceilMicros(c.arrival().Written) }),
-		"end_by":    column(closings, func(c Closing) *int64 { return micros(c.arrival().EndBy) }),
-		"closed":    column(closings, func(c Closing) int64 { return ceilMicros(c.arrival().Closed) }),
-		"acked":     column(closings, func(c Closing) *int64 { return micros(c.arrival().Acked) }),
+		"by":        column(arrivals, func(a limit.Arrival) *time.Duration { return up(a.By) }),
+		"written":   column(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Written) }),
+		"end_by":    column(arrivals, func(a limit.Arrival) *time.Duration { return up(a.EndBy) }),
+		"closed":    column(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Closed) }),
+		"acked":     column(arrivals, func(a limit.Arrival) *time.Duration { return up(a.Acked) }),
 		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
 		"failed":    column(closings, func(c Closing) bool { return c.Failed }),
-		"delay":     column(closings, func(c Closing) *int64 { return micros(c.Delay) }),
+		"delay":     column(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
 	}
 }
 
-func (c Closing) arrival() limit.Arrival {
-	if c.Arrival == nil {
-		return limit.Arrival{}
+// setAsideAndClose makes way in the ledger for attempts whose call's id was used before: call_queue was truncated, or the call
+// was deleted and inserted again. Then it closes.
+func setAsideAndClose(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) ([]int64, error) {
+	if _, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID })); err != nil {
+		return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
 	}
-	return *c.Arrival
-}
-
-// setAside makes way in the ledger for attempts whose call's id was used before: someone truncated call_queue and restarted its
-// ids, or deleted a call and inserted it again.
-func setAside(ctx context.Context, tx pgx.Tx, closings []Closing) error {
-	_, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID }))
-	return wrap("set attempts of former calls aside", err)
+	closed, err := queryIDs(ctx, tx, closeSQL, closeArgs(closings, wait))
+	return closed, wrap("close attempts", err)
 }
 
 // setAsideSQL numbers the attempts of former calls from 0 down. They stay charged, and no longer belong to the call.
@@ -120,3 +107,42 @@ WITH former AS (
 )
 UPDATE call_attempts a SET attempt = f.becomes FROM former f WHERE a.call_id = ANY (ARRAY[f.call_id]) AND a.attempt = f.attempt
 RETURNING a.call_id`
+
+// Policy is how a queue retries.
+type Policy struct {
+	MaxAttempts int           // bounds failed_count
+	BackoffMin  time.Duration // delay after the first failure; doubles with each
+	BackoffMax  time.Duration // the longest delay
+}
+
+// How a call q is retried, in SQL, by its queue's row r. Either may be missing: a queue that has left the configuration has
+// the defaults.
+const (
+	PolicySQL = `
+    coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
+    coalesce(r.backoff_min, '10 seconds') AS backoff_min,
+    coalesce(r.backoff_max, '15 minutes') AS backoff_max`
+	TimeoutSQL = `coalesce(r.timeout, interval '30 seconds')`
+	OnLostSQL  = `coalesce(r.on_lost, 'retry')`
+)
+
+// Next is a call's status after a failure that may be retried, and for StatusError the delay. failedCount includes that
+// failure. random draws from [0, n).
+func (p Policy) Next(failedCount int, random func(n int64) int64) (callqueue.Status, time.Duration) {
+	if failedCount >= p.MaxAttempts {
+		return callqueue.StatusFailed, 0
+	}
+	return callqueue.StatusError, p.Backoff(failedCount, random)
+}
+
+// Backoff is the delay after the n-th failure. It grows from BackoffMin to BackoffMax, with equal jitter (half fixed, half
+// random), so that calls that failed together do not return together. Source: M. Brooker, "Exponential Backoff And Jitter",
+// AWS Architecture Blog, 2015.
+func (p Policy) Backoff(n int, random func(n int64) int64) time.Duration {
+	delay, shift := p.BackoffMax, min(max(n-1, 0), 40)
+	if p.BackoffMin < p.BackoffMax>>shift {
+		delay = p.BackoffMin << shift
+	}
+	half := delay / 2
+	return half + time.Duration(random(int64(half)+1))
+}

@@ -4,23 +4,21 @@ package ledger
 const closeSQL = `
 WITH ` + closeAsked + closeRemoved + closeBounded + closeEnded + closeCall + closeCharged + closeFreed + closeLedger
 
-// The steps of closeSQL.
 const (
 	// asked is the closings in id order, in which their open rows are found and so locked.
 	closeAsked = `asked AS MATERIALIZED (
     SELECT *
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[],
             @outcomes::text[], @errors::text[], @results::text[], @requests::smallint[], @settled::bigint[],
-            @charged::bool[], @by::bigint[], @written::bigint[], @end_by::bigint[], @closed::bigint[], @acked::bigint[],
-            @statuses::text[], @failed::bool[], @delay::bigint[])
+            @charged::bool[], @by::interval[], @written::interval[], @end_by::interval[], @closed::interval[],
+            @acked::interval[], @statuses::text[], @failed::bool[], @delay::interval[])
         AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, settled,
-            charged, by_us, written_us, end_by_us, closed_us, acked_us, status, failed, delay_us)
+            charged, by_in, written_in, end_by_in, closed_in, acked_in, status, failed, delay)
     ORDER BY call_id
 ), `
 
-	// removed is the open rows that the closings end. A batch that names an attempt twice closes it once. An unstarted row of
-	// an older epoch is not closed without a charge: the former server may have started it. The statement waits for each lock
-	// no longer than @wait, since the whole batch waits with it.
+	// removed is the open rows that the closings end. An unstarted row of an older epoch is not closed without a charge: the
+	// former server may have started it. The statement waits for each lock no longer than @wait, as the whole batch waits with it.
 	closeRemoved = `removed AS (
     DELETE FROM call_open o
     USING asked c
@@ -30,26 +28,22 @@ const (
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker,
         o.limits, o.keys, o.costs, o.epoch, o.send_within, o.acked_at, clock_timestamp() AS now, coalesce(o.started_at, o.claimed_at) AS base,
         c.outcome, c.error, c.result, c.requests, CASE WHEN c.charged THEN c.settled END AS settled, c.charged, c.status, c.failed,
-        c.by_us, c.written_us, c.end_by_us, c.closed_us, c.acked_us, c.delay_us
+        c.by_in, c.written_in, c.end_by_in, c.closed_in, c.acked_in, c.delay
 ), `
 
 	// bounded turns limit.Arrival's offsets into times. The gate lets a request's first byte through within send_within,
 	// whenever its last byte was written.
 	closeBounded = `bounded AS (
-    SELECT *,
-        delay_us * interval '1 microsecond' AS delay,
-        base + by_us * interval '1 microsecond' AS by,
-        base + least(written_us * interval '1 microsecond', CASE WHEN started_at IS NOT NULL THEN send_within END) AS written,
-        base + end_by_us * interval '1 microsecond' AS end_by,
-        base + closed_us * interval '1 microsecond' AS closed,
-        coalesce(acked_at, base + acked_us * interval '1 microsecond') AS acked
+    SELECT *, base + by_in AS by, base + end_by_in AS end_by, base + closed_in AS closed,
+        coalesce(acked_at, base + acked_in) AS acked,
+        base + least(written_in, CASE WHEN started_at IS NOT NULL THEN send_within END) AS written
     FROM removed
 ), `
 
-	// ended adds what each limit is charged, to which bucket, and until when the charge counts. Buckets are at most W/200
-	// wide and labelled with their end: date_bin rounds down, so one is added. A concurrency limit has a bucket only where
-	// the charge is not over already. A claim by cost other than 1 is charged by the reported cost; of a claim by 1 the limit's
-	// present count_cost decides. After a failover, new attempts are charged to buckets after known_at (internal/policy).
+	// ended adds what each limit is charged, to which bucket, and until when the charge counts. Buckets are labelled with their
+	// end: date_bin rounds down, so one is added. A concurrency limit has a bucket only where the charge is not over already. A
+	// claim by cost other than 1 is charged by the reported cost; of a claim by 1 the limit's present count_cost decides. After
+	// a failover, new attempts are charged to buckets after known_at (internal/policy).
 	closeEnded = `ended AS MATERIALIZED (
     SELECT b.*, u.until, u.names, u.charged_keys, u.charged_costs, u.buckets, u.charges,
         u.former OR b.outcome = 'lost' AND b.epoch <> (SELECT callq_epoch()) AS former
@@ -72,8 +66,11 @@ const (
     ) u ON true
 ), `
 
-	// chargedUntil is limit.Arrival.Until's formula. A concurrency limit (window 0) counts a call until its end, or, where
-	// nothing proves the end, until the API must have seen the connection go.
+	// chargedUntil is the latest moment at which the request can have arrived, for a limit with this anchor and slack. An answer
+	// is proof. Without one, only a request that was acknowledged is believed to have arrived within slack of the write: TCP
+	// sends a lost packet again, for 5 seconds at most (limit.ResendMost). The acknowledgement itself may be later than that.
+	// A concurrency limit (window 0) counts a call until its end, or, where nothing proves the end, until the API must have
+	// seen the connection go.
 	chargedUntil = `CASE
                 WHEN l.window_size > '0' THEN
                     CASE coalesce(l.anchor, CASE b.task WHEN 'http' THEN 'start' ELSE 'finish' END)

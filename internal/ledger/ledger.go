@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +20,67 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// Settings are what callq's own connections set.
+//
+// Statements find rows by id, whatever the tables held when the plan was made. So plans are generic, and may only
+// use nested loops over index scans. Three forms in the statements help, and mean the same everywhere:
+//
+//   - q.id BETWEEN x.id AND x.id joins a table that grows. With q.id = x.id Postgres may scan the whole index in order: on a
+//     table that was empty when it was analyzed, that seems to cost as little.
+//   - q.id = ANY (ARRAY[x.id]) does the same where the index has more columns; it costs a little more.
+//   - OFFSET 0 keeps a subquery apart from the statement around it. The subquery is then planned by its own conditions, and
+//     runs once for each outer row.
+//
+// Times add up alike in every zone. Postgres ends a transaction whose process is frozen, for it holds locks. What is committed
+// is durable, whatever the server's default: a crash must not forget a start.
+func Settings() map[string]string {
+	return map[string]string{
+		"timezone":          "UTC",
+		"client_encoding":   "UTF8", // whatever the database's is
+		"plan_cache_mode":   "force_generic_plan",
+		"enable_seqscan":    "off",
+		"enable_bitmapscan": "off",
+		"enable_hashjoin":   "off",
+		"enable_mergejoin":  "off",
+		"jit":               "off",
+		"application_name":  "callq",
+
+		"synchronous_commit":                  "on",
+		"idle_in_transaction_session_timeout": "5s",
+	}
+}
+
+// Connect returns a pool made from another's configuration, whose sessions have [Settings], without which calls take ten times
+// as long, and which has at least so many connections; or the pool, if it has all of it. A pooler in transaction mode passes
+// no settings on but the encoding: there the role must have them. end closes a pool that Connect made.
+func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpool.Pool, end func(), err error) {
+	config := pool.Config() // a copy
+	params, wanted := config.ConnConfig.RuntimeParams, Settings()
+	if params["application_name"] != "" {
+		delete(wanted, "application_name")
+	}
+	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
+		wanted = map[string]string{"client_encoding": wanted["client_encoding"]}
+	}
+	maps.DeleteFunc(wanted, func(name, value string) bool { return params[name] == value })
+	if len(wanted) == 0 && config.MaxConns >= atLeast {
+		return pool, func() {}, nil
+	}
+	maps.Copy(params, wanted)
+	config.MaxConns = max(config.MaxConns, atLeast)
+	if own, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return nil, nil, err
+	}
+	return own, func() {
+		closed := make(chan struct{})
+		go func() { own.Close(); close(closed) }()
+		select {
+		case <-closed:
+		case <-time.After(2 * time.Second): // a silent Postgres may hold connections
+		}
+	}, nil
+}
+
 // DB runs statements: a pool, a connection or a transaction.
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -26,10 +88,7 @@ type DB interface {
 }
 
 func queryIDs(ctx context.Context, db DB, sql string, args ...any) ([]int64, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := db.Query(ctx, sql, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowTo[int64])
 }
 
@@ -50,20 +109,16 @@ func nonZero[T comparable](v T) *T {
 	return &v
 }
 
-func micros(d *time.Duration) *int64 {
+// up rounds up to what Postgres keeps: a bound on arrival may be too late, never too early.
+func up(d *time.Duration) *time.Duration {
 	if d == nil {
 		return nil
 	}
-	return new(ceilMicros(*d))
+	return new((*d + time.Microsecond - 1).Truncate(time.Microsecond))
 }
 
-// ceilMicros rounds up: a bound on arrival may be too late, never too early.
-func ceilMicros(d time.Duration) int64 {
-	return int64((d + time.Microsecond - 1) / time.Microsecond)
-}
-
-// onFree runs a statement on those entries whose attempts nobody else has locked, nor, with calls, their calls. It waits
-// for none, and returns the calls of the others.
+// onFree runs a statement on those entries whose attempts nobody else has locked, nor, with calls, their calls. It returns the
+// calls of the others.
 func onFree[R any](
 	ctx context.Context, db *pgxpool.Pool, calls bool, list []R, id func(R) int64, run func(pgx.Tx, []R) error,
 ) (busy []int64, err error) {
@@ -102,8 +157,8 @@ func Busy(err error) bool { return hasCode(err, "55P03") } // lock_not_available
 // large for it, or which is corrupt where it is stored.
 func BadData(err error) bool { return hasCode(err, "22", "54", "XX001") }
 
-// Spoiled reports whether a statement may succeed without one of its rows. That row has bad data, or breaks a trigger or a
-// constraint that somebody added.
+// Spoiled reports whether a statement may succeed without one of its rows, which has bad data, or breaks a trigger or constraint
+// that somebody added.
 func Spoiled(err error) bool { return BadData(err) || hasCode(err, "23", "P0", "XX") }
 
 func hasCode(err error, prefixes ...string) bool {
@@ -119,8 +174,8 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// Apart runs a statement on a list. If one entry may have spoiled it, Apart runs it on each half of the list, and so on; an
-// entry that fails alone goes to bad. Any other error ends it. run must leave nothing behind where it fails.
+// Apart runs a statement on a list. If one entry may have spoiled it, Apart runs it on each half, and so on; an entry that
+// fails alone goes to bad. Any other error ends it. run must leave nothing behind where it fails.
 func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
 	if len(list) == 0 {
 		return nil

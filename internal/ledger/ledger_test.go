@@ -123,7 +123,7 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 	ledgertest.Want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
 }
 
-// A close writes limit.Arrival.Until's until, for either anchor.
+// A close charges an attempt until the latest moment at which its request can have arrived, for either anchor.
 //
 //callq:guarantee 1
 func TestCloseUntil(t *testing.T) {
@@ -132,36 +132,59 @@ func TestCloseUntil(t *testing.T) {
 	cases := []struct {
 		name          string
 		arrival       limit.Arrival
-		start, finish int64 // ms after the start; slack is 500 ms. limit.Arrival.Until says the same
+		start, finish int64 // ms after the start; slack is 100 ms, and send_within 300 ms
 	}{
-		{"answered at once", limit.Arrival{By: ms(20), Written: *ms(5), EndBy: ms(20), Closed: *ms(5)}, 20, 20},
-		{"answered after its slack", limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5)}, 900, 900},
+		{"answered soon: its answer", limit.Sending{Sent: ms(3), Answered: ms(23), Ended: *ms(25)}.Arrival(), 23, 23},
+		{"answered late: its answer", limit.Sending{Sent: ms(3), Answered: ms(900), Ended: *ms(901)}.Arrival(), 900, 900},
 		{
-			"answered after its slack, acknowledged before",
-			limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5), Acked: ms(50)},
-			505, 505,
+			"answered late, and acknowledged soon: sent + slack",
+			limit.Sending{Sent: ms(3), Acked: ms(50), Answered: ms(900), Ended: *ms(901)}.Arrival(), 103, 103,
 		},
 		{
-			"acknowledged after its slack",
-			limit.Arrival{By: ms(900), Written: *ms(5), EndBy: ms(900), Closed: *ms(5), Acked: ms(700)},
-			700, 700,
+			"answered late, and acknowledged after slack: the acknowledgement",
+			limit.Sending{Sent: ms(3), Acked: ms(450), Answered: ms(900), Ended: *ms(901)}.Arrival(), 450, 450,
 		},
-		{"no answer, acknowledged after its slack", limit.Arrival{Written: *ms(5), Closed: *ms(2000), Acked: ms(700)}, 700, 2500},
-		{"no answer", limit.Arrival{Written: *ms(5), Closed: *ms(2000)}, 2500, 2500},
-		{"no answer for long", limit.Arrival{Written: *ms(5), Closed: *ms(9000)}, 5505, 9500},
-		{"lost", limit.LostArrival(*ms(300), *ms(9000), nil), 5800, 9500},
-		{"lost, acknowledged", limit.LostArrival(*ms(300), *ms(9000), ms(60)), 800, 9500},
+		{
+			"no answer, and acknowledged after slack: the acknowledgement, or the reset + slack",
+			limit.Sending{Sent: ms(3), Acked: ms(450), Ended: *ms(5000)}.Arrival(), 450, 5100,
+		},
+		{"no answer, and acknowledged: sent + slack, or the reset + slack", limit.Sending{Sent: ms(3), Acked: ms(50), Ended: *ms(5000)}.Arrival(), 103, 5100},
+		{"no answer: the reset + slack", limit.Sending{Sent: ms(3), Ended: *ms(2000)}.Arrival(), 2100, 2100},
+		{"no answer for long: as long as TCP sends again + slack, or the reset + slack", limit.Sending{Sent: ms(3), Ended: *ms(9000)}.Arrival(), 5103, 9100},
+		{"own handler: its end", limit.Sending{Own: true, Ended: *ms(700)}.Arrival(), 700, 700},
+		{"own handler that gave up: its end + slack", limit.Sending{Own: true, GaveUp: true, Ended: *ms(700)}.Arrival(), 800, 800},
+		{
+			"own handler, answered through its client: the answer, or its end",
+			limit.Sending{Own: true, Sent: ms(3), Answered: ms(23), Ended: *ms(700)}.Arrival(), 23, 700,
+		},
+		{
+			"own handler, answered late through its client: the answer, or its end",
+			limit.Sending{Own: true, Sent: ms(3), Answered: ms(300), Ended: *ms(700)}.Arrival(), 300, 700,
+		},
+		{
+			"own handler, answered late through its client, acknowledged soon: sent + slack, or its end",
+			limit.Sending{Own: true, Sent: ms(3), Acked: ms(50), Answered: ms(300), Ended: *ms(700)}.Arrival(), 103, 700,
+		},
+		{
+			"own handler, answered through its client, that gave up: the answer, or its end + slack",
+			limit.Sending{Own: true, GaveUp: true, Sent: ms(3), Answered: ms(23), Ended: *ms(700)}.Arrival(), 23, 800,
+		},
+		{
+			"own handler that waited for no answer: its end + slack",
+			limit.Sending{Own: true, Sent: ms(3), Ended: *ms(50)}.Arrival(), 150, 150,
+		},
+		{"lost: as long as TCP sends again + slack, or the deadline + slack", limit.LostArrival(*ms(250), *ms(31000), nil), 5350, 31100},
+		{"lost, acknowledged: the gate's last moment + slack, or the deadline + slack", limit.LostArrival(*ms(250), *ms(31000), ms(60)), 350, 31100},
+		{"lost with no gate: the deadline + slack", limit.LostArrival(*ms(60000), *ms(31000), nil), 31100, 31100},
 	}
 	pool := pgtest.New(t)
 	for _, c := range cases {
 		for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
 			ledgertest.Trial(t, pool, c.name+", anchor "+anchor, func(t *testing.T, tx pgx.Tx) {
 				id := ledgertest.Open(t, tx)
-				ledgertest.Exec(t, tx, `UPDATE call_limits SET anchor = $1`, anchor)
-				if until := c.arrival.Until(limit.Anchor(anchor), 500*time.Millisecond); until != *ms(after) {
-					t.Errorf("limit says %s, want %d ms", until, after)
-				}
+				ledgertest.Exec(t, tx, `UPDATE call_limits SET anchor = $1, slack = '100 ms'`, anchor)
 				startedAt := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7].StartedAt
+				ledgertest.Exec(t, tx, `UPDATE call_open SET send_within = NULL WHERE $1 LIKE '%no gate%'`, c.name)
 				ledgertest.Close(t, tx, ledger.Closing{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
 					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
@@ -302,7 +325,7 @@ func TestRecallOfAnIDThatIsUsedTwice(t *testing.T) {
 		ledgertest.Close(t, tx, ledger.Closing{CallID: former, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew})
 		id := ledgertest.Open(t, tx)
 		ledgertest.Exec(t, tx, `UPDATE call_attempts SET call_id = $1`, id)
-		if n, err := ledger.Recall(t.Context(), tx, ledger.Unstarted{Limit: "api"}, "a test"); n != 1 || err != nil {
+		if n, err := ledger.Recall(t.Context(), tx, "limit", []string{"api"}, "", "a test"); n != 1 || err != nil {
 			t.Errorf("recalled %d, %v", n, err)
 		}
 		ledgertest.Want(t, tx, `SELECT array_agg(attempt ORDER BY attempt) = '{0,1}' FROM call_attempts`)

@@ -27,43 +27,20 @@ type Paused struct {
 // ErrUnknown: there is no such queue or limit.
 var ErrUnknown = errors.New("there is no such queue or limit")
 
-// Pause stops claims, and then recalls the claimed attempts that have not started. Once it returns, nothing starts that was
-// not running. It returns how many attempts it recalled. After an error of the recall, which waits for locks, claims stay
-// stopped.
+// Pause stops claims, and then recalls the claimed attempts that have not started, and returns how many. Once it returns,
+// nothing starts that was not running. After an error of the recall, which waits for locks, claims stay stopped.
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
 	paused, err := underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
 		"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
-		"reason": p.Reason, "by": p.By, "extend": p.Extend, "change": p.change(),
+		"reason": p.Reason, "by": p.By, "extend": p.Extend,
 	})
 	if err == nil && paused {
-		u := Unstarted{Limit: p.Name, Key: p.Key}
-		if p.What == "queue" {
-			u = Unstarted{Queues: []string{p.Name}, Key: p.Key}
-		}
-		err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) (err error) {
-			recalled, err = Recall(ctx, tx, u, "it was paused: "+p.Reason)
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+			recalled, err = Recall(ctx, tx, p.What, []string{p.Name}, p.Key, "it was paused: "+p.Reason)
 			return err
 		})
 	}
 	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
-}
-
-// change is the pause in the audit's words.
-func (p Paused) change() string {
-	until := ""
-	if p.Until != nil {
-		until = " until " + p.Until.UTC().Format(time.RFC3339)
-	} else if p.For != nil {
-		until = " for " + p.For.String()
-	}
-	return "paused" + forKey(p.Key) + until + ": " + p.Reason
-}
-
-func forKey(key string) string {
-	if key == "" {
-		return ""
-	}
-	return " for key " + key
 }
 
 // pauseSQL returns a row unless it leaves a pause that lasts longer.
@@ -77,17 +54,21 @@ WITH lasting AS (
     ON CONFLICT (what, name, key) DO UPDATE
     SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
     WHERE NOT @extend OR p.until < excluded.until
-    RETURNING what
+    RETURNING what, until
 ), audited AS (
     INSERT INTO call_audit (at, by, what, name, change)
-    SELECT clock_timestamp(), @by, what, @name, @change FROM paused WHERE NOT @extend OR NOT EXISTS (SELECT FROM lasting)
+    SELECT clock_timestamp(), @by, what, @name, 'paused' || ` + forKeySQL + ` || CASE WHEN isfinite(until) THEN
+        to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE '' END || ': ' || @reason
+    FROM paused WHERE NOT @extend OR NOT EXISTS (SELECT FROM lasting)
 )
 SELECT FROM paused`
+
+const forKeySQL = `CASE WHEN @key <> '' THEN ' for key ' || @key ELSE '' END`
 
 // Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
 func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (was bool, err error) {
 	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{
-		"what": what, "name": name, "key": key, "by": by, "change": "resumed" + forKey(key),
+		"what": what, "name": name, "key": key, "by": by,
 	})
 	return was, wrap(fmt.Sprintf("resume %s %q", what, name), err)
 }
@@ -97,7 +78,8 @@ const resumeSQL = `
 WITH resumed AS (
     DELETE FROM call_pauses WHERE what = @what AND name = @name AND key = @key RETURNING what, name, key
 ), audited AS (
-    INSERT INTO call_audit (at, by, what, name, change) SELECT clock_timestamp(), @by, what, name, @change FROM resumed
+    INSERT INTO call_audit (at, by, what, name, change)
+    SELECT clock_timestamp(), @by, what, name, 'resumed' || ` + forKeySQL + ` FROM resumed
 ), woken AS (
     INSERT INTO call_inbox (queue, at, key)
     SELECT q.queue, clock_timestamp(), r.key
@@ -114,17 +96,14 @@ SELECT pg_notify('` + callqueue.WakeChannel + `', '') FROM resumed`
 // AuditSQL records who changed what, and how.
 const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
-// readCommitted is of transactions that see what a claim commits while they wait for its lock.
-func readCommitted() pgx.TxOptions { return pgx.TxOptions{IsoLevel: pgx.ReadCommitted} }
-
-// underLock runs a statement under the lock that claims take, so that each claim comes before or after. It reports whether the
-// statement returned a row.
+// underLock runs a statement under the lock that claims take, and reports whether it returned a row. It sees what a claim
+// commits while it waits for the lock.
 func underLock(ctx context.Context, pool *pgxpool.Pool, what, name, sql string, args pgx.StrictNamedArgs) (row bool, err error) {
 	lock := `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 	if what == "limit" {
 		lock = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
 	}
-	err = pgx.BeginTxFunc(ctx, pool, readCommitted(), func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, lock, name)
 		if err != nil {
 			return err
@@ -139,21 +118,11 @@ func underLock(ctx context.Context, pool *pgxpool.Pool, what, name, sql string, 
 	return row, err
 }
 
-// Unstarted selects the attempts to recall: of these queues, or charged to this limit; with a key, only that key's.
-type Unstarted struct {
-	Queues []string
-	Limit  string
-	Key    string
-}
-
-// Recall closes attempts that nobody has started, unsent. It charges nothing, and their calls wait again. The caller holds
-// the locks of the queues or limits, or has paused them, so no claim opens others meanwhile. Recall waits for the attempts'
-// locks, until it knows whether a start has happened. It returns how many it recalled.
-func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error) {
-	rows, err := tx.Query(ctx, recallSQL, append([]string{}, u.Queues...), u.Limit, u.Key)
-	if err != nil {
-		return 0, fmt.Errorf("recall unstarted attempts: %w", err)
-	}
+// Recall closes attempts that nobody has started, unsent: their calls wait again. It returns how many. They are of some queues
+// or limits, as what says, and of one key unless that is "". The caller holds their locks, or has paused them, so no claim
+// opens others meanwhile. Recall waits for the attempts' locks, until it knows whether a start has happened.
+func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, why string) (int, error) {
+	rows, _ := tx.Query(ctx, recallSQL, what, names, key) // CollectRows returns its error
 	closings, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Closing, error) {
 		c := Closing{
 			Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew, Error: "not sent: recalled, for " + why,
@@ -163,15 +132,13 @@ func Recall(ctx context.Context, tx pgx.Tx, u Unstarted, why string) (int, error
 	if err != nil || len(closings) == 0 {
 		return 0, wrap("recall unstarted attempts", err)
 	}
-	if err := setAside(ctx, tx, closings); err != nil {
-		return 0, err
-	}
-	closed, err := closeWaiting(ctx, tx, "0", closings)
+	closed, err := setAsideAndClose(ctx, tx, closings, "0")
 	return len(closed), wrap("recall unstarted attempts", err)
 }
 
 const recallSQL = `
 SELECT call_id, attempt FROM call_open
-WHERE started_at IS NULL AND epoch = (SELECT callq_epoch()) AND (queue = ANY($1) OR limits @> ARRAY[$2]) AND ($3 = '' OR key = $3)
+WHERE started_at IS NULL AND epoch = (SELECT callq_epoch())
+  AND CASE $1 WHEN 'queue' THEN queue = ANY($2::text[]) ELSE limits && $2::text[] END AND ($3 = '' OR key = $3)
 ORDER BY call_id
 FOR UPDATE`

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -10,37 +9,28 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// StartRequest asks to start an attempt. The worker draws a token once per attempt that it runs. To ask again with the
-// same token is safe, and gives the first answer.
+// StartRequest asks to start an attempt, with a token that the worker draws once for it. To ask again with the same token is
+// safe, and gives the first answer.
 type StartRequest struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
-	// Epoch is the failover epoch in which the attempt was loaded: after a failover that lost calls, its id may be another
-	// call's. "": nothing was loaded.
-	Epoch string
-	// Timeout is how long the handler may take. 0: the queue's timeout; the answer then has the Work.
-	Timeout time.Duration
+	Epoch   string        // that it was loaded in, as after a failover its id may be another call's; "": it was not loaded
+	Timeout time.Duration // how long the handler may take; 0: the queue's timeout, and the answer has the Work
 }
 
 // StartAnswer answers a StartRequest.
 type StartAnswer struct {
-	CallID int64
-	Token  int64
-	// StartedAt is Postgres's clock at the start; nil: this token has not started it, and never will.
-	StartedAt *time.Time
-	// SendWithin is how long after asking the worker may write the request; nil: no limit bounds it.
-	SendWithin *time.Duration
-	// Gone: the attempt is open, but its call was deleted or cancelled. Close it unsent.
-	Gone bool
-	// Busy: another transaction has locked the attempt's row. Ask again, apart from others.
-	Busy bool
-	// Expired: the attempt is open, but its call has expired. Close it unsent.
-	Expired bool
-	// TooLarge: the attempt is open, but what its call has as call_data is too much. Close it as failed.
-	TooLarge bool
-	// Work is nil unless the attempt was started and the request had no Timeout.
-	Work *Work
+	CallID     int64
+	Token      int64
+	StartedAt  *time.Time     // Postgres's clock at the start; nil: this token has not started it, and never will
+	SendWithin *time.Duration // how long after asking the worker may write the request; nil: no limit bounds it
+	Gone       bool           // the attempt is open, but its call was deleted or cancelled: close it unsent
+	Expired    bool           // the attempt is open, but its call has expired: close it unsent
+	TooLarge   bool           // the attempt is open, but what its call has as call_data is too much: close it as failed
+	Loaded     bool           // the answer has the Work: the attempt was started, and the request had no Timeout
+	Work
+	Busy bool // another transaction has locked the attempt's row: ask again, apart from others
 }
 
 // Work is what a handler needs of an attempt.
@@ -70,91 +60,78 @@ const CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestampt
 // Answers come in the requests' order. After an error it is unknown what has started: ask again with the same tokens. After
 // an error that is [Busy] nothing has.
 func Start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
-	rows, err := db.Query(ctx, startSQL, pgx.StrictNamedArgs{
-		"worker":   worker,
-		"ids":      column(requests, func(r StartRequest) int64 { return r.CallID }),
-		"attempts": column(requests, func(r StartRequest) int32 { return r.Attempt }),
-		"tokens":   column(requests, func(r StartRequest) int64 { return r.Token }),
-		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
-		"timeouts": column(requests, func(r StartRequest) *int64 { return micros(nonZero(r.Timeout)) }),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("start attempts: %w", err)
-	}
-	known, err := pgx.CollectRows(rows, scanAnswer)
-	if err != nil {
-		return nil, fmt.Errorf("start attempts: %w", err)
-	}
-	type asked struct{ callID, token int64 }
-	byAsked := make(map[asked]int, len(known))
-	for i, k := range known {
-		byAsked[asked{k.CallID, k.Token}] = i
-	}
-	answers := make([]StartAnswer, len(requests))
-	for i, r := range requests {
-		answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token} // neither started, gone nor expired
-		if k, ok := byAsked[asked{r.CallID, r.Token}]; ok {
-			answers[i] = known[k]
-		}
-	}
-	return answers, nil
+	given, err := start(ctx, db, worker, requests)
+	return inOrder(requests, given, nil), err
 }
 
 // StartFree is Start for attempts whose rows nobody else has locked. It waits for none: the other answers are Busy.
 func StartFree(ctx context.Context, db *pgxpool.Pool, worker string, requests []StartRequest) ([]StartAnswer, error) {
 	id := func(r StartRequest) int64 { return r.CallID }
-	var started []StartAnswer
+	var given []StartAnswer
 	busy, err := onFree(ctx, db, false, requests, id, func(tx pgx.Tx, free []StartRequest) (err error) {
-		started, err = Start(ctx, tx, worker, free)
+		given, err = start(ctx, tx, worker, free)
 		return err
 	})
-	if err != nil {
-		return nil, err
+	return inOrder(requests, given, busy), err
+}
+
+func start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
+	rows, _ := db.Query(ctx, startSQL, pgx.StrictNamedArgs{ // CollectRows returns its error
+		"worker":   worker,
+		"ids":      column(requests, func(r StartRequest) int64 { return r.CallID }),
+		"attempts": column(requests, func(r StartRequest) int32 { return r.Attempt }),
+		"tokens":   column(requests, func(r StartRequest) int64 { return r.Token }),
+		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
+		"timeouts": column(requests, func(r StartRequest) *time.Duration { return up(nonZero(r.Timeout)) }),
+	})
+	given, err := pgx.CollectRows(rows, scanAnswer)
+	return given, wrap("start attempts", err)
+}
+
+// scanAnswer scans twenty fields one by one, since reflection would take a microsecond for each row.
+func scanAnswer(row pgx.CollectableRow) (a StartAnswer, err error) {
+	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &a.TooLarge, &a.Loaded,
+		&a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+	return a, err
+}
+
+// inOrder is the answers in the requests' order. An attempt without one is busy, or another's.
+func inOrder(requests []StartRequest, given []StartAnswer, busy []int64) []StartAnswer {
+	type asked struct{ callID, token int64 }
+	byAsked := make(map[asked]int, len(given))
+	for i, a := range given {
+		byAsked[asked{a.CallID, a.Token}] = i
 	}
 	answers := make([]StartAnswer, len(requests))
 	for i, r := range requests {
-		if slices.Contains(busy, r.CallID) {
-			answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token, Busy: true}
+		if k, ok := byAsked[asked{r.CallID, r.Token}]; ok {
+			answers[i] = given[k]
 		} else {
-			answers[i], started = started[0], started[1:]
+			answers[i] = StartAnswer{CallID: r.CallID, Token: r.Token, Busy: slices.Contains(busy, r.CallID)}
 		}
 	}
-	return answers, nil
-}
-
-// scanAnswer scans by position: to find twenty fields by name in each row is slow.
-func scanAnswer(row pgx.CollectableRow) (StartAnswer, error) {
-	var a StartAnswer
-	var wanted bool
-	var w Work
-	err := row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &a.TooLarge, &wanted,
-		&w.Queue, &w.Task, &w.Key, &w.Cost, &w.Data, &w.CreatedAt, &w.FailedCount,
-		&w.Policy.MaxAttempts, &w.Policy.BackoffMin, &w.Policy.BackoffMax, &w.Timeout, &w.Limits, &w.Keys, &w.Frees)
-	if wanted {
-		a.Work = &w
-	}
-	return a, err
+	return answers
 }
 
 // startSQL locks the open rows in id order, in which asked finds them. asked carries what the rest needs: to join two lists of a
 // batch's size is quadratic under [Settings]. It reads the epoch once, for each reading opens a file.
 //
 // The conditions stand on call_open's own columns, because Postgres checks only those again after it waits for a lock. A row
-// with the token keeps its first started_at and deadline; the answer's timeout is that deadline's. If Redis delivered an
-// attempt twice, one batch may ask for it twice: the token that the row took counts.
+// with the token keeps its first started_at and deadline. If a batch asks for an attempt with two tokens, the one that the
+// row took counts.
 //
-// The clock is read after the worker has read its own, on which its bounds rest. A start is never earlier than its claim, even if the clock
-// was set back in between. The commit waits for the disk, whatever the server or the worker's pool is set to. A queue
-// that left the configuration has the defaults.
+// The clock is read after the worker has read its own, on which its bounds rest. A start is never earlier than its claim, even
+// if the clock was set back in between. The commit waits for the disk, whatever the server or the pool is set to.
 const startSQL = `
 WITH asked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout_us IS NULL AS wanted,
-        coalesce(a.timeout_us * interval '1 microsecond', ` + TimeoutSQL + `) AS timeout,
+    SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout IS NULL AS wanted,
+        coalesce(a.timeout, ` + TimeoutSQL + `) AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-        CASE WHEN a.timeout_us IS NULL THEN ` + DataSQL + ` ELSE '' END AS data, most,
+        CASE WHEN a.timeout IS NULL THEN ` + DataSQL + ` ELSE '' END AS data, most,
         ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
-    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::bigint[])
-        AS a (call_id, attempt, token, epoch, timeout_us)
+    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[])
+        AS a (call_id, attempt, token, epoch, timeout)
     CROSS JOIN ` + MostSQL + `
     LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
     LEFT JOIN call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
@@ -187,3 +164,57 @@ SELECT call_id, token, NULL, NULL, gone, expired, NOT gone AND NOT expired, fals
 FROM asked a
 WHERE (gone OR expired OR data IS NULL OR octet_length(data) > most)
   AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`
+
+// Running is an open attempt that this worker's token started.
+type Running struct {
+	CallID  int64
+	Attempt int32
+	Token   int64
+	Acked   time.Duration // for Acknowledge: when its request was acknowledged, from the reading before the start was asked for
+}
+
+// KeepOpen extends the deadlines after which recovery finds attempts lost to 30 s from now. It returns the calls whose
+// attempts are open, but for those that somebody has locked: it waits for none.
+func KeepOpen(ctx context.Context, db DB, attempts []Running) ([]int64, error) {
+	kept, err := updateRunning(ctx, db, keepOpenSQL, attempts)
+	return kept, wrap("keep attempts open", err)
+}
+
+// Acknowledge stores when the requests of open attempts had arrived, so that their units come free before the attempts
+// end. It does not wait for locks: whoever holds one closes the attempt.
+func Acknowledge(ctx context.Context, db DB, attempts []Running) error {
+	_, err := updateRunning(ctx, db, acknowledgeSQL, attempts)
+	return wrap("acknowledge requests", err)
+}
+
+func updateRunning(ctx context.Context, db DB, sql string, attempts []Running) ([]int64, error) {
+	return queryIDs(ctx, db, sql, pgx.StrictNamedArgs{
+		"ids":      column(attempts, func(a Running) int64 { return a.CallID }),
+		"attempts": column(attempts, func(a Running) int32 { return a.Attempt }),
+		"tokens":   column(attempts, func(a Running) int64 { return a.Token }),
+		"acked":    column(attempts, func(a Running) *time.Duration { return up(&a.Acked) }),
+	})
+}
+
+const (
+	keepOpenSQL = runningSQL + `
+UPDATE call_open o SET deadline = greatest(o.deadline, clock_timestamp() + interval '30 seconds')
+FROM free f WHERE o.call_id BETWEEN f.call_id AND f.call_id
+RETURNING o.call_id`
+
+	acknowledgeSQL = runningSQL + `
+UPDATE call_open o SET acked_at = o.started_at + f.acked
+FROM free f WHERE o.call_id BETWEEN f.call_id AND f.call_id`
+
+	// runningSQL locks those of the attempts that are open and free, in id order, as closeSQL does.
+	runningSQL = `
+WITH asked AS MATERIALIZED (
+    SELECT *
+    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @acked::interval[]) AS a (call_id, attempt, token, acked)
+    ORDER BY call_id
+), free AS MATERIALIZED (
+    SELECT o.call_id, a.acked
+    FROM asked a JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt AND o.token = a.token
+    FOR NO KEY UPDATE OF o SKIP LOCKED
+)`
+)

@@ -93,7 +93,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	ledgertest.Exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
 	ledgertest.Exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
 	ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
-	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Work != nil {
+	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Loaded {
 		t.Errorf("nobody asked for %+v", told.Work)
 	}
 	ledgertest.Exec(t, pool, `UPDATE call_open SET token = NULL, started_at = NULL, deadline = NULL`)
@@ -109,7 +109,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	}
 	want.Data, want.FailedCount, want.Timeout, want.Frees = []byte(`{"n": 1}`), 2, 7*time.Second, true
 	want.Policy = ledger.Policy{MaxAttempts: 4, BackoffMin: 2 * time.Second, BackoffMax: 3 * time.Minute}
-	if got.Work == nil || !reflect.DeepEqual(*got.Work, want) {
+	if !got.Loaded || !reflect.DeepEqual(got.Work, want) {
 		t.Errorf("got %+v, want %+v", got.Work, want)
 	}
 	if !inTime {
@@ -117,7 +117,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	}
 	ledgertest.Exec(t, pool, `UPDATE call_queues SET timeout = '2 h'`)
 	again := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
-	if again.Work == nil || again.Work.Timeout != 7*time.Second {
+	if !again.Loaded || again.Timeout != 7*time.Second {
 		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
 	}
 }

@@ -6,8 +6,7 @@ import (
 )
 
 // Calendar cuts time into the windows of a fixed window limit, by the wall clock of a zone. Days begin with their first
-// instant, even where midnight is missing. Weeks begin on Monday, months on their first day. Hours, minutes and
-// seconds divide the day.
+// instant, even where midnight is missing, weeks on Monday, months on their first day. The others divide the day.
 type Calendar struct {
 	n      int
 	unit   string        // s m h d w mo

@@ -14,9 +14,7 @@ type Clock struct {
 // Gained is how much Postgres's clock gained since the reading that Saw noted, or 0 if that does not matter. sent and
 // received are monotonic times here, from before pg was asked for and after it arrived. At most received minus the last
 // sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was set back, by no more than that.
-//
-// least is what is left to Margin: 0.1 % of the time passed. After a long time without a reading, that much may have
-// been gained in one step, so it is 10 ms at most.
+// least is what is left to Margin: 0.1 % of the time passed, but 10 ms at most, for that much may be gained in one step.
 func (c *Clock) Gained(pg, sent, received time.Time) (by, least time.Duration) {
 	if c.pg.IsZero() {
 		return 0, 0
@@ -35,8 +33,7 @@ func (c *Clock) Saw(pg, sent, received time.Time) { c.pg, c.sent, c.received = p
 // Last is the last reading of Postgres's clock, or zero if there was none.
 func (c *Clock) Last() time.Time { return c.pg }
 
-// Gain is what Postgres's clock gained at once: time that passed there and nowhere else, and would let units out early. A
-// step back needs nothing.
+// Gain is what Postgres's clock gained at once: time that passed nowhere else, and would let units out early.
 type Gain struct {
 	At time.Time // when it was seen, on Postgres's clock
 	By time.Duration

@@ -11,11 +11,8 @@ import "time"
 type Anchor string
 
 const (
-	// AnchorStart: the request is written at once after the start, or never. Default of the http task.
-	AnchorStart Anchor = "start"
-	// AnchorFinish: the request may be written until the handler has ended. Default of other tasks, and the only one of
-	// concurrency limits.
-	AnchorFinish Anchor = "finish"
+	AnchorStart  Anchor = "start"  // it is written at once after the start, or never: the http task's default
+	AnchorFinish Anchor = "finish" // it may be written until the handler has ended: other tasks' default, and concurrency limits'
 )
 
 // Margin is what a window is widened by because clocks may run apart: W/1000.
@@ -25,37 +22,14 @@ func Margin(window time.Duration) time.Duration { return window / 1000 }
 // (TCP_USER_TIMEOUT). After that the connection is gone.
 const ResendMost = 5 * time.Second
 
-// Arrival bounds when an attempt's request reached the API, as offsets from the start. See [Arrival.Until].
+// Arrival bounds when an attempt's request reached the API, as offsets from the start. internal/ledger makes of it, and of a
+// limit's anchor and slack, until when the attempt is charged.
 type Arrival struct {
 	By      *time.Duration // proof: what was written through the gate had arrived by then, for it was answered
 	Written time.Duration  // the last moment at which it was, or could have been, written
 	EndBy   *time.Duration // proof: all that may have been sent had arrived by then
 	Closed  time.Duration  // the moment after which nothing more could leave: connection reset, handler's deadline
 	Acked   *time.Duration // the API's machine was seen to have all that was written, so TCP sends nothing of it again
-}
-
-// Until is the latest moment at which the request can have arrived, for a limit with this anchor and slack. An answer is
-// proof. Without one, only a request that was acknowledged is believed to have arrived within slack of the write: TCP
-// sends a lost packet again, after 200 ms at the earliest. The acknowledgement itself may be later than that.
-// internal/ledger's closeSQL has the same formula.
-func (a Arrival) Until(anchor Anchor, slack time.Duration) time.Duration {
-	by, last := a.By, a.Written
-	if anchor == AnchorFinish {
-		by, last = a.EndBy, a.Closed
-	}
-	var until time.Duration
-	switch {
-	case a.Acked != nil:
-		until = max(last+slack, *a.Acked)
-	case by != nil:
-		return *by
-	default:
-		until = min(a.Closed, last+ResendMost) + slack
-	}
-	if by != nil {
-		until = min(until, *by)
-	}
-	return until
 }
 
 // Sending is what a worker measured of an attempt on its monotonic clock, from the reading before it asked for the start.
@@ -70,10 +44,8 @@ type Sending struct {
 }
 
 // Arrival bounds the arrival of an attempt that ended on a live worker. Its offsets count from a reading that was taken
-// before started_at, so the bound is safe however late anything commits.
-//
-// A custom handler promises a limit with anchor start that it sends through the call's client. If that sent anything,
-// nothing else did. For anchor finish the handler's end is all that is known.
+// before started_at, so the bound is safe however late anything commits. Under anchor start a custom handler sends through
+// the call's client alone. Under anchor finish its end is all that is known.
 func (s Sending) Arrival() Arrival {
 	switch {
 	case !s.Own && s.Answered != nil:

@@ -22,7 +22,7 @@ func TestMissing(t *testing.T) {
 	hour, atOnce := Rate{Units: 10, Window: time.Hour}, Rate{Units: 10}
 	unknown := now.Add(time.Hour + 3600*time.Millisecond) // where no unit says when it comes free
 	of := func(known, former int64) *Missing {
-		return &Missing{Until: now.Add(5 * time.Second), KnownAt: now, KnownBy: now.Add(time.Second), Known: known, Former: former}
+		return &Missing{Until: now.Add(5 * time.Second), KnownAt: &now, Known: known, Former: former}
 	}
 	for name, c := range map[string]struct {
 		use  Use

@@ -17,9 +17,9 @@ const (
 	MaxUnits  = 1_000_000_000_000
 	MinWindow = 10 * time.Millisecond
 	MaxWindow = 366 * day
-)
 
-const day = 24 * time.Hour
+	day = 24 * time.Hour
+)
 
 // Rate allows at most Units in any window of length Window, or Units at once if Window is 0. A Shape makes another
 // algorithm of it.
@@ -54,25 +54,31 @@ const (
 // String returns. Units of time are ms s m h d w; without a number they count once.
 func ParseRate(text string) (Rate, error) { return Parse(text, SlidingWindow, 0, "") }
 
-// Parse reads a rate of any algorithm. Token buckets take a burst. Fixed windows take a timezone, and windows of months
-// (mo).
+// Parse reads a rate of any algorithm. Token buckets take a burst, fixed windows a timezone and windows of months (mo).
 func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
-	units, window, err := parseUnits(text)
-	if err != nil {
-		return Rate{}, err
+	form := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*)(?:, sliding window)?$`)
+	parts := form.FindStringSubmatch(strings.TrimSpace(text))
+	if parts == nil {
+		return Rate{}, fmt.Errorf("%q is not a rate: write units/window, such as 100/1h; what is unlimited needs no limit", text)
 	}
-	if algorithm == FixedWindow {
-		c, err := ParseCalendar(window, timezone)
+	units, err := strconv.ParseInt(strings.ReplaceAll(parts[1], "_", ""), 10, 64)
+	switch {
+	case err != nil || units > MaxUnits:
+		return Rate{}, fmt.Errorf("%q allows more than 1e12 units", text)
+	case units == 0:
+		return Rate{}, errors.New("a rate of 0 lets nothing through: pause the limit instead")
+	case algorithm == FixedWindow:
+		c, err := ParseCalendar(parts[2], timezone)
 		if err != nil {
 			return Rate{}, err
 		}
 		return Rate{units, c.longest(), Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
 	}
-	w, err := parseWindow(window)
+	window, err := parseWindow(parts[2])
 	if err != nil {
 		return Rate{}, fmt.Errorf("%q is not a rate: %w", text, err)
 	}
-	return Rate{Units: units, Window: w}.shaped(Shape{Algorithm: algorithm, Burst: burst})
+	return Rate{Units: units, Window: window}.shaped(Shape{Algorithm: algorithm, Burst: burst})
 }
 
 // Set is r with the units and window of a rate that was parsed without an algorithm.
@@ -104,39 +110,18 @@ func (r Rate) shaped(s Shape) (Rate, error) {
 				r.Units, r.Length())
 		}
 		each := (r.Window + time.Duration(r.Units) - 1) / time.Duration(r.Units)
-		return Rate{Units: 1, Window: (each + time.Microsecond - 1).Truncate(time.Microsecond), Shape: s}, nil
+		return Rate{1, (each + time.Microsecond - 1).Truncate(time.Microsecond), s}, nil
 	}
 	return r, nil
-}
-
-// parseUnits reads a rate's units, and returns its window's text.
-func parseUnits(s string) (n int64, window string, err error) {
-	text := strings.TrimSpace(s)
-	if text == "unlimited" {
-		return 0, "", errors.New("unlimited needs no limit: leave it out of the queue's limits")
-	}
-	parts := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*)(?:, sliding window)?$`).FindStringSubmatch(text)
-	if parts == nil {
-		return 0, "", fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", s)
-	}
-	n, err = strconv.ParseInt(strings.ReplaceAll(parts[1], "_", ""), 10, 64)
-	switch {
-	case err != nil || n > MaxUnits:
-		return 0, "", fmt.Errorf("%q allows more than 1e12 units", s)
-	case n == 0:
-		return 0, "", errors.New("a rate of 0 lets nothing through: pause the limit instead")
-	}
-	return n, parts[2], nil
 }
 
 // parseWindow reads a window such as 1h, 500ms or d.
 func parseWindow(s string) (time.Duration, error) {
 	n, name, err := splitWindow(s)
-	if name == "mo" {
-		return 0, errors.New("mo needs algorithm: fixed_window")
-	}
 	unit := lengthOf(name)
 	switch {
+	case name == "mo":
+		return 0, errors.New("mo needs algorithm: fixed_window")
 	case unit == 0 || err != nil:
 		return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
 	case n > int64(MaxWindow/unit) || time.Duration(n)*unit < MinWindow:
@@ -152,24 +137,11 @@ func splitWindow(s string) (n int64, unit string, err error) {
 	return int64(count), s[len(number):], err
 }
 
-type unitOfTime struct {
-	name string
-	long time.Duration
-}
-
-// unitsOfTime are what windows are written in, the longest first.
-func unitsOfTime() []unitOfTime {
-	return []unitOfTime{{"w", 7 * day}, {"d", day}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}, {"ms", time.Millisecond}}
-}
-
 // lengthOf is how long a unit of time is; 0: there is none of this name.
 func lengthOf(name string) time.Duration {
-	for _, u := range unitsOfTime() {
-		if u.name == name {
-			return u.long
-		}
-	}
-	return 0
+	return map[string]time.Duration{
+		"w": 7 * day, "d": day, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
+	}[name]
 }
 
 // Length is the window as it is written, in the largest unit that divides it: 90s stays 90s, 3600s is 1h, 3mo is 3mo.
@@ -177,9 +149,9 @@ func (r Rate) Length() string {
 	if r.Period != "" {
 		return r.Period
 	}
-	for _, u := range unitsOfTime() {
-		if r.Window >= u.long && r.Window%u.long == 0 {
-			return strconv.FormatInt(int64(r.Window/u.long), 10) + u.name
+	for _, unit := range []string{"w", "d", "h", "m", "s", "ms"} {
+		if n := r.Window / lengthOf(unit); n > 0 && r.Window%lengthOf(unit) == 0 {
+			return fmt.Sprint(int64(n), unit)
 		}
 	}
 	return r.Window.String()
@@ -188,25 +160,25 @@ func (r Rate) Length() string {
 // String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once",
 // "10 per 1s, token bucket, burst 100", "10000 per 1d, fixed window, America/New_York", "1 per 100ms, leaky bucket".
 func (r Rate) String() string {
-	text := fmt.Sprintf("%d per %s, ", r.Units, r.Length())
-	switch {
-	case r.Algorithm == TokenBucket:
-		return fmt.Sprintf("%stoken bucket, burst %d", text, r.Burst)
-	case r.Algorithm == FixedWindow:
-		return text + "fixed window, " + cmp.Or(r.Timezone, "UTC")
-	case r.Algorithm == LeakyBucket:
-		return text + "leaky bucket"
-	case r.Window == 0:
+	if r.Window == 0 && r.Algorithm == "" {
 		return fmt.Sprintf("%d at once", r.Units)
 	}
-	return text + "sliding window"
+	name := strings.ReplaceAll(string(cmp.Or(r.Algorithm, SlidingWindow)), "_", " ")
+	text := fmt.Sprintf("%d per %s, %s", r.Units, r.Length(), name)
+	switch r.Algorithm {
+	case TokenBucket:
+		text += fmt.Sprintf(", burst %d", r.Burst)
+	case FixedWindow:
+		text += ", " + cmp.Or(r.Timezone, "UTC")
+	}
+	return text
 }
 
 // Counting is what a limit has besides its rate.
 type Counting struct {
 	PerKey            bool
 	Overrides         map[string]int64
-	ByCost            bool
+	CountCost         bool
 	Anchor            Anchor
 	Slack, SendWithin time.Duration
 }
@@ -220,7 +192,7 @@ func (r Rate) Describe(c Counting) string {
 	for _, key := range slices.Sorted(maps.Keys(c.Overrides)) {
 		text += fmt.Sprintf(", %s %d", key, c.Overrides[key])
 	}
-	if c.ByCost {
+	if c.CountCost {
 		text += ", by cost"
 	}
 	if c.Anchor != "" {

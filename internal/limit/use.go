@@ -1,20 +1,20 @@
 package limit
 
 import (
+	"cmp"
 	"math"
 	"slices"
+	"sort"
 	"time"
 )
 
 // Use is what is known of a limit at a moment.
 type Use struct {
 	Rate     Rate
-	Occupied int64 // units that cannot be given out now; of a token bucket, see Charges
-	// Freed is the earliest moment that the until of an occupied unit can be. Zero: none is occupied, or all are unstarted, so
-	// that none comes free within a window.
-	Freed   time.Time
-	Charges []Charge // of a token bucket
-	Missing *Missing // nil: all that was given out is known
+	Occupied int64     // units that cannot be given out now; of a token bucket, see Charges
+	Freed    time.Time // the earliest moment that an occupied unit's until can be; zero: none is occupied, or none has started
+	Charges  []Charge  // of a token bucket
+	Missing  *Missing  // nil: all that was given out is known
 }
 
 // Charge is units that were given out of a token bucket.
@@ -26,24 +26,18 @@ type Charge struct {
 // Missing says that units may have been given out which nobody knows of, as after a failover that lost the last commits.
 // Whoever gave them out kept to the rate, so together with what was charged by KnownAt they are no more than that.
 type Missing struct {
-	Until   time.Time // they had arrived by then
-	KnownAt time.Time // zero: nothing bounds how many they are
-	KnownBy time.Time // buckets of what was charged by KnownAt end no later, all others do
-	Known   int64     // units that were charged by KnownAt, and counted then (see Rate.KnownSince)
-	Former  int64     // of those occupied, what was open then: its units may have been given out again
+	Until   time.Time  // they had arrived by then
+	KnownAt *time.Time // nil: nothing bounds how many they are
+	Known   int64      // units that were charged by KnownAt, and counted then (see Rate.KnownSince)
+	Former  int64      // of those occupied, what was open then: its units may have been given out again
 }
 
-// MissingAt is what may be missing at now of what had arrived by until, or nil if that cannot count any more. A nil
-// knownAt means that nothing bounds it.
+// MissingAt is what may be missing at now of what had arrived by until, or nil if that cannot count any more.
 func MissingAt(r Rate, until, knownAt *time.Time, now time.Time, gained time.Duration) *Missing {
 	if until == nil || !r.Since(now, gained).Before(*until) {
 		return nil
 	}
-	m := &Missing{Until: *until}
-	if knownAt != nil {
-		m.KnownAt, m.KnownBy = *knownAt, knownAt.Add(r.Bucket())
-	}
-	return m
+	return &Missing{Until: *until, KnownAt: knownAt}
 }
 
 // Room is how many units may be given out now. gained is what Postgres's clock gained of late (see Gains).
@@ -68,10 +62,8 @@ func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
 		next = c.End(now.Add(-c.apart() - gained)).Add(c.apart() + gained)
 	case u.Rate.Algorithm == TokenBucket:
 		next = u.refills(now, gained)
-	case u.Freed.IsZero():
-		next = u.Rate.Passed(now, gained)
 	default:
-		next = u.Rate.Passed(u.Freed, gained)
+		next = u.Rate.Passed(cmp.Or(u.Freed, now), gained)
 	}
 	if u.Missing != nil {
 		next = earlier(next, u.Rate.Passed(u.Missing.Until, gained))
@@ -79,29 +71,28 @@ func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
 	return next
 }
 
-// lookBack is for how many times of its filling a token bucket's charges count. Whatever was before is taken to have
-// left the bucket empty: that is never too much, and too little only by one burst in so many.
+// lookBack is for how many times of its filling a token bucket's charges count. What was before is taken to have left the
+// bucket empty: never too much, and too little only by one burst in so many.
 const lookBack = 20
 
 // level is how many units a token bucket holds at now: the minimum, over each moment s in the window, of
 //
 //	burst + rate x (now - s) - what has an until of s or later
 //
-// So of all that arrives in any t seconds, what was given out last had found room for all of it. The proof is that of the
-// sliding window in docs/design.md, with each s in the place of now - W. Clocks may run apart by a thousandth, so the rate
-// is less by that. No units came in during time that Postgres's clock gained within the window.
-//
-// Units that are missing are taken to have left the bucket empty when the last of them arrived. What is charged besides
-// them came out of it later, even if a clock that was set back says otherwise.
+// The proof is that of the sliding window in docs/design.md, with each s in the place of now - W. Clocks may run apart by a
+// thousandth, so the rate is less by that, and what Postgres's clock gained fills nothing. Units that are missing left the
+// bucket empty when the last of them arrived; what is charged besides came out of it later, whatever a clock says that was
+// set back.
 func (u Use) level(now time.Time, gained time.Duration) float64 {
 	perSecond := u.Rate.perSecond()
 	charges, begin := u.Charges, now.Add(-u.Rate.Window)
 	if m := u.Missing; m != nil {
-		if m.KnownAt.IsZero() || now.Before(m.Until) {
+		if m.KnownAt == nil || now.Before(m.Until) {
 			return 0
 		}
 		begin = m.Until
-		charges = slices.DeleteFunc(slices.Clone(charges), func(c Charge) bool { return !c.Until.After(m.KnownBy) })
+		knownBy := m.KnownAt.Add(u.Rate.Bucket()) // buckets of what was charged by KnownAt end no later, all others do
+		charges = slices.DeleteFunc(slices.Clone(charges), func(c Charge) bool { return !c.Until.After(knownBy) })
 		for i, c := range charges {
 			if c.Until.Before(begin) {
 				charges[i].Until = begin
@@ -127,22 +118,18 @@ func (u Use) level(now time.Time, gained time.Duration) float64 {
 
 func (r Rate) perSecond() float64 { return float64(r.Units) / r.Span().Seconds() * 1000 / 1001 }
 
-// refills is the earliest moment at which the bucket can hold a unit if nobody takes one. Its level only rises until then,
-// and what can still arrive may have arrived by now.
+// refills is the earliest moment at which the bucket can hold a unit: its level only rises if nobody takes one, and what can
+// still arrive may have arrived by now.
 func (u Use) refills(now time.Time, gained time.Duration) time.Time {
 	u.Charges = slices.Clone(u.Charges)
 	for i := range u.Charges {
 		u.Charges[i].Until = earlier(u.Charges[i].Until, now)
 	}
-	early, late := now, now.Add(u.Rate.Window+gained+time.Second)
-	for late.Sub(early) > 100*time.Microsecond {
-		if middle := early.Add(late.Sub(early) / 2); u.level(middle, gained) < 1 {
-			early = middle
-		} else {
-			late = middle
-		}
-	}
-	return late
+	const tick = 100 * time.Microsecond
+	ticks := sort.Search(int((u.Rate.Window+gained+time.Second)/tick), func(n int) bool {
+		return u.level(now.Add(time.Duration(n)*tick), gained) >= 1
+	})
+	return now.Add(time.Duration(ticks) * tick)
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -154,17 +141,17 @@ func earlier(a, b time.Time) time.Time {
 
 // Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to.
 func (r Rate) Bucket() time.Duration {
-	if c, ok := r.calendar(); ok {
+	switch c, ok := r.calendar(); {
+	case ok:
 		return c.bucket()
-	}
-	if r.Algorithm == TokenBucket { // a fortieth of what fills it
+	case r.Algorithm == TokenBucket: // a fortieth of what fills it
 		return r.Window / (lookBack * 40)
 	}
 	return r.Window / 200
 }
 
-// calendar is a fixed window's. Where a process does not know the time zone, it takes the limit for a sliding window that
-// is no shorter than any of the calendar's, which is stricter.
+// calendar is a fixed window's. Without its time zone the limit is a sliding window no shorter than any of the calendar's,
+// which is stricter.
 func (r Rate) calendar() (c Calendar, ok bool) {
 	if r.Algorithm != FixedWindow {
 		return c, false
@@ -214,25 +201,23 @@ type Quota struct {
 	Room      map[string]int64 // what may be given out now, by key, or by "" where the limit is not per key
 }
 
-func (q Quota) key(key string) string {
-	if q.PerKey {
-		return key
+// takes is the units that a call takes of the limit, and of which key.
+func (q Quota) takes(key string, cost int64) (string, int64) {
+	if !q.PerKey {
+		key = ""
 	}
-	return ""
-}
-
-func (q Quota) units(cost int64) int64 {
-	if q.CountCost {
-		return cost
+	if !q.CountCost {
+		cost = 1
 	}
-	return 1
+	return key, cost
 }
 
 // Most is the largest number of calls of a key that could be admitted now.
 func (a Admission) Most(key string) int64 {
 	most := int64(math.MaxInt64)
 	for _, q := range a {
-		most = min(most, q.Room[q.key(key)])
+		of, _ := q.takes(key, 1)
+		most = min(most, q.Room[of])
 	}
 	return max(0, most)
 }
@@ -242,7 +227,7 @@ func (a Admission) Most(key string) int64 {
 func (a Admission) Fits(key string, cost int64) (fits, shared bool) {
 	fits = true
 	for _, q := range a {
-		if q.Room[q.key(key)] < q.units(cost) {
+		if of, units := q.takes(key, cost); q.Room[of] < units {
 			fits, shared = false, shared || !q.PerKey
 		}
 	}
@@ -252,9 +237,9 @@ func (a Admission) Fits(key string, cost int64) (fits, shared bool) {
 // Admit takes a call's units from every limit if it fits, and else takes nothing. It reports what Fits does.
 func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
 	ok, shared = a.Fits(key, cost)
-	if ok {
-		for _, q := range a {
-			q.Room[q.key(key)] -= q.units(cost)
+	for _, q := range a {
+		if of, units := q.takes(key, cost); ok {
+			q.Room[of] -= units
 		}
 	}
 	return ok, shared
@@ -263,11 +248,12 @@ func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
 // Exceeds reports whether a call of this cost could never be admitted, and the index of the limit that is why.
 func (a Admission) Exceeds(key string, cost int64) (int, bool) {
 	for i, q := range a {
-		most, own := q.MostOf[q.key(key)]
+		of, units := q.takes(key, cost)
+		most, own := q.MostOf[of]
 		if !own {
 			most = q.Most
 		}
-		if q.units(cost) > most {
+		if units > most {
 			return i, true
 		}
 	}

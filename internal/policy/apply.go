@@ -199,7 +199,7 @@ func (a *application) record(ctx context.Context) error {
 		return nil
 	}
 	if len(a.recall) > 0 {
-		n, err := ledger.Recall(ctx, a.tx, ledger.Unstarted{Queues: a.recall}, "its rules were changed")
+		n, err := ledger.Recall(ctx, a.tx, "queue", a.recall, "", "its rules were changed")
 		if err != nil {
 			return err
 		}

@@ -75,7 +75,7 @@ func (l Limit) retryAfter() time.Duration {
 
 func (l Limit) String() string {
 	text := l.Rate.Describe(limit.Counting{
-		PerKey: l.PerKey, Overrides: l.Overrides, ByCost: l.CountCost,
+		PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
 		Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
 	})
 	if len(l.Hosts) > 0 {

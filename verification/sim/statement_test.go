@@ -106,8 +106,8 @@ func (k *worker) executeStarts(batch []*attempt) {
 		a := batch[i]
 		a.answer = answer
 		if answer.StartedAt != nil {
-			if answer.Work != nil {
-				a.learn(*answer.Work)
+			if answer.Loaded {
+				a.learn(answer.Work)
 			}
 			k.w.note(a.CallID, "", "attempt %d is started for %s at %s", a.Attempt, k.id, answer.StartedAt.Format("15:04:05.000000"))
 			if a.slack == 0 {

@@ -102,12 +102,9 @@ func Exec(t *testing.T, db DB, sql string, args ...any) {
 // Want fails the test unless the query answers true.
 func Want(t *testing.T, db DB, sql string, args ...any) {
 	t.Helper()
-	var ok *bool
-	if err := db.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
-		t.Fatal(err)
-	}
-	if ok == nil || !*ok {
-		t.Errorf("not so: %s", sql)
+	var ok bool
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil || !ok {
+		t.Errorf("not so (%v): %s", err, sql)
 	}
 }
 

@@ -1,15 +1,6 @@
 package verify
 
-import (
-	"context"
-
-	"github.com/jackc/pgx/v5"
-)
-
-func (v *verifier) count(ctx context.Context) error {
-	const sql = `SELECT count(*), clock_timestamp() FROM call_queue q WHERE ` + verified
-	return v.tx.QueryRow(ctx, sql, pgx.NamedArgs{"since": v.since}).Scan(&v.report.Calls, &v.now)
-}
+import "context"
 
 // verified selects the calls q to verify.
 const verified = `(@since::timestamptz IS NULL OR q.created_at >= @since OR q.dispatched_at >= @since OR q.finished_at >= @since
@@ -40,6 +31,15 @@ FROM (
             'it is ' || a.outcome || ', and no request is known to have been sent'
         WHEN a.started_at < a.claimed_at THEN 'it started at ' || a.started_at || ', before its claim at ' || a.claimed_at
         WHEN a.settled < 0 THEN 'it settled ' || a.settled || ' units'
+        END,
+        CASE
+        WHEN a.arrived_by IS NULL AND a.charged <> '[]' THEN 'it is charged, and is said never to have been sent'
+        WHEN a.arrived_by IS NULL AND (a.outcome IN ('done', 'lost', 'snoozed') OR a.requests > 0
+            OR a.outcome IN ('error', 'permanent') AND a.started_at IS NOT NULL AND (a.task <> 'http' OR a.requests IS NULL)) THEN
+            'it may have been sent, and is charged nothing'
+        WHEN a.arrived_by IS NOT NULL AND (a.outcome = 'not_sent' OR a.task = 'http' AND a.requests = 0) THEN
+            'it was not sent, and is said to have arrived'
+        WHEN a.task = 'http' AND a.arrived_by < coalesce(a.started_at, a.claimed_at) THEN 'it arrived before it started'
         END] AS breaks
     FROM call_attempts a
     LEFT JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
@@ -48,17 +48,22 @@ FROM (
 ) b
 CROSS JOIN unnest(ARRAY[
     'an attempt is open or in the ledger, not both', 'the times of an attempt are moments',
-    'an attempt sends at most one request', 'what is said of an attempt fits its outcome'
+    'an attempt sends at most one request', 'what is said of an attempt fits its outcome', '` + chargedRule + `'
 ], b.breaks) AS f (rule, detail)
 WHERE array_remove(b.breaks, NULL) <> '{}' AND f.detail IS NOT NULL
 ORDER BY 2, 3`
 
 // A start writes all of its columns at once.
 const startedSQL = `
-SELECT 'an open attempt has started, or has not' AS rule, call_id, attempt,
-    'of the time, token, worker and deadline of its start it has some and lacks some' AS detail
+SELECT 'an open attempt has started, or has not' AS rule, call_id, attempt, detail
 FROM call_open
-WHERE num_nulls(started_at, token, worker, deadline) NOT IN (0, 4)
+CROSS JOIN LATERAL (SELECT CASE
+    WHEN num_nulls(started_at, token, worker, deadline) NOT IN (0, 4) THEN
+        'of the time, token, worker and deadline of its start it has some and lacks some'
+    WHEN started_at < claimed_at THEN format('it started at %s, before its claim at %s', started_at, claimed_at)
+    WHEN acked_at < coalesce(started_at, claimed_at) THEN format('its request was acknowledged at %s, before its start', acked_at)
+    END AS detail) d
+WHERE detail IS NOT NULL
 ORDER BY call_id`
 
 // callsSQL leaves out attempts of former calls with the same id, which are numbered from 0 down. When an operator retries a
@@ -140,3 +145,52 @@ WHEN (q.status IN ('done', 'error') OR q.status = 'failed' AND a.outcome = 'perm
     AND q.finished_at IS DISTINCT FROM a.finished_at THEN
     format('it ended at %s, and its last attempt at %s', coalesce(q.finished_at::text, 'no time'), a.finished_at)
 END`
+
+// checkUsage compares the usage that claims read with the charges, unless some charges cannot be read, which is found as it is.
+func (v *verifier) checkUsage(ctx context.Context) error {
+	if v.unreadable {
+		return nil
+	}
+	return v.check(ctx, usageSQL)
+}
+
+// usageSQL compares each limit's last window, in the buckets that claims keep. When a limit changes, callq counts anew, as the
+// limit counts now, what its queues sent before complete_since. Soon after that, call_usage may have more (fresh), from former
+// queues, windows or forms.
+const usageSQL = `
+WITH l AS (
+    SELECT name, queues, per_key, count_cost, complete_since, extract(epoch FROM coalesce(bucket_width, window_size / 200)) AS width,
+        @now::timestamptz - window_size AS "from",
+        greatest(applied_at, known_at) > @now::timestamptz - 2 * window_size - interval '1 minute' AS fresh
+    FROM call_limits
+    WHERE complete_since IS NOT NULL AND window_size > '0'
+), sent AS ( -- may count yet
+    SELECT queue, key, coalesce(settled, cost) AS reported, arrived_by, finished_at,
+        jsonb_path_query_array(charged, '$[*] ? (@.type() == "object")') AS charged
+    FROM call_attempts a
+    WHERE arrived_by > (SELECT min("from" - 2 * width * interval '1 s') FROM l) AND NOT ` + timeless + `
+), charges AS ( -- as they were made, or in queues that a limit was given later
+    SELECT c."limit" AS name, s.key AS own, s.reported, s.finished_at, c.key, c.cost, coalesce(c.until, s.arrived_by) AS until
+    FROM sent s
+    CROSS JOIN LATERAL jsonb_to_recordset(s.charged) AS c ("limit" text, key text, cost bigint, until timestamptz)
+    UNION ALL
+    SELECT q.name, s.key, s.reported, s.finished_at, NULL, NULL, s.arrived_by
+    FROM sent s
+    JOIN (SELECT name, complete_since, unnest(queues) AS queue FROM l) q ON q.queue = s.queue AND s.finished_at <= q.complete_since
+    WHERE NOT s.charged @> jsonb_build_array(jsonb_build_object('limit', q.name))
+), units AS (
+    SELECT name, 0 AS used,
+        CASE WHEN finished_at > complete_since THEN coalesce(key, '') WHEN per_key THEN own ELSE '' END AS key,
+        CASE WHEN finished_at > complete_since THEN coalesce(cost, 0) WHEN count_cost THEN reported ELSE 1 END AS charged
+    FROM charges JOIN l USING (name)
+    WHERE (floor(extract(epoch FROM until) / width) + 1) * width > extract(epoch FROM "from")
+    UNION ALL
+    SELECT l.name, u.used, u.key, 0 FROM call_usage u JOIN l ON l.name = u.limit_name AND u.bucket > l."from"
+)
+SELECT 'the usage of a limit is what its attempts were charged' AS rule, name AS "limit",
+    format('usage of the last window is %s, and %s units were charged', t.used, t.charged)
+        || CASE WHEN t.key <> '' THEN ' to key ' || t.key ELSE '' END AS detail
+FROM (SELECT name, key, sum(used) AS used, sum(charged) AS charged FROM units GROUP BY 1, 2) t
+JOIN l USING (name)
+WHERE t.used <> t.charged AND NOT (l.fresh AND t.used > t.charged)
+ORDER BY name COLLATE "C", t.key COLLATE "C"`

@@ -47,7 +47,7 @@ func TestTally(t *testing.T) {
 
 // countAll is what counts at each start of the sorted list; starts of one moment count together.
 func countAll(rate limit.Rate, list []spent) []int64 {
-	sums := newTally(version{Rate: rate.Units, Window: rate.Window, Shape: rate.Shape, CountCost: true}, nil)
+	sums := newTally(version{Rate: rate, Counting: limit.Counting{CountCost: true}}, nil)
 	var all []int64
 	for i := 0; i < len(list); {
 		j := i
@@ -59,7 +59,7 @@ func countAll(rate limit.Rate, list []spent) []int64 {
 			sums.enter(s)
 		}
 		for _, s := range list[i:j] {
-			known, _, _ := sums.countsWith(s)
+			known, _ := sums.countsWith(s)
 			all = append(all, known)
 		}
 		i = j

@@ -1,11 +1,9 @@
 // Package verify recomputes callq's rules from the ledger and the open attempts, and names every row that breaks one.
 //
-// It computes for each limit, and each version of it, the most units in any window. It compares every charge,
-// counter, status and setting with the rows that it stands for. It shares no SQL with the code it judges, and
-// of its Go only the arithmetic of internal/limit.
-//
-// It reads one snapshot, and the ledger as often, however many versions there are. It keeps in memory only what
-// still counts in the longest window, so it may run beside everything else.
+// It computes for each version of each limit the most units in any window. It compares every charge, counter, status and
+// setting with the rows that it stands for. It shares no SQL with the code it judges, and of its Go only the arithmetic of
+// internal/limit. It reads one snapshot, and the ledger as often, however many versions there are. It keeps in memory only
+// what still counts in the longest window, so it may run beside everything else.
 //
 // When Postgres's clock is set back, it shows some times twice. Attempts that started at such times have no order, so no
 // window is held against them. If no dispatcher saw the step, Run may report windows that were kept.
@@ -14,8 +12,6 @@ package verify
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -35,32 +31,24 @@ type Report struct {
 	Since    *time.Time  `json:"since,omitempty"` // Options.Since; nil: everything was verified
 	Calls    int64       `json:"calls"`           // verified
 	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
-	Limits   []LimitUse  `json:"limits"`
-	RestsOn  []string    `json:"rests_on"` // what the proof assumes
-	Findings []Violation `json:"findings"` // empty: every rule holds
+	Limits   []LimitUse  `json:"limits"`          // with Options.Since, of versions under which any started
+	RestsOn  []string    `json:"rests_on"`        // what the proof assumes
+	Findings []Violation `json:"findings"`        // empty: every rule holds
 }
 
 // LimitUse is the most that one version of a limit had in any window.
 type LimitUse struct {
-	Limit   string        `json:"limit"`
-	Version int64         `json:"version"`
-	From    time.Time     `json:"effective_from"`
-	Rate    int64         `json:"rate"`
-	Window  time.Duration `json:"window_ns"`
-	Shape   limit.Shape   `json:"shape"` // {}: a sliding window
-	Starts  int64         `json:"starts"`
+	Limit   string     `json:"limit"`
+	Version int64      `json:"version"`
+	From    time.Time  `json:"effective_from"`
+	Rate    limit.Rate `json:"rate"`
+	Starts  int64      `json:"starts"`
 	// Most counts an open attempt by its claimed cost, and an ended one by its reported cost, up to the
 	// claimed cost: no claim can know of more. It leaves out keys with an override.
 	Most int64 `json:"most"`
-	// Above is the cost that handlers reported above the claimed costs. MostSettled is Most with all of it. It
-	// may exceed the rate without a fault of any claim: the calls' costs were too low.
-	Above       int64 `json:"settled_above_cost"`
-	MostSettled int64 `json:"most_settled"`
-}
-
-// InForce is the rate of the version.
-func (l LimitUse) InForce() limit.Rate {
-	return limit.Rate{Units: l.Rate, Window: l.Window, Shape: l.Shape}
+	// Above is the cost that handlers reported above the claimed costs. By so much windows may have held more than
+	// the rate without a fault of any claim: the calls' costs were too low.
+	Above int64 `json:"settled_above_cost"`
 }
 
 // Violation is a row that breaks a rule.
@@ -72,13 +60,10 @@ type Violation struct {
 	Detail  string `json:"detail"`
 }
 
-// maxFindings bounds the rows named for one rule, of one limit.
-const maxFindings = 20
-
 // Run verifies the database in one read-only transaction.
 func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
-	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) (err error) {
+	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, pool, snapshot, func(tx pgx.Tx) (err error) {
 		report, err = RunTx(ctx, tx, o)
 		return err
 	})
@@ -88,44 +73,24 @@ func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, er
 // RunTx is Run in the caller's transaction, whose own changes it sees.
 func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 	v := newVerifier(tx, o.Since)
-	for _, step := range []struct {
-		name string
-		run  func(context.Context) error
-	}{
-		{"set up the session", v.settings},
-		{"count the calls", v.count},
-		{"read what was in force", v.readPolicy},
-		{"read the attempts", v.readAttempts},
-		{"compare the usage", v.checkUsage},
-		{"check the versions", v.checkVersions},
-		{"check the calls", v.checkCalls},
-		{"list what it rests on", v.restsOn},
+	for _, step := range []func(context.Context) error{
+		v.begin, v.readPolicy, v.readAttempts, v.checkUsage, v.checkVersions, v.checkCalls, v.restsOn,
 	} {
-		if err := step.run(ctx); err != nil {
-			return nil, fmt.Errorf("verify: %s: %w", step.name, err)
+		if err := step(ctx); err != nil {
+			return nil, fmt.Errorf("verify: %w", err)
 		}
 	}
 	return v.report, nil
 }
 
-func (v *verifier) settings(ctx context.Context) error {
-	_, err := v.tx.Exec(ctx, settingsSQL)
-	return err
-}
-
-// settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
-const settingsSQL = `
-SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
-    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
-    set_config('work_mem', '64MB', true), set_config('jit', 'off', true)`
-
 // verifier is one Run.
 type verifier struct {
-	tx     pgx.Tx
-	report *Report
-	now    time.Time         // by Postgres's clock
-	since  *time.Time        // nil: everything
-	counts map[[2]string]int // findings, by rule and limit
+	tx         pgx.Tx
+	report     *Report
+	now        time.Time         // by Postgres's clock
+	since      *time.Time        // nil: everything
+	countsFrom *time.Time        // no window since then counts what arrived before; nil: all windows count
+	counts     map[[2]string]int // findings, by rule and limit
 
 	versions   map[string]history  // by limit: what was in force
 	limits     map[string][]string // by queue, the sorted names of those that it ever had
@@ -146,39 +111,107 @@ func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	return v
 }
 
+// begin sets the session up, counts the calls to verify, and reads the clock.
+func (v *verifier) begin(ctx context.Context) error {
+	if _, err := v.tx.Exec(ctx, settingsSQL); err != nil {
+		return err
+	}
+	return v.tx.QueryRow(ctx, beginSQL, pgx.NamedArgs{"since": v.since}).Scan(&v.report.Calls, &v.now, &v.countsFrom)
+}
+
+// settingsSQL undoes the sessions' settings, which suit statements that read few rows by id. These read whole tables.
+const settingsSQL = `
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+    set_config('enable_mergejoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
+    set_config('work_mem', '64MB', true), set_config('jit', 'off', true), set_config('timezone', 'UTC', true)`
+
+// A window reaches back for its length, a bucket of usage, and what the clock gained.
+const beginSQL = `
+SELECT (SELECT count(*) FROM call_queue q WHERE ` + verified + `), now,
+    CASE WHEN @since::timestamptz IS NOT NULL THEN least(@since, now) - interval '1 min'
+        - coalesce((SELECT max(window_size) * 1.02 FROM call_limit_versions), '0')
+        - coalesce((SELECT sum(by) FROM call_clock_gains WHERE by > '0' AND isfinite(at)), '0') END
+FROM (SELECT clock_timestamp() AS now OFFSET 0) c`
+
 // found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
-func (v *verifier) found(rule string, found Violation) {
-	count := [2]string{rule, found.Limit}
-	if v.counts[count]++; v.counts[count] <= maxFindings {
-		found.Rule = rule
-		v.report.Findings = append(v.report.Findings, found)
+func (v *verifier) found(row Violation) {
+	const enough = 20
+	count := [2]string{row.Rule, row.Limit}
+	if v.counts[count]++; v.counts[count] <= enough {
+		v.report.Findings = append(v.report.Findings, row)
 	}
 }
 
 // check finds the rows that break rules. A statement returns them with the rule; it may use @since, which is Options.Since, and
 // @now.
 func (v *verifier) check(ctx context.Context, statements ...string) error {
-	found := func(row pgx.CollectableRow) (none struct{}, err error) {
-		f, err := pgx.RowToStructByNameLax[Violation](row)
-		v.found(f.Rule, f)
-		return none, err
-	}
 	for _, sql := range statements {
-		if _, err := collect(ctx, v.tx, found, sql, pgx.NamedArgs{"since": v.since, "now": v.now}); err != nil {
+		args := pgx.NamedArgs{"since": v.since, "now": v.now}
+		if err := each(ctx, v.tx, pgx.RowToStructByNameLax[Violation], v.found, sql, args); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, to)
+// restsOn lists what the proof assumes, because no table can contradict it.
+func (v *verifier) restsOn(ctx context.Context) (err error) {
+	args := pgx.NamedArgs{"since": v.since, "time": "YYYY-MM-DD HH24:MI:SSZ"}
+	v.report.RestsOn, err = collect(ctx, v.tx, pgx.RowTo[string], restsOnSQL, args)
+	return err
 }
 
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+// restsOnSQL names the last five events of each kind. A line with nothing to name is NULL.
+const restsOnSQL = `
+WITH events AS (
+    SELECT id, at, CASE WHEN by > '0' THEN 'gain' ELSE 'loss' END AS kind, extract(epoch FROM by)::float8 || ' s' AS what, '' AS why
+    FROM call_clock_gains WHERE isfinite(at)
+    UNION ALL
+    SELECT id, at, 'opened', name || ', by ' || by, ': ' || change
+    FROM call_audit WHERE what = 'limit' AND starts_with(change, 'opened: ')
+), last AS (
+    SELECT kind, string_agg(what || ' at ' || to_char(at, @time) || why, '; ' ORDER BY id) AS list
+    FROM (SELECT *, row_number() OVER (PARTITION BY kind ORDER BY id DESC) AS n FROM events
+        WHERE @since::timestamptz IS NULL OR at >= @since) e
+    WHERE n <= 5
+    GROUP BY kind
+)
+SELECT text
+FROM (VALUES
+    (CASE WHEN @since IS NOT NULL THEN
+        'what was before ' || to_char(@since, @time) || ' was as it should be: only what came since was looked at'
+    ELSE coalesce('the ledger holds every attempt that arrived after ' || (SELECT to_char(at, @time) FROM call_meta WHERE name = 'ledger')
+            || ': retention has removed attempts of calls up to then',
+        'the ledger holds every attempt: retention has removed none that was sent') END),
+    ('Postgres failed over, or was restored, by ' || (SELECT to_char(max(at), @time) FROM call_meta WHERE name LIKE 'epoch %')
+        || ': what it had lost of before is in no table'),
+    (CASE WHEN NOT EXISTS (SELECT FROM last WHERE kind IN ('gain', 'loss')) THEN
+        'Postgres''s clock was not set: no dispatcher saw it gain or lose anything' END),
+    ('Postgres''s clock gained what dispatchers saw, by which windows are longer, and no more: '
+        || (SELECT list FROM last WHERE kind = 'gain')),
+    ('what was claimed or started at times that Postgres''s clock showed twice, for it was set back, '
+        || 'was held to no window, nor to what its queue had: ' || (SELECT list FROM last WHERE kind = 'loss')),
+    ('who opened limits by hand knew that what was in no table could not exceed them: '
+        || (SELECT list FROM last WHERE kind = 'opened')),
+    ('once TCP sends a request it arrives within slack, or never: ' || (
+        SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name) FROM call_limits WHERE queues <> '{}')),
+    ('nobody with the rights of the tables'' owner rewrote the ledger, the calls, the versions and the audit alike')
+) AS said (text)
+WHERE text IS NOT NULL`
 
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z") }
+// each calls do with each row, and keeps none.
+func each[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], do func(T), sql string, args ...any) error {
+	_, err := collect(ctx, tx, func(row pgx.CollectableRow) (none struct{}, err error) {
+		t, err := to(row)
+		if err == nil {
+			do(t)
+		}
+		return none, err
+	}, sql, args...)
+	return err
+}
+
+func collect[T any](ctx context.Context, tx pgx.Tx, to pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, _ := tx.Query(ctx, sql, args...) // CollectRows returns its error
+	return pgx.CollectRows(rows, to)
+}

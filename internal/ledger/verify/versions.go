@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -14,34 +15,31 @@ import (
 
 // version is a limit as it was in force from a moment on.
 type version struct {
-	Limit      string
-	Version    int64
-	From       time.Time
-	Removed    bool
-	Rate       int64
-	Window     time.Duration // 0: a concurrency limit
-	Shape      limit.Shape
-	PerKey     bool
-	Overrides  map[string]int64
-	CountCost  bool
-	Anchor     limit.Anchor
-	Slack      time.Duration
-	SendWithin time.Duration
-	Queues     []string
+	Limit   string
+	Version int64
+	From    time.Time
+	Removed bool
+	Rate    limit.Rate
+	limit.Counting
+	Queues []string
+	Audit  []string // what the audit says of then; nil: it does not reach back
 }
 
 // versionsSQL lets a version count from the time of a later one, if that is earlier since the clock was set back between them.
+// The transaction that applies a version writes its line into the audit too; the clock may be set between the two.
 const versionsSQL = `
 SELECT limit_name AS "limit", version, min(effective_from) OVER (PARTITION BY limit_name ORDER BY version DESC) AS "from",
-    rate IS NULL AS removed, coalesce(rate, 0) AS rate, coalesce(window_size, '0') AS "window", shape, per_key, overrides,
-    count_cost, coalesce(anchor, '') AS anchor, coalesce(slack, '0') AS slack, coalesce(send_within, '0') AS send_within,
-    coalesce(queues, '{}') AS queues
+    rate IS NULL AS removed,
+    jsonb_build_object('units', rate, 'window', (extract(epoch FROM window_size) * 1e9)::bigint) || shape AS rate,
+    per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, coalesce(slack, '0') AS slack,
+    coalesce(send_within, '0') AS send_within, coalesce(queues, '{}') AS queues,
+    CASE WHEN first.id = 1 OR effective_from >= first.at THEN ARRAY(
+        SELECT change FROM call_audit
+        WHERE what = 'limit' AND name = limit_name AND change !~ '^(paused|resumed)'
+          AND at BETWEEN effective_from - interval '1 minute' AND effective_from + interval '1 minute') END AS audit
 FROM call_limit_versions
+CROSS JOIN (SELECT min(at) AS at, min(id) AS id FROM call_audit) first
 ORDER BY limit_name COLLATE "C", version`
-
-func (r version) inForce() limit.Rate {
-	return limit.Rate{Units: r.Rate, Window: r.Window, Shape: r.Shape}
-}
 
 // claims is what an attempt claims of the limit.
 func (r version) claims(a *attempt) (key string, cost int64) {
@@ -55,16 +53,12 @@ func (r version) claims(a *attempt) (key string, cost int64) {
 	return key, cost
 }
 
-func (r version) has(queue string) bool { return !r.Removed && slices.Contains(r.Queues, queue) }
-
 // String is the version in the audit's words.
 func (r version) String() string {
 	if r.Removed {
 		return "removed"
 	}
-	return r.inForce().Describe(limit.Counting{
-		PerKey: r.PerKey, Overrides: r.Overrides, ByCost: r.CountCost, Anchor: r.Anchor, Slack: r.Slack, SendWithin: r.SendWithin,
-	})
+	return r.Rate.Describe(r.Counting)
 }
 
 // history is the versions of one limit, by their numbers.
@@ -75,10 +69,10 @@ func (h history) at(t time.Time) int {
 	return sort.Search(len(h), func(i int) bool { return h[i].From.After(t) }) - 1
 }
 
-// during is the versions that were in force between from and to. Before the first version, the first counts as in force.
+// during is the versions that were in force between from and to: the first is that of from, or else the limit's first.
 func (h history) during(from, to time.Time) history {
-	first, last := max(h.at(from), 0), h.at(to)
-	return h[first:max(first, last+1)]
+	first := max(h.at(from), 0)
+	return h[first : max(first, h.at(to))+1]
 }
 
 func (v *verifier) readPolicy(ctx context.Context) error {
@@ -104,24 +98,6 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 	return nil
 }
 
-// countsFrom is the latest arrival that no window since Options.Since counts any more; nil: all windows count.
-func (v *verifier) countsFrom() *time.Time {
-	if v.since == nil {
-		return nil
-	}
-	var longest time.Duration
-	for _, h := range v.versions {
-		for _, r := range h {
-			longest = max(longest, r.Window+r.Window/50) // and a bucket of usage
-		}
-	}
-	from := *v.since
-	if v.now.Before(from) {
-		from = v.now
-	}
-	return new(from.Add(-longest - time.Minute - v.gains.All()))
-}
-
 // shownTwice reports whether a clock that was set back may have shown t twice.
 func shownTwice(losses []limit.Gain, t time.Time) bool {
 	return slices.ContainsFunc(losses, func(l limit.Gain) bool { return !t.Before(l.At) && t.Before(l.At.Add(-l.By)) })
@@ -130,19 +106,29 @@ func shownTwice(losses []limit.Gain, t time.Time) bool {
 // limitsOf is the sorted names of the limits that a queue had at t.
 func (v *verifier) limitsOf(queue string, t time.Time) (had []string) {
 	for _, name := range v.limits[queue] {
-		if h := v.versions[name]; h.at(t) >= 0 && h[h.at(t)].has(queue) {
+		h := v.versions[name]
+		if now := h.at(t); now >= 0 && !h[now].Removed && slices.Contains(h[now].Queues, queue) {
 			had = append(had, name)
 		}
 	}
 	return had
 }
 
-// checkVersions compares the versions of limits with each other, with the limits as they are, and with the audit.
+// checkVersions compares the versions of limits with each other, with the limits as they are, and with the audit, whose lines
+// may go on with what versions do not have.
 func (v *verifier) checkVersions(ctx context.Context) error {
-	if err := v.check(ctx, versionGapsSQL, lastVersionSQL, queueLimitsSQL, gainsAreTimeSQL); err != nil {
-		return err
+	for _, name := range slices.Sorted(maps.Keys(v.versions)) {
+		for _, r := range v.versions[name] {
+			said := slices.ContainsFunc(r.Audit, func(line string) bool { return strings.HasPrefix(line, r.String()) })
+			if r.Audit != nil && !said {
+				v.found(Violation{
+					Rule: "a version of a limit is what the audit says", Limit: name,
+					Detail: fmt.Sprintf("version %d is %s, and the audit of then says %q", r.Version, r, r.Audit),
+				})
+			}
+		}
 	}
-	return v.checkAudit(ctx)
+	return v.check(ctx, versionGapsSQL, lastVersionSQL, queueLimitsSQL, gainsAreTimeSQL)
 }
 
 const versionGapsSQL = `
@@ -157,23 +143,14 @@ ORDER BY limit_name, version`
 // lastVersionSQL compares the columns that a limit and its versions share. The version of a limit that was removed has no
 // rate; the limit keeps its own, and no queues.
 const lastVersionSQL = `
-WITH last AS (
-    SELECT DISTINCT ON (limit_name) limit_name, version, rate, to_jsonb(c) AS has
-    FROM call_limit_versions c ORDER BY limit_name, version DESC
-)
-SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) AS "limit", CASE
-    WHEN l.name IS NULL THEN format('it is gone, and version %s is its last', c.version)
-    WHEN c.limit_name IS NULL THEN 'it has no version'
-    ELSE format('version %s is in force, and version %s the last; they differ in %s', l.version, c.version, d.differ) END AS detail
+SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) AS "limit",
+    format('version %s is in force, unlike the last: %s', coalesce(l.version::text, 'none'), coalesce(c.version::text, 'none')) AS detail
 FROM call_limits l
-FULL JOIN last c ON c.limit_name = l.name
-CROSS JOIN LATERAL (
-    SELECT string_agg(replace(f.name, '_size', ''), ', ' ORDER BY f.place) AS differ
-    FROM unnest('{version,rate,window_size,shape,per_key,overrides,count_cost,anchor,slack,send_within,queues}'::text[])
-        WITH ORDINALITY AS f (name, place)
-    WHERE CASE WHEN f.name = 'rate' AND c.rate IS NULL THEN l.queues <> '{}' ELSE to_jsonb(l) -> f.name IS DISTINCT FROM c.has -> f.name END
-) d
-WHERE l.name IS NULL OR c.limit_name IS NULL OR d.differ IS NOT NULL
+FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM call_limit_versions ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
+WHERE (l.version, CASE WHEN c.rate IS NOT NULL OR l.queues <> '{}' THEN l.rate END, l.window_size, l.shape, l.per_key, l.overrides,
+        l.count_cost, l.anchor, l.slack, l.send_within, l.queues)
+    IS DISTINCT FROM (c.version, c.rate, c.window_size, c.shape, c.per_key, c.overrides,
+        c.count_cost, c.anchor, c.slack, c.send_within, c.queues)
 ORDER BY 2`
 
 const queueLimitsSQL = `
@@ -187,38 +164,3 @@ ORDER BY q.name`
 const gainsAreTimeSQL = `
 SELECT 'what the clock gained is time' AS rule, format('at %s it gained %s', at, by) AS detail
 FROM call_clock_gains WHERE by = '0' OR NOT isfinite(at) ORDER BY id`
-
-// checkAudit compares each version with the audit, as far back as the audit reaches. A line may go on with what versions do
-// not have.
-func (v *verifier) checkAudit(ctx context.Context) error {
-	rows, err := v.tx.Query(ctx, auditSQL)
-	if err != nil {
-		return fmt.Errorf("the audit: %w", err)
-	}
-	var name string
-	var number int64
-	var lines []string
-	_, err = pgx.ForEachRow(rows, []any{&name, &number, &lines}, func() error {
-		h := v.versions[name]
-		r := h[slices.IndexFunc(h, func(r version) bool { return r.Version == number })]
-		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, r.String()) }) {
-			v.found("a version of a limit is what the audit says", Violation{
-				Limit: name, Detail: fmt.Sprintf("version %d is %s, and the audit of then says %q", number, r, lines),
-			})
-		}
-		return nil
-	})
-	return err
-}
-
-// auditSQL returns the audit's lines about each version that is not older than the audit. The transaction that applies
-// a version writes its line too; the clock may be set between the two.
-const auditSQL = `
-SELECT c.limit_name, c.version, coalesce(array_agg(a.change) FILTER (WHERE a.change IS NOT NULL), '{}')
-FROM call_limit_versions c
-LEFT JOIN call_audit a ON a.what = 'limit' AND a.name = c.limit_name AND a.change !~ '^(paused|resumed)'
-    AND a.at BETWEEN c.effective_from - interval '1 minute' AND c.effective_from + interval '1 minute'
-CROSS JOIN (SELECT min(at) AS at, min(id) AS id FROM call_audit) first
-WHERE first.id = 1 OR c.effective_from >= first.at
-GROUP BY 1, 2
-ORDER BY 1, 2`
