@@ -58,8 +58,11 @@ func ParseRate(text string) (Rate, error) { return Parse(text, SlidingWindow, 0,
 func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
 	form := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*)(?:, sliding window)?$`)
 	parts := form.FindStringSubmatch(strings.TrimSpace(text))
+	if strings.TrimSpace(text) == "unlimited" {
+		return Rate{}, errors.New("unlimited needs no limit: leave it out of the queue's limits")
+	}
 	if parts == nil {
-		return Rate{}, fmt.Errorf("%q is not a rate: write units/window, such as 100/1h; what is unlimited needs no limit", text)
+		return Rate{}, fmt.Errorf("%q is not a rate: write units/window, such as 100/1h", text)
 	}
 	units, err := strconv.ParseInt(strings.ReplaceAll(parts[1], "_", ""), 10, 64)
 	switch {
