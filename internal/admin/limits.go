@@ -186,8 +186,9 @@ WITH asked AS (
     SELECT l.*, a.since, shape ->> 'algorithm' = 'token_bucket' AS by_charge
     FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN call_limits l USING (name)
 ), units AS (
-    SELECT u.name, u.key, u.cost, a.by_charge, o.epoch <> a.epoch AS former, least(until, now() + interval '100 years') AS until,
-        CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at
+    SELECT u.name, u.key, u.cost, CASE WHEN o.epoch <> a.epoch THEN u.cost ELSE 0 END AS former,
+        CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at,
+        CASE WHEN a.by_charge THEN least(until, now() + interval '100 years') END AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN asked a ON a.name = u.name
@@ -196,13 +197,18 @@ WITH asked AS (
     ) x
     WHERE x.until > since AND ($3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END)
     UNION ALL
-    SELECT a.name, u.key, u.used, a.by_charge, u.shard < 0, u.bucket, u.bucket
-    FROM asked a JOIN call_usage u ON u.limit_name = a.name AND u.bucket > a.since
-    WHERE $3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END
+    SELECT a.name, u.*
+    FROM asked a
+    CROSS JOIN LATERAL ( -- added up here, since there may be a row for each key and bucket
+        SELECT key, sum(used)::bigint, coalesce(sum(used) FILTER (WHERE shard < 0), 0)::bigint, NULL::timestamptz,
+            CASE WHEN a.by_charge THEN bucket END AS until
+        FROM call_usage
+        WHERE limit_name = a.name AND bucket > a.since AND ($3::text IS NULL OR key = CASE WHEN a.per_key THEN $3 ELSE '' END)
+        GROUP BY key, until
+    ) u
 )
-SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,
-    min(freed_at) AS freed_at,
-    array_agg(until) FILTER (WHERE by_charge) AS until, array_agg(cost) FILTER (WHERE by_charge) AS costs
+SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, sum(former)::bigint AS former, min(freed_at) AS freed_at,
+    array_agg(until) FILTER (WHERE until IS NOT NULL) AS until, array_agg(cost) FILTER (WHERE until IS NOT NULL) AS costs
 FROM units
 GROUP BY name, key
 ORDER BY name, units DESC`
