@@ -46,6 +46,9 @@ func (a *app) dev(ctx context.Context, dir string) (err error) {
 	servers, err := startOwn(ctx, local.Postgres{Dir: filepath.Join(dir, "postgres")}, local.Redis{
 		Dir: filepath.Join(dir, "redis"), Settings: map[string]string{"appendonly": "yes"},
 	}, a.logger(cfg))
+	if err != nil && !errors.Is(err, local.ErrMissing) {
+		err = fmt.Errorf("%w; give another folder than %s with --dir", err, dir)
+	}
 	if err != nil {
 		return err
 	}

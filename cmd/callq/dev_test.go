@@ -114,7 +114,7 @@ func TestDev(t *testing.T) {
 	must(t, d.redis().Set(t.Context(), "kept", "yes", 0).Err())
 
 	second := world{t: t}.run("dev", "--dir", filepath.Join(dir, "data"))
-	if words := filepath.Join(dir, "data", "postgres") + " is in use by another server"; second.code != exitFailed || !strings.Contains(second.stderr, words) {
+	if words := filepath.Join(dir, "data", "postgres") + " is in use by another server; give another folder than "; second.code != exitFailed || !strings.Contains(second.stderr, words) {
 		t.Errorf("a second dev: exit code %d, without %q\n%s", second.code, words, second.stderr)
 	}
 	d.interrupt()

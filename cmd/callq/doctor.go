@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -83,7 +84,8 @@ func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []
 // printFindings writes a line each, and beneath it the fix: both are often too long for a column.
 func printFindings(to io.Writer, findings []doctor.Finding) {
 	for _, f := range findings {
-		fmt.Fprintf(to, "%-7s  %s: %s\n", f.Level, f.Check, printable(f.What))
+		what := strings.TrimSuffix(f.Check+": "+printable(f.What), ": ") // nothing more to say where all is well
+		fmt.Fprintf(to, "%-7s  %s\n", f.Level, what)
 		if f.Fix != "" {
 			fmt.Fprintf(to, "%7s  fix: %s\n", "", printable(f.Fix))
 		}

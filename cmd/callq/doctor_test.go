@@ -260,3 +260,15 @@ func (w world) configureRedis(name, value string) {
 		w.t.Error(err)
 	}
 }
+
+// Where all is well and there is nothing to add, a line ends with the name of its check.
+func TestPrintFindings(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	printFindings(&out, []doctor.Finding{
+		{Check: "schema", Level: doctor.OK}, {Check: "tasks", Level: doctor.Problem, What: "calls wait", Fix: "callq work"},
+	})
+	if want := "ok       schema\nproblem  tasks: calls wait\n         fix: callq work\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}

@@ -175,9 +175,10 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 	})
 }
 
-// insertAll inserts a call for each object, a thousand at a time.
+// insertAll inserts a call for each object, a thousand at a time, or as many as have 16 MiB of call_data.
 func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objects *json.Decoder) (rows []inserted, err error) {
 	var calls []callqueue.Call // not yet inserted
+	size := 0                  // of their call_data
 	for more := true; more; {
 		call, err := e.read(objects)
 		more = !errors.Is(err, io.EOF)
@@ -186,12 +187,13 @@ func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objec
 		}
 		if more {
 			calls = append(calls, call)
+			size += len(call.Data.(json.RawMessage))
 		}
-		if !more || len(calls) == 1000 {
+		if !more || len(calls) == 1000 || size >= 16<<20 {
 			if rows, err = insertSome(ctx, db, tx, rows, calls); err != nil {
 				return nil, err
 			}
-			calls = nil
+			calls, size = nil, 0
 		}
 	}
 	return rows, nil

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/user"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -135,11 +136,14 @@ func limitsOpenCommand(a *app) *cobra.Command {
 			"and `verify` says that its proof rests on it. This does not end a pause: see `limits resume`.",
 		Args: cobra.ExactArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			if strings.TrimSpace(reason) == "" {
+				return usagef("--reason: it is empty: say why you know that nothing was sent which callq does not know of")
+			}
 			changes, err := policy.Open(ctx, db.Pool, args[0], reason, operator())
 			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
-	textVar(cmd.Flags(), &reason, "reason", "why nothing is missing, for the audit and verify")
+	cmd.Flags().StringVar(&reason, "reason", "", "why nothing is missing, for the audit and verify")
 	_ = cmd.MarkFlagRequired("reason") // there is such a flag
 	return cmd
 }

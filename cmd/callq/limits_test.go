@@ -135,6 +135,9 @@ func TestLimitsOpen(t *testing.T) {
 		"doctor":      "what was left of limit stripe at ",
 	})
 	has(t, w.do("calls", "why", "1"), "besides there are "+missing)
+	if a := w.run("limits", "open", "stripe", "--reason", " "); a.code != exitUsage || !strings.Contains(a.stderr, "say why you know") {
+		t.Errorf("without a reason: %+v", a)
+	}
 	has(t, w.do("limits", "open", "stripe", "--reason", "the switch was clean"), "limit stripe: opened: the switch was clean")
 	if out := w.do("limits", "open", "stripe", "--reason", "again"); out != "limit stripe: as it was\n" {
 		t.Error(out)

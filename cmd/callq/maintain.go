@@ -156,5 +156,9 @@ func writeAnew(ctx context.Context, db *database, tables []doctor.Table) error {
 	if err := db.confirm(ctx, fmt.Sprintf("Lock %s, and write them anew?", strings.Join(names, ", "))); err != nil {
 		return err
 	}
-	return maintenance.VacuumFull(ctx, db.Pool, names)
+	err := maintenance.VacuumFull(ctx, db.Pool, names)
+	if hasCode(err, "55P03") {
+		err = fmt.Errorf("%w; somebody uses the table: try again, or see `callq doctor` for who holds it", err)
+	}
+	return err
 }

@@ -72,7 +72,7 @@ func TestOwnCommands(t *testing.T) {
 
 		{"dev, a server that is not its own", nothing, "dev --postgres-url postgres://h/d", 2, "leave --postgres-url out"},
 		{"dev, bad file", bad, "dev", 2, "is not a key of http"},
-		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "/dev/null: not a directory"},
+		{"dev, no folder to be had", nothing, "dev --dir /dev/null/dev", 1, "give another folder than /dev/null/dev with --dir"},
 	}, func(t *testing.T, a answer) {
 		if a.code != 0 && a.stdout != "" {
 			t.Errorf("exit code %d, and on stdout: %q", a.code, a.stdout)

@@ -72,6 +72,9 @@ func (x *Limit) check(s section) {
 		w := &x.Windows[i]
 		if i > 0 {
 			w.Suffix = "/" + w.Rate.Length()
+			if w.Rate.Length() == x.Windows[i-1].Rate.Length() {
+				s.refuse("rate", "", "has two rates of one window: write the smaller one", "")
+			}
 		}
 		if x.Concurrency == 0 {
 			x.Rate = append(x.Rate, w.Rate.String())

@@ -66,7 +66,10 @@ func (e *Error) Error() string {
 //	      |       ^
 //	      = allowed: units/window such as 100/h
 func (p Problem) String() string {
-	text := p.Place() + ": " + strings.TrimPrefix(p.Path+": "+p.Message, ": ")
+	text := strings.TrimPrefix(p.Path+": "+p.Message, ": ")
+	if p.Source != "" { // it stands somewhere
+		text = p.Place() + ": " + text
+	}
 	if p.Line > 0 {
 		excerpt, caret := p.Path[strings.LastIndexByte(p.Path, '.')+1:]+":", 0
 		switch {

@@ -52,7 +52,11 @@ func readRequest(call *Call, s secrets) (*request, error) {
 		return nil, fmt.Errorf(`"url": %w`, err)
 	}
 	shown := fmt.Sprintf("%s %s://%s%s", method, u.Scheme, u.Host, u.EscapedPath())
-	u.RawQuery = strings.Trim(u.RawQuery+"&"+url.Values(d.Query).Encode(), "&")
+	if more := url.Values(d.Query).Encode(); u.RawQuery == "" {
+		u.RawQuery = more
+	} else if more != "" {
+		u.RawQuery += "&" + more
+	}
 	header, onlyPrivate, err := d.header(u, s)
 	if err != nil {
 		return nil, fmt.Errorf(`"headers": %w`, err)
@@ -298,7 +302,10 @@ func readStrictly(data []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	err := d.Decode(into)
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+	switch wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); {
+	case ok && wrong.Field == "":
+		return errors.New("must be an object, and no " + wrong.Value)
+	case ok:
 		return fmt.Errorf("%q: cannot be of the type %s", wrong.Field, wrong.Value)
 	}
 	return err

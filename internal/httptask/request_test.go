@@ -12,8 +12,8 @@ func TestBustedCallData(t *testing.T) {
 	h := newTestTask(t, Config{})
 	for _, c := range []struct{ data, want string }{
 		{`null`, `"url": must begin with http`},
-		{`[]`, "cannot be of the type array"},
-		{`"http://x"`, "cannot be of the type string"},
+		{`[]`, "call_data: must be an object, and no array"},
+		{`"http://x"`, "call_data: must be an object, and no string"},
 		{`{`, "unexpected EOF"},
 		{`{}`, `"url": must begin with http`},
 		{`{"url":null}`, `"url": must begin with http`},
@@ -127,6 +127,24 @@ func TestWhatIsShown(t *testing.T) {
 	c, err := readRequest(callOf(`{"method":"post","url":"HTTPS://me:hidden@API.example:8443/a%%2Fb/ü?key=hidden#hidden","query":{"k":"hidden"}}`), nil)
 	if want := "POST https://api.example:8443/a%2Fb/%C3%BC"; err != nil || c.shown != want {
 		t.Errorf("got %+v, %v, want %s", c, err, want)
+	}
+}
+
+// An API may have signed the query as it is.
+func TestQueryIsKept(t *testing.T) {
+	t.Parallel()
+	for data, want := range map[string]string{
+		`{"url":"http://x/?a=1&"}`:                    "a=1&",
+		`{"url":"http://x/?&&"}`:                      "&&",
+		`{"url":"http://x/?&a=1","query":{"b":2}}`:    "&a=1&b=2",
+		`{"url":"http://x/","query":{"b":2}}`:         "b=2",
+		`{"url":"http://x/?a=1","query":{"b":[2,3]}}`: "a=1&b=2&b=3",
+		`{"url":"http://x/?a=1","query":{}}`:          "a=1",
+	} {
+		c, err := readRequest(callOf("%s", data), nil)
+		if err != nil || c.request.URL.RawQuery != want {
+			t.Errorf("%s: got %+v, %v, want %s", data, c, err, want)
+		}
 	}
 }
 
