@@ -16,6 +16,7 @@
 package config
 
 import (
+	"fmt"
 	"reflect"
 	"regexp"
 	"strings"
@@ -169,17 +170,18 @@ type (
 // PostgresURL returns what pgx connects to, or an *Error where no server is configured. It is empty where libpq's PG*
 // name the server, because pgx reads those.
 func (c *Config) PostgresURL() (string, error) {
-	return c.url("postgres.url", c.Postgres.URL, "set it, --postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
+	return c.url("Postgres", "postgres.url", c.Postgres.URL, "--postgres-url, CALLQ_POSTGRES_URL, DATABASE_URL or PGHOST")
 }
 
 // RedisURL returns a redis://, rediss:// or unix:// URL, or an *Error where no server is configured.
 func (c *Config) RedisURL() (string, error) {
-	return c.url("redis.url", c.Redis.URL, "set it, --redis-url, CALLQ_REDIS_URL or REDIS_URL")
+	return c.url("Redis", "redis.url", c.Redis.URL, "--redis-url, CALLQ_REDIS_URL or REDIS_URL")
 }
 
-func (c *Config) url(path, value, fix string) (string, error) {
+func (c *Config) url(server, path, value, others string) (string, error) {
 	if value == "" && c.Origin(path) == "default" {
-		return "", &Error{[]Problem{{Path: path, Message: "no server is configured: " + fix}}}
+		what := fmt.Sprintf("no %s is configured: set %s in config.yaml, %s", server, path, others)
+		return "", &Error{[]Problem{{source: source{Source: "callq"}, Message: what}}}
 	}
 	return value, nil
 }

@@ -183,10 +183,10 @@ func TestPrecedence(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Default().PostgresURL(); err == nil || !strings.HasPrefix(err.Error(), "postgres.url: no server is configured") {
+	if _, err := Default().PostgresURL(); err == nil || !strings.HasPrefix(err.Error(), "callq: no Postgres is configured: set postgres.url in") {
 		t.Errorf("without Postgres: %v", err)
 	}
-	if _, err := Default().RedisURL(); err == nil || !strings.HasPrefix(err.Error(), "redis.url: no server is configured") {
+	if _, err := Default().RedisURL(); err == nil || !strings.HasPrefix(err.Error(), "callq: no Redis is configured: set redis.url in") {
 		t.Errorf("without Redis: %v", err)
 	}
 	for _, url := range []string{"redis://h:1/2", "rediss://u:p@h", "unix:///run/redis.sock?db=1"} {

@@ -66,10 +66,7 @@ func (e *Error) Error() string {
 //	      |       ^
 //	      = allowed: units/window such as 100/h
 func (p Problem) String() string {
-	text := strings.TrimPrefix(p.Path+": "+p.Message, ": ")
-	if p.Source != "" { // it stands somewhere
-		text = p.Place() + ": " + text
-	}
+	text := p.Place() + ": " + strings.TrimPrefix(p.Path+": "+p.Message, ": ")
 	if p.Line > 0 {
 		excerpt, caret := p.Path[strings.LastIndexByte(p.Path, '.')+1:]+":", 0
 		switch {
