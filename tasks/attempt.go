@@ -141,7 +141,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) (list []*atte
 }
 
 const loadSQL = `
-SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, ` + ledger.DataSQL + ` AS data,
+SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
@@ -149,6 +149,7 @@ FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
 JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
 CROSS JOIN ` + ledger.MostSQL + `
+CROSS JOIN LATERAL (SELECT ` + ledger.DataSQL + ` AS data OFFSET 0) d
 LEFT JOIN call_queues r ON r.name BETWEEN o.queue AND o.queue
 WHERE o.started_at IS NULL
 ORDER BY a.call_id`
