@@ -172,6 +172,17 @@ func (h *headroom) lacking(c held) iter.Seq2[limitKey, policy.LockedLimit] {
 	}
 }
 
+// shared is the headroom of the limits that all keys share.
+func (h *headroom) shared() *headroom {
+	s := &headroom{now: h.now, next: h.next}
+	for i, l := range h.limits {
+		if !l.PerKey {
+			s.limits, s.Admission = append(s.limits, l), append(s.Admission, h.Admission[i])
+		}
+	}
+	return s
+}
+
 // wait is how long a held call cannot be admitted. When a unit of a concurrency limit comes free is not known: whoever frees
 // it wakes the dispatchers.
 func (h *headroom) wait(c held) (wait time.Duration, known bool) {
@@ -259,8 +270,8 @@ func (t reservations) after(queue string, h *headroom, b *batch, now time.Time) 
 		maps.DeleteFunc(t, func(_ string, has reservation) bool { return has.queue == queue })
 		return len(t) < before
 	}
-	shared := slices.DeleteFunc(slices.Clone(h.limits), func(l policy.LockedLimit) bool { return l.PerKey })
-	if len(shared) == 1 && !shared[0].CountCost {
+	h = h.shared() // another key's call may go next
+	if len(h.limits) == 1 && !h.limits[0].CountCost {
 		return false
 	}
 	lacks := map[string]bool{}
@@ -270,7 +281,7 @@ func (t reservations) after(queue string, h *headroom, b *batch, now time.Time) 
 			wait = max(wait, l.Rate().Span())
 		}
 	}
-	for _, l := range shared {
+	for _, l := range h.limits {
 		has := t[l.Name].queue == queue
 		switch brief := l.Window == 0 && wait <= reserveFor || l.Window > 0 && wait <= 2*l.Rate().Span() && known; {
 		case !lacks[l.Name] && !has:

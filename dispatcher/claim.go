@@ -272,7 +272,7 @@ func whenFull(p *pools.Pools) *outcome {
 func (c *claimer) after(list *candidates, b *batch) outcome {
 	result := outcome{pollIn: pollLater, more: b.more || !list.drained.All && b.stuck == nil}
 	if b.stuck != nil {
-		if wait, known := list.head.wait(*b.stuck); known {
+		if wait, known := list.head.shared().wait(*b.stuck); known {
 			result = *restFor(wait)
 		}
 	} else {
@@ -283,7 +283,7 @@ func (c *claimer) after(list *candidates, b *batch) outcome {
 		}
 	}
 	// What else there is, now or later, the next poll will know.
-	soon := list.drained.Some || len(list.paused) > 0 || b.stuck == nil && len(b.chosen)+len(b.refused) > 0
+	soon := list.drained.Some || b.stuck == nil && len(list.paused)+len(b.chosen)+len(b.refused) > 0
 	if c.reserved.after(list.queue.Name, list.head, b, c.cfg.Now()) { // others may go on
 		clear(c.blocked)
 		soon = true

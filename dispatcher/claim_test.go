@@ -1,6 +1,7 @@
 package dispatcher_test
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -128,4 +129,21 @@ func TestClaimPassesOverHeldCalls(t *testing.T) {
 		}
 	}
 	t.Error("the call that is free again is not claimed")
+}
+
+// A row of call_locks that is missing is said, with what to do, where claims would stop for good.
+func TestMissingLockIsSaid(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.once(rules())
+	s.calls("default", 1)
+	s.exec(`DELETE FROM call_locks WHERE name = 'capacity'`)
+	d := s.dispatcher(rules())
+	err := d.Tick(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "INSERT INTO call_locks") {
+		t.Fatalf("got %v", err)
+	}
+	s.exec(err.Error()[strings.Index(err.Error(), "INSERT"):])
+	s.tick(d)
+	s.want(`SELECT count(*) = 1 FROM call_open`)
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 )
@@ -95,6 +97,25 @@ func TestCancellingACallThatHeldUpOthers(t *testing.T) {
 	s.eventually(`SELECT count(*) = 1 FROM call_open`)
 	s.cancel(2)
 	s.eventually(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
+}
+
+// A key that is paused while its limit is full keeps nobody busy.
+func TestPausedKeyOfAFullLimit(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(policy.Limit{Name: "api", Rate: limit.Rate{Units: 1}})
+	s.once(r)
+	s.calls("default", 2)
+	s.once(r)
+	s.exec(`INSERT INTO call_queue (key) VALUES ('k')`)
+	s.pause(ledger.Paused{What: "queue", Name: "default", Key: "k", Reason: "test", By: "test"})
+	s.run(s.dispatcher(r, seldom).Run)
+	s.eventually(`SELECT count(*) = 1 FROM call_flows WHERE key = 'k'`)
+	claims := one[int64](s, `SELECT last_value FROM call_batch_seq`)
+	time.Sleep(500 * time.Millisecond)
+	if more := one[int64](s, `SELECT last_value FROM call_batch_seq`) - claims; more > 20 {
+		t.Errorf("%d claims in half a second", more)
+	}
 }
 
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.

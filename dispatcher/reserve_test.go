@@ -62,6 +62,34 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 	}
 }
 
+// So does one whose next key has used up a limit of its own: another of its keys may go.
+//
+//callq:guarantee 10
+func TestQueueTakesItsTurnForAnotherKey(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	const window = 10 * time.Second
+	d := s.dispatcher(policy.Policy{
+		Limits: []policy.Limit{sliding("one", 1, window), sliding("two", 1, window), perKey("own", 1, time.Hour)},
+		Queues: []policy.Queue{queue("a", "one"), queue("b", "one", "two", "own"), queue("c", "two")},
+	})
+	s.turn(d)
+	s.calls("a", 20)
+	s.calls("c", 20)
+	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('own', 'blocked', clock_timestamp(), 1, 1)`)
+	for step := range 12 {
+		s.tick(d)
+		s.start(time.Hour)
+		s.finish()
+		if step == 0 {
+			s.exec(`INSERT INTO call_queue (queue, key) VALUES ('b', 'blocked'), ('b', 'free')`)
+		}
+		s.exec(`DELETE FROM call_usage WHERE limit_name = $1`, []string{"one", "two"}[step%2])
+	}
+	s.want(`SELECT status = 'done' FROM call_queue WHERE key = 'free'`)
+}
+
 // A queue whose call also waits for what comes free much later, or nobody knows when, keeps nobody from a limit
 // that is fast, nor from slots.
 func TestTurnsAreShort(t *testing.T) {

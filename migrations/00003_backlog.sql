@@ -15,7 +15,7 @@ CREATE TABLE call_inbox (
     ids      bigint[],
     keys     text[],     -- of each of ids; NULL: they are all of key
     again    boolean     NOT NULL DEFAULT false, -- they were claimed or moved before: their place may be in front
-    all_keys boolean     NOT NULL DEFAULT false -- without calls: no key may be blocked any longer
+    all_keys boolean     NOT NULL DEFAULT false -- without calls: neither key nor any after it may be blocked any longer
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- To compress ids takes longer than to write them as they are.

@@ -141,7 +141,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) (list []*atte
 }
 
 const loadSQL = `
-SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, CASE WHEN octet_length(data) <= most THEN data END,
+SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees

@@ -29,7 +29,7 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	var t Drained
 	var inbox, woken int64
 	var keys []string   // of which one may no longer be blocked
-	var every bool      // all may no longer be
+	var onward *string  // nor one from this on
 	var from *time.Time // nil: the beginning of time
 	if !since.IsZero() {
 		from = &since
@@ -37,7 +37,7 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	var asks pgx.Batch
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
-	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &every, &t.All, &t.UpTo) })
+	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &t.UpTo) })
 	asks.Queue(wakeSQL, queue, nil, from, now, maxWakes).Exec(func(done pgconn.CommandTag) error {
 		woken = done.RowsAffected()
 		return nil
@@ -49,20 +49,17 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	if woken >= maxWakes {
 		t.All, t.UpTo = false, time.Time{}
 	}
-	if len(keys) == 0 && !every {
+	if len(keys) == 0 && onward == nil {
 		return t, nil
 	}
-	until := time.Time{} // beside the keys, wake none
-	if every {
-		until = now.AddDate(100, 0, 0)
+	var wakes pgx.Batch
+	wakes.Queue(wakeSQL, queue, keys, nil, time.Time{}, 0) // no others
+	if onward != nil {
+		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
+		t.All = false // perhaps
 	}
-	done, err := tx.Exec(ctx, wakeSQL, queue, keys, nil, until, maxWakes)
-	if err != nil {
+	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
-	}
-	if every && done.RowsAffected() >= maxWakes { // the next drain wakes others
-		t.All = false
-		return t, WakeAll(ctx, tx, []string{queue})
 	}
 	return t, nil
 }
@@ -70,7 +67,7 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 // drainSQL files the calls of due inbox rows into segments of their flows.
 const drainSQL = `
 WITH ` + drainDue + drainConsumed + drainRanked + drainSegments + drainPlaced + drainFiled + drainEntered + `
-SELECT inbox, wakes, every, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END
+SELECT inbox, wakes, onward, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END
 FROM consumed`
 
 // The steps of drainSQL.
@@ -98,7 +95,7 @@ const (
 	drainConsumed = `consumed AS MATERIALIZED (
     SELECT count(*) AS inbox, max(at) AS last,
         coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT all_keys), '{}') AS wakes,
-        coalesce(bool_or(all_keys), false) AS every,
+        min(key) FILTER (WHERE all_keys) AS onward,
         coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows
             AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
@@ -227,6 +224,24 @@ WHERE ctid = ANY (ARRAY(
     ) AS k (key)
     CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
+
+// wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key
+// into the inbox, to go on from there: so it ends, though claims park again what it woke.
+const wakeOnwardSQL = `
+WITH slice AS MATERIALIZED (
+    SELECT ctid AS place, key, wake_at FROM call_flows
+    WHERE queue = $1 AND key >= $2
+    ORDER BY key
+    FETCH FIRST ($4) ROWS WITH TIES
+), woken AS (
+    UPDATE call_flows
+    SET wake_at = NULL
+    WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
+)
+INSERT INTO call_inbox (queue, at, key, all_keys)
+SELECT $1, $3, n.key, true
+FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last
+CROSS JOIN LATERAL (SELECT key FROM call_flows WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
 
 // WakeAll makes the next drains of queues wake all their flows, slice by slice: their keys may no longer be blocked. It needs no
 // lock. (closeSQL, cancelSQL and resumeSQL wake a single key.)

@@ -19,6 +19,7 @@ func TestPlans(t *testing.T) {
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues"}, map[string]pgtest.Planned{
 		"drain":   {SQL: drainSQL, Uses: []string{"call_inbox_due_idx at", key, "call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_inbox_due_idx"},
 		"wake":    {SQL: wakeSQL, Uses: []string{"call_flows_wake_idx wake_at", key}, Ordered: "call_flows_wake_idx"},
+		"onward":  {SQL: wakeOnwardSQL, Uses: []string{key}},
 		"walk":    {SQL: walkSQL, Uses: []string{"call_flows_active_idx key"}, Ordered: "call_flows_active_idx"},
 		"skip":    {SQL: skipSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
 		"first":   {SQL: firstSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},

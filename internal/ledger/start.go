@@ -128,7 +128,7 @@ WITH asked AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout IS NULL AS wanted,
         coalesce(a.timeout, ` + TimeoutSQL + `) AS timeout,
         clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-        CASE WHEN a.timeout IS NULL THEN ` + DataSQL + ` ELSE '' END AS data, most,
+        CASE WHEN a.timeout IS NULL THEN ` + DataSQL + ` ELSE '' END AS data,
         ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
     FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[])
         AS a (call_id, attempt, token, epoch, timeout)
@@ -143,7 +143,7 @@ WITH asked AS MATERIALIZED (
         started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
         deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second' + a.timeout)
     FROM asked a
-    WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired AND octet_length(a.data) <= a.most
+    WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired AND a.data IS NOT NULL
       AND o.attempt = a.attempt
       AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
       AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
@@ -162,7 +162,7 @@ UNION ALL
 SELECT call_id, token, NULL, NULL, gone, expired, NOT gone AND NOT expired, false,
     '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
 FROM asked a
-WHERE (gone OR expired OR data IS NULL OR octet_length(data) > most)
+WHERE (gone OR expired OR data IS NULL)
   AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`
 
 // Running is an open attempt that this worker's token started.

@@ -34,6 +34,26 @@ func TestStartIsCompareAndSet(t *testing.T) {
 	}
 }
 
+// The text of call_data that is too much is not kept for the statement's end: of a whole batch it would fill the disk.
+//
+//callq:guarantee 12
+func TestStartKeepsNoLargeText(t *testing.T) {
+	t.Parallel()
+	ledgertest.Trial(t, pgtest.New(t), "few bytes, many digits", func(t *testing.T, tx pgx.Tx) {
+		ledgertest.Exec(t, tx, `SET LOCAL temp_file_limit = 0`)
+		var requests []ledger.StartRequest
+		for token := range int64(3) {
+			requests = append(requests, ledger.StartRequest{CallID: ledgertest.Open(t, tx), Attempt: 1, Token: token + 1})
+		}
+		ledgertest.Exec(t, tx, `UPDATE call_queue SET call_data = (SELECT jsonb_agg(jsonb '1e131071') FROM generate_series(1, 100))`)
+		for _, answer := range ledgertest.Start(t, tx, requests...) {
+			if !answer.TooLarge {
+				t.Errorf("got %+v, want too large", answer)
+			}
+		}
+	})
+}
+
 // On a server that commits asynchronously, and a pool that is not callq's own.
 func TestStartIsDurable(t *testing.T) {
 	t.Parallel()

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -41,7 +40,7 @@ func apply(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.
 		if tag, err := tx.Exec(ctx, lockAppliersSQL); err != nil {
 			return fmt.Errorf("wait for other appliers: %w", err)
 		} else if tag.RowsAffected() == 0 {
-			return errors.New("call_locks lacks a row: run `callq migrate up`")
+			return errNoLock
 		}
 		if err := run(ctx, &a); err != nil {
 			return err

@@ -96,6 +96,8 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 	locks.Queue(drawBatchSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
 	err = tx.SendBatch(ctx, &locks).Close()
 	switch {
+	case errors.Is(err, pgx.ErrNoRows) && wait: // else it may be locked
+		return nil, errNoLock
 	case errors.Is(err, pgx.ErrNoRows) || err == nil && len(q.Limits) != len(q.LimitNames):
 		return nil, nil
 	case err != nil:
@@ -103,6 +105,8 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 	}
 	return q, nil
 }
+
+var errNoLock = errors.New("call_locks lacks a row: INSERT INTO call_locks (name) VALUES ('apply'), ('capacity') ON CONFLICT DO NOTHING")
 
 const claimSettingsSQL = `
 SELECT set_config('synchronous_commit', 'on', true),

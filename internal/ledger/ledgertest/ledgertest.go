@@ -8,14 +8,12 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // DB is a pool, or a transaction.
 type DB interface {
 	ledger.DB
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
