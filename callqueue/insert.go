@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -240,37 +239,3 @@ FROM unnest(@queues::text[], @tasks::text[], @keys::text[], @data::text[], @cost
         @run_ats::timestamptz[], @expires_ats::timestamptz[], @unique_keys::text[], @max_attempts::integer[])
     AS c (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
 RETURNING id`
-
-// WakeChannel is the NOTIFY channel that wakes the dispatchers. Nothing depends on a wake's arrival. Its payload is empty
-// or WakeFreed.
-const WakeChannel = "callq_wake"
-
-// WakeFreed is the payload of a wake that says that units of a limit came free. The dispatchers then also look at queues
-// whose limits could not have had capacity yet.
-const WakeFreed = "freed"
-
-// A NOTIFY per insert makes all committing producers wait for one another: it cost 0.37x.
-const wakeEvery = 5 * time.Millisecond
-
-const wakeSQL = `SELECT pg_notify('` + WakeChannel + `', '')`
-
-const wakeFreedSQL = `SELECT pg_notify('` + WakeChannel + `', '` + WakeFreed + `')`
-
-// waker decides which inserts send a wake: one every 5 ms at most. A dispatcher that hears one polls again after 6 ms, and so
-// finds what was inserted meanwhile.
-type waker struct {
-	mu   sync.Mutex
-	said time.Time
-}
-
-// now reports whether the insert that is about to be written sends a wake.
-func (w *waker) now() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := time.Now()
-	if now.Sub(w.said) < wakeEvery {
-		return false
-	}
-	w.said = now
-	return true
-}

@@ -18,27 +18,39 @@ func TestWaker(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		inserts []time.Duration
-		said    []time.Duration
+		said    []time.Duration // by an insert
+		sent    []time.Duration // by the timer
 	}{
-		{"a lone insert says it", ms(0), ms(0)},
-		{"far apart, each says it", ms(0, 5, 20), ms(0, 5, 20)},
-		{"a burst is one", ms(0, 1, 2, 3, 4), ms(0)},
-		{"a stream is one per 5 ms", ms(0, 2, 4, 6, 8, 10, 12), ms(0, 6, 12)},
+		{"a lone insert says it", ms(0), ms(0), nil},
+		{"the second of two is heard at the end", ms(0, 1), ms(0), ms(6)},
+		{"far apart, each says it", ms(0, 5, 20), ms(0, 5, 20), nil},
+		{"a burst is one and a last", ms(0, 1, 2, 3, 4), ms(0), ms(9)},
+		{"a stream is one per 5 ms and a last", ms(0, 2, 4, 6, 8, 10, 12), ms(0, 6, 12), ms(17)},
+		{"what the timer sent counts", ms(0, 1, 7, 11), ms(0, 11), ms(6, 16)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				start := time.Now()
-				var w waker
-				var said []time.Duration
+				var said, sent []time.Duration
+				w := waker{send: func() { sent = append(sent, time.Since(start)) }}
 				for _, at := range c.inserts {
 					time.Sleep(time.Until(start.Add(at))) // the bubble's clock
+					synctest.Wait()
 					if w.now() {
 						said = append(said, at)
 					}
 				}
-				if !slices.Equal(said, c.said) {
-					t.Errorf("said %v, want %v", said, c.said)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				if !slices.Equal(said, c.said) || !slices.Equal(sent, c.sent) {
+					t.Errorf("said %v, sent %v; want %v, %v", said, sent, c.said, c.sent)
+				}
+				all := slices.Sorted(slices.Values(append(said, sent...)))
+				for i := 1; i < len(all); i++ {
+					if all[i]-all[i-1] < wakeEvery {
+						t.Errorf("wakes at %v and %v", all[i-1], all[i])
+					}
 				}
 			})
 		})
@@ -80,7 +92,15 @@ func TestInsertWakes(t *testing.T) {
 	if _, err := listener.Exec(t.Context(), "LISTEN "+WakeChannel); err != nil {
 		t.Fatal(err)
 	}
-	quiet := func() { time.Sleep(wakeEvery) } // so long that the next insert says its own wake
+	// quiet waits until the last wake is so long ago that the next insert says its own, and no timer does.
+	quiet := func() {
+		w := &client.waker
+		for said, armed := time.Now(), true; armed || time.Since(said) < wakeEvery; {
+			w.mu.Lock()
+			said, armed = w.said, w.later != nil
+			w.mu.Unlock()
+		}
+	}
 	// woke is how many wakes were committed so far, and not counted yet.
 	woke := func() (n int) {
 		t.Helper()
@@ -134,7 +154,7 @@ func TestInsertWakes(t *testing.T) {
 		}
 	}
 	took := time.Since(start)
-	n := woke()
+	n := woke() // but for one that may yet come
 	if most := int(took/wakeEvery) + 2; n < 1 || n > most {
 		t.Errorf("300 inserts in %v woke %d times, want 1 to %d", took, n, most)
 	}
