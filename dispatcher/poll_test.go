@@ -54,7 +54,7 @@ func TestLooksBetweenTicks(t *testing.T) {
 			if _, err := client.InsertMany(t.Context(), c.calls()); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := client.Insert(t.Context(), callqueue.Call{Task: "ok"}); err != nil { // within 5 ms, so it wakes nobody
+			if _, err := client.Insert(t.Context(), callqueue.Call{Task: "ok"}); err != nil { // within 5 ms: a timer wakes for it
 				t.Fatal(err)
 			}
 			s.eventually(`SELECT bool_and(status = 'done') FROM call_queue`)
