@@ -158,7 +158,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 		return s, restFor(time.Second), nil
 	}
 	// If this machine does not know a zone that the one which applied the hours knew, other dispatchers claim: nobody may guess.
-	open, err := hours.Parse(s.queue.Hours)
+	h, err := hours.Parse(s.queue.Hours)
 	if err != nil {
 		return s, nil, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
 	}
@@ -169,7 +169,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	if err := s.lookAtWorkers(ctx, tx); err != nil {
 		return s, nil, err
 	}
-	return s, c.mayClaim(s, open), nil
+	return s, c.mayClaim(s, h), nil
 }
 
 // restored enters the epoch anew after a restore in place, and forgets what was known of the data.
@@ -238,9 +238,9 @@ WHERE k.key <> '' AND p.until > clock_timestamp()`
 func restFor(wait time.Duration) *outcome { return &outcome{pollIn: wait, blockedFor: wait} }
 
 // mayClaim says when to come back if nothing may be claimed now; else it returns nil.
-func (c *claimer) mayClaim(s *snapshot, hours hours.Hours) *outcome {
+func (c *claimer) mayClaim(s *snapshot, h hours.Hours) *outcome {
 	wait := c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.cfg.Now())
-	switch open, until := hours.Open(s.now); {
+	switch open, until := h.Open(s.now); {
 	case !open:
 		wait = max(wait, min(until.Sub(s.now), pollLater))
 	case !until.IsZero():

@@ -109,18 +109,11 @@ const (
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
         FROM (
-            SELECT head, consumed FROM call_flows
+            SELECT key, priority, task, head, consumed FROM call_flows
             WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
-        ) l
+        ) flow
         CROSS JOIN LATERAL (
-            SELECT i.id
-            FROM (
-                SELECT seq, ids FROM call_segments
-                WHERE queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND seq >= l.head
-                ORDER BY seq
-            ) w
-            CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
-            WHERE w.seq > l.head OR i.place > l.consumed
+            ` + unconsumedSQL + `
             LIMIT 1
         ) e
         CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q

@@ -151,23 +151,25 @@ func entries(ctx context.Context, tx pgx.Tx, sql, queue string, now time.Time, a
 	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[Call])
 }
 
-// entriesSQL reads segments through their primary key, in its order, and no more than it needs: nothing is sorted between the
-// index and the LIMIT (TestPlans).
+// unconsumedSQL is the entries of a flow, in their order. It reads segments through their primary key, and with a LIMIT behind it
+// no more than it needs: nothing is sorted in between (TestPlans).
+const unconsumedSQL = `SELECT w.seq, i.place, i.id
+            FROM (
+                SELECT seq, ids FROM call_segments
+                WHERE queue = @queue AND key = flow.key AND priority = flow.priority AND task = flow.task AND seq >= flow.head
+                ORDER BY seq
+            ) w
+            CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+            WHERE w.seq > flow.head OR i.place > flow.consumed`
+
 const entriesSQL = `
 WITH entries AS MATERIALIZED (
-    SELECT a.n - 1 AS ask, e.seq, e.place::int AS place, e.id, a.key, a.priority, a.task
+    SELECT flow.n - 1 AS ask, e.seq, e.place::int AS place, e.id, flow.key, flow.priority, flow.task
     FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @wants::bigint[])
-        WITH ORDINALITY AS a (key, priority, task, head, consumed, want, n)
+        WITH ORDINALITY AS flow (key, priority, task, head, consumed, want, n)
     CROSS JOIN LATERAL (
-        SELECT w.seq, i.place, i.id
-        FROM (
-            SELECT seq, ids FROM call_segments
-            WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.head
-            ORDER BY seq
-        ) w
-        CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
-        WHERE w.seq > a.head OR i.place > a.consumed
-        LIMIT a.want
+            ` + unconsumedSQL + `
+            LIMIT flow.want
     ) e
 )`
 

@@ -81,32 +81,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if *claims {
 		return b.claims(ctx, stdout)
 	}
-	if *reads {
+	switch {
+	case *reads:
 		all, err := b.reads(ctx)
-		if err != nil {
-			return err
-		}
-		if *output == "json" {
-			return writeJSON(stdout, all)
-		}
-		return writeTold(stdout, all)
-	}
-	if *paced {
+		return show(stdout, *output, all, err, writeTold)
+	case *paced:
 		all, err := b.paced(ctx)
-		if err != nil {
-			return err
-		}
-		if *output == "json" {
-			return writeJSON(stdout, all)
-		}
-		return writePaced(stdout, all)
+		return show(stdout, *output, all, err, writePaced)
+	default:
+		all, err := b.all(ctx)
+		return show(stdout, *output, all, err, writeTable)
 	}
-	figures, err := b.all(ctx)
-	if err != nil {
-		return err
-	}
-	if *output == "json" {
-		return writeJSON(stdout, figures)
-	}
-	return writeTable(stdout, figures)
 }

@@ -10,10 +10,17 @@ import (
 	"text/tabwriter"
 )
 
-func writeJSON[T any](w io.Writer, figures []T) error {
+// show writes what was measured, as JSON or as a table.
+func show[T any](w io.Writer, output string, all []T, err error, table func(io.Writer, []T) error) error {
+	if err != nil {
+		return err
+	}
+	if output != "json" {
+		return table(w, all)
+	}
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	return encoder.Encode(figures)
+	return encoder.Encode(all)
 }
 
 // rows are the table's: what is shown of each measure.
