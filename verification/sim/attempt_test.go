@@ -74,7 +74,11 @@ func (a *attempt) startAnswered(ok bool) {
 	case !ok && k.w.now-a.m0 > sendWithinMost:
 		k.record(a, a.unsent("the start took too long", 0))
 	case !ok:
-		a.do(20*time.Millisecond, func() {
+		wait := 20 * time.Millisecond
+		if k.w.mutant.newM0 {
+			wait = k.w.between(0, 2*limit.ResendMost)
+		}
+		a.do(wait, func() {
 			if k.w.mutant.newM0 {
 				a.m0 = k.w.now
 			}
@@ -109,7 +113,7 @@ func (a *attempt) prepare() {
 	if left := a.sendBy - w.now; a.sendBy > 0 && left > 0 && w.dawdles() {
 		wait = w.between(left*4/5, left*21/20) // the gate's last moment, or just past it
 		if w.mutant.openGate {
-			wait = w.between(left, 2*left)
+			wait = w.between(left, left+3*limit.ResendMost) // past all that may be sent again
 		}
 	}
 	a.do(wait, a.write)
