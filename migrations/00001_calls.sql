@@ -123,7 +123,7 @@ CREATE TABLE call_open (
     deadline    timestamptz,
     worker      text,
     acked_at    timestamptz
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+) WITH (fillfactor = 35, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 CREATE INDEX call_open_batch_idx ON call_open (batch);
 
