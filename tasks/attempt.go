@@ -35,7 +35,7 @@ type attempt struct {
 
 	begun   time.Time // when it was given its slot
 	m0      time.Time // monotonic, read before the start was asked for
-	started bool      // durably
+	started bool      // durably; then Work is known
 	refused error     // why it was not, or cannot be; with started false, nil: the start was not asked for
 	late    bool      // the gate refused its request: it came after send_within
 	client  *httptask.Client

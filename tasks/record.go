@@ -26,6 +26,7 @@ import (
 func (a *attempt) closing(how callqueue.Outcome, status callqueue.Status, err error) *ledger.Closing {
 	c := &ledger.Closing{
 		CallID: a.callID, Attempt: a.number, Token: a.token, Unstarted: !a.started, Outcome: how, Status: status, Frees: a.Frees,
+		Unlimited: a.started && len(a.Limits) == 0,
 	}
 	if err != nil {
 		c.Error = clean(err.Error())

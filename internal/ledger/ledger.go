@@ -101,6 +101,17 @@ func column[R, F any](rows []R, of func(R) F) []F {
 	return fields
 }
 
+// sparse is a column that is NULL in most rows; nil where it is in all.
+func sparse[R, F any](rows []R, of func(R) *F) []*F {
+	fields := column(rows, of)
+	for _, f := range fields {
+		if f != nil {
+			return fields
+		}
+	}
+	return nil
+}
+
 func nonZero[T comparable](v T) *T {
 	var zero T
 	if v == zero {

@@ -75,22 +75,31 @@ func StartFree(ctx context.Context, db *pgxpool.Pool, worker string, requests []
 	return inOrder(requests, given, busy), err
 }
 
+// start starts what can be started. Only for the rest it asks why not.
 func start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
-	rows, _ := db.Query(ctx, startSQL, pgx.StrictNamedArgs{ // CollectRows returns its error
+	args := pgx.NamedArgs{
 		"worker":   worker,
 		"ids":      column(requests, func(r StartRequest) int64 { return r.CallID }),
 		"attempts": column(requests, func(r StartRequest) int32 { return r.Attempt }),
 		"tokens":   column(requests, func(r StartRequest) int64 { return r.Token }),
 		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
-		"timeouts": column(requests, func(r StartRequest) *time.Duration { return up(nonZero(r.Timeout)) }),
-	})
+		"timeouts": sparse(requests, func(r StartRequest) *time.Duration { return up(nonZero(r.Timeout)) }),
+	}
+	rows, _ := db.Query(ctx, startSQL, args) // CollectRows returns its error
 	given, err := pgx.CollectRows(rows, scanAnswer)
-	return given, wrap("start attempts", err)
+	if err != nil || len(given) == len(requests) {
+		return given, wrap("start attempts", err)
+	}
+	rows, _ = db.Query(ctx, refusedSQL, args)
+	refused, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a StartAnswer, err error) {
+		return a, row.Scan(&a.CallID, &a.Token, &a.Gone, &a.Expired, &a.TooLarge)
+	})
+	return append(refused, given...), wrap("ask why attempts are not started", err) // of two answers the last counts
 }
 
 // scanAnswer scans twenty fields one by one, since reflection would take a microsecond for each row.
 func scanAnswer(row pgx.CollectableRow) (a StartAnswer, err error) {
-	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Gone, &a.Expired, &a.TooLarge, &a.Loaded,
+	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Loaded,
 		&a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
 		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
 	return a, err
@@ -125,45 +134,47 @@ func inOrder(requests []StartRequest, given []StartAnswer, busy []int64) []Start
 // if the clock was set back in between. The commit waits for the disk, whatever the server or the pool is set to.
 const startSQL = `
 WITH asked AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.token, a.epoch, a.timeout IS NULL AS wanted,
-        coalesce(a.timeout, ` + TimeoutSQL + `) AS timeout,
-        clock_timestamp() AS now, q.id IS NULL AS gone, coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
-        CASE WHEN a.timeout IS NULL THEN ` + DataSQL + ` ELSE '' END AS data,
-        ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
-    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[])
-        AS a (call_id, attempt, token, epoch, timeout)
-    CROSS JOIN ` + MostSQL + `
-    LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'
+    SELECT a.*, clock_timestamp() AS now, coalesce(a.timeout, ` + TimeoutSQL + `) AS within,
+        q.id IS NULL OR q.expires_at <= clock_timestamp() IS TRUE AS refused,
+        ` + startData + ` AS data, ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
+    FROM ` + startAsked + `
     LEFT JOIN call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
     ORDER BY a.call_id
-), started AS (
-    UPDATE call_open o
-    SET token      = a.token,
-        worker     = @worker,
-        started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
-        deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second' + a.timeout)
-    FROM asked a
-    WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.gone AND NOT a.expired AND a.data IS NOT NULL
-      AND o.attempt = a.attempt
-      AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
-      AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
-      AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
-      AND (o.token = a.token
-           OR o.token IS NULL AND o.start_by > clock_timestamp())
-    RETURNING o.call_id, o.token, o.started_at, o.send_within, a.wanted, o.queue, o.task, o.key, o.cost,
-        a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
-        o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys
 )
-SELECT call_id, token, started_at, send_within, false AS gone, false AS expired, false AS too_large, wanted,
-    queue, task, key, cost, data, created_at, failed_count, max_attempts, backoff_min, backoff_max, timeout, limits, keys,
-    limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(limits) AND l.window_size = '0')
-FROM started
-UNION ALL
-SELECT call_id, token, NULL, NULL, gone, expired, NOT gone AND NOT expired, false,
-    '', '', '', 0, NULL, 'epoch', 0, 0, '0', '0', '0', '{}', '{}', false
+UPDATE call_open o
+SET token      = a.token,
+    worker     = @worker,
+    started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
+    deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second' + a.within)
 FROM asked a
-WHERE (gone OR expired OR data IS NULL)
-  AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt)`
+WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS NOT NULL
+  AND o.attempt = a.attempt
+  AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
+  AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
+  AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
+  AND (o.token = a.token
+       OR o.token IS NULL AND o.start_by > clock_timestamp())
+RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS loaded, o.queue, o.task, o.key, o.cost,
+    a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
+    o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys,
+    o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees`
+
+// refusedSQL says of open attempts that were asked for what is wrong with their calls.
+const refusedSQL = `
+SELECT a.call_id, a.token, q.id IS NULL AS gone, q.expires_at <= clock_timestamp() IS TRUE AS expired, ` + startData + ` IS NULL AS too_large
+FROM ` + startAsked + `
+WHERE EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt OFFSET 0)`
+
+const (
+	// startAsked is what is asked for, each with its call q, if that is still as it was claimed.
+	startAsked = `unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[])
+        AS a (call_id, attempt, token, epoch, timeout)
+    CROSS JOIN ` + MostSQL + `
+    LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'`
+
+	// startData is its call_data, where the answer needs that.
+	startData = `CASE WHEN a.timeout IS NULL THEN ` + DataSQL + ` ELSE '' END`
+)
 
 // Running is an open attempt that this worker's token started.
 type Running struct {
