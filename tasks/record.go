@@ -37,7 +37,6 @@ func (a *attempt) closing(how callqueue.Outcome, status callqueue.Status, err er
 // sent has c charge what the attempt may have sent, with the result and the cost that its handler reported.
 func (a *attempt) sent(c *ledger.Closing, arrival limit.Arrival, requests *int16) *ledger.Closing {
 	c.Arrival, c.Requests, c.Result, c.Settled = &arrival, requests, a.result, a.settled
-	c.Saves = a.settled != nil && *a.settled < a.Cost
 	return c
 }
 
@@ -221,7 +220,7 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 // freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives back units that it never used,
 // or not all, or frees slots of a worker that was nearly full: they may have held back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
-	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Saves }) {
+	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Settled != nil }) {
 		r.unused.Store(true)
 		r.wake()
 	} else if r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {

@@ -36,9 +36,7 @@ type Closing struct {
 	Failed bool           // counts in failed_count
 	Delay  *time.Duration // until it may be claimed again; nil: run_at stays as it is
 
-	// For the caller, who wakes the dispatchers: Close does not.
-	Frees bool // they may wait for its end
-	Saves bool // it is charged less than it claimed
+	Frees bool // for the caller, who wakes dispatchers that may wait for its end
 }
 
 // Close ends attempts: one statement removes each open row, writes its ledger row, charges its limits and moves its call on.
