@@ -58,6 +58,8 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates, isolate
 	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
 		return nil, fmt.Errorf("open attempts: %w", err)
 	}
+	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
+	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	return b, nil
 }
 
@@ -150,14 +152,18 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 
 // openSQL opens attempts of calls that backlog.First has locked. send_within is how long the worker's gate stays open. A custom
 // handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
+//
+// A call that somebody set to wait by hand while its attempt is open is set back to dispatched: its attempt decides what becomes
+// of it. If that ends while this statement runs, doctor reports the call.
 const openSQL = `
 WITH called AS (
     UPDATE call_queue q
-    SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = @now
+    SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, @now)
     FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
+    LEFT JOIN call_open o ON o.call_id BETWEEN p.id AND p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.message_no, p.pool
+        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, o.call_id IS NOT NULL AS is_open
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
@@ -171,6 +177,7 @@ SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_w
         THEN ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
+WHERE NOT is_open
 RETURNING call_id, attempt, message_no`
 
 // refuseSQL fails calls that can never be made as they are. They get no attempt and use no unit.
@@ -181,7 +188,7 @@ SET status = 'failed', error_message = r.reason, unique_key = NULL,
 FROM unnest(@ids::bigint[], @reasons::text[]) AS r (id, reason)
 WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`
 
-// idsAndReasons are the arguments of refuseSQL, leaveOpenSQL and dispatchSQL.
+// idsAndReasons are the arguments of refuseSQL and dispatchSQL.
 func idsAndReasons(calls []candidate) pgx.NamedArgs {
 	ids, reasons := make([]int64, len(calls)), make([]*string, len(calls))
 	for i, c := range calls {
@@ -193,9 +200,6 @@ func idsAndReasons(calls []candidate) pgx.NamedArgs {
 // tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. Those that cannot even be failed are
 // consumed from their flows, so that they stop no other, and the log has the reason.
 func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, b *batch) (err error) {
-	if err := b.leaveOpen(ctx, tx); err != nil {
-		return err
-	}
 	b.chosen, err = trial(ctx, tx, b.chosen, dispatchSQL, func(bad candidate, err error) {
 		bad.Refusal = new("cannot be dispatched: " + ledger.Reason(err))
 		b.refused = append(b.refused, bad)
@@ -208,26 +212,6 @@ func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, b *batch) (err error) 
 	})
 	return err
 }
-
-// leaveOpen sets calls that somebody set to wait by hand, while their attempts are open, back to dispatched: their attempts
-// decide what becomes of them.
-func (b *batch) leaveOpen(ctx context.Context, tx pgx.Tx) error {
-	rows, _ := tx.Query(ctx, leaveOpenSQL, idsAndReasons(b.chosen)) // CollectRows returns its error
-	open, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return fmt.Errorf("find attempts that are open: %w", err)
-	}
-	b.chosen = slices.DeleteFunc(b.chosen, func(call candidate) bool { return slices.Contains(open, call.ID) })
-	return nil
-}
-
-const leaveOpenSQL = `
-UPDATE call_queue q
-SET status = 'dispatched', attempts = o.attempt, dispatched_at = o.claimed_at
-FROM unnest(@ids::bigint[]) AS p (id)
-JOIN call_open o ON o.call_id BETWEEN p.id AND p.id
-WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
-RETURNING q.id`
 
 // trial returns those of the calls to which a statement can be applied, and undoes it. The others go to bad.
 func trial(

@@ -19,7 +19,7 @@ func TestPlans(t *testing.T) {
 		"paused":      {SQL: pausedSQL},
 		"paused keys": {SQL: pausedKeysSQL},
 		"occupied":    {SQL: occupiedSQL, Uses: []string{"call_open_batch_idx batch", "call_usage_pkey limit_name"}},
-		"open":        {SQL: openSQL, Uses: []string{"call_queue_pkey id"}},
+		"open":        {SQL: openSQL, Uses: []string{"call_queue_pkey id", "call_open_pkey call_id"}},
 		"refuse":      {SQL: refuseSQL, Uses: []string{"call_queue_pkey id"}},
 		"pools":       {SQL: pools.SQL, Uses: []string{"call_open_batch_idx batch"}},
 	})
