@@ -75,9 +75,25 @@ func StartFree(ctx context.Context, db *pgxpool.Pool, worker string, requests []
 	return inOrder(requests, given, busy), err
 }
 
-// start starts what can be started. Only for the rest it asks why not.
+// start starts what can be started, and asks of the rest why not.
 func start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
-	args := pgx.NamedArgs{
+	rows, _ := db.Query(ctx, startSQL, startArgs(worker, requests)) // CollectRows returns its error
+	given, err := pgx.CollectRows(rows, scanAnswer)
+	if err != nil || len(given) == len(requests) {
+		return given, wrap("start attempts", err)
+	}
+	rest := slices.DeleteFunc(slices.Clone(requests), func(r StartRequest) bool {
+		return slices.ContainsFunc(given, func(a StartAnswer) bool { return a.CallID == r.CallID && a.Token == r.Token })
+	})
+	rows, _ = db.Query(ctx, refusedSQL, startArgs(worker, rest))
+	refused, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a StartAnswer, err error) {
+		return a, row.Scan(&a.CallID, &a.Token, &a.Gone, &a.Expired, &a.TooLarge)
+	})
+	return append(given, refused...), wrap("ask why attempts are not started", err)
+}
+
+func startArgs(worker string, requests []StartRequest) pgx.NamedArgs {
+	return pgx.NamedArgs{
 		"worker":   worker,
 		"ids":      column(requests, func(r StartRequest) int64 { return r.CallID }),
 		"attempts": column(requests, func(r StartRequest) int32 { return r.Attempt }),
@@ -85,16 +101,6 @@ func start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
 		"timeouts": sparse(requests, func(r StartRequest) *time.Duration { return up(nonZero(r.Timeout)) }),
 	}
-	rows, _ := db.Query(ctx, startSQL, args) // CollectRows returns its error
-	given, err := pgx.CollectRows(rows, scanAnswer)
-	if err != nil || len(given) == len(requests) {
-		return given, wrap("start attempts", err)
-	}
-	rows, _ = db.Query(ctx, refusedSQL, args)
-	refused, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a StartAnswer, err error) {
-		return a, row.Scan(&a.CallID, &a.Token, &a.Gone, &a.Expired, &a.TooLarge)
-	})
-	return append(refused, given...), wrap("ask why attempts are not started", err) // of two answers the last counts
 }
 
 // scanAnswer scans twenty fields one by one, since reflection would take a microsecond for each row.
