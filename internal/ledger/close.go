@@ -20,7 +20,7 @@ type Closing struct {
 	Attempt   int32
 	Token     int64 // that started it; 0: none has
 	Unstarted bool  // close it also if nobody has started it
-	Unlimited bool  // it is charged to no limit; one that is is not closed then
+	Unlimited bool  // it is charged to no limit: where it has one after all, it stays open
 
 	Outcome  callqueue.Outcome
 	Error    string          // why it failed; goes to the call's error_message too
@@ -43,7 +43,8 @@ type Closing struct {
 // It returns the ids of those it closed; the others were closed before, or have another token. After an error it is unknown
 // which are closed; closing again is safe. It errs if the ledger has attempts of a former call with the same id.
 func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
-	closed, err := queryIDs(ctx, db, closeStatement(closings), closeArgs(closings, "100ms"))
+	sql, args := closeStatement(closings, "100ms")
+	closed, err := queryIDs(ctx, db, sql, args)
 	return closed, wrap("close attempts", err)
 }
 
@@ -61,23 +62,16 @@ func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (close
 	return closed, busy, nil
 }
 
-func unlimited(closings []Closing) bool {
-	return !slices.ContainsFunc(closings, func(c Closing) bool { return !c.Unlimited })
-}
-
-func closeStatement(closings []Closing) string {
-	if unlimited(closings) {
-		return closeUnlimitedSQL
+// closeStatement is what closes, and the closings by column, as asked unnests them. It waits so long for each lock; "0": for ever.
+func closeStatement(closings []Closing, wait string) (string, pgx.StrictNamedArgs) {
+	sql, unlimited := closeSQL, !slices.ContainsFunc(closings, func(c Closing) bool { return !c.Unlimited })
+	if unlimited {
+		sql = closeUnlimitedSQL
 	}
-	return closeSQL
-}
-
-// closeArgs is the closings by column, as asked unnests them. The statement waits so long for each lock; "0": for ever.
-func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
 	arrivals := column(closings, func(c Closing) limit.Arrival { return *cmp.Or(c.Arrival, new(limit.Arrival)) })
-	return pgx.StrictNamedArgs{
+	return sql, pgx.StrictNamedArgs{
 		"wait":      wait,
-		"unlimited": unlimited(closings),
+		"unlimited": unlimited,
 		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
 		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
 		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
@@ -89,9 +83,9 @@ func closeArgs(closings []Closing, wait string) pgx.StrictNamedArgs {
 		"settled":   sparse(closings, func(c Closing) *int64 { return c.Settled }),
 		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
 		"by":        sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(a.By) }),
-		"written":   sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Written) }),
+		"written":   column(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Written) }),
 		"end_by":    sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(a.EndBy) }),
-		"closed":    sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Closed) }),
+		"closed":    column(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Closed) }),
 		"acked":     sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(a.Acked) }),
 		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
 		"failed":    sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
@@ -105,7 +99,8 @@ func setAsideAndClose(ctx context.Context, tx pgx.Tx, closings []Closing, wait s
 	if _, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID })); err != nil {
 		return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
 	}
-	closed, err := queryIDs(ctx, tx, closeStatement(closings), closeArgs(closings, wait))
+	sql, args := closeStatement(closings, wait)
+	closed, err := queryIDs(ctx, tx, sql, args)
 	return closed, wrap("close attempts", err)
 }
 

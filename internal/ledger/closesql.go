@@ -4,7 +4,7 @@ package ledger
 const closeSQL = `
 WITH ` + closeAsked + closeRemoved + closeBounded + closeEnded + closeCall + closeCharged + closeFreed + closeLedger
 
-// closeUnlimitedSQL is Close of attempts without limits, for a third less: with @unlimited, removed takes no others.
+// closeUnlimitedSQL is Close of attempts without limits, for a fifth less: with @unlimited, removed takes no others.
 const closeUnlimitedSQL = `
 WITH ` + closeAsked + closeRemoved + closeBounded + closeUncharged + closeCall + closeLedger
 
