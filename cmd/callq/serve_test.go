@@ -131,7 +131,7 @@ func (w world) get(id string) shown {
 func TestServe(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
-	w.config = atAnyPort + "limits: {api: {rate: 100/1s}}\nqueues: {pay: {limits: [api]}}\n"
+	w.config = atAnyPort + "limits: {api: {rate: 100/1m}}\nqueues: {pay: {limits: [api]}}\n"
 	url, arrived, answer := api(t)
 	d := w.start("serve")
 	address := addressIn(t, &d.stderr)
