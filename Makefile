@@ -34,13 +34,17 @@ check: vet deps ## the quick part of test: vet, and every test without the race 
 	$(SERVERS) -C .. go test ./...
 	$(SERVERS) go test $(JUDGES)
 
+# Those that take longest come first, and one package more at a time than there are cores: tests also wait.
+LONGEST := ./dispatcher ./cmd/callq ./tasks ./internal/handoff
+TEST := go test -p $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) -vet=all -timeout 8m
+
 test: RACE := -race
 test: deps ## every test with go vet's checks, and with the race detector what has goroutines
-	$(SERVERS) -C .. sh -c 'go test -race -vet=all -timeout 8m $$(go list ./... | grep -vE $(PLAIN))'
-	go test -vet=all $$(go list ./... | grep -E $(PLAIN))
-	$(SERVERS) sh -c 'go test -race -vet=all -timeout 8m $$(go list $(JUDGES) | grep -vE $(PLAIN))'
-	cd verification && go test -race -vet=all -run TestExplorersAgree ./model
-	cd verification && go test -vet=all ./model/...
+	$(SERVERS) -C .. sh -c '$(TEST) -race $(LONGEST) $$(go list ./... | grep -vE $(PLAIN))'
+	$(SERVERS) sh -c '$(TEST) -race $$(go list $(JUDGES) | grep -vE $(PLAIN))'
+	$(TEST) $$(go list ./... | grep -E $(PLAIN))
+	cd verification && $(TEST) ./model/...
+	cd verification && $(TEST) -race -run TestExplorersAgree ./model
 
 lint: $(LINT) ## the linters of .golangci.yml
 	$(LINT) run
