@@ -39,7 +39,9 @@ LONGEST := ./dispatcher ./cmd/callq ./tasks ./internal/handoff
 TEST := go test -p $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) -vet=all -timeout 8m
 
 test: RACE := -race
-test: deps ## every test with go vet's checks, and with the race detector what has goroutines
+test: ## every test with go vet's checks, and with the race detector what has goroutines
+	go build -race ./...
+	@$(INSTALL)
 	$(SERVERS) -C .. sh -c '$(TEST) -race $(LONGEST) $$(go list ./... | grep -vE $(PLAIN))'
 	$(SERVERS) sh -c '$(TEST) -race $$(go list $(JUDGES) | grep -vE $(PLAIN))'
 	$(TEST) $$(go list ./... | grep -E $(PLAIN))
