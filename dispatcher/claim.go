@@ -33,6 +33,7 @@ type claimer struct {
 	sender  *handoff.Broker
 	clock   *clockWatch
 	within  time.Duration // claimTimeout, but in tests of claims that wait for one another
+	glances time.Duration // glanceEvery, but in tests of what needs no glance
 	stop    func() bool   // the context has ended: finish what is in hand, begin nothing
 
 	rounds   int                  // of polls

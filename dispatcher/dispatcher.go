@@ -101,7 +101,8 @@ func New(cfg Config) (*Dispatcher, error) {
 	d.current.Store(&initial)
 	d.clock = &clockWatch{cfg: &d.cfg}
 	d.claims = &claimer{
-		cfg: &d.cfg, metrics: d.metrics, sender: d.sender, clock: d.clock, within: claimTimeout, stop: d.stopping.Load,
+		cfg: &d.cfg, metrics: d.metrics, sender: d.sender, clock: d.clock, stop: d.stopping.Load,
+		within: claimTimeout, glances: glanceEvery,
 		served: map[string]int{}, blocked: map[string]time.Time{}, reserved: reservations{},
 		scan: scanWindow{drained: map[string]time.Time{}},
 	}

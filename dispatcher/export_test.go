@@ -14,6 +14,12 @@ func (d *Dispatcher) Patient() *Dispatcher {
 	return d
 }
 
+// Sightless has a dispatcher not look for calls of which nothing told it.
+func (d *Dispatcher) Sightless() *Dispatcher {
+	d.claims.glances = pollLater
+	return d
+}
+
 // Unfrozen runs what applies a policy, again if the machine stood still for so long that Postgres ended it.
 func Unfrozen(run func() error) error {
 	for {

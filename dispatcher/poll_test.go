@@ -45,7 +45,7 @@ func TestLooksBetweenTicks(t *testing.T) {
 			w.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
 			s.run(w.Run)
 			s.eventually(`SELECT count(*) = 1 FROM call_workers`)
-			s.run(s.dispatcher(rules(c.rule), seldom).Run)
+			s.run(s.dispatcher(rules(c.rule), seldom).Sightless().Run)
 			s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
 			client, err := callqueue.New(s.pool)
 			if err != nil {
@@ -61,6 +61,20 @@ func TestLooksBetweenTicks(t *testing.T) {
 			s.verify()
 		})
 	}
+}
+
+// A plain INSERT tells nobody, and is seen all the same: the next tick is an hour away here, the next poll a minute.
+func TestPlainInsertIsSeen(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(20)
+	s.run(s.dispatcher(rules(sliding("api", 100, time.Hour)), seldom).Run)
+	s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
+	for n := range 2 {
+		s.exec(`DO $$ BEGIN INSERT INTO call_queue DEFAULT VALUES; PERFORM pg_sleep(1); END $$`) // nobody polls any more
+		s.eventually(`SELECT count(*) = $1 FROM call_open`, n+1)
+	}
+	s.want(`SELECT bool_and(claimed_at < created_at + interval '20 s') FROM call_open JOIN call_queue ON id = call_id`)
 }
 
 // Units that come back early are given out at once, though their limit could not have had room yet.

@@ -19,9 +19,17 @@ const (
 // begin begins a poll: since says, for each queue where it does not go back to the beginning, to where.
 func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
 	r.whole = !now.Before(r.rest)
-	for queue := range r.drained {
-		if at := r.since(queue); !at.IsZero() {
-			queues, since = append(queues, queue), append(since, at)
+	if r.whole {
+		return nil, nil
+	}
+	return r.lately()
+}
+
+// lately says to where a poll goes back that does not go to the beginning.
+func (r *scanWindow) lately() (queues []string, since []time.Time) {
+	for queue, at := range r.drained {
+		if !at.IsZero() {
+			queues, since = append(queues, queue), append(since, at.Add(-scanBehind))
 		}
 	}
 	return queues, since
