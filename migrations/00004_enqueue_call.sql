@@ -10,7 +10,7 @@
 -- It runs with its owner's rights. So the table is named with its schema, and nothing else but Postgres's
 -- own is looked for anywhere; and PUBLIC, which may execute a new function, may not execute this one.
 -- It does not wake the dispatchers: a NOTIFY per insert makes all committing producers wait for one
--- another (0.37x). They find the call at their next tick, or when the producer says NOTIFY callq_wake.
+-- another (0.37x). They find the call within 80 ms, or when the producer says NOTIFY callq_wake.
 -- +goose StatementBegin
 DO $migration$
 DECLARE
