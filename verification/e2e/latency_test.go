@@ -21,8 +21,8 @@ import (
 )
 
 // TestIdlePickUp measures, on an idle system whose limit is free, the time from before an insert to
-// the handler's start: by the Go client, and by plain SQL, which waits for the next tick. It
-// prints the figures and asserts only that each call is picked up.
+// the handler's start: by the Go client, and by plain SQL, which tells nobody. It prints the
+// figures and asserts only that each call is picked up.
 func TestIdlePickUp(t *testing.T) {
 	s := newStack(t, "", fakeapi.Config{})
 	started := make(chan time.Time, 1)
