@@ -57,13 +57,16 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 				}
 			}
 		}
-		next := d.observe(ctx, tick)
+		next, err := d.observe(ctx, tick)
 		if notified { // a client notifies once in 5 ms: what it inserted meanwhile is there by then
 			next = min(next, minGap+time.Millisecond)
 		}
 		next = max(next, minGap)
 		due = time.Now().Add(next)
-		timer.Reset(min(next, d.claims.glances))
+		if err == nil { // else whatever has arrived waits for the retry
+			next = min(next, d.claims.glances)
+		}
+		timer.Reset(next)
 	}
 }
 
@@ -92,11 +95,11 @@ SELECT EXISTS (
 )`
 
 // observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
-func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration) {
+func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration, err error) {
 	begun := time.Now()
-	next, err := d.Step(ctx, tick)
+	next, err = d.Step(ctx, tick)
 	if !tick {
-		return next
+		return next, err
 	}
 	d.metrics.tick.Observe(time.Since(begun).Seconds())
 	d.ticked.Store(time.Now().UnixNano())
@@ -112,7 +115,7 @@ func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration
 	}
 	d.metrics.ticks.WithLabelValues(result).Inc()
 	d.failing = err != nil
-	return next
+	return next, err
 }
 
 // Step is one step of Run, for a caller who keeps the time: a whole tick, or a poll between ticks. It says in how long to poll

@@ -36,7 +36,7 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 	t.Parallel()
 	d, log := withoutServers(t, nil)
 	for range 3 {
-		d.observe(t.Context(), true)
+		_, _ = d.observe(t.Context(), true)
 	}
 	if n := strings.Count(log.String(), "ticks cut short"); n != 1 {
 		t.Errorf("said %d times, want once:\n%s", n, log.String())
@@ -47,8 +47,8 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 func TestPanickingStepIsCutShort(t *testing.T) {
 	t.Parallel()
 	d, log := withoutServers(t, func() time.Time { panic("no clock") })
-	if next := d.observe(t.Context(), true); next != errRetry {
-		t.Errorf("the next step is in %s, want %s", next, errRetry)
+	if next, err := d.observe(t.Context(), true); next != errRetry || err == nil {
+		t.Errorf("the next step is in %s after %v, want %s after the panic", next, err, errRetry)
 	}
 	for _, said := range []string{"ticks cut short", "no clock", "clock.go"} {
 		if !strings.Contains(log.String(), said) {
