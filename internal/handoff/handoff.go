@@ -267,7 +267,11 @@ func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 // tidy removes a queue, or only the archived tasks of one that is used. Its servers archive what a worker that died had.
 func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error) {
 	if used {
-		return asynq.NewInspectorFromRedisClient(b.client).DeleteAllArchivedTasks(queue)
+		n, err := asynq.NewInspectorFromRedisClient(b.client).DeleteAllArchivedTasks(queue)
+		if known, asked := b.client.SIsMember(ctx, queuesKey, queue).Result(); err != nil && asked == nil && !known {
+			return 0, nil // another dispatcher, which did not yet know of its worker, has just removed it
+		}
+		return n, err
 	}
 	key := func(part string) string { return keyOf(queue, part) }
 	var pending, active, archived *redis.StringSliceCmd

@@ -1,6 +1,7 @@
 package handoff_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -71,5 +72,44 @@ func TestTidy(t *testing.T) {
 	}
 	if n, err := broker.Tidy(ctx, []string{"live"}); n != 0 || err != nil {
 		t.Errorf("a third Tidy found %d (%v)", n, err)
+	}
+}
+
+// listed runs something once the Asynq queues have been listed.
+type listed func()
+
+func (listed) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (listed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (then listed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "smembers" {
+			then()
+		}
+		return err
+	}
+}
+
+// Of two dispatchers one may know of a pool's first worker, and the other not yet.
+func TestTidyBesideAnother(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	broker, ctx := newBroker(t, client), t.Context()
+	send(t, broker, messages("new", 5)...)
+	beside := false
+	client.AddHook(listed(func() {
+		if beside {
+			return
+		}
+		beside = true
+		if n, err := broker.Tidy(ctx, nil); n == 0 || err != nil {
+			t.Errorf("the other removed %d (%v)", n, err)
+		}
+	}))
+	if n, err := broker.Tidy(ctx, []string{"new"}); n != 0 || err != nil {
+		t.Errorf("tidied %d (%v)", n, err)
 	}
 }
