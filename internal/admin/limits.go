@@ -180,12 +180,13 @@ type usage struct {
 	Costs   []int64     `db:"costs"`    // likewise
 }
 
-// A charge counts from since (limit.Rate.Since) on.
+// A charge counts from since (limit.Rate.Since) on. To add up what each of very many keys uses takes longer than all else, so
+// that is done only to find the fullest.
 const usageSQL = `
 WITH asked AS (
     SELECT l.*, a.since, shape ->> 'algorithm' = 'token_bucket' AS by_charge
     FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN call_limits l USING (name)
-), units AS (
+), open AS ( -- the units of open attempts
     SELECT u.name, u.key, u.cost, CASE WHEN o.epoch <> a.epoch THEN u.cost ELSE 0 END AS former,
         CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at,
         CASE WHEN a.by_charge THEN least(until, now() + interval '100 years') END AS until
@@ -196,16 +197,25 @@ WITH asked AS (
         SELECT callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, a.anchor, a.epoch, a.slack) AS until
     ) x
     WHERE x.until > since AND ($3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END)
-    UNION ALL
-    SELECT a.name, u.*
+), keys AS ( -- whose usage is added up: each with an open attempt, and the fullest of all
+    SELECT name, CASE WHEN per_key THEN $3 ELSE '' END AS key FROM asked WHERE NOT per_key OR $3 IS NOT NULL
+    UNION
+    SELECT name, key FROM open
+    UNION
+    SELECT a.name, fullest.key
     FROM asked a
-    CROSS JOIN LATERAL ( -- added up here, since there may be a row for each key and bucket
-        SELECT key, sum(used)::bigint, coalesce(sum(used) FILTER (WHERE shard < 0), 0)::bigint, NULL::timestamptz,
-            CASE WHEN a.by_charge THEN bucket END AS until
-        FROM call_usage
-        WHERE limit_name = a.name AND bucket > a.since AND ($3::text IS NULL OR key = CASE WHEN a.per_key THEN $3 ELSE '' END)
-        GROUP BY key, until
-    ) u
+    CROSS JOIN LATERAL (
+        SELECT key FROM call_usage WHERE limit_name = a.name AND bucket > a.since
+        GROUP BY key ORDER BY sum(used) DESC LIMIT 1
+    ) fullest
+    WHERE a.per_key AND $3 IS NULL
+), units AS (
+    SELECT * FROM open
+    UNION ALL
+    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END, NULL, CASE WHEN a.by_charge THEN u.bucket END
+    FROM keys k
+    JOIN asked a ON a.name = k.name
+    JOIN call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
 )
 SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, sum(former)::bigint AS former, min(freed_at) AS freed_at,
     array_agg(until) FILTER (WHERE until IS NOT NULL) AS until, array_agg(cost) FILTER (WHERE until IS NOT NULL) AS costs

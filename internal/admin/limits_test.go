@@ -80,6 +80,12 @@ func TestFullestKey(t *testing.T) {
 			t.Errorf("of %s %d are occupied, want 700", l.Name, l.Occupied)
 		}
 	}
+	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT i, 1, 0, i, 400, now(), now(), now(), callq_epoch(), 'http', 'q', 'http', 'u8', '{each}', '{u8}', '{400}' FROM generate_series(1, 2) i`)
+	limits, err = ReadLimits(t.Context(), pool)
+	if err != nil || limits[1].Occupied != 801 {
+		t.Errorf("of another key 801 are occupied, 800 of them by open attempts: %+v, %v", limits, err)
+	}
 	limits, err = snapshot(t.Context(), pool, func(r *reader) []Limit { return r.limits(nil, new("u7")) })
 	if err != nil || len(limits) != 2 || limits[0].Occupied > 1 || limits[1].Occupied != 1 {
 		t.Errorf("of one key: %+v, %v", limits, err)
