@@ -268,10 +268,13 @@ func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error) {
 	if used {
 		n, err := asynq.NewInspectorFromRedisClient(b.client).DeleteAllArchivedTasks(queue)
-		if known, asked := b.client.SIsMember(ctx, queuesKey, queue).Result(); err != nil && asked == nil && !known {
+		if err == nil {
+			return n, nil
+		}
+		if known, asked := b.client.SIsMember(ctx, queuesKey, queue).Result(); asked == nil && !known {
 			return 0, nil // another dispatcher, which did not yet know of its worker, has just removed it
 		}
-		return n, err
+		return 0, err
 	}
 	key := func(part string) string { return keyOf(queue, part) }
 	var pending, active, archived *redis.StringSliceCmd
