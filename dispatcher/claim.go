@@ -21,6 +21,7 @@ const (
 	claimSize    = 2000 // calls in one claim
 	minGap       = 5 * time.Millisecond
 	fullRetry    = 20 * time.Millisecond // the workers are full
+	standFor     = 250 * time.Millisecond
 	errRetry     = time.Second
 	pollLater    = time.Minute // ticks come sooner
 )
@@ -39,6 +40,7 @@ type claimer struct {
 	rounds   int                  // of polls
 	served   map[string]int       // queue to the round in which calls of it were last claimed
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest
+	standBy  time.Time            // until then another dispatcher claims, which was first; see look
 	reserved reservations
 	scan     scanWindow
 	lowWater lowWater
@@ -103,7 +105,7 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	}
 	c.metrics.claims.WithLabelValues(queue).Add(float64(b.attempts))
 	if b.attempts > 0 {
-		c.served[queue] = c.rounds
+		c.served[queue], c.standBy = c.rounds, time.Time{}
 	}
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
@@ -138,10 +140,16 @@ type snapshot struct {
 
 // look takes the locks, reads the clock, drains the inbox, and looks at workers and pauses. If nothing may be claimed, the claim
 // ends early, with an outcome.
+//
+// If a lock is held, by another dispatcher as a rule, this one stands by: of two that both claim whenever a unit comes free, one
+// claims for nothing. Whoever gets all locks does not stand by. If it dies, this one looks soon enough.
 func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (s *snapshot, early *outcome, err error) {
 	s = &snapshot{}
 	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil || s.queue == nil {
-		return s, &outcome{pollIn: minGap}, err // another dispatcher holds a lock
+		if err == nil && !wait { // else the queue is gone
+			c.standBy = c.cfg.Now().Add(standFor)
+		}
+		return s, &outcome{pollIn: minGap}, err
 	}
 	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
 		return s, nil, err

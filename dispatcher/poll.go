@@ -74,8 +74,14 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 // dispatcher a millisecond, Postgres's part included.
 const glanceEvery = 80 * time.Millisecond
 
-// glance reports whether calls have arrived that are due.
+// standsBy says for how long claims are left to another dispatcher.
+func (c *claimer) standsBy() time.Duration { return c.standBy.Sub(c.cfg.Now()) }
+
+// glance reports whether calls have arrived that are due, and are this dispatcher's to claim.
 func (c *claimer) glance(ctx context.Context) (arrived bool, err error) {
+	if c.standsBy() > 0 {
+		return false, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.within)
 	defer cancel()
 	queues, since := c.scan.lately()
@@ -190,6 +196,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 // poll gives each queue that is due a turn, and says when to poll again. Without wait, it skips queues whose limits cannot have
 // room yet, and leaves what takes long to the next poll. With wait, it ends when nothing more can be claimed.
 func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
+	if left := c.standsBy(); left > 0 && !wait {
+		return left, nil
+	}
 	for {
 		if !c.sender.Reachable(ctx) {
 			return errRetry, errors.New("claims wait for Redis")

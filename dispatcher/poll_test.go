@@ -138,6 +138,30 @@ func TestPausedKeyOfAFullLimit(t *testing.T) {
 	t.Error("it polls again and again")
 }
 
+// A dispatcher that finds another claiming leaves claims to it for a while, whatever arrives. Then it looks again, and goes on if
+// the other no longer does.
+func TestStandsBy(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(100)
+	monotonic := time.Now()
+	d := s.clocked(&monotonic)
+	s.calls("default", 1)
+	claims := func(want int) {
+		t.Helper()
+		s.poll(d)
+		s.want(`SELECT count(*) = $1 FROM call_open`, want)
+	}
+	for range 2 {
+		tx := s.hold(`SELECT FROM call_queues FOR NO KEY UPDATE`)
+		claims(0)
+		s.release(tx)
+		claims(0)
+		monotonic = monotonic.Add(250 * time.Millisecond)
+	}
+	claims(1)
+}
+
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.
 func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	t.Parallel()
