@@ -232,7 +232,7 @@ const mutantSeeds = 120
 //callq:guarantee 1 2 3 4 5 6 7 11
 func TestMutants(t *testing.T) {
 	if testing.Short() || !*mutantsFlag {
-		t.Skip("takes a minute: -mutants runs it, which make sim gives, and .ci/run runs that")
+		t.Skip("takes minutes: -mutants runs it, which make sim gives, and .ci/run runs that")
 	}
 	lanes := make(chan *lane, 2)
 	for range cap(lanes) {
