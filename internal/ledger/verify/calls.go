@@ -39,7 +39,8 @@ FROM (
             'it may have been sent, and is charged nothing'
         WHEN a.arrived_by IS NOT NULL AND (a.outcome = 'not_sent' OR a.task = 'http' AND a.requests = 0) THEN
             'it was not sent, and is said to have arrived'
-        WHEN a.task = 'http' AND a.arrived_by < coalesce(a.started_at, a.claimed_at) THEN 'it arrived before it started'
+        WHEN a.task = 'http' AND a.arrived_by < coalesce(a.started_at, a.claimed_at) AND NOT ` + setBackMeanwhile + ` THEN
+            'it arrived before it started'
         END] AS breaks
     FROM call_attempts a
     LEFT JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
@@ -52,6 +53,12 @@ CROSS JOIN unnest(ARRAY[
 ], b.breaks) AS f (rule, detail)
 WHERE array_remove(b.breaks, NULL) <> '{}' AND f.detail IS NOT NULL
 ORDER BY 2, 3`
+
+// setBackMeanwhile: the clock was set back between an attempt's start and its arrival, and by as much. Dispatchers saw it soon after.
+const setBackMeanwhile = `EXISTS (
+            SELECT FROM call_clock_gains s
+            WHERE coalesce(a.started_at, a.claimed_at) - a.arrived_by <= -s.by
+                AND coalesce(a.started_at, a.claimed_at) < s.at - s.by AND a.arrived_by > s.at - interval '1 minute')`
 
 // A start writes all of its columns at once.
 const startedSQL = `

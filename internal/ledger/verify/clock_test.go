@@ -97,6 +97,25 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 	}
 }
 
+// The clock may be set back while a request is under way: what has only limits of concurrency then ends before it started.
+//
+//callq:guarantee 6
+func TestVerifyKnowsSetBacksDuringRequests(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	startedAt(t, pool, `{}`, "12:00:05")
+	ledgertest.Exec(t, pool, `UPDATE call_attempts SET charged = '[]', arrived_by = started_at - interval '900 ms', finished_at = started_at - interval '900 ms'`)
+	ledgertest.Exec(t, pool, `UPDATE call_limits SET queues = '{}'`)
+	ledgertest.Exec(t, pool, `UPDATE call_limit_versions SET queues = '{}'`)
+	for by, want := range map[string]int{"-1 s": 0, "-800 ms": 1, "1 s": 1} {
+		ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.2', $1::interval)`, by)
+		if found := run(t, pool).Findings; len(found) != want {
+			t.Errorf("with a step of %s it finds %+v, want %d", by, found, want)
+		}
+		ledgertest.Exec(t, pool, `DELETE FROM call_clock_gains`)
+	}
+}
+
 // Claims at such times are not compared with the limits that their queue had.
 //
 //callq:guarantee 6
