@@ -93,10 +93,16 @@ BEGIN
     SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
         callq_priority(priority), 1, ARRAY[id]
     FROM inserted
-    WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1);
+    WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
+      AND CASE WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
+          OR max_attempts > 1000 THEN callq_refuse_call(queue, task, key, max_attempts) ELSE true END;
     IF FOUND THEN
         RETURN NULL;
     END IF;
+    PERFORM callq_refuse_call(queue, task, key, max_attempts)
+    FROM inserted
+    WHERE octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
+        OR max_attempts > 1000;
     SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
     FROM (
         SELECT sum(n) AS n, count(*) AS keys
@@ -144,6 +150,7 @@ END $$;
 DO $$ BEGIN
     EXECUTE format('ALTER FUNCTION callq_calls_inserted() SET search_path = %I, pg_temp', current_schema());
     EXECUTE format('ALTER FUNCTION callq_call_waits_again() SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION callq_call_bounded() SET search_path = %I, pg_temp', current_schema());
 END $$;
 -- +goose StatementEnd
 
