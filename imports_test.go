@@ -82,7 +82,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx},
 		},
 		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},
-		{name: "internal/handoff", modules: []string{asynq, pgx, redis}},
+		{name: "internal/handoff", ours: []string{"internal/limit"}, modules: []string{asynq, pgx, redis}},
 		{name: "migrations", modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
 		{name: "verification/fakeapi"},

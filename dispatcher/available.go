@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -30,6 +29,7 @@ type asked struct {
 	limitKey
 	index  int       // among the limits
 	since  time.Time // what has a later until counts
+	upto   time.Time // what has no later until is listed
 	gained time.Duration
 	use    limit.Use
 }
@@ -38,10 +38,15 @@ type asked struct {
 func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []string) (*headroom, error) {
 	limits := s.queue.Limits
 	h := &headroom{limits: limits, now: s.now, next: map[limitKey]time.Time{}}
+	ahead := aheadOf(limits)
+	if s.closes != nil {
+		ahead = min(ahead, s.closes.Sub(s.now)) // then nothing starts any more
+	}
 	var asks []*asked
 	for i, l := range limits {
 		h.Admission = append(h.Admission, limit.Quota{
-			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: l.Overrides, Room: map[string]int64{},
+			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: l.Overrides,
+			Room: map[string]int64{}, Soon: map[string][]limit.Charge{},
 		})
 		of := []string{""}
 		if l.PerKey {
@@ -50,6 +55,9 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []s
 		rate, gained := l.Rate(), c.clock.gained(l, s.now)
 		for _, key := range of {
 			a := &asked{limitKey: limitKey{l.Name, key}, index: i, since: rate.Since(s.now, gained), gained: gained}
+			if a.upto = rate.Since(s.now.Add(ahead), gained); rate.Algorithm == limit.TokenBucket {
+				a.upto = s.now.Add(forEver)
+			}
 			a.use = limit.Use{Rate: rate, Missing: l.Missing(s.now, gained)}
 			if units, own := l.Overrides[key]; own {
 				a.use.Rate.Units = units
@@ -67,10 +75,30 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []s
 		return nil, err
 	}
 	for _, a := range asks {
-		h.Admission[a.index].Room[a.key] = a.use.Room(s.now, a.gained)
-		h.next[a.limitKey] = a.use.NextLook(s.now, a.gained)
+		q, soon := h.Admission[a.index], a.use.Soon(a.gained)
+		q.Room[a.key], q.Soon[a.key] = a.use.Room(s.now, a.gained), soon
+		for _, c := range soon {
+			q.Room[a.key] += c.Units
+		}
+		h.next[a.limitKey] = a.use.NextLook(s.now, a.gained).Add(-min(ahead/2, handedIn))
 	}
 	return h, nil
+}
+
+const forEver = 200 * 365 * 24 * time.Hour // to occupiedSQL, which takes what has no end for a hundred years
+
+// handedIn is how soon a claimed call has reached a worker and started, as a rule.
+const handedIn = 20 * time.Millisecond
+
+// aheadOf is how long before they come free a queue's claims give out units. A call that waits for its time at a worker would
+// hold a unit of a limit of concurrency.
+func aheadOf(limits []policy.LockedLimit) (ahead time.Duration) {
+	for i, l := range limits {
+		if of := l.Rate().Ahead(); i == 0 || of < ahead {
+			ahead = of
+		}
+	}
+	return ahead
 }
 
 // occupied is what a limit's units are doing at a moment.
@@ -79,8 +107,8 @@ type occupied struct {
 	Key      string      `db:"key"`
 	Occupied int64       `db:"occupied"`
 	Former   int64       `db:"former"`   // of those, what a failover found open
-	FreedAt  *time.Time  `db:"freed_at"` // when the first can come free; nil: that is not known of any
-	Until    []time.Time `db:"until"`    // of each charge, if they were asked for
+	FreedAt  *time.Time  `db:"freed_at"` // when the first of the others can come free; nil: that is not known of any
+	Until    []time.Time `db:"until"`    // of each charge that was asked for
 	Units    []int64     `db:"units"`    // likewise
 	At       time.Time   `db:"at"`       // Postgres's clock once it was counted
 }
@@ -92,8 +120,11 @@ var errClockSetBack = errors.New("the clock of Postgres was set back within a cl
 // it was charged. No attempt of a smaller batch than from is open.
 func count(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.Time) error {
 	names, keys, since := arrays(asks)
-	charges := slices.ContainsFunc(asks, func(a *asked) bool { return a.use.Rate.Algorithm == limit.TokenBucket })
-	rows, _ := tx.Query(ctx, occupiedSQL, names, keys, since, from, charges)
+	var upto []time.Time
+	for _, a := range asks {
+		upto = append(upto, a.upto)
+	}
+	rows, _ := tx.Query(ctx, occupiedSQL, names, keys, since, from, upto)
 	counted, err := pgx.CollectRows(rows, pgx.RowToStructByName[occupied])
 	if err == nil && len(counted) != len(asks) {
 		err = fmt.Errorf("%d of %d limits and keys answered", len(counted), len(asks))
@@ -198,7 +229,7 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 }
 
 // occupiedSQL adds up what is occupied of each limit ($1) and key ($2, empty where the limit is not per key) since $3
-// (limit.Rate.Since), and lists its charges if $5. $4 is the batch from which on attempts may be open. It reads open attempts and
+// (limit.Rate.Since), and lists its charges up to $5. $4 is the batch from which on attempts may be open. It reads open attempts and
 // usage in one statement, and calls nothing that takes a snapshot of its own: two readings would both miss a close between them.
 //
 // The unit of an open attempt can come free from its start on, or from its acknowledgement, where that bounds it. Usage buckets
@@ -208,13 +239,13 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 // joins only nested loops, but IN within another condition is looked up in a hash.
 const occupiedSQL = `
 WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS a (name, key, since)
+    SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $5::timestamptz[]) AS a (name, key, since, upto)
 ), rules AS MATERIALIZED (
-    SELECT l.name, a.since, l.slack, l.anchor, l.epoch
-    FROM (SELECT name, min(since) AS since FROM asked GROUP BY name) a
+    SELECT l.name, a.since, a.upto, l.slack, l.anchor, l.epoch
+    FROM (SELECT name, min(since) AS since, min(upto) AS upto FROM asked GROUP BY name) a
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT u.name, u.key, u.cost, l.since, o.epoch <> l.epoch AS former, greatest(o.started_at, o.acked_at) AS freed_at,
+    SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former, greatest(o.started_at, o.acked_at) AS freed_at,
         callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, l.anchor, l.epoch, l.slack) AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
@@ -222,17 +253,18 @@ WITH asked AS MATERIALIZED (
     WHERE o.batch >= $4 AND o.limits && (SELECT array_agg(name) FROM rules)
       AND ((u.name, u.key) IN (SELECT name, key FROM asked)) IS TRUE
 ), units AS (
-    SELECT name, key, 0 AS cost, false AS former, NULL::timestamptz AS freed_at, NULL::timestamptz AS until FROM asked
+    SELECT name, key, 0 AS cost, false AS former, NULL::timestamptz AS freed_at, NULL::timestamptz AS until, NULL::bool AS listed FROM asked
     UNION ALL
-    SELECT name, key, cost, former, CASE WHEN until < 'infinity' THEN freed_at END, until FROM open WHERE until > since
+    SELECT name, key, cost, former, CASE WHEN until < 'infinity' THEN freed_at END, least(until, upto),
+        least(until, now() + interval '100 years') <= upto
+    FROM open WHERE until > since
     UNION ALL
-    SELECT a.name, a.key, u.used, u.shard < 0, u.bucket, u.bucket
+    SELECT a.name, a.key, u.used, u.shard < 0, u.bucket, u.bucket, u.bucket <= a.upto
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )
 SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,
-    min(freed_at) AS freed_at,
-    array_agg(least(until, now() + interval '100 years')) FILTER (WHERE $5 AND until IS NOT NULL) AS until,
-    array_agg(cost) FILTER (WHERE $5 AND until IS NOT NULL) AS units, clock_timestamp() AS at
+    min(freed_at) FILTER (WHERE NOT listed) AS freed_at,
+    array_agg(until) FILTER (WHERE listed) AS until, array_agg(cost) FILTER (WHERE listed) AS units, clock_timestamp() AS at
 FROM units
 GROUP BY name, key`
 

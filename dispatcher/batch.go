@@ -89,19 +89,19 @@ func (b *batch) goesOn(c *candidates, key string) bool {
 }
 
 // pack puts the chosen calls into messages: each has those of one pool and task, so that they can be redelivered together.
-func (b *batch) pack(c *candidates) (ids []int64, messageNos []int32, names []string) {
+func (b *batch) pack(c *candidates) (ids []int64, messageNos []int32, names []string, ats []time.Time) {
 	type destination struct {
 		pool *pools.Pool
 		task string
 	}
-	calls := map[destination][]int64{}
+	calls := map[destination][]candidate{}
 	var order []destination
 	for _, call := range b.chosen {
 		to := destination{call.to, call.Task}
 		if calls[to] == nil {
 			order = append(order, to)
 		}
-		calls[to] = append(calls[to], call.ID)
+		calls[to] = append(calls[to], call)
 	}
 	n := int32(0)
 	for _, to := range order {
@@ -109,12 +109,13 @@ func (b *batch) pack(c *candidates) (ids []int64, messageNos []int32, names []st
 			id := handoff.ID(c.epoch, c.queue.Batch, n, 0)
 			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: id, Task: to.task})
 			for _, call := range part {
-				ids, messageNos, names = append(ids, call), append(messageNos, n), append(names, to.pool.Name)
+				ids, messageNos, names = append(ids, call.ID), append(messageNos, n), append(names, to.pool.Name)
+				ats = append(ats, slices.MaxFunc([]time.Time{c.now, call.at}, time.Time.Compare))
 			}
 			n++
 		}
 	}
-	return ids, messageNos, names
+	return ids, messageNos, names, ats
 }
 
 // open writes the attempts. Each is charged to all limits of its queue.
@@ -122,7 +123,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	if len(b.chosen) == 0 {
 		return
 	}
-	ids, messageNos, pools := b.pack(c)
+	ids, messageNos, pools, ats := b.pack(c)
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin, ownWithin *time.Duration
 	for _, l := range c.head.limits {
@@ -135,13 +136,15 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 		}
 	}
 	writes.Queue(openSQL, pgx.StrictNamedArgs{
-		"ids": ids, "message_nos": messageNos, "pools": pools, "now": c.now, "queue": c.queue.Name, "batch": c.queue.Batch,
+		"ids": ids, "message_nos": messageNos, "pools": pools, "ats": ats, "now": c.now, "queue": c.queue.Name, "batch": c.queue.Batch,
 		"epoch": c.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
 		"send_within": sendWithin, "own_within": ownWithin, "start_within": ledger.StartWithin, "closes": c.closes,
 	}).Query(func(rows pgx.Rows) error {
 		var ref handoff.Ref
 		var no int32
-		_, err := pgx.ForEachRow(rows, []any{&ref.CallID, &ref.Attempt, &no}, func() error {
+		var at time.Time
+		_, err := pgx.ForEachRow(rows, []any{&ref.CallID, &ref.Attempt, &no, &at}, func() error {
+			ref.Wait = at.Sub(c.now)
 			b.messages[no].Attempts = append(b.messages[no].Attempts, ref)
 			b.attempts++
 			return nil
@@ -150,7 +153,17 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 	})
 }
 
-// openSQL opens attempts of calls that backlog.First has locked. send_within is how long the worker's gate stays open. A custom
+// passed takes from the attempts' waits what has passed of them since the claim read Postgres's clock.
+func (b *batch) passed(d time.Duration) {
+	for _, m := range b.messages {
+		for i := range m.Attempts {
+			m.Attempts[i].Wait = max(0, m.Attempts[i].Wait-d)
+		}
+	}
+}
+
+// openSQL opens attempts of calls that backlog.First has locked. What is claimed before its units come free counts as claimed
+// when they do, and so starts no sooner. send_within is how long the worker's gate stays open. A custom
 // handler has a gate only if a limit is anchored at the start; else it may send until its deadline.
 //
 // A call that somebody set to wait by hand while its attempt is open is set back to dispatched: its attempt decides what becomes
@@ -158,16 +171,16 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 const openSQL = `
 WITH called AS (
     UPDATE call_queue q
-    SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, @now)
-    FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[]) AS p (id, message_no, pool)
+    SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, p.at)
+    FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[], @ats::timestamptz[]) AS p (id, message_no, pool, at)
     LEFT JOIN call_open o ON o.call_id BETWEEN p.id AND p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, o.call_id IS NOT NULL AS is_open
+        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, p.at, o.call_id IS NOT NULL AS is_open
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_within::interval, @closes::timestamptz),
+SELECT id, attempts, message_no, @batch, cost, at, @now, least(@now::timestamptz + @start_within::interval, @closes::timestamptz),
     CASE task WHEN 'http' THEN @send_within::interval ELSE @own_within::interval END,
     @epoch, pool, @queue, task, key, @limits::text[],
     CASE WHEN true = ANY(@per_key::bool[])
@@ -178,7 +191,7 @@ SELECT id, attempts, message_no, @batch, cost, @now, @now, least(@now + @start_w
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END
 FROM called
 WHERE NOT is_open
-RETURNING call_id, attempt, message_no`
+RETURNING call_id, attempt, message_no, claimed_at`
 
 // refuseSQL fails calls that can never be made as they are. They get no attempt and use no unit.
 const refuseSQL = `

@@ -110,6 +110,7 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
 	}
+	b.passed(c.cfg.Now().Sub(seen.readAt))
 	c.sender.Deliver(tick, b.messages) // however long the claim took
 	return c.after(list, b), nil
 }
@@ -128,6 +129,7 @@ func (c *claimer) commit(ctx context.Context, tx pgx.Tx, s *snapshot) error {
 type snapshot struct {
 	queue     *policy.LockedQueue
 	now       time.Time // Postgres's clock
+	readAt    time.Time // monotonic, when that had been read
 	epoch     string
 	closes    *time.Time      // when the queue's hours end; nil: it stays open
 	drained   backlog.Drained // from the inbox
@@ -154,6 +156,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
 		return s, nil, err
 	}
+	s.readAt = c.clock.clock.Received()
 	if c.lowWater.wentBack(s.epoch, s.queue.Batch) {
 		_ = tx.Rollback(ctx) // whoever locks all limits must hold none
 		return s, &outcome{pollIn: minGap}, c.restored(ctx)

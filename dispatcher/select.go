@@ -143,6 +143,7 @@ type candidate struct {
 	Key, Task string
 	Priority  int16
 	to        *pools.Pool // of a chosen one: where it goes
+	at        time.Time   // likewise, when it may be made; zero: at once
 }
 
 // held is a call that waits for units.
@@ -166,7 +167,7 @@ func (c *candidates) choose(b *batch, keys []string, want int, random func(n int
 				continue
 			}
 			call := f.candidate()
-			switch admitted, shared := c.head.Admit(key, call.Cost); {
+			switch at, admitted, shared := c.head.Admit(key, call.Cost); {
 			case shared:
 				b.stuck = &held{key, call.Cost, f.Priority}
 				return
@@ -174,7 +175,7 @@ func (c *candidates) choose(b *batch, keys []string, want int, random func(n int
 				b.blocked = append(b.blocked, held{key, call.Cost, f.Priority})
 			default:
 				f.passed++
-				call.to = c.pools.Choose(f.Task, random)
+				call.to, call.at = c.pools.Choose(f.Task, random), at
 				b.chosen, next = append(b.chosen, call), append(next, key)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/limit"
@@ -17,7 +18,7 @@ import (
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	call := func(id int64, key string, cost int64) candidate {
-		return candidate{backlog.Call{ID: id, Waits: true, Cost: cost}, key, "http", 5, nil}
+		return candidate{backlog.Call{ID: id, Waits: true, Cost: cost}, key, "http", 5, nil, time.Time{}}
 	}
 	other := func(c candidate, priority int16, task string) candidate {
 		c.Priority, c.Task = priority, task

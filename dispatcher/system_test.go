@@ -202,9 +202,10 @@ func (s *system) work(stop <-chan struct{}) {
 			s.t.Error(err)
 			return
 		}
-		took := time.Since(asked)
 		var closings []ledger.Closing
 		for _, a := range answers {
+			time.Sleep(a.Wait)
+			took := time.Since(asked) - a.Wait
 			i := slices.IndexFunc(requests, func(r ledger.StartRequest) bool { return r.Token == a.Token })
 			closings = append(closings, ledger.Closing{
 				CallID: a.CallID, Attempt: requests[i].Attempt, Token: a.Token, Outcome: callqueue.OutcomeDone,

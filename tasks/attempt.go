@@ -33,13 +33,14 @@ type attempt struct {
 	result  json.RawMessage
 	settled *int64 // the cost that the handler reported; nil: none
 
-	begun   time.Time // when it was given its slot
-	m0      time.Time // monotonic, read before the start was asked for
-	started bool      // durably; then Work is known
-	refused error     // why it was not, or cannot be; with started false, nil: the start was not asked for
-	late    bool      // the gate refused its request: it came after send_within
-	client  *httptask.Client
-	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
+	notBefore time.Time // monotonic: until then its units are not free
+	begun     time.Time // when it was given its slot
+	m0        time.Time // monotonic, read before the start was asked for
+	started   bool      // durably; then Work is known
+	refused   error     // why it was not, or cannot be; with started false, nil: the start was not asked for
+	late      bool      // the gate refused its request: it came after send_within
+	client    *httptask.Client
+	message   *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
 }
 
 func (w *Worker) newAttempt(ref handoff.Ref) *attempt {
@@ -84,16 +85,25 @@ func (w *Worker) deliver(message handoff.Message) {
 	answered.Wait()
 }
 
-// attemptsOf makes what is to run of a message. What a custom handler needs comes with the start's
+// attemptsOf makes what is to run of a message that has just arrived. What a custom handler needs comes with the start's
 // answer; the http task needs it before, for it asks for the start once it has connected.
 func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
+	now := time.Now()
 	if w.handlers[message.Task] == nil {
-		return w.load(message.Attempts)
+		notBefore := make(map[int64]time.Time, len(message.Attempts))
+		for _, r := range message.Attempts {
+			notBefore[r.CallID] = now.Add(r.Wait)
+		}
+		list := w.load(message.Attempts)
+		for _, a := range list {
+			a.notBefore = notBefore[a.callID]
+		}
+		return list
 	}
 	var list []*attempt
 	for _, r := range message.Attempts {
 		a := w.newAttempt(r)
-		a.Task, a.Frees = message.Task, true // unless the answer says otherwise
+		a.Task, a.Frees, a.notBefore = message.Task, true, now.Add(r.Wait) // Frees unless the answer says otherwise
 		list = append(list, a)
 	}
 	return list

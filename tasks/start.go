@@ -67,7 +67,7 @@ func unreadable(err error) error {
 	return Permanent(errors.New("its row cannot be read: " + ledger.Reason(err)))
 }
 
-// start asks for the durable start. After it the attempt is started, or refused with the error.
+// start asks for the durable start. After it the attempt is started and its units are free, or it is refused with the error.
 func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 	if a.w.draining() {
 		a.refused = errDraining
@@ -79,14 +79,26 @@ func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 }
 
 func (a *attempt) startRequest() ledger.StartRequest {
-	return ledger.StartRequest{CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout}
+	return ledger.StartRequest{
+		CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout,
+		Wait: max(0, a.notBefore.Sub(a.m0)).Truncate(time.Microsecond),
+	}
 }
 
-// answered is what became of the start, which was answered so.
+// answered is what became of the start, which was answered so. It returns once the attempt's units are free. m0 then is no later
+// than the start that the ledger has.
 func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
-	defer a.release()
-	if answer, a.refused = a.known(ctx, answer, err); a.refused != nil {
+	answer, a.refused = a.known(ctx, answer, err)
+	a.release()
+	if a.refused != nil {
 		return g, a.refused
+	}
+	if starts := a.m0.Add(answer.Wait); starts.After(a.notBefore) { // the ledger knows of a later time than the message
+		time.Sleep(answer.Wait)
+		a.m0 = starts
+	} else {
+		time.Sleep(time.Until(a.notBefore))
+		a.m0 = a.notBefore
 	}
 	a.started, g.M0 = true, a.m0
 	if answer.Loaded {

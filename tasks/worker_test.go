@@ -330,3 +330,28 @@ func TestLabelsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// What was claimed before its units came free is made once they have, whether the message says so or only the ledger.
+//
+//callq:guarantee 1
+func TestWaitsForUnits(t *testing.T) {
+	t.Parallel()
+	made := make(chan time.Time, 1)
+	b := newBench(t, map[string]tasks.Handler{"count": func(context.Context, *tasks.Call) error {
+		made <- time.Now()
+		return nil
+	}})
+	api := serve(t, func(http.ResponseWriter, *http.Request) { made <- time.Now() })
+	for _, task := range []string{"count", "http"} {
+		for _, said := range []time.Duration{limit.AheadMost, 0} {
+			id := b.claimByHand()
+			b.exec(`UPDATE call_queue SET task = $2, call_data = jsonb_build_object('url', $3::text) WHERE id = $1`, id, task, api.URL)
+			begun := time.Now()
+			b.exec(`UPDATE call_open SET task = $2, claimed_at = clock_timestamp() + $3 WHERE call_id = $1`, id, task, limit.AheadMost-said)
+			b.send(task, []handoff.Ref{{CallID: id, Attempt: 1, Wait: said}})
+			if took := (<-made).Sub(begun); took < limit.AheadMost {
+				t.Errorf("%s, of which the message says %s: made after %s, want %s", task, said, took, limit.AheadMost)
+			}
+		}
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -43,18 +44,19 @@ func ID(epoch string, batch int64, n, redeliveries int32) string {
 type Ref struct {
 	CallID  int64
 	Attempt int32
+	Wait    time.Duration // how long after its delivery it may be made; limit.AheadMost at most
 }
 
 // prefix begins the name of each of callq's Asynq queues, and the type of each of its Asynq tasks.
 const prefix = "callq:"
 
-// asynqTask is the message as Asynq carries it: each attempt's call and number, one after the other, since plain numbers cost a
-// fifth of what objects would. It is never retried, nor kept: the ledger is what knows of attempts. Its timeout, which Asynq
-// wants, is longer than a delivery may wait for slots.
+// asynqTask is the message as Asynq carries it: each attempt's call, number and wait in microseconds, one after the other, since
+// plain numbers cost a fifth of what objects would. It is never retried, nor kept: the ledger is what knows of attempts. Its
+// timeout, which Asynq wants, is longer than a delivery may wait for slots.
 func (m Message) asynqTask(queue string) *asynq.Task {
 	var numbers []int64
 	for _, r := range m.Attempts {
-		numbers = append(numbers, r.CallID, int64(r.Attempt))
+		numbers = append(numbers, r.CallID, int64(r.Attempt), r.Wait.Microseconds())
 	}
 	payload, _ := json.Marshal(numbers) // numbers always can
 	return asynq.NewTask(prefix+m.Task, payload, asynq.Queue(queue), asynq.TaskID(m.ID),
@@ -68,9 +70,10 @@ func Read(pool string, t *asynq.Task) (Message, error) {
 		return Message{}, fmt.Errorf("read Asynq task: %w", err)
 	}
 	m := Message{Pool: pool, Task: strings.TrimPrefix(t.Type(), prefix)}
-	for i := 1; i < len(numbers); i += 2 {
-		if n := numbers[i]; n > 0 && n <= math.MaxInt32 { // else no attempt has it
-			m.Attempts = append(m.Attempts, Ref{numbers[i-1], int32(n)})
+	for ; len(numbers) >= 3; numbers = numbers[3:] {
+		if n := numbers[1]; n > 0 && n <= math.MaxInt32 { // else no attempt has it
+			wait := max(0, min(numbers[2], limit.AheadMost.Microseconds())) // Redis can hold nothing up
+			m.Attempts = append(m.Attempts, Ref{numbers[0], int32(n), time.Duration(wait) * time.Microsecond})
 		}
 	}
 	return m, nil

@@ -130,7 +130,7 @@ func TestMessagesArriveInOrder(t *testing.T) {
 	client := redistest.New(t)
 	broker := newBroker(t, client)
 	sent := []handoff.Message{
-		{Pool: "a", ID: "1", Task: "x", Attempts: []handoff.Ref{{CallID: 1, Attempt: 1}, {CallID: 1 << 62, Attempt: 1<<31 - 1}}},
+		{Pool: "a", ID: "1", Task: "x", Attempts: []handoff.Ref{{CallID: 1, Attempt: 1}, {CallID: 1 << 62, Attempt: 1<<31 - 1, Wait: 42 * time.Microsecond}}},
 		{Pool: "b", ID: "2", Attempts: []handoff.Ref{{CallID: 3, Attempt: 1}}},
 		{Pool: "a", ID: "3", Task: "y:ü", Attempts: []handoff.Ref{{CallID: 4, Attempt: 2}}},
 	}

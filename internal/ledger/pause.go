@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -20,7 +21,7 @@ type Paused struct {
 	For    *time.Duration // from now; nil: Until
 	Reason string
 	By     string
-	// Extend keeps a pause that lasts longer, and does not audit each extension.
+	// Extend keeps a pause that lasts longer, does not audit each extension, and does not wait for what was claimed ahead.
 	Extend bool
 }
 
@@ -37,11 +38,20 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 	if err == nil && paused {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 			recalled, err = Recall(ctx, tx, p.What, []string{p.Name}, p.Key, "it was paused: "+p.Reason)
+			if err == nil && !p.Extend {
+				_, err = tx.Exec(ctx, AwaitAheadSQL, limit.AheadMost)
+			}
 			return err
 		})
 	}
 	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
 }
+
+// AwaitAheadSQL waits until what was claimed ahead starts: a tenth of a second at most.
+const AwaitAheadSQL = `
+SELECT pg_sleep_for(max(greatest(claimed_at, started_at)) - clock_timestamp() + interval '1 us')
+FROM call_open
+WHERE greatest(claimed_at, started_at) BETWEEN clock_timestamp() AND clock_timestamp() + $1::interval`
 
 // pauseSQL returns a row unless it leaves a pause that lasts longer.
 const pauseSQL = `

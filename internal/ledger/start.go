@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -17,14 +18,16 @@ type StartRequest struct {
 	Token   int64
 	Epoch   string        // that it was loaded in, as after a failover its id may be another call's; "": it was not loaded
 	Timeout time.Duration // how long the handler may take; 0: the queue's timeout, and the answer has the Work
+	Wait    time.Duration // how long its units are not yet free
 }
 
 // StartAnswer answers a StartRequest.
 type StartAnswer struct {
 	CallID     int64
 	Token      int64
-	StartedAt  *time.Time     // Postgres's clock at the start; nil: this token has not started it, and never will
-	SendWithin *time.Duration // how long after asking the worker may write the request; nil: no limit bounds it
+	StartedAt  *time.Time     // Postgres's clock at the start, its Wait after the statement; nil: this token has not started it, and never will
+	Wait       time.Duration  // what was asked for, or more; limit.AheadMost at most
+	SendWithin *time.Duration // how long after asking, and Wait, the worker may write the request; nil: no limit bounds it
 	Gone       bool           // the attempt is open, but its call was deleted or cancelled: close it unsent
 	Expired    bool           // the attempt is open, but its call has expired: close it unsent
 	TooLarge   bool           // the attempt is open, but what its call has as call_data is too much: close it as failed
@@ -100,14 +103,16 @@ func startArgs(worker string, requests []StartRequest) pgx.NamedArgs {
 		"tokens":   column(requests, func(r StartRequest) int64 { return r.Token }),
 		"epochs":   column(requests, func(r StartRequest) string { return r.Epoch }),
 		"timeouts": sparse(requests, func(r StartRequest) *time.Duration { return up(nonZero(r.Timeout)) }),
+		"waits":    sparse(requests, func(r StartRequest) *time.Duration { return up(nonZero(r.Wait)) }),
+		"most":     limit.AheadMost,
 	}
 }
 
-// scanAnswer scans twenty fields one by one, since reflection would take a microsecond for each row.
+// scanAnswer scans its fields one by one, since reflection would take a microsecond for each row.
 func scanAnswer(row pgx.CollectableRow) (a StartAnswer, err error) {
 	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Loaded,
 		&a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
-		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees, &a.Wait)
 	return a, err
 }
 
@@ -136,8 +141,9 @@ func inOrder(requests []StartRequest, given []StartAnswer, busy []int64) []Start
 // with the token keeps its first started_at and deadline. If a batch asks for an attempt with two tokens, the one that the
 // row took counts.
 //
-// The clock is read after the worker has read its own, on which its bounds rest. A start is never earlier than its claim, even
-// if the clock was set back in between. The commit waits for the disk, whatever the server or the pool is set to.
+// The clock is read after the worker has read its own, on which its bounds rest. What was claimed ahead starts when its units are
+// free, which its wait says whatever becomes of the clock. A start is never earlier than its claim, even if the clock was set
+// back in between: then the worker waits for no longer than a claim may be ahead. The commit waits for the disk, whatever the server or the pool is set to.
 const startSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.*, clock_timestamp() AS now, coalesce(a.timeout, ` + TimeoutSQL + `) AS within,
@@ -150,8 +156,8 @@ WITH asked AS MATERIALIZED (
 UPDATE call_open o
 SET token      = a.token,
     worker     = @worker,
-    started_at = coalesce(o.started_at, greatest(a.now, o.claimed_at)),
-    deadline   = coalesce(o.deadline, greatest(a.now, o.claimed_at) + interval '1 second' + a.within)
+    started_at = coalesce(o.started_at, greatest(a.now + coalesce(a.wait, '0'), o.claimed_at)),
+    deadline   = coalesce(o.deadline, greatest(a.now + coalesce(a.wait, '0'), o.claimed_at) + interval '1 second' + a.within)
 FROM asked a
 WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS NOT NULL
   AND o.attempt = a.attempt
@@ -159,11 +165,12 @@ WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS 
   AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
   AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
   AND (o.token = a.token
-       OR o.token IS NULL AND o.start_by > clock_timestamp())
+       OR o.token IS NULL AND o.start_by > clock_timestamp() + coalesce(a.wait, '0'))
 RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS loaded, o.queue, o.task, o.key, o.cost,
     a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
     o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys,
-    o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees`
+    o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
+    least(greatest(o.started_at - a.now, '0'), @most::interval) AS wait`
 
 // refusedSQL says of open attempts that were asked for what is wrong with their calls.
 const refusedSQL = `
@@ -173,8 +180,8 @@ WHERE EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.ca
 
 const (
 	// startAsked is what is asked for, each with its call q, if that is still as it was claimed.
-	startAsked = `unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[])
-        AS a (call_id, attempt, token, epoch, timeout)
+	startAsked = `unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[], @waits::interval[])
+        AS a (call_id, attempt, token, epoch, timeout, wait)
     CROSS JOIN ` + MostSQL + `
     LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'`
 

@@ -46,7 +46,7 @@ func TestAdmission(t *testing.T) {
 				for j, q := range c.a {
 					before[j] = maps.Clone(q.Room)
 				}
-				ok, shared := c.a.Admit(call.key, call.cost)
+				_, ok, shared := c.a.Admit(call.key, call.cost)
 				if ok != call.ok || shared != call.shared {
 					t.Errorf("call %d: admitted %v, shared %v, want %v, %v", i, ok, shared, call.ok, call.shared)
 				}

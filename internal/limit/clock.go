@@ -30,6 +30,9 @@ func (c *Clock) Gained(pg, sent, received time.Time) (by, least time.Duration) {
 // Saw makes the next gain count from this reading on.
 func (c *Clock) Saw(pg, sent, received time.Time) { c.pg, c.sent, c.received = pg, sent, received }
 
+// Received is when that reading had arrived, on the monotonic clock.
+func (c *Clock) Received() time.Time { return c.received }
+
 // Last is the last reading of Postgres's clock, or zero if there was none.
 func (c *Clock) Last() time.Time { return c.pg }
 

@@ -13,11 +13,11 @@ type Use struct {
 	Rate     Rate
 	Occupied int64     // units that cannot be given out now; of a token bucket, see Charges
 	Freed    time.Time // the earliest moment that an occupied unit's until can be; zero: none is occupied, or none has started
-	Charges  []Charge  // of a token bucket
+	Charges  []Charge  // of a token bucket all, of a sliding window those that come free within Rate.Ahead
 	Missing  *Missing  // nil: all that was given out is known
 }
 
-// Charge is units that were given out of a token bucket.
+// Charge is units that were given out together.
 type Charge struct {
 	Until time.Time // the latest moment at which they can reach the API; far ahead while they have not started
 	Units int64
@@ -50,6 +50,21 @@ func (u Use) Room(now time.Time, gained time.Duration) int64 {
 		room = min(room, u.Missing.Known-(u.Occupied-u.Missing.Former))
 	}
 	return max(0, room)
+}
+
+// Soon is what comes free after now and may be given out already, in that order. Until is when each may be used.
+func (u Use) Soon(gained time.Duration) (soon []Charge) {
+	if u.Rate.Ahead() == 0 || u.Missing != nil {
+		return nil
+	}
+	over := u.Occupied - u.Rate.Units // as when the limit was lowered: so many come free for nobody
+	for _, c := range slices.SortedFunc(slices.Values(u.Charges), func(a, b Charge) int { return a.Until.Compare(b.Until) }) {
+		if units := min(c.Units, c.Units-over); units > 0 {
+			soon = append(soon, Charge{u.Rate.Passed(c.Until, gained), units})
+		}
+		over -= c.Units
+	}
+	return soon
 }
 
 // NextLook is the earliest moment at which a unit can come free, unless an attempt turns out not to have been sent.
@@ -139,6 +154,19 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
+// AheadMost is how long before a unit comes free it is given out, at most.
+const AheadMost = 100 * time.Millisecond
+
+// Ahead is how long before a unit comes free it may be given out: then it is used once it is free, and not when a claim has
+// come that far. A claim costs as much as several calls, so it is for about eight units; 0: nobody knows so early.
+func (r Rate) Ahead() time.Duration {
+	if r.Window == 0 || r.Algorithm == FixedWindow || r.Algorithm == TokenBucket {
+		return 0
+	}
+	const least = 40 * time.Millisecond
+	return min(max(8*(r.Window/time.Duration(max(r.Units, 1))), least), AheadMost, r.Window/10)
+}
+
 // Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to.
 func (r Rate) Bucket() time.Duration {
 	switch c, ok := r.calendar(); {
@@ -177,8 +205,10 @@ func (r Rate) Passed(t time.Time, gained time.Duration) time.Time {
 }
 
 // KnownSince is the moment after which an until counted beyond doubt for whoever gave units out last, until knownAt. The
-// clock of a Postgres that failed over may have been ahead by a second of the one that took over.
-func (r Rate) KnownSince(knownAt time.Time) time.Time { return r.Since(knownAt.Add(time.Second), 0) }
+// clock of a Postgres that failed over may have been ahead by a second of the one that took over, and a claim by AheadMost.
+func (r Rate) KnownSince(knownAt time.Time) time.Time {
+	return r.Since(knownAt.Add(time.Second+AheadMost), 0)
+}
 
 // Later is when the window begins that is so many after the one that begins at t, or about then if they are many.
 func (r Rate) Later(t time.Time, windows float64) time.Time {
@@ -198,7 +228,22 @@ type Quota struct {
 	CountCost bool             // a call takes its cost, not 1
 	Most      int64            // that a call may ever take
 	MostOf    map[string]int64 // the same for keys of which it differs
-	Room      map[string]int64 // what may be given out now, by key, or by "" where the limit is not per key
+
+	// By key, or by "" where the limit is not per key.
+	Room map[string]int64    // what may be given out
+	Soon map[string][]Charge // of that, what comes free later: see Use.Soon
+}
+
+// usableAt is when the last unit that was taken may be used, if so much is left; zero: at once. The first to come free is
+// the first to be taken. So at any time no more are used than have come free.
+func (q Quota) usableAt(of string, left int64) time.Time {
+	for _, c := range slices.Backward(q.Soon[of]) {
+		if left < c.Units {
+			return c.Until
+		}
+		left -= c.Units
+	}
+	return time.Time{}
 }
 
 // takes is the units that a call takes of the limit, and of which key.
@@ -234,15 +279,17 @@ func (a Admission) Fits(key string, cost int64) (fits, shared bool) {
 	return fits, shared
 }
 
-// Admit takes a call's units from every limit if it fits, and else takes nothing. It reports what Fits does.
-func (a Admission) Admit(key string, cost int64) (ok, shared bool) {
+// Admit takes a call's units from every limit if it fits, and else takes nothing. It reports what Fits does, and from when on
+// the call may be made; zero: at once.
+func (a Admission) Admit(key string, cost int64) (at time.Time, ok, shared bool) {
 	ok, shared = a.Fits(key, cost)
 	for _, q := range a {
 		if of, units := q.takes(key, cost); ok {
 			q.Room[of] -= units
+			at = slices.MaxFunc([]time.Time{at, q.usableAt(of, q.Room[of])}, time.Time.Compare)
 		}
 	}
-	return ok, shared
+	return at, ok, shared
 }
 
 // Exceeds reports whether a call of this cost could never be admitted, and the index of the limit that is why.

@@ -9,6 +9,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -211,6 +212,7 @@ func (a *application) record(ctx context.Context) error {
 	}
 	a.audit.Queue(noteEpochSQL)
 	a.audit.Queue(missAfterFailoverSQL, a.put)
+	a.audit.Queue(ledger.AwaitAheadSQL, limit.AheadMost) // it was claimed under the former versions
 	a.audit.Queue(recordSQL, a.put, a.dropped)
 	a.audit.Queue(`SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`)
 	if err := a.tx.SendBatch(ctx, &a.audit).Close(); err != nil {

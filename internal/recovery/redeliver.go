@@ -6,6 +6,7 @@ import (
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
 )
@@ -97,12 +98,15 @@ ORDER BY min(o.handed_at)`
 func (r *Recoverer) readdress(ctx context.Context, h handed) (handoff.Message, error) {
 	rows, _ := r.Pool.Query(ctx, readdressSQL, pgx.StrictNamedArgs{
 		"ids": h.CallIDs, "attempts": h.Attempts, "batch": h.Batch, "redeliveries": h.Redeliveries, "pool": h.Pool,
+		"wait": limit.AheadMost,
 	})
 	refs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[handoff.Ref])
 	id := handoff.ID(h.Epoch, h.Batch, h.MessageNo, h.Redeliveries+1)
 	return handoff.Message{Pool: h.Pool, ID: id, Task: h.Task, Attempts: refs}, err
 }
 
+// Each attempt waits as long as any may have to: if Postgres's clock was set forward, it seems to have been handed over long ago.
+//
 // IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
 const readdressSQL = `
 WITH locked AS MATERIALIZED (
@@ -115,4 +119,4 @@ SET redeliveries = o.redeliveries + 1, handed_at = clock_timestamp(), pool = @po
 FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt
   AND o.batch IS NOT DISTINCT FROM @batch AND o.redeliveries = @redeliveries AND o.started_at IS NULL
-RETURNING o.call_id, o.attempt`
+RETURNING o.call_id, o.attempt, @wait::interval`

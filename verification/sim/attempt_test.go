@@ -92,10 +92,19 @@ func (a *attempt) startAnswered(ok bool) {
 		a.free()
 	default:
 		a.begun = true
+		freeAt := a.notBefore
+		if starts := a.m0 + a.answer.Wait; starts > freeAt {
+			freeAt, a.m0 = k.w.now+a.answer.Wait, starts
+		} else {
+			a.m0 = freeAt
+		}
+		if k.w.mutant.early {
+			freeAt = 0
+		}
 		if a.answer.SendWithin != nil {
 			a.sendBy = a.m0 + *a.answer.SendWithin
 		}
-		a.prepare()
+		a.do(max(0, freeAt-k.w.now), a.prepare)
 	}
 }
 

@@ -11,6 +11,7 @@ type mutant struct {
 	rough      bool         // the faults are many
 	secondSend bool         // what is delivered twice is sent twice
 	newM0      bool         // m0 is read anew when a start is asked for again
+	early      bool         // units that are given out ahead are used at once
 	openGate   bool         // nothing is too late for the gate
 	resends    bool         // half of the requests are sent again
 	noRecall   bool         // a lower rate or a pause recalls nothing

@@ -52,6 +52,7 @@ func mutants() []struct {
 			sql:  onLedgerSQL("NEW.outcome = 'lost'"),
 			undo: undoLedgerSQL,
 		}},
+		{"units that are given out ahead are used at once", []string{over}, mutant{early: true}},
 		{"nothing is too late for the gate", []string{over}, mutant{openGate: true}},
 		{"what TCP sends again is forgotten", []string{over, verify}, mutant{
 			resends: true,

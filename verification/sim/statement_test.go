@@ -94,7 +94,10 @@ func (k *worker) askStart(a *attempt) {
 func (k *worker) executeStarts(batch []*attempt) {
 	requests := make([]ledger.StartRequest, len(batch))
 	for i, a := range batch {
-		requests[i] = ledger.StartRequest{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Epoch: a.Epoch, Timeout: a.Timeout}
+		requests[i] = ledger.StartRequest{
+			CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Epoch: a.Epoch, Timeout: a.Timeout,
+			Wait: max(0, a.notBefore-a.m0),
+		}
 		if !a.k.loads(a.Task) {
 			requests[i].Epoch, requests[i].Timeout = "", 0 // the queue's timeout
 		}

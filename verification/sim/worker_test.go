@@ -204,6 +204,7 @@ type loaded struct {
 	Limits      []string      `db:"limits"`
 	Keys        []string      `db:"keys"`
 	Epoch       string        `db:"epoch"`
+	notBefore   time.Duration
 }
 
 const loadSQL = `
@@ -226,7 +227,7 @@ func (k *worker) deliver(message handoff.Message) {
 		k.load(message.Attempts)
 	} else {
 		for _, r := range message.Attempts {
-			k.wait(loaded{CallID: r.CallID, Attempt: r.Attempt, Task: message.Task})
+			k.wait(loaded{CallID: r.CallID, Attempt: r.Attempt, Task: message.Task, notBefore: k.w.now + r.Wait})
 		}
 	}
 	k.fillSlots()
@@ -235,15 +236,16 @@ func (k *worker) deliver(message handoff.Message) {
 func (k *worker) loads(task string) bool { return task == "http" || k.w.mutant.secondSend }
 
 func (k *worker) load(refs []handoff.Ref) {
-	ids, attempts := make([]int64, len(refs)), make([]int32, len(refs))
+	ids, attempts, notBefore := make([]int64, len(refs)), make([]int32, len(refs)), map[int64]time.Duration{}
 	for i, r := range refs {
-		ids[i], attempts[i] = r.CallID, r.Attempt
+		ids[i], attempts[i], notBefore[r.CallID] = r.CallID, r.Attempt, k.w.now+r.Wait
 	}
 	rows, err := k.w.lane.workers.Query(k.w.ctx, loadSQL, ids, attempts, k.w.mutant.secondSend)
 	k.w.must(err)
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[loaded])
 	k.w.must(err)
 	for _, row := range list {
+		row.notBefore = notBefore[row.CallID]
 		k.wait(row)
 	}
 }
