@@ -202,9 +202,9 @@ func (s *system) work(stop <-chan struct{}) {
 			s.t.Error(err)
 			return
 		}
+		s.eventually(`SELECT coalesce(max(started_at) <= clock_timestamp(), true) FROM call_open WHERE token = ANY($1)`, tokens(answers))
 		var closings []ledger.Closing
 		for _, a := range answers {
-			time.Sleep(a.Wait)
 			took := time.Since(asked) - a.Wait
 			i := slices.IndexFunc(requests, func(r ledger.StartRequest) bool { return r.Token == a.Token })
 			closings = append(closings, ledger.Closing{
@@ -221,6 +221,13 @@ func (s *system) work(stop <-chan struct{}) {
 			return
 		}
 	}
+}
+
+func tokens(answers []ledger.StartAnswer) (list []int64) {
+	for _, a := range answers {
+		list = append(list, a.Token)
+	}
+	return list
 }
 
 // broker is what the dispatchers hand over to.

@@ -25,8 +25,8 @@ type StartRequest struct {
 type StartAnswer struct {
 	CallID     int64
 	Token      int64
-	StartedAt  *time.Time     // Postgres's clock at the start, its Wait after the statement; nil: this token has not started it, and never will
-	Wait       time.Duration  // what was asked for, or more; limit.AheadMost at most
+	StartedAt  *time.Time     // Postgres's clock at the start; nil: this token has not started it, and never will
+	Wait       time.Duration  // from the statement to the start: what was asked for, or more; limit.AheadMost at most
 	SendWithin *time.Duration // how long after asking, and Wait, the worker may write the request; nil: no limit bounds it
 	Gone       bool           // the attempt is open, but its call was deleted or cancelled: close it unsent
 	Expired    bool           // the attempt is open, but its call has expired: close it unsent
@@ -143,7 +143,8 @@ func inOrder(requests []StartRequest, given []StartAnswer, busy []int64) []Start
 //
 // The clock is read after the worker has read its own, on which its bounds rest. What was claimed ahead starts when its units are
 // free, which its wait says whatever becomes of the clock. A start is never earlier than its claim, even if the clock was set
-// back in between: then the worker waits for no longer than a claim may be ahead. The commit waits for the disk, whatever the server or the pool is set to.
+// back in between: then the worker waits for no longer than a claim may be ahead. The commit waits for the disk, whatever the
+// server or the pool is set to.
 const startSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.*, clock_timestamp() AS now, coalesce(a.timeout, ` + TimeoutSQL + `) AS within,

@@ -30,7 +30,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// Whatever is given out ahead, of one limit or two, by cost or per key: at no moment is more of a window used than the limit has.
+// Whatever is given out ahead, of one limit or two, by cost or by call: at no moment is more of a window used than the limit has.
 //
 //callq:guarantee 1
 func TestAheadNeverOver(t *testing.T) {

@@ -116,7 +116,8 @@ SELECT set_config('synchronous_commit', 'on', true),
 // LockQueueSQL does not lock FOR SHARE: claims that overlap would keep an applier waiting for ever.
 const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
 
-// LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database.
+// LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database. 5.1 seconds are limit.ResendMost and
+// limit.AheadMost.
 const LockLimitsSQL = `
 SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
     overrides, epoch, complete_since, missing_until, known_at, known_less,
