@@ -58,8 +58,8 @@ func (r *scanWindow) since(queue string) time.Time {
 	return time.Time{}
 }
 
-// lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under a lock that
-// they share, so what is committed after a claim has looked has a larger one than all that it saw. So nobody has to read what
+// lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under the capacity
+// lock, so what is committed after a claim has looked has a larger one than all that it saw. So nobody has to read what
 // has ended since, which an index keeps while somebody holds an old snapshot. Another epoch, or a number that does not rise,
 // means that these are not the data that were looked at: then nothing is known.
 type lowWater struct {

@@ -24,7 +24,7 @@ CREATE TABLE call_limits (
     applied_by     text        NOT NULL,
     -- From when call_usage holds every charge; NULL: not yet, and the limit is closed until then.
     complete_since timestamptz,
-    -- The epoch the limit was last claimed in.
+    -- The epoch that the limit last entered.
     epoch          text        NOT NULL,
     -- The configuration's rate (limit.Rate) while an override (`limits set`) is in force instead; else NULL.
     config         jsonb,

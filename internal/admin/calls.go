@@ -20,7 +20,7 @@ type Filter struct {
 	Before      int64              // only ids below it, if above 0: the last of a page gives the next page
 }
 
-// Call is a call in a list: the fields of a [callqueue.Record] that lists show.
+// Call is what lists show of a call.
 type Call struct {
 	ID           int64            `json:"id"`
 	Queue        string           `json:"queue"`

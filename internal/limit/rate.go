@@ -22,7 +22,7 @@ const (
 )
 
 // Rate allows at most Units in any window of length Window, or Units at once if Window is 0. A Shape makes another
-// algorithm of it.
+// algorithm of it. A token bucket's Units come in per Period, and its Window is lookBack times what fills it.
 type Rate struct {
 	Units  int64         `json:"units"`
 	Window time.Duration `json:"window"` // for how long a unit counts after its until, at most
@@ -41,8 +41,8 @@ type Shape struct {
 // Algorithm says which arrivals a rate allows.
 type Algorithm string
 
-// The algorithms. A Shape leaves the name of the sliding window, the default, empty. To add one, search for FixedWindow,
-// TokenBucket and token_bucket: each switch over algorithms takes what it does not name for a sliding window.
+// The algorithms. A Shape leaves the name of the sliding window, the default, empty. To add one, search for
+// fixed.?window and token.?bucket, in upper and lower case: each switch takes what it does not name for a sliding window.
 const (
 	SlidingWindow Algorithm = "sliding_window" // at most Units in any window
 	FixedWindow   Algorithm = "fixed_window"   // at most Units in each window of the calendar
@@ -95,7 +95,7 @@ func (r Rate) Set(to Rate) (Rate, error) {
 	return to.shaped(r.Shape)
 }
 
-// shaped makes a bucket of a sliding window's rate, if s is one.
+// shaped applies s to a sliding window's rate; if s is no bucket, r is unchanged.
 func (r Rate) shaped(s Shape) (Rate, error) {
 	switch s.Algorithm {
 	case TokenBucket:

@@ -86,8 +86,8 @@ func (u Use) NextLook(now time.Time, gained time.Duration) time.Time {
 	return next
 }
 
-// lookBack is for how many times of its filling a token bucket's charges count. What was before is taken to have left the
-// bucket empty: never too much, and too little only by one burst in so many.
+// lookBack is how many fill times a token bucket's charges count for. Before that the bucket is taken to have been empty:
+// never too much, and too little by at most one burst of the lookBack that came in since.
 const lookBack = 20
 
 // level is how many units a token bucket holds at now: the minimum, over each moment s in the window, of
