@@ -9,7 +9,7 @@
 // [ErrDuplicate] the outcome may be unknown, for example if the connection broke during the commit. Then insert again
 // with the same [Call.UniqueKey]: that adds no second call, as long as the first has not ended.
 //
-// An insert also wakes the dispatchers, at most every 5 ms for each Client. If a wake is lost, they find the call when
+// An insert also wakes the dispatchers, at most every 20 ms for each Client. If a wake is lost, they find the call when
 // they next poll.
 package callqueue
 

@@ -14,13 +14,13 @@ const WakeChannel = "callq_wake"
 const WakeFreed = "freed"
 
 // A NOTIFY per insert makes all committing producers wait for one another: it cost 0.37x.
-const wakeEvery = 5 * time.Millisecond
+const wakeEvery = 20 * time.Millisecond
 
 const wakeSQL = `SELECT pg_notify('` + WakeChannel + `', '')`
 
 const wakeFreedSQL = `SELECT pg_notify('` + WakeChannel + `', '` + WakeFreed + `')`
 
-// waker decides which inserts send a wake: one every 5 ms at most. A last wake follows 5 ms after the last insert that
+// waker decides which inserts send a wake: one every 20 ms at most. A last wake follows 20 ms after the last insert that
 // sent none, so that the end of a burst does not wait for the dispatchers' next tick.
 type waker struct {
 	send func() // sends a wake outside any insert; called on the timer's goroutine

@@ -21,12 +21,12 @@ func TestWaker(t *testing.T) {
 		said    []time.Duration // by an insert
 		sent    []time.Duration // by the timer
 	}{
-		{"a lone insert says it", ms(0), ms(0), nil},
-		{"the second of two is heard at the end", ms(0, 1), ms(0), ms(6)},
-		{"far apart, each says it", ms(0, 5, 20), ms(0, 5, 20), nil},
-		{"a burst is one and a last", ms(0, 1, 2, 3, 4), ms(0), ms(9)},
-		{"a stream is one per 5 ms and a last", ms(0, 2, 4, 6, 8, 10, 12), ms(0, 6, 12), ms(17)},
-		{"what the timer sent counts", ms(0, 1, 7, 11), ms(0, 11), ms(6, 16)},
+		{"a lone insert says it", fifths(0), fifths(0), nil},
+		{"the second of two is heard at the end", fifths(0, 1), fifths(0), fifths(6)},
+		{"far apart, each says it", fifths(0, 5, 20), fifths(0, 5, 20), nil},
+		{"a burst is one and a last", fifths(0, 1, 2, 3, 4), fifths(0), fifths(9)},
+		{"a stream is one per wakeEvery and a last", fifths(0, 2, 4, 6, 8, 10, 12), fifths(0, 6, 12), fifths(17)},
+		{"what the timer sent counts", fifths(0, 1, 7, 11), fifths(0, 11), fifths(6, 16)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -57,10 +57,11 @@ func TestWaker(t *testing.T) {
 	}
 }
 
-func ms(times ...int) []time.Duration {
+// fifths are times in fifths of wakeEvery.
+func fifths(times ...int) []time.Duration {
 	var all []time.Duration
 	for _, t := range times {
-		all = append(all, time.Duration(t)*time.Millisecond)
+		all = append(all, time.Duration(t)*wakeEvery/5)
 	}
 	return all
 }

@@ -105,7 +105,7 @@ func (b *batch) pack(c *candidates) (ids []int64, messageNos []int32, names []st
 	}
 	n := int32(0)
 	for _, to := range order {
-		for part := range slices.Chunk(calls[to], to.pool.Packing(len(calls[to]))) {
+		for part := range slices.Chunk(calls[to], to.pool.Packing(to.task, len(calls[to]))) {
 			id := handoff.ID(c.epoch, c.queue.Batch, n, 0)
 			b.messages = append(b.messages, handoff.Message{Pool: to.pool.Name, ID: id, Task: to.task})
 			for _, call := range part {

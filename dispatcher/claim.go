@@ -40,7 +40,9 @@ type claimer struct {
 	rounds   int                  // of polls
 	served   map[string]int       // queue to the round in which calls of it were last claimed
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest
-	standBy  time.Time            // until then another dispatcher claims, which was first; see look
+	standBy  time.Time            // until then another dispatcher claims; see dueQueues
+	seen     int64                // the number of the last claim, of whatever dispatcher
+	hurried  bool                 // more is to be claimed once a slot, or a unit of a concurrency limit, comes free
 	reserved reservations
 	scan     scanWindow
 	lowWater lowWater
@@ -49,6 +51,7 @@ type claimer struct {
 // outcome says what a claim did, and when the next may do more.
 type outcome struct {
 	more       bool          // another claim right away may find more
+	hurried    bool          // likewise, once a slot or a unit of a concurrency limit comes free
 	pollIn     time.Duration // when to poll again, if not more
 	blockedFor time.Duration // how long nothing can be claimed, or need be; 0: the limits have room
 }
@@ -142,15 +145,9 @@ type snapshot struct {
 
 // look takes the locks, reads the clock, drains the inbox, and looks at workers and pauses. If nothing may be claimed, the claim
 // ends early, with an outcome.
-//
-// If a lock is held, by another dispatcher as a rule, this one stands by: of two that both claim whenever a unit comes free, one
-// claims for nothing. Whoever gets all locks does not stand by. If it dies, this one looks soon enough.
 func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (s *snapshot, early *outcome, err error) {
 	s = &snapshot{}
 	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil || s.queue == nil {
-		if err == nil && !wait { // else the queue is gone
-			c.standBy = c.cfg.Now().Add(standFor)
-		}
 		return s, &outcome{pollIn: minGap}, err
 	}
 	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
@@ -174,13 +171,13 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	if err != nil {
 		return s, nil, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
 	}
-	if s.drained, err = backlog.Drain(ctx, tx, queue, c.scan.since(queue), s.now); err != nil {
-		return s, nil, err
-	}
 	s.from = c.lowWater.draw(s.epoch, s.queue.Batch)
-	if err := s.lookAtWorkers(ctx, tx); err != nil {
+	var asks pgx.Batch
+	s.askForWorkers(&asks)
+	if s.drained, err = backlog.Drain(ctx, tx, &asks, queue, c.scan.since(queue), s.now); err != nil {
 		return s, nil, err
 	}
+	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
 	return s, c.mayClaim(s, h), nil
 }
 
@@ -195,8 +192,8 @@ func (c *claimer) restored(ctx context.Context) error {
 	return nil
 }
 
-func (s *snapshot) lookAtWorkers(ctx context.Context, tx pgx.Tx) error {
-	var asks pgx.Batch
+// askForWorkers asks for the workers' pools, and what is paused.
+func (s *snapshot) askForWorkers(asks *pgx.Batch) {
 	asks.Queue(pools.SQL, s.from).Query(func(rows pgx.Rows) (err error) {
 		s.pools, err = pools.Collect(rows)
 		return err
@@ -204,11 +201,6 @@ func (s *snapshot) lookAtWorkers(ctx context.Context, tx pgx.Tx) error {
 	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&s.pausedFor, &s.keyPauses)
 	})
-	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
-		return fmt.Errorf("look at workers and pauses: %w", err)
-	}
-	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
-	return nil
 }
 
 // A pause without an end is looked at again in a day.
@@ -275,9 +267,9 @@ func (c *claimer) mayClaim(s *snapshot, h hours.Hours) *outcome {
 // poll that is notified is not worth reading all of call_open.
 func whenFull(p *pools.Pools) *outcome {
 	if p.AboveHighWater() {
-		return restFor(fullRetry)
+		return &outcome{hurried: true, pollIn: fullRetry, blockedFor: fullRetry}
 	}
-	return &outcome{pollIn: fullRetry}
+	return &outcome{hurried: true, pollIn: fullRetry}
 }
 
 // after says when the next claim may do more than this one did.
@@ -286,11 +278,15 @@ func (c *claimer) after(list *candidates, b *batch) outcome {
 	if b.stuck != nil {
 		if wait, known := list.head.shared().wait(*b.stuck); known {
 			result = *restFor(wait)
+		} else {
+			result.hurried = true
 		}
 	} else {
 		for _, h := range b.blocked {
 			if wait, known := list.head.wait(h); known {
 				result.pollIn = min(result.pollIn, wait)
+			} else {
+				result.hurried = true
 			}
 		}
 	}

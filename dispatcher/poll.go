@@ -30,21 +30,47 @@ func signal(waiting chan struct{}) {
 	}
 }
 
+// pace keeps polls apart where they are many: a poll that claims costs as much as several calls, and all that arrives before the
+// next shares it. A few may follow one another at once. Source: the generic cell rate algorithm, ITU-T I.371.
+type pace struct{ next time.Time } // when the next poll would be, if all were evenly apart
+
+const (
+	pollEvery = 40 * time.Millisecond
+	pollBurst = 4
+)
+
+// in is how long the next poll has to wait; 0 or less: it need not.
+func (p pace) in(now time.Time) time.Duration { return p.next.Add(-pollBurst * pollEvery).Sub(now) }
+
+// polled notes a poll.
+func (p *pace) polled(now time.Time) {
+	if p.next.Before(now) {
+		p.next = now
+	}
+	p.next = p.next.Add(pollEvery)
+}
+
 // stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due or
 // a glance sees one. Polls only make things quicker; the ticks alone would do.
 func (d *Dispatcher) stepLoop(ctx context.Context) {
+	var pace pace
 	due := time.Now().Add(pollLater)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		tick, notified := false, false
+		tick := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-d.ticks:
 			tick = true
 		case <-d.alarm.notified:
-			notified = true
+			if wait := pace.in(time.Now()); wait > 0 && !d.claims.hurried {
+				wait = min(wait, time.Until(due))
+				due = time.Now().Add(wait)
+				timer.Reset(wait)
+				continue
+			}
 		case <-timer.C:
 			if left := time.Until(due); left > 0 {
 				arrived, err := d.claims.glance(ctx)
@@ -57,9 +83,10 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 				}
 			}
 		}
+		pace.polled(time.Now())
 		next, err := d.observe(ctx, tick)
-		if notified { // a client notifies once in 5 ms: what it inserted meanwhile is there by then
-			next = min(next, minGap+time.Millisecond)
+		if next <= minGap && !d.claims.hurried { // to see what else there is
+			next = pace.in(time.Now())
 		}
 		next = max(next, minGap)
 		due = time.Now().Add(next)
@@ -203,16 +230,22 @@ func (c *claimer) poll(ctx context.Context, wait bool) (time.Duration, error) {
 		if !c.sender.Reachable(ctx) {
 			return errRetry, errors.New("claims wait for Redis")
 		}
-		queues, err := c.dueQueues(ctx)
+		queues, others, err := c.dueQueues(ctx)
 		if err != nil {
 			return errRetry, err
+		}
+		if others && !wait {
+			c.standBy = c.cfg.Now().Add(standFor)
+			return standFor, nil
 		}
 		round := outcome{pollIn: pollLater}
 		for _, queue := range c.inTurn(queues) {
 			result, claimErr := c.turn(ctx, queue, wait)
 			err = errors.Join(err, claimErr)
 			round.pollIn, round.more = min(round.pollIn, result.pollIn), round.more || result.more
+			round.hurried = round.hurried || result.hurried
 		}
+		c.hurried = round.hurried || round.more
 		switch {
 		case err != nil:
 			return errRetry, err
@@ -257,7 +290,7 @@ func (c *claimer) turn(ctx context.Context, queue dueQueue, wait bool) (outcome,
 		now := c.cfg.Now()
 		c.blocked[queue.Name] = now.Add(result.blockedFor)
 		if !result.more || c.stop() {
-			return outcome{pollIn: min(pollIn, result.pollIn)}, nil
+			return outcome{pollIn: min(pollIn, result.pollIn), hurried: result.hurried}, nil
 		}
 		if now.Sub(began) >= turnFor {
 			return outcome{pollIn: minGap, more: true}, nil
@@ -270,25 +303,34 @@ type dueQueue struct {
 	Name string        `db:"name"`
 	Due  bool          `db:"due"`
 	In   time.Duration `db:"due_in"`
+	// Drawn is the number of the last claim, of whatever dispatcher.
+	Drawn int64 `db:"drawn"`
 }
 
-func (c *claimer) dueQueues(ctx context.Context) ([]dueQueue, error) {
+// dueQueues reports also whether another dispatcher has claimed, after this one, since this one looked last. Then this one stands
+// by: of two that both claim whenever a unit comes free, one claims for nothing. If the other dies, this one looks soon enough.
+func (c *claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, err error) {
 	began := c.cfg.Now()
 	queues, since := c.scan.begin(began)
 	rows, _ := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
-	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
+	due, err = pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
-		return nil, fmt.Errorf("look for due calls: %w", err)
+		return nil, false, fmt.Errorf("look for due calls: %w", err)
 	}
 	c.scan.end(began, c.cfg.Now())
-	return due, nil
+	if len(due) > 0 {
+		others = c.seen > 0 && due[0].Drawn > max(c.seen, c.lowWater.drawn)
+		c.seen = due[0].Drawn
+	}
+	return due, others, nil
 }
 
 // Three probes per queue: inbox rows, flows to wake, flows to claim from. run_at may be infinite, of which nothing can be
 // subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
-    least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in
+    least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in,
+    (SELECT coalesce(pg_sequence_last_value('call_batch_seq'), 0)) AS drawn
 FROM (
     SELECT r.name, least(n.at, w.at, a.at) AS first_at
     FROM call_queues r

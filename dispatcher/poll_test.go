@@ -138,28 +138,33 @@ func TestPausedKeyOfAFullLimit(t *testing.T) {
 	t.Error("it polls again and again")
 }
 
-// A dispatcher that finds another claiming leaves claims to it for a while, whatever arrives. Then it looks again, and goes on if
-// the other no longer does.
+// A dispatcher that sees that another has claimed leaves claims to it for a while, whatever arrives. Then it goes on, if the other
+// no longer does.
 func TestStandsBy(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
 	monotonic := time.Now()
-	d := s.clocked(&monotonic)
-	s.calls("default", 1)
-	claims := func(want int) {
+	r := rules(sliding("api", 10, time.Hour))
+	other, d := s.dispatcher(r), s.dispatcher(r, func(c *dispatcher.Config) { c.Now = func() time.Time { return monotonic } })
+	s.turn(d)
+	s.turn(other)
+	claims := func(by *dispatcher.Dispatcher, want int) {
 		t.Helper()
-		s.poll(d)
+		s.calls("default", 1)
+		s.poll(by)
 		s.want(`SELECT count(*) = $1 FROM call_open`, want)
 	}
-	for range 2 {
-		tx := s.hold(`SELECT FROM call_queues FOR NO KEY UPDATE`)
-		claims(0)
-		s.release(tx)
-		claims(0)
-		monotonic = monotonic.Add(250 * time.Millisecond)
-	}
-	claims(1)
+	claims(d, 1)
+	claims(other, 2)
+	claims(d, 2)
+	monotonic = monotonic.Add(200 * time.Millisecond)
+	claims(d, 2)
+	monotonic = monotonic.Add(50 * time.Millisecond)
+	claims(d, 5)
+	claims(other, 5)
+	s.tick(other) // a tick claims, whoever else does
+	s.want(`SELECT count(*) = 6 FROM call_open`)
 }
 
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.

@@ -142,10 +142,18 @@ type recorder struct {
 func newRecorder(db *pgxpool.Pool, log *slog.Logger, nearlyFull func() bool) *recorder {
 	r := &recorder{db: db, log: log, nearlyFull: nearlyFull, wakes: make(chan struct{}, 1)}
 	weigh := func(c ledger.Closing) int { return len(c.Result) }
-	r.closings = ledger.NewBatch(batchSize, weigh, func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
+	r.closings = ledger.NewBatch(batchSize, weigh, r.linger, func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
 		return r.close(ctx, closings, false)
 	})
 	return r
+}
+
+// linger has closes apart, but where somebody may wait for the unit or the slot.
+func (r *recorder) linger(c ledger.Closing, last time.Time) time.Time {
+	if c.Frees || frees(c) || r.nearlyFull() {
+		return time.Time{}
+	}
+	return last.Add(lingerMost)
 }
 
 // close closes attempts. Where somebody's transaction is in the way it closes only those whose rows are free, and answers
@@ -220,13 +228,16 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 // freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives back units that it never used,
 // or not all, or frees slots of a worker that was nearly full: they may have held back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
-	if slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Arrival == nil || c.Settled != nil }) {
+	if slices.ContainsFunc(closings, frees) {
 		r.unused.Store(true)
 		r.wake()
 	} else if r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
 		r.wake()
 	}
 }
+
+// frees reports whether units come free that no claim could foresee.
+func frees(c ledger.Closing) bool { return c.Arrival == nil || c.Settled != nil }
 
 // wake has the dispatchers woken soon.
 func (r *recorder) wake() {

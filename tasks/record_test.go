@@ -19,7 +19,7 @@ func TestRecordSaysOnceThatItWaits(t *testing.T) {
 		var log bytes.Buffer
 		tries := 0
 		r := newRecorder(nil, slog.New(slog.NewTextHandler(&log, nil)), nil)
-		r.closings = ledger.NewBatch(1, nil, func(_ context.Context, closings []ledger.Closing) ([]error, error) {
+		r.closings = ledger.NewBatch(1, nil, nil, func(_ context.Context, closings []ledger.Closing) ([]error, error) {
 			if tries++; tries < 10 {
 				return nil, errors.New("Postgres is away")
 			}

@@ -20,14 +20,26 @@ type starts struct {
 
 func newStarts(db *pgxpool.Pool, worker string) *starts {
 	s := &starts{db: db, worker: worker}
-	s.Batch = ledger.NewBatch(batchSize, nil, s.start)
-	s.acks = ledger.NewBatch(batchSize, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {
+	s.Batch = ledger.NewBatch(batchSize, nil, lingerStart, s.start)
+	s.acks = ledger.NewBatch(batchSize, nil, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 		defer cancel()
 		return make([]struct{}, len(acks)), ledger.Acknowledge(ctx, db, acks)
 	})
 	return s
 }
+
+// lingerStart has starts a few milliseconds apart, so that those of a message share a statement. One whose units are not free
+// yet has time.
+func lingerStart(r ledger.StartRequest, last time.Time) time.Time {
+	if r.Wait > 0 {
+		return time.Now().Add(min(r.Wait/2, lingerMost))
+	}
+	return last.Add(lingerMost / 4)
+}
+
+// lingerMost is how long a start or an end waits for others to share its statement.
+const lingerMost = 20 * time.Millisecond
 
 // start starts attempts. Where somebody's transaction is in the way, it starts only those whose rows are free.
 func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
@@ -81,7 +93,7 @@ func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 func (a *attempt) startRequest() ledger.StartRequest {
 	return ledger.StartRequest{
 		CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout,
-		Wait: max(0, a.notBefore.Sub(a.m0)).Truncate(time.Microsecond),
+		Wait: max(0, a.notBefore.Sub(a.m0)), Asked: a.m0,
 	}
 }
 
@@ -93,6 +105,7 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 	if a.refused != nil {
 		return g, a.refused
 	}
+	a.m0 = a.m0.Add(answer.After)
 	if starts := a.m0.Add(answer.Wait); starts.After(a.notBefore) { // the ledger knows of a later time than the message
 		time.Sleep(answer.Wait)
 		a.m0 = starts
@@ -119,6 +132,7 @@ func (a *attempt) known(ctx context.Context, answer ledger.StartAnswer, err erro
 			return answer, errLate
 		}
 		answer, err = a.w.starts.apart(ctx, a.startRequest())
+		answer.After = 0 // the first statement may have started it
 	}
 	switch {
 	case err != nil:

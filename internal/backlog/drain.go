@@ -24,8 +24,8 @@ type Drained struct {
 }
 
 // Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. It reads what fell due
-// from since on; zero: everything.
-func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (Drained, error) {
+// from since on; zero: everything. asks is sent along.
+func Drain(ctx context.Context, tx pgx.Tx, asks *pgx.Batch, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
 	var inbox, woken int64
 	var keys []string   // of which one may no longer be blocked
@@ -34,7 +34,6 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 	if !since.IsZero() {
 		from = &since
 	}
-	var asks pgx.Batch
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
 		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
 	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &t.UpTo) })
@@ -42,7 +41,7 @@ func Drain(ctx context.Context, tx pgx.Tx, queue string, since, now time.Time) (
 		woken = done.RowsAffected()
 		return nil
 	})
-	if err := tx.SendBatch(ctx, &asks).Close(); err != nil {
+	if err := tx.SendBatch(ctx, asks).Close(); err != nil {
 		return t, fmt.Errorf("drain the inbox: %w", err)
 	}
 	t.Some = inbox+woken > 0

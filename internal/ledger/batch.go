@@ -8,12 +8,14 @@ import (
 )
 
 // Batch groups the requests of many goroutines into single statements. While one statement runs, the next requests gather: a
-// single request waits for nothing, and a crowd shares one commit.
+// crowd shares one commit. Where they are few, each may linger for others: a statement costs about the same for one as for ten.
 type Batch[Q, A any] struct {
 	requests chan request[Q, A]
 	turn     chan struct{} // holds a token while a lane gathers
 	run      func(context.Context, []Q) ([]A, error)
-	weigh    func(Q) int // bytes that a request carries
+	weigh    func(Q) int                  // bytes that a request carries
+	linger   func(Q, time.Time) time.Time // see NewBatch
+	last     time.Time                    // when the last statement began; whoever has the turn owns it
 	size     int
 	now      atomic.Int64 // the maximum for now: less while statements take long
 }
@@ -24,12 +26,20 @@ type request[Q, A any] struct {
 }
 
 // NewBatch groups up to size requests into one call of run, which answers them in their order. It groups fewer if they are
-// large by weigh, which may be nil, or if run takes long: a statement beyond its timeout would never get anything done.
-func NewBatch[Q, A any](size int, weigh func(Q) int, run func(context.Context, []Q) ([]A, error)) *Batch[Q, A] {
+// large by weigh, or if run takes long: a statement beyond its timeout would never get anything done. linger says until when a
+// request waits for others, if the last statement began at last. weigh and linger may be nil.
+func NewBatch[Q, A any](
+	size int, weigh func(Q) int, linger func(ask Q, last time.Time) time.Time, run func(context.Context, []Q) ([]A, error),
+) *Batch[Q, A] {
 	if weigh == nil {
 		weigh = func(Q) int { return 0 }
 	}
-	b := &Batch[Q, A]{requests: make(chan request[Q, A], size), turn: make(chan struct{}, 1), run: run, weigh: weigh, size: size}
+	if linger == nil {
+		linger = func(_ Q, last time.Time) time.Time { return last }
+	}
+	b := &Batch[Q, A]{
+		requests: make(chan request[Q, A], size), turn: make(chan struct{}, 1), run: run, weigh: weigh, linger: linger, size: size,
+	}
 	b.now.Store(int64(size))
 	return b
 }
@@ -94,7 +104,7 @@ func (b *Batch[Q, A]) lane(ctx context.Context) {
 		pass := sync.OnceFunc(func() { <-b.turn })
 		select {
 		case first := <-b.requests:
-			batch := b.gather(first)
+			batch := b.gather(ctx, first)
 			if len(batch) < crowd {
 				pass()
 			}
@@ -114,19 +124,39 @@ const (
 	long       = time.Second
 )
 
-// gather takes what is waiting, without waiting for more.
-func (b *Batch[Q, A]) gather(first request[Q, A]) []request[Q, A] {
-	batch := []request[Q, A]{first}
-	for weight, most := b.weigh(first.ask), int(b.now.Load()); len(batch) < most && weight < heavy; {
-		select {
-		case next := <-b.requests:
-			batch = append(batch, next)
-			weight += b.weigh(next.ask)
-		default:
-			return batch
+// gather takes what is waiting, and lingers for more as long as all of it may, and it is no crowd.
+func (b *Batch[Q, A]) gather(ctx context.Context, first request[Q, A]) []request[Q, A] {
+	var batch []request[Q, A]
+	until, weight, most := b.linger(first.ask, b.last), 0, int(b.now.Load())
+	for next, some := first, true; some; {
+		batch, weight = append(batch, next), weight+b.weigh(next.ask)
+		if at := b.linger(next.ask, b.last); at.Before(until) {
+			until = at
+		}
+		if some = len(batch) < most && weight < heavy; some {
+			next, some = b.next(ctx, until, len(batch) < crowd)
 		}
 	}
+	b.last = time.Now()
 	return batch
+}
+
+// next is the next request; if none is waiting and it may linger, the first to come until then.
+func (b *Batch[Q, A]) next(ctx context.Context, until time.Time, linger bool) (next request[Q, A], some bool) {
+	select {
+	case next = <-b.requests:
+		return next, true
+	default:
+	}
+	if left := time.Until(until); linger && left > 0 {
+		select {
+		case next = <-b.requests:
+			return next, true
+		case <-time.After(left):
+		case <-ctx.Done():
+		}
+	}
+	return next, false
 }
 
 // learn makes the next statements smaller after one of n requests took long, and larger again later.

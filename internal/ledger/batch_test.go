@@ -31,7 +31,7 @@ func TestCrowdsTakeTurns(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				b := ledger.NewBatch(1000, nil, func(_ context.Context, asks []int) ([]int, error) {
+				b := ledger.NewBatch(1000, nil, nil, func(_ context.Context, asks []int) ([]int, error) {
 					time.Sleep(c.takes)
 					return asks, nil
 				})
@@ -58,10 +58,58 @@ func TestCrowdsTakeTurns(t *testing.T) {
 	}
 }
 
+// Few requests linger for others, but for no longer than each of them may; a crowd does not.
+func TestRequestsLinger(t *testing.T) {
+	const apart = 20 * time.Millisecond
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	for name, c := range map[string]struct {
+		at     []time.Duration // of the requests
+		urgent int             // of the request that may not linger; -1: none
+		want   []time.Duration // of the statements
+	}{
+		"after a rest it goes at once":         {[]time.Duration{0, ms(30)}, -1, []time.Duration{0, ms(30)}},
+		"the next ones share a statement":      {[]time.Duration{0, ms(1), ms(5), ms(19)}, -1, []time.Duration{0, ms(20)}},
+		"one that may not takes all along":     {[]time.Duration{0, ms(1), ms(5), ms(30)}, 2, []time.Duration{0, ms(5), ms(30)}},
+		"a crowd goes once it is one":          {append([]time.Duration{0}, slices.Repeat([]time.Duration{ms(3)}, 32)...), -1, []time.Duration{0, ms(3)}},
+		"a stream makes a statement each 20ms": {[]time.Duration{0, ms(8), ms(16), ms(24), ms(32), ms(41)}, -1, []time.Duration{0, ms(20), ms(40), ms(60)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now().Add(time.Hour)
+				var statements []time.Duration
+				linger := func(ask int, last time.Time) time.Time {
+					if ask == c.urgent {
+						return time.Time{}
+					}
+					return last.Add(apart)
+				}
+				b := ledger.NewBatch(1000, nil, linger, func(_ context.Context, asks []int) ([]int, error) {
+					statements = append(statements, time.Since(begun))
+					return asks, nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				var asked, lanes sync.WaitGroup
+				lanes.Go(func() { b.Run(ctx, 1) })
+				for i, at := range c.at {
+					time.Sleep(time.Until(begun.Add(at)))
+					asked.Add(1)
+					b.Tell(ctx, i, func(int, error) { asked.Done() })
+				}
+				asked.Wait()
+				if !slices.Equal(statements, c.want) {
+					t.Errorf("statements began at %v, want %v", statements, c.want)
+				}
+				cancel()
+				lanes.Wait()
+			})
+		})
+	}
+}
+
 // What nobody will serve any more is answered.
 func TestBatchEnds(t *testing.T) {
 	t.Parallel()
-	b := ledger.NewBatch(10, nil, func(context.Context, []int) ([]int, error) { panic("served") })
+	b := ledger.NewBatch(10, nil, nil, func(context.Context, []int) ([]int, error) { panic("served") })
 	ctx, cancel := context.WithCancel(t.Context())
 	answered := make(chan error, 1)
 	b.Tell(ctx, 1, func(_ int, err error) { answered <- err })
@@ -87,7 +135,7 @@ func TestBatchesThatTakeLong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sizes := []int{}
-				b := ledger.NewBatch(1000, func(int) int { return c.bytes }, func(ctx context.Context, asks []int) ([]int, error) {
+				b := ledger.NewBatch(1000, func(int) int { return c.bytes }, nil, func(ctx context.Context, asks []int) ([]int, error) {
 					sizes = append(sizes, len(asks))
 					select {
 					case <-time.After(time.Duration(len(asks)) * c.each):
@@ -129,7 +177,7 @@ func TestBadDataFailsAlone(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"22P05", "54000", "XX001"} {
 		statements := 0
-		b := ledger.NewBatch(1024, nil, func(_ context.Context, asks []int) ([]int, error) {
+		b := ledger.NewBatch(1024, nil, nil, func(_ context.Context, asks []int) ([]int, error) {
 			statements++
 			if slices.Contains(asks, 700) {
 				return nil, &pgconn.PgError{Code: code}

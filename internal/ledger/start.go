@@ -19,6 +19,7 @@ type StartRequest struct {
 	Epoch   string        // that it was loaded in, as after a failover its id may be another call's; "": it was not loaded
 	Timeout time.Duration // how long the handler may take; 0: the queue's timeout, and the answer has the Work
 	Wait    time.Duration // how long its units are not yet free
+	Asked   time.Time     // monotonic, when Wait was as long; zero: when the statement is sent
 }
 
 // StartAnswer answers a StartRequest.
@@ -26,8 +27,9 @@ type StartAnswer struct {
 	CallID     int64
 	Token      int64
 	StartedAt  *time.Time     // Postgres's clock at the start; nil: this token has not started it, and never will
-	Wait       time.Duration  // from the statement to the start: what was asked for, or more; limit.AheadMost at most
-	SendWithin *time.Duration // how long after asking, and Wait, the worker may write the request; nil: no limit bounds it
+	After      time.Duration  // from Asked to when the statement was sent
+	Wait       time.Duration  // from the statement to the start: what was left of what was asked for, or more; limit.AheadMost at most
+	SendWithin *time.Duration // how long after the start the worker may write the request; nil: no limit bounds it
 	Gone       bool           // the attempt is open, but its call was deleted or cancelled: close it unsent
 	Expired    bool           // the attempt is open, but its call has expired: close it unsent
 	TooLarge   bool           // the attempt is open, but what its call has as call_data is too much: close it as failed
@@ -80,8 +82,18 @@ func StartFree(ctx context.Context, db *pgxpool.Pool, worker string, requests []
 
 // start starts what can be started, and asks of the rest why not.
 func start(ctx context.Context, db DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
+	requests, after, now := slices.Clone(requests), make(map[int64]time.Duration, len(requests)), time.Now()
+	for i := range requests {
+		if r := &requests[i]; !r.Asked.IsZero() { // some of its wait has passed
+			after[r.Token] = now.Sub(r.Asked)
+			r.Wait = max(0, r.Wait-after[r.Token]).Truncate(time.Microsecond)
+		}
+	}
 	rows, _ := db.Query(ctx, startSQL, startArgs(worker, requests)) // CollectRows returns its error
 	given, err := pgx.CollectRows(rows, scanAnswer)
+	for i := range given {
+		given[i].After = after[given[i].Token]
+	}
 	if err != nil || len(given) == len(requests) {
 		return given, wrap("start attempts", err)
 	}

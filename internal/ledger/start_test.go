@@ -105,6 +105,18 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
+// A start that lingered waits for what is left of its wait, and says how long ago it was asked.
+func TestStartThatLingered(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	r := ledgertest.Request(ledgertest.Open(t, pool), 7)
+	r.Wait, r.Asked = 80*time.Millisecond, time.Now().Add(-30*time.Millisecond)
+	got := ledgertest.Start(t, pool, r)[7]
+	if got.After < 30*time.Millisecond || got.Wait > 80*time.Millisecond-got.After || got.After < 70*time.Millisecond && got.Wait == 0 {
+		t.Errorf("sent %s after it was asked, it waits %s of 80ms", got.After, got.Wait)
+	}
+}
+
 // Who does not say how long the handler may take has not read the attempt: the answer has it all.
 func TestStartAnswersWithTheWork(t *testing.T) {
 	t.Parallel()

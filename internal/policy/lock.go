@@ -75,62 +75,61 @@ func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within t
 		skip = ""
 	}
 	q := &LockedQueue{Name: queue}
-	var first pgx.Batch
-	first.Queue(claimSettingsSQL, strconv.FormatInt(within.Milliseconds(), 10))
-	first.Queue(LockQueueSQL+skip, queue).QueryRow(func(row pgx.Row) error {
+	var locks pgx.Batch
+	locks.Queue(LockQueueSQL+skip, queue, strconv.FormatInt(within.Milliseconds(), 10)).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours)
 	})
-	err := tx.SendBatch(ctx, &first).Close()
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil // locked, or no longer in the policy
-	}
-	if err != nil {
-		return nil, fmt.Errorf("lock the queue: %w", err)
-	}
-	var locks pgx.Batch
-	locks.Queue(LockLimitsSQL+skip, q.LimitNames).Query(func(rows pgx.Rows) (err error) {
+	locks.Queue(LockLimitsSQL+skip, queue).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
 		return err
 	})
-	locks.Queue(lockCapacitySQL + skip).QueryRow(func(row pgx.Row) error { return row.Scan() })
-	locks.Queue(drawBatchSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
-	err = tx.SendBatch(ctx, &locks).Close()
+	err := tx.SendBatch(ctx, &locks).Close()
+	switch {
+	case errors.Is(err, pgx.ErrNoRows) || err == nil && len(q.Limits) != len(q.LimitNames):
+		return nil, nil // locked, or no longer in the policy
+	case err != nil:
+		return nil, fmt.Errorf("lock the queue and its limits: %w", err)
+	}
+	err = tx.QueryRow(ctx, fmt.Sprintf(drawBatchSQL, skip)).Scan(&q.Batch)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows) && wait: // else it may be locked
 		return nil, errNoLock
-	case errors.Is(err, pgx.ErrNoRows) || err == nil && len(q.Limits) != len(q.LimitNames):
+	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("lock the limits: %w", err)
+		return nil, fmt.Errorf("lock the capacity: %w", err)
 	}
 	return q, nil
 }
 
 var errNoLock = errors.New("call_locks lacks a row: INSERT INTO call_locks (name) VALUES ('apply'), ('capacity') ON CONFLICT DO NOTHING")
 
-const claimSettingsSQL = `
-SELECT set_config('synchronous_commit', 'on', true),
-    set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true),
-    set_config('idle_in_transaction_session_timeout', $1, true)` // a frozen claim stops all others
+// LockQueueSQL first bounds the transaction ($2, in ms): a frozen claim stops all others. It does not lock FOR SHARE: claims that
+// overlap would keep an applier waiting for ever.
+const LockQueueSQL = `
+SELECT limits, label, served_key, hours
+FROM call_queues
+WHERE name = $1
+  AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
+  AND (SELECT count(set_config(name, $2, true))
+       FROM unnest('{statement_timeout, lock_timeout, idle_in_transaction_session_timeout}'::text[]) AS s (name)) = 3
+FOR NO KEY UPDATE`
 
-// LockQueueSQL does not lock FOR SHARE: claims that overlap would keep an applier waiting for ever.
-const LockQueueSQL = `SELECT limits, label, served_key, hours FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
-
-// LockLimitsSQL locks in byte order, as Apply does, whatever the collation of the database. 5.1 seconds are limit.ResendMost and
-// limit.AheadMost.
+// LockLimitsSQL locks the limits of the queue that is locked, in byte order, as Apply does, whatever the collation of the
+// database. 5.1 seconds are limit.ResendMost and limit.AheadMost. The timeouts may be older than the lock by its wait, 5 s at most,
+// which they cover.
 const LockLimitsSQL = `
 SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
     overrides, epoch, complete_since, missing_until, known_at, known_less,
     slack + greatest(send_within + interval '5.1 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l
-WHERE name = ANY($1)
+WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM call_queues WHERE name = $1))
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
 
+// drawBatchSQL draws the claim's number once it has locked the capacity, so numbers are in the order of claims (low-water mark).
 // Only callq's daemons may lock the row, while any login may hold an advisory lock for as long as it likes. The lock is written
 // into the row in place, so it leaves nothing dead.
-const lockCapacitySQL = `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`
-
-// Drawn under the lock of the capacity: so numbers are in the order of claims (low-water mark).
-const drawBatchSQL = `SELECT nextval('call_batch_seq')`
+const drawBatchSQL = `
+SELECT nextval('call_batch_seq') FROM (SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE%s OFFSET 0) AS locked`

@@ -161,11 +161,16 @@ func (r *Pools) For(task, before string) string {
 	return other
 }
 
-// Packing is how many attempts one message carries when the pool gets m of them. Each message costs a worker two trips to
-// Redis and a statement, so few attempts make a message a worker. Many make four, so that the next goes to whoever is free.
-func (p *Pool) Packing(m int) int {
-	w := max(p.Workers, 1)
-	k := max(min((m+w-1)/w, 8), min(m/(4*w), 128))
+// Packing is how many attempts one message carries when the pool gets m of a task. Each message costs a worker two trips to
+// Redis and a statement, and each worker two more statements. So few attempts make a message a worker, or one of up to 16 if
+// they are HTTP calls, which take next to no CPU. Many make four a worker, so that the next goes to whoever is free.
+func (p *Pool) Packing(task string, m int) int {
+	w, few := max(p.Workers, 1), 8
+	each := (m + w - 1) / w
+	if task == handoff.HTTP {
+		each, few = m, 16
+	}
+	k := max(min(each, few), min(m/(4*w), 128))
 	return min(k, max(p.Slots/4, 1))
 }
 

@@ -37,22 +37,26 @@ func TestPacking(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		workers, slots, attempts, want int
+		task                           string
 	}{
-		{1, 100, 1, 1},
-		{2, 100, 4, 2},
-		{2, 100, 5, 3},
-		{2, 100, 16, 8},
-		{2, 100, 64, 8},
-		{2, 100, 100, 12},
-		{2, 100, 1000, 25},
-		{4, 4000, 4000, 128},
-		{2, 20, 100, 5},
-		{1, 1, 9, 1},
-		{0, 0, 9, 1}, // nobody is alive
+		{1, 100, 1, 1, "own"},
+		{2, 100, 4, 2, "own"},
+		{2, 100, 5, 3, "own"},
+		{2, 100, 16, 8, "own"},
+		{2, 100, 64, 8, "own"},
+		{2, 100, 100, 12, "own"},
+		{2, 100, 1000, 25, "own"},
+		{4, 4000, 4000, 128, "own"},
+		{2, 20, 100, 5, "own"},
+		{1, 1, 9, 1, "own"},
+		{0, 0, 9, 1, "own"}, // nobody is alive
+		{2, 100, 5, 5, "http"},
+		{4, 100, 40, 16, "http"},
+		{4, 100, 400, 25, "http"},
 	} {
 		p := &Pool{Workers: c.workers, Slots: c.slots}
-		if got := p.Packing(c.attempts); got != c.want {
-			t.Errorf("%d workers with %d slots each get %d attempts: %d a message, want %d", c.workers, c.slots, c.attempts, got, c.want)
+		if got := p.Packing(c.task, c.attempts); got != c.want {
+			t.Errorf("%d workers with %d slots each get %d attempts of %s: %d a message, want %d", c.workers, c.slots, c.attempts, c.task, got, c.want)
 		}
 	}
 }

@@ -1,0 +1,35 @@
+package dispatcher
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// A few polls may follow one another at once; more are apart. After a rest a few may again.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	var p pace
+	start := time.Now()
+	at := start
+	for _, c := range []struct {
+		rest time.Duration // before the polls
+		want []time.Duration
+	}{
+		{0, []time.Duration{0, 0, 0, 0, 0, pollEvery, pollEvery, pollEvery}},
+		{2 * pollEvery, []time.Duration{0, 0, pollEvery}},
+		{time.Hour, []time.Duration{0, 0, 0, 0, 0, pollEvery}},
+	} {
+		at = at.Add(c.rest)
+		var waits []time.Duration
+		for range c.want {
+			wait := max(0, p.in(at))
+			at = at.Add(wait)
+			p.polled(at)
+			waits = append(waits, wait)
+		}
+		if !slices.Equal(waits, c.want) {
+			t.Errorf("after %s, polls waited %v, want %v", c.rest, waits, c.want)
+		}
+	}
+}
