@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-claims bench-paced bench-reads bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-plot bench-claims bench-paced bench-reads bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -93,8 +93,11 @@ kill-night: deps ## the same with 500, in five rounds: most of an hour
 latency: deps ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3
 
-bench: deps ## callq beside River: inserts and drain, a table; ARGS="-n 10000 -rounds 1" and the like
+bench: deps ## callq beside River, graphile-worker, pg-boss, Asynq and raw SQL: inserts and drain, tables; ARGS="-n 10000 -rounds 1" and the like
 	go run -C verification/bench . $(ARGS)
+
+bench-plot: deps ## the same, and docs/bench.svg, which shows the ratios
+	go run -C verification/bench . -plot '$(CURDIR)/docs/bench.svg' $(ARGS)
 
 bench-claims: deps ## what a claim takes among few and many calls and keys, and under a held snapshot
 	go run -C verification/bench . -claims
@@ -108,7 +111,7 @@ bench-reads: deps ## what status, get, why and lists take among 1,000,000 calls,
 bench-check: deps $(LINT) ## what bench runs, small: it lints, and every call gets done
 	cd verification && $(LINT) run ./bench
 	go vet -C verification ./bench
-	go test -C verification -count=1 -timeout 2m ./bench
+	go test -C verification -count=1 -timeout 3m ./bench
 
 # A seed that fails prints the command that replays it.
 SIM := $(SERVERS) go test -count=1 ./sim -v -timeout 12h

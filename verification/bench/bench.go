@@ -6,73 +6,35 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 )
 
 const (
 	producers   = 8    // of the inserts one by one
-	bulk        = 5000 // calls in one bulk insert
+	bulk        = 5000 // calls in one bulk insert, but for peers that are quicker with fewer
 	slots       = 2000 // calls that a worker runs at once
 	conns       = 20   // Postgres connections of a pool
 	drainWithin = 5 * time.Minute
 	askEvery    = 2 * time.Millisecond // whether all are done, once the last handler has run
 )
 
-// system is callq or River, on a database of its own.
-type system interface {
-	insert(ctx context.Context, n int) error
-	insertMany(ctx context.Context, first, count int) error
-	// start starts the workers, whose handler is handled.
-	start(ctx context.Context, handled func()) (stop func() error, err error)
-	// allDone says whether the job table has nothing left to do.
-	allDone(ctx context.Context) (bool, error)
-	// check says what is wrong with the tables when so many were inserted and so many are done.
-	check(ctx context.Context, inserted, done int) error
-	// vacuum readies the tables for the drain.
-	vacuum(ctx context.Context) error
-	close()
-}
-
-// peer is a system with its name.
-type peer struct {
-	name  string
-	redis bool // it uses Redis
-	open  func(ctx context.Context, databaseURL, redisURL string) (system, error)
-}
-
-func peers() []peer {
-	return []peer{{"callq", true, openCallq}, {"River", false, openRiver}}
-}
-
 // sizes is how much is measured.
 type sizes struct {
 	calls, singles, rounds int
-	only                   string        // the name of a peer; "": all
+	only                   string        // names of peers, with commas between; "": all
 	rates                  rates         // at which calls come, with -paced
 	paceFor                time.Duration // for which each is measured
+	top                    int           // of the statements to say
 	profile                string        // where a profile of the last drain goes; "": nowhere
+	plot                   string        // where a picture of the ratios goes; "": nowhere
 }
 
 func (s sizes) check() error {
 	if s.calls < 1 || s.singles < producers || s.rounds < 1 {
 		return fmt.Errorf("-n and -rounds must be at least 1, and -singles at least %d", producers)
 	}
-	if len(s.peers()) == 0 {
-		return fmt.Errorf("-only is %q; it may be callq or River", s.only)
-	}
-	return nil
-}
-
-func (s sizes) peers() []peer {
-	var list []peer
-	for _, p := range peers() {
-		if s.only == "" || s.only == p.name {
-			list = append(list, p)
-		}
-	}
-	return list
+	return s.checkPeers()
 }
 
 // bench is one run of everything.
@@ -85,7 +47,10 @@ type bench struct {
 // all measures every peer in every round; who is first changes with the round. Round 0 warms up.
 func (b *bench) all(ctx context.Context) ([]figure, error) {
 	var figures []figure
-	list := b.peers()
+	list, err := b.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for round := range b.rounds + 1 {
 		for i := range list {
 			p := list[(i+round)%len(list)]
@@ -95,10 +60,8 @@ func (b *bench) all(ctx context.Context) ([]figure, error) {
 			}
 			for _, f := range measured {
 				f.Round, f.Peer = round, p.name
-				if !p.redis {
-					f.RedisMicros = nil // what it uses when nobody asks it
-				}
-				fmt.Fprintf(b.say, "round %d  %-5s  %-13s  %8.0f/s\n", round, p.name, f.Measure, f.PerSecond)
+				f.keepUsed(p)
+				fmt.Fprintf(b.say, "round %d  %-15s  %-13s  %8.0f/s\n", round, p.name, f.Measure, f.PerSecond)
 				if round > 0 {
 					figures = append(figures, f)
 				}
@@ -130,24 +93,7 @@ func (b *bench) measure(ctx context.Context, p peer) (figures []figure, err erro
 }
 
 func (b *bench) oneByOne(ctx context.Context, s system) ([]figure, error) {
-	f, err := b.timed(ctx, "single insert", b.singles, func() error {
-		var next atomic.Int64
-		var wg sync.WaitGroup
-		failures := make([]error, producers)
-		for i := range producers {
-			wg.Go(func() {
-				for failures[i] == nil {
-					n := int(next.Add(1))
-					if n > b.singles {
-						return
-					}
-					failures[i] = s.insert(ctx, n)
-				}
-			})
-		}
-		wg.Wait()
-		return errors.Join(failures...)
-	})
+	f, err := b.timed(ctx, s, "single insert", b.singles, func() error { return s.insertSingles(ctx, b.singles) })
 	if err != nil {
 		return nil, err
 	}
@@ -155,14 +101,7 @@ func (b *bench) oneByOne(ctx context.Context, s system) ([]figure, error) {
 }
 
 func (b *bench) bulkAndDrain(ctx context.Context, s system) ([]figure, error) {
-	inserted, err := b.timed(ctx, "bulk insert", b.calls, func() error {
-		for first := 0; first < b.calls; first += bulk {
-			if err := s.insertMany(ctx, first, min(bulk, b.calls-first)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	inserted, err := b.timed(ctx, s, "bulk insert", b.calls, func() error { return s.insertBulk(ctx, b.calls) })
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +123,7 @@ func (b *bench) drain(ctx context.Context, s system) (figure, error) {
 	var handled atomic.Int64
 	allHandled := make(chan struct{})
 	var stop func() error
-	f, err := b.timed(ctx, "drain", b.calls, func() error {
+	f, err := b.timed(ctx, s, "drain", b.calls, func() error {
 		return profiled(b.profile, func() (err error) {
 			stop, err = s.start(ctx, func() {
 				if handled.Add(1) == int64(b.calls) {
@@ -230,10 +169,10 @@ func awaitDone(ctx context.Context, allHandled <-chan struct{}, s system) error 
 	}
 }
 
-// timed measures do, which handles n calls.
-func (b *bench) timed(ctx context.Context, measure string, n int, do func() error) (figure, error) {
+// timed measures do, in which a system handles n calls.
+func (b *bench) timed(ctx context.Context, s system, measure string, n int, do func() error) (figure, error) {
 	runtime.GC() // what came before is not to be paid for here
-	before, err := b.servers.read(ctx)
+	before, err := b.servers.read(ctx, s)
 	if err != nil {
 		return figure{}, err
 	}
@@ -242,7 +181,7 @@ func (b *bench) timed(ctx context.Context, measure string, n int, do func() erro
 		return figure{}, err
 	}
 	took := time.Since(begun)
-	after, err := b.servers.read(ctx)
+	after, err := b.servers.read(ctx, s)
 	if err != nil {
 		return figure{}, err
 	}

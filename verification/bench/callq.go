@@ -78,18 +78,22 @@ func (c *callq) close() {
 	}
 }
 
-func (c *callq) insert(ctx context.Context, n int) error {
-	_, err := c.client.Insert(ctx, callqueue.Call{Task: callqTask, Data: newPayload(n)})
-	return err
+func (c *callq) insertSingles(ctx context.Context, n int) error {
+	return byProducers(producers, n, func(n int) error {
+		_, err := c.client.Insert(ctx, callqueue.Call{Task: callqTask, Data: newPayload(n)})
+		return err
+	})
 }
 
-func (c *callq) insertMany(ctx context.Context, first, count int) error {
-	calls := make([]callqueue.Call, count)
-	for i := range calls {
-		calls[i] = callqueue.Call{Task: callqTask, Data: newPayload(first + i)}
-	}
-	_, err := c.client.InsertMany(ctx, calls)
-	return err
+func (c *callq) insertBulk(ctx context.Context, n int) error {
+	return inBatches(n, func(first, count int) error {
+		calls := make([]callqueue.Call, count)
+		for i := range calls {
+			calls[i] = callqueue.Call{Task: callqTask, Data: newPayload(first + i)}
+		}
+		_, err := c.client.InsertMany(ctx, calls)
+		return err
+	})
 }
 
 func (c *callq) vacuum(ctx context.Context) error {

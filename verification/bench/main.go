@@ -1,9 +1,10 @@
-// Bench measures callq beside River: inserts one by one and in bulk, and the drain of calls that
-// do nothing.
+// Bench measures callq beside other queues and raw SQL: inserts one by one and in bulk, and the drain
+// of calls that do nothing.
 //
-// Both run in this process, in turn, on one Postgres that it starts itself, each measurement on a
-// fresh database. What it promises is a comparison: the machine's own speed, and whatever else it
-// does, weigh on both. docs/performance.md says what is measured and what is not.
+// All run in turn, on one Postgres and one Redis that it starts itself, each measurement on a fresh
+// database. What is written in Go runs in this process, what is written for Node.js in one of its own.
+// What it promises is a comparison: the machine's own speed, and whatever else it does, weigh on all.
+// docs/performance.md says what is measured and what is not.
 package main
 
 import (
@@ -34,17 +35,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.SetOutput(stderr)
 	flags.IntVar(&s.calls, "n", 100_000, "calls to insert in bulk and to drain")
 	flags.IntVar(&s.singles, "singles", 20_000, "calls to insert one by one")
-	flags.IntVar(&s.rounds, "rounds", 3, "rounds that count; one more, before them, warms up")
-	flags.StringVar(&s.only, "only", "", "measure callq or River alone; with -reads, one layout")
+	flags.IntVar(&s.rounds, "rounds", 5, "rounds that count; one more, before them, warms up")
+	flags.StringVar(&s.only, "only", "", "measure only these peers, with commas between; with -reads, one layout")
 	claims := flags.Bool("claims", false, "measure claims instead, among few and many calls and keys")
 	paced := flags.Bool("paced", false, "measure what HTTP calls cost at real rates instead, beside River and a bare client")
 	s.rates = rates{100, 500, 2000}
 	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
 	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured")
+	flags.IntVar(&s.top, "top", 0, "with -paced: also say which statements took Postgres the longest, so many of them")
 	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
 	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
 	output := flags.String("o", "table", "table, or json: every figure of every round")
 	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
+	flags.StringVar(&s.plot, "plot", "", "draw callq's ratios to the others into this SVG file")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
@@ -65,6 +68,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		check = s.checkReads
 		settings["max_wal_size"] = "512MB" // what is filled in need not lie on the disk twice
 	case *paced:
+		if !given(flags, "rounds") {
+			s.rounds = 3
+		}
 		check = s.checkPaced
 		settings = pacedSettings()
 	}
@@ -90,6 +96,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return show(stdout, *output, all, err, writePaced)
 	default:
 		all, err := b.all(ctx)
-		return show(stdout, *output, all, err, writeTable)
+		if err := show(stdout, *output, all, err, writeTable); err != nil || s.plot == "" {
+			return err
+		}
+		return writePlot(s.plot, all)
 	}
 }

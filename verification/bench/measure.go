@@ -19,11 +19,21 @@ type figure struct {
 	Calls     int     `json:"calls"`
 	Seconds   float64 `json:"seconds"`
 	PerSecond float64 `json:"per_second"`
-	// Per call: CPU time of this process, Postgres's and Redis's, and what Postgres wrote ahead.
-	OwnMicros      float64  `json:"own_us"`
+	// Per call: CPU time of this process and the peer's own, Postgres's and Redis's, and what Postgres wrote ahead.
+	OwnMicros      *float64 `json:"own_us"`
 	PostgresMicros *float64 `json:"postgres_us"`
 	RedisMicros    *float64 `json:"redis_us"`
 	WALBytes       float64  `json:"wal_bytes"`
+}
+
+// keepUsed leaves out the servers that a peer does not use: what they do when nobody asks them is not its.
+func (f *figure) keepUsed(p peer) {
+	if !p.redis {
+		f.RedisMicros = nil
+	}
+	if !p.postgres {
+		f.PostgresMicros, f.WALBytes = nil, 0
+	}
 }
 
 // reading is what has been used up to a moment. A CPU time that cannot be had is negative.
@@ -32,7 +42,8 @@ type reading struct {
 	wal                  int64
 }
 
-func (s *servers) read(ctx context.Context) (reading, error) {
+// read reads what this process has used, with the system's own where that has one, and what the servers have.
+func (s *servers) read(ctx context.Context, of system) (reading, error) {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
 		return reading{}, fmt.Errorf("getrusage: %w", err)
@@ -41,6 +52,13 @@ func (s *servers) read(ctx context.Context) (reading, error) {
 		own:      time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
 		postgres: familyTime(s.postgres.Pid()),
 		redis:    familyTime(s.redis.Pid()),
+	}
+	if of, ok := of.(elsewhere); ok {
+		if other := familyTime(of.pid()); other < 0 {
+			r.own = -1
+		} else {
+			r.own += other
+		}
 	}
 	if err := s.admin.QueryRow(ctx, walSQL).Scan(&r.wal); err != nil {
 		return reading{}, fmt.Errorf("read the WAL's position: %w", err)
@@ -58,7 +76,7 @@ func (r reading) since(before reading, calls int) figure {
 		return new(float64(to-from) / float64(time.Microsecond) / float64(calls))
 	}
 	return figure{
-		OwnMicros:      *micros(before.own, r.own),
+		OwnMicros:      micros(before.own, r.own),
 		PostgresMicros: micros(before.postgres, r.postgres),
 		RedisMicros:    micros(before.redis, r.redis),
 		WALBytes:       float64(r.wal-before.wal) / float64(calls),

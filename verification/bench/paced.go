@@ -205,6 +205,9 @@ func (b *bench) pace(ctx context.Context, s pacedSystem, place pacedPlace, worke
 	if err := insertPaced(ctx, s, place.rate, min(b.paceFor, 3*time.Second)); err != nil {
 		return f, err
 	}
+	if _, err := b.servers.admin.Exec(ctx, `SELECT pg_stat_statements_reset()`); err != nil {
+		return f, err
+	}
 	before, err := b.readPaced(ctx, place.postgres, running, api)
 	if err != nil {
 		return f, err
@@ -219,6 +222,11 @@ func (b *bench) pace(ctx context.Context, s pacedSystem, place pacedPlace, worke
 		return f, err
 	}
 	calls := after.requests - before.requests
+	if workers > 0 {
+		if err := b.sayTop(ctx, place.postgres, float64(calls)); err != nil {
+			return f, err
+		}
+	}
 	if workers == 0 {
 		calls = int64(float64(place.rate) * b.paceFor.Seconds())
 	}
@@ -263,6 +271,30 @@ SELECT coalesce((SELECT sum(calls) FROM pg_stat_statements WHERE dbid = d.datid)
     d.xact_commit + d.xact_rollback, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint
 FROM pg_stat_database d
 WHERE d.datname = $1`
+
+// sayTop says which statements took Postgres the longest, a call.
+func (b *bench) sayTop(ctx context.Context, url string, calls float64) error {
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	rows, _ := b.servers.admin.Query(ctx, topSQL, config.Database, b.top)
+	var n, all int64
+	var ms float64
+	var query string
+	_, err = pgx.ForEachRow(rows, []any{&n, &ms, &all, &query}, func() error {
+		fmt.Fprintf(b.say, "  %7.1f µs a call  %6.3f statements, %5.1f rows each: %s\n", 1000*ms/calls, float64(n)/calls, float64(all)/float64(n), query)
+		return nil
+	})
+	return err
+}
+
+const topSQL = `
+SELECT calls, total_exec_time, rows, left(regexp_replace(query, '\s+', ' ', 'g'), 110)
+FROM pg_stat_statements JOIN pg_database d ON d.oid = dbid
+WHERE datname = $1
+ORDER BY total_exec_time DESC
+LIMIT $2`
 
 // insertPaced inserts evenly over a time. One producer at a time inserts what is due; that is up to a tick's worth.
 func insertPaced(ctx context.Context, s pacedSystem, rate int, during time.Duration) error {

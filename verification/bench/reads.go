@@ -33,14 +33,18 @@ func (t told) promised() float64 {
 
 // forReads are the sizes of reads, where flags do not give others.
 func (s *sizes) forReads(flags *flag.FlagSet) {
-	given := map[string]bool{}
-	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	if !given["n"] {
+	if !given(flags, "n") {
 		s.calls = 1_000_000
 	}
-	if !given["rounds"] {
+	if !given(flags, "rounds") {
 		s.rounds = 7
 	}
+}
+
+// given says whether a flag was set.
+func given(flags *flag.FlagSet, name string) (set bool) {
+	flags.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	return set
 }
 
 func (s *sizes) checkReads() error {

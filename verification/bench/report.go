@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -23,37 +25,65 @@ func show[T any](w io.Writer, output string, all []T, err error, table func(io.W
 	return encoder.Encode(all)
 }
 
-// rows are the table's: what is shown of each measure.
-var rows = []struct {
-	name, only string // only: the measure it is shown of, "": all
-	value      func(figure) *float64
+// columns are the table's: what is shown of each measure.
+var columns = []struct {
+	name  string
+	value func(figure) *float64
 }{
-	{"a second", "", func(f figure) *float64 { return &f.PerSecond }},
-	{"own CPU, µs a call", "", func(f figure) *float64 { return &f.OwnMicros }},
-	{"Postgres's CPU, µs a call", "", func(f figure) *float64 { return f.PostgresMicros }},
-	{"Redis's CPU, µs a call", "drain", func(f figure) *float64 { return f.RedisMicros }},
-	{"WAL, bytes a call", "", func(f figure) *float64 { return &f.WALBytes }},
+	{"a second", func(f figure) *float64 { return &f.PerSecond }},
+	{"own CPU, µs a call", func(f figure) *float64 { return f.OwnMicros }},
+	{"Postgres's CPU, µs a call", func(f figure) *float64 { return f.PostgresMicros }},
+	{"Redis's CPU, µs a call", func(f figure) *float64 { return f.RedisMicros }},
+	{"WAL, bytes a call", func(f figure) *float64 { return &f.WALBytes }},
 }
 
-// writeTable writes, for each measure, the median over the rounds and, in brackets, the least and
-// the most. The ratio is that of the ratios within a round, which what else the machine does moves
-// less than it does the figures.
+func measures() []string { return []string{"single insert", "bulk insert", "drain"} }
+
+// writeTable writes a table for each measure, with a line for each peer: the median over the rounds and, behind it, by
+// how much callq's is the multiple of it. That is the median of the ratios within a round, which what else the machine
+// does moves less than it does the figures, and the least and the most of them.
 func writeTable(w io.Writer, figures []figure) error {
+	fmt.Fprintln(w, "Medians over the rounds. Behind the semicolon: callq's figure divided by the peer's, median (least to most).")
 	out := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(out, "|\tmedian (least to most)\t|\tcallq\t|\tRiver\t|\tcallq / River\t|")
-	fmt.Fprintln(out, "|\t---\t|\t--:\t|\t--:\t|\t--:\t|")
-	for _, measure := range []string{"single insert", "bulk insert", "drain"} {
-		for _, row := range rows {
-			if row.only != "" && row.only != measure {
-				continue
+	for _, measure := range measures() {
+		fmt.Fprintf(out, "\n|\t%s\t|", measure)
+		for _, c := range columns {
+			fmt.Fprintf(out, "\t%s\t|", c.name)
+		}
+		fmt.Fprintf(out, "\n|\t---\t|%s\n", strings.Repeat("\t--:\t|", len(columns)))
+		for _, peer := range measured(figures) {
+			fmt.Fprintf(out, "|\t%s\t|", peer)
+			for _, c := range columns {
+				fmt.Fprintf(out, "\t%s\t|", cell(column(figures, "callq", measure, c.value), column(figures, peer, measure, c.value), peer == "callq"))
 			}
-			callq := column(figures, "callq", measure, row.value)
-			river := column(figures, "River", measure, row.value)
-			fmt.Fprintf(out, "|\t%s: %s\t|\t%s\t|\t%s\t|\t%s\t|\n", measure, row.name,
-				spread(callq, number), spread(river, number), spread(ratios(callq, river), ratio))
+			fmt.Fprintln(out)
 		}
 	}
 	return out.Flush()
+}
+
+// measured are the peers that figures are of, in the order of peers.
+func measured(figures []figure) []string {
+	var names []string
+	for _, p := range peers() {
+		if slices.ContainsFunc(figures, func(f figure) bool { return f.Peer == p.name }) {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+// cell is a peer's median and, unless the peer is callq, callq's ratio to it.
+func cell(callq, values map[int]float64, isCallq bool) string {
+	if len(values) == 0 {
+		return "-"
+	}
+	_, middle, _ := ends(values)
+	divided := ratios(callq, values)
+	if isCallq || len(divided) == 0 {
+		return number(middle)
+	}
+	return number(middle) + "; " + spread(divided, ratio)
 }
 
 // column is a value in each round, none where it could not be had.
@@ -82,14 +112,15 @@ func spread(values map[int]float64, format func(float64) string) string {
 	if len(values) == 0 {
 		return "-"
 	}
-	var sorted []float64
-	for _, v := range values {
-		sorted = append(sorted, v)
-	}
-	slices.Sort(sorted)
+	least, median, most := ends(values)
+	return fmt.Sprintf("%s (%s to %s)", format(median), format(least), format(most))
+}
+
+// ends are the least, the median and the most of values, of which there must be one.
+func ends(values map[int]float64) (least, median, most float64) {
+	sorted := slices.Sorted(maps.Values(values))
 	n := len(sorted)
-	median := (sorted[(n-1)/2] + sorted[n/2]) / 2
-	return fmt.Sprintf("%s (%s to %s)", format(median), format(sorted[0]), format(sorted[n-1]))
+	return sorted[0], (sorted[(n-1)/2] + sorted[n/2]) / 2, sorted[n-1]
 }
 
 func ratio(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }

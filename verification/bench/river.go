@@ -68,18 +68,22 @@ func noLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func (r *riverSystem) close() { r.pool.Close() }
 
-func (r *riverSystem) insert(ctx context.Context, n int) error {
-	_, err := r.client.Insert(ctx, newPayload(n), nil)
-	return err
+func (r *riverSystem) insertSingles(ctx context.Context, n int) error {
+	return byProducers(producers, n, func(n int) error {
+		_, err := r.client.Insert(ctx, newPayload(n), nil)
+		return err
+	})
 }
 
-func (r *riverSystem) insertMany(ctx context.Context, first, count int) error {
-	jobs := make([]river.InsertManyParams, count)
-	for i := range jobs {
-		jobs[i].Args = newPayload(first + i)
-	}
-	_, err := r.client.InsertManyFast(ctx, jobs)
-	return err
+func (r *riverSystem) insertBulk(ctx context.Context, n int) error {
+	return inBatches(n, func(first, count int) error {
+		jobs := make([]river.InsertManyParams, count)
+		for i := range jobs {
+			jobs[i].Args = newPayload(first + i)
+		}
+		_, err := r.client.InsertManyFast(ctx, jobs)
+		return err
+	})
 }
 
 func (r *riverSystem) vacuum(ctx context.Context) error {
