@@ -80,9 +80,6 @@ type row struct {
 	json string
 }
 
-// waits reports whether the call is for later, so that no dispatcher needs to wake. Go's clock is good enough for that.
-func (r *row) waits() bool { return r.RunAt.After(time.Now()) }
-
 // check returns the call as a row. The error says what Postgres or a dispatcher would refuse in it.
 func (c *Client) check(index int, call Call) (row, error) {
 	refuse := func(field, reason string, args ...any) (row, error) {

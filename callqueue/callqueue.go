@@ -9,14 +9,12 @@
 // [ErrDuplicate] the outcome may be unknown, for example if the connection broke during the commit. Then insert again
 // with the same [Call.UniqueKey]: that adds no second call, as long as the first has not ended.
 //
-// An insert also wakes the dispatchers, at most every 20 ms for each Client. If a wake is lost, they find the call when
-// they next poll.
+// An insert, by whatever client, also wakes the dispatchers, at most every 20 ms. If a wake is lost, they find the call at their
+// next tick.
 package callqueue
 
 import (
-	"context"
 	"errors"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -34,7 +32,6 @@ var ErrNotFound = errors.New("no such call")
 type Client struct {
 	pool    *pgxpool.Pool
 	maxData int
-	waker   waker
 }
 
 // Option changes a default of [New].
@@ -52,18 +49,10 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 		return nil, errors.New("callqueue: the pool is nil")
 	}
 	c := &Client{pool: pool, maxData: 256 << 10}
-	c.waker.send = c.wakeAlone
 	for _, opt := range opts {
 		opt(c)
 	}
 	return c, nil
-}
-
-// wakeAlone sends a wake outside any insert. Its failure does no harm: the next tick finds the calls.
-func (c *Client) wakeAlone() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, _ = c.pool.Exec(ctx, wakeSQL)
 }
 
 // Status is the state of a call.

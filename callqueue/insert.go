@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,8 +64,8 @@ func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, erro
 		err := db.QueryRow(ctx, sql, pgx.StrictNamedArgs{
 			"queue": r.Queue, "task": r.Task, "key": r.Key, "call_data": r.json, "cost": r.Cost, "priority": r.Priority,
 			"run_at": r.RunAt, "expires_at": r.ExpiresAt, "unique_key": r.UniqueKey,
-			"max_attempts": r.MaxAttempts, "wake": !r.waits() && c.waker.now(),
-		}).Scan(&id, nil)
+			"max_attempts": r.MaxAttempts,
+		}).Scan(&id)
 		if err == nil {
 			return id, nil
 		}
@@ -90,15 +89,14 @@ VALUES (@queue::text, @task::text, @key::text, @call_data::jsonb, @cost::bigint,
     coalesce(nullif(@run_at::timestamptz, '0001-01-01Z'), now()), nullif(@expires_at::timestamptz, '0001-01-01Z'),
     nullif(@unique_key::text, ''), nullif(@max_attempts::integer, 0))`
 
-const returningSQL = `
-RETURNING id, CASE WHEN @wake::boolean THEN pg_notify('` + WakeChannel + `', '') END`
-
-const insertSQL = valuesSQL + returningSQL
+const insertSQL = valuesSQL + `
+RETURNING id`
 
 // Returns no row for a duplicate, and does not abort the transaction. Kept apart from insertSQL because a speculative insert
 // writes more WAL. Uses call_queue_unique_idx.
 const insertUniqueSQL = valuesSQL + `
-ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING` + returningSQL
+ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING
+RETURNING id`
 
 // InsertMany writes all calls or none, and returns their ids in the order given. If one call is invalid it writes none
 // and returns an [*InvalidCallError]; for a duplicate unique key, a [*DuplicateError].
@@ -216,10 +214,7 @@ func (c *Client) insertRows(ctx context.Context, tx pgx.Tx, rows []row) (ids []i
 		}
 		ids, rest = append(ids, more...), rest[n:]
 	}
-	if slices.ContainsFunc(rows, func(r row) bool { return !r.waits() }) && c.waker.now() {
-		_, err = tx.Exec(ctx, wakeSQL)
-	}
-	return ids, err
+	return ids, nil
 }
 
 func column[T any](rows []row, of func(row) T) []T {

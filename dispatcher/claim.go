@@ -29,13 +29,13 @@ const (
 // claimer claims calls on behalf of one dispatcher: it polls the queues, and runs the claim transaction. It is not safe for
 // concurrent use.
 type claimer struct {
-	cfg     *Config
-	metrics *metrics
-	sender  *handoff.Broker
-	clock   *clockWatch
-	within  time.Duration // claimTimeout, but in tests of claims that wait for one another
-	glances time.Duration // glanceEvery, but in tests of what needs no glance
-	stop    func() bool   // the context has ended: finish what is in hand, begin nothing
+	cfg         *Config
+	metrics     *metrics
+	sender      *handoff.Broker
+	clock       *clockWatch
+	within      time.Duration // claimTimeout, but in tests of claims that wait for one another
+	glanceAfter time.Duration // but in tests of what needs no glance
+	stop        func() bool   // the context has ended: finish what is in hand, begin nothing
 
 	rounds   int                  // of polls
 	served   map[string]int       // queue to the round in which calls of it were last claimed
@@ -108,7 +108,7 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	}
 	c.metrics.claims.WithLabelValues(queue).Add(float64(b.attempts))
 	if b.attempts > 0 {
-		c.served[queue], c.standBy = c.rounds, time.Time{}
+		c.served[queue] = c.rounds
 	}
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
@@ -150,6 +150,7 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil || s.queue == nil {
 		return s, &outcome{pollIn: minGap}, err
 	}
+	c.seen, c.standBy = s.queue.Batch, time.Time{} // others see the number, and stand by
 	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
 		return s, nil, err
 	}
@@ -275,9 +276,10 @@ func whenFull(p *pools.Pools) *outcome {
 // after says when the next claim may do more than this one did.
 func (c *claimer) after(list *candidates, b *batch) outcome {
 	result := outcome{pollIn: pollLater, more: b.more || !list.drained.All && b.stuck == nil}
+	result.hurried = slices.ContainsFunc(list.pools.List, func(p *pools.Pool) bool { return p.Capacity <= 0 })
 	if b.stuck != nil {
 		if wait, known := list.head.shared().wait(*b.stuck); known {
-			result = *restFor(wait)
+			result.pollIn, result.blockedFor = wait, wait
 		} else {
 			result.hurried = true
 		}

@@ -13,13 +13,17 @@ func TestPace(t *testing.T) {
 	start := time.Now()
 	at := start
 	for _, c := range []struct {
-		rest time.Duration // before the polls
-		want []time.Duration
+		unpaced int           // polls that do not wait, before all others
+		rest    time.Duration // then
+		want    []time.Duration
 	}{
-		{0, []time.Duration{0, 0, 0, 0, 0, pollEvery, pollEvery, pollEvery}},
-		{2 * pollEvery, []time.Duration{0, 0, pollEvery}},
-		{time.Hour, []time.Duration{0, 0, 0, 0, 0, pollEvery}},
+		{0, 0, []time.Duration{0, 0, 0, 0, 0, pollEvery, pollEvery, pollEvery}},
+		{0, 2 * pollEvery, []time.Duration{0, 0, pollEvery}},
+		{100, 5 * pollEvery, []time.Duration{0, 0, 0, 0, 0, pollEvery}},
 	} {
+		for range c.unpaced {
+			p.polled(at)
+		}
 		at = at.Add(c.rest)
 		var waits []time.Duration
 		for range c.want {

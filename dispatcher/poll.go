@@ -42,18 +42,17 @@ const (
 // in is how long the next poll has to wait; 0 or less: it need not.
 func (p pace) in(now time.Time) time.Duration { return p.next.Add(-pollBurst * pollEvery).Sub(now) }
 
-// polled notes a poll.
+// polled notes a poll. One that did not wait for its turn delays the next by no more than others.
 func (p *pace) polled(now time.Time) {
-	if p.next.Before(now) {
-		p.next = now
-	}
-	p.next = p.next.Add(pollEvery)
+	ahead := min(max(p.next.Sub(now), 0), pollBurst*pollEvery)
+	p.next = now.Add(ahead + pollEvery)
 }
 
 // stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due or
 // a glance sees one. Polls only make things quicker; the ticks alone would do.
 func (d *Dispatcher) stepLoop(ctx context.Context) {
 	var pace pace
+	heard := time.Now()
 	due := time.Now().Add(pollLater)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -65,6 +64,7 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 		case <-d.ticks:
 			tick = true
 		case <-d.alarm.notified:
+			heard = time.Now()
 			if wait := pace.in(time.Now()); wait > 0 && !d.claims.hurried {
 				wait = min(wait, time.Until(due))
 				due = time.Now().Add(wait)
@@ -75,7 +75,7 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 			if left := time.Until(due); left > 0 {
 				arrived, err := d.claims.glance(ctx)
 				if err == nil { // else the poll will say so
-					left = min(left, d.claims.glances)
+					left = min(left, d.claims.glanceIn(time.Since(heard)))
 				}
 				if !arrived {
 					timer.Reset(left)
@@ -91,15 +91,26 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 		next = max(next, minGap)
 		due = time.Now().Add(next)
 		if err == nil { // else whatever has arrived waits for the retry
-			next = min(next, d.claims.glances)
+			next = min(next, d.claims.glanceIn(time.Since(heard)))
 		}
 		timer.Reset(next)
 	}
 }
 
-// A plain INSERT tells nobody: a NOTIFY in each would make all committing producers wait for one another. To look costs an idle
-// dispatcher a millisecond, Postgres's part included.
-const glanceEvery = 80 * time.Millisecond
+// An insert within 20 ms of one that woke the dispatchers tells nobody, and may be committed later. So they glance at the inbox
+// soon after a wake, and then less and less often.
+const (
+	glanceAfter = 25 * time.Millisecond
+	glanceFor   = 2 * time.Second
+)
+
+// glanceIn is in how long to glance, so long after a wake.
+func (c *claimer) glanceIn(quiet time.Duration) time.Duration {
+	if quiet > glanceFor {
+		return pollLater
+	}
+	return max(quiet, c.glanceAfter)
+}
 
 // standsBy says for how long claims are left to another dispatcher.
 func (c *claimer) standsBy() time.Duration { return c.standBy.Sub(c.cfg.Now()) }
@@ -319,7 +330,7 @@ func (c *claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, e
 	}
 	c.scan.end(began, c.cfg.Now())
 	if len(due) > 0 {
-		others = c.seen > 0 && due[0].Drawn > max(c.seen, c.lowWater.drawn)
+		others = c.seen > 0 && due[0].Drawn > c.seen
 		c.seen = due[0].Drawn
 	}
 	return due, others, nil

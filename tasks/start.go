@@ -33,7 +33,7 @@ func newStarts(db *pgxpool.Pool, worker string) *starts {
 // yet has time.
 func lingerStart(r ledger.StartRequest, last time.Time) time.Time {
 	if r.Wait > 0 {
-		return time.Now().Add(min(r.Wait/2, lingerMost))
+		return r.Asked.Add(min(r.Wait/2, lingerMost))
 	}
 	return last.Add(lingerMost / 4)
 }

@@ -92,7 +92,9 @@ func start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 	rows, _ := db.Query(ctx, startSQL, startArgs(worker, requests)) // CollectRows returns its error
 	given, err := pgx.CollectRows(rows, scanAnswer)
 	for i := range given {
-		given[i].After = after[given[i].Token]
+		if given[i].After = after[given[i].Token]; given[i].Wait < 0 { // an earlier statement started it
+			given[i].After, given[i].Wait = 0, 0
+		}
 	}
 	if err != nil || len(given) == len(requests) {
 		return given, wrap("start attempts", err)
@@ -183,7 +185,7 @@ RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS 
     a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
     o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys,
     o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
-    least(greatest(o.started_at - a.now, '0'), @most::interval) AS wait`
+    least(o.started_at - a.now, @most::interval) AS wait`
 
 // refusedSQL says of open attempts that were asked for what is wrong with their calls.
 const refusedSQL = `

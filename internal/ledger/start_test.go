@@ -115,6 +115,10 @@ func TestStartThatLingered(t *testing.T) {
 	if got.After < 30*time.Millisecond || got.Wait > 80*time.Millisecond-got.After || got.After < 70*time.Millisecond && got.Wait == 0 {
 		t.Errorf("sent %s after it was asked, it waits %s of 80ms", got.After, got.Wait)
 	}
+	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = started_at - interval '1 s'`)
+	if again := ledgertest.Start(t, pool, r)[7]; again.StartedAt == nil || again.After != 0 || again.Wait != 0 {
+		t.Errorf("an earlier statement started it, and the answer is %+v", again)
+	}
 }
 
 // Who does not say how long the handler may take has not read the attempt: the answer has it all.

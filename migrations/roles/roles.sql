@@ -51,9 +51,9 @@ $$;
 REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_locks, call_meta,
     call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers, callq_migrations
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, callq_migrations_id_seq
+REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, call_wake_seq, callq_migrations_id_seq
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON FUNCTION callq_epoch, callq_purge_versions, enqueue_call
+REVOKE ALL ON FUNCTION callq_epoch, callq_purge_versions, callq_wake, enqueue_call
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 
 -- A producer inserts, in every way there is, and reads of calls no more than that takes: what RETURNING gives
@@ -74,6 +74,7 @@ GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lo
 GRANT SELECT, INSERT, DELETE, UPDATE (attempt) ON call_attempts TO callq_daemon;
 GRANT SELECT, INSERT ON call_audit, call_limit_versions TO callq_daemon;
 GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
+GRANT USAGE, UPDATE ON SEQUENCE call_wake_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
 GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_locks, call_meta,
@@ -82,6 +83,7 @@ GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_
 GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq_epoch TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq_purge_versions TO callq_daemon; -- retention
+GRANT EXECUTE ON FUNCTION callq_wake TO callq_daemon;
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
