@@ -104,7 +104,7 @@ func TestInsertWakes(t *testing.T) {
 	}
 	took := time.Since(start)
 	n := woke() // but for one that may yet come
-	if most := int(took/(20*time.Millisecond)) + 2; n < 1 || n > most {
+	if most := int(took/(40*time.Millisecond)) + 2; n < 1 || n > most {
 		t.Errorf("300 inserts in %v woke %d times, want 1 to %d", took, n, most)
 	}
 }

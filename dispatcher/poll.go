@@ -65,7 +65,7 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 			tick = true
 		case <-d.alarm.notified:
 			heard = time.Now()
-			if wait := pace.in(time.Now()); wait > 0 && !d.claims.hurried {
+			if wait := max(pace.in(time.Now()), d.claims.standsBy()); wait > 0 && !d.claims.hurried {
 				wait = min(wait, time.Until(due))
 				due = time.Now().Add(wait)
 				timer.Reset(wait)
@@ -91,13 +91,13 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 		next = max(next, minGap)
 		due = time.Now().Add(next)
 		if err == nil { // else whatever has arrived waits for the retry
-			next = min(next, d.claims.glanceIn(time.Since(heard)))
+			next = min(next, max(d.claims.glanceIn(time.Since(heard)), pace.in(time.Now())))
 		}
 		timer.Reset(next)
 	}
 }
 
-// An insert within 20 ms of one that woke the dispatchers tells nobody, and may be committed later. So they glance at the inbox
+// An insert within 40 ms of one that woke the dispatchers tells nobody, and may be committed later. So they glance at the inbox
 // soon after a wake, and then less and less often.
 const (
 	glanceAfter = 25 * time.Millisecond
@@ -106,7 +106,7 @@ const (
 
 // glanceIn is in how long to glance, so long after a wake.
 func (c *claimer) glanceIn(quiet time.Duration) time.Duration {
-	if quiet > glanceFor {
+	if quiet > glanceFor || c.standsBy() > 0 {
 		return pollLater
 	}
 	return max(quiet, c.glanceAfter)

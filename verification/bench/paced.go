@@ -202,7 +202,7 @@ func (b *bench) pace(ctx context.Context, s pacedSystem, place pacedPlace, worke
 	}
 	defer func() { err = errors.Join(err, running.stop()) }()
 	// Connections open, and plans are made.
-	if err := insertPaced(ctx, s, place.rate, min(b.paceFor, 3*time.Second)); err != nil {
+	if err := insertPaced(ctx, s, place.rate, b.paceFor); err != nil {
 		return f, err
 	}
 	if _, err := b.servers.admin.Exec(ctx, `SELECT pg_stat_statements_reset()`); err != nil {
