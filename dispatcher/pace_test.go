@@ -10,8 +10,7 @@ import (
 func TestPace(t *testing.T) {
 	t.Parallel()
 	var p pace
-	start := time.Now()
-	at := start
+	at := time.Now()
 	for _, c := range []struct {
 		unpaced int           // polls that do not wait, before all others
 		rest    time.Duration // then
@@ -27,10 +26,9 @@ func TestPace(t *testing.T) {
 		at = at.Add(c.rest)
 		var waits []time.Duration
 		for range c.want {
-			wait := max(0, p.in(at))
-			at = at.Add(wait)
+			waits = append(waits, max(0, p.in(at)))
+			at = at.Add(waits[len(waits)-1])
 			p.polled(at)
-			waits = append(waits, wait)
 		}
 		if !slices.Equal(waits, c.want) {
 			t.Errorf("after %s, polls waited %v, want %v", c.rest, waits, c.want)

@@ -5,13 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"slices"
-	"sync/atomic"
 	"time"
 
-	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/recovery"
 	"github.com/jackc/pgx/v5"
@@ -28,24 +25,6 @@ func signal(waiting chan struct{}) {
 	case waiting <- struct{}{}:
 	default:
 	}
-}
-
-// pace keeps polls apart where they are many: a poll that claims costs as much as several calls, and all that arrives before the
-// next shares it. A few may follow one another at once. Source: the generic cell rate algorithm, ITU-T I.371.
-type pace struct{ next time.Time } // when the next poll would be, if all were evenly apart
-
-const (
-	pollEvery = 40 * time.Millisecond
-	pollBurst = 4
-)
-
-// in is how long the next poll has to wait; 0 or less: it need not.
-func (p pace) in(now time.Time) time.Duration { return p.next.Add(-pollBurst * pollEvery).Sub(now) }
-
-// polled notes a poll. One that did not wait for its turn delays the next by no more than others.
-func (p *pace) polled(now time.Time) {
-	ahead := min(max(p.next.Sub(now), 0), pollBurst*pollEvery)
-	p.next = now.Add(ahead + pollEvery)
 }
 
 // stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due or
@@ -364,48 +343,3 @@ FROM (
 ) first
 WHERE first_at IS NOT NULL
 ORDER BY name`
-
-// alarm tells stepLoop to poll.
-type alarm struct {
-	notified chan struct{} // there may be something to claim
-	freed    atomic.Bool   // units came free: what is blocked no longer holds
-}
-
-// notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
-func (a *alarm) notify(freed bool) {
-	if freed {
-		a.freed.Store(true)
-	}
-	signal(a.notified)
-}
-
-// listen passes on what producers and workers say on the channel callq_wake, and reconnects for as long as ctx lives.
-func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Logger) {
-	for logged := false; ctx.Err() == nil; pause(ctx, time.Second) {
-		heard, err := a.listenOnce(ctx, config)
-		if ctx.Err() == nil && (heard || !logged) {
-			log.WarnContext(ctx, "notifications not heard", "err", err)
-			logged = true
-		}
-	}
-}
-
-// listenOnce listens on one connection until that ends. It reports whether it heard anything, or could have.
-func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig) (heard bool, err error) {
-	conn, err := pgx.ConnectConfig(ctx, config.Copy())
-	if err != nil {
-		return false, fmt.Errorf("connect: %w", err)
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, `LISTEN `+callqueue.WakeChannel); err != nil {
-		return false, fmt.Errorf("listen: %w", err)
-	}
-	a.notify(true) // for what was said while nobody listened
-	for {
-		notification, err := conn.WaitForNotification(ctx)
-		if err != nil {
-			return true, fmt.Errorf("wait for notifications: %w", err)
-		}
-		a.notify(notification.Payload == callqueue.WakeFreed)
-	}
-}

@@ -141,15 +141,15 @@ func TestPausedKeyOfAFullLimit(t *testing.T) {
 	t.Error("it polls again and again")
 }
 
-// A dispatcher that sees that another has claimed leaves claims to it for a while, whatever arrives. Then it goes on, if the other
-// no longer does.
+// A dispatcher that sees by the claims' numbers that another has claimed leaves claims to it for a while, whatever arrives. Then
+// it goes on, if the other no longer does. One that finds a lock held draws no number.
 func TestStandsBy(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
-	monotonic := time.Now()
+	now := time.Now()
 	r := rules(sliding("api", 10, time.Hour))
-	other, d := s.dispatcher(r), s.dispatcher(r, func(c *dispatcher.Config) { c.Now = func() time.Time { return monotonic } })
+	other, d := s.dispatcher(r), s.dispatcher(r, func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
 	s.turn(d)
 	s.turn(other)
 	claims := func(by *dispatcher.Dispatcher, want int) {
@@ -158,16 +158,21 @@ func TestStandsBy(t *testing.T) {
 		s.poll(by)
 		s.want(`SELECT count(*) = $1 FROM call_open`, want)
 	}
-	claims(d, 1)
-	claims(other, 2)
-	claims(d, 2)
-	monotonic = monotonic.Add(200 * time.Millisecond)
-	claims(d, 2)
-	monotonic = monotonic.Add(50 * time.Millisecond)
-	claims(d, 5)
+	for _, held := range []string{"call_queues", "call_limits", "call_locks"} {
+		tx := s.hold(`SELECT FROM ` + held + ` FOR UPDATE`)
+		claims(other, 0)
+		s.release(tx)
+	}
+	claims(d, 4)
 	claims(other, 5)
+	claims(d, 5)
+	now = now.Add(200 * time.Millisecond)
+	claims(d, 5)
+	now = now.Add(50 * time.Millisecond)
+	claims(d, 8)
+	claims(other, 8)
 	s.tick(other) // a tick claims, whoever else does
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 9 FROM call_open`)
 }
 
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.

@@ -60,44 +60,42 @@ func TestCrowdsTakeTurns(t *testing.T) {
 
 // Few requests linger for others, but for no longer than each of them may; a crowd does not.
 func TestRequestsLinger(t *testing.T) {
-	const apart = 20 * time.Millisecond
-	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	for name, c := range map[string]struct {
-		at     []time.Duration // of the requests
-		urgent int             // of the request that may not linger; -1: none
-		want   []time.Duration // of the statements
+		at     []int // the requests, in ms
+		urgent int   // the one that may not linger
+		want   []int // the statements
 	}{
-		"after a rest it goes at once":         {[]time.Duration{0, ms(30)}, -1, []time.Duration{0, ms(30)}},
-		"the next ones share a statement":      {[]time.Duration{0, ms(1), ms(5), ms(19)}, -1, []time.Duration{0, ms(20)}},
-		"one that may not takes all along":     {[]time.Duration{0, ms(1), ms(5), ms(30)}, 2, []time.Duration{0, ms(5), ms(30)}},
-		"a crowd goes once it is one":          {append([]time.Duration{0}, slices.Repeat([]time.Duration{ms(3)}, 32)...), -1, []time.Duration{0, ms(3)}},
-		"a stream makes a statement each 20ms": {[]time.Duration{0, ms(8), ms(16), ms(24), ms(32), ms(41)}, -1, []time.Duration{0, ms(20), ms(40), ms(60)}},
+		"after a rest it goes at once":         {[]int{0, 30}, -1, []int{0, 30}},
+		"the next ones share a statement":      {[]int{0, 1, 5, 19}, -1, []int{0, 20}},
+		"one that may not takes all along":     {[]int{0, 1, 5, 30}, 2, []int{0, 5, 30}},
+		"a crowd goes once it is one":          {append([]int{0}, slices.Repeat([]int{3}, 32)...), -1, []int{0, 3}},
+		"a stream makes a statement each 20ms": {[]int{0, 8, 16, 24, 32, 41}, -1, []int{0, 20, 40, 60}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now().Add(time.Hour)
-				var statements []time.Duration
+				var statements []int
 				linger := func(ask int, last time.Time) time.Time {
 					if ask == c.urgent {
 						return time.Time{}
 					}
-					return last.Add(apart)
+					return last.Add(20 * time.Millisecond)
 				}
 				b := ledger.NewBatch(1000, nil, linger, func(_ context.Context, asks []int) ([]int, error) {
-					statements = append(statements, time.Since(begun))
+					statements = append(statements, int(time.Since(begun).Milliseconds()))
 					return asks, nil
 				})
 				ctx, cancel := context.WithCancel(t.Context())
 				var asked, lanes sync.WaitGroup
 				lanes.Go(func() { b.Run(ctx, 1) })
 				for i, at := range c.at {
-					time.Sleep(time.Until(begun.Add(at)))
+					time.Sleep(time.Until(begun.Add(time.Duration(at) * time.Millisecond)))
 					asked.Add(1)
 					b.Tell(ctx, i, func(int, error) { asked.Done() })
 				}
 				asked.Wait()
 				if !slices.Equal(statements, c.want) {
-					t.Errorf("statements began at %v, want %v", statements, c.want)
+					t.Errorf("statements began at %v ms, want %v", statements, c.want)
 				}
 				cancel()
 				lanes.Wait()

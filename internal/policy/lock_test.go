@@ -2,7 +2,6 @@ package policy
 
 import (
 	"testing"
-	"time"
 
 	"github.com/callq/callq/internal/pgtest"
 )
@@ -30,42 +29,3 @@ func TestClaimSettings(t *testing.T) {
 		}
 	}
 }
-
-// A claim that finds a lock held draws no number: by the numbers, others see that a dispatcher claims.
-func TestNoLockNoNumber(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	for _, held := range []string{"call_queues", "call_limits", "call_locks"} {
-		if _, err := pool.Exec(t.Context(), lockedSQL); err != nil {
-			t.Fatal(err)
-		}
-		holder, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := holder.Exec(t.Context(), `SELECT FROM `+held+` FOR UPDATE`); err != nil {
-			t.Fatal(err)
-		}
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		var drawn bool
-		if q, err := LockQueue(t.Context(), tx, "default", false, time.Second); q != nil || err != nil {
-			t.Errorf("%s held: locked %+v (%v)", held, q, err)
-		}
-		if err := tx.QueryRow(t.Context(), `SELECT is_called FROM call_batch_seq`).Scan(&drawn); err != nil || drawn {
-			t.Errorf("%s held: a number was drawn (%v)", held, err)
-		}
-		tx.Rollback(t.Context())
-		holder.Rollback(t.Context())
-	}
-}
-
-const lockedSQL = `
-WITH l AS (
-    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch)
-    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', callq_epoch())
-    ON CONFLICT DO NOTHING
-)
-INSERT INTO call_queues VALUES ('default', '{api}', '', 4, '2 s', '3 min', '7 s', 'retry') ON CONFLICT DO NOTHING`
