@@ -89,7 +89,7 @@ func TestRequestsLinger(t *testing.T) {
 				var asked, lanes sync.WaitGroup
 				lanes.Go(func() { b.Run(ctx, 1) })
 				for i, at := range c.at {
-					time.Sleep(time.Until(begun.Add(time.Duration(at) * time.Millisecond)))
+					time.Sleep(time.Until(begun.Add(time.Duration(at) * time.Millisecond))) // the bubble's clock
 					asked.Add(1)
 					b.Tell(ctx, i, func(int, error) { asked.Done() })
 				}
