@@ -36,7 +36,7 @@ check: vet deps ## the quick part of test: vet, and every test without the race 
 
 # Those that take longest come first, and one package more at a time than there are cores: tests also wait.
 LONGEST := ./dispatcher ./cmd/callq ./tasks ./internal/handoff
-TEST := go test -p $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) -vet=all -timeout 8m
+TEST := go test -p $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) -vet=all -timeout 11m
 
 test: RACE := -race
 test: ## every test with go vet's checks, and with the race detector what has goroutines
@@ -84,7 +84,7 @@ limits: deps ## limits per key, by cost and of concurrency, with 8 dispatchers, 
 # SEED=… replays the kills of a round that failed.
 kill: deps ## 28 random faults under load (kills, freezes, locks, lost packets, clock steps, promotions), then an oracle on what the API saw
 	@$(IP)
-	$(E2E) -timeout 8m -run 'TestKill$$' -kills 28 -seed $(or $(SEED),0)
+	$(E2E) -timeout 11m -run 'TestKill$$' -kills 28 -seed $(or $(SEED),0)
 
 kill-night: deps ## the same with 500, in five rounds: most of an hour
 	@$(IP)

@@ -194,7 +194,7 @@ func (b *bench) ended(id int64, status callqueue.Status) (outcome, message strin
 	return outcome, message, charges
 }
 
-// claimByHand makes a call, and an attempt of it that no dispatcher hands over. One that is not started in time is given back.
+// claimByHand makes a call, and an attempt of it that no dispatcher hands over or gives back.
 func (b *bench) claimByHand() (id int64) {
 	b.t.Helper()
 	if err := b.pool.QueryRow(b.t.Context(), claimByHandSQL).Scan(&id); err != nil {
@@ -209,7 +209,7 @@ WITH call AS (
 )
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
     limits, keys, costs)
-SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '20 s', callq_epoch(),
+SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', callq_epoch(),
     'p', 'default', 'count', '', '{api}', '{""}', '{1}'
 FROM call
 RETURNING call_id`

@@ -126,15 +126,15 @@ const (
 
 // gather takes what is waiting, and lingers for more as long as all of it may, and it is no crowd.
 func (b *Batch[Q, A]) gather(ctx context.Context, first request[Q, A]) []request[Q, A] {
-	var batch []request[Q, A]
-	until, weight, most := b.linger(first.ask, b.last), 0, int(b.now.Load())
-	for next, some := first, true; some; {
+	batch, weight, most := []request[Q, A]{first}, b.weigh(first.ask), int(b.now.Load())
+	for until := b.linger(first.ask, b.last); len(batch) < most && weight < heavy; {
+		next, some := b.next(ctx, until, len(batch) < crowd)
+		if !some {
+			break
+		}
 		batch, weight = append(batch, next), weight+b.weigh(next.ask)
 		if at := b.linger(next.ask, b.last); at.Before(until) {
 			until = at
-		}
-		if some = len(batch) < most && weight < heavy; some {
-			next, some = b.next(ctx, until, len(batch) < crowd)
 		}
 	}
 	b.last = time.Now()

@@ -33,7 +33,7 @@ func writePlot(path string, figures []figure) error {
 	if len(groups) == 0 {
 		return fmt.Errorf("draw %s: nothing was measured beside callq", path)
 	}
-	if err := os.WriteFile(path, []byte(drawBars(groups, rounds(figures))), 0o644); err != nil { //nolint:gosec // a picture for all
+	if err := os.WriteFile(path, []byte(drawBars(groups, rounds(figures))), 0o600); err != nil {
 		return fmt.Errorf("draw: %w", err)
 	}
 	return nil
