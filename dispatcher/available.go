@@ -79,15 +79,12 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []s
 		for _, c := range soon {
 			q.Room[a.key] += c.Units
 		}
-		h.next[a.limitKey] = a.use.NextLook(s.now, a.gained).Add(-min(ahead/2, handedIn))
+		h.next[a.limitKey] = a.use.NextLook(s.now, a.gained).Add(-ahead / 2) // so that what is given out reaches a worker in time
 	}
 	return h, nil
 }
 
 const forEver = 200 * 365 * 24 * time.Hour // to occupiedSQL, which takes what has no end for a hundred years
-
-// handedIn is how soon a claimed call has reached a worker and started, as a rule.
-const handedIn = 20 * time.Millisecond
 
 // aheadOf is how long before they come free a queue's claims give out units. A call that waits for its time at a worker would
 // hold a unit of a limit of concurrency.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -90,15 +91,13 @@ func (w *Worker) deliver(message handoff.Message) {
 func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 	now := time.Now()
 	if w.handlers[message.Task] == nil {
-		notBefore := make(map[int64]time.Time, len(message.Attempts))
-		for _, r := range message.Attempts {
-			notBefore[r.CallID] = now.Add(r.Wait)
-		}
 		list := w.load(message.Attempts)
-		for _, a := range list {
-			a.notBefore = notBefore[a.callID]
+		for i, a := range list {
+			if a != nil {
+				a.notBefore = now.Add(message.Attempts[i].Wait)
+			}
 		}
-		return list
+		return slices.DeleteFunc(list, func(a *attempt) bool { return a == nil })
 	}
 	var list []*attempt
 	for _, r := range message.Attempts {
@@ -109,13 +108,13 @@ func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 	return list
 }
 
-// load reads the attempts that are still open and unstarted, of calls that still are; the others are no longer this
-// delivery's to run. While Postgres is away it tries again for as long as they may be started.
+// load reads a message's attempts. Those that are no longer open and unstarted, or whose calls are gone, are nil: they are no longer
+// this delivery's to run. While Postgres is away it tries again for as long as they may be started.
 func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	ctx, cancel := context.WithTimeout(w.handling, ledger.StartWithin)
 	defer cancel()
 	retry(ctx, 250*time.Millisecond, func() (err error) {
-		if list, err = w.loadOnce(ctx, refs); err != nil && w.draining() {
+		if list, err = w.loads.DoAll(ctx, refs); err != nil && w.draining() {
 			cancel() // recovery hands them over again
 		}
 		return err
@@ -123,39 +122,49 @@ func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	return list
 }
 
-// loadOnce loads the attempts in one statement. One whose row cannot be read, or has too much call_data, is refused.
-func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) (list []*attempt, err error) {
-	err = ledger.Apart(refs, func(some []handoff.Ref) error {
+// loadOnce loads attempts, as load does, in one statement. One whose row cannot be read, or has too much call_data, is
+// refused.
+func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	list := make([]*attempt, len(refs))
+	places := make([]int, len(refs))
+	for i := range places {
+		places[i] = i
+	}
+	err := ledger.Apart(places, func(some []int) error {
 		ids, attempts := make([]int64, len(some)), make([]int32, len(some))
-		for i, r := range some {
-			ids[i], attempts[i] = r.CallID, r.Attempt
+		for i, place := range some {
+			ids[i], attempts[i] = refs[place].CallID, refs[place].Attempt
 		}
-		rows, _ := w.db.Query(ctx, loadSQL, pgx.StrictNamedArgs{"ids": ids, "attempts": attempts}) // CollectRows returns its error
-		loaded, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*attempt, error) {
+		rows, _ := w.db.Query(ctx, loadSQL, ids, attempts) // CollectRows returns its error
+		_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (nth int, err error) {
 			a := w.newAttempt(handoff.Ref{})
-			err := row.Scan(&a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+			err = row.Scan(&nth, &a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
 				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+			if err != nil {
+				return 0, err
+			}
 			if a.Data == nil {
 				a.refused = errTooLarge
 			}
-			return a, err
+			list[some[nth-1]] = a
+			return nth, nil
 		})
-		list = append(list, loaded...)
 		return err
-	}, func(r handoff.Ref, err error) {
-		a := w.newAttempt(r)
-		a.refused = unreadable(err)
-		list = append(list, a)
+	}, func(place int, err error) {
+		list[place] = w.newAttempt(refs[place])
+		list[place].refused = unreadable(err)
 	})
 	return list, err
 }
 
 const loadSQL = `
-SELECT o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
+SELECT a.nth, o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
-FROM unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
+FROM unnest($1::bigint[], $2::int[]) WITH ORDINALITY AS a (call_id, attempt, nth)
 JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
 JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
 CROSS JOIN ` + ledger.MostSQL + `

@@ -137,9 +137,10 @@ func serve(t *testing.T, api http.HandlerFunc) *httptest.Server {
 	return server
 }
 
-// send sends a message that no dispatcher made.
+// send sends a message that no dispatcher made, once the worker lives: messages of no live worker's are tidied away.
 func (b *bench) send(task string, refs []handoff.Ref) {
 	b.t.Helper()
+	b.await(`SELECT EXISTS (SELECT FROM call_workers)`)
 	m := handoff.Message{Pool: b.workerPool(), ID: fmt.Sprintf("by hand %d", sent.Add(1)), Task: task, Attempts: refs}
 	if err := b.broker().Send(b.t.Context(), m); err != nil {
 		b.t.Fatal(err)

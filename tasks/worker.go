@@ -67,6 +67,7 @@ type session struct {
 	pool     string // of workers
 	database string // its id
 	db       *pgxpool.Pool
+	loads    *ledger.Batch[handoff.Ref, *attempt]
 	starts   *starts
 	recorder *recorder
 	running  *running
@@ -79,8 +80,9 @@ type session struct {
 const (
 	maxLabels        = 64 // each claim reads the labels of all workers
 	batchSize        = 1024
-	lanes            = 2 // connections for starts, and for closings: more gained nothing
-	connections      = 8 // lanes, heartbeats, loads, and what handlers draw on
+	loadSize         = 128 // an answer holds as much call_data
+	lanes            = 2   // connections for loads, for starts, and for closings: more gained nothing
+	connections      = 8   // lanes, heartbeats, and what handlers draw on
 	recordGrace      = 5 * time.Second
 	statementTimeout = 5 * time.Second
 )
@@ -163,6 +165,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.session = session{
 		db:       db,
 		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
+		loads:    ledger.NewBatch(loadSize, nil, nil, w.loadOnce),
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
 		running:  &running{db: db, of: map[*attempt]*progress{}},
@@ -172,6 +175,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
 	defer stopRecording()
+	loops.Go(func() { w.loads.Run(recording, lanes) })
 	loops.Go(func() { w.starts.Run(recording, lanes) })
 	loops.Go(func() { w.starts.acks.Run(recording, 1) })
 	loops.Go(func() { w.recorder.closings.Run(recording, lanes) })
@@ -186,10 +190,12 @@ func (w *Worker) Run(ctx context.Context) error {
 		return nil // ctx ended before anything had begun
 	}
 	w.database = broker.Database()
+	w.warm(ctx)
 	taken := make(chan struct{}) // closed when nothing more is taken and what was is delivered
 	go func() {
 		defer close(taken)
-		if err := broker.Serve(ctx, w.pool, min(max(w.cfg.Concurrency/32, 2), 32), w.deliver); err != nil {
+		// A message waits for its starts: of few at once, one that waits for its units would hold up those that need not.
+		if err := broker.Serve(ctx, w.pool, min(max(w.cfg.Concurrency/16, 4), w.cfg.Concurrency, 32), w.deliver); err != nil {
 			w.log.ErrorContext(ctx, "worker stopped taking messages", "err", err)
 		}
 	}()
@@ -200,6 +206,33 @@ func (w *Worker) Run(ctx context.Context) error {
 	<-ctx.Done()
 	w.shutDown(taken, stopHandling)
 	return nil
+}
+
+// warm has Postgres plan what each call needs on as many connections as many calls use at once. A session's first run of a statement
+// takes many times as long as the next, and a start that takes longer than send_within is not sent.
+func (w *Worker) warm(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var acquired, planned sync.WaitGroup
+	acquired.Add(3 * lanes)
+	for range 3 * lanes {
+		planned.Go(func() {
+			conn, err := w.db.Acquire(ctx)
+			acquired.Done()
+			if err != nil {
+				return // whoever needs one says so
+			}
+			defer conn.Release()
+			acquired.Wait() // so that each is another
+			_, err = conn.Exec(ctx, loadSQL, []int64{}, []int32{})
+			_, startErr := ledger.Start(ctx, conn, w.id, nil)
+			_, closeErr := ledger.Close(ctx, conn, []ledger.Closing{{}})
+			if err = errors.Join(err, startErr, closeErr); err != nil {
+				w.log.DebugContext(ctx, "session not warmed", "err", err)
+			}
+		})
+	}
+	planned.Wait()
 }
 
 // every runs a statement every so often until ctx ends.

@@ -59,18 +59,37 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 
 // Do sends a request and waits for the answer. If ctx ends first, the request's outcome is unknown.
 func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (answer A, err error) {
+	answers, err := b.DoAll(ctx, []Q{ask})
+	if err != nil {
+		return answer, err
+	}
+	return answers[0], nil
+}
+
+// DoAll is Do for several requests, with the answers in their order. If one errs, all are taken to.
+func (b *Batch[Q, A]) DoAll(ctx context.Context, asks []Q) ([]A, error) {
 	type reply struct {
+		place  int
 		answer A
 		err    error
 	}
-	replies := make(chan reply, 1)
-	b.Tell(ctx, ask, func(a A, err error) { replies <- reply{a, err} })
-	select {
-	case r := <-replies:
-		return r.answer, r.err
-	case <-ctx.Done():
-		return answer, ctx.Err()
+	replies := make(chan reply, len(asks))
+	for i, ask := range asks {
+		b.Tell(ctx, ask, func(a A, err error) { replies <- reply{i, a, err} })
 	}
+	answers := make([]A, len(asks))
+	for range asks {
+		select {
+		case r := <-replies:
+			if r.err != nil {
+				return nil, r.err
+			}
+			answers[r.place] = r.answer
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return answers, nil
 }
 
 // Tell sends a request without waiting for the answer. A lane calls done with it; done must not block. Tell waits for a
