@@ -282,14 +282,10 @@ func TestOutcomesWaitForNoOther(t *testing.T) {
 		end <- struct{}{}
 		b.await(`SELECT clock_timestamp() > $1::timestamptz`, time.Now().Add(200*time.Millisecond))
 	}
-	began := time.Now()
 	for range 40 {
 		b.insert("quick")
 	}
 	b.await(`SELECT count(*) = 40 FROM call_attempts WHERE task = 'quick' AND outcome = 'done'`)
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("40 calls took %s", took)
-	}
 	b.await(`SELECT count(*) = 3 AND bool_and(clock_timestamp() > started_at + interval '5 s' AND deadline > clock_timestamp()) FROM call_open`)
 	release()
 	for _, id := range held {

@@ -80,9 +80,10 @@ type session struct {
 const (
 	maxLabels        = 64 // each claim reads the labels of all workers
 	batchSize        = 1024
-	loadSize         = 128 // an answer holds as much call_data
-	lanes            = 2   // connections for loads, for starts, and for closings: more gained nothing
-	connections      = 8   // lanes, heartbeats, and what handlers draw on
+	loadSize         = 128       // an answer holds as much call_data
+	lanes            = 2         // connections for loads, for starts, and for closings: more gained nothing
+	connections      = 8         // lanes, heartbeats, and what handlers draw on
+	warmed           = 3 * lanes // of them: what is busy at once when many calls come
 	recordGrace      = 5 * time.Second
 	statementTimeout = 5 * time.Second
 )
@@ -208,14 +209,14 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-// warm has Postgres plan what each call needs on as many connections as many calls use at once. A session's first run of a statement
+// warm has Postgres plan what each call needs on as many connections as a burst uses. A session's first run of a statement
 // takes many times as long as the next, and a start that takes longer than send_within is not sent.
 func (w *Worker) warm(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	var acquired, planned sync.WaitGroup
-	acquired.Add(3 * lanes)
-	for range 3 * lanes {
+	acquired.Add(warmed)
+	for range warmed {
 		planned.Go(func() {
 			conn, err := w.db.Acquire(ctx)
 			acquired.Done()

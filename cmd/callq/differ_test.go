@@ -98,7 +98,8 @@ func TestWorkersDiffer(t *testing.T) {
 	}
 	other.start("work")
 	eventually(t, "both live", func() bool { return len(decode[admin.Status](t, w.do("status", "-o", "json")).Workers) == 2 })
-	out := w.do("status")
+	var out string
+	eventually(t, "status says so", func() bool { out = w.do("status"); return strings.Contains(out, "differ") })
 	has(t, out, "live workers differ on http_task.hosts (", `: ["api.example.com"]; `, ": [])",
 		"live workers differ on http_task.secrets (", `: {"KEY": ["api.example.com"]})`)
 	if strings.Contains(out, "http_task.store") || strings.Contains(out, "canary") {

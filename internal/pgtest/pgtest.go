@@ -69,9 +69,13 @@ func NewURL(t testing.TB) string {
 	if server == "" {
 		t.Fatal("TEST_DATABASE_URL is empty: run `make test`, or `go run -C verification ./servers -C .. go test ./...`")
 	}
+	ctx := context.WithoutCancel(t.Context()) // the database is dropped when t has ended
+	conn, err := pgx.Connect(ctx, server)
+	must(t, err)
+	t.Cleanup(func() { conn.Close(ctx) })
 	name := "callq_test_" + strings.ToLower(rand.Text())[:16]
-	exec(t, server, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template(t, server)))
-	t.Cleanup(func() { exec(t, server, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
+	execOn(t, conn, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template(t, conn, server)))
+	t.Cleanup(func() { execOn(t, conn, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
 	return onDatabase(t, server, name)
 }
 
@@ -84,24 +88,21 @@ func onDatabase(t testing.TB, server, name string) string {
 }
 
 // template returns the name of the template, which it makes first if it is missing. Test processes do that one at a time.
-func template(t testing.TB, server string) string {
+func template(t testing.TB, conn *pgx.Conn, server string) string {
 	t.Helper()
 	schema := migrations.SQL()
 	roles, err := migrations.RolesSQL(rolesPrefix)
 	must(t, err)
 	name := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(schema+roles)))[:31]
-	conn, err := pgx.Connect(t.Context(), server)
-	must(t, err)
-	defer conn.Close(context.WithoutCancel(t.Context())) // which gives back the lock
-	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock(hashtextextended($1, 0))", name)
-	must(t, err)
+	execOn(t, conn, fmt.Sprintf("SELECT pg_advisory_lock(hashtextextended('%s', 0))", name))
+	defer execOn(t, conn, "SELECT pg_advisory_unlock_all()")
 	var ready bool
 	must(t, conn.QueryRow(t.Context(), readySQL, name).Scan(&ready))
 	if !ready {
-		exec(t, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
-		exec(t, server, "CREATE DATABASE "+name+" TEMPLATE template0")
+		execOn(t, conn, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
+		execOn(t, conn, "CREATE DATABASE "+name+" TEMPLATE template0")
 		exec(t, onDatabase(t, server, name), schema+roles)
-		exec(t, server, "ALTER DATABASE "+name+" WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
+		execOn(t, conn, "ALTER DATABASE "+name+" WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
 	}
 	return name
 }
@@ -164,11 +165,17 @@ func NewLogin(t testing.TB, database, role string) string {
 // exec runs SQL on a connection of its own, also when t has ended.
 func exec(t testing.TB, database, sql string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
-	defer cancel()
+	ctx := context.WithoutCancel(t.Context())
 	conn, err := pgx.Connect(ctx, database)
 	must(t, err)
 	defer conn.Close(ctx)
+	execOn(t, conn, sql)
+}
+
+func execOn(t testing.TB, conn *pgx.Conn, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	defer cancel()
 	if _, err := conn.Exec(ctx, sql); err != nil {
 		t.Fatalf("%v\n%s", err, sql)
 	}
