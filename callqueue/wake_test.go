@@ -78,11 +78,13 @@ func TestInsertWakes(t *testing.T) {
 		{"an UPDATE", 1, exec(`UPDATE call_queue SET priority = 1 WHERE run_at <= now()`)},
 		{"an UPDATE of what is not due", 0, exec(`UPDATE call_queue SET priority = 2 WHERE run_at > now()`)},
 	} {
+		began := time.Now()
 		_, err := pool.Exec(t.Context(), `SELECT setval('call_wake_seq', 1)`) // the last wake was long ago
 		if err = errors.Join(err, c.insert()); err != nil {
 			t.Fatal(err)
 		}
-		if got := woke(); got != c.want {
+		slow := time.Since(began) > 40*time.Millisecond // its second statement may wake too
+		if got := woke(); got != c.want && !(slow && got == c.want+1) {
 			t.Errorf("%s: woke %d times, want %d", c.name, got, c.want)
 		}
 	}
