@@ -16,7 +16,6 @@ func TestPlans(t *testing.T) {
 	t.Parallel()
 	pgtest.CheckPlans(t, ledger.Settings(), pgtest.FillSQL, []string{"call_workers", "call_queues", "call_limits", "call_pauses"}, map[string]pgtest.Planned{
 		"due":         {SQL: dueSQL, Uses: []string{"call_inbox_due_idx at", "call_flows_wake_idx wake_at", "call_flows_active_idx queue"}},
-		"glance":      {SQL: glanceSQL, Uses: []string{"call_inbox_due_idx at"}},
 		"paused":      {SQL: pausedSQL},
 		"paused keys": {SQL: pausedKeysSQL},
 		"occupied":    {SQL: occupiedSQL, Uses: []string{"call_open_batch_idx batch", "call_usage_pkey limit_name"}},

@@ -27,8 +27,8 @@ func signal(waiting chan struct{}) {
 	}
 }
 
-// stepLoop ticks when the schedule says so. In between it polls: when notified, when a unit comes free, when a call falls due or
-// a glance sees one. Polls only make things quicker; the ticks alone would do.
+// stepLoop ticks when the schedule says so. In between it polls: when notified, and for a while after that, when a unit comes free,
+// or when a call falls due. Polls only make things quicker; the ticks alone would do.
 func (d *Dispatcher) stepLoop(ctx context.Context) {
 	var pace pace
 	heard := time.Now()
@@ -36,7 +36,7 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		tick := false
+		tick, early := false, false
 		select {
 		case <-ctx.Done():
 			return
@@ -51,18 +51,11 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 				continue
 			}
 		case <-timer.C:
-			if left := time.Until(due); left > 0 {
-				arrived, err := d.claims.glance(ctx)
-				if err == nil { // else the poll will say so
-					left = min(left, d.claims.glanceIn(time.Since(heard)))
-				}
-				if !arrived {
-					timer.Reset(left)
-					continue
-				}
-			}
+			early = time.Until(due) > 0 // to see what has arrived: as a rule nothing, for one statement
 		}
-		pace.polled(time.Now())
+		if !early {
+			pace.polled(time.Now())
+		}
 		next, err := d.observe(ctx, tick)
 		if next <= minGap && !d.claims.hurried { // to see what else there is
 			next = pace.in(time.Now())
@@ -70,52 +63,29 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 		next = max(next, minGap)
 		due = time.Now().Add(next)
 		if err == nil { // else whatever has arrived waits for the retry
-			next = min(next, max(d.claims.glanceIn(time.Since(heard)), pace.in(time.Now())))
+			next = min(next, max(d.claims.earlyIn(time.Since(heard)), pace.in(time.Now())))
 		}
 		timer.Reset(next)
 	}
 }
 
-// An insert within 40 ms of one that woke the dispatchers tells nobody, and may be committed later. So they glance at the inbox
-// soon after a wake, and then less and less often.
+// An insert within 40 ms of one that woke the dispatchers tells nobody, and may be committed later. So they poll again soon after a
+// wake, and then less and less often.
 const (
-	glanceAfter = 25 * time.Millisecond
-	glanceFor   = 2 * time.Second
+	earlyAfter = 25 * time.Millisecond
+	earlyFor   = 2 * time.Second
 )
 
-// glanceIn is in how long to glance, so long after a wake.
-func (c *claimer) glanceIn(quiet time.Duration) time.Duration {
-	if quiet > glanceFor || c.standsBy() > 0 {
+// earlyIn is in how long to poll for what told nobody, so long after a wake.
+func (c *claimer) earlyIn(quiet time.Duration) time.Duration {
+	if quiet > earlyFor || c.standsBy() > 0 {
 		return pollLater
 	}
-	return max(quiet, c.glanceAfter)
+	return max(quiet, c.earlyAfter)
 }
 
 // standsBy says for how long claims are left to another dispatcher.
 func (c *claimer) standsBy() time.Duration { return c.standBy.Sub(c.cfg.Now()) }
-
-// glance reports whether calls have arrived that are due, and are this dispatcher's to claim.
-func (c *claimer) glance(ctx context.Context) (arrived bool, err error) {
-	if c.standsBy() > 0 {
-		return false, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.within)
-	defer cancel()
-	queues, since := c.scan.lately()
-	err = c.cfg.Pool.QueryRow(ctx, glanceSQL, queues, since).Scan(&arrived)
-	return arrived, err
-}
-
-const glanceSQL = `
-SELECT EXISTS (
-    SELECT FROM call_queues r
-    LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
-    CROSS JOIN LATERAL (
-        SELECT FROM call_inbox
-        WHERE queue = r.name AND at BETWEEN coalesce(s.since, '-infinity') AND clock_timestamp()
-        LIMIT 1
-    ) n
-)`
 
 // observe runs a step. Metrics and Ready learn of ticks, and the log when they begin to fail and when they no longer do.
 func (d *Dispatcher) observe(ctx context.Context, tick bool) (next time.Duration, err error) {

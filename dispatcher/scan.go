@@ -22,11 +22,6 @@ func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
 	if r.whole {
 		return nil, nil
 	}
-	return r.lately()
-}
-
-// lately says to where a poll goes back that does not go to the beginning.
-func (r *scanWindow) lately() (queues []string, since []time.Time) {
 	for queue, at := range r.drained {
 		if !at.IsZero() {
 			queues, since = append(queues, queue), append(since, at.Add(-scanBehind))
