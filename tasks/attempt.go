@@ -90,26 +90,26 @@ func (w *Worker) deliver(message handoff.Message) {
 // answer; the http task needs it before, for it asks for the start once it has connected.
 func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 	now := time.Now()
-	if w.handlers[message.Task] == nil {
-		list := w.load(message.Attempts)
-		for i, a := range list {
-			if a != nil {
-				a.notBefore = now.Add(message.Attempts[i].Wait)
-			}
-		}
-		return slices.DeleteFunc(list, func(a *attempt) bool { return a == nil })
-	}
 	var list []*attempt
-	for _, r := range message.Attempts {
-		a := w.newAttempt(r)
-		a.Task, a.Frees, a.notBefore = message.Task, true, now.Add(r.Wait) // Frees unless the answer says otherwise
-		list = append(list, a)
+	if w.handlers[message.Task] == nil {
+		list = w.load(message.Attempts)
+	} else {
+		for _, r := range message.Attempts {
+			a := w.newAttempt(r)
+			a.Task, a.Frees = message.Task, true // Frees unless the answer says otherwise
+			list = append(list, a)
+		}
 	}
-	return list
+	for i, a := range list {
+		if a != nil {
+			a.notBefore = now.Add(message.Attempts[i].Wait)
+		}
+	}
+	return slices.DeleteFunc(list, func(a *attempt) bool { return a == nil })
 }
 
-// load reads a message's attempts. Those that are no longer open and unstarted, or whose calls are gone, are nil: they are no longer
-// this delivery's to run. While Postgres is away it tries again for as long as they may be started.
+// load reads a message's attempts; nil: it is not open and unstarted any more, or its call is gone, so it is not to be run. While
+// Postgres is away it tries again for as long as they may be started.
 func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	ctx, cancel := context.WithTimeout(w.handling, ledger.StartWithin)
 	defer cancel()
@@ -142,14 +142,13 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 			a := w.newAttempt(handoff.Ref{})
 			err = row.Scan(&nth, &a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
 				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
-			if err != nil {
-				return 0, err
-			}
 			if a.Data == nil {
 				a.refused = errTooLarge
 			}
-			list[some[nth-1]] = a
-			return nth, nil
+			if err == nil {
+				list[some[nth-1]] = a
+			}
+			return nth, err
 		})
 		return err
 	}, func(place int, err error) {

@@ -212,8 +212,6 @@ func (w *Worker) Run(ctx context.Context) error {
 // warm has Postgres plan what each call needs on as many connections as a burst uses. A session's first run of a statement
 // takes many times as long as the next, and a start that takes longer than send_within is not sent.
 func (w *Worker) warm(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
 	var acquired, planned sync.WaitGroup
 	acquired.Add(warmed)
 	for range warmed {
@@ -221,7 +219,7 @@ func (w *Worker) warm(ctx context.Context) {
 			conn, err := w.db.Acquire(ctx)
 			acquired.Done()
 			if err != nil {
-				return // whoever needs one says so
+				return // ctx has ended, or whoever needs one says so
 			}
 			defer conn.Release()
 			acquired.Wait() // so that each is another

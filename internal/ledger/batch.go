@@ -58,15 +58,12 @@ func (b *Batch[Q, A]) Run(ctx context.Context, lanes int) {
 }
 
 // Do sends a request and waits for the answer. If ctx ends first, the request's outcome is unknown.
-func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (answer A, err error) {
+func (b *Batch[Q, A]) Do(ctx context.Context, ask Q) (A, error) {
 	answers, err := b.DoAll(ctx, []Q{ask})
-	if err != nil {
-		return answer, err
-	}
-	return answers[0], nil
+	return answers[0], err
 }
 
-// DoAll is Do for several requests, with the answers in their order. If one errs, all are taken to.
+// DoAll is Do for several requests, with the answers in their order. After an error some may be missing.
 func (b *Batch[Q, A]) DoAll(ctx context.Context, asks []Q) ([]A, error) {
 	type reply struct {
 		place  int
@@ -82,11 +79,11 @@ func (b *Batch[Q, A]) DoAll(ctx context.Context, asks []Q) ([]A, error) {
 		select {
 		case r := <-replies:
 			if r.err != nil {
-				return nil, r.err
+				return answers, r.err
 			}
 			answers[r.place] = r.answer
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return answers, ctx.Err()
 		}
 	}
 	return answers, nil

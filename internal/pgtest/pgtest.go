@@ -72,7 +72,7 @@ func NewURL(t testing.TB) string {
 	ctx := context.WithoutCancel(t.Context()) // the database is dropped when t has ended
 	conn, err := pgx.Connect(ctx, server)
 	must(t, err)
-	t.Cleanup(func() { conn.Close(ctx) })
+	t.Cleanup(func() { must(t, conn.Close(ctx)) })
 	name := "callq_test_" + strings.ToLower(rand.Text())[:16]
 	execOn(t, conn, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template(t, conn, server)))
 	t.Cleanup(func() { execOn(t, conn, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
