@@ -70,11 +70,10 @@ func (b *Batch[Q, A]) DoAll(ctx context.Context, asks []Q) ([]A, error) {
 		answer A
 		err    error
 	}
-	replies := make(chan reply, len(asks))
+	replies, answers := make(chan reply, len(asks)), make([]A, len(asks))
 	for i, ask := range asks {
 		b.Tell(ctx, ask, func(a A, err error) { replies <- reply{i, a, err} })
 	}
-	answers := make([]A, len(asks))
 	for range asks {
 		select {
 		case r := <-replies:
