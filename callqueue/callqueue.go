@@ -9,7 +9,7 @@
 // [ErrDuplicate] the outcome may be unknown, for example if the connection broke during the commit. Then insert again
 // with the same [Call.UniqueKey]: that adds no second call, as long as the first has not ended.
 //
-// An insert, by whatever client, also wakes the dispatchers, at most every 40 ms. If a wake is lost, they find the call at their
+// An insert, by whatever client, also wakes the dispatchers, at most every 80 ms. If a wake is lost, they find the call at their
 // next tick.
 package callqueue
 

@@ -29,13 +29,13 @@ const (
 // claimer claims calls on behalf of one dispatcher: it polls the queues, and runs the claim transaction. It is not safe for
 // concurrent use.
 type claimer struct {
-	cfg        *Config
-	metrics    *metrics
-	sender     *handoff.Broker
-	clock      *clockWatch
-	within     time.Duration // claimTimeout, but in tests of claims that wait for one another
-	earlyAfter time.Duration // but in tests of what needs no early polls
-	stop       func() bool   // the context has ended: finish what is in hand, begin nothing
+	cfg      *Config
+	metrics  *metrics
+	sender   *handoff.Broker
+	clock    *clockWatch
+	within   time.Duration // claimTimeout, but in tests of claims that wait for one another
+	earlyFor time.Duration // but in tests of what needs no early polls
+	stop     func() bool   // the context has ended: finish what is in hand, begin nothing
 
 	rounds   int                  // of polls
 	served   map[string]int       // queue to the round in which calls of it were last claimed

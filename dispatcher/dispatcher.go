@@ -102,7 +102,7 @@ func New(cfg Config) (*Dispatcher, error) {
 	d.clock = &clockWatch{cfg: &d.cfg}
 	d.claims = &claimer{
 		cfg: &d.cfg, metrics: d.metrics, sender: d.sender, clock: d.clock, stop: d.stopping.Load,
-		within: claimTimeout, earlyAfter: earlyAfter,
+		within: claimTimeout, earlyFor: earlyFor,
 		served: map[string]int{}, blocked: map[string]time.Time{}, reserved: reservations{},
 		scan: scanWindow{drained: map[string]time.Time{}},
 	}

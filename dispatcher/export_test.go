@@ -16,7 +16,7 @@ func (d *Dispatcher) Patient() *Dispatcher {
 
 // Sightless has a dispatcher not look for calls of which nothing told it.
 func (d *Dispatcher) Sightless() *Dispatcher {
-	d.claims.earlyAfter = pollLater
+	d.claims.earlyFor = 0
 	return d
 }
 

@@ -7,12 +7,15 @@ import "time"
 type pace struct{ next time.Time } // when the next poll would be, if all were evenly apart
 
 const (
-	pollEvery = 40 * time.Millisecond
+	pollEvery = 80 * time.Millisecond
 	pollBurst = 4
 )
 
 // in is how long the next poll has to wait; 0 or less: it need not.
 func (p pace) in(now time.Time) time.Duration { return p.next.Add(-pollBurst * pollEvery).Sub(now) }
+
+// rest is until when no poll is owed: one that nobody asked for waits for that, so that it delays none that somebody asks for.
+func (p pace) rest(now time.Time) time.Duration { return p.next.Sub(now) }
 
 // polled notes a poll. One that did not wait for its turn delays the next by no more than others.
 func (p *pace) polled(now time.Time) {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A few polls may follow one another at once; more are apart. After a rest a few may again.
+// A few polls may follow one another at once; more are apart. Those that nobody asked for leave room for one that somebody does.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	var p pace
@@ -32,6 +32,12 @@ func TestPace(t *testing.T) {
 		}
 		if !slices.Equal(waits, c.want) {
 			t.Errorf("after %s, polls waited %v, want %v", c.rest, waits, c.want)
+		}
+	}
+	for range 9 {
+		at = at.Add(max(0, p.rest(at)))
+		if p.polled(at); p.in(at) >= 0 {
+			t.Errorf("after a poll that nobody asked for, the next waits %s", p.in(at))
 		}
 	}
 }

@@ -36,7 +36,7 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		tick, early := false, false
+		tick := false
 		select {
 		case <-ctx.Done():
 			return
@@ -51,11 +51,8 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 				continue
 			}
 		case <-timer.C:
-			early = time.Until(due) > 0 // to see what has arrived: as a rule nothing, for one statement
 		}
-		if !early {
-			pace.polled(time.Now())
-		}
+		pace.polled(time.Now())
 		next, err := d.observe(ctx, tick)
 		if next <= minGap && !d.claims.hurried { // to see what else there is
 			next = pace.in(time.Now())
@@ -63,25 +60,22 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 		next = max(next, minGap)
 		due = time.Now().Add(next)
 		if err == nil { // else whatever has arrived waits for the retry
-			next = min(next, max(d.claims.earlyIn(time.Since(heard)), pace.in(time.Now())))
+			next = min(next, max(d.claims.earlyIn(time.Since(heard)), pace.rest(time.Now())))
 		}
 		timer.Reset(next)
 	}
 }
 
-// An insert within 40 ms of one that woke the dispatchers tells nobody, and may be committed later. So they poll again soon after a
+// An insert within 80 ms of one that woke the dispatchers tells nobody, and may be committed later. So they poll again soon after a
 // wake, and then less and less often.
-const (
-	earlyAfter = 25 * time.Millisecond
-	earlyFor   = 2 * time.Second
-)
+const earlyFor = 2 * time.Second
 
 // earlyIn is in how long to poll for what told nobody, so long after a wake.
 func (c *claimer) earlyIn(quiet time.Duration) time.Duration {
-	if quiet > earlyFor || c.standsBy() > 0 {
+	if quiet > c.earlyFor || c.standsBy() > 0 {
 		return pollLater
 	}
-	return max(quiet, c.earlyAfter)
+	return quiet
 }
 
 // standsBy says for how long claims are left to another dispatcher.

@@ -337,7 +337,7 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 //callq:guarantee 1
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
-	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10.1 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
+	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10.2 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
 	const failover = `UPDATE call_meta SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
 	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
 	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s

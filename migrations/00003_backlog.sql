@@ -75,14 +75,14 @@ $$;
 -- When an insert woke the dispatchers last, in ms. A sequence, since all see its value at once, whatever becomes of a transaction.
 CREATE SEQUENCE call_wake_seq;
 
--- Wakes the dispatchers, at most every 40 ms whoever inserts: a NOTIFY in each insert would make all committing producers wait for
--- one another. What is committed in between without a wake, their glances find.
+-- Wakes the dispatchers, at most every 80 ms whoever inserts: a NOTIFY in each insert would make all committing producers wait for
+-- one another. What is committed in between without a wake, their early polls find.
 -- +goose StatementBegin
 CREATE FUNCTION callq_wake() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     now_ms bigint := date_part('epoch', clock_timestamp()) * 1000;
 BEGIN
-    IF abs(now_ms - coalesce(pg_sequence_last_value('call_wake_seq'), 0)) >= 40 THEN
+    IF abs(now_ms - coalesce(pg_sequence_last_value('call_wake_seq'), 0)) >= 80 THEN
         PERFORM setval('call_wake_seq', now_ms), pg_notify('callq_wake', '');
     END IF;
 END $$;
@@ -104,7 +104,7 @@ BEGIN
     IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
-    IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('call_wake_seq')) < 40 IS NOT TRUE THEN
+    IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('call_wake_seq')) < 80 IS NOT TRUE THEN
         PERFORM callq_wake();
     END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.

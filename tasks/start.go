@@ -35,11 +35,11 @@ func lingerStart(r ledger.StartRequest, last time.Time) time.Time {
 	if r.Wait > 0 {
 		return r.Asked.Add(min(r.Wait/2, lingerMost))
 	}
-	return last.Add(lingerMost / 4)
+	return last.Add(lingerMost / 10)
 }
 
 // lingerMost is how long a start or an end waits for others to share its statement.
-const lingerMost = 20 * time.Millisecond
+const lingerMost = 50 * time.Millisecond
 
 // start starts attempts. Where somebody's transaction is in the way, it starts only those whose rows are free.
 func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {

@@ -47,7 +47,7 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
 }
 
-// AwaitAheadSQL waits until what was claimed ahead starts: a tenth of a second at most.
+// AwaitAheadSQL waits until what was claimed ahead starts: a fifth of a second at most.
 const AwaitAheadSQL = `
 SELECT pg_sleep_for(max(greatest(claimed_at, started_at)) - clock_timestamp() + interval '1 us')
 FROM call_open

@@ -12,8 +12,8 @@ import (
 func TestAhead(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{
-		"100/1s": 80 * time.Millisecond, "2000/1s": 40 * time.Millisecond, "100/10s": AheadMost, "1/1h": AheadMost,
-		"10/100ms": 10 * time.Millisecond, "1000000000/1h": 40 * time.Millisecond,
+		"100/1s": 160 * time.Millisecond, "2000/1s": 80 * time.Millisecond, "100/10s": AheadMost, "1/1h": AheadMost,
+		"10/100ms": 20 * time.Millisecond, "1000000000/1h": 80 * time.Millisecond,
 	} {
 		r, err := ParseRate(text)
 		if got := r.Ahead(); err != nil || got != want {

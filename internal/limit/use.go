@@ -155,16 +155,17 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // AheadMost is how long before a unit comes free it is given out, at most.
-const AheadMost = 100 * time.Millisecond
+const AheadMost = 200 * time.Millisecond
 
 // Ahead is how long before a unit comes free it may be given out: then it is used once it is free, and not when a claim has
-// come that far. A claim costs as much as several calls, so it is for about eight units; 0: nobody knows so early.
+// come that far. A claim costs as much as several calls, and half of this passes between claims, so it is for about sixteen
+// units; 0: nobody knows so early.
 func (r Rate) Ahead() time.Duration {
 	if r.Window == 0 || r.Algorithm == FixedWindow || r.Algorithm == TokenBucket {
 		return 0
 	}
-	const least = 40 * time.Millisecond
-	return min(max(8*(r.Window/time.Duration(max(r.Units, 1))), least), AheadMost, r.Window/10)
+	const least = 80 * time.Millisecond
+	return min(max(16*(r.Window/time.Duration(max(r.Units, 1))), least), AheadMost, r.Window/5)
 }
 
 // Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to.
