@@ -287,7 +287,7 @@ func TestOlderEpoch(t *testing.T) {
 			THEN arrived_by BETWEEN $1::timestamptz + interval '300 ms' AND clock_timestamp() + interval '300 ms'
 			ELSE arrived_by = started_at + interval '5500 ms' END) FROM call_attempts`, before)
 	s.want(`SELECT sum(used) = 3 FROM call_usage`)
-	s.want(`SELECT epoch = callq_epoch() AND missing_until BETWEEN $1::timestamptz + interval '5600 ms' AND clock_timestamp() + interval '5600 ms'
+	s.want(`SELECT epoch = callq_epoch() AND missing_until BETWEEN $1::timestamptz + interval '5700 ms' AND clock_timestamp() + interval '5700 ms'
 		FROM call_limits`, before)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_open`)

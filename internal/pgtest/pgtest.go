@@ -74,7 +74,11 @@ func NewURL(t testing.TB) string {
 	must(t, err)
 	t.Cleanup(func() { must(t, conn.Close(ctx)) })
 	name := "callq_test_" + strings.ToLower(rand.Text())[:16]
-	execOn(t, conn, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template(t, conn, server)))
+	strategy := ""
+	if conn.PgConn().ParameterStatus("server_version") >= "15" { // before, there was no other
+		strategy = "STRATEGY file_copy" // it takes a fraction of what the default takes, and an eighth off all tests
+	}
+	execOn(t, conn, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s %s", name, template(t, conn, server), strategy))
 	t.Cleanup(func() { execOn(t, conn, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)) })
 	return onDatabase(t, server, name)
 }
