@@ -14,7 +14,7 @@ const (
 // in is how long the next poll has to wait; 0 or less: it need not.
 func (p pace) in(now time.Time) time.Duration { return p.next.Add(-pollBurst * pollEvery).Sub(now) }
 
-// rest is until when no poll is owed: one that nobody asked for waits for that, so that it delays none that somebody asks for.
+// rest is how long until polls are evenly apart again. One that nobody asked for waits so long, and delays none that somebody does.
 func (p pace) rest(now time.Time) time.Duration { return p.next.Sub(now) }
 
 // polled notes a poll. One that did not wait for its turn delays the next by no more than others.

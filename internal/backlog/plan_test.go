@@ -34,10 +34,7 @@ func TestNewCallsAreNotCompared(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, ledger.Settings())
 	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": maxFlows, "calls": maxCalls}
-	rows, err := pool.Query(t.Context(), "EXPLAIN "+drainSQL, pgx.QueryExecModeExec, args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows, _ := pool.Query(t.Context(), "EXPLAIN "+drainSQL, pgx.QueryExecModeExec, args)
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)

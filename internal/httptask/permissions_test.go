@@ -3,6 +3,7 @@ package httptask
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 )
 
@@ -117,8 +119,11 @@ func inside(t *testing.T) (port string, connected *atomic.Int32) {
 func outside(t *testing.T, port string, handler http.HandlerFunc) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.2:"+port)
-	if err != nil {
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
 		t.Skipf("it needs 127.0.0.2, a second loopback address (macOS: ifconfig lo0 alias 127.0.0.2): %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
 	server.Start()

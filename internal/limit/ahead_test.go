@@ -20,13 +20,13 @@ func TestAhead(t *testing.T) {
 			t.Errorf("%s is given out %s ahead, %v, want %s", text, got, err, want)
 		}
 	}
-	for _, algorithm := range []Algorithm{FixedWindow, TokenBucket} {
-		if r, err := Parse("100/1s", algorithm, 1, ""); err != nil || r.Ahead() != 0 {
-			t.Errorf("a %s is given out %s ahead, %v", algorithm, r.Ahead(), err)
+	for _, r := range []Rate{{Units: 5}, {100, time.Second, Shape{Algorithm: FixedWindow}}, {100, time.Second, Shape{Algorithm: TokenBucket}}} {
+		if r.Ahead() != 0 {
+			t.Errorf("%+v is given out %s ahead", r, r.Ahead())
 		}
 	}
-	if got := (Rate{Units: 5}).Ahead(); got != 0 {
-		t.Errorf("a limit of concurrency is given out %s ahead", got)
+	if want := fmt.Sprintf("interval '%g seconds'", (ResendMost + AheadMost).Seconds()); LateMostSQL != want {
+		t.Errorf("late by %s at most, want %s", LateMostSQL, want)
 	}
 }
 

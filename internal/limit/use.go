@@ -157,6 +157,9 @@ func earlier(a, b time.Time) time.Time {
 // AheadMost is how long before a unit comes free it is given out, at most.
 const AheadMost = 200 * time.Millisecond
 
+// LateMostSQL is ResendMost and AheadMost together, for statements.
+const LateMostSQL = `interval '5.2 seconds'`
+
 // Ahead is how long before a unit comes free it may be given out: then it is used once it is free, and not when a claim has
 // come that far. A claim costs as much as several calls, and half of this passes between claims, so it is for about sixteen
 // units; 0: nobody knows so early.

@@ -37,10 +37,7 @@ func value(t *testing.T, database, sql string) string {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	rows, err := conn.Query(t.Context(), sql)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows, _ := conn.Query(t.Context(), sql)
 	got, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -90,9 +91,8 @@ INSERT INTO call_meta AS m (name, at) VALUES ('epoch ' || callq_epoch(), clock_t
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
 
 // mayArriveForSQL is how long after a failover a request of the former server may arrive. A handler whose claim or start never
-// reached the new server may send until its timeout, unless the limit is anchored at the start. 5.2 seconds are
-// limit.ResendMost and limit.AheadMost.
-const mayArriveForSQL = `l.send_within + interval '5.2 seconds' + l.slack
+// reached the new server may send until its timeout, unless the limit is anchored at the start.
+const mayArriveForSQL = `l.send_within + ` + limit.LateMostSQL + ` + l.slack
     + CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END`
 

@@ -116,12 +116,11 @@ WHERE name = $1
 FOR NO KEY UPDATE`
 
 // LockLimitsSQL locks the limits of the queue that is locked, in byte order, as Apply does, whatever the collation of the
-// database. 5.2 seconds are limit.ResendMost and limit.AheadMost. The timeouts may be older than the lock by its wait, 5 s at most,
-// which they cover.
+// database. The timeouts may be older than the lock by its wait, 5 s at most, which limit.LateMostSQL covers.
 const LockLimitsSQL = `
 SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
     overrides, epoch, complete_since, missing_until, known_at, known_less,
-    slack + greatest(send_within + interval '5.2 seconds', CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
+    slack + greatest(send_within + ` + limit.LateMostSQL + `, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
         (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
 FROM call_limits l
 WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM call_queues WHERE name = $1))
