@@ -61,9 +61,7 @@ func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
 // Reads the call, its open attempt and its newest ledger row by their primary keys. An explicit NULL is read as the
 // default. Times are in UTC, and in the years that JSON can write; a CASE keeps NULL, which least and greatest pass over.
 const getSQL = `
-WITH years (first, last) AS (
-    VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999')
-)
+WITH years (first, last) AS (VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999'))
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
     EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message,

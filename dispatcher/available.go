@@ -7,6 +7,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
@@ -17,6 +18,8 @@ type headroom struct {
 	limit.Admission // in the order of limits
 	limits          []policy.LockedLimit
 	now             time.Time
+	asks            []*asked
+	ahead           time.Duration          // see aheadOf
 	next            map[limitKey]time.Time // the earliest moment at which a unit can come free
 }
 
@@ -33,16 +36,13 @@ type asked struct {
 	use    limit.Use
 }
 
-// headroom counts the occupied units of the queue's limits, of those per key for these keys. It needs the limits' locks.
-func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []string) (*headroom, error) {
-	limits := s.queue.Limits
-	h := &headroom{limits: limits, now: s.now, next: map[limitKey]time.Time{}}
-	ahead := aheadOf(limits)
+// headroom has a batch count the occupied units of the queue's limits, of those per key for these keys. It needs the limits' locks.
+func (c *claimer) headroom(b *pgx.Batch, s *snapshot, keys []string) *headroom {
+	h := &headroom{limits: s.queue.Limits, now: s.now, next: map[limitKey]time.Time{}, ahead: aheadOf(s.queue.Limits)}
 	if s.closes != nil {
-		ahead = min(ahead, s.closes.Sub(s.now)) // then nothing starts any more
+		h.ahead = min(h.ahead, s.closes.Sub(s.now)) // then nothing starts any more
 	}
-	var asks []*asked
-	for i, l := range limits {
+	for i, l := range h.limits {
 		h.Admission = append(h.Admission, limit.Quota{
 			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: l.Overrides,
 			Room: map[string]int64{}, Soon: map[string][]limit.Charge{},
@@ -54,34 +54,36 @@ func (c *claimer) headroom(ctx context.Context, tx pgx.Tx, s *snapshot, keys []s
 		rate, gained := l.Rate(), c.clock.gained(l, s.now)
 		for _, key := range of {
 			a := &asked{limitKey: limitKey{l.Name, key}, index: i, since: rate.Since(s.now, gained), gained: gained}
-			if a.upto = rate.Since(s.now.Add(ahead), gained); rate.Algorithm == limit.TokenBucket {
+			if a.upto = rate.Since(s.now.Add(h.ahead), gained); rate.Algorithm == limit.TokenBucket {
 				a.upto = s.now.Add(forEver)
 			}
 			a.use = limit.Use{Rate: rate, Missing: l.Missing(s.now, gained)}
 			if units, own := l.Overrides[key]; own {
 				a.use.Rate.Units = units
 			}
-			asks = append(asks, a)
+			h.asks = append(h.asks, a)
 		}
 	}
-	if len(asks) == 0 {
-		return h, nil
+	if len(h.asks) > 0 {
+		h.count(b, s.from)
 	}
-	if err := count(ctx, tx, asks, s.from, s.now); err != nil {
-		return nil, err
+	return h
+}
+
+// counted works out what the limits allow, once their units are counted.
+func (h *headroom) counted(ctx context.Context, db ledger.DB) error {
+	if err := addKnown(ctx, db, h.limits, h.asks); err != nil {
+		return err
 	}
-	if err := addKnown(ctx, tx, limits, asks); err != nil {
-		return nil, err
-	}
-	for _, a := range asks {
+	for _, a := range h.asks {
 		q, soon := h.Admission[a.index], a.use.Soon(a.gained)
-		q.Room[a.key], q.Soon[a.key] = a.use.Room(s.now, a.gained), soon
+		q.Room[a.key], q.Soon[a.key] = a.use.Room(h.now, a.gained), soon
 		for _, c := range soon {
 			q.Room[a.key] += c.Units
 		}
-		h.next[a.limitKey] = a.use.NextLook(s.now, a.gained).Add(-ahead / 2) // so that what is given out reaches a worker in time
+		h.next[a.limitKey] = a.use.NextLook(h.now, a.gained).Add(-h.ahead / 2) // so that what is given out reaches a worker in time
 	}
-	return h, nil
+	return nil
 }
 
 const forEver = 200 * 365 * 24 * time.Hour // to occupiedSQL, which takes what has no end for a hundred years
@@ -97,62 +99,54 @@ func aheadOf(limits []policy.LockedLimit) (ahead time.Duration) {
 	return ahead
 }
 
-// occupied is what a limit's units are doing at a moment.
-type occupied struct {
-	Name     string      `db:"name"`
-	Key      string      `db:"key"`
-	Occupied int64       `db:"occupied"`
-	Former   int64       `db:"former"`   // of those, what a failover found open
-	FreedAt  *time.Time  `db:"freed_at"` // when the first of the others can come free; nil: that is not known of any
-	Until    []time.Time `db:"until"`    // of each charge that was asked for
-	Units    []int64     `db:"units"`    // likewise
-	At       time.Time   `db:"at"`       // Postgres's clock once it was counted
-}
-
 // errClockSetBack: what started since the claim read the clock may seem to be long over.
 var errClockSetBack = errors.New("the clock of Postgres was set back within a claim")
 
 // count counts how many units of each are occupied, and when the first can come free. What a token bucket holds depends on when
 // it was charged. No attempt of a smaller batch than from is open.
-func count(ctx context.Context, tx pgx.Tx, asks []*asked, from int64, now time.Time) error {
-	names, keys, since := arrays(asks)
+func (h *headroom) count(b *pgx.Batch, from int64) {
+	names, keys, since := arrays(h.asks)
 	var upto []time.Time
-	for _, a := range asks {
+	of := make(map[limitKey]*limit.Use, len(h.asks))
+	for _, a := range h.asks {
 		upto = append(upto, a.upto)
-	}
-	rows, _ := tx.Query(ctx, occupiedSQL, names, keys, since, from, upto)
-	counted, err := pgx.CollectRows(rows, pgx.RowToStructByName[occupied])
-	if err == nil && len(counted) != len(asks) {
-		err = fmt.Errorf("%d of %d limits and keys answered", len(counted), len(asks))
-	}
-	if err != nil {
-		return fmt.Errorf("count occupied units: %w", err)
-	}
-	of := make(map[limitKey]*limit.Use, len(asks))
-	for _, a := range asks {
 		of[a.limitKey] = &a.use
 	}
-	for _, o := range counted {
-		if o.At.Before(now) {
-			return errClockSetBack
+	b.Queue(occupiedSQL, names, keys, since, from, upto).Query(func(rows pgx.Rows) error {
+		var row limitKey
+		var occupied, former int64
+		var freed *time.Time
+		var until []time.Time // of the charges up to upto, with their units
+		var units []int64
+		var at time.Time // Postgres's clock once it was counted
+		counted := 0
+		_, err := pgx.ForEachRow(rows, []any{&row.limit, &row.key, &occupied, &former, &freed, &until, &units, &at}, func() error {
+			if at.Before(h.now) {
+				return errClockSetBack
+			}
+			use := of[row]
+			use.Occupied = occupied
+			if use.Missing != nil {
+				use.Missing.Former = former
+			}
+			if freed != nil {
+				use.Freed = *freed
+			}
+			for i := range until {
+				use.Charges = append(use.Charges, limit.Charge{Until: until[i], Units: units[i]})
+			}
+			counted++
+			return nil
+		})
+		if err == nil && counted != len(h.asks) {
+			err = fmt.Errorf("%d of %d limits and keys answered", counted, len(h.asks))
 		}
-		use := of[limitKey{o.Name, o.Key}]
-		use.Occupied = o.Occupied
-		if use.Missing != nil {
-			use.Missing.Former = o.Former
-		}
-		if o.FreedAt != nil {
-			use.Freed = *o.FreedAt
-		}
-		for i, until := range o.Until {
-			use.Charges = append(use.Charges, limit.Charge{Until: until, Units: o.Units[i]})
-		}
-	}
-	return nil
+		return err
+	})
 }
 
 // addKnown adds what was charged when units went missing.
-func addKnown(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, asks []*asked) error {
+func addKnown(ctx context.Context, db ledger.DB, limits []policy.LockedLimit, asks []*asked) error {
 	var missing []*asked
 	for _, a := range asks {
 		if l := limits[a.index]; a.use.Missing != nil && l.KnownAt != nil {
@@ -163,7 +157,7 @@ func addKnown(ctx context.Context, tx pgx.Tx, limits []policy.LockedLimit, asks 
 		return nil
 	}
 	names, keys, since := arrays(missing)
-	known, err := policy.Known(ctx, tx, names, keys, since)
+	known, err := policy.Known(ctx, db, names, keys, since)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // batch is what one claim took.
@@ -25,23 +25,24 @@ type batch struct {
 	more     bool   // another claim may find more that can be taken now
 	messages []handoff.Message
 	attempts int // that were opened
+	writes   pgx.Batch
 }
 
 // take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
-// attempt of each other call that the limits admit, and notes how far the flows were consumed.
-func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates, isolate bool) (*batch, error) {
+// attempt of each other call that the limits admit, and notes how far the flows were consumed: so say the batch's writes.
+func (c *claimer) take(ctx context.Context, conn *pgxpool.Conn, list *candidates, isolate bool) (*batch, error) {
 	b := &batch{}
 	want := min(claimSize, list.pools.Capacity())
 	open := b.withRoom(list, list.keys)
 	if b.stuck != nil {
 		return b, nil
 	}
-	if err := list.lockFirst(ctx, tx, open, want); err != nil {
+	if err := list.lockFirst(ctx, conn, open, want); err != nil {
 		return nil, err
 	}
 	list.choose(b, open, want, c.cfg.Random)
 	if isolate {
-		if err := c.tryEach(ctx, tx, b); err != nil {
+		if err := c.tryEach(ctx, conn, b); err != nil {
 			return nil, err
 		}
 	}
@@ -49,17 +50,11 @@ func (c *claimer) take(ctx context.Context, tx pgx.Tx, list *candidates, isolate
 		b.more = len(b.withRoom(list, slices.DeleteFunc(open, func(key string) bool { return !b.goesOn(list, key) }))) > 0
 	}
 
-	var writes pgx.Batch
 	if len(b.refused) > 0 {
-		writes.Queue(refuseSQL, idsAndReasons(b.refused))
+		b.writes.Queue(refuseSQL, idsAndReasons(b.refused))
 	}
-	b.open(&writes, list)
-	list.note(&writes, b)
-	if err := tx.SendBatch(ctx, &writes).Close(); err != nil {
-		return nil, fmt.Errorf("open attempts: %w", err)
-	}
-	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
-	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
+	b.open(list)
+	list.note(b)
 	return b, nil
 }
 
@@ -119,7 +114,7 @@ func (b *batch) pack(c *candidates) (ids []int64, messageNos []int32, names []st
 }
 
 // open writes the attempts. Each is charged to all limits of its queue.
-func (b *batch) open(writes *pgx.Batch, c *candidates) {
+func (b *batch) open(c *candidates) {
 	if len(b.chosen) == 0 {
 		return
 	}
@@ -135,7 +130,7 @@ func (b *batch) open(writes *pgx.Batch, c *candidates) {
 			ownWithin = &l.SendWithin
 		}
 	}
-	writes.Queue(openSQL, pgx.StrictNamedArgs{
+	b.writes.Queue(openSQL, pgx.StrictNamedArgs{
 		"ids": ids, "message_nos": messageNos, "pools": pools, "ats": ats, "now": c.now, "queue": c.queue.Name, "batch": c.queue.Batch,
 		"epoch": c.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
 		"send_within": sendWithin, "own_within": ownWithin, "start_within": ledger.StartWithin, "closes": c.closes,
@@ -212,15 +207,15 @@ func idsAndReasons(calls []candidate) pgx.NamedArgs {
 
 // tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. Those that cannot even be failed are
 // consumed from their flows, so that they stop no other, and the log has the reason.
-func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, b *batch) (err error) {
-	b.chosen, err = trial(ctx, tx, b.chosen, dispatchSQL, func(bad candidate, err error) {
+func (c *claimer) tryEach(ctx context.Context, conn *pgxpool.Conn, b *batch) (err error) {
+	b.chosen, err = trial(ctx, conn, b.chosen, dispatchSQL, func(bad candidate, err error) {
 		bad.Refusal = new("cannot be dispatched: " + ledger.Reason(err))
 		b.refused = append(b.refused, bad)
 	})
 	if err != nil {
 		return err
 	}
-	b.refused, err = trial(ctx, tx, b.refused, refuseSQL, func(bad candidate, err error) {
+	b.refused, err = trial(ctx, conn, b.refused, refuseSQL, func(bad candidate, err error) {
 		c.cfg.Logger.ErrorContext(ctx, "call isolated", "call", bad.ID, "why", *bad.Refusal, "err", err)
 	})
 	return err
@@ -228,17 +223,18 @@ func (c *claimer) tryEach(ctx context.Context, tx pgx.Tx, b *batch) (err error) 
 
 // trial returns those of the calls to which a statement can be applied, and undoes it. The others go to bad.
 func trial(
-	ctx context.Context, tx pgx.Tx, calls []candidate, sql string, bad func(candidate, error),
+	ctx context.Context, conn *pgxpool.Conn, calls []candidate, sql string, bad func(candidate, error),
 ) (fine []candidate, err error) {
 	err = ledger.Apart(calls, func(some []candidate) error {
-		savepoint, err := tx.Begin(ctx)
-		if err != nil {
+		if _, err := conn.Exec(ctx, `SAVEPOINT trial`); err != nil {
 			return err
 		}
-		if _, err = savepoint.Exec(ctx, sql, idsAndReasons(some)); err == nil {
+		_, err := conn.Exec(ctx, sql, idsAndReasons(some))
+		if err == nil {
 			fine = append(fine, some...)
 		}
-		return errors.Join(err, savepoint.Rollback(ctx))
+		_, undo := conn.Exec(ctx, `ROLLBACK TO SAVEPOINT trial`)
+		return errors.Join(err, undo)
 	}, bad)
 	return fine, err
 }

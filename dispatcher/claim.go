@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -76,36 +77,39 @@ func (c *claimer) claim(tick context.Context, queue string, wait bool) (outcome,
 func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bool) (outcome, error) {
 	ctx, cancel := context.WithTimeout(tick, c.within)
 	defer cancel()
-	tx, err := c.cfg.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	conn, err := c.cfg.Pool.Acquire(ctx)
 	if err != nil {
-		return outcome{}, fmt.Errorf("begin: %w", err)
+		return outcome{}, fmt.Errorf("connect: %w", err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) // after Commit it does nothing
+	defer conn.Release()
+	defer rollBack(context.WithoutCancel(ctx), conn)
 
-	seen, early, err := c.look(ctx, tx, queue, wait)
+	seen, early, err := c.look(ctx, conn, queue, wait)
 	switch {
 	case err != nil:
 		return outcome{}, err
 	case early != nil && seen.drained.Some: // what was drained from the inbox stays so
 		early.pollIn = min(early.pollIn, minGap)
-		return *early, c.commit(ctx, tx, seen)
+		return *early, c.commit(ctx, conn, seen, new(pgx.Batch))
 	case early != nil:
 		return *early, nil
 	}
-	list, err := c.candidates(ctx, tx, seen)
+	list, err := c.candidates(ctx, conn, seen)
 	if errors.Is(err, errClockSetBack) {
 		return outcome{pollIn: minGap}, nil
 	}
 	if err != nil {
 		return outcome{}, err
 	}
-	b, err := c.take(ctx, tx, list, isolate)
+	b, err := c.take(ctx, conn, list, isolate)
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := c.commit(ctx, tx, seen); err != nil {
+	if err := c.commit(ctx, conn, seen, &b.writes); err != nil {
 		return outcome{}, err
 	}
+	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
+	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	c.metrics.claims.WithLabelValues(queue).Add(float64(b.attempts))
 	if b.attempts > 0 {
 		c.served[queue] = c.rounds
@@ -118,14 +122,22 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	return c.after(list, b), nil
 }
 
-// commit commits, and notes what the claim has seen.
-func (c *claimer) commit(ctx context.Context, tx pgx.Tx, s *snapshot) error {
-	if err := tx.Commit(ctx); err != nil {
-		return fmt.Errorf("commit: %w", err)
+// commit writes and commits, in one trip, and notes what the claim has seen.
+func (c *claimer) commit(ctx context.Context, conn *pgxpool.Conn, s *snapshot, writes *pgx.Batch) error {
+	writes.Queue(`COMMIT`)
+	if err := conn.SendBatch(ctx, writes).Close(); err != nil {
+		return fmt.Errorf("open attempts: %w", err)
 	}
 	c.scan.drained[s.queue.Name] = s.drained.UpTo
-	c.lowWater.found(s.lowest, c.clock.clock.Last())
+	c.lowWater.found(s.lowest, s.now)
 	return nil
+}
+
+// rollBack ends the transaction, if there is one.
+func rollBack(ctx context.Context, conn *pgxpool.Conn) {
+	if conn.Conn().PgConn().TxStatus() != 'I' {
+		_, _ = conn.Exec(ctx, `ROLLBACK`) // else the pool closes the connection
+	}
 }
 
 // snapshot is what a claim sees before it looks at calls, under the locks of the queue and its limits.
@@ -145,22 +157,29 @@ type snapshot struct {
 
 // look takes the locks, reads the clock, drains the inbox, and looks at workers and pauses. If nothing may be claimed, the claim
 // ends early, with an outcome.
-func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) (s *snapshot, early *outcome, err error) {
+func (c *claimer) look(ctx context.Context, conn *pgxpool.Conn, queue string, wait bool) (s *snapshot, early *outcome, err error) {
 	s = &snapshot{}
-	if s.queue, err = policy.LockQueue(ctx, tx, queue, wait, c.within); err != nil || s.queue == nil {
-		return s, &outcome{pollIn: minGap}, err
+	var locks pgx.Batch
+	locks.Queue(`BEGIN ISOLATION LEVEL READ COMMITTED`)
+	s.queue = policy.LockQueue(&locks, queue, wait, c.within)
+	read := c.clock.ask(&locks)
+	switch err := conn.SendBatch(ctx, &locks).Close(); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return s, &outcome{pollIn: minGap}, nil
+	case err != nil:
+		return s, nil, fmt.Errorf("lock the queue and its limits: %w", err)
 	}
-	c.seen, c.standBy = s.queue.Batch, time.Time{} // others see the number, and stand by
-	if s.now, s.epoch, err = c.clock.read(ctx, tx); err != nil {
+	if wait { // perhaps for long: when the clock was read is not known well
+		read, err = c.clock.read(ctx, conn)
+	} else {
+		err = c.clock.saw(ctx, read)
+	}
+	if err != nil {
 		return s, nil, err
 	}
-	s.readAt = c.clock.clock.Received()
-	if c.lowWater.wentBack(s.epoch, s.queue.Batch) {
-		_ = tx.Rollback(ctx) // whoever locks all limits must hold none
-		return s, &outcome{pollIn: minGap}, c.restored(ctx)
-	}
+	s.now, s.epoch, s.readAt = read.now, read.epoch, read.received
 	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.Epoch != s.epoch }) {
-		_ = tx.Rollback(ctx)
+		rollBack(ctx, conn) // whoever locks all limits must hold none
 		c.clock.epoch = ""
 		return s, &outcome{pollIn: minGap, more: true}, c.clock.noteEpoch(ctx, s.epoch)
 	}
@@ -172,12 +191,23 @@ func (c *claimer) look(ctx context.Context, tx pgx.Tx, queue string, wait bool) 
 	if err != nil {
 		return s, nil, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
 	}
-	s.from = c.lowWater.draw(s.epoch, s.queue.Batch)
+	s.from = c.lowWater.in(s.epoch)
 	var asks pgx.Batch
+	s.queue.Draw(&asks)
 	s.askForWorkers(&asks)
-	if s.drained, err = backlog.Drain(ctx, tx, &asks, queue, c.scan.since(queue), s.now); err != nil {
+	drained, err := backlog.Drain(ctx, conn, &asks, queue, c.scan.since(queue), s.now)
+	if err != nil {
 		return s, nil, err
 	}
+	c.seen, c.standBy = s.queue.Batch, time.Time{} // others see the number, and stand by
+	if c.lowWater.wentBack(s.epoch, s.queue.Batch) {
+		rollBack(ctx, conn)
+		return s, &outcome{pollIn: minGap}, c.restored(ctx)
+	}
+	if c.lowWater.draw(s.epoch, s.queue.Batch) != s.from { // the workers were read by what no longer holds
+		return s, &outcome{more: true}, nil
+	}
+	s.drained = drained
 	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
 	return s, c.mayClaim(s, h), nil
 }
@@ -206,30 +236,26 @@ func (s *snapshot) askForWorkers(asks *pgx.Batch) {
 
 // A pause without an end is looked at again in a day.
 const pausedSQL = `
-WITH rules AS (
-    SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unnest($2::text[])
-)
+WITH rules AS (SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unnest($2::text[]))
 SELECT
     (SELECT coalesce(max(least(p.until, clock_timestamp() + interval '1 day')) - clock_timestamp(), '0')
      FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = '' AND p.until > clock_timestamp()),
     EXISTS (SELECT FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key > '')`
 
 // pausedKeys returns which of these keys are paused, and for how long.
-func (s *snapshot) pausedKeys(ctx context.Context, tx pgx.Tx, keys []string) (map[string]time.Duration, error) {
+func (s *snapshot) pausedKeys(ctx context.Context, conn *pgxpool.Conn, keys []string) (map[string]time.Duration, error) {
 	paused := map[string]time.Duration{}
 	if !s.keyPauses || len(keys) == 0 {
 		return paused, nil
 	}
-	rows, _ := tx.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames, keys)
+	rows, _ := conn.Query(ctx, pausedKeysSQL, s.queue.Name, s.queue.LimitNames, keys)
 	var key string
 	var wait time.Duration
-	if _, err := pgx.ForEachRow(rows, []any{&key, &wait}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&key, &wait}, func() error {
 		paused[key] = max(paused[key], wait)
 		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("look at paused keys: %w", err)
-	}
-	return paused, nil
+	})
+	return paused, ledger.Wrap("look at paused keys", err)
 }
 
 const pausedKeysSQL = `

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/callq/callq/internal/handoff"
+	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
@@ -21,66 +21,93 @@ type clockWatch struct {
 	epoch string      // the last that was noted
 }
 
-// read reads Postgres's clock in a statement that waits for no lock, after those that may have, and what that clock is known
-// to have gained.
-func (w *clockWatch) read(ctx context.Context, db handoff.DB) (now time.Time, epoch string, err error) {
-	sent := w.cfg.Now()
-	var at []time.Time
-	var by []time.Duration
-	if err := db.QueryRow(ctx, clockSQL).Scan(&now, &epoch, &at, &by); err != nil {
-		return now, "", fmt.Errorf("read the clock: %w", err)
-	}
-	received := w.cfg.Now()
-	gained, least := w.clock.Gained(now, sent, received)
-	if gained <= -time.Microsecond { // less is none to Postgres
-		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
-		if _, err := w.cfg.Pool.Exec(ctx, noteLossSQL, now, gained); err != nil {
-			return now, "", fmt.Errorf("note that the clock was set back: %w", err)
-		}
-	}
-	if lost := w.lostGains(now, at); gained > 0 || len(lost) > 0 {
-		if err := w.note(ctx, lost, now, gained, least); err != nil {
-			return now, "", fmt.Errorf("note what the clock gained: %w", err)
-		}
-		if err := w.cfg.Pool.QueryRow(ctx, gainsSQL).Scan(&at, &by); err != nil {
-			return now, "", fmt.Errorf("read what the clock gained: %w", err)
-		}
-	}
-	w.gains = w.gains[:0]
-	for i := range at {
-		w.gains = append(w.gains, limit.Gain{At: at[i], By: by[i]})
-	}
-	w.clock.Saw(now, sent, received)
-	return now, epoch, nil
+// reading is one of Postgres's clock, and what that clock is known to have gained.
+type reading struct {
+	now            time.Time
+	epoch          string
+	gains          limit.Gains
+	sent, received time.Time // monotonic, before it was asked for and when it had arrived
 }
 
-const (
-	clockSQL = `SELECT clock_timestamp(), callq_epoch(), g.* FROM (` + gainsSQL + `) g`
-	gainsSQL = `SELECT array_agg(at ORDER BY id), array_agg(by ORDER BY id) FROM call_clock_gains WHERE by > '0'`
-)
+// ask has a batch read the clock, after whatever in it may wait for a lock. The batch is to be sent at once.
+func (w *clockWatch) ask(b *pgx.Batch) *reading {
+	r := &reading{sent: w.cfg.Now()}
+	b.Queue(clockSQL).Query(func(rows pgx.Rows) error {
+		var at *time.Time
+		var by *time.Duration
+		_, err := pgx.ForEachRow(rows, []any{&r.now, &r.epoch, &at, &by}, func() error {
+			if at != nil {
+				r.gains = append(r.gains, limit.Gain{At: *at, By: *by})
+			}
+			return nil
+		})
+		r.received = w.cfg.Now()
+		return err
+	})
+	return r
+}
+
+// read reads the clock.
+func (w *clockWatch) read(ctx context.Context, db backlog.DB) (*reading, error) {
+	var b pgx.Batch
+	r := w.ask(&b)
+	if err := db.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, fmt.Errorf("read the clock: %w", err)
+	}
+	return r, w.saw(ctx, r)
+}
+
+// saw compares a reading with one before, and notes what the clock gained or lost in between.
+func (w *clockWatch) saw(ctx context.Context, r *reading) error {
+	known := r.gains.Since(w.clock.From())
+	gained, least := w.clock.Gained(r.now, r.sent, r.received, known)
+	if gained <= -time.Microsecond { // less is none to Postgres
+		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
+		if _, err := w.cfg.Pool.Exec(ctx, noteLossSQL, r.now, gained); err != nil {
+			return fmt.Errorf("note that the clock was set back: %w", err)
+		}
+	}
+	written := r.gains
+	if lost := w.lostGains(r); gained > 0 || len(lost) > 0 {
+		noted, err := w.note(ctx, lost, r.now, gained, gained+known, least)
+		if err != nil {
+			return fmt.Errorf("note what the clock gained: %w", err)
+		}
+		written = noted.gains
+	}
+	w.gains = written
+	w.clock.Saw(r.now, r.sent, r.received, gained)
+	return nil
+}
+
+const clockSQL = `
+SELECT clock_timestamp(), (SELECT callq_epoch()), g.at, g.by
+FROM (SELECT) one LEFT JOIN call_clock_gains g ON g.by > '0'
+ORDER BY g.id`
 
 // Units come free later, that is all. But the ledger's times are out of order, which verify must know.
 const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
 
 // lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
-func (w *clockWatch) lostGains(now time.Time, at []time.Time) limit.Gains {
+func (w *clockWatch) lostGains(r *reading) limit.Gains {
 	return slices.DeleteFunc(slices.Clone(w.gains), func(g limit.Gain) bool {
-		return !g.At.After(now.Add(-24*time.Hour)) || slices.ContainsFunc(at, g.At.Equal)
+		return !g.At.After(r.now.Add(-24*time.Hour)) || slices.ContainsFunc(r.gains, func(is limit.Gain) bool { return is.At.Equal(g.At) })
 	})
 }
 
-// note writes lost gains down once more, and what was gained since the last reading, if anything, unless others have. It commits
-// at once, whatever becomes of the claim that saw it.
-func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, gained, least time.Duration) error {
+// note writes lost gains down once more, and what was gained, if anything, unless others have: in all it is sum since clock.From. It
+// commits at once, whatever becomes of the claim that saw it, and returns another reading.
+func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, gained, sum, least time.Duration) (noted *reading, err error) {
 	var writes pgx.Batch
 	for _, g := range lost {
 		writes.Queue(noteAgainSQL, g.At, g.By)
 	}
 	if gained > 0 {
 		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set forward: for a while windows are longer by as much", "by", gained)
-		writes.Queue(noteGainSQL, w.clock.Last(), now, gained, least)
+		writes.Queue(noteGainSQL, w.clock.From(), now, sum, least)
 	}
-	return pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	noted = w.ask(&writes)
+	return noted, pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockGainsSQL); err != nil {
 			return err
 		}
@@ -94,7 +121,7 @@ const lockGainsSQL = `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`
 const noteAgainSQL = `
 INSERT INTO call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM call_clock_gains WHERE at = $1)`
 
-// What others saw since this process looked last is the same step; measured more loosely here, it is a little more.
+// What was seen since the reading that gains count from is the same step; measured more loosely here, it is a little more.
 const noteGainSQL = `
 INSERT INTO call_clock_gains (at, by)
 SELECT $2, $3::interval - by

@@ -3,6 +3,8 @@ package dispatcher_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"io"
 	"net"
 	"sync/atomic"
@@ -29,8 +31,14 @@ type cutConn struct {
 	cut    atomic.Bool
 }
 
+// runCommit is how pgx has Postgres run a COMMIT that it has prepared.
+func runCommit() []byte {
+	digest := sha256.Sum256([]byte("COMMIT"))
+	return fmt.Appendf(nil, "\x00stmtcache_%x\x00", digest[:24])
+}
+
 func (c *cutConn) Write(b []byte) (int, error) {
-	if !bytes.Equal(b, []byte("Q\x00\x00\x00\x0bcommit\x00")) || !c.cutter.armed.CompareAndSwap(true, false) {
+	if !bytes.Contains(b, runCommit()) || !c.cutter.armed.CompareAndSwap(true, false) {
 		return c.Conn.Write(b)
 	}
 	c.cut.Store(true)

@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -75,7 +74,7 @@ func TestOccupied(t *testing.T) {
 		since := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 45), rapid.IntRange(4990, 5050)), 4, 4).Draw(rt, "since")
 		const all100 = 100 * 365 * 24 * 3600 * 1000 // what has no end is listed as that
 		upto := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 45), rapid.IntRange(4990, 5050), rapid.Just(2*all100)), 4, 4).Draw(rt, "upto")
-		asked := []asking{{0, "", since[0]}, {1, "x", since[1]}, {1, "", since[1]}, {2, "", since[2]}, {3, "y", since[3]}}
+		askings := []asking{{0, "", since[0]}, {1, "x", since[1]}, {1, "", since[1]}, {2, "", since[2]}, {3, "y", since[3]}}
 		var all pgx.Batch
 		all.Queue(`TRUNCATE call_open, call_usage, call_limits`)
 		for i, name := range names {
@@ -119,37 +118,29 @@ func TestOccupied(t *testing.T) {
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		var ofLimits, ofKeys []string
-		var sinces, uptos []time.Time
-		for _, a := range asked {
-			ofLimits, ofKeys, sinces = append(ofLimits, names[a.limit]), append(ofKeys, a.key), append(sinces, at(a.since))
-			uptos = append(uptos, at(upto[a.limit]))
+		h := &headroom{}
+		for _, a := range askings {
+			h.asks = append(h.asks, &asked{limitKey: limitKey{names[a.limit], a.key}, since: at(a.since), upto: at(upto[a.limit])})
 		}
-		rows, err := pool.Query(context.Background(), occupiedSQL, ofLimits, ofKeys, sinces, int64(0), uptos)
-		if err != nil {
+		var counts pgx.Batch
+		h.count(&counts, 0)
+		if err := pool.SendBatch(context.Background(), &counts).Close(); err != nil {
 			rt.Fatal(err)
 		}
-		counted, err := pgx.CollectRows(rows, pgx.RowToStructByName[occupied])
-		if err != nil {
-			rt.Fatal(err)
-		}
-		slices.SortFunc(counted, func(a, b occupied) int { return cmp.Compare(a.Name+" "+a.Key, b.Name+" "+b.Key) })
-		slices.SortFunc(asked, func(a, b asking) int { return cmp.Compare(names[a.limit]+" "+a.key, names[b.limit]+" "+b.key) })
 		got, want := "", ""
-		for _, c := range counted {
-			first := math.MaxInt
-			if c.FreedAt != nil {
-				first = int(c.FreedAt.Sub(zero) / time.Millisecond)
+		for _, a := range h.asks {
+			first, listed := math.MaxInt, int64(0)
+			if !a.use.Freed.IsZero() {
+				first = int(a.use.Freed.Sub(zero) / time.Millisecond)
 			}
-			listed := int64(0)
-			for i, until := range c.Until {
-				if listed += c.Units[i]; !until.After(at(since[slices.Index(names, c.Name)])) {
-					rt.Errorf("a charge of %s %s until %s, which counts no more", c.Name, c.Key, until)
+			for _, c := range a.use.Charges {
+				if listed += c.Units; !c.Until.After(at(since[slices.Index(names, a.limit)])) {
+					rt.Errorf("a charge of %v until %s, which counts no more", a.limitKey, c.Until)
 				}
 			}
-			got += fmt.Sprintln(c.Name, c.Key, c.Occupied, listed, first)
+			got += fmt.Sprintln(a.limit, a.key, a.use.Occupied, listed, first)
 		}
-		for _, a := range asked {
+		for _, a := range askings {
 			i := a.limit
 			sum, listed, first := int64(0), int64(0), math.MaxInt
 			for _, o := range opens {

@@ -138,12 +138,12 @@ func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
 // readClock begins a tick: a step of Postgres's clock must be seen before anything is computed back from that clock, and also
 // while there is nothing to claim.
 func (d *Dispatcher) readClock(ctx context.Context) error {
-	_, epoch, err := d.clock.read(ctx, d.cfg.Pool)
+	r, err := d.clock.read(ctx, d.cfg.Pool)
 	if err != nil {
 		d.recovery.PostgresAway()
 		return err
 	}
-	return d.clock.noteEpoch(ctx, epoch)
+	return d.clock.noteEpoch(ctx, r.epoch)
 }
 
 func (d *Dispatcher) view() recovery.View {

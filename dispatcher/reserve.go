@@ -21,8 +21,7 @@ type reservation struct {
 const reserveFor = 5 * time.Second
 
 // byOthers says for how long a queue must leave its limits to others.
-func (t reservations) byOthers(queue string, limits []policy.LockedLimit, now time.Time) time.Duration {
-	var wait time.Duration
+func (t reservations) byOthers(queue string, limits []policy.LockedLimit, now time.Time) (wait time.Duration) {
 	for _, l := range limits {
 		if has := t[l.Name]; has.queue != queue {
 			wait = max(wait, has.until.Sub(now))

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // candidates are what a claim chooses from: the first flows of its queue, and what the limits of their keys allow.
@@ -26,12 +28,19 @@ type candidates struct {
 }
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
-func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*candidates, error) {
-	walked, err := backlog.Walk(ctx, tx, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Flows)
-	if err != nil {
-		return nil, err
+func (c *claimer) candidates(ctx context.Context, conn *pgxpool.Conn, seen *snapshot) (list *candidates, err error) {
+	var reads pgx.Batch
+	var walked []backlog.Flow
+	backlog.Walk(&reads, &walked, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Flows)
+	list = &candidates{snapshot: seen, of: map[string][]*flow{}}
+	perKey := slices.ContainsFunc(seen.queue.Limits, func(l policy.LockedLimit) bool { return l.PerKey })
+	if !perKey {
+		list.head = c.headroom(&reads, seen, nil)
 	}
-	list := &candidates{snapshot: seen, of: map[string][]*flow{}, crowded: len(walked) == c.cfg.Flows}
+	if err := conn.SendBatch(ctx, &reads).Close(); err != nil {
+		return nil, fmt.Errorf("walk the flows: %w", err)
+	}
+	list.crowded = len(walked) == c.cfg.Flows
 	for _, l := range walked {
 		list.lastKey = l.Key
 		if l.Calls == 0 {
@@ -43,16 +52,22 @@ func (c *claimer) candidates(ctx context.Context, tx pgx.Tx, seen *snapshot) (*c
 		}
 		list.of[l.Key] = append(list.of[l.Key], &flow{Flow: l})
 	}
-	if list.paused, err = seen.pausedKeys(ctx, tx, list.keys); err != nil {
+	if list.paused, err = seen.pausedKeys(ctx, conn, list.keys); err != nil {
 		return nil, err
 	}
 	list.keys = slices.DeleteFunc(list.keys, func(key string) bool { _, is := list.paused[key]; return is })
-	list.head, err = c.headroom(ctx, tx, seen, list.keys)
-	return list, err
+	if perKey {
+		var counts pgx.Batch
+		list.head = c.headroom(&counts, seen, list.keys)
+		if err := conn.SendBatch(ctx, &counts).Close(); err != nil {
+			return nil, fmt.Errorf("count occupied units: %w", err)
+		}
+	}
+	return list, list.head.counted(ctx, conn)
 }
 
 // lockFirst locks the first calls of each key's flows, as many as its share of want and its limits allow.
-func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, want int) error {
+func (c *candidates) lockFirst(ctx context.Context, conn *pgxpool.Conn, keys []string, want int) error {
 	var asks []backlog.Ask
 	var of []*flow
 	for _, key := range keys {
@@ -64,7 +79,7 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 	if len(asks) == 0 {
 		return nil
 	}
-	calls, err := backlog.First(ctx, tx, c.queue.Name, c.now, asks)
+	calls, err := backlog.First(ctx, conn, c.queue.Name, c.now, asks)
 	if err != nil {
 		return err
 	}
@@ -75,7 +90,7 @@ func (c *candidates) lockFirst(ctx context.Context, tx pgx.Tx, keys []string, wa
 }
 
 // note writes how far the flows were consumed, and where the queue's next claim begins.
-func (c *candidates) note(writes *pgx.Batch, b *batch) {
+func (c *candidates) note(b *batch) {
 	var left []backlog.Flow
 	var again []int64
 	for _, key := range c.keys {
@@ -92,9 +107,9 @@ func (c *candidates) note(writes *pgx.Batch, b *batch) {
 		behind = behind || len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0
 	}
 	b.more = b.more || b.stuck == nil && behind
-	backlog.Park(writes, c.queue.Name, c.now, parked)
-	backlog.Consume(writes, c.queue.Name, left, c.crowded)
-	backlog.Requeue(writes, again)
+	backlog.Park(&b.writes, c.queue.Name, c.now, parked)
+	backlog.Consume(&b.writes, c.queue.Name, left, c.crowded)
+	backlog.Requeue(&b.writes, again)
 	served := c.queue.Served
 	switch {
 	case len(b.chosen) > 0:
@@ -103,7 +118,7 @@ func (c *candidates) note(writes *pgx.Batch, b *batch) {
 		served = c.lastKey
 	}
 	if served != c.queue.Served {
-		writes.Queue(servedSQL, c.queue.Name, served)
+		b.writes.Queue(servedSQL, c.queue.Name, served)
 	}
 }
 

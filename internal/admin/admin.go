@@ -60,10 +60,7 @@ func Collect[T any](ctx context.Context, db ledger.DB, what, sql string, args ..
 		})
 	}
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	return found, nil
+	return found, ledger.Wrap(what, err)
 }
 
 // list is Collect for a reader.

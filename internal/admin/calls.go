@@ -48,9 +48,7 @@ func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, 
 
 // The years are those that JSON can write. A CASE keeps NULL, which least and greatest pass over.
 const listSQL = `
-WITH years (first, last) AS (
-    VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z')
-)
+WITH years (first, last) AS (VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z'))
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
     EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message,

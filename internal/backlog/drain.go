@@ -25,7 +25,7 @@ type Drained struct {
 
 // Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. It reads what fell due
 // from since on; zero: everything. asks is sent along.
-func Drain(ctx context.Context, tx pgx.Tx, asks *pgx.Batch, queue string, since, now time.Time) (Drained, error) {
+func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
 	var inbox, woken int64
 	var keys []string   // of which one may no longer be blocked
@@ -226,8 +226,7 @@ WITH slice AS MATERIALIZED (
     ORDER BY key
     FETCH FIRST ($4) ROWS WITH TIES
 ), woken AS (
-    UPDATE call_flows
-    SET wake_at = NULL
+    UPDATE call_flows SET wake_at = NULL
     WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
 )
 INSERT INTO call_inbox (queue, at, key, all_keys)

@@ -28,15 +28,19 @@ type Flow struct {
 	Consumed int32  `db:"consumed"` // calls of the first segment
 }
 
-// Walk returns at most max flows of these tasks that are not parked, key by key: those behind the key after, then from the
+// DB is a connection with a transaction.
+type DB interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// Walk has a batch find at most max flows of these tasks that are not parked, key by key: those behind the key after, then from the
 // first on. Within a key, the lower priority comes first.
-func Walk(ctx context.Context, tx pgx.Tx, queue, after string, tasks []string, max int) ([]Flow, error) {
-	rows, _ := tx.Query(ctx, walkSQL, queue, after, tasks, max)
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Flow])
-	if err != nil {
-		return nil, fmt.Errorf("walk the flows: %w", err)
-	}
-	return list, nil
+func Walk(b *pgx.Batch, flows *[]Flow, queue, after string, tasks []string, max int) {
+	b.Queue(walkSQL, queue, after, tasks, max).Query(func(rows pgx.Rows) (err error) {
+		*flows, err = pgx.CollectRows(rows, pgx.RowToStructByName[Flow])
+		return err
+	})
 }
 
 const walkSQL = `
@@ -84,7 +88,7 @@ type Call struct {
 
 // First returns the first calls of each flow, at most as many as are wanted of it, and locks those that wait. If none does, ended
 // ones behind them are returned too.
-func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, asks []Ask) ([]Call, error) {
+func First(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask) ([]Call, error) {
 	calls, err := entries(ctx, tx, firstSQL, queue, now, asks)
 	if err != nil {
 		return nil, fmt.Errorf("lock the first calls: %w", err)
@@ -105,9 +109,7 @@ func First(ctx context.Context, tx pgx.Tx, queue string, now time.Time, asks []A
 const skipMost = 4096
 
 // skip returns the ended calls behind the first ones, up to the first that waits, of flows of which none was found to wait.
-func skip(
-	ctx context.Context, tx pgx.Tx, queue string, now time.Time, asks []Ask, first []Call, found []bool,
-) ([]Call, error) {
+func skip(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask, first []Call, found []bool) ([]Call, error) {
 	behind := map[int64]Call{}
 	for _, c := range first {
 		if !found[c.Ask] {
@@ -144,7 +146,7 @@ WHERE NOT waits
 ORDER BY ask, seq, place`
 
 // entries runs a statement that begins with entriesSQL.
-func entries(ctx context.Context, tx pgx.Tx, sql, queue string, now time.Time, asks []Ask) ([]Call, error) {
+func entries(ctx context.Context, tx DB, sql, queue string, now time.Time, asks []Ask) ([]Call, error) {
 	args := flowArgs(queue, column(asks, func(a Ask) Flow { return a.Flow }))
 	args["now"], args["wants"] = now, column(asks, func(a Ask) int64 { return a.Want })
 	rows, _ := tx.Query(ctx, sql, args)
@@ -266,9 +268,7 @@ WITH a AS MATERIALIZED (
         WHERE queue = @queue AND key = n.key AND priority = n.priority AND task = n.task
         OFFSET 0
     ) l
-), dropped AS (
-    DELETE FROM call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop
-), advanced AS (
+), dropped AS (DELETE FROM call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop), advanced AS (
     UPDATE call_flows l
     SET calls = a.calls, head = a.head, consumed = a.consumed
     FROM a

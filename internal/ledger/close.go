@@ -45,7 +45,7 @@ type Closing struct {
 func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
 	sql, args := closeStatement(closings, "100ms")
 	closed, err := queryIDs(ctx, db, sql, args)
-	return closed, wrap("close attempts", err)
+	return closed, Wrap("close attempts", err)
 }
 
 // CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls that it
@@ -101,7 +101,7 @@ func setAsideAndClose(ctx context.Context, tx pgx.Tx, closings []Closing, wait s
 	}
 	sql, args := closeStatement(closings, wait)
 	closed, err := queryIDs(ctx, tx, sql, args)
-	return closed, wrap("close attempts", err)
+	return closed, Wrap("close attempts", err)
 }
 
 // setAsideSQL numbers the attempts of former calls from 0 down. They stay charged, and no longer belong to the call.

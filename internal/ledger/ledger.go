@@ -206,7 +206,8 @@ func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
 	}
 }
 
-func wrap(what string, err error) error {
+// Wrap says in an error what was being done; nil stays nil.
+func Wrap(what string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -44,7 +44,7 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 			return err
 		})
 	}
-	return recalled, wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
+	return recalled, Wrap(fmt.Sprintf("pause %s %q", p.What, p.Name), err)
 }
 
 // AwaitAheadSQL waits until what was claimed ahead starts: a fifth of a second at most.
@@ -77,10 +77,8 @@ const forKeySQL = `CASE WHEN @key <> '' THEN ' for key ' || @key ELSE '' END`
 
 // Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
 func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (was bool, err error) {
-	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{
-		"what": what, "name": name, "key": key, "by": by,
-	})
-	return was, wrap(fmt.Sprintf("resume %s %q", what, name), err)
+	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{"what": what, "name": name, "key": key, "by": by})
+	return was, Wrap(fmt.Sprintf("resume %s %q", what, name), err)
 }
 
 // resumeSQL wakes the dispatchers, and the key's flows, which may have been parked while it was paused (internal/backlog).
@@ -140,10 +138,10 @@ func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, wh
 		return c, row.Scan(&c.CallID, &c.Attempt)
 	})
 	if err != nil || len(closings) == 0 {
-		return 0, wrap("recall unstarted attempts", err)
+		return 0, Wrap("recall unstarted attempts", err)
 	}
 	closed, err := setAsideAndClose(ctx, tx, closings, "0")
-	return len(closed), wrap("recall unstarted attempts", err)
+	return len(closed), Wrap("recall unstarted attempts", err)
 }
 
 const recallSQL = `

@@ -97,7 +97,7 @@ func start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 		}
 	}
 	if err != nil || len(given) == len(requests) {
-		return given, wrap("start attempts", err)
+		return given, Wrap("start attempts", err)
 	}
 	rest := slices.DeleteFunc(slices.Clone(requests), func(r StartRequest) bool {
 		return slices.ContainsFunc(given, func(a StartAnswer) bool { return a.CallID == r.CallID && a.Token == r.Token })
@@ -106,7 +106,7 @@ func start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 	refused, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a StartAnswer, err error) {
 		return a, row.Scan(&a.CallID, &a.Token, &a.Gone, &a.Expired, &a.TooLarge)
 	})
-	return append(given, refused...), wrap("ask why attempts are not started", err)
+	return append(given, refused...), Wrap("ask why attempts are not started", err)
 }
 
 func startArgs(worker string, requests []StartRequest) pgx.NamedArgs {
@@ -216,14 +216,14 @@ type Running struct {
 // attempts are open, but for those that somebody has locked: it waits for none.
 func KeepOpen(ctx context.Context, db DB, attempts []Running) ([]int64, error) {
 	kept, err := updateRunning(ctx, db, keepOpenSQL, attempts)
-	return kept, wrap("keep attempts open", err)
+	return kept, Wrap("keep attempts open", err)
 }
 
 // Acknowledge stores when the requests of open attempts had arrived, so that their units come free before the attempts
 // end. It does not wait for locks: whoever holds one closes the attempt.
 func Acknowledge(ctx context.Context, db DB, attempts []Running) error {
 	_, err := updateRunning(ctx, db, acknowledgeSQL, attempts)
-	return wrap("acknowledge requests", err)
+	return Wrap("acknowledge requests", err)
 }
 
 func updateRunning(ctx context.Context, db DB, sql string, attempts []Running) ([]int64, error) {

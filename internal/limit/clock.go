@@ -7,19 +7,19 @@ import (
 
 // Clock notices when Postgres's clock is set. It belongs to one dispatcher and is not safe for concurrent use.
 type Clock struct {
-	pg             time.Time // the last reading of Postgres's clock
+	pg             time.Time // the reading of Postgres's clock from which gains count
 	sent, received time.Time // monotonic, before it was asked for and when it had arrived
 }
 
-// Gained is how much Postgres's clock gained since the reading that Saw noted, or 0 if that does not matter. sent and
-// received are monotonic times here, from before pg was asked for and after it arrived. At most received minus the last
+// Gained is how much Postgres's clock gained since the reading From beyond what is known, or 0 if that does not matter. sent and
+// received are monotonic times here, from before pg was asked for and after it arrived. At most received minus the former
 // sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was set back, by no more than that.
 // least is what is left to Margin: 0.1 % of the time passed, but 10 ms at most, for that much may be gained in one step.
-func (c *Clock) Gained(pg, sent, received time.Time) (by, least time.Duration) {
+func (c *Clock) Gained(pg, sent, received time.Time, known time.Duration) (by, least time.Duration) {
 	if c.pg.IsZero() {
 		return 0, 0
 	}
-	passed, most, fewest := pg.Sub(c.pg), received.Sub(c.sent), sent.Sub(c.received)
+	passed, most, fewest := pg.Sub(c.pg)-known, received.Sub(c.sent), sent.Sub(c.received)
 	least = min(most/1000, 10*time.Millisecond)
 	if by = passed - most; by <= least && passed >= fewest-least {
 		by = 0
@@ -27,14 +27,16 @@ func (c *Clock) Gained(pg, sent, received time.Time) (by, least time.Duration) {
 	return by, least
 }
 
-// Saw makes the next gain count from this reading on.
-func (c *Clock) Saw(pg, sent, received time.Time) { c.pg, c.sent, c.received = pg, sent, received }
+// Saw makes gains count from this reading on, where the former is a second old or the clock was set back since. A trip hides as
+// much as it takes: counted from each reading, a clock that runs fast would gain that much each time.
+func (c *Clock) Saw(pg, sent, received time.Time, gained time.Duration) {
+	if gained < 0 || received.Sub(c.received) >= time.Second {
+		c.pg, c.sent, c.received = pg, sent, received
+	}
+}
 
-// Received is when that reading had arrived, on the monotonic clock.
-func (c *Clock) Received() time.Time { return c.received }
-
-// Last is the last reading of Postgres's clock, or zero if there was none.
-func (c *Clock) Last() time.Time { return c.pg }
+// From is the reading of Postgres's clock from which gains count, or zero if there was none.
+func (c *Clock) From() time.Time { return c.pg }
 
 // Gain is what Postgres's clock gained at once: time that passed nowhere else, and would let units out early.
 type Gain struct {
@@ -59,9 +61,14 @@ func (g Gains) Within(now time.Time, window time.Duration) (sum time.Duration) {
 }
 
 // All is their sum.
-func (g Gains) All() (sum time.Duration) {
+func (g Gains) All() time.Duration { return g.Since(time.Time{}) }
+
+// Since is the sum of those that were seen after a time on Postgres's clock.
+func (g Gains) Since(at time.Time) (sum time.Duration) {
 	for _, gain := range g {
-		sum += gain.By
+		if gain.At.After(at) {
+			sum += gain.By
+		}
 	}
 	return sum
 }

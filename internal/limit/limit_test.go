@@ -48,9 +48,10 @@ func TestGains(t *testing.T) {
 		{"set back to above it", []reading{{0, 0, 10}, {400, 1000, 1010}}, 400, -610},
 		{"travel explains that less has passed", []reading{{0, 0, 10}, {990, 1000, 1010}}, 990, 0},
 		{"drift explains it", []reading{{0, 0, 10}, {989, 1000, 1010}}, 989, 0},
-		{"two gains add up", []reading{{0, 0, 1}, {2000, 999, 1000}, {4000, 1999, 2000}}, 4000, 1999},
-		{"a later gain lets none before it end sooner", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 16_000, 12_999},
-		{"each gain ends after the window, it and all later ones", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 26_000, 10_999},
+		{"two gains add up", []reading{{0, 0, 1}, {2000, 999, 1000}, {4000, 1999, 2000}}, 4000, 2000},
+		{"a fast clock", []reading{{0, 0, 3}, {110, 100, 103}, {220, 200, 203}, {330, 300, 303}}, 330, 27},
+		{"a later gain lets none before it end sooner", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 16_000, 13_000},
+		{"each gain ends after the window, it and all later ones", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 26_000, 11_000},
 		{"a drift within the margin is not kept", []reading{{0, 0, 0}, {10_009, 10_000, 10_000}}, 10_009, 0},
 	}
 	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -62,11 +63,11 @@ func TestGains(t *testing.T) {
 			var gains Gains
 			var lost time.Duration
 			for _, r := range c.readings {
-				by, _ := clock.Gained(at(r.pg), at(r.sent), at(r.received))
+				by, _ := clock.Gained(at(r.pg), at(r.sent), at(r.received), gains.Since(clock.From()))
 				if lost = min(by, 0); by > 0 {
 					gains = append(gains, Gain{at(r.pg), by})
 				}
-				clock.Saw(at(r.pg), at(r.sent), at(r.received))
+				clock.Saw(at(r.pg), at(r.sent), at(r.received), by)
 			}
 			if got := gains.Within(at(c.at), window) + lost; got != time.Duration(c.want)*time.Millisecond {
 				t.Errorf("gained %v, want %d ms", got, c.want)

@@ -11,8 +11,6 @@ func inNamespace(nobody identity) (identity, bool) {
 		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: nobody.uid, HostID: 0, Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: nobody.gid, HostID: 0, Size: 1}},
-		Credential: &syscall.Credential{
-			Uid: nobody.attr.Credential.Uid, Gid: nobody.attr.Credential.Gid, NoSetGroups: true,
-		},
+		Credential:  &syscall.Credential{Uid: nobody.attr.Credential.Uid, Gid: nobody.attr.Credential.Gid, NoSetGroups: true},
 	}}, true
 }

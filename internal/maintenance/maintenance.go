@@ -67,20 +67,16 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, e
 			*rows.removed += removed
 		}
 	}
-	if _, err := pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {
-		return p, fmt.Errorf("remove versions of limits: %w", err)
-	}
-	return p, nil
+	_, err = pool.Exec(ctx, `SELECT callq_purge_versions()`)
+	return p, ledger.Wrap("remove versions of limits", err)
 }
 
 // DryRun counts what Purge would remove, and removes nothing. It reads all calls and attempts, in one snapshot.
 //
 // Of a call with more than a thousand attempts, Purge leaves some to its next run; DryRun counts them all.
 func DryRun(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
-	if err = pool.QueryRow(ctx, dryRunSQL, keep.args()).Scan(&p.Calls, &p.Attempts); err != nil {
-		err = fmt.Errorf("count what to purge: %w", err)
-	}
-	return p, err
+	err = pool.QueryRow(ctx, dryRunSQL, keep.args()).Scan(&p.Calls, &p.Attempts)
+	return p, ledger.Wrap("count what to purge", err)
 }
 
 // A call that would be removed itself is as good as gone.
@@ -103,18 +99,13 @@ const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
       AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id BETWEEN q.id AND q.id))`
 
 const purgeCallsSQL = `
-WITH seen AS MATERIALIZED (
-    SELECT id FROM call_queue WHERE id > @after ORDER BY id LIMIT @most
-), old AS MATERIALIZED (
+WITH seen AS MATERIALIZED (SELECT id FROM call_queue WHERE id > @after ORDER BY id LIMIT @most), old AS MATERIALIZED (
     SELECT q.id
     FROM seen s JOIN call_queue q ON q.id BETWEEN s.id AND s.id
     WHERE ` + oldEnough + `
     ORDER BY s.id
     FOR UPDATE OF q SKIP LOCKED
-), removed AS (
-    DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id
-    RETURNING 1
-)
+), removed AS (DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING 1)
 SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 
 // outOfReach is of an attempt a that no window needs: reachSQL, as r, says how far they go back. Twice the

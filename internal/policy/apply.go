@@ -24,10 +24,7 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, p Policy, by string) ([]stri
 		return nil, err
 	}
 	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error { return a.apply(ctx, p) })
-	if err != nil {
-		return nil, fmt.Errorf("apply limits and queues: %w", err)
-	}
-	return changes, nil
+	return changes, ledger.Wrap("apply limits and queues", err)
 }
 
 // apply runs one change of the policy in a transaction, under the lock that lets one applier through at a time.
@@ -84,10 +81,8 @@ func (a *application) apply(ctx context.Context, p Policy) error {
 	if err := a.applyBudgets(ctx, p.Budgets); err != nil {
 		return err
 	}
-	if _, err := a.tx.Exec(ctx, noteAppliedSQL, p.hash(), a.by); err != nil {
-		return fmt.Errorf("note the policy: %w", err)
-	}
-	return nil
+	_, err := a.tx.Exec(ctx, noteAppliedSQL, p.hash(), a.by)
+	return ledger.Wrap("note the policy", err)
 }
 
 const noteAppliedSQL = `
@@ -215,10 +210,7 @@ func (a *application) record(ctx context.Context) error {
 	a.audit.Queue(ledger.AwaitAheadSQL, limit.AheadMost) // it was claimed under the former versions
 	a.audit.Queue(recordSQL, a.put, a.dropped)
 	a.audit.Queue(`SELECT pg_notify('` + callqueue.WakeChannel + `', '` + callqueue.WakeFreed + `')`)
-	if err := a.tx.SendBatch(ctx, &a.audit).Close(); err != nil {
-		return fmt.Errorf("record the changes: %w", err)
-	}
-	return nil
+	return ledger.Wrap("record the changes", a.tx.SendBatch(ctx, &a.audit).Close())
 }
 
 const recordSQL = `

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -52,17 +51,12 @@ func enter(ctx context.Context, pool *pgxpool.Pool, where string, note func(pgx.
 		limits = tag.RowsAffected()
 		return err
 	})
-	if err != nil {
-		return 0, fmt.Errorf("enter the epoch: %w", err)
-	}
-	return limits, nil
+	return limits, ledger.Wrap("enter the epoch", err)
 }
 
 // noteEpochSQL keeps one row, of the current epoch. The first epoch has no beginning: there was no server before.
 const noteEpochSQL = `
-WITH former AS (
-    DELETE FROM call_meta WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name
-)
+WITH former AS (DELETE FROM call_meta WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq_epoch() RETURNING name)
 INSERT INTO call_meta (name, at)
 SELECT 'epoch ' || callq_epoch(), CASE
     WHEN EXISTS (SELECT FROM former) OR EXISTS (SELECT FROM call_limits WHERE epoch <> callq_epoch()) THEN clock_timestamp() END
@@ -100,10 +94,7 @@ const mayArriveForSQL = `l.send_within + ` + limit.LateMostSQL + ` + l.slack
 // and since. That much, and no more, may be given out until the missing units no longer count.
 func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time.Time) ([]int64, error) {
 	known, err := collect(ctx, db, pgx.RowTo[int64], knownSQL, names, keys, since)
-	if err != nil {
-		return nil, fmt.Errorf("read what was known to be charged: %w", err)
-	}
-	return known, nil
+	return known, ledger.Wrap("read what was known to be charged", err)
 }
 
 // What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.

@@ -202,10 +202,7 @@ func onLimit(
 		}
 		return change(ctx, a, rows[0])
 	})
-	if err != nil {
-		return nil, fmt.Errorf("%s limit %q: %w", verb, name, err)
-	}
-	return changes, nil
+	return changes, ledger.Wrap(fmt.Sprintf("%s limit %q", verb, name), err)
 }
 
 const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`

@@ -1,9 +1,7 @@
 package policy
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -66,40 +64,32 @@ type LockedQueue struct {
 	Limits     []LockedLimit // in the order of the locks
 }
 
-// LockQueue locks a queue and all its limits, in name order, and reads from them what is in force. Last it locks the
-// workers' capacity: a claim that holds it waits for no other. within bounds every statement of the transaction. LockQueue
-// returns nil if the queue is gone or, without wait, if another transaction holds one of the locks.
-func LockQueue(ctx context.Context, tx pgx.Tx, queue string, wait bool, within time.Duration) (*LockedQueue, error) {
+// LockQueue has a batch lock a queue and all its limits, in name order, and read from them what is in force. Last it locks the
+// workers' capacity: a claim that holds it waits for no other. within bounds every statement of the transaction. The batch's
+// error is pgx.ErrNoRows if the queue is gone or, without wait, another transaction holds one of the locks.
+func LockQueue(b *pgx.Batch, queue string, wait bool, within time.Duration) *LockedQueue {
 	skip := " SKIP LOCKED"
 	if wait {
 		skip = ""
 	}
 	q := &LockedQueue{Name: queue}
-	var locks pgx.Batch
-	locks.Queue(LockQueueSQL+skip, queue, strconv.FormatInt(within.Milliseconds(), 10)).QueryRow(func(row pgx.Row) error {
+	b.Queue(LockQueueSQL+skip, queue, strconv.FormatInt(within.Milliseconds(), 10)).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours)
 	})
-	locks.Queue(LockLimitsSQL+skip, queue).Query(func(rows pgx.Rows) (err error) {
-		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
+	b.Queue(LockLimitsSQL+skip, queue).Query(func(rows pgx.Rows) (err error) {
+		if q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit]); err == nil && len(q.Limits) != len(q.LimitNames) {
+			err = pgx.ErrNoRows
+		}
 		return err
 	})
-	err := tx.SendBatch(ctx, &locks).Close()
-	switch {
-	case errors.Is(err, pgx.ErrNoRows) || err == nil && len(q.Limits) != len(q.LimitNames):
-		return nil, nil // locked, or no longer in the policy
-	case err != nil:
-		return nil, fmt.Errorf("lock the queue and its limits: %w", err)
-	}
-	err = tx.QueryRow(ctx, fmt.Sprintf(drawBatchSQL, skip)).Scan(&q.Batch)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows) && wait: // else it may be locked
-		return nil, errNoLock
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("lock the capacity: %w", err)
-	}
-	return q, nil
+	b.Queue(lockCapacitySQL + skip).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(nil)
+		if wait && errors.Is(err, pgx.ErrNoRows) { // else it may be locked
+			err = errNoLock
+		}
+		return err
+	})
+	return q
 }
 
 var errNoLock = errors.New("call_locks lacks a row: INSERT INTO call_locks (name) VALUES ('apply'), ('capacity') ON CONFLICT DO NOTHING")
@@ -127,8 +117,11 @@ WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM call_queues WHERE name = $1))
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
 
-// drawBatchSQL draws the claim's number once it has locked the capacity, so numbers are in the order of claims (low-water mark).
 // Only callq's daemons may lock the row, while any login may hold an advisory lock for as long as it likes. The lock is written
 // into the row in place, so it leaves nothing dead.
-const drawBatchSQL = `
-SELECT nextval('call_batch_seq') FROM (SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE%s OFFSET 0) AS locked`
+const lockCapacitySQL = `SELECT name FROM call_locks WHERE name = 'capacity' FOR UPDATE`
+
+// Draw has a batch draw the claim's number. It holds the capacity, so numbers are in the order of claims (low-water mark).
+func (q *LockedQueue) Draw(b *pgx.Batch) {
+	b.Queue(`SELECT nextval('call_batch_seq')`).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
+}

@@ -54,10 +54,7 @@ func (m Member) Join(
 		_, err = a.tx.Exec(ctx, heartbeatSQL, m.ID, m.Name, p.hash()) // last, so that no wait ages it
 		return err
 	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("apply limits and queues: %w", err)
-	}
-	return changes, kept, nil
+	return changes, kept, ledger.Wrap("apply limits and queues", err)
 }
 
 // The process that joined last decides. enqueue_call reads it.
@@ -83,19 +80,15 @@ ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, heartbeat_at = excluded
 
 // Leave removes the process's row, so that nobody has to wait for missed heartbeats.
 func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
-	if _, err := pool.Exec(ctx, `DELETE FROM call_dispatchers WHERE id = $1`, m.ID); err != nil {
-		return fmt.Errorf("remove the dispatcher's row: %w", err)
-	}
-	return nil
+	_, err := pool.Exec(ctx, `DELETE FROM call_dispatchers WHERE id = $1`, m.ID)
+	return ledger.Wrap("remove the dispatcher's row", err)
 }
 
 // Dispatchers reads the names of the live dispatchers, and of those of them whose file differs from what is in force.
 func Dispatchers(ctx context.Context, db ledger.DB) (live, others []string, err error) {
 	rows, _ := db.Query(ctx, dispatchersSQL)
-	if _, err = pgx.ForEachRow(rows, []any{&live, &others}, func() error { return nil }); err != nil {
-		return nil, nil, fmt.Errorf("read the dispatchers: %w", err)
-	}
-	return live, others, nil
+	_, err = pgx.ForEachRow(rows, []any{&live, &others}, func() error { return nil })
+	return live, others, ledger.Wrap("read the dispatchers", err)
 }
 
 const dispatchersSQL = `

@@ -6,8 +6,6 @@
 package pools
 
 import (
-	"context"
-	"fmt"
 	"slices"
 
 	"github.com/callq/callq/internal/handoff"
@@ -39,19 +37,10 @@ const (
 	highWater              = 256 // unstarted attempts
 )
 
-// Read reads the pools. No attempt of a smaller batch than from is open.
-func Read(ctx context.Context, db ledger.DB, from int64) (*Pools, error) {
-	rows, _ := db.Query(ctx, SQL, from)
-	return Collect(rows)
-}
-
 // Collect reads the pools from the rows of SQL.
 func Collect(rows pgx.Rows) (*Pools, error) {
 	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Pool])
-	if err != nil {
-		return nil, fmt.Errorf("read the workers: %w", err)
-	}
-	return withCapacity(list), nil
+	return withCapacity(list), ledger.Wrap("read the workers", err)
 }
 
 // withCapacity gives the live pools their capacity. If none is alive, those last seen and that of the task http share

@@ -63,7 +63,8 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 	if err != nil || len(late) == 0 {
 		return nil, err
 	}
-	all, err := pools.Read(ctx, r.Pool, v.OpenFrom)
+	rows, _ = r.Pool.Query(ctx, pools.SQL, v.OpenFrom)
+	all, err := pools.Collect(rows)
 	if err != nil {
 		return nil, err
 	}
