@@ -29,7 +29,7 @@ type batch struct {
 }
 
 // take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
-// attempt of each other call that the limits admit, and notes how far the flows were consumed: so say the batch's writes.
+// attempt of each other call that the limits admit, and notes how far the flows were consumed. commit sends that.
 func (c *claimer) take(ctx context.Context, conn *pgxpool.Conn, list *candidates, isolate bool) (*batch, error) {
 	b := &batch{}
 	want := min(claimSize, list.pools.Capacity())

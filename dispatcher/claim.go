@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,39 +78,10 @@ func (c *claimer) claim(tick context.Context, queue string, wait bool) (outcome,
 func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bool) (outcome, error) {
 	ctx, cancel := context.WithTimeout(tick, c.within)
 	defer cancel()
-	conn, err := c.cfg.Pool.Acquire(ctx)
-	if err != nil {
-		return outcome{}, fmt.Errorf("connect: %w", err)
+	list, b, early, err := c.transact(ctx, queue, wait, isolate)
+	if err != nil || early != nil {
+		return *cmp.Or(early, &outcome{}), err
 	}
-	defer conn.Release()
-	defer rollBack(context.WithoutCancel(ctx), conn)
-
-	seen, early, err := c.look(ctx, conn, queue, wait)
-	switch {
-	case err != nil:
-		return outcome{}, err
-	case early != nil && seen.drained.Some: // what was drained from the inbox stays so
-		early.pollIn = min(early.pollIn, minGap)
-		return *early, c.commit(ctx, conn, seen, new(pgx.Batch))
-	case early != nil:
-		return *early, nil
-	}
-	list, err := c.candidates(ctx, conn, seen)
-	if errors.Is(err, errClockSetBack) {
-		return outcome{pollIn: minGap}, nil
-	}
-	if err != nil {
-		return outcome{}, err
-	}
-	b, err := c.take(ctx, conn, list, isolate)
-	if err != nil {
-		return outcome{}, err
-	}
-	if err := c.commit(ctx, conn, seen, &b.writes); err != nil {
-		return outcome{}, err
-	}
-	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
-	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	c.metrics.claims.WithLabelValues(queue).Add(float64(b.attempts))
 	if b.attempts > 0 {
 		c.served[queue] = c.rounds
@@ -117,16 +89,47 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	if len(b.refused) > 0 {
 		c.cfg.Logger.WarnContext(ctx, "calls refused", "queue", queue, "calls", len(b.refused))
 	}
-	b.passed(c.cfg.Now().Sub(seen.readAt))
+	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
+	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
+	b.passed(c.cfg.Now().Sub(list.readAt))
 	c.sender.Deliver(tick, b.messages) // however long the claim took
 	return c.after(list, b), nil
+}
+
+// transact is the claim transaction. Where nothing may be claimed it ends early.
+func (c *claimer) transact(ctx context.Context, queue string, wait, isolate bool) (list *candidates, b *batch, early *outcome, err error) {
+	conn, err := c.cfg.Pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("connect: %w", err)
+	}
+	defer conn.Release()
+	defer rollBack(context.WithoutCancel(ctx), conn)
+	seen, early, err := c.look(ctx, conn, queue, wait)
+	switch {
+	case err != nil || early != nil && !seen.drained.Some:
+		return nil, nil, early, err
+	case early != nil: // what was drained from the inbox stays so
+		early.pollIn = min(early.pollIn, minGap)
+		return nil, nil, early, c.commit(ctx, conn, seen, new(pgx.Batch))
+	}
+	list, err = c.candidates(ctx, conn, seen)
+	if errors.Is(err, errClockSetBack) {
+		return nil, nil, &outcome{pollIn: minGap}, nil
+	}
+	if err == nil {
+		b, err = c.take(ctx, conn, list, isolate)
+	}
+	if err == nil {
+		err = c.commit(ctx, conn, seen, &b.writes)
+	}
+	return list, b, nil, err
 }
 
 // commit writes and commits, in one trip, and notes what the claim has seen.
 func (c *claimer) commit(ctx context.Context, conn *pgxpool.Conn, s *snapshot, writes *pgx.Batch) error {
 	writes.Queue(`COMMIT`)
 	if err := conn.SendBatch(ctx, writes).Close(); err != nil {
-		return fmt.Errorf("open attempts: %w", err)
+		return fmt.Errorf("write and commit: %w", err)
 	}
 	c.scan.drained[s.queue.Name] = s.drained.UpTo
 	c.lowWater.found(s.lowest, s.now)
@@ -163,16 +166,11 @@ func (c *claimer) look(ctx context.Context, conn *pgxpool.Conn, queue string, wa
 	locks.Queue(`BEGIN ISOLATION LEVEL READ COMMITTED`)
 	s.queue = policy.LockQueue(&locks, queue, wait, c.within)
 	read := c.clock.ask(&locks)
-	switch err := conn.SendBatch(ctx, &locks).Close(); {
-	case errors.Is(err, pgx.ErrNoRows):
-		return s, &outcome{pollIn: minGap}, nil
-	case err != nil:
-		return s, nil, fmt.Errorf("lock the queue and its limits: %w", err)
+	if err := conn.SendBatch(ctx, &locks).Close(); err != nil || !s.queue.Locked {
+		return s, &outcome{pollIn: minGap}, ledger.Wrap("lock the queue and its limits", err)
 	}
-	if wait { // perhaps for long: when the clock was read is not known well
+	if err = c.clock.saw(ctx, read); wait && err == nil { // it waited, perhaps for long: when it read the clock is not known well
 		read, err = c.clock.read(ctx, conn)
-	} else {
-		err = c.clock.saw(ctx, read)
 	}
 	if err != nil {
 		return s, nil, err
@@ -196,10 +194,10 @@ func (c *claimer) look(ctx context.Context, conn *pgxpool.Conn, queue string, wa
 	s.queue.Draw(&asks)
 	s.askForWorkers(&asks)
 	drained, err := backlog.Drain(ctx, conn, &asks, queue, c.scan.since(queue), s.now)
+	c.seen, c.standBy = max(c.seen, s.queue.Batch), time.Time{} // others see the number, and stand by
 	if err != nil {
 		return s, nil, err
 	}
-	c.seen, c.standBy = s.queue.Batch, time.Time{} // others see the number, and stand by
 	if c.lowWater.wentBack(s.epoch, s.queue.Batch) {
 		rollBack(ctx, conn)
 		return s, &outcome{pollIn: minGap}, c.restored(ctx)

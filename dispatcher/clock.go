@@ -29,7 +29,7 @@ type reading struct {
 	sent, received time.Time // monotonic, before it was asked for and when it had arrived
 }
 
-// ask has a batch read the clock, after whatever in it may wait for a lock. The batch is to be sent at once.
+// ask has a batch read the clock, after whatever in it may wait for a lock. Whoever uses the reading's times sends it at once.
 func (w *clockWatch) ask(b *pgx.Batch) *reading {
 	r := &reading{sent: w.cfg.Now()}
 	b.Queue(clockSQL).Query(func(rows pgx.Rows) error {
@@ -59,8 +59,7 @@ func (w *clockWatch) read(ctx context.Context, db backlog.DB) (*reading, error) 
 
 // saw compares a reading with one before, and notes what the clock gained or lost in between.
 func (w *clockWatch) saw(ctx context.Context, r *reading) error {
-	known := r.gains.Since(w.clock.From())
-	gained, least := w.clock.Gained(r.now, r.sent, r.received, known)
+	gained, known, least := w.clock.Gained(r.now, r.sent, r.received, r.gains.All())
 	if gained <= -time.Microsecond { // less is none to Postgres
 		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
 		if _, err := w.cfg.Pool.Exec(ctx, noteLossSQL, r.now, gained); err != nil {
@@ -76,7 +75,7 @@ func (w *clockWatch) saw(ctx context.Context, r *reading) error {
 		written = noted.gains
 	}
 	w.gains = written
-	w.clock.Saw(r.now, r.sent, r.received, gained)
+	w.clock.Saw(r.now, r.sent, r.received, gained, written.All())
 	return nil
 }
 

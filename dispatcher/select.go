@@ -38,7 +38,7 @@ func (c *claimer) candidates(ctx context.Context, conn *pgxpool.Conn, seen *snap
 		list.head = c.headroom(&reads, seen, nil)
 	}
 	if err := conn.SendBatch(ctx, &reads).Close(); err != nil {
-		return nil, fmt.Errorf("walk the flows: %w", err)
+		return nil, fmt.Errorf("walk the flows and count units: %w", err)
 	}
 	list.crowded = len(walked) == c.cfg.Flows
 	for _, l := range walked {

@@ -108,11 +108,7 @@ func (l Limit) busyFor(units float64) time.Duration {
 const demandSQL = `
 WITH waiting AS MATERIALIZED (
     SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '') AS hours
-    FROM (
-        SELECT queue, calls FROM call_flows WHERE calls > 0
-        UNION ALL
-        SELECT queue, calls FROM call_inbox WHERE calls > 0
-    ) b
+    FROM (SELECT queue, calls FROM call_flows WHERE calls > 0 UNION ALL SELECT queue, calls FROM call_inbox WHERE calls > 0) b
     GROUP BY queue
 ), recent AS (
     SELECT queue, coalesce(settled, cost) AS cost, extract(epoch FROM finished_at - started_at) AS seconds

@@ -24,7 +24,7 @@ type Drained struct {
 }
 
 // Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. It reads what fell due
-// from since on; zero: everything. asks is sent along.
+// from since on; zero: everything. asks goes ahead in the same batch.
 func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, since, now time.Time) (Drained, error) {
 	var t Drained
 	var inbox, woken int64
@@ -42,7 +42,7 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, since, now
 		return nil
 	})
 	if err := tx.SendBatch(ctx, asks).Close(); err != nil {
-		return t, fmt.Errorf("drain the inbox: %w", err)
+		return t, fmt.Errorf("look at the workers and drain the inbox: %w", err)
 	}
 	t.Some = inbox+woken > 0
 	if woken >= maxWakes {

@@ -28,7 +28,7 @@ type Flow struct {
 	Consumed int32  `db:"consumed"` // calls of the first segment
 }
 
-// DB is a connection with a transaction.
+// DB sends statements, in a transaction where they are to lock.
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults

@@ -9,29 +9,32 @@ import (
 type Clock struct {
 	pg             time.Time // the reading of Postgres's clock from which gains count
 	sent, received time.Time // monotonic, before it was asked for and when it had arrived
+	known          time.Duration
 }
 
-// Gained is how much Postgres's clock gained since the reading From beyond what is known, or 0 if that does not matter. sent and
-// received are monotonic times here, from before pg was asked for and after it arrived. At most received minus the former
-// sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was set back, by no more than that.
+// Gained is how much Postgres's clock gained since the reading From, beyond what has become known since, or 0 if that does not
+// matter. sent and received are monotonic times here, from before pg was asked for and after it arrived. At most received minus
+// the former sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was set back, by no more than that.
 // least is what is left to Margin: 0.1 % of the time passed, but 10 ms at most, for that much may be gained in one step.
-func (c *Clock) Gained(pg, sent, received time.Time, known time.Duration) (by, least time.Duration) {
+func (c *Clock) Gained(pg, sent, received time.Time, all time.Duration) (by, known, least time.Duration) {
 	if c.pg.IsZero() {
-		return 0, 0
+		return 0, 0, 0
 	}
+	known = max(0, all-c.known) // old ones are tidied
 	passed, most, fewest := pg.Sub(c.pg)-known, received.Sub(c.sent), sent.Sub(c.received)
 	least = min(most/1000, 10*time.Millisecond)
 	if by = passed - most; by <= least && passed >= fewest-least {
 		by = 0
 	}
-	return by, least
+	return by, known, least
 }
 
-// Saw makes gains count from this reading on, where the former is a second old or the clock was set back since. A trip hides as
-// much as it takes: counted from each reading, a clock that runs fast would gain that much each time.
-func (c *Clock) Saw(pg, sent, received time.Time, gained time.Duration) {
-	if gained < 0 || received.Sub(c.received) >= time.Second {
-		c.pg, c.sent, c.received = pg, sent, received
+// Saw makes gains count from this reading on, where the former is a second old, or took twice as long, or the clock was set back
+// since. known is the sum of all gains that are known then. A trip hides as much as it takes: counted from each reading, a clock
+// that runs fast would gain that much each time.
+func (c *Clock) Saw(pg, sent, received time.Time, gained, known time.Duration) {
+	if gained < 0 || received.Sub(c.received) >= time.Second || 2*received.Sub(sent) < c.received.Sub(c.sent) {
+		c.pg, c.sent, c.received, c.known = pg, sent, received, known
 	}
 }
 
@@ -61,14 +64,9 @@ func (g Gains) Within(now time.Time, window time.Duration) (sum time.Duration) {
 }
 
 // All is their sum.
-func (g Gains) All() time.Duration { return g.Since(time.Time{}) }
-
-// Since is the sum of those that were seen after a time on Postgres's clock.
-func (g Gains) Since(at time.Time) (sum time.Duration) {
+func (g Gains) All() (sum time.Duration) {
 	for _, gain := range g {
-		if gain.At.After(at) {
-			sum += gain.By
-		}
+		sum += gain.By
 	}
 	return sum
 }

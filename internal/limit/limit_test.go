@@ -49,13 +49,14 @@ func TestGains(t *testing.T) {
 		{"travel explains that less has passed", []reading{{0, 0, 10}, {990, 1000, 1010}}, 990, 0},
 		{"drift explains it", []reading{{0, 0, 10}, {989, 1000, 1010}}, 989, 0},
 		{"two gains add up", []reading{{0, 0, 1}, {2000, 999, 1000}, {4000, 1999, 2000}}, 4000, 2000},
+		{"set forward and back, it is set back once", []reading{{0, 0, 1}, {3000, 100, 101}, {200, 200, 201}, {300, 300, 301}}, 300, 2899},
+		{"a slow reading hides no later step", []reading{{0, 0, 500}, {510, 510, 511}, {1000, 600, 601}}, 1000, 399},
 		{"a fast clock", []reading{{0, 0, 3}, {110, 100, 103}, {220, 200, 203}, {330, 300, 303}}, 330, 27},
 		{"a later gain lets none before it end sooner", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 16_000, 13_000},
 		{"each gain ends after the window, it and all later ones", []reading{{0, 0, 1}, {3000, 999, 1000}, {15_000, 2000, 2000}}, 26_000, 11_000},
 		{"a drift within the margin is not kept", []reading{{0, 0, 0}, {10_009, 10_000, 10_000}}, 10_009, 0},
 	}
-	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	at := func(n int) time.Time { return zero.Add(time.Duration(n) * time.Millisecond) }
+	at := func(n int) time.Time { return time.UnixMilli(int64(n)) }
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -63,11 +64,11 @@ func TestGains(t *testing.T) {
 			var gains Gains
 			var lost time.Duration
 			for _, r := range c.readings {
-				by, _ := clock.Gained(at(r.pg), at(r.sent), at(r.received), gains.Since(clock.From()))
+				by, _, _ := clock.Gained(at(r.pg), at(r.sent), at(r.received), gains.All())
 				if lost = min(by, 0); by > 0 {
 					gains = append(gains, Gain{at(r.pg), by})
 				}
-				clock.Saw(at(r.pg), at(r.sent), at(r.received), by)
+				clock.Saw(at(r.pg), at(r.sent), at(r.received), by, gains.All())
 			}
 			if got := gains.Within(at(c.at), window) + lost; got != time.Duration(c.want)*time.Millisecond {
 				t.Errorf("gained %v, want %d ms", got, c.want)

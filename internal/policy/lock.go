@@ -56,6 +56,7 @@ func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing
 // LockedQueue is a queue's row and those of its limits, as read under their locks.
 type LockedQueue struct {
 	Name       string
+	Locked     bool
 	Label      string // only workers that carry it
 	Hours      string
 	Served     string // the key that was served last
@@ -65,29 +66,34 @@ type LockedQueue struct {
 }
 
 // LockQueue has a batch lock a queue and all its limits, in name order, and read from them what is in force. Last it locks the
-// workers' capacity: a claim that holds it waits for no other. within bounds every statement of the transaction. The batch's
-// error is pgx.ErrNoRows if the queue is gone or, without wait, another transaction holds one of the locks.
+// workers' capacity: a claim that holds it waits for no other. within bounds every statement of the transaction. The queue is
+// Locked unless it is gone or, without wait, another transaction holds one of the locks.
 func LockQueue(b *pgx.Batch, queue string, wait bool, within time.Duration) *LockedQueue {
 	skip := " SKIP LOCKED"
 	if wait {
 		skip = ""
 	}
-	q := &LockedQueue{Name: queue}
+	q := &LockedQueue{Name: queue, Locked: true}
+	got := func(err error) error { // an error would have pgx prepare all of the batch anew
+		if errors.Is(err, pgx.ErrNoRows) {
+			q.Locked, err = false, nil
+		}
+		return err
+	}
 	b.Queue(LockQueueSQL+skip, queue, strconv.FormatInt(within.Milliseconds(), 10)).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours)
+		return got(row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours))
 	})
 	b.Queue(LockLimitsSQL+skip, queue).Query(func(rows pgx.Rows) (err error) {
-		if q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit]); err == nil && len(q.Limits) != len(q.LimitNames) {
-			err = pgx.ErrNoRows
-		}
+		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
+		q.Locked = q.Locked && len(q.Limits) == len(q.LimitNames)
 		return err
 	})
 	b.Queue(lockCapacitySQL + skip).QueryRow(func(row pgx.Row) error {
 		err := row.Scan(nil)
 		if wait && errors.Is(err, pgx.ErrNoRows) { // else it may be locked
-			err = errNoLock
+			return errNoLock
 		}
-		return err
+		return got(err)
 	})
 	return q
 }
@@ -121,7 +127,7 @@ FOR NO KEY UPDATE OF l`
 // into the row in place, so it leaves nothing dead.
 const lockCapacitySQL = `SELECT name FROM call_locks WHERE name = 'capacity' FOR UPDATE`
 
-// Draw has a batch draw the claim's number. It holds the capacity, so numbers are in the order of claims (low-water mark).
+// Draw has a batch draw the claim's number. The claim holds the capacity, so numbers are in the order of claims (low-water mark).
 func (q *LockedQueue) Draw(b *pgx.Batch) {
 	b.Queue(`SELECT nextval('call_batch_seq')`).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
 }
