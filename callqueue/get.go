@@ -10,16 +10,30 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Record is a call as it stood when [Client.Get] read it. It mirrors the call's row, field by field, and its JSON is
-// what `callq calls get -o json` prints: hence so many fields.
+// Record is a call as it stood when [Client.Get] read it. It mirrors the call's row, and its JSON is what
+// `callq calls get -o json` prints.
 //
 // Times are in UTC. A plain INSERT may have written one outside the years 1 to 9999, or 'infinity': then it is the
 // nearest time within them.
 type Record struct {
-	ID     int64  `json:"id"`
-	Queue  string `json:"queue"`
-	Task   string `json:"task"`
-	Key    string `json:"key"`
+	ID    int64  `json:"id"`
+	Queue string `json:"queue"`
+	Task  string `json:"task"`
+	Key   string `json:"key"`
+	Progress
+	Priority  int        `json:"priority"`
+	Cost      int64      `json:"cost"`
+	RunAt     time.Time  `json:"run_at"`
+	ExpiresAt *time.Time `json:"expires_at"`
+	// UniqueKey is nil once the call has ended.
+	UniqueKey *string         `json:"unique_key"`
+	Data      json.RawMessage `json:"call_data"`
+	// MaxAttempts is nil if the queue's applies.
+	MaxAttempts *int `json:"max_attempts"`
+}
+
+// Progress is what has become of a call.
+type Progress struct {
 	Status Status `json:"status"`
 	// Running says that an attempt has started and has not ended. A cancelled call may still run.
 	Running bool `json:"running"`
@@ -32,15 +46,6 @@ type Record struct {
 	CreatedAt    time.Time       `json:"created_at"`
 	DispatchedAt *time.Time      `json:"dispatched_at"`
 	FinishedAt   *time.Time      `json:"finished_at"`
-	Priority     int             `json:"priority"`
-	Cost         int64           `json:"cost"`
-	RunAt        time.Time       `json:"run_at"`
-	ExpiresAt    *time.Time      `json:"expires_at"`
-	// UniqueKey is nil once the call has ended.
-	UniqueKey *string         `json:"unique_key"`
-	Data      json.RawMessage `json:"call_data"`
-	// MaxAttempts is nil if the queue's applies.
-	MaxAttempts *int `json:"max_attempts"`
 }
 
 // Get returns a call. The error is [ErrNotFound] if there is none, for example because retention removed it.

@@ -42,12 +42,17 @@ type claimer struct {
 	rounds   int                  // of polls
 	served   map[string]int       // queue to the round in which calls of it were last claimed
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest
-	standBy  time.Time            // until then another dispatcher claims; see dueQueues
-	seen     int64                // the number of the last claim, of whatever dispatcher
+	standing                      // beside other dispatchers
 	hurried  bool                 // more is to be claimed once a slot, or a unit of a concurrency limit, comes free
 	reserved reservations
 	scan     scanWindow
 	lowWater lowWater
+}
+
+// standing is what a dispatcher knows of the others; see dueQueues.
+type standing struct {
+	standBy time.Time // until then another one claims
+	seen    int64     // the number of the last claim, of whichever
 }
 
 // outcome says what a claim did, and when the next may do more.

@@ -34,14 +34,19 @@ type attempt struct {
 	result  json.RawMessage
 	settled *int64 // the cost that the handler reported; nil: none
 
-	notBefore time.Time // monotonic: until then its units are not free
+	moments
+	started bool  // durably; then Work is known
+	refused error // why it was not, or cannot be; with started false, nil: the start was not asked for
+	late    bool  // the gate refused its request: it came after send_within
+	client  *httptask.Client
+	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
+}
+
+// moments are of an attempt, by the monotonic clock.
+type moments struct {
+	notBefore time.Time // until then its units are not free
 	begun     time.Time // when it was given its slot
-	m0        time.Time // monotonic, read before the start was asked for
-	started   bool      // durably; then Work is known
-	refused   error     // why it was not, or cannot be; with started false, nil: the start was not asked for
-	late      bool      // the gate refused its request: it came after send_within
-	client    *httptask.Client
-	message   *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
+	m0        time.Time // before the start was asked for
 }
 
 func (w *Worker) newAttempt(ref handoff.Ref) *attempt {

@@ -190,8 +190,11 @@ func readShown(ctx context.Context, db *database, call *callqueue.Record) (shown
 }
 
 func (c shown) print(to io.Writer) {
-	for field, value := range reflect.ValueOf(*c.Record).Fields() {
-		fmt.Fprintf(to, "%-14s %s\n", field.Tag.Get("json"), cell(value.Interface()))
+	record := reflect.ValueOf(*c.Record)
+	for _, field := range reflect.VisibleFields(record.Type()) {
+		if !field.Anonymous {
+			fmt.Fprintf(to, "%-14s %s\n", field.Tag.Get("json"), cell(record.FieldByIndex(field.Index).Interface()))
+		}
 	}
 	table[admin.Attempt]{"ATTEMPT,OUTCOME,CLAIMED AT,STARTED AT,FINISHED AT,WORKER,ERROR", func(t admin.Attempt) []any {
 		return []any{t.Attempt, t.State(), t.ClaimedAt, t.StartedAt, t.FinishedAt, t.Worker, short(admin.Text(t.Error))}

@@ -201,9 +201,9 @@ func TestExplicitNulls(t *testing.T) {
 		}
 	}))
 	t.Cleanup(api.Close)
-	const done = callqueue.StatusDone
-	given := callqueue.Record{Queue: "other", Task: "http", Key: "k", Cost: 7, Priority: 3, Status: done}
-	defaults := callqueue.Record{Queue: "default", Task: "http", Cost: 1, Priority: 5, Status: done}
+	done := callqueue.Progress{Status: callqueue.StatusDone}
+	given := callqueue.Record{Queue: "other", Task: "http", Key: "k", Cost: 7, Priority: 3, Progress: done}
+	defaults := callqueue.Record{Queue: "default", Task: "http", Cost: 1, Priority: 5, Progress: done}
 	fails := func(r *callqueue.Record) { r.Status, r.FailedCount = callqueue.StatusFailed, 1 }
 	const ago = time.Hour // run_at, where it is given
 	cases := []struct {
@@ -260,7 +260,7 @@ func TestExplicitNulls(t *testing.T) {
 		call := w.get(fmt.Sprint(id))
 		got := callqueue.Record{
 			Queue: call.Queue, Task: call.Task, Key: call.Key, Cost: call.Cost, Priority: call.Priority,
-			Status: call.Status, FailedCount: call.FailedCount,
+			Progress: callqueue.Progress{Status: call.Status, FailedCount: call.FailedCount},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
@@ -268,7 +268,7 @@ func TestExplicitNulls(t *testing.T) {
 		if call.Attempts != 1 || len(call.Ledger) != 1 || call.Ledger[0].Cost != want.Cost {
 			t.Errorf("%s: %d attempts, with the ledger: %+v", name, call.Attempts, call.Ledger)
 		}
-		if got := call.CreatedAt.Sub(call.RunAt); got != runAgo && want.Status == done {
+		if got := call.CreatedAt.Sub(call.RunAt); got != runAgo && want.Status == done.Status {
 			t.Errorf("%s: due %s before it was inserted, want %s", name, got, runAgo)
 		}
 	}

@@ -172,9 +172,7 @@ WITH waiting AS (
         WHERE callq_alive(k.heartbeat_at) AND w.task = ANY(k.tasks) AND (coalesce(q.label, '') = '' OR q.label = ANY(k.labels))
     ) AS handled
     FROM waiting w LEFT JOIN call_queues q ON q.name = w.queue
-), named AS MATERIALIZED (
-    SELECT * FROM pairs ORDER BY configured AND handled DESC, waiting DESC, queue, task LIMIT 1000
-)
+), named AS MATERIALIZED (SELECT * FROM pairs ORDER BY configured AND handled DESC, waiting DESC, queue, task LIMIT 1000)
 SELECT queue, task, label, waiting, due, handled
 FROM named n
 WHERE configured AND handled OR EXISTS (

@@ -107,7 +107,7 @@ func TestReasons(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := circumstances{
 				now:          now,
-				call:         &callqueue.Record{ID: 7, Queue: "pay", Task: "sms", Key: "k", Status: callqueue.StatusNew, Cost: 1, RunAt: before},
+				call:         &callqueue.Record{ID: 7, Queue: "pay", Task: "sms", Key: "k", Progress: callqueue.Progress{Status: callqueue.StatusNew}, Cost: 1, RunAt: before},
 				surroundings: surroundings{Configured: true, Fit: 1, Slots: 20, Running: 19, Dispatchers: 1},
 			}
 			test.change(&c)

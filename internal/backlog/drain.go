@@ -200,8 +200,7 @@ const (
 // wakeSQL wakes all flows of some keys, and of those whose time comes first, within a span: one that was parked sooner must not
 // pass one of a lower priority number.
 const wakeSQL = `
-UPDATE call_flows
-SET wake_at = NULL
+UPDATE call_flows SET wake_at = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT c.ctid
     FROM (
@@ -225,10 +224,7 @@ WITH slice AS MATERIALIZED (
     WHERE queue = $1 AND key >= $2
     ORDER BY key
     FETCH FIRST ($4) ROWS WITH TIES
-), woken AS (
-    UPDATE call_flows SET wake_at = NULL
-    WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL))
-)
+), woken AS (UPDATE call_flows SET wake_at = NULL WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL)))
 INSERT INTO call_inbox (queue, at, key, all_keys)
 SELECT $1, $3, n.key, true
 FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last

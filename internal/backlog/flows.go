@@ -237,9 +237,7 @@ SET wake_at = f.until
 FROM (
     SELECT c.ctid AS place, p.until
     FROM unnest($2::text[], $3::smallint[], $4::timestamptz[]) AS p (key, priority, until)
-    CROSS JOIN LATERAL (
-        SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = p.key AND priority >= p.priority OFFSET 0
-    ) c
+    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = p.key AND priority >= p.priority OFFSET 0) c
     WHERE c.wake_at IS NULL
 ) f
 WHERE l.ctid = f.place`

@@ -121,10 +121,7 @@ SELECT 'problem' AS level,
         || 'callq work on more machines' AS fix
 FROM (
     SELECT queue, count(*) AS all_of, count(*) FILTER (WHERE outcome = 'not_sent') AS late
-    FROM (
-        SELECT queue, outcome, started_at, finished_at FROM call_attempts
-        ORDER BY call_id DESC, attempt DESC LIMIT 10000
-    ) newest
+    FROM (SELECT queue, outcome, started_at, finished_at FROM call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) newest
     WHERE finished_at > clock_timestamp() - interval '1 hour' AND started_at IS NOT NULL
     GROUP BY queue
 ) a

@@ -150,9 +150,7 @@ func onFree[R any](
 const busySQL = `
 WITH open AS MATERIALIZED (
     SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE SKIP LOCKED
-), calls AS MATERIALIZED (
-    SELECT id FROM call_queue WHERE $2 AND id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-)
+), calls AS MATERIALIZED (SELECT id FROM call_queue WHERE $2 AND id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
 SELECT DISTINCT a.id
 FROM unnest($1::bigint[]) AS a (id)
 WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.id AND a.id)

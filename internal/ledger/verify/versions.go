@@ -134,9 +134,7 @@ func (v *verifier) checkVersions(ctx context.Context) error {
 const versionGapsSQL = `
 SELECT 'the versions of a limit have no gap' AS rule, limit_name AS "limit",
     format('versions %s to %s are missing', version + 1, next - 1) AS detail
-FROM (
-    SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_versions
-) c
+FROM (SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_versions) c
 WHERE next > version + 1
 ORDER BY limit_name, version`
 
