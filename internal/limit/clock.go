@@ -7,15 +7,15 @@ import (
 
 // Clock notices when Postgres's clock is set. It belongs to one dispatcher and is not safe for concurrent use.
 type Clock struct {
-	pg             time.Time // the reading of Postgres's clock from which gains count
-	sent, received time.Time // monotonic, before it was asked for and when it had arrived
-	known          time.Duration
+	pg             time.Time     // the reading of Postgres's clock from which gains count
+	sent, received time.Time     // monotonic, before it was asked for and when it had arrived
+	known          time.Duration // all that was known then to have been gained, ever
 }
 
 // Gained is how much Postgres's clock gained since the reading From, beyond what has become known since, or 0 if that does not
-// matter. sent and received are monotonic times here, from before pg was asked for and after it arrived. At most received minus
-// the former sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was set back, by no more than that.
-// least is what is left to Margin: 0.1 % of the time passed, but 10 ms at most, for that much may be gained in one step.
+// matter; all is what is known, ever. sent and received are monotonic times here, from before pg was asked for and after it
+// arrived. At most received minus the former sent has passed, so whatever more passed on Postgres's clock was gained. Below 0 it was
+// set back, by no more than that. least is left to Margin: 0.1 % of the time passed, but 10 ms at most, for so much may be one step.
 func (c *Clock) Gained(pg, sent, received time.Time, all time.Duration) (by, known, least time.Duration) {
 	if c.pg.IsZero() {
 		return 0, 0, 0
@@ -30,7 +30,7 @@ func (c *Clock) Gained(pg, sent, received time.Time, all time.Duration) (by, kno
 }
 
 // Saw makes gains count from this reading on, where the former is a second old, or took twice as long, or the clock was set back
-// since. known is the sum of all gains that are known then. A trip hides as much as it takes: counted from each reading, a clock
+// since. known is the sum of what is known by then. A trip hides as much as it takes: counted from each reading, a clock
 // that runs fast would gain that much each time.
 func (c *Clock) Saw(pg, sent, received time.Time, gained, known time.Duration) {
 	if gained < 0 || received.Sub(c.received) >= time.Second || 2*received.Sub(sent) < c.received.Sub(c.sent) {

@@ -118,7 +118,8 @@ const (
 
 // The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would reach behind it (policy.Backfill).
 const purgeAttemptsSQL = `
-WITH seen AS MATERIALIZED (SELECT call_id, attempt FROM call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
+WITH seen AS MATERIALIZED (
+    SELECT call_id, attempt FROM call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
 ), whole AS MATERIALIZED (
     -- the last call of the batch may continue behind it: it is seen again by the next
     SELECT call_id, attempt FROM seen

@@ -56,7 +56,7 @@ func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing
 // LockedQueue is a queue's row and those of its limits, as read under their locks.
 type LockedQueue struct {
 	Name       string
-	Locked     bool
+	Locked     bool   // with its limits and the capacity
 	Label      string // only workers that carry it
 	Hours      string
 	Served     string // the key that was served last
