@@ -235,7 +235,7 @@ func startAndClose(pool *pgxpool.Pool, ids []int64, lane int) error {
 	if err != nil {
 		return err
 	}
-	return untilFree(func() error { _, err := ledger.Close(context.Background(), pool, ends); return err })
+	return untilFree(func() error { _, err := new(ledger.Closer).Close(context.Background(), pool, ends); return err })
 }
 
 // untilFree tries again while others hold rows for longer than is waited for, as a worker does.

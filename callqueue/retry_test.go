@@ -84,7 +84,7 @@ func TestRetry(t *testing.T) {
 	ledgertest.Exec(t, pool, claimSQL, []int64{2})
 	ledgertest.Exec(t, pool, startedSQL, 2)
 	fails := ledger.Closing{CallID: 2, Attempt: 4, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour), Arrival: &limit.Arrival{}}
-	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
+	if closed, err := new(ledger.Closer).Close(t.Context(), pool, []ledger.Closing{fails}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
 	ledgertest.Want(t, pool, `SELECT failed_count = 1 AND attempts = 4 AND status = 'error' FROM call_queue WHERE id = 2`)
@@ -99,7 +99,7 @@ func TestRetryMeetsAClosing(t *testing.T) {
 	ledgertest.Exec(t, pool, endedSQL)
 	closing := begin(t, pool)
 	ends := ledger.Closing{CallID: 4, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Status: callqueue.StatusError, Failed: true}
-	if closed, err := ledger.Close(t.Context(), closing, []ledger.Closing{ends}); err != nil || len(closed) != 1 {
+	if closed, err := new(ledger.Closer).Close(t.Context(), closing, []ledger.Closing{ends}); err != nil || len(closed) != 1 {
 		t.Fatal(closed, err)
 	}
 	retried := make(chan callqueue.ChangeResult, 1)
@@ -192,7 +192,7 @@ func TestChangesRace(t *testing.T) {
 					})
 				}
 			}
-			return untilFree(func() error { _, err := ledger.Close(ctx, pool, ends); return err })
+			return untilFree(func() error { _, err := new(ledger.Closer).Close(ctx, pool, ends); return err })
 		})
 	}
 	lane(func(ctx context.Context, ids []int64) error { _, err := client.Delete(ctx, ids[0]); return err })

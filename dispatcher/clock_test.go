@@ -234,7 +234,7 @@ func TestChargeOfASlowBody(t *testing.T) {
 	}
 	c.Outcome, c.Status = callqueue.OutcomeError, callqueue.StatusFailed
 	c.Arrival = &limit.Arrival{Written: time.Minute, Closed: time.Minute}
-	if _, err := ledger.Close(t.Context(), s.pool, []ledger.Closing{c}); err != nil {
+	if _, err := new(ledger.Closer).Close(t.Context(), s.pool, []ledger.Closing{c}); err != nil {
 		t.Fatal(err)
 	}
 	s.want(`SELECT arrived_by = started_at + interval '8 s' FROM call_attempts`)
@@ -251,7 +251,7 @@ func TestOlderEpochIsNotTakenBack(t *testing.T) {
 	unsent := ledger.Closing{
 		CallID: 1, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
 	}
-	if closed, err := ledger.Close(t.Context(), s.pool, []ledger.Closing{unsent}); err != nil || len(closed) != 0 {
+	if closed, err := new(ledger.Closer).Close(t.Context(), s.pool, []ledger.Closing{unsent}); err != nil || len(closed) != 0 {
 		t.Errorf("closed %v as unsent (%v)", closed, err)
 	}
 	if recalled, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "limit", Name: "api"}); err != nil || recalled != 0 {

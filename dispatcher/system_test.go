@@ -212,9 +212,9 @@ func (s *system) work(stop <-chan struct{}) {
 				Status: callqueue.StatusDone, Arrival: &limit.Arrival{By: &took, EndBy: &took}, Requests: new(int16(1)),
 			})
 		}
-		_, err = ledger.Close(ctx, s.pool, closings)
+		_, err = new(ledger.Closer).Close(ctx, s.pool, closings)
 		for ledger.Busy(err) {
-			_, err = ledger.Close(ctx, s.pool, closings)
+			_, err = new(ledger.Closer).Close(ctx, s.pool, closings)
 		}
 		if err != nil {
 			s.t.Error(err)
@@ -287,7 +287,7 @@ func (s *system) settle(settled *int64, ids ...int64) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := ledger.Close(context.Background(), s.pool, closings); err != nil {
+	if _, err := new(ledger.Closer).Close(context.Background(), s.pool, closings); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -3,11 +3,18 @@
 -- +goose Up
 
 -- The epoch: Postgres's system identifier and timeline. A failover or a restore makes a new one.
--- (After a promotion only the WAL's file name shows the new timeline at once.)
+-- (After a promotion only the WAL's file name shows the new timeline at once.) To read it opens files, and errs on a standby. No
+-- server changes it while it runs, so each session reads it once.
 -- +goose StatementBegin
-CREATE FUNCTION callq_epoch() RETURNS text LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+CREATE FUNCTION callq_epoch() RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    epoch text := current_setting('callq.epoch', true);
 BEGIN
-    RETURN (SELECT system_identifier FROM pg_control_system()) || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+    IF epoch <> '' THEN
+        RETURN epoch;
+    END IF;
+    epoch := (SELECT system_identifier FROM pg_control_system()) || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+    RETURN set_config('callq.epoch', epoch, false);
 END $$;
 -- +goose StatementEnd
 
@@ -82,13 +89,16 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
-CREATE TRIGGER call_queue_bounded_again AFTER UPDATE OF queue, task, key, unique_key ON call_queue
+CREATE TRIGGER call_queue_bounded_again AFTER UPDATE OF queue, task, key ON call_queue
     FOR EACH ROW
     WHEN (octet_length(NEW.queue) > 255 AND NEW.queue IS DISTINCT FROM OLD.queue
         OR octet_length(NEW.task) > 255 AND NEW.task IS DISTINCT FROM OLD.task
-        OR octet_length(NEW.key) > 255 AND NEW.key IS DISTINCT FROM OLD.key
-        OR octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key)
+        OR octet_length(NEW.key) > 255 AND NEW.key IS DISTINCT FROM OLD.key)
     EXECUTE FUNCTION callq_call_bounded();
+
+-- Each close updates unique_key, and so parses this condition: a long one takes a tenth of it.
+CREATE TRIGGER call_queue_unique_bounded_again AFTER UPDATE OF unique_key ON call_queue
+    FOR EACH ROW WHEN (octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key) EXECUTE FUNCTION callq_call_bounded();
 
 CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON call_queue
     FOR EACH ROW
@@ -146,6 +156,14 @@ RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
         ELSE greatest(acked_at, started_at + send_within + slack) END
 $$;
 
+-- What a close was worked out from has changed meanwhile: nothing of it is done.
+-- +goose StatementBegin
+CREATE FUNCTION callq_changed() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'attempts or limits have changed' USING ERRCODE = 'serialization_failure';
+END $$;
+-- +goose StatementEnd
+
 -- The ledger: one row per attempt, written once, when the attempt closes. arrived_by is the
 -- latest moment at which its request can have reached the API (NULL: it was never sent);
 -- charged says, per limit, key and cost, until when the charge counts. cost is what was claimed, settled
@@ -178,4 +196,5 @@ DROP SEQUENCE call_batch_seq;
 DROP FUNCTION callq_call_bounded();
 DROP FUNCTION callq_refuse_call(text, text, text, integer);
 DROP FUNCTION callq_occupied_until(text, text, timestamptz, interval, timestamptz, text, text, interval);
+DROP FUNCTION callq_changed();
 DROP FUNCTION callq_epoch();

@@ -29,7 +29,6 @@ type attempt struct {
 	w       *Worker
 	callID  int64
 	number  int32
-	epoch   string // that it was loaded under
 	token   int64
 	result  json.RawMessage
 	settled *int64 // the cost that the handler reported; nil: none
@@ -145,8 +144,8 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 		rows, _ := w.db.Query(ctx, loadSQL, ids, attempts) // CollectRows returns its error
 		_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (nth int, err error) {
 			a := w.newAttempt(handoff.Ref{})
-			err = row.Scan(&nth, &a.callID, &a.number, &a.epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
-				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees)
+			err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees)
 			if a.Data == nil {
 				a.refused = errTooLarge
 			}
@@ -166,7 +165,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 const loadSQL = `
 SELECT a.nth, o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
-    ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys,
+    ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys, o.costs,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
 FROM unnest($1::bigint[], $2::int[]) WITH ORDINALITY AS a (call_id, attempt, nth)
 JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt

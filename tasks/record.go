@@ -26,7 +26,9 @@ import (
 func (a *attempt) closing(how callqueue.Outcome, status callqueue.Status, err error) *ledger.Closing {
 	c := &ledger.Closing{
 		CallID: a.callID, Attempt: a.number, Token: a.token, Unstarted: !a.started, Outcome: how, Status: status, Frees: a.Frees,
-		Unlimited: a.started && len(a.Limits) == 0,
+	}
+	if a.Epoch != "" { // it was loaded
+		c.Opened = &a.Opened
 	}
 	if err != nil {
 		c.Error = clean(err.Error())
@@ -132,6 +134,7 @@ func clean(text string) string {
 // recorder writes the outcomes of attempts, many in a statement, and wakes dispatchers that may wait for what they free.
 type recorder struct {
 	closings   *ledger.Batch[ledger.Closing, error] // the answer is whether the row was free
+	closer     ledger.Closer
 	db         *pgxpool.Pool
 	log        *slog.Logger
 	nearlyFull func() bool // the worker's slots are
@@ -164,7 +167,7 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 	var busy []int64
 	var err error
 	if !apart {
-		_, err = ledger.Close(ctx, r.db, closings)
+		_, err = r.closer.Close(ctx, r.db, closings)
 	}
 	if apart || ledger.Busy(err) {
 		_, busy, err = ledger.CloseFree(ctx, r.db, closings)

@@ -92,7 +92,7 @@ func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 
 func (a *attempt) startRequest() ledger.StartRequest {
 	return ledger.StartRequest{
-		CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.epoch, Timeout: a.Timeout,
+		CallID: a.callID, Attempt: a.number, Token: a.token, Epoch: a.Epoch, Timeout: a.Timeout,
 		Wait: max(0, a.notBefore.Sub(a.m0)), Asked: a.m0,
 	}
 }
@@ -117,6 +117,7 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 	if answer.Loaded {
 		a.Work = answer.Work
 	}
+	a.From, a.SendWithin = *answer.StartedAt, answer.SendWithin
 	if answer.SendWithin != nil {
 		g.SendBy, g.Arrived = a.m0.Add(*answer.SendWithin), a.arrived
 	}

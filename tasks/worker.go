@@ -225,8 +225,7 @@ func (w *Worker) warm(ctx context.Context) {
 			acquired.Wait() // so that each is another
 			_, err = conn.Exec(ctx, loadSQL, []int64{}, []int32{})
 			_, startErr := ledger.Start(ctx, conn, w.id, nil)
-			_, closeErr := ledger.Close(ctx, conn, []ledger.Closing{{}})
-			if err = errors.Join(err, startErr, closeErr); err != nil {
+			if err = errors.Join(err, startErr, w.recorder.closer.Warm(ctx, conn)); err != nil {
 				w.log.DebugContext(ctx, "session not warmed", "err", err)
 			}
 		})

@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -18,9 +20,9 @@ import (
 type Closing struct {
 	CallID    int64
 	Attempt   int32
-	Token     int64 // that started it; 0: none has
-	Unstarted bool  // close it also if nobody has started it
-	Unlimited bool  // it is charged to no limit: where it has one after all, it stays open
+	Token     int64   // that started it; 0: none has
+	Unstarted bool    // close it also if nobody has started it
+	Opened    *Opened // nil: the close reads it first
 
 	Outcome  callqueue.Outcome
 	Error    string          // why it failed; goes to the call's error_message too
@@ -37,23 +39,60 @@ type Closing struct {
 	Delay  *time.Duration // until it may be claimed again; nil: run_at stays as it is
 
 	Frees bool // for the caller, who wakes dispatchers that may wait for its end
+
+	acked  *time.Duration // when the row says that the request was acknowledged, from the start
+	former bool           // the row is of a former epoch
+}
+
+// Closer closes attempts. It remembers the limits' rules, so a close of attempts whose [Opened] is known takes one statement. The
+// zero Closer is ready. Many goroutines may use one.
+type Closer struct {
+	rules atomic.Pointer[map[string]rule] // never changed, only replaced
 }
 
 // Close ends attempts: one statement removes each open row, writes its ledger row, charges its limits and moves its call on.
 // It returns the ids of those it closed; the others were closed before, or have another token. After an error it is unknown
-// which are closed; closing again is safe. It errs if the ledger has attempts of a former call with the same id.
-func Close(ctx context.Context, db DB, closings []Closing) ([]int64, error) {
-	sql, args := closeStatement(closings, "100ms")
-	closed, err := queryIDs(ctx, db, sql, args)
-	return closed, Wrap("close attempts", err)
+// which are closed; closing again is safe.
+//
+// The statement does nothing if a charged attempt is not open any more, or a limit is not as it was. Then, as where not all
+// is known, Close locks and reads the rows, and closes those that are still to be closed.
+func (c *Closer) Close(ctx context.Context, db Beginner, closings []Closing) (closed []int64, err error) {
+	unread := func(c Closing) bool { return c.Opened == nil }
+	if rules := c.rules.Load(); rules != nil && !slices.ContainsFunc(closings, unread) {
+		closed, err = closeBy(ctx, db, closings, *rules, "100ms")
+		if len(closed) > 0 || err != nil && !hasCode(err, "40001") { // serialization_failure
+			return closed, err
+		}
+	}
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+		var rules map[string]rule
+		if closed, rules, err = closeRead(ctx, tx, closings, "100ms"); err == nil {
+			c.rules.Store(&rules)
+		}
+		return err
+	})
+	return closed, err
+}
+
+// Warm reads the rules, and has Postgres plan what Close needs.
+func (c *Closer) Warm(ctx context.Context, db Beginner) error {
+	if _, err := c.Close(ctx, db, []Closing{{}}); err != nil {
+		return err
+	}
+	for _, stamps := range []map[string]string{{}, {"": ""}} { // no limit has no name
+		if _, err := closeFor(ctx, db, nil, &bill{stamps: stamps}, "100ms"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls that it
-// skipped. It sets attempts of former calls aside.
+// skipped.
 func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (closed, busy []int64, err error) {
 	id := func(c Closing) int64 { return c.CallID }
 	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
-		closed, err = setAsideAndClose(ctx, tx, free, "100ms")
+		closed, _, err = closeRead(ctx, tx, free, "100ms")
 		return err
 	})
 	if err != nil {
@@ -62,49 +101,95 @@ func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (close
 	return closed, busy, nil
 }
 
-// closeStatement is what closes, and the closings by column, as asked unnests them. It waits so long for each lock; "0": for ever.
-func closeStatement(closings []Closing, wait string) (string, pgx.StrictNamedArgs) {
-	sql, unlimited := closeSQL, !slices.ContainsFunc(closings, func(c Closing) bool { return !c.Unlimited })
-	if unlimited {
-		sql = closeUnlimitedSQL
+// closeRead locks the open rows, reads them and their limits' rules, and closes the attempts. It waits so long for each lock;
+// "0": for ever. It sets attempts of former calls aside.
+func closeRead(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) (closed []int64, rules map[string]rule, err error) {
+	closings = inIDOrder(closings)
+	ids := column(closings, func(c Closing) int64 { return c.CallID })
+	var batch pgx.Batch
+	var open []Closing
+	batch.Queue(openSQL, openArgs(closings, wait)).Query(func(rows pgx.Rows) error {
+		read, err := pgx.CollectRows(rows, pgx.RowToStructByName[opened])
+		for _, o := range read {
+			c := closings[o.Nth-1]
+			if n := len(open); n > 0 && open[n-1].CallID == c.CallID {
+				continue // it was asked for twice
+			}
+			c.Opened, c.acked, c.former = &o.Opened, o.Acked, o.Former
+			open = append(open, c)
+		}
+		return err
+	})
+	rules = map[string]rule{}
+	batch.Queue(rulesSQL).Query(func(rows pgx.Rows) error {
+		read, err := pgx.CollectRows(rows, pgx.RowToStructByPos[rule])
+		for _, r := range read {
+			rules[r.Name] = r
+		}
+		return err
+	})
+	batch.Queue(setAsideSQL, ids)
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || len(open) == 0 {
+		return nil, rules, Wrap("read attempts to close", err)
 	}
-	arrivals := column(closings, func(c Closing) limit.Arrival { return *cmp.Or(c.Arrival, new(limit.Arrival)) })
-	return sql, pgx.StrictNamedArgs{
+	closed, err = closeBy(ctx, tx, open, rules, wait)
+	return closed, rules, err
+}
+
+// closeBy closes attempts that are known. It waits so long for each lock.
+func closeBy(ctx context.Context, db DB, closings []Closing, rules map[string]rule, wait string) ([]int64, error) {
+	closings = inIDOrder(closings)
+	b, err := newBill(closings, rules)
+	if err != nil {
+		return nil, fmt.Errorf("charge attempts: %w", err)
+	}
+	return closeFor(ctx, db, closings, b, wait)
+}
+
+// closeFor closes attempts, in id order, for what they are charged.
+func closeFor(ctx context.Context, db DB, closings []Closing, bill *bill, wait string) ([]int64, error) {
+	args := openArgs(closings, wait)
+	bill.args(args)
+	maps.Copy(args, pgx.NamedArgs{
+		"outcomes": column(closings, func(c Closing) string { return string(c.Outcome) }),
+		"errors":   sparse(closings, func(c Closing) *string { return nonZero(c.Error) }),
+		"results":  sparse(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
+		"requests": sparse(closings, func(c Closing) *int16 { return c.Requests }),
+		"settled":  sparse(closings, Closing.settled),
+		"statuses": column(closings, func(c Closing) string { return string(c.Status) }),
+		"failed":   sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
+		"delay":    sparse(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
+	})
+	closed, err := queryIDs(ctx, db, closeSQL(len(bill.stamps) > 0, len(bill.freed) > 0), args)
+	return closed, Wrap("close attempts", err)
+}
+
+func inIDOrder(closings []Closing) []Closing {
+	return slices.SortedFunc(slices.Values(closings), func(a, b Closing) int { return cmp.Compare(a.CallID, b.CallID) })
+}
+
+// openArgs are the arguments that say which open rows the closings end.
+func openArgs(closings []Closing, wait string) pgx.NamedArgs {
+	return pgx.NamedArgs{
 		"wait":      wait,
-		"unlimited": unlimited,
 		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
 		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
 		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
 		"unstarted": sparse(closings, func(c Closing) *bool { return nonZero(c.Unstarted) }),
-		"outcomes":  column(closings, func(c Closing) string { return string(c.Outcome) }),
-		"errors":    sparse(closings, func(c Closing) *string { return nonZero(c.Error) }),
-		"results":   sparse(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
-		"requests":  sparse(closings, func(c Closing) *int16 { return c.Requests }),
-		"settled":   sparse(closings, func(c Closing) *int64 { return c.Settled }),
 		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
-		"by":        sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(a.By) }),
-		"written":   column(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Written) }),
-		"end_by":    sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(a.EndBy) }),
-		"closed":    column(arrivals, func(a limit.Arrival) *time.Duration { return up(&a.Closed) }),
-		"acked":     sparse(arrivals, func(a limit.Arrival) *time.Duration { return up(a.Acked) }),
-		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
-		"failed":    sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
-		"delay":     sparse(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
 	}
 }
 
-// setAsideAndClose makes way in the ledger for attempts whose call's id was used before: call_queue was truncated, or the call
-// was deleted and inserted again. Then it closes.
-func setAsideAndClose(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) ([]int64, error) {
-	if _, err := queryIDs(ctx, tx, setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID })); err != nil {
-		return nil, fmt.Errorf("set attempts of former calls aside: %w", err)
+// settled is what a charge goes by.
+func (c Closing) settled() *int64 {
+	if c.Arrival == nil {
+		return nil
 	}
-	sql, args := closeStatement(closings, wait)
-	closed, err := queryIDs(ctx, tx, sql, args)
-	return closed, Wrap("close attempts", err)
+	return c.Settled
 }
 
-// setAsideSQL numbers the attempts of former calls from 0 down. They stay charged, and no longer belong to the call.
+// setAsideSQL makes way in the ledger for attempts whose call's id was used before: call_queue was truncated, or the call was
+// deleted and inserted again. It numbers the attempts of former calls from 0 down. They stay charged.
 const setAsideSQL = `
 WITH former AS (
     SELECT a.call_id, a.attempt, least((SELECT min(attempt) FROM call_attempts WHERE call_id = a.call_id), 1)

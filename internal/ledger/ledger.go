@@ -87,6 +87,12 @@ type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
+// Beginner is a DB that can begin a transaction, or within one, a savepoint.
+type Beginner interface {
+	DB
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
 func queryIDs(ctx context.Context, db DB, sql string, args ...any) ([]int64, error) {
 	rows, _ := db.Query(ctx, sql, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowTo[int64])

@@ -74,7 +74,7 @@ func TestOppositeOrders(t *testing.T) {
 				CallID: id, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
 			})
 		}
-		closed, err := ledger.Close(context.Background(), pool, closings)
+		closed, err := new(ledger.Closer).Close(context.Background(), pool, closings)
 		return len(closed), err
 	})
 }
@@ -95,40 +95,6 @@ func TestClose(t *testing.T) {
 		AND (charged->0->>'until')::timestamptz = arrived_by AND charged->0->>'limit' = 'api' FROM call_attempts`, startedAt)
 	ledgertest.Want(t, pool, `SELECT sum(used) = 1 AND min(bucket) >= $1::timestamptz + interval '40 ms'
 		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM call_usage`, startedAt)
-}
-
-// Attempts without limits are closed by a shorter statement. It closes none that has limits; beside one that has, all are
-// closed, and that one is charged.
-func TestCloseUnlimited(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	free, limited := ledgertest.Open(t, pool), ledgertest.Open(t, pool)
-	ledgertest.Exec(t, pool, `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}' WHERE call_id = $1`, free)
-	ledgertest.Start(t, pool, ledgertest.Request(free, 7), ledgertest.Request(limited, 8))
-	closing := func(id, token int64, unlimited bool) ledger.Closing {
-		return ledger.Closing{
-			CallID: id, Attempt: 1, Token: token, Unlimited: unlimited, Outcome: callqueue.OutcomeError, Error: "no",
-			Arrival: &limit.Arrival{}, Status: callqueue.StatusError, Failed: true, Delay: new(time.Hour),
-		}
-	}
-	if closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{closing(limited, 8, true)}); err != nil || len(closed) > 0 {
-		t.Errorf("an attempt with a limit, closed as if it had none: %d, %v; want none", closed, err)
-	}
-	ended := `SELECT count(*) = $1 FROM call_attempts JOIN call_queue ON id = call_id WHERE status = 'error' AND failed_count = 1
-		AND error_message = 'no' AND run_at = call_attempts.finished_at + interval '1 hour' AND arrived_by IS NOT NULL`
-	ledgertest.Close(t, pool, closing(free, 7, true))
-	ledgertest.Want(t, pool, ended, 1)
-	ledgertest.Want(t, pool, `SELECT charged = '[]' FROM call_attempts`)
-
-	second := ledgertest.Open(t, pool)
-	ledgertest.Exec(t, pool, `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}' WHERE call_id = $1`, second)
-	ledgertest.Start(t, pool, ledgertest.Request(second, 9))
-	closed, err := ledger.Close(t.Context(), pool, []ledger.Closing{closing(limited, 8, false), closing(second, 9, true)})
-	if err != nil || len(closed) != 2 {
-		t.Errorf("Close = %d, %v; want both", closed, err)
-	}
-	ledgertest.Want(t, pool, ended, 3)
-	ledgertest.Want(t, pool, `SELECT sum(used) = 1 FROM call_usage`)
 }
 
 // The ledger may have attempts of a former call with the same id. They stay, and prevent no close.
@@ -261,7 +227,7 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 				ledgertest.Exec(t, tx, c.change)
 			}
 			c.closing.CallID, c.closing.Outcome, c.closing.Status = id, callqueue.OutcomeNotSent, callqueue.StatusNew
-			closed, err := ledger.Close(t.Context(), tx, []ledger.Closing{c.closing, c.closing})
+			closed, err := new(ledger.Closer).Close(t.Context(), tx, []ledger.Closing{c.closing, c.closing})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -332,7 +298,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 	failed.CallID, failed.Token, failed.Status, failed.Delay = during, 8, callqueue.StatusFailed, nil
 	closed := make(chan error, 1)
 	go func() {
-		_, err := ledger.Close(context.Background(), pool, []ledger.Closing{lost, failed})
+		_, err := new(ledger.Closer).Close(context.Background(), pool, []ledger.Closing{lost, failed})
 		closed <- err
 	}()
 	ledgertest.AwaitLocks(t, pool, 1)

@@ -140,7 +140,7 @@ func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, wh
 	if err != nil || len(closings) == 0 {
 		return 0, Wrap("recall unstarted attempts", err)
 	}
-	closed, err := setAsideAndClose(ctx, tx, closings, "0")
+	closed, _, err := closeRead(ctx, tx, closings, "0")
 	return len(closed), Wrap("recall unstarted attempts", err)
 }
 

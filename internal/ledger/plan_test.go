@@ -14,7 +14,8 @@ func TestPlans(t *testing.T) {
 	pgtest.CheckPlans(t, Settings(), pgtest.FillSQL, nil, map[string]pgtest.Planned{
 		"start":            {SQL: startSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_queues_pkey name", "call_limits_pkey name", "call_meta_pkey name"}},
 		"refused":          {SQL: refusedSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_meta_pkey name"}},
-		"close, unlimited": {SQL: closeUnlimitedSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id"}},
-		"close":            {SQL: closeSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
+		"close, unlimited": {SQL: closeSQL(false, false), Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
+		"close":            {SQL: closeSQL(true, true), Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
+		"open":             {SQL: openSQL, Uses: []string{"call_open_pkey call_id"}},
 	})
 }

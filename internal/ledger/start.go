@@ -40,18 +40,15 @@ type StartAnswer struct {
 
 // Work is what a handler needs of an attempt.
 type Work struct {
+	Opened
 	Queue       string
-	Task        string
 	Key         string
-	Cost        int64
 	Data        []byte
 	CreatedAt   time.Time // of the call
 	FailedCount int
 	Policy      Policy
 	Timeout     time.Duration
-	Limits      []string // that it is charged to
-	Keys        []string // of the limits, in their order; "" where one is not per key
-	Frees       bool     // its end frees a unit of a concurrency limit
+	Frees       bool // its end frees a unit of a concurrency limit
 }
 
 // StartWithin is how long a claimed attempt may wait for its start, or until its queue's hours end, if that is sooner. Nothing
@@ -125,8 +122,8 @@ func startArgs(worker string, requests []StartRequest) pgx.NamedArgs {
 // scanAnswer scans its fields one by one, since reflection would take a microsecond for each row.
 func scanAnswer(row pgx.CollectableRow) (a StartAnswer, err error) {
 	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Loaded,
-		&a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
-		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Frees, &a.Wait)
+		&a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.Wait)
 	return a, err
 }
 
@@ -181,9 +178,9 @@ WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS 
   AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
   AND (o.token = a.token
        OR o.token IS NULL AND o.start_by > clock_timestamp() + coalesce(a.wait, '0'))
-RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS loaded, o.queue, o.task, o.key, o.cost,
+RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS loaded, o.epoch, o.queue, o.task, o.key, o.cost,
     a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
-    o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys,
+    o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys, o.costs,
     o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
     least(o.started_at - a.now, @most::interval) AS wait`
 

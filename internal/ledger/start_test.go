@@ -137,9 +137,9 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	var want ledger.Work
 	var inTime bool
 	err := pool.QueryRow(t.Context(), `
-		SELECT o.queue, o.task, o.key, o.cost, limits, keys, deadline = started_at + interval '8 s', q.created_at
+		SELECT o.epoch, o.queue, o.task, o.key, o.cost, limits, keys, costs, deadline = started_at + interval '8 s', q.created_at
 		FROM call_open o JOIN call_queue q ON q.id = call_id WHERE call_id = $1`, id).
-		Scan(&want.Queue, &want.Task, &want.Key, &want.Cost, &want.Limits, &want.Keys, &inTime, &want.CreatedAt)
+		Scan(&want.Epoch, &want.Queue, &want.Task, &want.Key, &want.Cost, &want.Limits, &want.Keys, &want.Costs, &inTime, &want.CreatedAt)
 	if err != nil {
 		t.Fatal(err)
 	}

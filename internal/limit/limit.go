@@ -22,7 +22,7 @@ func Margin(window time.Duration) time.Duration { return window / 1000 }
 // (TCP_USER_TIMEOUT). After that the connection is gone.
 const ResendMost = 5 * time.Second
 
-// Arrival bounds when an attempt's request reached the API, as offsets from the start. internal/ledger makes of it, and of a
+// Arrival bounds when an attempt's request reached the API, as offsets from the start. Until makes of it, and of a
 // limit's anchor and slack, until when the attempt is charged.
 type Arrival struct {
 	By      *time.Duration // proof: what was written through the gate had arrived by then, for it was answered
@@ -30,6 +30,37 @@ type Arrival struct {
 	EndBy   *time.Duration // proof: all that may have been sent had arrived by then
 	Closed  time.Duration  // the moment after which nothing more could leave: connection reset, handler's deadline
 	Acked   *time.Duration // the API's machine was seen to have all that was written, so TCP sends nothing of it again
+}
+
+// Until is the latest moment at which the request can have arrived, for a limit of a window with this anchor and slack. An answer
+// is proof. Without one, only a request that was acknowledged is believed to have arrived within slack of the write: TCP sends
+// a lost packet again, for ResendMost. The acknowledgement itself may be later than that.
+func (a Arrival) Until(anchor Anchor, slack time.Duration) time.Duration {
+	proof, bound := a.By, a.Written+slack
+	if anchor != AnchorStart {
+		proof, bound = a.EndBy, a.Closed+slack
+	}
+	switch {
+	case a.Acked != nil:
+		bound = max(*a.Acked, bound)
+	case proof != nil:
+		return *proof
+	case anchor == AnchorStart:
+		bound = min(a.Closed, a.Written+ResendMost) + slack
+	}
+	if proof != nil {
+		bound = min(*proof, bound)
+	}
+	return bound
+}
+
+// Unlimited is a bound that holds for any slack up to a minute, of an attempt that is charged to no limit.
+func (a Arrival) Unlimited() time.Duration {
+	bound := max(a.Written, a.Closed) + time.Minute
+	if a.EndBy != nil {
+		bound = min(*a.EndBy, bound)
+	}
+	return bound
 }
 
 // Sending is what a worker measured of an attempt on its monotonic clock, from the reading before it asked for the start.

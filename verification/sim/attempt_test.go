@@ -363,7 +363,14 @@ func (a *attempt) unsent(why string, d time.Duration) ledger.Closing {
 }
 
 func (a *attempt) closing(outcome callqueue.Outcome, why string) ledger.Closing {
-	return ledger.Closing{
+	c := ledger.Closing{
 		CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Unstarted: !a.begun, Outcome: outcome, Error: why,
 	}
+	if a.Epoch != "" && (a.answer.StartedAt != nil || !a.begun) {
+		c.Opened = &ledger.Opened{Epoch: a.Epoch, Task: a.Task, Cost: a.Cost, Limits: a.Limits, Keys: a.Keys, Costs: a.Costs}
+		if a.begun {
+			c.Opened.From, c.Opened.SendWithin = *a.answer.StartedAt, a.answer.SendWithin
+		}
+	}
+	return c
 }

@@ -128,7 +128,7 @@ func (a *attempt) learn(work ledger.Work) {
 	a.Queue, a.Task, a.Key, a.Cost, a.Timeout = work.Queue, work.Task, work.Key, work.Cost, work.Timeout
 	a.FailedCount, a.MaxAttempts = work.FailedCount, work.Policy.MaxAttempts
 	a.BackoffMin, a.BackoffMax = work.Policy.BackoffMin, work.Policy.BackoffMax
-	a.Limits, a.Keys, a.Epoch, a.of = work.Limits, work.Keys, a.k.w.lane.epoch, a.k.w.calls[a.CallID]
+	a.Limits, a.Keys, a.Costs, a.Epoch, a.of = work.Limits, work.Keys, work.Costs, work.Epoch, a.k.w.calls[a.CallID]
 }
 
 // recording is an outcome on its way into the ledger.
@@ -167,7 +167,7 @@ func (k *worker) executeCloses(batch []*recording) {
 	for i, r := range batch {
 		closings[i] = r.c
 	}
-	closed, err := ledger.Close(k.w.ctx, k.w.lane.workers, closings)
+	closed, err := k.closer.Close(k.w.ctx, k.w.lane.workers, closings)
 	k.w.must(err)
 	for _, id := range closed {
 		k.w.note(id, "", "closed for %s", k.id)

@@ -33,6 +33,7 @@ type worker struct {
 	running  []*attempt // that have a slot
 	starts   lane1[*attempt]
 	closes   lane1[*recording]
+	closer   ledger.Closer
 	beatAt   time.Duration
 }
 
@@ -203,6 +204,7 @@ type loaded struct {
 	Timeout     time.Duration `db:"timeout"`
 	Limits      []string      `db:"limits"`
 	Keys        []string      `db:"keys"`
+	Costs       []int64       `db:"costs"`
 	Epoch       string        `db:"epoch"`
 	notBefore   time.Duration
 }
@@ -212,7 +214,7 @@ SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost, q.id IS NULL AS gon
     coalesce(q.expires_at <= clock_timestamp(), false) AS expired,
     coalesce(q.failed_count, 0) AS failed_count, coalesce(q.max_attempts, r.max_attempts, 3) AS max_attempts,
     coalesce(r.backoff_min, '10 seconds') AS backoff_min, coalesce(r.backoff_max, '15 minutes') AS backoff_max,
-    coalesce(r.timeout, '30 seconds') AS timeout, o.limits, o.keys, o.epoch
+    coalesce(r.timeout, '30 seconds') AS timeout, o.limits, o.keys, o.costs, o.epoch
 FROM unnest($1::bigint[], $2::int[]) AS a (call_id, attempt)
 JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
 LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'

@@ -13,7 +13,7 @@ import (
 
 // DB is a pool, or a transaction.
 type DB interface {
-	ledger.DB
+	ledger.Beginner
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
@@ -84,7 +84,7 @@ func Start(t *testing.T, db DB, requests ...ledger.StartRequest) map[int64]ledge
 // Close closes one attempt.
 func Close(t *testing.T, db DB, c ledger.Closing) {
 	t.Helper()
-	if closed, err := ledger.Close(t.Context(), db, []ledger.Closing{c}); err != nil || len(closed) != 1 || closed[0] != c.CallID {
+	if closed, err := new(ledger.Closer).Close(t.Context(), db, []ledger.Closing{c}); err != nil || len(closed) != 1 || closed[0] != c.CallID {
 		t.Fatalf("Close = %v, %v", closed, err)
 	}
 }
