@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -98,6 +99,9 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return err
+	}
+	if a.env["GOGC"] == "" { // what lives is little: rarer collections save a tenth of the CPU
+		debug.SetGCPercent(400)
 	}
 	log := a.logger(cfg)
 	s, err := openServers(ctx, cfg, log, does)

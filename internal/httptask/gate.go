@@ -309,7 +309,7 @@ func (p *pass) end(whole bool) Seen {
 // all of it. Until that is known the attempt's units stay occupied, for limit.ResendMost at most; so where the answer
 // takes long the ledger is told.
 const (
-	firstProbe = 50 * time.Millisecond // most answers are there by then
+	firstProbe = 20 * time.Millisecond // most answers of quick APIs are there by then; a slack as short frees units so early
 	lastProbe  = time.Second
 	tellAfter  = 500 * time.Millisecond // no default slack is shorter: sooner it would free no unit
 )

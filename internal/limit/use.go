@@ -171,13 +171,16 @@ func (r Rate) Ahead() time.Duration {
 	return min(max(16*(r.Window/time.Duration(max(r.Units, 1))), least), AheadMost, r.Window/5)
 }
 
-// Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to.
+// Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to. Where few units are used,
+// narrow ones are no more.
 func (r Rate) Bucket() time.Duration {
 	switch c, ok := r.calendar(); {
 	case ok:
 		return c.bucket()
 	case r.Algorithm == TokenBucket: // a fortieth of what fills it
 		return r.Window / (lookBack * 40)
+	case r.Units <= 500:
+		return r.Window / 1000
 	}
 	return r.Window / 200
 }

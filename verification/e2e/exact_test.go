@@ -31,6 +31,9 @@ type scenario struct {
 	finished string                         // when this holds, all is done; empty: every call is done
 	config   string                         // besides the rules
 	floor    float64                        // the least share of the limit that CI accepts
+	latency  time.Duration                  // of the API's answers; 0: apiLatency
+	workers  int                            // 0: 2
+	slack    string                         // of the limit; empty: the default
 }
 
 // The API answers within 20 ms, and twice as long ago is not its concern: it records arrivals.
@@ -56,9 +59,30 @@ func scenarios() []scenario {
 	}
 }
 
+// figured are scenarios for their figures alone.
+func figured() []scenario {
+	return []scenario{
+		{name: "100 per 1s, 4 workers", rate: 100, window: time.Second, calls: 3000, requests: 3000, workers: 4},
+		{name: "100 per 10s, 4 workers", rate: 100, window: 10 * time.Second, calls: 1000, requests: 1000, workers: 4},
+		{name: "2000 per 1s, 4 workers", rate: 2000, window: time.Second, calls: 120_000, requests: 120_000, workers: 4},
+		{
+			name: "100 per 1s, 4 workers, answers of 200 ms", rate: 100, window: time.Second, calls: 3000, requests: 3000,
+			workers: 4, latency: 200 * time.Millisecond,
+		},
+		{
+			name: "100 per 1s, 4 workers, answers of 200 ms, slack 20 ms", rate: 100, window: time.Second, calls: 3000, requests: 3000,
+			workers: 4, latency: 200 * time.Millisecond, slack: ", slack: 20ms",
+		},
+	}
+}
+
 //callq:guarantee 1 4
 func TestExact(t *testing.T) {
-	for _, sc := range scenarios() {
+	all := scenarios()
+	if *figures > 1 {
+		all = append(all, figured()...)
+	}
+	for _, sc := range all {
 		t.Run(sc.name, func(t *testing.T) {
 			if *figures == 1 {
 				t.Parallel()
@@ -80,15 +104,25 @@ func TestExact(t *testing.T) {
 // run runs the scenario once on servers of its own and returns the share of the limit used.
 func (sc scenario) run(t *testing.T) float64 {
 	t.Helper()
-	rules := fmt.Sprintf("limits: {api: {rate: %d/%s}}\nqueues: {default: {limits: [api], backoff: 200ms..1s}}", sc.rate, sc.window)
-	s := newStack(t, rules+sc.config, fakeapi.Config{Limit: sc.rate, Window: sc.window, Latency: apiLatency, Fail: sc.answer})
+	rules := fmt.Sprintf("limits: {api: {rate: %d/%s%s}}\nqueues: {default: {limits: [api], backoff: 200ms..1s}}", sc.rate, sc.window, sc.slack)
+	latency := cmp.Or(sc.latency, apiLatency)
+	if sc.workers > 0 {
+		t.Setenv("CALLQ_WORKER_CONCURRENCY", "100") // the default
+	}
+	s := newStack(t, rules+sc.config, fakeapi.Config{Limit: sc.rate, Window: sc.window, Latency: latency, Fail: sc.answer})
 	if sc.drive != nil {
 		sc.drive(s)
 	} else {
-		s.start(2, 2)
-		s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+		workers := cmp.Or(sc.workers, 2)
+		s.start(2, workers)
+		s.await(time.Minute, `SELECT count(*) = $1 FROM call_workers`, workers)
 	}
 	s.insert("default", sc.calls)
+	if sc.workers > 0 { // to count in the database takes its share of the CPU
+		for s.api.Count() < sc.requests {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
 	windows := time.Duration(sc.requests/sc.rate + 8)
 	finished := cmp.Or(sc.finished, fmt.Sprintf(`SELECT count(*) = %d FROM call_queue WHERE status = 'done'`, sc.calls))
 	s.await(windows*sc.window+time.Minute, finished)

@@ -187,6 +187,13 @@ func (a *API) Requests() []Request {
 	return slices.Clone(a.requests)
 }
 
+// Count is how many requests have arrived.
+func (a *API) Count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.requests)
+}
+
 // Count429 is how often it answered 429.
 func (a *API) Count429() int {
 	a.mu.Lock()
