@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-plot bench-claims bench-paced bench-reads bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-plot bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -104,6 +104,9 @@ bench-claims: deps ## what a claim takes among few and many calls and keys, and 
 
 bench-paced: deps ## what an http call costs at 100, 500 and 2,000 a second, beside River and a bare client, by who spends it
 	go run -C verification/bench . -paced $(ARGS)
+
+bench-long: deps ## the drain, retention and verify with 10,000,000 calls of three attempts each behind them: 20 minutes, 15 GB of disk
+	go run -C verification/bench . -ended 10000000 $(ARGS)
 
 bench-reads: deps ## what status, get, why and lists take among 1,000,000 calls, however they lie
 	go run -C verification/bench . -reads $(ARGS)

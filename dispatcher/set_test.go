@@ -26,6 +26,21 @@ func (s *system) pause(p ledger.Paused) {
 	}
 }
 
+// A limit that is raised keeps its buckets, by which claims and verify find what was charged. With another window it gets others.
+func TestSetLimitKeepsItsBuckets(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.publish(rules(sliding("api", 10, time.Hour)))
+	width := func(want time.Duration) { s.want(`SELECT bucket_width = $1 FROM call_limits`, want) }
+	width(time.Hour / 1000)
+	s.set(1000, time.Hour)
+	width(time.Hour / 1000)
+	s.set(10, time.Minute)
+	width(time.Minute / 1000)
+	s.set(1000, time.Second)
+	width(time.Second / 200)
+}
+
 // What an operator sets holds until it is reset, whatever is published meanwhile.
 //
 //callq:guarantee 7

@@ -142,7 +142,7 @@ CREATE INDEX call_open_batch_idx ON call_open (batch);
 CREATE SEQUENCE call_batch_seq;
 
 -- callq_occupied_until is until when an open attempt occupies units of a limit. One that is anchored at its start occupies them
--- until the latest moment at which its request can reach the API: closeSQL's formula for an attempt that has not
+-- until the latest moment at which its request can reach the API: limit.Arrival.Until for an attempt that has not
 -- ended. 5 seconds is limit.ResendMost. Every other one occupies them while it is open, which is 'infinity': it has not
 -- started; it has no send_within, so no gate bounds its request; or it is from before a failover, and is charged when it is
 -- recovered. Plain SQL over scalars: Postgres inlines it.

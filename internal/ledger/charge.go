@@ -10,7 +10,8 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Opened is what an open attempt's charges are worked out from. Nothing of it changes until the attempt closes.
+// Opened is what an open attempt's charges are worked out from. Once the attempt has started, nothing of it changes but Epoch, if
+// the database is restored.
 type Opened struct {
 	Epoch  string
 	Task   string
@@ -62,7 +63,7 @@ type bill struct {
 	charges []*string
 	used    map[usage]int64
 	freed   map[[2]string]bool // queue and key
-	stamps  map[string]string  // of the limits that charges go to; "": there is no such limit any more
+	stamps  map[string]string  // of the limits that it goes by; "": there is no such limit any more
 }
 
 // usage is a row of call_usage.
@@ -106,7 +107,7 @@ func (b *bill) add(i int, c Closing) error {
 	former := c.former && c.Outcome == "lost"
 	for k, name := range c.Opened.Limits {
 		r, ok := b.rules[name]
-		if b.stamps[name] = r.Stamp; !ok {
+		if !ok {
 			continue
 		}
 		cost := c.Opened.Costs[k]
@@ -152,11 +153,18 @@ func (b *bill) add(i int, c Closing) error {
 	return err
 }
 
+// charged reports whether anything is charged.
+func (b *bill) charged() bool {
+	return slices.ContainsFunc(b.charges, func(text *string) bool { return text != nil })
+}
+
 // free notes the keys whose flows units come free for that no claim could foresee.
 func (b *bill) free(c Closing) {
 	settledLess := c.Settled != nil && *c.Settled < c.Opened.Cost
 	for k, name := range c.Opened.Limits {
-		if r := b.rules[name]; r.PerKey && (c.Arrival == nil || r.Window == 0 || r.CountCost && settledLess) {
+		r := b.rules[name]
+		b.stamps[name] = r.Stamp
+		if r.PerKey && (c.Arrival == nil || r.Window == 0 || r.CountCost && settledLess) {
 			for _, queue := range r.Queues {
 				b.freed[[2]string{queue, c.Opened.Keys[k]}] = true
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -54,19 +55,21 @@ type Closer struct {
 // It returns the ids of those it closed; the others were closed before, or have another token. After an error it is unknown
 // which are closed; closing again is safe.
 //
-// The statement does nothing if a charged attempt is not open any more, or a limit is not as it was. Then, as where not all
-// is known, Close locks and reads the rows, and closes those that are still to be closed.
+// The statement leaves attempts alone that are not as the closings say. If it would charge others without them, or a limit is not
+// as it was, it does nothing. Then, as where not all is known, Close locks and reads the rows that may be left, and closes them.
 func (c *Closer) Close(ctx context.Context, db Beginner, closings []Closing) (closed []int64, err error) {
-	unread := func(c Closing) bool { return c.Opened == nil }
+	unread := func(c Closing) bool { return c.Opened == nil || c.Arrival != nil && c.Opened.From.IsZero() }
 	if rules := c.rules.Load(); rules != nil && !slices.ContainsFunc(closings, unread) {
 		closed, err = closeBy(ctx, db, closings, *rules, "100ms")
-		if len(closed) > 0 || err != nil && !hasCode(err, "40001") { // serialization_failure
+		if err != nil && !hasCode(err, "40001") || len(closed) == len(closings) { // serialization_failure
 			return closed, err
 		}
 	}
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
-		var rules map[string]rule
-		if closed, rules, err = closeRead(ctx, tx, closings, "100ms"); err == nil {
+	left := slices.DeleteFunc(slices.Clone(closings), func(c Closing) bool { return slices.Contains(closed, c.CallID) })
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		more, rules, err := closeRead(ctx, tx, left, "100ms")
+		if err == nil {
+			closed = append(closed, more...)
 			c.rules.Store(&rules)
 		}
 		return err
@@ -79,9 +82,11 @@ func (c *Closer) Warm(ctx context.Context, db Beginner) error {
 	if _, err := c.Close(ctx, db, []Closing{{}}); err != nil {
 		return err
 	}
-	for _, stamps := range []map[string]string{{}, {"": ""}} { // no limit has no name
-		if _, err := closeFor(ctx, db, nil, &bill{stamps: stamps}, "100ms"); err != nil {
-			return err
+	args := openArgs(nil, "100ms")
+	new(bill).args(args)
+	for _, charges := range []bool{false, true} {
+		if _, err := queryIDs(ctx, db, closeSQL(charges, false), args); err != nil {
+			return Wrap("plan closes", err)
 		}
 	}
 	return nil
@@ -120,20 +125,29 @@ func closeRead(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) 
 		}
 		return err
 	})
-	rules = map[string]rule{}
-	batch.Queue(rulesSQL).Query(func(rows pgx.Rows) error {
-		read, err := pgx.CollectRows(rows, pgx.RowToStructByPos[rule])
-		for _, r := range read {
-			rules[r.Name] = r
-		}
-		return err
-	})
 	batch.Queue(setAsideSQL, ids)
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || len(open) == 0 {
-		return nil, rules, Wrap("read attempts to close", err)
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return nil, nil, Wrap("lock attempts to close", err)
 	}
-	closed, err = closeBy(ctx, tx, open, rules, wait)
-	return closed, rules, err
+	for range 5 { // a limit may change before the statement sees it, or a few
+		if rules, err = readRules(ctx, tx); err != nil || len(open) == 0 {
+			return nil, rules, err
+		}
+		if closed, err = closeBy(ctx, tx, open, rules, wait); err != nil || len(closed) > 0 {
+			return closed, rules, err
+		}
+	}
+	return nil, rules, errors.New("close attempts: their limits change all the time")
+}
+
+func readRules(ctx context.Context, db DB) (map[string]rule, error) {
+	rows, _ := db.Query(ctx, rulesSQL) // CollectRows returns its error
+	read, err := pgx.CollectRows(rows, pgx.RowToStructByPos[rule])
+	rules := make(map[string]rule, len(read))
+	for _, r := range read {
+		rules[r.Name] = r
+	}
+	return rules, Wrap("read the limits", err)
 }
 
 // closeBy closes attempts that are known. It waits so long for each lock.
@@ -143,24 +157,21 @@ func closeBy(ctx context.Context, db DB, closings []Closing, rules map[string]ru
 	if err != nil {
 		return nil, fmt.Errorf("charge attempts: %w", err)
 	}
-	return closeFor(ctx, db, closings, b, wait)
-}
-
-// closeFor closes attempts, in id order, for what they are charged.
-func closeFor(ctx context.Context, db DB, closings []Closing, bill *bill, wait string) ([]int64, error) {
 	args := openArgs(closings, wait)
-	bill.args(args)
+	b.args(args)
 	maps.Copy(args, pgx.NamedArgs{
 		"outcomes": column(closings, func(c Closing) string { return string(c.Outcome) }),
 		"errors":   sparse(closings, func(c Closing) *string { return nonZero(c.Error) }),
 		"results":  sparse(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
 		"requests": sparse(closings, func(c Closing) *int16 { return c.Requests }),
 		"settled":  sparse(closings, Closing.settled),
+		"acked":    sparse(closings, Closing.ackedAt),
+		"epochs":   column(closings, func(c Closing) string { return c.Opened.Epoch }),
 		"statuses": column(closings, func(c Closing) string { return string(c.Status) }),
 		"failed":   sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
 		"delay":    sparse(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
 	})
-	closed, err := queryIDs(ctx, db, closeSQL(len(bill.stamps) > 0, len(bill.freed) > 0), args)
+	closed, err := queryIDs(ctx, db, closeSQL(b.charged(), len(b.freed) > 0), args)
 	return closed, Wrap("close attempts", err)
 }
 
@@ -178,6 +189,14 @@ func openArgs(closings []Closing, wait string) pgx.NamedArgs {
 		"unstarted": sparse(closings, func(c Closing) *bool { return nonZero(c.Unstarted) }),
 		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
 	}
+}
+
+// ackedAt is when the charges say that the request was acknowledged.
+func (c Closing) ackedAt() *time.Time {
+	if c.Arrival == nil || c.bounded().Acked == nil {
+		return nil
+	}
+	return new(c.at(*c.bounded().Acked))
 }
 
 // settled is what a charge goes by.

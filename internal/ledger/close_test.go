@@ -1,7 +1,11 @@
 package ledger_test
 
 import (
+	"cmp"
+	"context"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,18 +30,72 @@ func TestCloseAgrees(t *testing.T) {
 	for range 100 {
 		ledgertest.Exec(t, pool, `TRUNCATE call_queue, call_open`)
 		closings := randomAttempts(t, pool)
-		read := after(t, pool, new(ledger.Closer), closings)
-		for i := range closings {
-			closings[i].Opened = opened(t, pool, closings[i])
+		known := slices.Clone(closings)
+		for i := range known {
+			known[i].Opened = opened(t, pool, known[i])
 		}
+		// What a worker does not know of.
+		ledgertest.Exec(t, pool, `UPDATE call_open SET acked_at = started_at + interval '70 ms' WHERE random() < 0.3`)
+		ledgertest.Exec(t, pool, `UPDATE call_open SET epoch = epoch || ' before a restore' WHERE random() < 0.1`)
+		read := after(t, pool, new(ledger.Closer), closings)
 		knows := new(ledger.Closer)
 		if err := knows.Warm(t.Context(), pool); err != nil {
 			t.Fatal(err)
 		}
-		if known := after(t, pool, knows, closings); known != read {
-			t.Fatalf("left\n%s\nwant\n%s", known, read)
+		ledgertest.Exec(t, pool, `UPDATE call_limits SET slack = slack, per_key = NOT per_key WHERE name = 'cost' AND random() < 0.5`)
+		read = cmp.Or(after(t, pool, new(ledger.Closer), closings), read)
+		if left := after(t, pool, knows, known); left != read {
+			t.Fatalf("left\n%s\nwant\n%s", left, read)
 		}
 	}
+}
+
+// However often limits change, no close is lost.
+//
+//callq:guarantee 5
+func TestCloseWhileLimitsChange(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	closer := new(ledger.Closer)
+	if err := closer.Warm(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	var closings []ledger.Closing
+	for range 400 {
+		id := ledgertest.Open(t, pool)
+		ledgertest.Start(t, pool, ledgertest.Request(id, 7))
+		c := ledger.Closing{CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeDone, Status: callqueue.StatusDone, Arrival: &limit.Arrival{}}
+		c.Opened = opened(t, pool, c)
+		closings = append(closings, c)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var changes, closes sync.WaitGroup
+	changes.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = pool.Exec(ctx, `UPDATE call_limits SET slack = slack`)
+		}
+	})
+	for part := range slices.Chunk(closings, 100) {
+		closes.Go(func() {
+			for some := range slices.Chunk(part, 4) {
+				for {
+					closed, err := closer.Close(context.WithoutCancel(ctx), pool, some)
+					if err == nil && len(closed) == len(some) {
+						break
+					}
+					if err == nil {
+						t.Errorf("%d of %d closed, and no error", len(closed), len(some))
+						return
+					}
+				}
+			}
+		})
+	}
+	closes.Wait()
+	cancel()
+	changes.Wait()
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT sum(used) = 400 FROM call_usage`)
 }
 
 // randomAttempts opens some, and says how they close.
@@ -115,6 +173,7 @@ SELECT concat_ws(E'\n',
 	(SELECT jsonb_agg(to_jsonb(q) - 'run_at' - 'finished_at' - 'failed_at' || jsonb_build_object('later', q.run_at = a.finished_at + interval '1 minute',
 		'ended', q.finished_at = a.finished_at, 'failed', q.failed_at = a.finished_at) ORDER BY id)
 		FROM call_queue q LEFT JOIN call_attempts a ON a.call_id = q.id),
-	(SELECT jsonb_agg(jsonb_build_array(limit_name, key, bucket, sign(shard), used) ORDER BY limit_name, key, bucket, shard) FROM call_usage),
+	(SELECT jsonb_agg(u ORDER BY u) FROM (SELECT jsonb_build_array(limit_name, key, bucket, sign(shard), sum(used)) AS u
+		FROM call_usage GROUP BY limit_name, key, bucket, sign(shard)) u),
 	(SELECT jsonb_agg(call_id ORDER BY call_id) FROM call_open),
 	(SELECT jsonb_agg(DISTINCT jsonb_build_array(queue, key)) FROM call_inbox WHERE calls = 0 AND NOT EXISTS (SELECT FROM call_open)))`

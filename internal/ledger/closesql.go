@@ -16,22 +16,29 @@ func closeSQL(charges, frees bool) string {
 const (
 	// removed is the open rows that the closings end. An unstarted row of an older epoch is not closed without a charge: the
 	// former server may have started it. The statement waits for each lock no longer than @wait, as the whole batch waits with it. None
-	// is removed unless the limits are as the charges were worked out from: xmin is another after each change of a row.
+	// is removed unless the limits are as the charges were worked out from, nor one whose request was acknowledged
+	// earlier than the charges say.
 	closeRemoved = `removed AS (
     DELETE FROM call_open o
     USING unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[], @outcomes::text[], @errors::text[],
             @results::text[], @requests::smallint[], @settled::bigint[], @arrived::timestamptz[], @ends::timestamptz[],
-            @charges::text[], @statuses::text[], @failed::bool[], @delay::interval[])
-        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, settled, arrived_by, ends, charges, status, failed, delay)
-    WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
+            @charges::text[], @acked::timestamptz[], @epochs::text[], @statuses::text[], @failed::bool[], @delay::interval[])
+        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, settled, arrived_by, ends, charges, acked, epoch,
+            status, failed, delay)
+    WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt AND o.epoch = c.epoch
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.arrived_by IS NOT NULL OR o.epoch = (SELECT callq_epoch())))
+      AND (o.acked_at IS NULL OR c.acked <= o.acked_at OR c.arrived_by IS NULL)
       AND (SELECT set_config('lock_timeout', @wait, true)) = @wait
       AND NOT EXISTS (
         SELECT FROM unnest(@limits::text[], @stamps::text[]) AS s (name, stamp)
-        WHERE coalesce((SELECT l.xmin::text FROM call_limits l WHERE l.name = s.name), '') <> s.stamp)
+        WHERE coalesce((SELECT ` + stampOf + ` FROM call_limits l WHERE l.name = s.name), '') <> s.stamp)
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker, clock_timestamp() AS now,
         c.outcome, c.error, c.result, c.requests, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay
 )`
+
+	// stampOf is another after each change of a limit's row: xmin is, but the transactions that a failover lost have their
+	// numbers given out again.
+	stampOf = `concat_ws(' ', l.xmin, l.epoch, extract(epoch FROM l.known_at))`
 
 	// call moves the calls on. One that was cancelled meanwhile stays cancelled, and has the attempt's error and failure. The
 	// subquery keeps an UPDATE from carrying all columns of removed.
@@ -67,7 +74,9 @@ const (
 	// enters the call itself if it waits again.
 	closeFreed = `, freed AS (
     INSERT INTO call_inbox (queue, at, key)
-    SELECT queue, clock_timestamp(), key FROM unnest(@freed_queues::text[], @freed_keys::text[]) AS f (queue, key)
+    SELECT queue, clock_timestamp(), key
+    FROM unnest(@freed_queues::text[], @freed_keys::text[]) AS f (queue, key)
+    WHERE EXISTS (SELECT FROM removed)
 )`
 
 	closeLedger = `
@@ -96,7 +105,7 @@ WHERE (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.
 FOR UPDATE OF o`
 
 	rulesSQL = `
-SELECT l.name, l.xmin::text AS stamp, l.epoch, coalesce(l.anchor, '') AS anchor, l.window_size, l.slack,
+SELECT l.name, ` + stampOf + ` AS stamp, l.epoch, coalesce(l.anchor, '') AS anchor, l.window_size, l.slack,
     coalesce(l.bucket_width, l.window_size / 200) AS width, l.per_key, l.count_cost, l.known_at, l.queues
 FROM call_limits l`
 )

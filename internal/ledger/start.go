@@ -146,7 +146,7 @@ func inOrder(requests []StartRequest, given []StartAnswer, busy []int64) []Start
 }
 
 // startSQL locks the open rows in id order, in which asked finds them. asked carries what the rest needs: to join two lists of a
-// batch's size is quadratic under [Settings]. It reads the epoch once, for each reading opens a file.
+// batch's size is quadratic under [Settings].
 //
 // The conditions stand on call_open's own columns, because Postgres checks only those again after it waits for a lock. A row
 // with the token keeps its first started_at and deadline. If a batch asks for an attempt with two tokens, the one that the

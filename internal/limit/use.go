@@ -171,8 +171,8 @@ func (r Rate) Ahead() time.Duration {
 	return min(max(16*(r.Window/time.Duration(max(r.Units, 1))), least), AheadMost, r.Window/5)
 }
 
-// Bucket is the width of the buckets in which usage is kept: what a charge's until is rounded up to. Where few units are used,
-// narrow ones are no more.
+// Bucket is how wide the buckets are in which usage is kept: what a charge's until is rounded up to. Where few units are used,
+// narrow ones are no more. A limit that is raised keeps those that it has (bucket_width).
 func (r Rate) Bucket() time.Duration {
 	switch c, ok := r.calendar(); {
 	case ok:

@@ -97,7 +97,7 @@ func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time
 	return known, ledger.Wrap("read what was known to be charged", err)
 }
 
-// What is charged since ends in later buckets (ledger's closeSQL). What was open then is in shards below 0.
+// What is charged since ends in later buckets (ledger's rule.bucket). What was open then is in shards below 0.
 const knownSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.*, l.known_at + coalesce(l.bucket_width, l.window_size / 200) AS until

@@ -145,7 +145,9 @@ SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape:
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
-    bucket_width = CASE WHEN @shut THEN excluded.bucket_width ELSE l.bucket_width END, per_key = excluded.per_key, overrides = excluded.overrides,
+    bucket_width = CASE WHEN @shut OR (l.window_size, l.shape) <> (excluded.window_size, excluded.shape) THEN excluded.bucket_width
+        ELSE l.bucket_width END, -- what is charged stays in the buckets that it is in
+    per_key = excluded.per_key, overrides = excluded.overrides,
     count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
     hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config = excluded.config,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,

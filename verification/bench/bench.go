@@ -27,6 +27,7 @@ type sizes struct {
 	paceFor                time.Duration // for which each is measured
 	top                    int           // of the statements to say
 	profile                string        // where a profile of the last drain goes; "": nowhere
+	ended                  int           // calls before the drain; 0: another measure
 	plot                   string        // where a picture of the ratios goes; "": nowhere
 }
 

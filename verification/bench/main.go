@@ -43,6 +43,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
 	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured")
 	flags.IntVar(&s.top, "top", 0, "with -paced: also say which statements took Postgres the longest, so many of them")
+	flags.IntVar(&s.ended, "ended", 0, "measure callq's drain beside tables in which so many calls have ended instead")
 	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
 	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
 	output := flags.String("o", "table", "table, or json: every figure of every round")
@@ -84,8 +85,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer func() { err = errors.Join(err, servers.stop()) }()
 
 	b := bench{sizes: s, servers: servers, say: stderr}
-	if *claims {
+	switch {
+	case *claims:
 		return b.claims(ctx, stdout)
+	case s.ended > 0:
+		return b.long(ctx, stdout)
 	}
 	switch {
 	case *reads:

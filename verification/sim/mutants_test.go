@@ -198,7 +198,7 @@ func onLedgerSQL(when string) string {
 	return `CREATE FUNCTION sim.refund() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			DELETE FROM call_usage u USING jsonb_to_recordset(NEW.charged) AS r ("limit" text, key text, until timestamptz), call_limits l
 			WHERE u.limit_name = r."limit" AND u.key = r.key AND l.name = u.limit_name
-			  AND u.bucket >= r.until AND u.bucket <= r.until + l.window_size / 200;
+			  AND u.bucket >= r.until AND u.bucket <= r.until + coalesce(l.bucket_width, l.window_size / 200);
 			RETURN NEW; END $$;
 		CREATE TRIGGER refund AFTER INSERT ON call_attempts FOR EACH ROW WHEN (` + when + `) EXECUTE FUNCTION sim.refund()`
 }

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
+	"github.com/callq/callq/internal/maintenance"
+)
+
+// long measures callq on tables in which so many calls have ended, of three attempts each, in turn with one that begins empty:
+// inserts and drains. Then it says how large the tables are, and what retention and verify take.
+func (b *bench) long(ctx context.Context, out io.Writer) error {
+	return b.servers.withDatabase(ctx, func(longURL string) error {
+		return b.servers.withDatabase(ctx, func(emptyURL string) error {
+			empty, full := &callq{}, &callq{}
+			defer empty.close()
+			defer full.close()
+			if err := errors.Join(empty.open(ctx, emptyURL, b.servers.redisURL()), full.open(ctx, longURL, b.servers.redisURL())); err != nil {
+				return err
+			}
+			begun := time.Now()
+			if err := full.fillEnded(ctx, b.ended); err != nil {
+				return err
+			}
+			fmt.Fprintf(b.say, "%d calls filled in, %s\n", b.ended, time.Since(begun).Round(time.Second))
+			if err := b.longRounds(ctx, out, empty, full); err != nil {
+				return err
+			}
+			return full.sayLong(ctx, out, b.ended)
+		})
+	})
+}
+
+// longRounds drains in both, each first in every other round.
+func (b *bench) longRounds(ctx context.Context, out io.Writer, empty, full *callq) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "round\tbulk insert, a second: empty\tlong\tratio\tdrain, a second: empty\tlong\tratio")
+	var ratios []float64
+	for round := range b.rounds + 1 {
+		figures := map[*callq][]figure{}
+		order := []*callq{empty, full}
+		if round%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, c := range order {
+			measured, err := b.bulkAndDrain(ctx, c)
+			if err != nil {
+				return err
+			}
+			figures[c] = measured
+		}
+		e, f := figures[empty], figures[full]
+		fmt.Fprintf(table, "%d\t%.0f\t%.0f\t%.2f\t%.0f\t%.0f\t%.2f\n", round, e[0].PerSecond, f[0].PerSecond, f[0].PerSecond/e[0].PerSecond,
+			e[1].PerSecond, f[1].PerSecond, f[1].PerSecond/e[1].PerSecond)
+		if round > 0 {
+			ratios = append(ratios, f[1].PerSecond/e[1].PerSecond)
+		}
+	}
+	slices.Sort(ratios)
+	fmt.Fprintf(table, "drain, long / empty: median %.2f\n", ratios[len(ratios)/2])
+	return table.Flush()
+}
+
+// sayLong says how large the tables are, and what retention of a part and verify of the last minutes take.
+func (c *callq) sayLong(ctx context.Context, out io.Writer, ended int) error {
+	rows, err := c.producers.Query(ctx, `SELECT relname, pg_table_size(oid), pg_indexes_size(oid) FROM pg_class WHERE relname IN ('call_queue', 'call_attempts')`)
+	if err != nil {
+		return err
+	}
+	var name string
+	var table, indexes int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &table, &indexes}, func() error {
+		_, err := fmt.Fprintf(out, "%s: %d MB of rows and %d MB of indexes for each million of ended calls\n", name, table/int64(ended), indexes/int64(ended))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	since := begun.Add(-10 * time.Minute)
+	report, err := verify.Run(ctx, c.producers, verify.Options{Since: since})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "verify of the last 10 minutes: %s, %d attempts, %d findings\n", time.Since(begun).Round(time.Millisecond), report.Attempts, len(report.Findings))
+	pool, end, err := ledger.Connect(ctx, c.producers, 1) // as callq's own connections are
+	if err != nil {
+		return err
+	}
+	defer end()
+	begun = time.Now()
+	purged, err := maintenance.Purge(ctx, pool, maintenance.Retention{Done: 90 * 24 * time.Hour, Failed: time.Hour, Cancelled: time.Hour})
+	fmt.Fprintf(out, "retention looks at all of it: %d calls and %d attempts gone in %s\n", purged.Calls, purged.Attempts, time.Since(begun).Round(time.Millisecond))
+	return err
+}
+
+// fillEnded inserts n calls that ended, the newest a day ago and a tenth of them more than 90 days ago. Triggers would hold all
+// of it in memory, and have nothing to do with what has ended.
+func (c *callq) fillEnded(ctx context.Context, n int) error {
+	conn, err := c.producers.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	for _, sql := range []string{`SET session_replication_role = replica`, `SET synchronous_commit = off`} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	const step = 500_000
+	for first := 1; first <= n; first += step {
+		for _, sql := range []string{endedCallsSQL, endedAttemptsSQL} {
+			if _, err := conn.Exec(ctx, sql, first, min(first+step-1, n), n, callqTask); err != nil {
+				return fmt.Errorf("fill in what has ended: %w", err)
+			}
+		}
+	}
+	if _, err := conn.Exec(ctx, `SET session_replication_role = origin`); err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, `SELECT setval(pg_get_serial_sequence('call_queue', 'id'), $1)`, n)
+	c.ended = n
+	return errors.Join(err, c.vacuum(ctx))
+}
+
+const (
+	endedCallsSQL = `
+INSERT INTO call_queue (id, status, attempts, failed_count, created_at, run_at, dispatched_at, finished_at, task, call_data)
+OVERRIDING SYSTEM VALUE
+SELECT i, 'done', 3, 2, at, at, at, at, $4,
+    jsonb_build_object('n', i, 'method', 'POST', 'url', 'https://api.example.com/v1/messages')
+FROM (SELECT i, now() - interval '1 day' - interval '99 days' * ($3 - i) / $3::float AS at FROM generate_series($1::bigint, $2::bigint) i) c`
+
+	endedAttemptsSQL = `
+INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, worker, charged)
+SELECT i, k, 1, at, at, at, at, CASE k WHEN 3 THEN 'done' ELSE 'error' END, 'default', $4, '', 'bench', '[]'
+FROM (SELECT i, now() - interval '1 day' - interval '99 days' * ($3 - i) / $3::float AS at FROM generate_series($1::bigint, $2::bigint) i) c,
+    generate_series(1, 3) k`
+)
