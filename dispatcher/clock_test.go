@@ -141,7 +141,7 @@ func TestClockSetForwardBeforeAFailover(t *testing.T) {
 	s.turn(d)
 	s.setClock(70 * time.Second)
 	s.turn(d)
-	const written = `SELECT count(*) = 1 AND sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`
+	const written = `SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`
 	s.want(written)
 	s.exec(`DELETE FROM call_clock_gains`)
 	s.failOver()
