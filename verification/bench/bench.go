@@ -123,6 +123,11 @@ func (b *bench) drain(ctx context.Context, s system) (figure, error) {
 	defer cancel()
 	var handled atomic.Int64
 	allHandled := make(chan struct{})
+	if b.top > 0 {
+		if err := b.countStatements(ctx); err != nil {
+			return figure{}, err
+		}
+	}
 	var stop func() error
 	f, err := b.timed(ctx, s, "drain", b.calls, func() error {
 		return profiled(b.profile, func() (err error) {
@@ -145,6 +150,11 @@ func (b *bench) drain(ctx context.Context, s system) (figure, error) {
 	}
 	if n := int(handled.Load()); n != b.calls {
 		return f, fmt.Errorf("drain: %d calls were handled %d times", b.calls, n)
+	}
+	if b.top > 0 {
+		if err := b.sayTop(ctx, float64(b.calls)); err != nil {
+			return f, err
+		}
 	}
 	return f, s.check(ctx, b.calls, b.calls)
 }

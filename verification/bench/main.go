@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 )
@@ -42,7 +43,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	s.rates = rates{100, 500, 2000}
 	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
 	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured")
-	flags.IntVar(&s.top, "top", 0, "with -paced: also say which statements took Postgres the longest, so many of them")
+	flags.IntVar(&s.top, "top", 0, "say after a drain, or with -paced, which statements took Postgres the longest, so many of them")
 	flags.IntVar(&s.ended, "ended", 0, "measure callq's drain beside tables in which so many calls have ended instead")
 	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
 	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
@@ -61,6 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if *as != "" {
 		return s.runAs(ctx, *as, flags.Args())
 	}
+	debug.SetGCPercent(400) // as callq's daemons have it, for whatever runs in this process
 	settings := postgresSettings()
 	check := s.check
 	switch {
@@ -73,6 +75,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 			s.rounds = 3
 		}
 		check = s.checkPaced
+		settings = pacedSettings()
+	case s.top > 0:
 		settings = pacedSettings()
 	}
 	if err := check(); err != nil {

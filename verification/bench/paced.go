@@ -125,9 +125,6 @@ func (b *bench) paced(ctx context.Context) (all []pacedFigure, err error) {
 	if err := b.buildCallq(ctx, place.callq); err != nil {
 		return nil, err
 	}
-	if _, err := b.servers.admin.Exec(ctx, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements"); err != nil {
-		return nil, err
-	}
 	api, err := startAPI(ctx)
 	if err != nil {
 		return nil, err
@@ -205,7 +202,7 @@ func (b *bench) pace(ctx context.Context, s pacedSystem, place pacedPlace, worke
 	if err := insertPaced(ctx, s, place.rate, b.paceFor); err != nil {
 		return f, err
 	}
-	if _, err := b.servers.admin.Exec(ctx, `SELECT pg_stat_statements_reset()`); err != nil {
+	if err := b.countStatements(ctx); err != nil {
 		return f, err
 	}
 	before, err := b.readPaced(ctx, place.postgres, running, api)
@@ -223,7 +220,7 @@ func (b *bench) pace(ctx context.Context, s pacedSystem, place pacedPlace, worke
 	}
 	calls := after.requests - before.requests
 	if workers > 0 {
-		if err := b.sayTop(ctx, place.postgres, float64(calls)); err != nil {
+		if err := b.sayTop(ctx, float64(calls)); err != nil {
 			return f, err
 		}
 	}
@@ -272,17 +269,19 @@ SELECT coalesce((SELECT sum(calls) FROM pg_stat_statements WHERE dbid = d.datid)
 FROM pg_stat_database d
 WHERE d.datname = $1`
 
+// countStatements has Postgres count them from now on.
+func (b *bench) countStatements(ctx context.Context) error {
+	_, err := b.servers.admin.Exec(ctx, `CREATE EXTENSION IF NOT EXISTS pg_stat_statements; SELECT pg_stat_statements_reset()`)
+	return err
+}
+
 // sayTop says which statements took Postgres the longest, a call.
-func (b *bench) sayTop(ctx context.Context, url string, calls float64) error {
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		return err
-	}
-	rows, _ := b.servers.admin.Query(ctx, topSQL, config.Database, b.top)
+func (b *bench) sayTop(ctx context.Context, calls float64) error {
+	rows, _ := b.servers.admin.Query(ctx, topSQL, b.top)
 	var n, all int64
 	var ms float64
 	var query string
-	_, err = pgx.ForEachRow(rows, []any{&n, &ms, &all, &query}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&n, &ms, &all, &query}, func() error {
 		fmt.Fprintf(b.say, "  %7.1f µs a call  %6.3f statements, %5.1f rows each: %s\n", 1000*ms/calls, float64(n)/calls, float64(all)/float64(n), query)
 		return nil
 	})
@@ -291,10 +290,9 @@ func (b *bench) sayTop(ctx context.Context, url string, calls float64) error {
 
 const topSQL = `
 SELECT calls, total_exec_time, rows, left(regexp_replace(query, '\s+', ' ', 'g'), 110)
-FROM pg_stat_statements JOIN pg_database d ON d.oid = dbid
-WHERE datname = $1
+FROM pg_stat_statements
 ORDER BY total_exec_time DESC
-LIMIT $2`
+LIMIT $1`
 
 // insertPaced inserts evenly over a time. One producer at a time inserts what is due; that is up to a tick's worth.
 func insertPaced(ctx context.Context, s pacedSystem, rate int, during time.Duration) error {
