@@ -1,4 +1,4 @@
-// Package callqueue is the producer's side of callq. A [Client] inserts calls, and gets, cancels, retries and deletes
+// Package callqueue is the producer's side of callq. A [Client] inserts calls, and gets, awaits, cancels, retries and deletes
 // them. The package also has the statuses and outcomes that callq's other packages share.
 //
 // After an insert without an error, the call is as durable as a commit of its Postgres. It ends in a final status or
@@ -28,10 +28,11 @@ var ErrTooLarge = errors.New("call data is too large")
 // ErrNotFound means that there is no such call: it was never inserted, was deleted, or retention removed it.
 var ErrNotFound = errors.New("no such call")
 
-// Client inserts, gets and changes calls. Goroutines may share it. It needs no closing.
+// Client inserts, gets, awaits and changes calls. Goroutines may share it. It needs no closing.
 type Client struct {
 	pool    *pgxpool.Pool
 	maxData int
+	awaited awaited
 }
 
 // Option changes a default of [New].
@@ -48,7 +49,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
 	}
-	c := &Client{pool: pool, maxData: 256 << 10}
+	c := &Client{pool: pool, maxData: 256 << 10, awaited: newAwaited()}
 	for _, opt := range opts {
 		opt(c)
 	}

@@ -3,7 +3,6 @@ package callqueue
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -52,18 +51,23 @@ type Progress struct {
 //
 // The role needs SELECT on call_queue, call_open and call_attempts.
 func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
-	rows, _ := c.pool.Query(ctx, getSQL, id)
-	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Record])
-	if errors.Is(err, pgx.ErrNoRows) {
+	calls, err := c.records(ctx, []int64{id})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("get call: %w", err)
+	case len(calls) == 0:
 		return nil, ErrNotFound
 	}
-	if err != nil {
-		return nil, fmt.Errorf("get call: %w", err)
-	}
-	return r, nil
+	return calls[0], nil
 }
 
-// Reads the call, its open attempt and its newest ledger row by their primary keys. An explicit NULL is read as the
+// records reads those of the calls that exist, in the order given.
+func (c *Client) records(ctx context.Context, ids []int64) ([]*Record, error) {
+	rows, _ := c.pool.Query(ctx, getSQL, ids) // CollectRows returns its error
+	return pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Record])
+}
+
+// Reads each call, its open attempt and its newest ledger row by their primary keys. An explicit NULL is read as the
 // default. Times are in UTC, and in the years that JSON can write; a CASE keeps NULL, which least and greatest pass over.
 const getSQL = `
 WITH years (first, last) AS (VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999'))
@@ -78,5 +82,6 @@ SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, 
     least(greatest(coalesce(run_at, created_at) AT TIME ZONE 'UTC', first), last) AS run_at,
     CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at AT TIME ZONE 'UTC', first), last) END AS expires_at,
     unique_key, coalesce(call_data, '{}') AS data, max_attempts
-FROM call_queue c, years
-WHERE id = $1::bigint`
+FROM years, unnest($1::bigint[]) WITH ORDINALITY AS asked (call_id, nth)
+JOIN call_queue c ON c.id BETWEEN asked.call_id AND asked.call_id
+ORDER BY nth`

@@ -18,10 +18,12 @@ import (
 	"github.com/callq/callq/internal/admin"
 )
 
+const callForms = "-o json prints an object for one ID and an array for several; -o jsonl\n" +
+	"prints an object per line."
+
 func callsCommand(a *app) *cobra.Command {
-	const forms = "-o json prints an object for one ID and an array for several; -o jsonl\n" +
-		"prints an object per line. Exit code 4 if an ID does not exist; the others are shown first."
-	return group("calls", "List calls, say why they wait, retry, cancel and delete them",
+	const forms = callForms + " Exit code 4 if an ID does not exist; the others are shown first."
+	return group("calls", "List calls, say why they wait, wait for them, retry, cancel and delete them",
 		callsListCommand(a),
 		&cobra.Command{
 			Use: "get ID...", Short: "Show calls with every attempt",
@@ -38,7 +40,7 @@ func callsCommand(a *app) *cobra.Command {
 				return admin.Explain(ctx, db.Pool, call)
 			}, printWhy)),
 		},
-		callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))
+		callsWaitCommand(a), callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))
 }
 
 // filterVar adds the flags that say which calls.

@@ -118,6 +118,34 @@ func TestEnqueueFile(t *testing.T) {
 	}
 }
 
+// enqueue --wait prints and exits as its calls end. Here Postgres ends them.
+func TestEnqueueWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`
+		CREATE FUNCTION ends() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			NEW.status := CASE NEW.task WHEN 'http' THEN 'done' ELSE NEW.task END; NEW.finished_at := now(); RETURN NEW;
+		END $$;
+		CREATE TRIGGER ends BEFORE INSERT ON call_queue FOR EACH ROW EXECUTE FUNCTION ends()`)
+	w.stdin = "{}\n" + `{"task": "failed"}`
+	for _, test := range []struct {
+		args  string
+		code  int
+		words string
+	}{
+		{"--wait", 0, "1   done"},
+		{"--wait -o json", 0, `"status": "done"`},
+		{"failed --wait", 1, "1 of 1 calls are not done"},
+		{"new --wait --timeout 2s", 1, "not all have ended after 2s"},
+		{"--from - --wait", 1, "1 of 2 calls are not done"},
+	} {
+		a := w.run(append([]string{"enqueue"}, strings.Fields(test.args)...)...)
+		if a.code != test.code || !strings.Contains(a.stdout+a.stderr, test.words) {
+			t.Errorf("%s: exit code %d, want %d with %q:\n%s%s", test.args, a.code, test.code, test.words, a.stdout, a.stderr)
+		}
+	}
+}
+
 // Flags say what lines leave out; a repeated file changes nothing and gives the same ids.
 func TestEnqueueFileAgain(t *testing.T) {
 	t.Parallel()

@@ -24,6 +24,7 @@ type enqueued struct {
 	call       callqueue.Call
 	in         time.Duration
 	data, from string
+	wait       bool
 }
 
 // inserted is what enqueue prints of a call.
@@ -43,16 +44,20 @@ unique_key, max_attempts. Flags give what an object leaves out. Either all calls
 is refused, its number is printed and nothing is inserted.
 
 If an unfinished call of the queue has the same unique key, the call is not inserted. callq prints that
-call's id, says so on stderr and exits with 0, so that repeating a command does no harm.`,
+call's id, says so on stderr and exits with 0, so that repeating a command does no harm.
+
+With --wait it then waits until the calls have ended, and prints and exits as callq calls wait does.`,
 		Example: `  callq enqueue --queue payments --key acct_42 --data '{"method":"POST","url":"https://api.example.com/charges"}'
   callq enqueue send_email --in 10m --data @mail.json
   callq enqueue --from calls.jsonl`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("from") {
-				return a.connected(commandSettings(), e.insertFile)(cmd, args)
-			}
-			return a.query(e.insert)(cmd, args)
+			return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
+				if cmd.Flags().Changed("from") {
+					return e.insertFile(ctx, db, cmd, args)
+				}
+				return e.insert(ctx, db, cmd, args)
+			})(cmd, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -66,6 +71,7 @@ call's id, says so on stderr and exits with 0, so that repeating a command does 
 	flags.IntVar(&e.call.MaxAttempts, "max-attempts", 0, "failures before it is given up (default: what the queue says)")
 	flags.StringVar(&e.data, "data", "", "call_data: JSON, - for stdin, @FILE for a file (default: {})")
 	flags.StringVar(&e.from, "from", "", "file with a JSON object for each call, - for stdin")
+	flags.BoolVar(&e.wait, "wait", false, "wait until the calls have ended, as callq calls wait does")
 	cmd.MarkFlagsMutuallyExclusive("at", "in")
 	cmd.MarkFlagsMutuallyExclusive("from", "data")
 	cmd.MarkFlagsMutuallyExclusive("from", "unique")
@@ -116,16 +122,23 @@ func (a *app) open(ctx context.Context, flag, name string) (io.ReadCloser, error
 }
 
 // insert inserts the call that flags describe.
-func (e *enqueued) insert(ctx context.Context, db *database, args []string) error {
-	if err := e.resolve(ctx, db, args); err != nil {
+func (e *enqueued) insert(ctx context.Context, db *database, cmd *cobra.Command, args []string) error {
+	var row inserted
+	err := db.within(ctx, func(ctx context.Context) (err error) {
+		if err = e.resolve(ctx, db, args); err == nil {
+			row, err = result(db.calls.Insert(ctx, e.call))
+		}
 		return err
-	}
-	row, err := result(db.calls.Insert(ctx, e.call))
+	})
 	if err != nil {
 		return err
 	}
 	if row.Duplicate {
 		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", row.ID, e.call.UniqueKey)
+	}
+	if e.wait {
+		fmt.Fprintf(db.stderr, "callq: waiting for call %d\n", row.ID)
+		return db.wait(ctx, cmd, []int64{row.ID})
 	}
 	return db.show(row, func(w io.Writer) { fmt.Fprintln(w, row.ID) })
 }
@@ -144,7 +157,7 @@ func result(id int64, err error) (inserted, error) {
 }
 
 // insertFile inserts the calls of a file in one transaction. --timeout bounds the wait for Postgres alone.
-func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) error {
+func (e *enqueued) insertFile(ctx context.Context, db *database, cmd *cobra.Command, args []string) error {
 	in, err := db.open(ctx, "from", e.from)
 	if err != nil {
 		return err
@@ -168,6 +181,13 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 		}
 	}
 	fmt.Fprintf(db.stderr, "%d calls inserted, %d duplicates of unfinished calls\n", len(rows)-duplicates, duplicates)
+	if e.wait && len(rows) > 0 {
+		ids := make([]int64, len(rows))
+		for i, row := range rows {
+			ids[i] = row.ID
+		}
+		return db.wait(ctx, cmd, ids)
+	}
 	return showRows(db.app, rows, func(w io.Writer) {
 		for _, row := range rows {
 			fmt.Fprintln(w, row.ID)
