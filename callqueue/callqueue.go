@@ -49,7 +49,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
 	}
-	c := &Client{pool: pool, maxData: 256 << 10, awaited: newAwaited()}
+	c := &Client{pool: pool, maxData: 256 << 10}
 	for _, opt := range opts {
 		opt(c)
 	}

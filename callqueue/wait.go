@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,19 +16,20 @@ import (
 )
 
 // Wait waits until a call has ended, however that takes, and returns it. It may have failed or been cancelled: see its Status. A call
-// that was cancelled may still run. The error is [ErrNotFound] if there is no such call, or it is deleted meanwhile.
+// that was cancelled may still run. The error is [ErrNotFound] if there is no such call, or it is deleted meanwhile. One whose transaction
+// has not committed does not exist yet.
 //
 // However many goroutines wait, the client asks for all their calls together, by plain queries, so that a pooler is no hindrance. It
-// asks for each call every 20 ms at first, and after a quarter of the time that it was waited for, 250 ms at most. While
-// Postgres is away it asks again, for 30 seconds.
+// asks for a call 20 ms after it is first waited for, then at growing intervals, and at last every 250 ms. A wait outlasts a Postgres
+// that is away, but fails after 30 seconds without an answer.
 //
 // The role needs what [Client.Get] needs.
 func (c *Client) Wait(ctx context.Context, id int64) (*Record, error) {
 	calls, err := c.WaitMany(ctx, id)
-	if err != nil {
-		if _, missing := errors.AsType[*NotFoundError](err); missing {
-			err = ErrNotFound
-		}
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil, ErrNotFound
+	case err != nil:
 		return nil, err
 	}
 	return calls[0], nil
@@ -39,27 +43,30 @@ func (c *Client) WaitMany(ctx context.Context, ids ...int64) ([]*Record, error) 
 			return nil, fmt.Errorf("wait for calls: %w", err)
 		}
 		calls, err := c.records(ctx, ids)
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() == nil && isAway(err):
+			continue // until it answers, or all gives up
+		case err != nil:
 			return nil, fmt.Errorf("wait for calls: %w", err)
-		}
-		waits := func(r *Record) bool { return !r.Status.Final() } // it was retried in between
-		if slices.ContainsFunc(calls, waits) {
-			continue
-		}
-		if len(calls) == len(ids) {
+		case slices.ContainsFunc(calls, func(r *Record) bool { return !r.Status.Final() }):
+			continue // one was retried in between
+		case len(calls) == len(ids):
 			return calls, nil
 		}
-		return calls, &NotFoundError{slices.DeleteFunc(slices.Clone(ids), func(id int64) bool {
-			return slices.ContainsFunc(calls, func(r *Record) bool { return r.ID == id })
-		})}
+		found := make(map[int64]bool, len(calls))
+		for _, r := range calls {
+			found[r.ID] = true
+		}
+		return calls, &NotFoundError{slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return found[id] })}
 	}
 }
 
 const (
-	askMost   = 20 * time.Millisecond
-	askLeast  = 250 * time.Millisecond
+	minAsk    = 20 * time.Millisecond // between two questions
+	maxAsk    = 250 * time.Millisecond
 	askWithin = 5 * time.Second
 	awayFor   = 30 * time.Second
+	askFor    = 1000 // calls in one question
 )
 
 // awaited is the calls that somebody waits for. While there are any, one goroutine asks for all of them.
@@ -67,19 +74,15 @@ type awaited struct {
 	mu     sync.Mutex
 	calls  map[int64]*awaitedCall
 	asking bool
-	next   time.Time     // when it asks
-	sooner chan struct{} // holds a token if it is to ask before
 }
 
 type awaitedCall struct {
-	since, next time.Time
-	waiters     int
-	ended       chan struct{} // closed when it has ended or is gone, or when err says why that cannot be known
-	err         error
-}
-
-func newAwaited() awaited {
-	return awaited{calls: map[int64]*awaitedCall{}, sooner: make(chan struct{}, 1)}
+	waiters  int
+	since    time.Time
+	next     time.Time     // when to ask
+	answered time.Time     // when Postgres last said that it waits
+	ended    chan struct{} // closed when it has ended or is gone, or when err says why that cannot be known
+	err      error
 }
 
 // all returns when all calls have ended, or are gone.
@@ -102,26 +105,23 @@ func (w *awaited) all(ctx context.Context, c *Client, ids []int64) error {
 func (w *awaited) join(c *Client, ids []int64) []*awaitedCall {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.calls == nil {
+		w.calls = map[int64]*awaitedCall{}
+	}
 	now := time.Now()
-	var list []*awaitedCall
-	for _, id := range ids {
+	list := make([]*awaitedCall, len(ids))
+	for i, id := range ids {
 		call := w.calls[id]
 		if call == nil {
-			call = &awaitedCall{since: now, next: now, ended: make(chan struct{})}
+			call = &awaitedCall{since: now, next: now, answered: now, ended: make(chan struct{})}
 			w.calls[id] = call
 		}
 		call.waiters++
-		list = append(list, call)
+		list[i] = call
 	}
-	switch {
-	case !w.asking && len(w.calls) > 0:
+	if !w.asking && len(w.calls) > 0 {
 		w.asking = true
 		go w.ask(c)
-	case w.next.After(now.Add(askMost)):
-		select {
-		case w.sooner <- struct{}{}:
-		default:
-		}
 	}
 	return list
 }
@@ -138,27 +138,15 @@ func (w *awaited) leave(ids []int64, calls []*awaitedCall) {
 
 // ask asks for the calls that are due, until nobody waits.
 func (w *awaited) ask(c *Client) {
-	answered := time.Now()
-	for {
-		ids := w.due()
-		if ids == nil {
-			return
+	for ids := w.due(); ids != nil; ids = w.due() {
+		pause := minAsk
+		if len(ids) > 0 {
+			waiting, err := c.unended(ids)
+			if w.tell(time.Now(), ids, waiting, err); err != nil {
+				pause = maxAsk
+			}
 		}
-		waiting, err := c.unended(ids)
-		pause := time.Duration(0)
-		switch {
-		case err == nil:
-			answered = time.Now()
-			w.tell(ids, waiting, nil)
-		case final(err) || time.Since(answered) > awayFor:
-			w.tell(ids, nil, err)
-		default:
-			pause = askLeast
-		}
-		select {
-		case <-w.sooner:
-		case <-time.After(max(pause, w.rest())):
-		}
+		time.Sleep(pause)
 	}
 }
 
@@ -166,70 +154,62 @@ func (w *awaited) ask(c *Client) {
 func (w *awaited) due() []int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.asking = len(w.calls) > 0
-	if !w.asking {
+	if w.asking = len(w.calls) > 0; !w.asking {
 		return nil
 	}
 	now, ids := time.Now(), []int64{}
 	for id, call := range w.calls {
-		if !call.next.After(now) {
+		if len(ids) < askFor && !call.next.After(now) {
 			ids = append(ids, id)
 		}
 	}
 	return ids
 }
 
-// tell ends the wait for the calls that do not wait any more.
-func (w *awaited) tell(asked, waiting []int64, err error) {
+// tell ends the waits for those asked for that do not wait any more. After an error it ends those that have no answer to hope for.
+func (w *awaited) tell(now time.Time, asked, waiting []int64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Now()
 	for _, id := range waiting {
 		if call := w.calls[id]; call != nil {
-			call.next = now.Add(min(max(now.Sub(call.since)/4, askMost), askLeast))
+			call.answered, call.next = now, now.Add(min(max(now.Sub(call.since)/4, minAsk), maxAsk))
 		}
 	}
 	for _, id := range asked {
-		if call := w.calls[id]; call != nil && !call.next.After(now) { // the others have just been put off
-			call.err = err
-			close(call.ended)
-			delete(w.calls, id)
+		call := w.calls[id]
+		if call == nil || call.answered.Equal(now) || err != nil && isAway(err) && now.Sub(call.answered) < awayFor {
+			continue
 		}
+		call.err = err
+		close(call.ended)
+		delete(w.calls, id)
 	}
-}
-
-// rest is until when nothing is to be asked.
-func (w *awaited) rest() time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := time.Now()
-	w.next = now.Add(askLeast)
-	for _, call := range w.calls {
-		if call.next.Before(w.next) {
-			w.next = call.next
-		}
-	}
-	if soonest := now.Add(askMost); w.next.Before(soonest) {
-		w.next = soonest
-	}
-	return w.next.Sub(now)
 }
 
 // unended returns which of the calls have not ended.
 func (c *Client) unended(ids []int64) ([]int64, error) {
-	if len(ids) == 0 {
-		return nil, nil
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), askWithin) // whoever's waits may end before
 	defer cancel()
 	rows, _ := c.pool.Query(ctx, unendedSQL, ids) // CollectRows returns its error
-	return pgx.CollectRows(rows, pgx.RowTo[int64])
+	waiting, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil && ctx.Err() != nil {
+		err = errSilent // not that of the caller's context
+	}
+	return waiting, err
 }
 
 const unendedSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status NOT IN ('done', 'failed', 'cancelled')`
 
-// final reports whether Postgres refused a query, and would again: it is not away, full or shutting down.
-func final(err error) bool {
-	refused, is := errors.AsType[*pgconn.PgError](err)
-	return is && !slices.Contains([]string{"08", "40", "53", "57"}, refused.Code[:2])
+// errSilent is why a question has no answer while no connection is free, or Postgres is silent.
+var errSilent = fmt.Errorf("no answer from Postgres within %s", askWithin)
+
+// isAway reports whether a query failed because Postgres is away, full, starting or shutting down, so that it may succeed later.
+func isAway(err error) bool {
+	if refused, is := errors.AsType[*pgconn.PgError](err); is {
+		return slices.ContainsFunc([]string{"08", "40", "53", "57"}, func(class string) bool { return strings.HasPrefix(refused.Code, class) })
+	}
+	_, connecting := errors.AsType[*pgconn.ConnectError](err)
+	_, network := errors.AsType[net.Error](err)
+	return connecting || network || pgconn.SafeToRetry(err) ||
+		errors.Is(err, errSilent) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }

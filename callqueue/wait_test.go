@@ -121,6 +121,29 @@ func TestWaitTogether(t *testing.T) {
 	}
 }
 
+// What has ended is read again if the connection is lost just then.
+func TestWaitReadsAgain(t *testing.T) {
+	t.Parallel()
+	_, base := newClient(t)
+	var reads atomic.Int32
+	client, pool := another(t, base, func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = onStatement(func(sql string) {
+			if strings.HasPrefix(sql, "WITH years") && reads.Add(1) == 1 {
+				if _, err := base.Exec(t.Context(), `
+					SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+					WHERE datname = current_database() AND pid <> pg_backend_pid()`); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	})
+	id := insertCalls(t, client, 1)[0]
+	end(t, pool, callqueue.StatusDone, id)
+	if call, err := client.Wait(t.Context(), id); err != nil || call.Status != callqueue.StatusDone || reads.Load() < 2 {
+		t.Errorf("got %+v, %v, after %d reads", call, err, reads.Load())
+	}
+}
+
 // A connection that is lost is no answer; a refusal is.
 func TestWaitWithoutAnswer(t *testing.T) {
 	t.Parallel()
@@ -150,5 +173,15 @@ func TestWaitWithoutAnswer(t *testing.T) {
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) || refused.Code != "42P01" {
 		t.Errorf("without the table: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	pool.Close()
+	client, err = callqueue.New(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Wait(ctx, id); err == nil || ctx.Err() != nil {
+		t.Errorf("with a closed pool: %v", err)
 	}
 }

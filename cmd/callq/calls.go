@@ -159,17 +159,23 @@ func eachCall[T any](read func(context.Context, *database, *callqueue.Record) (T
 				print(c, w)
 			}
 		}
-		switch {
-		case len(ids) > 1:
-			err = showRows(db.app, calls, people)
-		case len(calls) == 1:
-			err = db.show(calls[0], people)
-		}
+		err = showEach(db.app, len(ids), calls, people)
 		if err == nil && len(missing.IDs) > 0 {
 			err = &missing
 		}
 		return err
 	}
+}
+
+// showEach shows those that exist of the calls asked for: in JSON, the one that was asked for alone stands alone.
+func showEach[T any](a *app, asked int, calls []T, people func(io.Writer)) error {
+	switch {
+	case asked > 1:
+		return showRows(a, calls, people)
+	case len(calls) == 1:
+		return a.show(calls[0], people)
+	}
+	return nil
 }
 
 func printWhy(e admin.Why, to io.Writer) {

@@ -64,6 +64,7 @@ func TestCallsCommands(t *testing.T) {
 		{"wait 2 99", 4, "busy"},
 		{"wait 99", 4, "no such call: [99]"},
 		{"wait 5 --timeout 2s", 1, "not all have ended after 2s"},
+		{"wait 5 1 99 --timeout 2s -o jsonl", 1, `"status":"new"`},
 		{"wait x", 2, `"x" is not the id`},
 		{"retry 2", 0, "true"},
 		{"retry 2 3 -o json", 0, `"changed": true`},

@@ -146,6 +146,27 @@ func TestEnqueueWait(t *testing.T) {
 	}
 }
 
+// A Postgres that goes away while a command waits for calls is what the exit code says.
+func TestWaitWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := w
+	server.postgres = strings.Replace(w.postgres, "/"+one[string](w, `SELECT current_database()`), "/postgres", 1)
+	id := strings.TrimSpace(w.do("enqueue"))
+	name := one[string](w, `SELECT quote_ident(current_database())`)
+	go func() {
+		eventually(t, "it asks", func() bool {
+			return one[bool](server, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE quote_ident(datname) = $1 AND query LIKE '%status NOT IN%')`, name)
+		})
+		server.exec(`ALTER DATABASE ` + name + ` ALLOW_CONNECTIONS false`)
+		server.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE quote_ident(datname) = '` + name + `'`)
+	}()
+	if a := w.run("calls", "wait", id, "--timeout", "3s"); a.code != exitUnreachable {
+		t.Errorf("exit code %d, want %d\n%s%s", a.code, exitUnreachable, a.stdout, a.stderr)
+	}
+	server.exec(`ALTER DATABASE ` + name + ` ALLOW_CONNECTIONS true`)
+}
+
 // Flags say what lines leave out; a repeated file changes nothing and gives the same ids.
 func TestEnqueueFileAgain(t *testing.T) {
 	t.Parallel()

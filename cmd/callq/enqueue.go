@@ -52,11 +52,32 @@ With --wait it then waits until the calls have ended, and prints and exits as ca
   callq enqueue --from calls.jsonl`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			insert, one := e.insert, !cmd.Flags().Changed("from")
+			if !one {
+				insert = e.insertFile
+			}
 			return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
-				if cmd.Flags().Changed("from") {
-					return e.insertFile(ctx, db, cmd, args)
+				if e.wait {
+					if err := db.mayWait(ctx); err != nil {
+						return fmt.Errorf("nothing was inserted: %w", err)
+					}
 				}
-				return e.insert(ctx, db, cmd, args)
+				rows, err := insert(ctx, db, args)
+				switch {
+				case err != nil:
+					return err
+				case e.wait && len(rows) > 0:
+					return db.waitInserted(ctx, cmd, rows)
+				}
+				people := func(w io.Writer) {
+					for _, row := range rows {
+						fmt.Fprintln(w, row.ID)
+					}
+				}
+				if one {
+					return db.show(rows[0], people)
+				}
+				return showRows(a, rows, people)
 			})(cmd, args)
 		},
 	}
@@ -122,7 +143,7 @@ func (a *app) open(ctx context.Context, flag, name string) (io.ReadCloser, error
 }
 
 // insert inserts the call that flags describe.
-func (e *enqueued) insert(ctx context.Context, db *database, cmd *cobra.Command, args []string) error {
+func (e *enqueued) insert(ctx context.Context, db *database, args []string) ([]inserted, error) {
 	var row inserted
 	err := db.within(ctx, func(ctx context.Context) (err error) {
 		if err = e.resolve(ctx, db, args); err == nil {
@@ -130,17 +151,10 @@ func (e *enqueued) insert(ctx context.Context, db *database, cmd *cobra.Command,
 		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
 	if row.Duplicate {
 		fmt.Fprintf(db.stderr, "callq: not inserted: unfinished call %d of the queue has the unique key %q\n", row.ID, e.call.UniqueKey)
 	}
-	if e.wait {
-		fmt.Fprintf(db.stderr, "callq: waiting for call %d\n", row.ID)
-		return db.wait(ctx, cmd, []int64{row.ID})
-	}
-	return db.show(row, func(w io.Writer) { fmt.Fprintln(w, row.ID) })
+	return []inserted{row}, err
 }
 
 // result is what Insert or InsertTx returned. A duplicate is none of its errors, and a call that was refused for what it
@@ -157,22 +171,21 @@ func result(id int64, err error) (inserted, error) {
 }
 
 // insertFile inserts the calls of a file in one transaction. --timeout bounds the wait for Postgres alone.
-func (e *enqueued) insertFile(ctx context.Context, db *database, cmd *cobra.Command, args []string) error {
+func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) (rows []inserted, err error) {
 	in, err := db.open(ctx, "from", e.from)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer in.Close()
 	if err := e.resolve(ctx, db, args); err != nil {
-		return err
+		return nil, err
 	}
-	var rows []inserted
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
 		rows, err = e.insertAll(ctx, db, tx, json.NewDecoder(in))
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("nothing was inserted: %w", err)
+		return nil, fmt.Errorf("nothing was inserted: %w", err)
 	}
 	duplicates := 0
 	for _, row := range rows {
@@ -181,18 +194,7 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, cmd *cobra.Comm
 		}
 	}
 	fmt.Fprintf(db.stderr, "%d calls inserted, %d duplicates of unfinished calls\n", len(rows)-duplicates, duplicates)
-	if e.wait && len(rows) > 0 {
-		ids := make([]int64, len(rows))
-		for i, row := range rows {
-			ids[i] = row.ID
-		}
-		return db.wait(ctx, cmd, ids)
-	}
-	return showRows(db.app, rows, func(w io.Writer) {
-		for _, row := range rows {
-			fmt.Fprintln(w, row.ID)
-		}
-	})
+	return rows, nil
 }
 
 // insertAll inserts a call for each object, a thousand at a time, or as many as have 16 MiB of call_data.

@@ -52,8 +52,14 @@ func TestCommandsOfRoles(t *testing.T) {
 	} else {
 		daemon.do("maintain", "vacuum")
 	}
-	for _, line := range []string{"status", "calls list", "calls get " + id, "verify", "limits list"} {
+	if a := viewer.run("calls", "wait", id); a.code != exitFailed || !strings.Contains(a.stdout, "cancelled") {
+		t.Errorf("viewer: calls wait: exit code %d\n%s%s", a.code, a.stdout, a.stderr)
+	}
+	for _, line := range []string{"status", "calls list", "calls get " + id, "calls wait " + id, "enqueue --wait", "verify", "limits list"} {
 		refusedTo(t, producer, line)
+	}
+	if n := one[int](w, `SELECT count(*) FROM call_queue`); n != 1 {
+		t.Errorf("%d calls: enqueue --wait inserted one, though its role may not wait", n)
 	}
 }
 
