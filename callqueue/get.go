@@ -40,7 +40,11 @@ type Progress struct {
 	Attempts     int     `json:"attempts"`
 	FailedCount  int     `json:"failed_count"`
 	ErrorMessage *string `json:"error_message"`
-	// Result is what the last attempt that ended left; nil if nothing.
+	// Code is the HTTP status that the last attempt that ended was answered with; nil if there was no answer. TookMS is how many
+	// milliseconds the answer took, or for how long a custom handler ran.
+	Code   *int `json:"code"`
+	TookMS *int `json:"took_ms" db:"took_ms"`
+	// Result is what that attempt left; nil if nothing.
 	Result       json.RawMessage `json:"result"`
 	CreatedAt    time.Time       `json:"created_at"`
 	DispatchedAt *time.Time      `json:"dispatched_at"`
@@ -73,8 +77,7 @@ const getSQL = `
 WITH years (first, last) AS (VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999'))
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
     EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
-    attempts, failed_count, error_message,
-    (SELECT a.result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS result,
+    attempts, failed_count, error_message, last.code, last.took_ms, last.result,
     least(greatest(created_at AT TIME ZONE 'UTC', first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at AT TIME ZONE 'UTC', first), last) END AS dispatched_at,
     CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at AT TIME ZONE 'UTC', first), last) END AS finished_at,
@@ -84,4 +87,7 @@ SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, 
     unique_key, coalesce(call_data, '{}') AS data, max_attempts
 FROM years, unnest($1::bigint[]) WITH ORDINALITY AS asked (call_id, nth)
 JOIN call_queue c ON c.id BETWEEN asked.call_id AND asked.call_id
+LEFT JOIN LATERAL (
+    SELECT code, took_ms, result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1
+) last ON true
 ORDER BY nth`

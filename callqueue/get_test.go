@@ -22,7 +22,7 @@ func TestGetPlainSQL(t *testing.T) {
 			"queue, task, key, call_data, cost, priority, created_at, run_at, expires_at, unique_key, max_attempts",
 			"NULL, NULL, NULL, NULL, NULL, NULL, '2030-01-02 03:04:05.6+01', NULL, NULL, NULL, NULL",
 			`"queue":"default","task":"http","key":"","status":"new","running":false,"attempts":0,"failed_count":0,` +
-				`"error_message":null,"result":null,"created_at":"2030-01-02T02:04:05.6Z","dispatched_at":null,"finished_at":null,` +
+				`"error_message":null,"code":null,"took_ms":null,"result":null,"created_at":"2030-01-02T02:04:05.6Z","dispatched_at":null,"finished_at":null,` +
 				`"priority":5,"cost":1,"run_at":"2030-01-02T02:04:05.6Z","expires_at":null,"unique_key":null,` +
 				`"call_data":{},"max_attempts":null}`,
 		},
@@ -31,7 +31,7 @@ func TestGetPlainSQL(t *testing.T) {
 			"created_at, run_at, expires_at, dispatched_at, finished_at",
 			"'-infinity', 'infinity', 'infinity', '0044-03-15 BC', '20000-01-01'",
 			`"queue":"default","task":"http","key":"","status":"new","running":false,"attempts":0,"failed_count":0,` +
-				`"error_message":null,"result":null,"created_at":"0001-01-01T00:00:00Z","dispatched_at":"0001-01-01T00:00:00Z",` +
+				`"error_message":null,"code":null,"took_ms":null,"result":null,"created_at":"0001-01-01T00:00:00Z","dispatched_at":"0001-01-01T00:00:00Z",` +
 				`"finished_at":"9999-12-31T23:59:59.999999Z","priority":5,"cost":1,"run_at":"9999-12-31T23:59:59.999999Z",` +
 				`"expires_at":"9999-12-31T23:59:59.999999Z","unique_key":null,"call_data":{},"max_attempts":null}`,
 		},
@@ -40,7 +40,7 @@ func TestGetPlainSQL(t *testing.T) {
 			"created_at, status, priority, cost, max_attempts, call_data, error_message, unique_key",
 			"'2030-01-01Z', 'odd', -7, -1, -2, 'null', 'why', ''",
 			`"queue":"default","task":"http","key":"","status":"odd","running":false,"attempts":0,"failed_count":0,` +
-				`"error_message":"why","result":null,"created_at":"2030-01-01T00:00:00Z","dispatched_at":null,"finished_at":null,` +
+				`"error_message":"why","code":null,"took_ms":null,"result":null,"created_at":"2030-01-01T00:00:00Z","dispatched_at":null,"finished_at":null,` +
 				`"priority":-7,"cost":-1,"run_at":"RUN","expires_at":null,"unique_key":"","call_data":null,"max_attempts":-2}`,
 		},
 	} {

@@ -168,11 +168,14 @@ END $$;
 -- latest moment at which its request can have reached the API (NULL: it was never sent);
 -- charged says, per limit, key and cost, until when the charge counts. cost is what was claimed, settled
 -- what the handler reported (NULL: nothing; then cost counts). requests is what the write gate let
--- through (NULL if a custom handler sent by other means, or the worker was lost).
+-- through (NULL if a custom handler sent by other means, or the worker was lost). code is the HTTP status that came back
+-- (NULL: no answer); took_ms how long that took, or for how long a custom handler ran.
 CREATE TABLE call_attempts (
     call_id     bigint      NOT NULL,
     attempt     integer     NOT NULL,
     requests    smallint,
+    code        smallint,
+    took_ms     integer,
     cost        bigint      NOT NULL,
     settled     bigint,
     claimed_at  timestamptz NOT NULL,
@@ -189,6 +192,9 @@ CREATE TABLE call_attempts (
     result      jsonb,
     PRIMARY KEY (call_id, attempt)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- Attempts whose answer was no success, listed by their status without a look at the others.
+CREATE INDEX call_attempts_refused_idx ON call_attempts (code, call_id) WHERE code NOT BETWEEN 200 AND 299;
 
 -- +goose Down
 DROP TABLE call_attempts, call_open, call_queue;

@@ -31,7 +31,9 @@ type attempt struct {
 	number  int32
 	token   int64
 	result  json.RawMessage
-	settled *int64 // the cost that the handler reported; nil: none
+	settled *int64        // the cost that the handler reported; nil: none
+	code    int16         // the HTTP status that came back; 0: none
+	took    time.Duration // how long that took, or for how long the handler ran
 
 	moments
 	started bool  // durably; then Work is known
@@ -240,9 +242,10 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	case a.refused != nil:
 		return a.unstarted(a.refused)
 	case s.Wrote:
-		arrival := s.Since(a.m0).Arrival()
+		since := s.Since(a.m0)
+		a.code, a.took = s.Code, since.Ended-*since.Sent
 		a.shutLimits(s)
-		return a.sent(a.ending(s.Err), arrival, new(int16(1)))
+		return a.sent(a.ending(s.Err), since.Arrival(), new(int16(1)))
 	case a.started:
 		return a.unsent(s.Err, a.Policy.BackoffMin/10)
 	case a.w.handling.Err() != nil:
@@ -310,7 +313,7 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	var requests *int16 // nil: it did not use the call's client
 	s := limit.Sending{Ended: time.Since(a.m0)}
 	if seen := a.client.End(); seen.Wrote {
-		requests, s = new(int16(1)), seen.Since(a.m0)
+		requests, s, a.code = new(int16(1)), seen.Since(a.m0), seen.Code
 	} else if seen.Used {
 		requests = new(int16(0))
 	}
@@ -324,6 +327,6 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 			return a.unsent(err, a.Policy.BackoffMin)
 		}
 	}
-	s.Own, s.GaveUp = true, err != nil
+	s.Own, s.GaveUp, a.took = true, err != nil, s.Ended
 	return a.sent(a.ending(err), s.Arrival(), requests)
 }

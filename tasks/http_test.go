@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -240,6 +241,29 @@ func TestEndsWakeDispatchers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The HTTP status and how long the answer took stand in the ledger, whatever of the answer is kept, also where a handler asked
+// through the call's client.
+func TestCodeStandsInTheLedger(t *testing.T) {
+	t.Parallel()
+	api := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(20 * time.Millisecond)
+		code, _ := strconv.Atoi(r.URL.Path[1:])
+		w.WriteHeader(code)
+	})
+	b := newBench(t, map[string]tasks.Handler{
+		"asks": func(ctx context.Context, call *tasks.Call) error { return get(ctx, call, api.URL+"/404") },
+		"none": func(context.Context, *tasks.Call) error { time.Sleep(20 * time.Millisecond); return nil },
+	})
+	const stands = `SELECT code IS NOT DISTINCT FROM $2 AND took_ms >= 20 AND took_ms <= 1000 * extract(epoch FROM finished_at - started_at)
+		FROM call_attempts WHERE call_id = $1`
+	for _, code := range []int{200, 204, 402, 503} {
+		b.await(stands, b.insertCall(callqueue.Call{Data: map[string]any{"url": fmt.Sprintf("%s/%d", api.URL, code)}}), code)
+	}
+	b.await(stands, b.insertCall(callqueue.Call{Task: "asks"}), 404)
+	b.await(stands, b.insertCall(callqueue.Call{Task: "none"}), nil)
+	b.await(`SELECT code IS NULL FROM call_attempts WHERE call_id = $1`, b.insertCall(callqueue.Call{Data: map[string]any{"url": "http://127.0.0.1:1"}}))
 }
 
 // An answer with Retry-After closes a limit for no longer than its retry_after, and only from its hosts where it

@@ -60,6 +60,10 @@ func filterVar(flags *pflag.FlagSet, f *admin.Filter, allowed []callqueue.Status
 		f.Key = &text
 		return nil
 	}}, "key", "only with this key; empty: only calls without a key")
+	flags.Var(&textFlag{kind: "strings", set: func(text string) (err error) {
+		f.Codes, err = admin.ParseCodes(text)
+		return err
+	}}, "code", "only with an attempt that was answered with one of these HTTP statuses, such as 402 or 429,5xx")
 }
 
 // textVar adds a flag whose text must not be empty, as a script's unset variable is.
@@ -94,10 +98,10 @@ func callsListCommand(a *app) *cobra.Command {
 			if len(calls) == limit {
 				fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 			}
-			return table[admin.Call]{"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
+			return table[admin.Call]{"ID,QUEUE,TASK,KEY,STATUS,ATTEMPTS,CODE,RUN AT,FINISHED AT,ERROR", func(c admin.Call) []any {
 				return []any{
 					c.ID, short(c.Queue), short(c.Task), short(c.Key), statusText(c.Status, c.Running),
-					c.Attempts, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
+					c.Attempts, c.Code, c.RunAt, c.FinishedAt, short(admin.Text(c.ErrorMessage)),
 				}
 			}}.show(a, calls, err)
 		}),
@@ -204,8 +208,8 @@ func (c shown) print(to io.Writer) {
 			fmt.Fprintf(to, "%-14s %s\n", field.Tag.Get("json"), cell(record.FieldByIndex(field.Index).Interface()))
 		}
 	}
-	table[admin.Attempt]{"ATTEMPT,OUTCOME,CLAIMED AT,STARTED AT,FINISHED AT,WORKER,ERROR", func(t admin.Attempt) []any {
-		return []any{t.Attempt, t.State(), t.ClaimedAt, t.StartedAt, t.FinishedAt, t.Worker, short(admin.Text(t.Error))}
+	table[admin.Attempt]{"ATTEMPT,OUTCOME,CODE,TOOK,CLAIMED AT,STARTED AT,FINISHED AT,WORKER,ERROR", func(t admin.Attempt) []any {
+		return []any{t.Attempt, t.State(), t.Code, t.Took(), t.ClaimedAt, t.StartedAt, t.FinishedAt, t.Worker, short(admin.Text(t.Error))}
 	}}.below(to, c.Ledger)
 }
 
@@ -284,9 +288,9 @@ Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs 
 			joined(c.usual), c.past, c.past),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			filtered := all || len(f.Statuses) > 0 || f.Queue != "" || f.Task != "" || f.Key != nil
+			filtered := all || len(f.Statuses) > 0 || f.Queue != "" || f.Task != "" || f.Key != nil || len(f.Codes) > 0
 			if filtered == (len(args) > 0) {
-				return usagef("which calls? Give either ids or a filter: --status, --queue, --key, --task or --all")
+				return usagef("which calls? Give either ids or a filter: --status, --queue, --key, --task, --code or --all")
 			}
 			return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
 				if filtered {

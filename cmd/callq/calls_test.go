@@ -20,8 +20,8 @@ INSERT INTO call_queue (queue, status, attempts, failed_count, key, error_messag
     ('pay', 'dispatched', 1, 0, 'k', NULL, NULL, NULL, now()),
     ('pay', 'failed', 0, 0, 'l', 'cost is 7', now(), now(), now());
 UPDATE call_queue SET dispatched_at = now() WHERE attempts > 0;
-INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
-SELECT id, 1, 1, 1, now(), now(), now(), now(), CASE id WHEN 1 THEN 'done' ELSE 'error' END, 'pay', 'http', 'k', '[]' FROM call_queue WHERE id IN (1, 2);
+INSERT INTO call_attempts (call_id, attempt, requests, code, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+SELECT id, 1, 1, CASE id WHEN 2 THEN 503 END, 1, now(), now(), now(), now(), CASE id WHEN 1 THEN 'done' ELSE 'error' END, 'pay', 'http', 'k', '[]' FROM call_queue WHERE id IN (1, 2);
 INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, token, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '30 s', CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN now() + interval '1 h' END,
     CASE id WHEN 4 THEN 'w1' END, callq_epoch(), 'http', 'pay', 'http', 'k', '{}', '{}', '{}'
@@ -41,6 +41,9 @@ func TestCallsCommands(t *testing.T) {
 		{"list --key=", 0, "mail"},
 		{"list --limit 2 --before 9", 0, "the next page: --before 7"},
 		{"list --queue none -o json", 0, "[]"},
+		{"list --code 402,5xx -o jsonl", 0, `"code":503`},
+		{"list --code 200 -o json", 0, "[]"},
+		{"list --code 40", 2, `"40" is no HTTP status`},
 		{"list --status running", 2, "cancelled"},
 		{"list --status=", 2, `invalid argument "" for "--status" flag`},
 		{"list --queue=", 2, "it is empty"},
@@ -76,6 +79,7 @@ func TestCallsCommands(t *testing.T) {
 		{"retry", 2, "which calls?"},
 		{"retry --queue pay", 2, "retry 2 calls? this cannot be undone, and there is nobody to ask: give --yes"},
 		{"retry --queue pay --yes", 0, "retried 2 of 2 calls"},
+		{"retry --code 503 --yes", 0, "retried 1 of 1 calls"},
 		{"retry --queue pay --done --yes", 0, "retried 3 of 3 calls"},
 		{"retry --status done --yes -o json", 0, `"retried": 1`},
 		{"retry --status failed,cancelled --key k --yes", 0, "retried 2 of 3 calls"},

@@ -3,7 +3,10 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,7 +20,27 @@ type Filter struct {
 	Statuses    []callqueue.Status // any of these; none: any
 	Queue, Task string             // empty: any
 	Key         *string            // nil: any; a pointer to "": calls without a key
+	Codes       []int16            // an attempt of it was answered with any of these HTTP statuses; none: any
 	Before      int64              // only ids below it, if above 0: the last of a page gives the next page
+}
+
+// ParseCodes returns the HTTP statuses that a text such as "402,5xx" names.
+func ParseCodes(text string) (codes []int16, err error) {
+	for name := range strings.SplitSeq(text, ",") {
+		first, isClass := strings.CutSuffix(name, "xx")
+		n, err := strconv.ParseInt(first, 10, 16)
+		switch {
+		case err == nil && isClass && n >= 1 && n <= 9:
+			for code := range int16(100) {
+				codes = append(codes, int16(n)*100+code)
+			}
+		case err == nil && !isClass && n >= 100 && n <= 999:
+			codes = append(codes, int16(n))
+		default:
+			return nil, fmt.Errorf("%q is no HTTP status: 100 to 999, or a class such as 5xx", name)
+		}
+	}
+	return codes, nil
 }
 
 // Call is what lists show of a call.
@@ -31,6 +54,7 @@ type Call struct {
 	Attempts     int              `json:"attempts"`
 	FailedCount  int              `json:"failed_count"`
 	ErrorMessage *string          `json:"error_message"`
+	Code         *int             `json:"code"` // the HTTP status that its last attempt was answered with
 	RunAt        time.Time        `json:"run_at"`
 	CreatedAt    time.Time        `json:"created_at"`
 	DispatchedAt *time.Time       `json:"dispatched_at"`
@@ -52,6 +76,7 @@ WITH years (first, last) AS (VALUES (timestamptz '0001-01-01 00:00:00Z', timesta
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
     EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message,
+    (SELECT a.code FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS code,
     least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
     least(greatest(created_at, first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
@@ -85,7 +110,16 @@ func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	and(f.Task != "", "coalesce(c.task, 'http') = @task::text")
 	and(f.Key != nil, "coalesce(c.key, '') = @key::text")
 	and(f.Before > 0, "c.id < @before::bigint")
-	return sql, pgx.NamedArgs{"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "before": f.Before}
+	refusals := !slices.ContainsFunc(f.Codes, func(code int16) bool { return code >= 200 && code <= 299 })
+	switch {
+	case len(f.Codes) > 0 && refusals: // call_attempts_refused_idx
+		and(true, "c.id IN (SELECT call_id FROM call_attempts WHERE code = ANY(@codes::smallint[]) AND code NOT BETWEEN 200 AND 299)")
+	case len(f.Codes) > 0:
+		and(true, "EXISTS (SELECT FROM call_attempts a WHERE a.call_id = c.id AND a.code = ANY(@codes::smallint[]))")
+	}
+	return sql, pgx.NamedArgs{
+		"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "codes": f.Codes, "before": f.Before,
+	}
 }
 
 // Attempt is a row of the ledger, or an open attempt, whose outcome is empty.
@@ -98,6 +132,8 @@ type Attempt struct {
 	FinishedAt *time.Time      `json:"finished_at" db:"finished_at"`
 	Cost       int64           `json:"cost" db:"cost"`
 	Settled    *int64          `json:"settled" db:"settled"` // what the handler said that it cost
+	Code       *int            `json:"code" db:"code"`       // the HTTP status that came back
+	TookMS     *int            `json:"took_ms" db:"took_ms"` // how long that took, or for how long a custom handler ran
 	Worker     *string         `json:"worker" db:"worker"`
 	Error      *string         `json:"error" db:"error"`
 	Charged    json.RawMessage `json:"charged" db:"charged"`
@@ -109,12 +145,20 @@ func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error
 }
 
 const attemptsSQL = `
-SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, settled, worker, error, charged
+SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, settled, code, took_ms, worker, error, charged
 FROM call_attempts WHERE call_id = $1 AND attempt > 0
 UNION ALL
-SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, NULL, worker, NULL, '[]'
+SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, NULL, NULL, NULL, worker, NULL, '[]'
 FROM call_open WHERE call_id = $1
 ORDER BY attempt`
+
+// Took is TookMS in words.
+func (a Attempt) Took() string {
+	if a.TookMS == nil {
+		return ""
+	}
+	return (time.Duration(*a.TookMS) * time.Millisecond).String()
+}
 
 // State is the outcome; of an open attempt, whether it runs or waits.
 func (a Attempt) State() string {

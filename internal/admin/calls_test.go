@@ -48,6 +48,8 @@ func TestList(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	exec(t, pool, `INSERT INTO call_attempts (call_id, attempt, code, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+		SELECT id, 1, (ARRAY[200, 402, 503, NULL])[id % 4 + 1], 1, now(), now(), 'done', 'q', 'http', '', '[]' FROM call_queue WHERE id % 3 = 0`)
 	all, err := ListCalls(t.Context(), pool, Filter{}, 10_000)
 	if err != nil || len(all) != 600 || all[0].ID != 600 {
 		t.Fatalf("%d calls, %v", len(all), err)
@@ -74,6 +76,9 @@ func TestList(t *testing.T) {
 		}
 		if some() {
 			f.Task = []string{"http", "mail", "none"}[random.IntN(3)]
+		}
+		if some() {
+			f.Codes = [][]int16{{402}, {402, 503}, {200, 402}, {418}}[random.IntN(4)]
 		}
 		if some() {
 			f.Before = random.Int64N(700)
@@ -124,7 +129,7 @@ func TestList(t *testing.T) {
 func fits(f Filter, c Call) bool {
 	return (len(f.Statuses) == 0 || slices.Contains(f.Statuses, c.Status)) &&
 		(f.Queue == "" || f.Queue == c.Queue) && (f.Task == "" || f.Task == c.Task) && (f.Key == nil || *f.Key == c.Key) &&
-		(f.Before == 0 || c.ID < f.Before)
+		(len(f.Codes) == 0 || c.Code != nil && slices.Contains(f.Codes, int16(*c.Code))) && (f.Before == 0 || c.ID < f.Before)
 }
 
 // filled is a database with n calls.

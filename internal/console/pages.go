@@ -45,6 +45,12 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	for name := range strings.FieldsFuncSeq(status, func(r rune) bool { return r == ',' }) {
 		f.Statuses = append(f.Statuses, callqueue.Status(name))
 	}
+	if codes := asked.Get("code"); codes != "" {
+		var err error
+		if f.Codes, err = admin.ParseCodes(codes); err != nil {
+			return refused(http.StatusBadRequest, "%s.", err), nil
+		}
+	}
 	f.Before, _ = strconv.ParseInt(asked.Get("before"), 10, 64)
 	list, err := admin.ListCalls(ctx, p.Pool, f, perPage+1)
 	if err != nil {

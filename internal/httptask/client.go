@@ -37,9 +37,9 @@ type Client struct {
 	asked       bool        // for the start
 
 	mu     sync.Mutex
-	pass   *pass       // of the request; nil: there was none
-	over   bool        // the attempt has ended
-	proven atomic.Bool // its answer proves that the request had arrived
+	pass   *pass        // of the request; nil: there was none
+	over   bool         // the attempt has ended
+	status atomic.Int32 // of its answer; 0: there was none
 }
 
 var (
@@ -91,8 +91,8 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 		}
 		return nil, err
 	}
-	c.proven.Store(answer.StatusCode != http.StatusRequestTimeout) // servers send it to idle connections, too
-	if answer.StatusCode == http.StatusSwitchingProtocols {        // its body may never end
+	c.status.Store(int32(answer.StatusCode))                // net/http takes three digits only
+	if answer.StatusCode == http.StatusSwitchingProtocols { // its body may never end
 		_ = answer.Body.Close()
 		answer.Body = http.NoBody
 	}
@@ -214,7 +214,8 @@ func (c *Client) End() Seen {
 	}
 	p.cancel(errHandlerEnded)
 	seen := p.end(false)
-	if seen.Used = true; !c.proven.Load() {
+	seen.Used, seen.Code = true, int16(c.status.Load())
+	if seen.Code == 0 || seen.Code == http.StatusRequestTimeout { // servers send that to idle connections, too
 		seen.answered = time.Time{}
 	}
 	return seen

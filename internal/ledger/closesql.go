@@ -21,10 +21,10 @@ const (
 	closeRemoved = `removed AS (
     DELETE FROM call_open o
     USING unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[], @outcomes::text[], @errors::text[],
-            @results::text[], @requests::smallint[], @settled::bigint[], @arrived::timestamptz[], @ends::timestamptz[],
+            @results::text[], @requests::smallint[], @codes::smallint[], @took::int[], @settled::bigint[], @arrived::timestamptz[], @ends::timestamptz[],
             @charges::text[], @acked::timestamptz[], @epochs::text[], @statuses::text[], @failed::bool[], @delay::interval[])
-        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, settled, arrived_by, ends, charges, acked, epoch,
-            status, failed, delay)
+        AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, code, took_ms, settled, arrived_by, ends,
+            charges, acked, epoch, status, failed, delay)
     WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt AND o.epoch = c.epoch
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.arrived_by IS NOT NULL OR o.epoch = (SELECT callq_epoch())))
       AND (o.acked_at IS NULL OR c.acked <= o.acked_at OR c.arrived_by IS NULL)
@@ -33,7 +33,7 @@ const (
         SELECT FROM unnest(@limits::text[], @stamps::text[]) AS s (name, stamp)
         WHERE coalesce((SELECT ` + stampOf + ` FROM call_limits l WHERE l.name = s.name), '') <> s.stamp)
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker, clock_timestamp() AS now,
-        c.outcome, c.error, c.result, c.requests, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay
+        c.outcome, c.error, c.result, c.requests, c.code, c.took_ms, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay
 )`
 
 	// stampOf is another after each change of a limit's row: xmin is, but the transactions that a failover lost have their
@@ -80,9 +80,9 @@ const (
 )`
 
 	closeLedger = `
-INSERT INTO call_attempts (call_id, attempt, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at,
+INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, settled, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, error, charged, result)
-SELECT e.call_id, e.attempt, e.requests, e.cost, e.settled, e.claimed_at, e.started_at,
+SELECT e.call_id, e.attempt, e.requests, e.code, e.took_ms, e.cost, e.settled, e.claimed_at, e.started_at,
     CASE WHEN e.ends IS NULL THEN e.arrived_by ELSE greatest(e.arrived_by, e.ends, e.now) END, e.now, e.outcome, e.queue, e.task, e.key,
     e.worker, e.error, coalesce(CASE WHEN e.ends IS NULL THEN e.charges
         ELSE replace(e.charges, '"until":""', '"until":' || to_json(greatest(e.ends, e.now))) END::jsonb, '[]'), e.result::jsonb

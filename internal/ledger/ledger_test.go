@@ -117,7 +117,7 @@ func TestCloseOfAnIDThatIsUsedTwice(t *testing.T) {
 		if closed, _, err := ledger.CloseFree(t.Context(), daemon, closings); err != nil || len(closed) != len(closings) {
 			t.Fatalf("CloseFree = %v, %v", closed, err)
 		}
-		ledgertest.Exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
+		ledgertest.Exec(t, pool, `INSERT INTO call_attempts SELECT call_id, 2, requests, code, took_ms, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome, queue,
 			task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1 AND attempt = 1 AND $1`, life == 0)
 	}
 	ledgertest.Want(t, pool, `SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/-2,1/-1,1/0,1/1,2/-1,2/0,2/1,3/-1,3/0,3/1}' FROM call_attempts`)
