@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 )
 
 // However often calls are deleted and retention runs while a limit is full, no unit comes free.
@@ -63,6 +64,23 @@ func TestRetain(t *testing.T) {
 	s.want(`SELECT string_agg(n::text, ',' ORDER BY status) = '2,6,3,6,5,6' FROM (
 		SELECT coalesce(s.status, '') AS status, count(q.id) AS n FROM unnest('{cancelled,dispatched,done,error,failed,new}'::text[]) AS s (status)
 		LEFT JOIN call_queue q ON q.status = s.status GROUP BY s.status) x`)
+}
+
+// Answers go when they are older than their queue keeps them, and nothing else of the ledger does.
+func TestRetentionOfAnswers(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	short := queue("short")
+	short.StoreFor = time.Hour
+	s.publish(policy.Policy{Queues: []policy.Queue{short, queue("default")}})
+	s.exec(`INSERT INTO call_queue (queue, status, finished_at, attempts) SELECT CASE WHEN n > 2600 THEN 'default' ELSE 'short' END, 'done', now(), 1 FROM generate_series(1, 2700) n`)
+	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged, result)
+		SELECT id, 1, 1, now() - interval '1 day', now() - interval '1 day', now() - interval '1 day', now() - id % 2 * interval '61 min', 'done', queue, 'http', '', '[]', '{}' FROM call_queue`)
+	found, err := maintenance.DryRun(t.Context(), s.pool, maintenance.Retention{})
+	if purged := s.retain(); err != nil || purged != found || purged != (maintenance.Purged{Results: 1300}) {
+		t.Errorf("purged %+v, a dry run found %+v, %v", purged, found, err)
+	}
+	s.want(`SELECT count(*) FILTER (WHERE result IS NULL) = 1300 AND count(*) = 2700 AND bool_and(result IS NOT NULL OR queue = 'short' AND call_id % 2 = 1) FROM call_attempts`)
 }
 
 func (s *system) retain() maintenance.Purged {

@@ -74,8 +74,8 @@ func (j *jobs) follow(s Schedule) {
 func (d *Dispatcher) purge(ctx context.Context) {
 	purged, err := maintenance.Purge(ctx, d.cfg.Pool, d.current.Load().Retention)
 	d.logJob(ctx, "retention", err)
-	if purged.Calls+purged.Attempts > 0 {
-		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts)
+	if purged.Calls+purged.Attempts+purged.Results > 0 {
+		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts, "results", purged.Results)
 	}
 	if purged.Kept > 0 {
 		d.cfg.Logger.WarnContext(ctx, "rows kept that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)

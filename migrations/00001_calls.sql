@@ -196,6 +196,9 @@ CREATE TABLE call_attempts (
 -- Attempts whose answer was no success, listed by their status without a look at the others.
 CREATE INDEX call_attempts_refused_idx ON call_attempts (code, call_id) WHERE code NOT BETWEEN 200 AND 299;
 
+-- What retention removes of answers that are kept for a time of their own.
+CREATE INDEX call_attempts_result_idx ON call_attempts (queue, finished_at) WHERE result IS NOT NULL;
+
 -- +goose Down
 DROP TABLE call_attempts, call_open, call_queue;
 DROP SEQUENCE call_batch_seq;

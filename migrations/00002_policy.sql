@@ -66,6 +66,9 @@ CREATE TABLE call_queues (
     timeout      interval    NOT NULL,
     on_lost      text        NOT NULL,
     hours        text        NOT NULL DEFAULT '', -- outside of them nothing is claimed (internal/hours)
+    store        text        NOT NULL DEFAULT '', -- which answers are kept: all, errors, none; '': as the worker says
+    store_max    bigint      NOT NULL DEFAULT 65536, -- bytes of an answer's body that are kept
+    store_for    interval    NOT NULL DEFAULT '0', -- for how long; 0: as the call
     served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
 ) WITH (fillfactor = 50);
 

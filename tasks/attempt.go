@@ -26,14 +26,16 @@ import (
 // that runs it to its end.
 type attempt struct {
 	ledger.Work
-	w       *Worker
-	callID  int64
-	number  int32
-	token   int64
-	result  json.RawMessage
-	settled *int64        // the cost that the handler reported; nil: none
-	code    int16         // the HTTP status that came back; 0: none
-	took    time.Duration // how long that took, or for how long the handler ran
+	w        *Worker
+	callID   int64
+	number   int32
+	token    int64
+	result   json.RawMessage
+	store    string        // which answers its queue keeps
+	storeMax int           // bytes of each
+	settled  *int64        // the cost that the handler reported; nil: none
+	code     int16         // the HTTP status that came back; 0: none
+	took     time.Duration // how long that took, or for how long the handler ran
 
 	moments
 	started bool  // durably; then Work is known
@@ -147,7 +149,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 		_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (nth int, err error) {
 			a := w.newAttempt(handoff.Ref{})
 			err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
-				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees)
+				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.store, &a.storeMax)
 			if a.Data == nil {
 				a.refused = errTooLarge
 			}
@@ -168,7 +170,8 @@ const loadSQL = `
 SELECT a.nth, o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
     ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys, o.costs,
-    EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees
+    EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
+    coalesce(r.store, '') AS store, coalesce(r.store_max, 65536) AS store_max
 FROM unnest($1::bigint[], $2::int[]) WITH ORDINALITY AS a (call_id, attempt, nth)
 JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
 JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
@@ -286,7 +289,7 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 // inserted: ids are given out again after a TRUNCATE or a restore.
 func (a *attempt) httpCall() *httptask.Call {
 	key := "callq-" + a.w.database + "-" + strconv.FormatInt(a.CreatedAt.UnixMicro(), 36) + "-" + strconv.FormatInt(a.callID, 10)
-	return &httptask.Call{ID: a.callID, Attempt: int(a.number), IdempotencyKey: key, Data: a.Data}
+	return &httptask.Call{ID: a.callID, Attempt: int(a.number), IdempotencyKey: key, Data: a.Data, Store: a.store, StoreMax: a.storeMax}
 }
 
 // guard turns a panic into an error. The stack goes to the log, never to the call.

@@ -266,6 +266,32 @@ func TestCodeStandsInTheLedger(t *testing.T) {
 	b.await(`SELECT code IS NULL FROM call_attempts WHERE call_id = $1`, b.insertCall(callqueue.Call{Data: map[string]any{"url": "http://127.0.0.1:1"}}))
 }
 
+// A queue says which answers are kept, and how much of each; where it does not, the worker does.
+func TestQueueKeepsAnswers(t *testing.T) {
+	t.Parallel()
+	api := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/bad" {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+		_, _ = w.Write([]byte("answer"))
+	})
+	b := newBench(t, nil)
+	for _, c := range []struct {
+		store   string
+		max     int
+		ok, bad string // the body that is kept, "none": no result
+	}{
+		{"", 64 << 10, "none", "answer"}, {"all", 64 << 10, "answer", "answer"}, {"all", 3, "ans", "ans"},
+		{"errors", 1, "none", "a"}, {"none", 64 << 10, "none", "none"},
+	} {
+		b.exec(`UPDATE call_queues SET store = $1, store_max = $2`, c.store, c.max)
+		for path, want := range map[string]string{"/": c.ok, "/bad": c.bad} {
+			id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL + path}})
+			b.await(`SELECT coalesce(result ->> 'body', 'none') = $2 AND coalesce(result -> 'truncated' = to_jsonb($2 <> 'answer'), true) FROM call_attempts WHERE call_id = $1`, id, want)
+		}
+	}
+}
+
 // An answer with Retry-After closes a limit for no longer than its retry_after, and only from its hosts where it
 // names some: or one row that names a stranger's host closes it for a day.
 func TestRetryAfterOfAStranger(t *testing.T) {

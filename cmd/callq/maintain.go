@@ -57,7 +57,7 @@ func retentionCommand(a *app) *cobra.Command {
 				return err
 			}
 			return a.show(r, func(w io.Writer) {
-				fmt.Fprintf(w, "%s %d calls and %d attempts of the ledger\n", verb, r.Calls, r.Attempts)
+				fmt.Fprintf(w, "%s %d calls and %d attempts of the ledger, and %d answers\n", verb, r.Calls, r.Attempts, r.Results)
 				if r.Kept > 0 {
 					fmt.Fprintf(w, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
 				}

@@ -114,6 +114,7 @@ func rules(cfg *config.Config) policy.Policy {
 		r.Queues = append(r.Queues, policy.Queue{
 			Name: name, Limits: limits, On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
+			Store: q.Store, StoreMax: int64(q.StoreMax), StoreFor: q.StoreFor,
 		})
 	}
 	for name, b := range cfg.Budgets {

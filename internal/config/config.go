@@ -107,7 +107,10 @@ type Queue struct {
 	Backoff     Backoff       `key:"backoff" default:"10s..15m" allowed:"1ms..30d"`
 	Timeout     time.Duration `key:"timeout" default:"30s" allowed:"10ms..12h"`
 	OnLost      string        `key:"on_lost" default:"retry" allowed:"retry|fail"`
-	Hours       string        `key:"hours" check:"hours"` // empty: always
+	Hours       string        `key:"hours" check:"hours"`                            // empty: always
+	Store       string        `key:"store" allowed:"errors|all|none"`                // empty: http_task.store
+	StoreMax    Bytes         `key:"store_max" default:"64KiB" allowed:"1..64KiB"`   // of an answer's body
+	StoreFor    time.Duration `key:"store_for" omitempty:"true" allowed:"1s..3660d"` // 0: as the call
 }
 
 // Budget is a token bucket in Redis. Handlers draw on it while they run.

@@ -37,6 +37,9 @@ queues:
     backoff: 1s..1d12h
     timeout: 1m30s
     on_lost: fail
+    store: all
+    store_max: 16KiB
+    store_for: 1d
     on: ip-a
     hours: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin
   refunds: *payments
@@ -61,8 +64,8 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour},
 		"sockets": {Algorithm: "sliding_window", Concurrency: 50, RetryAfter: time.Hour},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", ""}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}

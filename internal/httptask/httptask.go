@@ -71,6 +71,8 @@ type Call struct {
 	Attempt        int
 	IdempotencyKey string
 	Data           json.RawMessage // call_data
+	Store          string          // which answers to keep; empty: as Config.Store
+	StoreMax       int             // bytes of an answer's body to keep, 0: maxBody, which is the most
 }
 
 // Grant is a durable start, on the monotonic clock.
@@ -125,12 +127,12 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 		err = fmt.Errorf("%s: %w", r.shown, err)
 		return Sending{Seen: client.End(), Err: secrets.redacted(err)} // an API's words can be among net/http's
 	}
-	kept := readResponse(answer, secrets)
+	kept := readResponse(answer, secrets, min(cmp.Or(call.StoreMax, maxBody), maxBody))
 	_ = answer.Body.Close()
 	// The status decides, even where the body was cut off: the API has done what was asked.
 	err = verdict(r.shown, answer, time.Now())
 	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL)}
-	if t.cfg.Store == "all" || t.cfg.Store == "errors" && err != nil {
+	if store := cmp.Or(call.Store, t.cfg.Store); store == "all" || store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}
 	return s

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxBody       = 64 << 10 // of an answer, kept in result
+	maxBody       = 64 << 10 // of an answer, kept in result at most
 	maxRetryAfter = 24 * time.Hour
 )
 
@@ -22,17 +22,17 @@ const (
 type answer struct {
 	Status    int            `json:"status"`
 	Headers   map[string]any `json:"headers"` // a string, or a list where a header came more than once
-	Body      string         `json:"body"`    // valid UTF-8 without NUL, at most maxBody bytes
+	Body      string         `json:"body"`    // valid UTF-8 without NUL
 	Truncated bool           `json:"truncated"`
 }
 
-// readResponse reads an answer, without the secrets that it repeats.
-func readResponse(r *http.Response, secrets needles) answer {
+// readResponse reads an answer with so many bytes of its body at most, without the secrets that it repeats.
+func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	a := answer{Status: r.StatusCode, Headers: make(map[string]any, len(r.Header))}
 	for name, values := range r.Header {
 		list := make([]string, len(values))
 		for i, value := range values {
-			list[i], _ = readable(secrets.redact(value, false))
+			list[i], _ = readable(secrets.redact(value, false), maxBody)
 		}
 		if a.Headers[name] = list; len(list) == 1 {
 			a.Headers[name] = list[0]
@@ -42,21 +42,21 @@ func readResponse(r *http.Response, secrets needles) answer {
 		a.Truncated = true // a secret in it would not be found
 		return a
 	}
-	most := maxBody + max(1, secrets.longest)
+	most := maxBytes + max(1, secrets.longest)
 	data, err := io.ReadAll(io.LimitReader(r.Body, int64(most)))
 	cut := len(data) == most || err != nil
-	a.Body, a.Truncated = readable(secrets.redact(string(data), cut))
+	a.Body, a.Truncated = readable(secrets.redact(string(data), cut), maxBytes)
 	a.Truncated = a.Truncated || cut
 	return a
 }
 
-// readable makes text fit for jsonb: valid UTF-8 without NUL, at most maxBody bytes.
-func readable(text string) (short string, truncated bool) {
+// readable makes text fit for jsonb: valid UTF-8 without NUL, at most so many bytes.
+func readable(text string, maxBytes int) (short string, truncated bool) {
 	short = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "�"), "�")
-	if len(short) <= maxBody {
+	if len(short) <= maxBytes {
 		return short, false
 	}
-	return strings.ToValidUTF8(short[:maxBody], ""), true // without the character that was cut
+	return strings.ToValidUTF8(short[:maxBytes], ""), true // without the character that was cut
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried

@@ -25,6 +25,7 @@ type Retention struct {
 type Purged struct {
 	Calls    int64  `json:"calls"`
 	Attempts int64  `json:"attempts"`
+	Results  int64  `json:"results"`               // answers that their queue keeps for a shorter time than the call
 	Kept     int64  `json:"kept,omitempty"`        // rows that cannot be removed, as those that another table refers to
 	KeptFor  string `json:"kept_reason,omitempty"` // of the last
 }
@@ -32,7 +33,8 @@ type Purged struct {
 const purgeBatch = 1000 // rows that one transaction looks at, so that none is long
 
 // Purge removes calls that ended longer ago than keep says. Then it removes the attempts in the ledger
-// whose call is gone and that no window reaches, and the versions of limits that no attempt refers to.
+// whose call is gone and that no window reaches, the versions of limits that no attempt refers to, and answers
+// that are older than their queue's store_for.
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own: what was removed before an error stays so.
@@ -67,15 +69,44 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, e
 			*rows.removed += removed
 		}
 	}
-	_, err = pool.Exec(ctx, `SELECT callq_purge_versions()`)
-	return p, ledger.Wrap("remove versions of limits", err)
+	if _, err = pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {
+		return p, fmt.Errorf("remove versions of limits: %w", err)
+	}
+	for removed := int64(purgeBatch); removed == purgeBatch; p.Results += removed {
+		tag, err := pool.Exec(ctx, purgeResultsSQL, purgeBatch)
+		if err != nil {
+			return p, fmt.Errorf("purge answers: %w", err)
+		}
+		removed = tag.RowsAffected()
+	}
+	return p, nil
 }
+
+// call_attempts_result_idx finds them, each queue's oldest first. The row and its charges stay.
+const purgeResultsSQL = `
+UPDATE call_attempts a SET result = NULL
+FROM (
+    SELECT o.call_id, o.attempt
+    FROM call_queues q
+    CROSS JOIN LATERAL (
+        SELECT call_id, attempt FROM call_attempts
+        WHERE ` + oldResult + `
+        ORDER BY finished_at LIMIT $1
+        FOR UPDATE SKIP LOCKED
+    ) o
+    WHERE q.store_for > '0'
+    LIMIT $1
+) old
+WHERE a.call_id = ANY (ARRAY[old.call_id]) AND a.attempt = old.attempt`
+
+// oldResult is of an attempt of a queue q that keeps answers for a time of their own.
+const oldResult = `result IS NOT NULL AND queue = q.name AND finished_at < statement_timestamp() - q.store_for`
 
 // DryRun counts what Purge would remove, and removes nothing. It reads all calls and attempts, in one snapshot.
 //
 // Of a call with more than a thousand attempts, Purge leaves some to its next run; DryRun counts them all.
 func DryRun(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
-	err = pool.QueryRow(ctx, dryRunSQL, keep.args()).Scan(&p.Calls, &p.Attempts)
+	err = pool.QueryRow(ctx, dryRunSQL, keep.args()).Scan(&p.Calls, &p.Attempts, &p.Results)
 	return p, ledger.Wrap("count what to purge", err)
 }
 
@@ -83,7 +114,8 @@ func DryRun(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, 
 const dryRunSQL = `
 SELECT (SELECT count(*) FROM call_queue q WHERE ` + oldEnough + `),
     (SELECT count(*) FROM call_attempts a, (` + reachSQL + `) r WHERE ` + outOfReach + `
-     AND NOT EXISTS (SELECT FROM call_queue q WHERE q.id = a.call_id AND ` + oldEnough + ` IS NOT TRUE))`
+     AND NOT EXISTS (SELECT FROM call_queue q WHERE q.id = a.call_id AND ` + oldEnough + ` IS NOT TRUE)),
+    (SELECT count(*) FROM call_queues q JOIN call_attempts ON ` + oldResult + ` WHERE q.store_for > '0')`
 
 // args are the ages, for oldEnough.
 func (r Retention) args() pgx.StrictNamedArgs {

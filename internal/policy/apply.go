@@ -123,17 +123,20 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 }
 
 const queuesSQL = `
-SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours
+SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours,
+    store, store_max, store_for
 FROM call_queues`
 
 const dropQueuesSQL = `DELETE FROM call_queues WHERE name <> ALL($1) RETURNING name`
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
-VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours)
+INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for)
+VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours,
+    @store, @store_max, @store_for)
 ON CONFLICT (name) DO UPDATE
 SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts, backoff_min = excluded.backoff_min,
-    backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours`
+    backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours,
+    store = excluded.store, store_max = excluded.store_max, store_for = excluded.store_for`
 
 // applyBudgets writes the budgets. Only the appliers' lock guards them: workers draw by what they read.
 func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error {

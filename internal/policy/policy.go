@@ -54,6 +54,11 @@ type Queue struct {
 	Timeout     time.Duration `db:"timeout"` // of one attempt
 	OnLost      string        `db:"on_lost"` // what happens to a call whose worker was lost: retry or fail
 	Hours       string        `db:"hours"`   // outside of which nothing starts, as internal/hours reads them; empty: none
+
+	// Which answers to calls of the task http are kept, so many bytes of each, and for how long.
+	Store    string        `db:"store"`     // all, errors or none; empty: as the worker's http_task.store says
+	StoreMax int64         `db:"store_max"` // 0: 64 KiB
+	StoreFor time.Duration `db:"store_for"` // 0: as the call
 }
 
 // Budget is a token bucket in Redis that handlers draw on while they run. Dispatchers only publish it.
@@ -99,6 +104,9 @@ func (q Queue) String() string {
 	}
 	if q.Hours != "" {
 		text += ", hours " + q.Hours
+	}
+	if q.Store != "" || q.StoreFor != 0 {
+		text += fmt.Sprintf(", store %s, store_max %d, store_for %s", q.Store, q.StoreMax, q.StoreFor)
 	}
 	return text
 }
@@ -184,7 +192,12 @@ func (q *Queue) check(limits []Limit) error {
 	if _, err := hours.Parse(q.Hours); err != nil {
 		return fmt.Errorf("hours: %w", err)
 	}
+	q.StoreMax = cmp.Or(q.StoreMax, 64<<10)
+	if !slices.Contains([]string{"", "all", "errors", "none"}, q.Store) || q.StoreMax < 1 || q.StoreFor < 0 {
+		return fmt.Errorf("store is %q, %d bytes of each for %s; it may be all, errors, none or empty, at least 1 byte, and no time below 0", q.Store, q.StoreMax, q.StoreFor)
+	}
 	q.Timeout, q.BackoffMin, q.BackoffMax = storable(q.Timeout), storable(q.BackoffMin), storable(q.BackoffMax)
+	q.StoreFor = storable(q.StoreFor)
 	return nil
 }
 

@@ -71,7 +71,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dis
     call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_daemon;
 GRANT SELECT ON call_backlog TO callq_daemon;
 GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lock a row
-GRANT SELECT, INSERT, DELETE, UPDATE (attempt) ON call_attempts TO callq_daemon;
+GRANT SELECT, INSERT, DELETE, UPDATE (attempt, result) ON call_attempts TO callq_daemon;
 GRANT SELECT, INSERT ON call_audit, call_limit_versions TO callq_daemon;
 GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
 GRANT USAGE, UPDATE ON SEQUENCE call_wake_seq TO callq_daemon;
