@@ -129,7 +129,7 @@ docs: deps ## write docs/configuration.md, docs/cli.md, docs/guarantee-tests.md,
 	UPDATE=1 go test -count=1 ./docs -run 'TestGuarantees$$'
 	UPDATE=1 go test -count=1 ./internal/limit -run 'TestWindows$$'
 	UPDATE=1 go test -count=1 ./internal/config -run 'TestReference$$'
-	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$'
+	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$|TestMetricsTable$$'
 	UPDATE=1 $(SERVERS) -C .. go test -count=1 ./internal/doctor -run 'TestSchemaFingerprints$$'
 
 fmt: $(LINT) ## format as the linters want it

@@ -34,7 +34,7 @@ type attempt struct {
 	store    string        // which answers its queue keeps
 	storeMax int           // bytes of each
 	settled  *int64        // the cost that the handler reported; nil: none
-	code     int16         // the HTTP status that came back; 0: none
+	code     int           // the HTTP status that came back; 0: none
 	took     time.Duration // how long that took, or for how long the handler ran
 
 	moments
@@ -148,7 +148,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 		rows, _ := w.db.Query(ctx, loadSQL, ids, attempts) // CollectRows returns its error
 		_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (nth int, err error) {
 			a := w.newAttempt(handoff.Ref{})
-			err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+			err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.DueAt, &a.FailedCount,
 				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.store, &a.storeMax)
 			if a.Data == nil {
 				a.refused = errTooLarge
@@ -168,7 +168,7 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 
 const loadSQL = `
 SELECT a.nth, o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
-    ` + ledger.CreatedAtSQL + ` AS created_at, q.failed_count,` + ledger.PolicySQL + `,
+    ` + ledger.CreatedAtSQL + ` AS created_at, ` + ledger.DueAtSQL + ` AS due_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys, o.costs,
     EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
     coalesce(r.store, '') AS store, coalesce(r.store_max, 65536) AS store_max
@@ -231,7 +231,7 @@ func (a *attempt) end(closing *ledger.Closing) {
 		return
 	}
 	a.w.recorder.record(a.w.recording, *closing, func() {
-		a.w.metrics.ended(a, closing.Outcome)
+		a.w.metrics.ended(a, closing)
 		free()
 	})
 }

@@ -281,8 +281,11 @@ func TestQueueKeepsAnswers(t *testing.T) {
 		max     int
 		ok, bad string // the body that is kept, "none": no result
 	}{
-		{"", 64 << 10, "none", "answer"}, {"all", 64 << 10, "answer", "answer"}, {"all", 3, "ans", "ans"},
-		{"errors", 1, "none", "a"}, {"none", 64 << 10, "none", "none"},
+		{"", 64 << 10, "none", "answer"},
+		{"all", 64 << 10, "answer", "answer"},
+		{"all", 3, "ans", "ans"},
+		{"errors", 1, "none", "a"},
+		{"none", 64 << 10, "none", "none"},
 	} {
 		b.exec(`UPDATE call_queues SET store = $1, store_max = $2`, c.store, c.max)
 		for path, want := range map[string]string{"/": c.ok, "/bad": c.bad} {

@@ -1,9 +1,9 @@
 package tasks
 
 import (
-	"time"
+	"net/http"
 
-	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
@@ -11,8 +11,11 @@ import (
 // metrics are all metrics of a worker.
 type metrics struct {
 	attempts *prometheus.CounterVec
-	seconds  *prometheus.HistogramVec
+	calls    *prometheus.CounterVec
+	wait     *prometheus.HistogramVec
+	run      *prometheus.HistogramVec
 	tooLate  *prometheus.CounterVec
+	rejected *prometheus.CounterVec
 
 	budgetUnits, budgetRefused, budgetOutages *prometheus.CounterVec
 	budgetWait                                *prometheus.HistogramVec
@@ -28,8 +31,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	return &metrics{
 		attempts: count("callq_attempts_total", "Attempts that ended on this worker, by queue and outcome.", "queue", "outcome"),
-		seconds: measure("callq_attempt_seconds", "From a free slot to the recorded end of an attempt.", "queue",
+		calls: count("callq_calls_total", "What attempts of this worker made of their calls, by queue and status: "+
+			"done, error (retried), failed (a dead letter), new (waits again).", "queue", "status"),
+		wait: measure("callq_call_wait_seconds", "From when a call was due to the start of an attempt of it.", "queue",
+			.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200),
+		run: measure("callq_call_run_seconds", "How long answers to http calls took, or for how long custom handlers ran.", "queue",
 			.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300),
+		rejected:      count("callq_limit_rejections_total", "Answers 429 to calls under a limit.", "limit"),
 		tooLate:       count("callq_too_late_total", "Attempts not sent because this worker took longer than send_within, by queue.", "queue"),
 		budgetUnits:   count("callq_budget_units_total", "Units that handlers of this worker drew, by budget.", "budget"),
 		budgetRefused: count("callq_budget_refused_total", "Draws that were refused because units came free too late, by budget.", "budget"),
@@ -41,10 +49,21 @@ func newMetrics(r prometheus.Registerer) *metrics {
 }
 
 // ended counts an attempt whose outcome was recorded.
-func (m *metrics) ended(a *attempt, outcome callqueue.Outcome) {
+func (m *metrics) ended(a *attempt, c *ledger.Closing) {
 	if a.Queue != "" { // else it ended before anything was known of it
-		m.attempts.WithLabelValues(a.Queue, string(outcome)).Inc()
-		m.seconds.WithLabelValues(a.Queue).Observe(time.Since(a.begun).Seconds())
+		m.attempts.WithLabelValues(a.Queue, string(c.Outcome)).Inc()
+		m.calls.WithLabelValues(a.Queue, string(c.Status)).Inc()
+	}
+	if a.started {
+		m.wait.WithLabelValues(a.Queue).Observe(max(0, a.From.Sub(a.DueAt)).Seconds())
+	}
+	if c.Took > 0 {
+		m.run.WithLabelValues(a.Queue).Observe(c.Took.Seconds())
+	}
+	if c.Code == http.StatusTooManyRequests {
+		for _, limit := range a.Limits {
+			m.rejected.WithLabelValues(limit).Inc()
+		}
 	}
 	if a.late && len(a.Limits) > 0 {
 		m.tooLate.WithLabelValues(a.Queue).Inc()

@@ -112,7 +112,10 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = registry
-	reloads := reloader{read: a.loadConfig, log: log, started: cfg}
+	reloads := reloader{read: a.loadConfig, log: log, started: cfg, metrics: newDaemonMetrics(registry)}
+	if does.dispatcher {
+		registry.MustRegister(&gauges{pool: s.pool, log: log})
+	}
 	parts, err := makeParts(cfg, s, does, &reloads)
 	if err != nil {
 		return err

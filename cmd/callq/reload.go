@@ -27,6 +27,7 @@ type reloader struct {
 	give    []func(next *config.Config) error // to each part, those first that can refuse it
 	log     *slog.Logger
 	started *config.Config // what the parts were made of
+	metrics *daemonMetrics
 }
 
 // reloads reports whether a part that has use for a key takes its new value while it runs. Others need a restart.
@@ -50,6 +51,7 @@ func (r *reloader) onHangUp(ctx context.Context) (stop func()) {
 
 func (r *reloader) reload(ctx context.Context) {
 	next, err := r.read()
+	defer func() { r.metrics.reloaded(err) }()
 	if file := r.started.File; err == nil && file != "" && next.File != file { // without it no limit would hold
 		err = fmt.Errorf("%s is not there, and %s would be read", file, cmp.Or(next.File, "none"))
 	}

@@ -218,6 +218,7 @@ func TestReloadWithoutItsFile(t *testing.T) {
 	r := reloader{
 		read: func() (*config.Config, error) { return config.Default(), nil }, log: slog.New(slog.NewTextHandler(&said, nil)),
 		give: []func(*config.Config) error{func(*config.Config) error { given++; return nil }}, started: started,
+		metrics: newDaemonMetrics(nil),
 	}
 	r.reload(t.Context())
 	if given > 0 || !strings.Contains(said.String(), "config.yaml is not there") {

@@ -197,15 +197,19 @@ func durationVar(flags *pflag.FlagSet, d *time.Duration, least time.Duration, na
 	flags.Var(f, name, usage)
 }
 
+// programVersion is the module's version; of a checkout it names the commit.
+func programVersion() string {
+	if build, ok := debug.ReadBuildInfo(); ok {
+		return build.Main.Version
+	}
+	return "(devel)"
+}
+
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version of this program and of its schema",
 		RunE: func(*cobra.Command, []string) error {
-			version := "(devel)"
-			if build, ok := debug.ReadBuildInfo(); ok {
-				version = build.Main.Version // of a checkout it names the commit
-			}
-			schema := migrations.Version()
+			version, schema := programVersion(), migrations.Version()
 			return a.show(map[string]any{"version": version, "schema": schema, "go": runtime.Version()}, func(w io.Writer) {
 				fmt.Fprintf(w, "callq %s (schema %d, %s)\n", version, schema, runtime.Version())
 			})

@@ -32,6 +32,8 @@ type reader struct {
 	tx  pgx.Tx
 	now time.Time // Postgres's clock
 	err error
+	// quick: of limits per key, only keys with open attempts are compared for the one that uses most.
+	quick bool
 }
 
 // snapshot returns what read makes of one state. It turns off the compiling of plans, which takes longer than they run.

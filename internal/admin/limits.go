@@ -137,7 +137,7 @@ func (r *reader) limits(names []string, key *string) []Limit {
 		names[i], since[i] = l.Name, l.rate().Since(l.now, 0)
 	}
 	used := map[string]usage{}
-	for _, u := range list[usage](r, "count occupied units", usageSQL, names, since, key) {
+	for _, u := range list[usage](r, "count occupied units", usageSQL, names, since, key, r.quick) {
 		used[u.Name] = u
 	}
 	for i := range limits {
@@ -158,8 +158,8 @@ SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_c
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
-    WHEN l.epoch <> callq_epoch() THEN 'shut: Postgres failed over or was restored'
-    WHEN l.complete_since IS NULL THEN 'shut: counting its usage'
+    WHEN l.epoch <> callq_epoch() THEN '` + shutFailover + `'
+    WHEN l.complete_since IS NULL THEN '` + shutCounting + `'
     ELSE 'open' END AS state,
     CASE WHEN p.until < 'infinity' THEN p.until END AS shut_until,
     (SELECT count(*) FROM call_pauses k
@@ -208,11 +208,11 @@ WITH asked AS (
         SELECT key FROM call_usage WHERE limit_name = a.name AND bucket > a.since
         GROUP BY key ORDER BY sum(used) DESC LIMIT 1
     ) fullest
-    WHERE a.per_key AND $3 IS NULL
+    WHERE a.per_key AND $3 IS NULL AND NOT $4
 ), units AS (
     SELECT * FROM open
     UNION ALL
-    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END, NULL, CASE WHEN a.by_charge THEN u.bucket END
+    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END, u.bucket, CASE WHEN a.by_charge THEN u.bucket END
     FROM keys k
     JOIN asked a ON a.name = k.name
     JOIN call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
@@ -269,7 +269,12 @@ func (l *Limit) reckon(u usage, missing *limit.Missing) {
 	}
 }
 
-const shutMissing = "shut: what it has used may be missing"
+// Why a limit may be shut.
+const (
+	shutFailover = "shut: Postgres failed over or was restored"
+	shutCounting = "shut: counting its usage"
+	shutMissing  = "shut: what it has used may be missing"
+)
 
 // History is what became of a limit or queue.
 type History struct {

@@ -39,7 +39,7 @@ type Client struct {
 	mu     sync.Mutex
 	pass   *pass        // of the request; nil: there was none
 	over   bool         // the attempt has ended
-	status atomic.Int32 // of its answer; 0: there was none
+	status atomic.Int64 // of its answer; 0: there was none
 }
 
 var (
@@ -91,7 +91,7 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 		}
 		return nil, err
 	}
-	c.status.Store(int32(answer.StatusCode))                // net/http takes three digits only
+	c.status.Store(int64(answer.StatusCode))
 	if answer.StatusCode == http.StatusSwitchingProtocols { // its body may never end
 		_ = answer.Body.Close()
 		answer.Body = http.NoBody
@@ -214,7 +214,7 @@ func (c *Client) End() Seen {
 	}
 	p.cancel(errHandlerEnded)
 	seen := p.end(false)
-	seen.Used, seen.Code = true, int16(c.status.Load())
+	seen.Used, seen.Code = true, int(c.status.Load())
 	if seen.Code == 0 || seen.Code == http.StatusRequestTimeout { // servers send that to idle connections, too
 		seen.answered = time.Time{}
 	}

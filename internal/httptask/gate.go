@@ -74,7 +74,7 @@ type pass struct {
 type Seen struct {
 	Used     bool      // the attempt's client was asked for one
 	Wrote    bool      // a Write has begun; false: nothing was written nor will be
-	Code     int16     // the answer's status; 0: there was no answer
+	Code     int       // the answer's status; 0: there was no answer
 	sent     time.Time // the last Write returned, or the connection was reset under it; zero: neither
 	acked    time.Time // the API's machine was seen to have all of it; zero: it was not
 	answered time.Time // the answer began, and proves that the request had arrived; zero: nothing proves it

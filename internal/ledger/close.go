@@ -30,7 +30,7 @@ type Closing struct {
 	Error    string          // why it failed; goes to the call's error_message too
 	Result   json.RawMessage // nil: none
 	Requests *int16          // requests that the write gate let through; nil: not seen
-	Code     int16           // the HTTP status that came back; 0: none
+	Code     int             // the HTTP status that came back; 0: none
 	Took     time.Duration   // how long that took, or for how long the handler ran; 0: unknown
 	Settled  *int64          // the cost that the handler reported, which limits that count cost charge; nil: the claimed cost
 	// Arrival bounds when the request reached the API, as offsets from the start, or from the claim if no start is recorded.
@@ -167,8 +167,8 @@ func closeBy(ctx context.Context, db DB, closings []Closing, rules map[string]ru
 		"errors":   sparse(closings, func(c Closing) *string { return nonZero(c.Error) }),
 		"results":  sparse(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
 		"requests": sparse(closings, func(c Closing) *int16 { return c.Requests }),
-		"codes":    sparse(closings, func(c Closing) *int16 { return nonZero(c.Code) }),
-		"took":     sparse(closings, func(c Closing) *int32 { return nonZero(int32(min(c.Took.Milliseconds(), math.MaxInt32))) }),
+		"codes":    sparse(closings, func(c Closing) *int { return nonZero(c.Code) }),
+		"took":     sparse(closings, func(c Closing) *int64 { return nonZero(min(c.Took.Milliseconds(), math.MaxInt32)) }),
 		"settled":  sparse(closings, Closing.settled),
 		"acked":    sparse(closings, Closing.ackedAt),
 		"epochs":   column(closings, func(c Closing) string { return c.Opened.Epoch }),

@@ -45,6 +45,7 @@ type Work struct {
 	Key         string
 	Data        []byte
 	CreatedAt   time.Time // of the call
+	DueAt       time.Time // since when it may be made
 	FailedCount int
 	Policy      Policy
 	Timeout     time.Duration
@@ -55,8 +56,11 @@ type Work struct {
 // starts after it: recovery closes the attempt unsent.
 const StartWithin = 30 * time.Second
 
-// CreatedAtSQL is created_at of a call q within what Go can read: one infinite time would spoil the statement.
-const CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 23:59:59.999999Z')`
+// Created_at and when it is due, of a call q, within what Go can read: one infinite time would spoil the statement.
+const (
+	CreatedAtSQL = `least(greatest(coalesce(q.created_at, 'epoch'), timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 23:59:59.999999Z')`
+	DueAtSQL     = `least(greatest(coalesce(q.run_at, q.created_at, 'epoch'), timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 23:59:59.999999Z')`
+)
 
 // Start starts attempts, each by a compare-and-set on its open row, locked in id order. The starts are durable when it returns.
 // Answers come in the requests' order. After an error it is unknown what has started: ask again with the same tokens. After
@@ -122,7 +126,7 @@ func startArgs(worker string, requests []StartRequest) pgx.NamedArgs {
 // scanAnswer scans its fields one by one, since reflection would take a microsecond for each row.
 func scanAnswer(row pgx.CollectableRow) (a StartAnswer, err error) {
 	err = row.Scan(&a.CallID, &a.Token, &a.StartedAt, &a.SendWithin, &a.Loaded,
-		&a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.FailedCount,
+		&a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.DueAt, &a.FailedCount,
 		&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.Wait)
 	return a, err
 }
@@ -160,7 +164,7 @@ const startSQL = `
 WITH asked AS MATERIALIZED (
     SELECT a.*, clock_timestamp() AS now, coalesce(a.timeout, ` + TimeoutSQL + `) AS within,
         q.id IS NULL OR q.expires_at <= clock_timestamp() IS TRUE AS refused,
-        ` + startData + ` AS data, ` + CreatedAtSQL + ` AS created_at, q.failed_count,` + PolicySQL + `
+        ` + startData + ` AS data, ` + CreatedAtSQL + ` AS created_at, ` + DueAtSQL + ` AS due_at, q.failed_count,` + PolicySQL + `
     FROM ` + startAsked + `
     LEFT JOIN call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
     ORDER BY a.call_id
@@ -179,7 +183,7 @@ WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS 
   AND (o.token = a.token
        OR o.token IS NULL AND o.start_by > clock_timestamp() + coalesce(a.wait, '0'))
 RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS loaded, o.epoch, o.queue, o.task, o.key, o.cost,
-    a.data, a.created_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
+    a.data, a.created_at, a.due_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
     o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys, o.costs,
     o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
     least(o.started_at - a.now, @most::interval) AS wait`

@@ -127,7 +127,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	pool := pgtest.New(t)
 	id := ledgertest.Open(t, pool)
 	ledgertest.Exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
-	ledgertest.Exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2`)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2, run_at = created_at + interval '1 s'`)
 	ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
 	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Loaded {
 		t.Errorf("nobody asked for %+v", told.Work)
@@ -143,6 +143,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	want.DueAt = want.CreatedAt.Add(time.Second)
 	want.Data, want.FailedCount, want.Timeout, want.Frees = []byte(`{"n": 1}`), 2, 7*time.Second, true
 	want.Policy = ledger.Policy{MaxAttempts: 4, BackoffMin: 2 * time.Second, BackoffMax: 3 * time.Minute}
 	if !got.Loaded || !reflect.DeepEqual(got.Work, want) {

@@ -19,6 +19,7 @@ type layout struct {
 	name         string
 	parts        []part   // oldest first
 	queues, keys []string // asked for
+	limits       bool     // each queue has one of its own, too
 }
 
 // part is a stretch of calls.
@@ -45,6 +46,10 @@ func layouts(n int) []layout {
 		p.keys = n
 		return p
 	}
+	wide := func(p part) part {
+		p.queues, p.keys = 100, 100
+		return p
+	}
 	return []layout{
 		{
 			name:   "mostly ended",
@@ -65,6 +70,11 @@ func layouts(n int) []layout {
 			name:   "a million keys",
 			parts:  []part{lone(of(1, n, false))},
 			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
+			name:   "100 queues",
+			parts:  []part{wide(of(1, few, true)), wide(of(few+1, n, false))},
+			queues: []string{"q7"}, keys: []string{"k7"}, limits: true,
 		},
 	}
 }
@@ -142,7 +152,7 @@ JOIN call_limits l ON l.name = c."limit"
 WHERE a.arrived_by > now() - 1.1 * l.window_size
 GROUP BY 1, 2, 3`
 
-// rules are two limits, which all queues of the layout use.
+// rules are two limits, which all queues of the layout use, and those of its own.
 func (l layout) rules() policy.Policy {
 	rules := policy.Policy{Limits: []policy.Limit{
 		{Name: "api", Rate: limit.Rate{Units: 100_000, Window: time.Hour}},
@@ -160,8 +170,13 @@ func (l layout) rules() policy.Policy {
 		for _, name := range names {
 			if !seen[name] {
 				seen[name] = true
+				limits := []string{"api", "each"}
+				if l.limits {
+					limits = append(limits, name)
+					rules.Limits = append(rules.Limits, policy.Limit{Name: name, Rate: limit.Rate{Units: 100, Window: time.Second}})
+				}
 				rules.Queues = append(rules.Queues, policy.Queue{
-					Name: name, Limits: []string{"api", "each"}, MaxAttempts: 3, BackoffMin: 10 * time.Second,
+					Name: name, Limits: limits, MaxAttempts: 3, BackoffMin: 10 * time.Second,
 					BackoffMax: 15 * time.Minute, Timeout: 30 * time.Second, OnLost: "retry",
 				})
 			}

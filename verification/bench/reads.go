@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/migrations"
 )
@@ -67,6 +68,8 @@ type question struct {
 	args  []string
 	where string // of a list: which calls it shows
 	rows  int    // it must give
+
+	read func(context.Context) error // what a daemon does, named by args; nil: they are a command
 }
 
 // told is what a question took in a layout.
@@ -215,6 +218,10 @@ func (l layout) questions(ctx context.Context, pool *pgxpool.Pool) ([]question, 
 		{group: "queues list", args: []string{"queues", "list"}, rows: len(l.rules().Queues)},
 		{group: "limits list", args: []string{"limits", "list"}, rows: len(l.rules().Limits)},
 		{group: "limits forecast", args: []string{"limits", "forecast", "api"}, rows: 1},
+		{group: "a scrape", args: []string{"/metrics"}, read: func(ctx context.Context) error {
+			_, err := admin.ReadGauges(ctx, pool)
+			return err
+		}},
 		{group: "calls get", args: []string{"calls", "get", oldest}, rows: 1},
 		{group: "calls get", args: []string{"calls", "get", newest}, rows: 1},
 	}
@@ -294,17 +301,23 @@ func (p program) run(ctx context.Context, args ...string) (stdout []byte, err er
 func (p program) ask(ctx context.Context, q question, times int) (told, error) {
 	command := strings.Join(q.args, " ")
 	args := append(q.args[:len(q.args):len(q.args)], "-o", "jsonl", "--timeout", "1m")
+	read := q.read
+	if read == nil {
+		read = func(ctx context.Context) error {
+			out, err := p.run(ctx, args...)
+			if n := bytes.Count(out, []byte("\n")); err == nil && n != q.rows {
+				err = fmt.Errorf("callq %s gave %d rows, not %d", command, n, q.rows)
+			}
+			return err
+		}
+	}
 	var took []time.Duration
 	for len(took) <= times && (len(took) <= 3 || took[0] < time.Second) {
 		begun := time.Now()
-		out, err := p.run(ctx, args...)
-		took = append(took, time.Since(begun))
-		if err != nil {
+		if err := read(ctx); err != nil {
 			return told{}, err
 		}
-		if n := bytes.Count(out, []byte("\n")); n != q.rows {
-			return told{}, fmt.Errorf("callq %s gave %d rows, not %d", command, n, q.rows)
-		}
+		took = append(took, time.Since(begun))
 	}
 	took = took[1:]
 	return told{

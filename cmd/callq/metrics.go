@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/callq/callq/internal/admin"
+)
+
+// daemonMetrics are of the process itself.
+type daemonMetrics struct {
+	reloads *prometheus.CounterVec
+	inForce prometheus.Gauge
+}
+
+func newDaemonMetrics(r prometheus.Registerer) *daemonMetrics {
+	in := promauto.With(r)
+	in.NewGaugeVec(prometheus.GaugeOpts{Name: "callq_build_info", Help: "1, with the version of this program."},
+		[]string{"version", "go"}).WithLabelValues(programVersion(), runtime.Version()).Set(1)
+	m := &daemonMetrics{
+		reloads: in.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_reloads_total", Help: "Reloads of the configuration (SIGHUP), by result: ok, error.",
+		}, []string{"result"}),
+		inForce: in.NewGauge(prometheus.GaugeOpts{
+			Name: "callq_reload_successful", Help: "1 if the last reload was taken, or none was asked for; 0 if its file was bad.",
+		}),
+	}
+	m.inForce.Set(1)
+	return m
+}
+
+func (m *daemonMetrics) reloaded(err error) {
+	result, inForce := "ok", 1.0
+	if err != nil {
+		result, inForce = "error", 0
+	}
+	m.reloads.WithLabelValues(result).Inc()
+	m.inForce.Set(inForce)
+}
+
+// gauges reads limits and queues from Postgres for each scrape. While Postgres is away they are missing, and callq_gauges_up is 0.
+type gauges struct {
+	pool *pgxpool.Pool
+	log  *slog.Logger
+
+	mu   sync.Mutex // scrapes that come together share a reading
+	at   time.Time
+	last *admin.Gauges
+}
+
+const (
+	gaugesWithin = 5 * time.Second
+	gaugesEvery  = time.Second
+)
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+// gaugeDescs are the gauges of gauges.
+type gaugeDescs struct{ up, units, used, waiting, next, closed, calls, oldest *prometheus.Desc }
+
+func newGaugeDescs() gaugeDescs {
+	return gaugeDescs{
+		up:      describe("callq_gauges_up", "1 if Postgres answered for the gauges of limits and queues."),
+		units:   describe("callq_limit_units", "Units that a limit has in all; of one per key, a key's.", "limit"),
+		used:    describe("callq_limit_used", "Units of a limit that are occupied; of one per key, by the fullest key with an open attempt.", "limit"),
+		waiting: describe("callq_limit_waiting_calls", "Due calls in the queues of a limit.", "limit"),
+		next:    describe("callq_limit_next_unit_seconds", "Seconds until a unit is free: 0 if one is, NaN if unknown, +Inf if paused.", "limit"),
+		closed:  describe("callq_limit_closed", "1 if the limit is closed by this cause: "+strings.Join(admin.Causes, ", ")+".", "limit", "cause"),
+		calls:   describe("callq_queue_calls", "Calls that have not ended, by queue and state: due, scheduled, dispatched, running.", "queue", "state"),
+		oldest:  describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (g *gauges) Describe(to chan<- *prometheus.Desc) {
+	d := newGaugeDescs()
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.waiting, d.next, d.closed, d.calls, d.oldest} {
+		to <- desc
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (g *gauges) Collect(to chan<- prometheus.Metric) {
+	d := newGaugeDescs()
+	set := func(desc *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	read := g.read()
+	if read == nil {
+		set(d.up, 0)
+		return
+	}
+	set(d.up, 1)
+	for _, l := range read.Limits {
+		set(d.units, float64(l.Units), l.Name)
+		set(d.used, float64(l.Used), l.Name)
+		set(d.waiting, float64(l.Waiting), l.Name)
+		set(d.next, l.NextUnit, l.Name)
+		for _, cause := range admin.Causes {
+			closed := 0.0
+			if l.Closed == cause {
+				closed = 1
+			}
+			set(d.closed, closed, l.Name, cause)
+		}
+	}
+	for _, q := range read.Queues {
+		for state, n := range map[string]int64{"due": q.Due, "scheduled": q.Scheduled, "dispatched": q.Dispatched, "running": q.Running} {
+			set(d.calls, float64(n), q.Name, state)
+		}
+		set(d.oldest, q.OldestDue, q.Name)
+	}
+}
+
+// read is nil while Postgres is away.
+func (g *gauges) read() *admin.Gauges {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if time.Since(g.at) < gaugesEvery {
+		return g.last
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), gaugesWithin)
+	defer cancel()
+	read, err := admin.ReadGauges(ctx, g.pool)
+	if err != nil {
+		g.log.DebugContext(ctx, "gauges not read", "err", err)
+		read = nil
+	}
+	g.last, g.at = read, time.Now()
+	return read
+}

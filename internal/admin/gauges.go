@@ -1,0 +1,120 @@
+package admin
+
+import (
+	"context"
+	"math"
+	"strings"
+)
+
+// Gauges is what a scrape measures: how full each limit is, and what each queue holds. To read them costs a row for each
+// limit, queue, flow and segment, and none for each call.
+type Gauges struct {
+	Limits []LimitGauge
+	Queues []QueueGauge
+}
+
+// LimitGauge is a limit in numbers. Of one per key, Units are those of a key, and Used those of the key that uses most among
+// keys with open attempts: to compare all keys would take too long.
+type LimitGauge struct {
+	Name        string
+	Units, Used int64
+	Waiting     int64   // due calls of its queues
+	NextUnit    float64 // seconds; 0: there is room; NaN: not known; +Inf: not until somebody opens it
+	Closed      string  // one of Causes; empty: it is open
+}
+
+// Causes are why a limit may be closed.
+var Causes = []string{"paused", "failover", "counting", "missing"}
+
+// closed is which of Causes holds.
+func (l Limit) closed() string {
+	switch {
+	case l.State == shutFailover:
+		return "failover"
+	case l.State == shutCounting:
+		return "counting"
+	case l.State == shutMissing:
+		return "missing"
+	case strings.HasPrefix(l.State, "paused"):
+		return "paused"
+	}
+	return ""
+}
+
+// QueueGauge is a queue in force in numbers. Of other queues together, the name is empty.
+type QueueGauge struct {
+	Name       string  `db:"name"`
+	Due        int64   `db:"due"`
+	Scheduled  int64   `db:"scheduled"`
+	Dispatched int64   `db:"dispatched"`
+	Running    int64   `db:"running"`
+	OldestDue  float64 `db:"oldest_due"` // seconds, about; 0: none is due
+}
+
+// ReadGauges reads the gauges in one snapshot.
+func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
+	return snapshot(ctx, pool, func(r *reader) *Gauges {
+		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL)}
+		due := map[string]int64{}
+		for _, q := range g.Queues {
+			due[q.Name] = q.Due
+		}
+		r.quick = true
+		for _, l := range r.limits(nil, nil) {
+			gauge := LimitGauge{Name: l.Name, Units: l.InAll(), Used: l.Occupied, NextUnit: l.nextUnit(), Closed: l.closed()}
+			for _, queue := range l.Queues {
+				gauge.Waiting += due[queue]
+			}
+			g.Limits = append(g.Limits, gauge)
+		}
+		return g
+	})
+}
+
+// nextUnit is in how many seconds a call that takes one unit can go.
+func (l Limit) nextUnit() float64 {
+	at := l.OpensAt
+	switch {
+	case l.State != "open" && l.ShutUntil == nil:
+		return math.Inf(1)
+	case l.State != "open":
+		at = l.ShutUntil
+	case l.Room > 0:
+		return 0
+	case at == nil:
+		return math.NaN()
+	}
+	return max(0, at.Sub(l.now)).Seconds()
+}
+
+const queueGaugesSQL = `
+WITH waiting AS (
+    SELECT queue, sum(due) AS due, sum(scheduled) AS scheduled
+    FROM (
+        SELECT queue, sum(calls) AS due, 0 AS scheduled FROM call_flows WHERE calls > 0 GROUP BY queue
+        UNION ALL
+        SELECT queue, sum(calls) FILTER (WHERE at <= now()), sum(calls) FILTER (WHERE at > now())
+        FROM call_inbox WHERE calls > 0 GROUP BY queue
+    ) b
+    GROUP BY queue
+), oldest AS (
+    SELECT queue, min(at) AS at
+    FROM (
+        SELECT queue, min(at) AS at FROM call_segments GROUP BY queue
+        UNION ALL
+        SELECT queue, min(at) FROM call_inbox WHERE calls > 0 GROUP BY queue
+    ) b
+    GROUP BY queue
+), open AS (
+    SELECT queue, count(*) FILTER (WHERE started_at IS NULL) AS dispatched, count(*) FILTER (WHERE started_at IS NOT NULL) AS running
+    FROM call_open GROUP BY queue
+)
+SELECT coalesce(q.name, '') AS name, coalesce(sum(w.due), 0)::bigint AS due, coalesce(sum(w.scheduled), 0)::bigint AS scheduled,
+    coalesce(sum(o.dispatched), 0)::bigint AS dispatched, coalesce(sum(o.running), 0)::bigint AS running,
+    CASE WHEN sum(w.due) > 0 THEN greatest(0, extract(epoch FROM now() - min(nullif(f.at, '-infinity')))) ELSE 0 END::float8 AS oldest_due
+FROM call_queues q
+FULL JOIN waiting w ON w.queue = q.name
+FULL JOIN open o ON o.queue = coalesce(q.name, w.queue)
+LEFT JOIN oldest f ON f.queue = w.queue
+GROUP BY 1
+ORDER BY 1`
