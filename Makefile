@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night latency bench bench-plot bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night forecast latency bench bench-plot bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -89,6 +89,9 @@ kill: deps ## 28 random faults under load (kills, freezes, locks, lost packets, 
 kill-night: deps ## the same with 500, in five rounds: most of an hour
 	@$(IP)
 	$(E2E) -timeout 2h -run 'TestKill$$' -kills 100 -rounds 5 -seed $(or $(SEED),0)
+
+forecast: deps ## 20 random set-ups: when `calls why` says that a call starts, and when it does: fails above 5 % at the median
+	$(E2E) -timeout 6m -run 'TestForecast'
 
 latency: deps ## prints the time from an insert to the handler's start, on an idle system
 	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3

@@ -42,6 +42,7 @@ func TestImports(t *testing.T) {
 		{name: "callqueue", modules: []string{pgx}},
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
+		{name: "internal/forecast", ours: []string{"internal/hours", "internal/limit"}, forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
 		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
 		{
@@ -78,7 +79,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/policy"},
+			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/forecast", "internal/hours", "internal/ledger", "internal/limit", "internal/policy"},
 			modules: []string{pgx},
 		},
 		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},

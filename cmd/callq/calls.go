@@ -188,6 +188,9 @@ func printWhy(e admin.Why, to io.Writer) {
 	for _, r := range e.Reasons {
 		fmt.Fprintln(to, "  "+printable(r.Text))
 	}
+	if e.Position != nil {
+		fmt.Fprintln(to, "  "+printable(e.Because))
+	}
 }
 
 // shown is a call with its attempts.

@@ -80,11 +80,10 @@ func showLimit(ctx context.Context, db *database, args []string) error {
 
 func limitsForecastCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "forecast [LIMIT]", Short: "Say until when the calls that wait now keep each limit busy",
-		Long: "Print until when the calls that wait now keep each limit busy. That assumes that no other limit holds them\n" +
-			"up, no calls are added, and each takes one attempt. For a limit per key, the key with most calls decides.\n" +
-			"Calls are assumed to cost and to take what those of the last day did. There is no forecast for a queue that\n" +
-			"is outside its hours or closes before.",
+		Use: "forecast [LIMIT]", Short: "Say when the last of the calls that wait now for each limit starts",
+		Long: "Print when the last of the calls that wait now for each limit starts: with all other limits of their queues,\n" +
+			"the turns of keys, costs, hours and pauses. It assumes that no calls are added, that each takes one attempt, and\n" +
+			"as long as those of the last day did.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			if len(args) == 0 {
@@ -94,7 +93,7 @@ func limitsForecastCommand(a *app) *cobra.Command {
 			if err == nil && len(args) > 0 && len(rows) == 0 {
 				err = unknownRule("limit", args[0])
 			}
-			return table[admin.Forecast]{"LIMIT,RATE,WAITING,MOST OF A KEY,BUSY FOR,UNTIL", func(f admin.Forecast) []any {
+			return table[admin.Forecast]{"LIMIT,RATE,WAITING,MOST OF A KEY,LAST STARTS IN,AT", func(f admin.Forecast) []any {
 				key, busy := "-", "unknown: "+f.State
 				if f.Key != nil && f.OfKey > 0 {
 					key = fmt.Sprintf("%d (%s)", f.OfKey, short(dash(*f.Key)))

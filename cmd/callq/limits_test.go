@@ -130,7 +130,7 @@ func TestLimitsOpen(t *testing.T) {
 		}
 	}
 	say(map[string]string{
-		"limits list": "open, but for " + missing, "status": missing,
+		"limits list": "full, next unit in 59 min, at about ", "status": missing,
 		"calls why 1": "limit stripe is full: 96 of 100 units (100 per 1h, sliding window, by cost) are occupied, and it takes 5",
 		"doctor":      "what was left of limit stripe at ",
 	})
@@ -242,8 +242,14 @@ func TestHoursAreShown(t *testing.T) {
 	w.answers(exitDone, "calls why 1", "queue shut is "+until)
 	w.answers(exitDone, "status", until, "open until "+hours.When(closes))
 	w.answers(exitDone, "queues list", until, "open until "+hours.When(closes))
-	// 20 calls wait for one limit while it is shut, and 19 for another, at one an hour, which is open for six.
-	w.answers(exitDone, "limits forecast", "unknown: queue shut is "+until, "unknown: queue open is open until "+hours.When(closes))
+	// Of 20 calls at one an hour two start in each day's two hours. Of 19, five today, eleven tomorrow, three the day after.
+	for _, f := range decode[[]admin.Forecast](t, w.do("limits", "forecast", "-o", "json")) {
+		last := map[string]time.Time{"api": opens.AddDate(0, 0, 9).Add(time.Hour), "other": now.Add(-5*time.Hour).AddDate(0, 0, 2).Add(2 * time.Hour)}[f.Limit]
+		if f.Limit != "sockets" && (f.Until == nil || f.Until.Sub(last).Abs() > 5*time.Minute) {
+			t.Errorf("the last call of limit %s starts at %v, want %v", f.Limit, f.Until, last)
+		}
+	}
+	w.answers(exitDone, "limits forecast", "unknown: no call of queue free ended within a day")
 	w.answers(exitDone, "config show", shut)
 	w.do("queues", "pause", "shut", "--reason", "incident")
 	w.answers(exitDone, "queues list", "paused: incident, "+until)

@@ -18,7 +18,34 @@ func queuesCommand(a *app) *cobra.Command {
 			queues, err := admin.ReadQueues(ctx, db)
 			return queueTable().show(a, queues, err)
 		}),
-	}, pauseCommand(a, "queue"), resumeCommand(a, "queue"))
+	}, queuesForecastCommand(a), pauseCommand(a, "queue"), resumeCommand(a, "queue"))
+}
+
+func queuesForecastCommand(a *app) *cobra.Command {
+	var key *string
+	cmd := &cobra.Command{
+		Use: "forecast [QUEUE]", Short: "Say when the last of the calls that wait now in each queue starts",
+		Long: "Print when the last of the calls that wait now in each queue starts, as `limits forecast` does for limits. With\n" +
+			"--key, when a call of that key would start that is inserted into the queue now.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			var queue *string
+			if len(args) > 0 {
+				queue = &args[0]
+			} else if key != nil {
+				return usagef("--key needs a queue: callq queues forecast QUEUE --key KEY")
+			}
+			rows, err := admin.ReadQueueForecasts(ctx, db, queue, key)
+			if err == nil && queue != nil && len(rows) == 0 {
+				err = unknownRule("queue", *queue)
+			}
+			return table[admin.QueueForecast]{"QUEUE,WAITING,AT,FORECAST", func(f admin.QueueForecast) []any {
+				return []any{short(f.Queue), f.Waiting, f.StartsAt, f.Because}
+			}}.show(a, rows, err)
+		}),
+	}
+	cmd.Flags().Var(&textFlag{kind: "string", set: func(text string) error { key = &text; return nil }}, "key", "for a call of this key")
+	return cmd
 }
 
 func queueTable() table[admin.Queue] {

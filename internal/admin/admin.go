@@ -34,6 +34,8 @@ type reader struct {
 	err error
 	// quick: of limits per key, only keys with open attempts are compared for the one that uses most.
 	quick bool
+	// listed: what is occupied of limits is listed, to see when it comes free.
+	listed bool
 }
 
 // snapshot returns what read makes of one state. It turns off the compiling of plans, which takes longer than they run.
@@ -103,6 +105,30 @@ func Short(s string) string {
 // Ago says how long before now something was.
 func Ago(now, at time.Time) string {
 	return max(0, now.Sub(at)).Round(100*time.Millisecond).String() + " ago"
+}
+
+// About writes a duration as people say it: 340 ms, 41 s, 41 min, 5.2 h, 11 d.
+func About(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", max(0, d.Milliseconds()))
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%.0f min", d.Minutes())
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%.1f h", d.Hours())
+	}
+	return fmt.Sprintf("%.0f d", d.Hours()/24)
+}
+
+// Number writes a number with commas: 2,483.
+func Number(n any) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
 }
 
 // Text writes a value or what a pointer points to: a time in UTC, nil as a dash.

@@ -3,127 +3,138 @@ package admin
 import (
 	"context"
 	"fmt"
-	"maps"
-	"math"
 	"slices"
+	"strings"
 	"time"
 
-	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/forecast"
 )
 
 // Forecast says how long the calls that wait now keep a limit busy.
 type Forecast struct {
 	Limit   string  `json:"limit"`
 	Rate    string  `json:"rate"`
-	State   string  `json:"state"`
+	State   string  `json:"state"`       // why nobody can say, if so
 	Waiting int64   `json:"waiting"`     // calls of its queues, due and scheduled
 	Key     *string `json:"key"`         // that has most of them; nil: the limit is not per key
 	OfKey   int64   `json:"of_key"`      // how many
 	Cost    float64 `json:"cost_a_call"` // units
-	// Lasts is for how long the limit is busy with them; nil: nobody can say.
+	// Lasts is in how long the last of them starts; nil: nobody can say.
 	Lasts *time.Duration `json:"lasts_ns"`
 	Until *time.Time     `json:"until"`
 }
 
-// demand is what waits for a limit.
-type demand struct {
-	Name    string            `db:"name"`
-	Waiting int64             `db:"waiting"`
-	Key     *string           `db:"key"`
-	OfKey   int64             `db:"of_key"`
-	Cost    *float64          `db:"cost"`    // of a call of late; nil: there was none
-	Seconds *float64          `db:"seconds"` // that an attempt of late ran
-	Hours   map[string]string `db:"hours"`   // of the queues in which calls wait, if they have some
+// QueueForecast says when the calls that wait now in a queue have started, or when another of a key does.
+type QueueForecast struct {
+	Queue   string  `json:"queue"`
+	Key     *string `json:"key"` // nil: all
+	Waiting int64   `json:"waiting"`
+	// StartsAt is when the last of them starts, or of a key, a call that is inserted now; nil: nobody can say, or none waits.
+	StartsAt *time.Time `json:"starts_at"`
+	Because  string     `json:"because"`
 }
 
 // ReadForecasts makes a forecast for each limit that is named (nil: all), in the order of [ReadLimits].
 func ReadForecasts(ctx context.Context, pool Pool, names []string) ([]Forecast, error) {
 	return snapshot(ctx, pool, func(r *reader) (rows []Forecast) {
-		demands := map[string]demand{}
-		for _, d := range list[demand](r, "read what waits", demandSQL, names) {
-			demands[d.Name] = d
+		most := map[string]mostOf{}
+		for _, m := range list[mostOf](r, "find the keys with most calls", mostOfSQL, names) {
+			most[m.Name] = m
 		}
+		outlooks := r.outlooks(func(q worldQueue) bool {
+			return names == nil || slices.ContainsFunc(q.Limits, func(l string) bool { return slices.Contains(names, l) })
+		})
 		for _, l := range r.limits(names, nil) {
-			rows = append(rows, l.forecast(demands[l.Name]))
+			f := Forecast{Limit: l.Name, Rate: l.Rate, State: l.State, Cost: 1, Lasts: new(time.Duration), Until: &r.now}
+			if m, is := most[l.Name]; is && l.PerKey {
+				f.Key, f.OfKey = m.Key, m.OfKey
+			}
+			for _, o := range outlooks {
+				if slices.ContainsFunc(o.limits, func(other Limit) bool { return other.Name == l.Name }) {
+					o.tell(&f, l)
+				}
+			}
+			if f.Lasts != nil {
+				f.Until = new(l.now.Add(*f.Lasts))
+			}
+			rows = append(rows, f)
 		}
 		return rows
 	})
 }
 
-// forecast assumes that, once what is occupied comes free, the waiting calls go at the limit's rate.
-func (l Limit) forecast(d demand) Forecast {
-	f := Forecast{Limit: l.Name, Rate: l.Rate, State: l.State, Waiting: d.Waiting, Cost: 1}
-	calls := d.Waiting
-	if l.PerKey {
-		f.Key, f.OfKey, calls = d.Key, d.OfKey, d.OfKey
+// foreseen is an outlook with what comes of it.
+type foreseen struct {
+	*outlook
+	forecast.Result
+}
+
+// outlooks are those of the queues that are asked for, which share no limit with each other.
+func (r *reader) outlooks(asked func(worldQueue) bool) (all []foreseen) {
+	queues := list[worldQueue](r, "read queues", worldQueuesSQL)
+	seen := map[string]bool{}
+	for _, q := range queues {
+		if seen[q.Name] || !asked(q) {
+			continue
+		}
+		together := sharing(queues, q.Name)
+		for _, other := range together {
+			seen[other.Name] = true
+		}
+		o := r.outlook(together, nil)
+		if r.err != nil {
+			return nil
+		}
+		all = append(all, foreseen{o, o.Run()})
 	}
-	if l.CountCost && d.Cost != nil {
-		f.Cost = *d.Cost
-	}
-	if l.State != "open" {
-		return f
-	}
-	units := float64(calls) * f.Cost
-	var lasts time.Duration
-	switch {
-	case units == 0:
-	case l.Window > 0: // the first window has room for what is not occupied
-		lasts = l.busyFor(units - float64(l.Room))
-	case d.Seconds == nil:
-		f.State = "no call of its queues ended within a day"
-		return f
-	default:
-		lasts = time.Duration(units / float64(l.Units) * *d.Seconds * float64(time.Second))
-	}
-	until := l.now.Add(lasts)
-	for _, queue := range slices.Sorted(maps.Keys(d.Hours)) {
-		if h := hoursAt(d.Hours[queue], l.now); h.OutsideHours || h.HoursUntil != nil && h.HoursUntil.Before(until) {
-			f.State = fmt.Sprintf("queue %s is %s", queue, h.state)
-			return f
+	return all
+}
+
+// tell adds to a forecast what comes of the limit's queues.
+func (o foreseen) tell(f *Forecast, l Limit) {
+	var cost, waiting float64
+	for i, q := range o.queues {
+		if !slices.Contains(q.Limits, l.Name) || o.waits[q.Name] == 0 {
+			continue
+		}
+		f.Waiting += o.waits[q.Name]
+		waiting, cost = waiting+float64(o.waits[q.Name]), cost+float64(o.waits[q.Name])*o.Queues[i].Cost
+		switch why := o.unknown(q.Name); {
+		case f.Lasts == nil:
+		case why != "":
+			f.State, f.Lasts, f.Until = why, nil, nil
+		default:
+			f.Lasts = new(max(*f.Lasts, o.Last[i]))
 		}
 	}
-	f.Lasts, f.Until = &lasts, &until
-	return f
+	if l.CountCost && waiting > 0 {
+		f.Cost = cost / waiting
+	}
 }
 
-// busyFor returns how long it takes until so many units come free: whole windows, and of the last its share, but no
-// less than until the first occupied unit comes free. A calendar window gives out all its units at its start.
-func (l Limit) busyFor(units float64) time.Duration {
-	if units <= 0 {
-		return 0
+// unknown is why nobody can say when the calls of a queue start; empty: somebody can.
+func (o foreseen) unknown(queue string) string {
+	switch why, is := o.never[queue]; {
+	case is:
+		return why
+	case !o.Known:
+		return "too much waits to say"
 	}
-	windows := math.Ceil(units/float64(l.Units)) - 1
-	if l.Shape.Algorithm == limit.FixedWindow && l.next != nil {
-		return l.rate().Later(*l.next, windows).Sub(l.now)
-	}
-	span := float64(l.rate().Span())
-	last := time.Duration((units - windows*float64(l.Units)) / float64(l.Units) * span)
-	if l.next != nil {
-		last = max(last, l.next.Sub(l.now))
-	}
-	return time.Duration(windows*span) + last
+	return ""
 }
 
-// Recently ended calls give the average cost and time. Keys are told apart only for limits that are per key.
-const demandSQL = `
-WITH waiting AS MATERIALIZED (
-    SELECT queue, sum(calls) AS calls, (SELECT hours FROM call_queues WHERE name = queue AND hours <> '') AS hours
-    FROM (SELECT queue, calls FROM call_flows WHERE calls > 0 UNION ALL SELECT queue, calls FROM call_inbox WHERE calls > 0) b
-    GROUP BY queue
-), recent AS (
-    SELECT queue, coalesce(settled, cost) AS cost, extract(epoch FROM finished_at - started_at) AS seconds
-    FROM call_attempts
-    WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
-      AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
-)
-SELECT l.name, coalesce(w.waiting, 0)::bigint AS waiting, m.key, coalesce(m.calls, 0)::bigint AS of_key,
-    r.cost::float8 AS cost, r.seconds::float8 AS seconds, w.hours
+// mostOf is the key that has most calls in the queues of a limit.
+type mostOf struct {
+	Name  string  `db:"name"`
+	Key   *string `db:"key"`
+	OfKey int64   `db:"of_key"`
+}
+
+const mostOfSQL = `
+SELECT l.name, m.key, m.calls::bigint AS of_key
 FROM call_limits l
-LEFT JOIN LATERAL (
-    SELECT sum(calls) AS waiting, jsonb_object_agg(queue, hours) FILTER (WHERE hours IS NOT NULL) AS hours
-    FROM waiting WHERE queue = ANY(l.queues)
-) w ON true
-LEFT JOIN LATERAL (
+CROSS JOIN LATERAL (
     SELECT key, sum(calls) AS calls
     FROM (
         SELECT queue, key, calls FROM call_flows WHERE calls > 0
@@ -132,10 +143,102 @@ LEFT JOIN LATERAL (
         UNION ALL
         SELECT queue, k.key, 1 FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
     ) b
-    WHERE l.per_key AND queue = ANY(l.queues)
+    WHERE queue = ANY(l.queues)
     GROUP BY key
     ORDER BY 2 DESC, 1
     LIMIT 1
-) m ON true
-LEFT JOIN LATERAL (SELECT avg(cost) AS cost, avg(seconds) AS seconds FROM recent c WHERE c.queue = ANY(l.queues)) r ON true
-WHERE $1::text[] IS NULL OR l.name = ANY($1)`
+) m
+WHERE l.per_key AND ($1::text[] IS NULL OR l.name = ANY($1))`
+
+// ReadQueueForecasts makes a forecast for each queue in force, or for the one that is named, and its calls of one key.
+func ReadQueueForecasts(ctx context.Context, pool Pool, queue, key *string) ([]QueueForecast, error) {
+	return snapshot(ctx, pool, func(r *reader) (rows []QueueForecast) {
+		if key != nil {
+			return r.keyForecast(*queue, *key)
+		}
+		for _, o := range r.outlooks(func(q worldQueue) bool { return queue == nil || q.Name == *queue }) {
+			for i, q := range o.queues {
+				if queue != nil && q.Name != *queue {
+					continue
+				}
+				f := QueueForecast{Queue: q.Name, Waiting: o.waits[q.Name]}
+				switch why := o.unknown(q.Name); {
+				case f.Waiting == 0:
+					f.Because = "nothing waits"
+				case why != "":
+					f.Because = "unknown: " + why
+				default:
+					f.StartsAt = new(r.now.Add(o.Last[i]))
+					f.Because = "the last starts in about " + About(o.Last[i]) + o.held(o.queues[i], o.Result)
+				}
+				rows = append(rows, f)
+			}
+		}
+		slices.SortFunc(rows, func(a, b QueueForecast) int { return strings.Compare(a.Queue, b.Queue) })
+		return rows
+	})
+}
+
+// keyForecast says when a call of the key would start that is inserted now.
+func (r *reader) keyForecast(queue, key string) []QueueForecast {
+	next := &callqueue.Record{Queue: queue, Key: key, Priority: callqueue.DefaultPriority, Cost: 1, RunAt: r.now}
+	f := r.foresee(next)
+	if f.Position == nil {
+		return nil
+	}
+	return []QueueForecast{{Queue: queue, Key: &key, Waiting: f.ofKey, StartsAt: f.StartsAt, Because: f.Because}}
+}
+
+// Foresight is when a waiting call is made.
+type Foresight struct {
+	// Position is its place among the calls of its queue, in the order in which they start; nil: its queue is not in force, or
+	// it does not wait.
+	Position *int64     `json:"position"`
+	StartsAt *time.Time `json:"starts_at"` // about; nil: nobody can say, or it does not wait
+	Because  string     `json:"because"`   // in how long that is, what comes before it, and which limit decides; or why nobody can say
+
+	ofKey int64 // calls of its key before it
+}
+
+// foresee says when a call that waits is made.
+func (r *reader) foresee(call *callqueue.Record) (f Foresight) {
+	queues := sharing(list[worldQueue](r, "read queues", worldQueuesSQL), call.Queue)
+	if len(queues) == 0 {
+		return Foresight{Because: "unknown: queue " + call.Queue + " is not in force"}
+	}
+	o := r.outlook(queues, call)
+	if r.err != nil {
+		return Foresight{}
+	}
+	ran := foreseen{o, o.Run()}
+	f.Position, f.ofKey = new(ran.Before+1), o.ofKey
+	if why := ran.unknown(call.Queue); why != "" {
+		f.Because = "unknown: " + why
+		return f
+	}
+	others := ""
+	if ran.Others > 0 {
+		others = fmt.Sprintf(" and %s of other queues", Number(ran.Others))
+	}
+	i := slices.IndexFunc(queues, func(q worldQueue) bool { return q.Name == call.Queue })
+	f.StartsAt = new(r.now.Add(ran.Start))
+	f.Because = fmt.Sprintf("in about %s: %s calls before it%s%s", About(ran.Start), Number(ran.Before), others, o.held(queues[i], ran.Result))
+	return f
+}
+
+// held names the limit that keeps the queue's calls waiting longest.
+func (o *outlook) held(q worldQueue, result forecast.Result) string {
+	longest, held := time.Duration(0), -1
+	for i, d := range result.Held {
+		if d > longest && (i >= len(o.limits) || slices.Contains(q.Limits, o.limits[i].Name)) {
+			longest, held = d, i
+		}
+	}
+	switch {
+	case held < 0:
+		return ""
+	case held < len(o.limits):
+		return ", " + o.limits[held].Rate
+	}
+	return fmt.Sprintf(", %d slots of workers", o.Limits[held].Rate.Units)
+}

@@ -53,6 +53,8 @@ type limitFacts struct {
 	now        time.Time
 	key        string     // of a limit per key: that uses most, or was asked about
 	next       *time.Time // when a unit comes free, whether there is room or not
+	free       int64      // room, whether it is open or not
+	occupied   []limit.Charge
 }
 
 // Idle says that no queue uses it.
@@ -61,6 +63,11 @@ func (l Limit) Idle() bool { return len(l.Queues) == 0 }
 // StateText says whether it is open, until when not, and whether keys are paused.
 func (l Limit) StateText() string {
 	text := l.stateUntil(Short(l.State))
+	if l.OpensAt != nil {
+		text = "full, " + nextUnit(*l.OpensAt, l.now)
+	} else if l.State == "open" && l.Room == 0 && !l.Idle() {
+		text = "full"
+	}
 	if l.State == "open" && l.Missing > 0 {
 		text += ", but for " + l.missingText()
 	}
@@ -85,6 +92,15 @@ func (l Limit) rate() limit.Rate {
 		units = own
 	}
 	return limit.Rate{Units: units, Window: l.Window, Shape: l.Shape}
+}
+
+// nextUnit says when a unit comes free.
+func nextUnit(at, now time.Time) string {
+	text := "next unit in " + About(at.Sub(now))
+	if at.Sub(now) > 2*time.Minute {
+		text += ", at about " + Instant(&at)
+	}
+	return text
 }
 
 // InAll is how many units there are in all.
@@ -137,7 +153,7 @@ func (r *reader) limits(names []string, key *string) []Limit {
 		names[i], since[i] = l.Name, l.rate().Since(l.now, 0)
 	}
 	used := map[string]usage{}
-	for _, u := range list[usage](r, "count occupied units", usageSQL, names, since, key, r.quick) {
+	for _, u := range list[usage](r, "count occupied units", usageSQL, names, since, key, r.quick, r.listed) {
 		used[u.Name] = u
 	}
 	for i := range limits {
@@ -171,13 +187,15 @@ ORDER BY l.name`
 
 // usage is what of a limit is occupied by the key that uses most, or that was asked about.
 type usage struct {
-	Name    string      `db:"name"`
-	Key     string      `db:"key"`
-	Units   int64       `db:"units"`
-	Former  int64       `db:"former"`   // of those, open when units went missing
-	FreedAt *time.Time  `db:"freed_at"` // the earliest until; nil: unknown
-	Until   []time.Time `db:"until"`    // of each charge of a token bucket; of what ends nobody knows when, in 100 years
-	Costs   []int64     `db:"costs"`    // likewise
+	Name    string     `db:"name"`
+	Key     string     `db:"key"`
+	Units   int64      `db:"units"`
+	Former  int64      `db:"former"`   // of those, open when units went missing
+	FreedAt *time.Time `db:"freed_at"` // the earliest until; nil: unknown
+	// Of each charge of a token bucket, and of others if they are to be listed. Of what ends nobody knows when, a token bucket's is in
+	// 100 years, and that of others by when it started, or now.
+	Until []time.Time `db:"until"`
+	Costs []int64     `db:"costs"` // likewise
 }
 
 // A charge counts from since (limit.Rate.Since) on. To add up what each of very many keys uses takes longer than all else, so
@@ -189,7 +207,8 @@ WITH asked AS (
 ), open AS ( -- the units of open attempts
     SELECT u.name, u.key, u.cost, CASE WHEN o.epoch <> a.epoch THEN u.cost ELSE 0 END AS former,
         CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at,
-        CASE WHEN a.by_charge THEN least(until, now() + interval '100 years') END AS until
+        CASE WHEN a.by_charge THEN least(until, now() + interval '100 years')
+            WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at), now())) END AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN asked a ON a.name = u.name
@@ -212,7 +231,7 @@ WITH asked AS (
 ), units AS (
     SELECT * FROM open
     UNION ALL
-    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END, u.bucket, CASE WHEN a.by_charge THEN u.bucket END
+    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END, u.bucket, CASE WHEN a.by_charge OR $5 THEN u.bucket END
     FROM keys k
     JOIN asked a ON a.name = k.name
     JOIN call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
@@ -243,7 +262,10 @@ func (l *Limit) reckon(u usage, missing *limit.Missing) {
 		use.Freed = *u.FreedAt
 	}
 	for i, until := range u.Until {
-		use.Charges = append(use.Charges, limit.Charge{Until: until, Units: u.Costs[i]})
+		l.occupied = append(l.occupied, limit.Charge{Until: until, Units: u.Costs[i]})
+	}
+	if l.Shape.Algorithm == limit.TokenBucket {
+		use.Charges = l.occupied
 	}
 	known := use.Room(l.now, 0)
 	room := known
@@ -255,7 +277,7 @@ func (l *Limit) reckon(u usage, missing *limit.Missing) {
 			l.State, l.ShutUntil = shutMissing, l.MissingUntil
 		}
 	}
-	l.Occupied = u.Units
+	l.Occupied, l.free = u.Units, room
 	if l.Shape.Algorithm == limit.TokenBucket {
 		l.Occupied = l.Shape.Burst - room
 	}

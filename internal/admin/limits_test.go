@@ -4,62 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pgtest"
 )
-
-func TestForecast(t *testing.T) {
-	t.Parallel()
-	seconds, cost, key := 2.0, 30.0, "big"
-	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	next := time.Hour + limit.Margin(time.Hour)
-	minutely := Limit{Units: 10, Window: time.Minute}
-	hourly := Limit{Units: 5, Window: time.Hour}
-	atOnce := Limit{Units: 4}
-	costly := Limit{Units: 300, Window: time.Minute, CountCost: true}
-	daily := Limit{Units: 10, Window: 24 * time.Hour, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1d"}}
-	bucket := Limit{Units: 10, Window: 200 * time.Second, Shape: limit.Shape{Algorithm: limit.TokenBucket, Period: "1s", Burst: 100}}
-	open := func(hours string) map[string]string { return map[string]string{"q": hours} }
-	for name, c := range map[string]struct {
-		rule     Limit
-		occupied int64      // all units are
-		freed    *time.Time // when the first of them comes free
-		d        demand
-		want     time.Duration // below 0: unknown
-	}{
-		"nothing waits":     {minutely, 0, nil, demand{}, 0},
-		"there is room":     {minutely, 0, nil, demand{Waiting: 10}, 0},
-		"three windows":     {minutely, 0, nil, demand{Waiting: 40}, 3 * time.Minute},
-		"all is occupied":   {minutely, 10, nil, demand{Waiting: 40}, 4 * time.Minute},
-		"the largest key's": {Limit{Units: 10, Window: time.Minute, PerKey: true}, 0, nil, demand{Waiting: 90, Key: &key, OfKey: 20}, time.Minute},
-		"by cost":           {costly, 0, nil, demand{Waiting: 40, Cost: &cost}, 3 * time.Minute},
-		"by cost, unknown":  {costly, 0, nil, demand{Waiting: 600}, time.Minute},
-		"nothing yet free":  {hourly, 5, &now, demand{Waiting: 2}, next},
-		"nor the next":      {hourly, 5, &now, demand{Waiting: 7}, time.Hour + next},
-		"the calendar's":    {daily, 10, &now, demand{Waiting: 15}, 36*time.Hour + time.Minute},
-		"a bucket":          {bucket, 0, nil, demand{Waiting: 150}, 5 * time.Second},
-		"at once":           {atOnce, 0, nil, demand{Waiting: 40, Seconds: &seconds}, 20 * time.Second},
-		"at once, unknown":  {atOnce, 0, nil, demand{Waiting: 40}, -1},
-		"outside hours":     {minutely, 0, nil, demand{Waiting: 40, Hours: open("13:00-14:00")}, -1},
-		"closes before":     {minutely, 0, nil, demand{Waiting: 40, Hours: open("11:00-12:02")}, -1},
-		"closes later":      {minutely, 0, nil, demand{Waiting: 40, Hours: open("11:00-12:03")}, 3 * time.Minute},
-		"paused":            {minutely, 0, nil, demand{Waiting: 40}, -1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := c.rule
-			l.State, l.now = "open", now
-			if name == "paused" {
-				l.State = "paused: x"
-			}
-			l.reckon(usage{Units: c.occupied, FreedAt: c.freed}, nil)
-			f := l.forecast(c.d)
-			if c.want < 0 && f.Lasts != nil || c.want >= 0 && (f.Lasts == nil || *f.Lasts != c.want) {
-				t.Errorf("lasts %v, want %v: %+v", f.Lasts, c.want, f)
-			}
-		})
-	}
-}
 
 // Of a limit that very many keys use, the one that uses most is shown.
 func TestFullestKey(t *testing.T) {
@@ -101,7 +47,7 @@ func TestUsageOfOneKey(t *testing.T) {
 	exec(t, pool, `INSERT INTO call_usage SELECT 'each', 'u' || i, now(), 0, 1 FROM generate_series(1, 30000) i`)
 	exec(t, pool, `VACUUM ANALYZE`)
 	settings := map[string]string{"jit": "off", "plan_cache_mode": "force_custom_plan"}
-	if n := pgtest.Work(t, pool, settings, usageSQL, "'{each,other}'", "ARRAY[now() - interval '1 h', now() - interval '1 h']", "'u7'", "false"); n > 2000 {
+	if n := pgtest.Work(t, pool, settings, usageSQL, "'{each,other}'", "ARRAY[now() - interval '1 h', now() - interval '1 h']", "'u7'", "false", "false"); n > 2000 {
 		t.Errorf("to read what one of 30,000 keys uses, plans handled %d", n)
 	}
 }

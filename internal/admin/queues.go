@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/hours"
@@ -23,6 +24,8 @@ type Queue struct {
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
 	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	// HeldBy names the limits without room, if calls are due.
+	HeldBy []string `json:"held_by" db:"-"`
 	QueueHours
 }
 
@@ -47,7 +50,23 @@ func (q Queue) StateText() string {
 			text += ", " + q.state
 		}
 	}
+	if len(q.HeldBy) > 0 {
+		text += ", held by limit " + strings.Join(q.HeldBy, ", ")
+	}
 	return text + keysPaused(q.PausedKeys)
+}
+
+// holds notes which limits have no room for calls that are due.
+func holds(queues []Queue, limits []Limit) {
+	for i := range queues {
+		q := &queues[i]
+		q.HeldBy = []string{}
+		for _, l := range limits {
+			if q.Due > 0 && l.Room == 0 && !l.PerKey && slices.Contains(q.Limits, l.Name) {
+				q.HeldBy = append(q.HeldBy, l.Name)
+			}
+		}
+	}
 }
 
 // QueueDetails is a queue with what waits in it and what became of it.
@@ -65,6 +84,7 @@ func ReadQueue(ctx context.Context, pool Pool, name string) (*QueueDetails, erro
 		if i < 0 {
 			return nil
 		}
+		holds(queues[i:i+1], r.limits(queues[i].Limits, nil))
 		tasks := slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Queue != name })
 		return &QueueDetails{queues[i], tasks, r.history("queue", name)}
 	})
@@ -75,6 +95,7 @@ func ReadQueue(ctx context.Context, pool Pool, name string) (*QueueDetails, erro
 func ReadQueues(ctx context.Context, pool Pool) ([]Queue, error) {
 	return snapshot(ctx, pool, func(r *reader) []Queue {
 		queues, _ := r.queues()
+		holds(queues, r.limits(nil, nil))
 		return queues
 	})
 }

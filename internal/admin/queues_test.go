@@ -95,7 +95,9 @@ func TestReadWaiting(t *testing.T) {
 
 			exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch)
 				VALUES ('l', 1, 1, '1 h', true, '1 s', '1 s', '{a,b}', now(), '', '')`)
-			var most demand
+			exec(t, pool, `INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+				SELECT name, '{l}', '', 3, '1 s', '1 m', '1 m', 'retry' FROM unnest('{a,b}'::text[]) q (name)`)
+			var most Forecast
 			if err := pool.QueryRow(t.Context(), `SELECT key, count(*), (SELECT count(*) FROM call_queue)
 				FROM call_queue GROUP BY key ORDER BY 2 DESC, 1 LIMIT 1`).Scan(&most.Key, &most.OfKey, &most.Waiting); err != nil {
 				t.Fatal(err)

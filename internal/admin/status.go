@@ -40,6 +40,7 @@ func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
 			Workers: list[Worker](r, "read workers", workersSQL), HTTPTask: []string{},
 			Oldest: one[Oldest](r, "read the oldest call", oldestSQL),
 		}
+		holds(s.Queues, s.Limits)
 		for _, d := range list[struct{ Text string }](r, "read the workers' http settings", httpSettingsSQL) {
 			s.HTTPTask = append(s.HTTPTask, d.Text)
 		}

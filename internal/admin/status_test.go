@@ -92,7 +92,7 @@ func TestStatusReadsNoEndedCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, sql := range map[string]string{"queues": queuesSQL, "waiting": waitingSQL, "forecast": demandSQL, "oldest": oldestSQL} {
+	for name, sql := range map[string]string{"queues": queuesSQL, "waiting": waitingSQL, "forecast": mostOfSQL, "oldest": oldestSQL} {
 		for _, scan := range pgtest.Plan(t, pool, map[string]string{"timezone": "UTC", "jit": "off"}, sql) {
 			if scan.Table == "call_queue" && scan.Index == "" {
 				t.Errorf("%s reads all calls: %+v", name, scan)

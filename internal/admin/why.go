@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ type Why struct {
 	Status  callqueue.Status `json:"status"`
 	Running bool             `json:"running"`
 	Reasons []Reason         `json:"reasons"`
+	Foresight
 }
 
 // Reason is one thing that a call waits for, or what became of it.
@@ -74,8 +76,25 @@ func Explain(ctx context.Context, pool Pool, call *callqueue.Record) (Why, error
 		c.pauses = list[Pause](r, "read pauses", callPausesSQL, call.Key, call.Queue, c.Limits)
 		c.limits = r.limits(c.Limits, &call.Key)
 		c.explain()
-		return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.reasons}
+		return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.reasons, c.foresight(r)}
 	})
+}
+
+// foresight is when the call is made, unless something holds it up and nobody knows for how long.
+func (c *circumstances) foresight(r *reader) (f Foresight) {
+	if c.call.Status != callqueue.StatusNew && c.call.Status != callqueue.StatusError {
+		f.Because = c.reasons[0].Text
+		return f
+	}
+	f = r.foresee(c.call)
+	endless := []string{"paused", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "expired"}
+	for _, reason := range c.reasons {
+		if reason.Until == nil && slices.Contains(endless, reason.Code) {
+			f.StartsAt, f.Because = nil, "unknown: "+reason.Text
+			break
+		}
+	}
+	return f
 }
 
 const openSQL = `
@@ -231,7 +250,7 @@ func (c *circumstances) explainLimit(l Limit) {
 		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d",
 			whose, l.Occupied, l.InAll(), l.Rate, units)
 		if l.OpensAt != nil {
-			text += "; the next comes free at about " + Instant(l.OpensAt)
+			text += "; " + nextUnit(*l.OpensAt, c.now)
 		}
 		if l.Missing > 0 {
 			text += "; besides there are " + l.missingText()

@@ -56,7 +56,7 @@ func TestReasons(t *testing.T) {
 			l := full
 			l.OpensAt = &later
 			c.limits = []Limit{l}
-		}, []string{"limit_full: limit api is full: 5 of 5 units (5 per 1m) are occupied, and it takes 1; the next comes free at about 2026-11-21 10:00:00Z"}},
+		}, []string{"limit_full: limit api is full: 5 of 5 units (5 per 1m) are occupied, and it takes 1; next unit in 60 min, at about 2026-11-21 10:00:00Z"}},
 		{"a limit full for a cost", func(c *circumstances) {
 			c.call.Cost = 3
 			l := full

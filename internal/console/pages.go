@@ -78,7 +78,7 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 // callBody is the page of a call.
 type callBody struct {
 	*callqueue.Record
-	Why    []admin.Reason
+	Why    admin.Why
 	Ledger []admin.Attempt
 }
 
@@ -100,7 +100,7 @@ func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &page{Template: "call", Title: "Call " + name, Body: callBody{record, why.Reasons, attempts}}, nil
+	return &page{Template: "call", Title: "Call " + name, Body: callBody{record, why, attempts}}, nil
 }
 
 // limitBody is the page of a limit.
@@ -141,7 +141,7 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 // words returns the functions of the templates.
 func words() template.FuncMap {
 	return template.FuncMap{
-		"number":   number,
+		"number":   admin.Number,
 		"ago":      admin.Ago,
 		"short":    admin.Short,
 		"dash":     admin.Dash,
@@ -155,22 +155,13 @@ func words() template.FuncMap {
 	}
 }
 
-// number writes 1234567 as 1,234,567.
-func number(n any) string {
-	text := fmt.Sprint(n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
-}
-
 // cut shortens a text, and says so.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
 	return strings.ToValidUTF8(text[:most], "") +
-		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", number(len(text)))
+		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", admin.Number(len(text)))
 }
 
 func indented(data json.RawMessage) string {

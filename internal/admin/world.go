@@ -1,0 +1,450 @@
+package admin
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/forecast"
+	"github.com/callq/callq/internal/hours"
+	"github.com/callq/callq/internal/limit"
+)
+
+// outlook is what waits in queues that share limits, and for what, as a forecast takes it.
+type outlook struct {
+	forecast.World
+	queues []worldQueue // by place in World.Queues
+	limits []Limit      // by place in World.Limits, which has slots of workers behind them
+	// never says, by queue, why nobody can say when its calls start; they are left out of the world, but for the call that is
+	// asked about.
+	never map[string]string
+	waits map[string]int64 // calls, by queue
+	ofKey int64            // calls before the one that is asked about, of its key
+}
+
+// worldQueue is a queue in force.
+type worldQueue struct {
+	Name    string     `db:"name"`
+	Limits  []string   `db:"limits"`
+	Label   string     `db:"label"`
+	Hours   string     `db:"hours"`
+	Paused  *string    `db:"paused"`
+	Until   *time.Time `db:"paused_until"`
+	Cost    *float64   `db:"cost"`    // of calls of late; nil: none ended
+	Seconds *float64   `db:"seconds"` // that they ran
+	Lag     *float64   `db:"lag"`     // seconds from when they could be made until they arrived
+}
+
+// Of 10,000 calls that ended last, within a day, each queue's give what a call costs, and for how long it runs.
+const worldQueuesSQL = `
+WITH recent AS (
+    SELECT queue, avg(coalesce(settled, cost))::float8 AS cost, avg(extract(epoch FROM finished_at - started_at))::float8 AS seconds,
+        percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM arrived_by - claimed_at)) AS lag
+    FROM call_attempts
+    WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
+      AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
+    GROUP BY queue
+)
+SELECT q.name, q.limits, coalesce(q.label, '') AS label, coalesce(q.hours, '') AS hours, p.reason AS paused,
+    nullif(p.until, 'infinity') AS paused_until, r.cost, r.seconds, r.lag
+FROM call_queues q
+LEFT JOIN call_pauses p ON p.what = 'queue' AND p.name = q.name AND p.key = '' AND p.until > clock_timestamp()
+LEFT JOIN recent r ON r.queue = q.name
+ORDER BY q.name`
+
+// sharing returns a queue and those that share limits with it, directly or through others; none: it is not in force.
+func sharing(all []worldQueue, name string) (found []worldQueue) {
+	limits, taken := map[string]bool{}, make([]bool, len(all))
+	for again := true; again; {
+		again = false
+		for i, q := range all {
+			shares := q.Name == name || slices.ContainsFunc(q.Limits, func(l string) bool { return limits[l] })
+			if taken[i] || !shares {
+				continue
+			}
+			taken[i], again = true, true
+			for _, l := range q.Limits {
+				limits[l] = true
+			}
+		}
+	}
+	for i, q := range all {
+		if taken[i] {
+			found = append(found, q)
+		}
+	}
+	return found
+}
+
+// outlook reads the world of these queues. call is the one that is asked about; nil: all are.
+func (r *reader) outlook(queues []worldQueue, call *callqueue.Record) *outlook {
+	o := &outlook{World: forecast.World{Now: r.now}, queues: queues, never: map[string]string{}, waits: map[string]int64{}}
+	var names, limits, labels []string
+	for _, q := range queues {
+		names, labels = append(names, q.Name), append(labels, q.Label)
+		limits = append(limits, q.Limits...)
+	}
+	var key *string
+	if call != nil {
+		key = &call.Key
+	}
+	r.listed = true
+	o.limits = r.limits(limits, key)
+	costs := map[string]float64{}
+	for _, c := range list[costOf](r, "read costs", costsSQL, names) {
+		costs[c.Queue] = c.Cost
+	}
+	for _, q := range queues {
+		o.addQueue(q, costs[q.Name])
+	}
+	for _, l := range o.limits {
+		o.addLimit(l)
+	}
+	o.addSlots(list[slotsOf](r, "count slots", slotsSQL, labels))
+	o.addKeys(r, names, call)
+	return o
+}
+
+type costOf struct {
+	Queue string  `db:"queue"`
+	Cost  float64 `db:"cost"`
+}
+
+// What calls cost on average, by some of those that wait.
+const costsSQL = `
+SELECT i.queue, avg(greatest(coalesce(c.cost, 1), 1))::float8 AS cost
+FROM unnest($1::text[]) AS n (name)
+CROSS JOIN LATERAL (
+    (SELECT n.name AS queue, unnest(ids[1:20]) AS id FROM call_segments WHERE queue = n.name LIMIT 400)
+    UNION ALL
+    (SELECT n.name, unnest(ids[1:20]) FROM call_inbox WHERE queue = n.name AND calls > 0 LIMIT 400)
+) i
+JOIN call_queue c ON c.id = i.id
+WHERE EXISTS (SELECT FROM call_queues q JOIN call_limits l ON l.name = ANY(q.limits) WHERE q.name = n.name AND l.count_cost)
+GROUP BY i.queue`
+
+func (o *outlook) addQueue(q worldQueue, cost float64) {
+	world := forecast.Queue{Cost: 1}
+	if cost > 0 {
+		world.Cost = cost
+	} else if q.Cost != nil {
+		world.Cost = *q.Cost
+	}
+	if q.Seconds != nil {
+		world.Holds = time.Duration(*q.Seconds * float64(time.Second))
+	}
+	if q.Lag != nil {
+		world.Lag = time.Duration(min(max(*q.Lag, 0), 1) * float64(time.Second))
+	}
+	var err error
+	if world.Hours, err = hours.Parse(q.Hours); err != nil {
+		o.never[q.Name] = "queue " + q.Name + " is " + hoursAt(q.Hours, o.Now).state
+	}
+	switch {
+	case q.Until != nil:
+		world.Opens = q.Until.Sub(o.Now)
+	case q.Paused != nil:
+		o.never[q.Name] = "queue " + q.Name + " is paused: " + *q.Paused
+	}
+	for _, name := range q.Limits {
+		if place := slices.IndexFunc(o.limits, func(l Limit) bool { return l.Name == name }); place >= 0 {
+			l := o.limits[place]
+			world.Limits = append(world.Limits, place)
+			if l.State != "open" && l.ShutUntil == nil {
+				o.never[q.Name] = "limit " + l.Name + " is " + l.State
+			}
+		}
+	}
+	o.Queues = append(o.Queues, world)
+}
+
+func (o *outlook) addLimit(l Limit) {
+	world := forecast.Limit{
+		Name: l.Name, Rate: limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}, PerKey: l.PerKey, CountCost: l.CountCost,
+		State: forecast.State{Units: float64(l.rate().Units), Room: float64(l.free)},
+	}
+	if l.State != "open" && l.ShutUntil != nil {
+		world.Opens = l.ShutUntil.Sub(o.Now)
+	}
+	var holds time.Duration
+	for i, q := range o.queues {
+		if slices.Contains(q.Limits, l.Name) {
+			holds = max(holds, o.Queues[i].Holds)
+		}
+	}
+	for _, c := range l.occupied {
+		at := c.Until.Add(holds)
+		if l.Window > 0 {
+			at = l.rate().Passed(c.Until, 0)
+		}
+		world.Frees = append(world.Frees, forecast.Free{At: max(0, at.Sub(o.Now)), Units: float64(c.Units)})
+	}
+	if l.MissingUntil != nil && l.State == "open" {
+		world.Frees = append(world.Frees, forecast.Free{At: l.MissingUntil.Sub(o.Now), Units: float64(l.Missing)})
+	}
+	slices.SortFunc(world.Frees, func(a, b forecast.Free) int { return int(min(max(a.At-b.At, -1), 1)) })
+	o.Limits = append(o.Limits, world)
+}
+
+type slotsOf struct {
+	Label   string `db:"label"`
+	Slots   int64  `db:"slots"`
+	Running int64  `db:"running"`
+}
+
+const slotsSQL = `
+SELECT l.label, sum(w.slots)::bigint AS slots, sum(w.running)::bigint AS running
+FROM (SELECT DISTINCT unnest($1::text[]) AS label) l
+JOIN (
+    SELECT slots, labels, (SELECT count(*) FROM call_open o WHERE o.worker = w.id AND o.started_at IS NOT NULL) AS running
+    FROM call_workers w WHERE callq_alive(heartbeat_at)
+) w ON l.label = '' OR l.label = ANY(w.labels)
+GROUP BY l.label
+HAVING sum(w.slots) > 0`
+
+// addSlots adds the slots of workers, as limits of the queues whose calls they take.
+func (o *outlook) addSlots(slots []slotsOf) {
+	for _, s := range slots {
+		world := forecast.Limit{
+			Name: "slots of workers", Rate: limit.Rate{Units: s.Slots},
+			State: forecast.State{Units: float64(s.Slots), Room: float64(max(0, s.Slots-s.Running))},
+		}
+		for i, q := range o.queues {
+			if q.Label == s.Label && o.Queues[i].Holds > 0 {
+				o.Queues[i].Limits = append(o.Queues[i].Limits, len(o.Limits))
+			}
+		}
+		o.Limits = append(o.Limits, world)
+	}
+}
+
+// waitingKeys are keys of a queue with as many calls each.
+type waitingKeys struct {
+	Queue  string  `db:"queue"`
+	Key    *string `db:"key"` // of one that may differ from others
+	Calls  int64   `db:"calls"`
+	Before bool    `db:"before"` // their turn comes before that of the call that is asked about
+	Count  int64   `db:"count"`
+	In     float64 `db:"due_in"` // seconds
+}
+
+// A claim begins behind the key that was served last. Of the call that is asked about, its own key is left out. The later calls fall
+// due, the less is told of when.
+const waitingKeysSQL = `
+WITH due AS (
+    SELECT queue, key, sum(calls)::bigint AS calls
+    FROM (
+        SELECT queue, key, calls FROM call_flows WHERE queue = ANY($1) AND calls > 0
+        UNION ALL
+        SELECT queue, key, calls FROM call_inbox WHERE queue = ANY($1) AND calls > 0 AND keys IS NULL AND at <= $5
+    ) b
+    WHERE (queue, key) IS DISTINCT FROM ($3, $4)
+    GROUP BY queue, key
+), later AS (
+    SELECT queue, key, keys IS NULL AND key = ANY($2) AS apart, calls, greatest(0, extract(epoch FROM at - $5)) AS due_in
+    FROM call_inbox
+    WHERE queue = ANY($1) AND calls > 0 AND (keys IS NOT NULL OR at > $5) AND (queue, key) IS DISTINCT FROM ($3, $4)
+)
+SELECT d.queue, CASE WHEN d.key = ANY($2) THEN d.key END AS key, d.calls,
+    coalesce(d.queue = $3 AND (d.key <= q.served_key, d.key) < ($4 <= q.served_key, $4), false) AS before, count(*) AS count, 0::float8 AS due_in
+FROM due d JOIN call_queues q ON q.name = d.queue
+GROUP BY 1, 2, 3, 4
+UNION ALL
+SELECT queue, CASE WHEN apart THEN key END, 1, false, sum(calls), avg(due_in)::float8
+FROM later
+GROUP BY queue, CASE WHEN apart THEN key END, floor(20 * ln(due_in + 1))
+ORDER BY before DESC`
+
+// addKeys adds what waits, queue by queue, and the call that is asked about.
+func (o *outlook) addKeys(r *reader, queues []string, call *callqueue.Record) {
+	apart := o.apart(r)
+	var queue, key *string
+	if call != nil {
+		queue, key = &call.Queue, &call.Key
+	}
+	type alike struct {
+		queue  int
+		before bool
+		calls  int64
+		print  string
+	}
+	places := map[alike]int{}
+	for _, w := range list[waitingKeys](r, "read what waits", waitingKeysSQL, queues, slices.Collect(maps.Keys(apart)), queue, key, r.now) {
+		i := slices.Index(queues, w.Queue)
+		q := &o.Queues[i]
+		o.waits[w.Queue] += w.Count * w.Calls
+		k := forecast.Keys{Count: w.Count, Calls: w.Calls, From: time.Duration(w.In * float64(time.Second))}
+		of := alike{i, w.Before, w.Calls, fmt.Sprint(k.From)}
+		if w.Key != nil {
+			if o.set(&k, i, *w.Key, apart[*w.Key]); k.From == never {
+				continue
+			}
+			of.print = fmt.Sprint(k.From, k.Of)
+		}
+		if own := call != nil && w.Queue == call.Queue; own && !w.Before && !slices.ContainsFunc(q.Keys, isAsked) {
+			o.addAsked(r, q, call)
+		}
+		if place, seen := places[of]; seen {
+			q.Keys[place].Count += k.Count
+			continue
+		}
+		places[of] = len(q.Keys)
+		q.Keys = append(q.Keys, k)
+	}
+	if i := slices.Index(queues, Text(queue)); i >= 0 && call != nil && !slices.ContainsFunc(o.Queues[i].Keys, isAsked) {
+		o.addAsked(r, &o.Queues[i], call)
+	}
+	for i, q := range o.queues {
+		for _, l := range o.limits {
+			if l.Window == 0 && q.Seconds == nil && slices.Contains(q.Limits, l.Name) && o.waits[q.Name] > l.free {
+				o.never[q.Name] = "no call of queue " + q.Name + " ended within a day"
+			}
+		}
+		if _, never := o.never[q.Name]; never && (call == nil || q.Name != call.Queue) {
+			o.Queues[i].Keys = nil
+		}
+	}
+}
+
+func isAsked(k forecast.Keys) bool { return k.Asked != nil }
+
+// keyApart is in what a key differs from others.
+type keyApart struct {
+	pauses []Pause
+	used   map[string]int64 // by limit
+}
+
+// apart are the keys that differ from others: they are paused, have units of their own, or have used some.
+func (o *outlook) apart(r *reader) map[string]*keyApart {
+	keys := map[string]*keyApart{}
+	of := func(key string) *keyApart {
+		if keys[key] == nil {
+			keys[key] = &keyApart{used: map[string]int64{}}
+		}
+		return keys[key]
+	}
+	var names []string
+	var since []time.Time
+	for _, l := range o.limits {
+		if !l.PerKey {
+			continue
+		}
+		for key := range l.Overrides {
+			of(key)
+		}
+		from := l.rate().Since(r.now, 0)
+		if l.Shape.Algorithm == limit.TokenBucket { // what came in since fills it
+			from = r.now.Add(-time.Duration(float64(l.Shape.Burst) / float64(l.Units) * float64(l.rate().Span())))
+		}
+		names, since = append(names, l.Name), append(since, from)
+	}
+	if len(names) > 0 {
+		for _, u := range list[usage](r, "read what keys use", keyUsageSQL, names, since) {
+			of(u.Key).used[u.Name] = u.Units
+		}
+	}
+	for _, p := range list[Pause](r, "read pauses", pausesSQL+` AND key <> ''`) {
+		of(p.Key).pauses = append(of(p.Key).pauses, p)
+	}
+	return keys
+}
+
+const keyUsageSQL = `
+WITH asked AS (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since))
+SELECT name, key, sum(used)::bigint AS units, 0::bigint AS former, NULL::timestamptz AS freed_at, NULL::timestamptz[] AS until, NULL::bigint[] AS costs
+FROM (
+    SELECT name, key, used FROM asked JOIN call_usage u ON u.limit_name = name AND u.bucket > since
+    UNION ALL
+    SELECT u.name, u.key, u.cost
+    FROM call_open o CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+    WHERE u.name IN (SELECT name FROM asked)
+) b
+GROUP BY name, key
+ORDER BY units DESC
+LIMIT 20000`
+
+const never time.Duration = math.MaxInt64
+
+// set says what a key of the queue has that differs from others. What it used comes free evenly, for all that is known.
+func (o *outlook) set(k *forecast.Keys, place int, key string, apart *keyApart) {
+	q := o.queues[place]
+	for _, p := range apart.pauses {
+		switch {
+		case p.What == "queue" && p.Name != q.Name, p.What == "limit" && !slices.Contains(q.Limits, p.Name):
+		case p.Until == nil:
+			k.From = never
+			return
+		default:
+			k.From = max(k.From, p.Until.Sub(o.Now))
+		}
+	}
+	k.Of = make([]forecast.State, len(o.Queues[place].Limits))
+	for i, at := range o.Queues[place].Limits {
+		if at >= len(o.limits) || !o.limits[at].PerKey {
+			continue
+		}
+		l := o.limits[at]
+		l.key = key
+		units, used := l.rate().Units, apart.used[l.Name]
+		k.Of[i] = forecast.State{Units: float64(units), Room: float64(max(0, l.InAll()-used))}
+		const parts = 4
+		for n := range parts {
+			k.Of[i].Frees = append(k.Of[i].Frees, forecast.Free{
+				At: l.Window * time.Duration(n+1) / parts, Units: float64(min(used, units)) / parts,
+			})
+		}
+	}
+}
+
+// addAsked adds the call that is asked about, behind those of its key that come before it.
+func (o *outlook) addAsked(r *reader, q *forecast.Queue, call *callqueue.Record) {
+	before := one[struct {
+		Calls int64 `db:"calls"`
+	}](r, "find the place of the call", placeSQL, call.Queue, call.Key, call.Priority, call.Task, call.ID, call.RunAt)
+	if before == nil {
+		return
+	}
+	k := forecast.Keys{Count: 1, Calls: before.Calls + 1, Asked: &forecast.Asked{Cost: float64(call.Cost), From: call.RunAt.Sub(o.Now)}}
+	for _, p := range list[Pause](r, "read pauses", callPausesSQL, call.Key, call.Queue, o.queues[slices.IndexFunc(o.queues, func(w worldQueue) bool { return w.Name == call.Queue })].Limits) {
+		if p.Key != "" && p.Until != nil {
+			k.From = max(k.From, p.Until.Sub(o.Now))
+		}
+	}
+	o.ofKey = before.Calls
+	o.waits[call.Queue] += before.Calls + 1
+	q.Keys = append(q.Keys, k)
+}
+
+// How many calls of a call's key come before it: lower priorities, and within its own what fell due before.
+const placeSQL = `
+WITH asked AS (SELECT callq_priority($3) AS priority, coalesce($4, 'http') AS task),
+flows AS MATERIALIZED (
+    SELECT f.*, f.task = a.task AND f.priority = a.priority AS own
+    FROM call_flows f, asked a
+    WHERE f.queue = $1 AND f.key = $2 AND f.priority <= a.priority AND f.calls > 0
+), found AS MATERIALIZED ( -- the call's own segment
+    SELECT s.seq, array_position(s.ids, $5) AS place
+    FROM flows f JOIN call_segments s ON s.queue = $1 AND s.key = $2 AND s.priority = f.priority AND s.task = f.task AND s.seq >= f.head
+    WHERE f.own AND $5 = ANY(s.ids)
+    LIMIT 1
+)
+SELECT (
+    SELECT coalesce(sum(CASE
+        WHEN f.priority < a.priority OR f.own AND NOT EXISTS (SELECT FROM found) THEN f.calls
+        ELSE (
+            SELECT coalesce(sum(CASE WHEN f.own AND s.seq = n.seq THEN n.place - 1 ELSE cardinality(s.ids) END), f.consumed) - f.consumed
+            FROM call_segments s LEFT JOIN found n ON f.own
+            WHERE s.queue = $1 AND s.key = $2 AND s.priority = f.priority AND s.task = f.task AND s.seq >= f.head
+              AND CASE WHEN f.own THEN s.seq <= n.seq ELSE s.at <= $6 END
+        ) END), 0)
+    FROM flows f, asked a
+) + (
+    SELECT coalesce(sum(CASE WHEN $5 = ANY(i.ids) THEN array_position(i.ids, $5) - 1
+        WHEN i.keys IS NULL THEN i.calls ELSE (SELECT count(*) FROM unnest(i.keys) k WHERE k = $2) END), 0)
+    FROM call_inbox i, asked a
+    WHERE i.queue = $1 AND i.calls > 0 AND (i.key = $2 AND i.keys IS NULL OR $2 = ANY(i.keys))
+      AND i.priority <= a.priority AND i.at <= greatest($6, clock_timestamp()) AND ($5 = ANY(i.ids) OR (i.priority, i.at, i.ids[1]) < (a.priority, $6, $5) IS TRUE)
+) AS calls`
