@@ -50,6 +50,10 @@ func layouts(n int) []layout {
 		p.queues, p.keys = 100, 100
 		return p
 	}
+	single := func(p part) part {
+		p.queues, p.keys = 0, n/100
+		return p
+	}
 	return []layout{
 		{
 			name:   "mostly ended",
@@ -70,6 +74,11 @@ func layouts(n int) []layout {
 			name:   "a million keys",
 			parts:  []part{lone(of(1, n, false))},
 			queues: []string{"q7"}, keys: []string{"k7"},
+		},
+		{
+			name:   "10,000 keys",
+			parts:  []part{single(of(1, few, true)), single(of(few+1, n, false))},
+			queues: []string{"q"}, keys: []string{"k7"},
 		},
 		{
 			name:   "100 queues",
