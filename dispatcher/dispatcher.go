@@ -33,6 +33,8 @@ type Config struct {
 	// Pool says how to reach Postgres; required. Run and Once open connections of their own from its configuration.
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient // required
+	// Budgets is where budgets are; nil: Redis.
+	Budgets redis.UniversalClient
 	// Listen configures the one connection that hears notifications; nil: as Pool's. It must not go through a pooler in
 	// transaction mode.
 	Listen *pgx.ConnConfig

@@ -19,8 +19,10 @@ type (
 	Limit = policy.Limit
 	// Queue says which limits its calls use, and how they are retried.
 	Queue = policy.Queue
-	// Budget is a token bucket in Redis that handlers draw on while they run.
+	// Budget is what handlers draw on in Redis while they run.
 	Budget = policy.Budget
+	// BudgetShape is what only some budgets have.
+	BudgetShape = policy.BudgetShape
 	// Retention says how long ended calls are kept.
 	Retention = maintenance.Retention
 	// Rate is how many units a limit or budget allows. Make one with [ParseRate] or [ParseRateOf], or write

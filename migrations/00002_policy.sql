@@ -69,18 +69,20 @@ CREATE TABLE call_queues (
     store        text        NOT NULL DEFAULT '', -- which answers are kept: all, errors, none; '': as the worker says
     store_max    bigint      NOT NULL DEFAULT 65536, -- bytes of an answer's body that are kept
     store_for    interval    NOT NULL DEFAULT '0', -- for how long; 0: as the call
-    served_key   text        NOT NULL DEFAULT '' -- the key that a claim served last: the next begins after it
+    served_key   text        NOT NULL DEFAULT '', -- the key that a claim served last: the next begins after it
+    needs        jsonb       NOT NULL DEFAULT '{}' -- units of budgets that each call draws: {"search-api": 3}
 ) WITH (fillfactor = 50);
 
--- One row per budget: a token bucket in Redis, which handlers draw on while they run. Workers read it.
+-- One row per budget in Redis, which handlers draw on while they run. Workers read it.
 CREATE TABLE call_budgets (
     name         text        PRIMARY KEY,
     rate         bigint      NOT NULL, -- units per window
     window_size  interval    NOT NULL,
-    burst        bigint      NOT NULL, -- what it holds at most
+    burst        bigint      NOT NULL, -- what a token bucket holds at most
     on_outage    text        NOT NULL, -- while Redis is away a draw waits ('closed') or goes through ('open')
-    applied_at timestamptz NOT NULL,
-    applied_by text        NOT NULL
+    applied_at   timestamptz NOT NULL,
+    applied_by   text        NOT NULL,
+    shape        jsonb       NOT NULL DEFAULT '{}' -- algorithm, keys and shards; {}: a token bucket that all keys share
 );
 
 -- Every policy (limits, queues and budgets) that was ever applied. The one with the largest number is in force.

@@ -221,6 +221,7 @@ func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
 // end has the outcome recorded, and then frees the slot. Nil: there is nothing to record.
 func (a *attempt) end(closing *ledger.Closing) {
 	a.release() // a worker that cannot record holds its slot, not the message
+	a.unpromise()
 	free := func() {
 		a.w.running.forget(a)
 		<-a.w.slots.tokens
@@ -280,7 +281,10 @@ func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err
 	a.client = cmp.Or(a.w.client, a.w.http.Load()).NewClient(ctx, http, g, a.Timeout)
 	call := &Call{
 		ID: a.callID, Attempt: int(a.number), Queue: a.Queue, Task: a.Task, Key: a.Key, Cost: a.Cost, Data: a.Data,
-		IdempotencyKey: http.IdempotencyKey, Client: a.client.HTTP, budgets: a.w.budgets,
+		IdempotencyKey: http.IdempotencyKey, Client: a.client.HTTP,
+		budgets: &budgets{
+			Store: a.w.budgets, metrics: a.w.metrics, queue: a.Queue, key: a.Key, owner: a.promised(), released: a.w.recorder.unforeseen,
+		},
 	}
 	return a.handled(ctx, a.guard(ctx, handler, call))
 }

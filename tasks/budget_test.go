@@ -86,9 +86,9 @@ func (d *drawing) client() *redis.Client {
 // worker is what the handlers of one more worker are given.
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
-	b := &budgets{db: d.pool, redis: d.client(), log: slog.New(slog.NewTextHandler(&d.log, nil)), metrics: newMetrics(metrics)}
-	go new(Worker{log: slog.New(slog.DiscardHandler)}).every(d.t.Context(), budgetsEvery, b.read)
-	return &Call{budgets: b}
+	store := &budget.Store{DB: d.pool, Redis: d.client(), Log: slog.New(slog.NewTextHandler(&d.log, nil)), Within: answerWithin}
+	go new(Worker{log: slog.New(slog.DiscardHandler)}).every(d.t.Context(), budgetsEvery, store.Read)
+	return &Call{budgets: &budgets{Store: store, metrics: newMetrics(metrics), released: func() {}}}
 }
 
 // counted is a counter of one budget, or how many were observed.
@@ -101,7 +101,7 @@ func (d *drawing) counted(metric, name string) (n float64) {
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == metric && m.GetLabel()[0].GetValue() == name {
-				n += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+				n += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 			}
 		}
 	}
@@ -203,7 +203,7 @@ func TestDrawRefused(t *testing.T) {
 	}
 	d.want("callq_budget_units_total", "api", 3)
 	d.want("callq_budget_wait_seconds", "api", 2)
-	for n, words := range map[int64]string{4: "its burst is 3 (1 per 1h, burst 3): draw in parts", 0: "draw 1 at least", -1: "draw 1 at least"} {
+	for n, words := range map[int64]string{4: "the most at once is 3 (1 per 1h, burst 3): draw in parts", 0: "draw 1 at least", -1: "draw 1 at least"} {
 		if err := call.Draw(ctx, "api", n); err == nil || !strings.Contains(err.Error(), words) || !strings.Contains(err.Error(), `budget "api"`) {
 			t.Errorf("of %d units: %v", n, err)
 		}
@@ -226,8 +226,9 @@ func TestDrawEndsWithItsContext(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- call.Draw(ctx, "api", 1) }()
 	until(t, "the draw waits", func() bool {
-		_, waiting, err := budget.Look(t.Context(), call.budgets.redis, "api", budget.Rule{Rate: limit.Rate{Units: 1, Window: time.Hour}, Burst: 1})
-		return err == nil && waiting > 50*time.Minute
+		rule := budget.Rule{Rate: limit.Rate{Units: 1, Window: time.Hour}, Burst: 1}
+		s, err := budget.Look(t.Context(), call.budgets.Redis, budget.Units{Name: "api", Rule: rule, N: 1})
+		return err == nil && s[0].Waiting > 50*time.Minute
 	})
 	cancel(ErrCancelled)
 	if err := <-ended; !errors.Is(err, ErrCancelled) {
@@ -323,8 +324,8 @@ func TestDrawWithoutRedis(t *testing.T) {
 				}
 			}
 			until(t, "open is counted again", func() bool { wait, err := call.TryDraw(ctx, "open", 1); return err == nil && wait > 0 })
-			if n := d.counted("callq_budget_outages_total", "open"); n < 3 {
-				t.Errorf("%v draws went through uncounted, want 3 at least", n)
+			if n := d.counted("callq_budget_uncounted_units_total", "open"); n < 3 || n != d.counted("callq_budget_outages_total", "open") {
+				t.Errorf("%v units went through uncounted, want 3 at least, and each counted", n)
 			}
 			if got := d.log.count("Redis does not answer draws"); got != 2 {
 				t.Errorf("logged %d times, want once of each budget:\n%s", got, d.log.buf.String())
@@ -340,7 +341,7 @@ func TestDrawBesideABudgetThatErrs(t *testing.T) {
 	d.publish("spoilt", 1, time.Hour, 1, "open")
 	d.publish("sound", 1, time.Hour, 1, "open")
 	call, ctx := d.worker(nil), soon(t)
-	if err := d.client().Set(ctx, budget.Key("spoilt"), "no bucket", 0).Err(); err != nil {
+	if err := d.client().Set(ctx, "callq:budget:{spoilt}", "no bucket", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if wait, err := call.TryDraw(ctx, "sound", 1); wait != 0 || err != nil {
@@ -354,6 +355,99 @@ func TestDrawBesideABudgetThatErrs(t *testing.T) {
 	}
 }
 
+// Draws of several budgets, what is free, what they cost in truth, and an API that asks to slow down.
+func TestDrawAllAndAdjust(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("api/requests", 1, time.Hour, 3, "closed")
+	d.publish("api/tokens", 1, time.Hour, 1000, "open")
+	call, ctx := d.worker(d.counts), soon(t)
+	free := func(requests, tokens int64) {
+		t.Helper()
+		for name, want := range map[string]int64{"api/requests": requests, "api/tokens": tokens} {
+			if got, err := call.Peek(ctx, name); err != nil || got != want {
+				t.Errorf("%d units of %s are free (%v), want %d", got, name, err, want)
+			}
+		}
+	}
+	for range 3 {
+		if err := call.DrawAll(ctx, map[string]int64{"api/requests": 1, "api/tokens": 300}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free(0, 100)
+	refused, ok := errors.AsType[*BudgetError](call.DrawAll(ctx, map[string]int64{"api/requests": 1, "api/tokens": 50}))
+	if !ok || refused.Budget != "api/requests" || refused.Units != 1 {
+		t.Errorf("refused with %+v", refused)
+	}
+	free(0, 100)
+	for _, delta := range []int64{-100, +150, -250} { // the last of two draws
+		if err := call.Adjust(ctx, "api/tokens", delta); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := call.Adjust(ctx, "api/tokens", -701); err == nil || !strings.Contains(err.Error(), "has drawn 700 of it") {
+		t.Errorf("more is given back than was drawn: %v", err)
+	}
+	if err := d.worker(nil).Adjust(ctx, "api/tokens", 1); err == nil || !strings.Contains(err.Error(), "has drawn none") {
+		t.Errorf("a call that drew nothing adjusts: %v", err)
+	}
+	free(0, 300)
+	if err := call.Throttle(ctx, "api/tokens"); err != nil {
+		t.Fatal(err)
+	}
+	wait, err := call.TryDraw(ctx, "api/tokens", 301)
+	if err != nil || wait < time.Hour*11/10 {
+		t.Errorf("throttled, the next unit is free in %s (%v), want more than an hour", wait, err)
+	}
+	for name, want := range map[string]float64{"api/requests": 1, "api/tokens": 0.5} {
+		if got := d.counted("callq_budget_multiplier", name); got != want {
+			t.Errorf("the multiplier of %s is %v, want %v", name, got, want)
+		}
+	}
+	d.server.Kill()
+	if err := call.Draw(ctx, "api/tokens", 7); err != nil {
+		t.Error(err)
+	}
+	if _, err := call.TryDraw(ctx, "api/requests", 1); err == nil {
+		t.Error("without Redis, a closed budget gives")
+	}
+	if err := call.Adjust(ctx, "api/tokens", -7); err != nil {
+		t.Errorf("what was not counted is given back: %v", err)
+	}
+	d.want("callq_budget_uncounted_units_total", "api/tokens", 7)
+}
+
+// While Redis does not answer, one draw in a while waits for it, and the others go by at once.
+func TestADeadRedisCostsOneTimeout(t *testing.T) {
+	t.Parallel()
+	d := newDrawing(t)
+	d.publish("api", 1, time.Hour, 1, "open")
+	call, ctx := d.worker(d.counts), soon(t)
+	if err := call.Draw(ctx, "api", 1); err != nil {
+		t.Fatal(err)
+	}
+	pid := d.server.Pid()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }() // a frozen one could not be stopped
+	asked := 0
+	for range 1000 {
+		began := time.Now()
+		if err := call.Draw(ctx, "api", 1); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(began) > answerWithin/2 {
+			asked++
+		}
+	}
+	if asked != 1 {
+		t.Errorf("%d of 1000 draws waited for Redis, want one", asked)
+	}
+	d.want("callq_budget_uncounted_units_total", "api", 1000)
+}
+
 // The rules that were read last hold while Postgres is away.
 func TestDrawWithoutPostgres(t *testing.T) {
 	t.Parallel()
@@ -364,7 +458,7 @@ func TestDrawWithoutPostgres(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.pool.Close()
-	if err := call.budgets.read(t.Context()); err == nil {
+	if err := call.budgets.Read(t.Context()); err == nil {
 		t.Fatal("Postgres answers")
 	}
 	if err := call.Draw(soon(t), "api", 1); err != nil {

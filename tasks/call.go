@@ -71,7 +71,7 @@ type Call struct {
 	Client *http.Client
 
 	result  json.RawMessage
-	budgets *budgets // the worker's; nil: no worker made it
+	budgets *budgets // nil: no worker made it
 	settled *int64
 }
 

@@ -17,8 +17,9 @@ type metrics struct {
 	tooLate  *prometheus.CounterVec
 	rejected *prometheus.CounterVec
 
-	budgetUnits, budgetRefused, budgetOutages *prometheus.CounterVec
-	budgetWait                                *prometheus.HistogramVec
+	budgetUnits, budgetRefused, budgetOutages, budgetUncounted *prometheus.CounterVec
+	budgetWait                                                 *prometheus.HistogramVec
+	budgetMultiplier                                           *prometheus.GaugeVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -43,6 +44,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		budgetRefused: count("callq_budget_refused_total", "Draws that were refused because units came free too late, by budget.", "budget"),
 		budgetOutages: count("callq_budget_outages_total",
 			"Draws that met no Redis, by budget: they waited, or, with on_outage open, went through uncounted.", "budget"),
+		budgetUncounted: count("callq_budget_uncounted_units_total",
+			"Units that went through uncounted while Redis was away, of budgets with on_outage open, by budget.", "budget"),
+		budgetMultiplier: in.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "callq_budget_multiplier", Help: "What part of its rate a budget gives, as handlers have throttled it, by budget.",
+		}, []string{"budget"}),
 		budgetWait: measure("callq_budget_wait_seconds", "How long draws waited for their units, by budget.", "budget",
 			.005, .02, .1, .5, 1, 5, 30, 300),
 	}

@@ -233,8 +233,7 @@ func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error 
 // or not all, or frees slots of a worker that was nearly full: they may have held back calls for want of any.
 func (r *recorder) freed(closings []ledger.Closing) {
 	if slices.ContainsFunc(closings, frees) {
-		r.unused.Store(true)
-		r.wake()
+		r.unforeseen()
 	} else if r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
 		r.wake()
 	}
@@ -242,6 +241,12 @@ func (r *recorder) freed(closings []ledger.Closing) {
 
 // frees reports whether units come free that no claim could foresee.
 func frees(c ledger.Closing) bool { return c.Arrival == nil || c.Settled != nil }
+
+// unforeseen has the dispatchers woken because units came free that no claim could foresee.
+func (r *recorder) unforeseen() {
+	r.unused.Store(true)
+	r.wake()
+}
 
 // wake has the dispatchers woken soon.
 func (r *recorder) wake() {

@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
@@ -34,6 +35,7 @@ type Config struct {
 	// least 8, so that its sessions are set as its statements need it.
 	Pool        *pgxpool.Pool
 	Redis       redis.UniversalClient // required
+	Budgets     redis.UniversalClient // where budgets are; default: Redis
 	Concurrency int                   // slots: attempts at once; default 100
 	Labels      []string              // what queues can ask for; at most 64, of 255 bytes each
 	// HTTP has the worker take calls of the built-in task http too, and says what that may do. Nil: it takes none.
@@ -71,7 +73,7 @@ type session struct {
 	starts   *starts
 	recorder *recorder
 	running  *running
-	budgets  *budgets
+	budgets  *budget.Store
 	// serving is Run's context: when it ends the worker drains. handling is the handlers': it is cancelled, with that as its
 	// cause, when the shutdown timeout has passed. recording is that of statements: it outlives handling by recordGrace.
 	serving, handling, recording context.Context
@@ -102,6 +104,9 @@ func New(cfg Config) (*Worker, error) {
 	}
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 100)
 	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, time.Minute)
+	if cfg.Budgets == nil {
+		cfg.Budgets = cfg.Redis
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -170,7 +175,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
 		running:  &running{db: db, of: map[*attempt]*progress{}},
-		budgets:  &budgets{db: db, redis: w.cfg.Redis, log: w.log, metrics: w.metrics},
+		budgets:  &budget.Store{DB: db, Redis: w.cfg.Budgets, Log: w.log, Within: answerWithin},
 		serving:  ctx, handling: handling, recording: recording,
 	}
 	var loops sync.WaitGroup
@@ -183,7 +188,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.recorder.wakeDispatchers(recording) })
 	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
 	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
-	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.read) })
+	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.Read) })
 	broker := handoff.New(w.cfg.Redis, db, w.log)
 	if !retry(ctx, time.Second, func() error { _, err := broker.Pending(ctx, w.pool); return err }, func(err error) {
 		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)

@@ -292,5 +292,16 @@ func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
 	return redis.NewClusterClient(ofCluster), nil
 }
 
+// openBudgets makes a client of the budgets' own Redis, a cluster if its URL names several servers; nil: they have none.
+func openBudgets(cfg *config.Config) (redis.UniversalClient, error) {
+	if cfg.Redis.BudgetsURL == "" {
+		return nil, nil
+	}
+	own := *cfg
+	_, more := config.RedisServers(cfg.Redis.BudgetsURL)
+	own.Redis = config.Redis{URL: cfg.Redis.BudgetsURL, Cluster: len(more) > 0}
+	return openRedis(&own)
+}
+
 // redisWithin is the default of timeouts.
 const redisWithin = 2 * time.Second

@@ -84,7 +84,14 @@ type roles struct {
 func (a *app) dispatchOnce(apply bool) runE {
 	return a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 		return a.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
-			d, err := dispatcher.New(dispatcherConfig(db.cfg, servers{pool: db.Pool, redis: client, log: a.logger(db.cfg)}, apply))
+			budgets, err := openBudgets(db.cfg)
+			if err != nil {
+				return err
+			}
+			if budgets != nil {
+				defer budgets.Close()
+			}
+			d, err := dispatcher.New(dispatcherConfig(db.cfg, servers{pool: db.Pool, redis: client, budgets: budgets, log: a.logger(db.cfg)}, apply))
 			if err != nil {
 				return err
 			}
@@ -223,6 +230,7 @@ func checks(ctx context.Context, s servers, parts []part) []web.Check {
 type servers struct {
 	pool    *pgxpool.Pool
 	redis   redis.UniversalClient
+	budgets redis.UniversalClient // their own; nil: the same
 	listen  *pgx.ConnConfig
 	log     *slog.Logger
 	metrics prometheus.Registerer // nil: none
@@ -232,6 +240,9 @@ type servers struct {
 func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does roles) (s servers, err error) {
 	s.log = log
 	if s.redis, err = openRedis(cfg); err != nil {
+		return s, err
+	}
+	if s.budgets, err = openBudgets(cfg); err != nil {
 		return s, err
 	}
 	if does.dispatcher { // a worker does without
@@ -246,6 +257,9 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does
 func (s servers) close() {
 	closePool(s.pool, s.log)
 	_ = s.redis.Close() // nothing is on its way any more
+	if s.budgets != nil {
+		_ = s.budgets.Close()
+	}
 }
 
 func (s servers) askPostgres(ctx context.Context) error { return checkSchema(ctx, s.pool) }

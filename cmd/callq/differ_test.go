@@ -133,11 +133,11 @@ func TestStatusShowsBudgets(t *testing.T) {
 	client := redis.NewClient(options)
 	defer client.Close()
 	search, mail := budgets()["search-api"], budgets()["mail"]
-	if _, err := budget.Draw(t.Context(), client, "search-api", search.Rule(), 3, 0); err != nil {
+	if _, err := budget.Draw(t.Context(), client, "", 0, budget.Units{Name: "search-api", Rule: search.Rule(), N: 3}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := budget.Draw(t.Context(), client, "mail", mail.Rule(), 1, budget.Forever); err != nil {
+		if _, err := budget.Draw(t.Context(), client, "", budget.Forever, budget.Units{Name: "mail", Rule: mail.Rule(), N: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

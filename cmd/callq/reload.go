@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -82,7 +83,7 @@ func (r *reloader) reload(ctx context.Context) {
 func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Config {
 	now := settings(cfg)
 	return dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
+		Pool: s.pool, Redis: s.redis, Budgets: s.budgets, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
 		Policy: now.Policy, Schedule: now.Schedule, Retention: now.Retention,
 		Apply: apply, MaxData: int64(cfg.Calls.MaxData),
 	}
@@ -117,12 +118,27 @@ func rules(cfg *config.Config) policy.Policy {
 			Name: name, Limits: limits, On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 			Store: q.Store, StoreMax: int64(q.StoreMax), StoreFor: q.StoreFor,
+			Needs: needs(q),
 		})
 	}
 	for name, b := range cfg.Budgets {
-		r.Budgets = append(r.Budgets, policy.Budget{Name: name, Rate: b.Rate, Burst: int64(b.Burst), OnOutage: b.OnOutage})
+		r.Budgets = append(r.Budgets, policy.Budget{
+			Name: name, Rate: b.Rule.Rate, Burst: b.Rule.Burst, BudgetShape: b.Rule.Shape, OnOutage: b.OnOutage,
+		})
 	}
 	return r
+}
+
+func needs(q config.Queue) map[string]int64 {
+	var units map[string]int64
+	for name, text := range q.Needs {
+		n, _ := strconv.ParseInt(text, 10, 64) // it was checked
+		if units == nil {
+			units = map[string]int64{}
+		}
+		units[name] = n
+	}
+	return units
 }
 
 // workerConfig fails where a secret cannot be read.
@@ -136,7 +152,7 @@ func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
 		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
 	}
 	return tasks.Config{
-		Pool: s.pool, Redis: s.redis, Logger: s.log, Metrics: s.metrics,
+		Pool: s.pool, Redis: s.redis, Budgets: s.budgets, Logger: s.log, Metrics: s.metrics,
 		Concurrency: cfg.Worker.Concurrency, Labels: cfg.Worker.Labels, ShutdownTimeout: cfg.Worker.ShutdownTimeout,
 		HTTP: &tasks.HTTPConfig{
 			Hosts: cfg.HTTPTask.Hosts, PrivateHosts: cfg.HTTPTask.PrivateHosts, AllowPrivate: cfg.HTTPTask.AllowPrivate,

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
@@ -256,6 +257,7 @@ func TestParts(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(secret, []byte(" hidden\n"), 0o600))
+	searchRule := budget.Rule{Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, Shape: budget.Shape{PerKey: true}}
 	cfg := &config.Config{
 		Limits: map[string]config.Limit{"api": {
 			Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second, Per: "key", Hosts: []string{"h"},
@@ -266,9 +268,9 @@ func TestParts(t *testing.T) {
 		}},
 		Queues: map[string]config.Queue{"pay": {
 			Limits: []string{"api"}, MaxAttempts: 4, Backoff: config.Backoff{Min: time.Second, Max: time.Hour}, Timeout: time.Minute, OnLost: "fail",
-			Hours: "Mon 09:00-18:00 UTC",
+			Hours: "Mon 09:00-18:00 UTC", Needs: config.Needs{"search": "2"},
 		}},
-		Budgets:   map[string]config.Budget{"search": {Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open"}},
+		Budgets:   map[string]config.Budget{"search": {Rule: searchRule, OnOutage: "open"}},
 		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3},
 		Worker:    config.Worker{Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5},
@@ -291,9 +293,12 @@ func TestParts(t *testing.T) {
 			}},
 			Queues: []policy.Queue{{
 				Name: "pay", Limits: []string{"api", "api/1h"}, MaxAttempts: 4, BackoffMin: time.Second, BackoffMax: time.Hour, Timeout: time.Minute, OnLost: "fail",
-				Hours: "Mon 09:00-18:00 UTC",
+				Hours: "Mon 09:00-18:00 UTC", Needs: map[string]int64{"search": 2},
 			}},
-			Budgets: []policy.Budget{{Name: "search", Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open"}},
+			Budgets: []policy.Budget{{
+				Name: "search", Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, OnOutage: "open",
+				BudgetShape: budget.Shape{PerKey: true},
+			}},
 		},
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -97,10 +98,20 @@ func freeText(b admin.Budget) string {
 	switch {
 	case b.Free == nil:
 		return "unknown: " + short(b.Unknown)
-	case b.Waiting > 0:
-		return fmt.Sprintf("%d; draws wait for up to %s", *b.Free, b.Waiting.Round(time.Millisecond))
+	case b.Shape.PerKey:
+		return "per key"
 	}
-	return fmt.Sprint(*b.Free)
+	text := fmt.Sprint(*b.Free)
+	if b.Waiting > 0 {
+		text += fmt.Sprintf("; draws wait for up to %s", b.Waiting.Round(time.Millisecond))
+	}
+	if b.Promised > 0 {
+		text += fmt.Sprintf("; %d promised", b.Promised)
+	}
+	if b.Multiplier < 1 {
+		text += fmt.Sprintf("; throttled to %.0f %%", 100*b.Multiplier)
+	}
+	return text
 }
 
 // readBudgets asks Redis, which a status without budgets does not need, what is free. Where Redis
@@ -111,20 +122,24 @@ func readBudgets(ctx context.Context, db *database, budgets []admin.Budget) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	client, err := openRedis(db.cfg)
+	client, err := openBudgets(db.cfg)
+	if client == nil && err == nil {
+		client, err = openRedis(db.cfg)
+	}
 	if err == nil {
 		defer client.Close()
 	}
 	for i := range budgets {
 		b := &budgets[i]
-		var free int64
-		if err == nil {
-			free, b.Waiting, err = budget.Look(ctx, client, b.Name, b.Rule())
+		var s []budget.State
+		rule := b.Rule()
+		if err = cmp.Or(err, rule.Check()); err == nil {
+			s, err = budget.Look(ctx, client, budget.Units{Name: b.Name, Rule: rule, N: 1})
 		}
 		if err != nil { // the others need not wait for it too
 			b.Unknown = explained(err)
 			continue
 		}
-		b.Free = &free
+		b.Free, b.Waiting, b.Promised, b.Multiplier = &s[0].Free, s[0].Waiting, s[0].Promised, s[0].Multiplier
 	}
 }

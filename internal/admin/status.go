@@ -102,34 +102,39 @@ LIMIT 1`
 
 // Budget is a budget in force.
 type Budget struct {
-	Name      string        `json:"name" db:"name"`
-	Rate      string        `json:"rate" db:"-"`
-	Units     int64         `json:"units" db:"rate"`
-	Window    time.Duration `json:"window_ns" db:"window_size"`
-	Burst     int64         `json:"burst" db:"burst"`
-	OnOutage  string        `json:"on_outage" db:"on_outage"`
-	Free      *int64        `json:"free" db:"-"`       // now, as Redis has it; nil: it does not answer
-	Waiting   time.Duration `json:"waiting_ns" db:"-"` // until the last of the draws that wait has its units
-	ChangedAt time.Time     `json:"changed_at" db:"applied_at"`
-	ChangedBy string        `json:"changed_by" db:"applied_by"`
+	Name     string        `json:"name" db:"name"`
+	Rate     string        `json:"rate" db:"-"`
+	Units    int64         `json:"units" db:"rate"`
+	Window   time.Duration `json:"window_ns" db:"window_size"`
+	Burst    int64         `json:"burst" db:"burst"`
+	Shape    budget.Shape  `json:"shape" db:"shape"`
+	OnOutage string        `json:"on_outage" db:"on_outage"`
+	Free     *int64        `json:"free" db:"-"`       // now, as Redis has it; nil: it does not answer
+	Waiting  time.Duration `json:"waiting_ns" db:"-"` // until the last of the draws that wait has its units
+	// Promised is what attempts of queues that need it have yet to draw, Multiplier what handlers have throttled the rate to.
+	Promised   int64     `json:"promised" db:"-"`
+	Multiplier float64   `json:"multiplier" db:"-"`
+	ChangedAt  time.Time `json:"changed_at" db:"applied_at"`
+	ChangedBy  string    `json:"changed_by" db:"applied_by"`
 
 	Unknown string `json:"-" db:"-"` // why Free is
 }
 
 // Rule is what Redis is asked by.
 func (b Budget) Rule() budget.Rule {
-	return budget.Rule{Rate: limit.Rate{Units: b.Units, Window: b.Window}, Burst: b.Burst}
+	return budget.Rule{Rate: limit.Rate{Units: b.Units, Window: b.Window}, Burst: b.Burst, Shape: b.Shape}
 }
 
 func (r *reader) budgets() []Budget {
 	budgets := list[Budget](r, "read budgets", budgetsSQL)
 	for i := range budgets {
-		budgets[i].Rate = budget.RateString(budgets[i].Rule().Rate)
+		rule := budgets[i].Rule()
+		budgets[i].Rate = rule.RateText()
 	}
 	return budgets
 }
 
-const budgetsSQL = `SELECT name, rate, window_size, burst, on_outage, applied_at, applied_by FROM call_budgets ORDER BY name`
+const budgetsSQL = `SELECT name, rate, window_size, burst, shape, on_outage, applied_at, applied_by FROM call_budgets ORDER BY name`
 
 // Of secrets workers tell names and hosts, never a value.
 const httpSettingsSQL = `

@@ -1,9 +1,13 @@
-// Package budget draws on token buckets in Redis: what handlers do while they run, for calls that are not
-// known when their own call is dispatched.
+// Package budget draws on budgets in Redis: what handlers do while they run, for calls that are not known when their own
+// call is dispatched.
 //
-// It promises, on Redis's clock and while that clock is not set forward: the units granted in any span of
-// length t are at most burst + rate x t, and grants come in the order in which they were asked for. Redis
-// alone keeps the bucket, so what it loses is forgotten: then the bucket is full again.
+// It promises, on Redis's clock and while that clock is not set forward, what a budget's algorithm says: of a token bucket
+// the units granted in any span of length t are at most burst + rate x t, of windows at most their units in each. Grants come
+// in the order in which they were asked for, and several budgets are drawn on at once or not at all. Redis alone keeps the
+// state, so what it loses is forgotten: then the budget is as if it had never been used.
+//
+// A budget in shards keeps this in sum. But it has an order in each shard only, and a draw may wait although another shard has
+// units.
 package budget
 
 import (
@@ -11,101 +15,213 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/callq/callq/internal/limit"
 )
 
-// MaxBurst, and limit.MaxWindow as the longest time to fill an empty bucket, keep the script's arithmetic, in numbers of 53
-// bits, on the safe side.
-const MaxBurst = 1_000_000_000
-
-// Rule is a bucket that holds Burst units at most and gains Rate.Units in each Rate.Window, evenly.
-type Rule struct {
-	Rate  limit.Rate
-	Burst int64
+// Units are units of a budget, of those per key of one key.
+type Units struct {
+	Name string
+	Rule Rule // which was checked
+	Key  string
+	N    int64
 }
 
-// Check refuses what the script cannot keep.
-func (r Rule) Check() error {
-	switch {
-	case r.Rate.Units < 1 || r.Rate.Units > limit.MaxUnits || r.Rate.Window < limit.MinWindow || r.Rate.Window > limit.MaxWindow:
-		return errors.New("the rate must have 1 to 1e12 units and a window of 10ms to 366d")
-	case r.Burst < 1 || r.Burst > MaxBurst:
-		return fmt.Errorf("the burst must be 1 to %d", MaxBurst)
+// key is where Redis keeps the budget. All keys of what stands before the first slash of a name lie in one slot of a
+// cluster, shard by shard.
+func (u Units) key(shard int64) string {
+	group, rest, found := strings.Cut(u.Name, "/")
+	if found {
+		rest = "/" + rest
 	}
-	if float64(r.Burst)*float64(r.Rate.Window) > float64(limit.MaxWindow)*float64(r.Rate.Units) {
-		return errors.New("a burst would take longer than 366d to come back")
+	if u.Rule.Shards > 1 {
+		group += fmt.Sprintf("#%d", shard)
 	}
-	return nil
+	if u.Rule.PerKey {
+		rest += ":k:" + u.Key
+	}
+	return "callq:budget:{" + group + "}" + rest
 }
 
-// String is "100 per 1s, burst 20".
-func (r Rule) String() string { return fmt.Sprintf("%s, burst %d", RateString(r.Rate), r.Burst) }
+// Promised is the key of a hash in Redis: what the budget owes to attempts (see needs), which have not drawn it yet. A field is the
+// owner of a draw, a value begins with units.
+func (u Units) Promised() string { return u.key(0) + ":promised" }
 
-// RateString is "100 per 1s": of a budget's rate there is no window that slides.
-func RateString(r limit.Rate) string {
-	text, _, _ := strings.Cut(r.String(), ",")
-	return text
-}
-
-// Key is the Redis key of a budget; the braces keep it in one slot of a cluster.
-func Key(name string) string { return "callq:budget:{" + name + "}" }
+// Owner is whose promises those of a call's open attempt are: several databases may share a Redis.
+func Owner(database string, call int64) string { return database + ":" + strconv.FormatInt(call, 10) }
 
 // Grant is what a draw was answered.
 type Grant struct {
 	Drawn bool          // false: nothing was taken
 	Wait  time.Duration // until the units may be used; where nothing was taken, until they could have been
 	At    time.Time     // the end of Wait on Redis's clock
+	Last  int           // the budget that it waits for
+	Parts []Part        // what was drawn, of each budget
+}
+
+// Part is what one budget gave.
+type Part struct {
+	Multiplier float64 // of its rate, see Throttle; 1: the whole
+	shard      int64
+	mark       int64
 }
 
 // Forever lets a draw wait for any time.
 const Forever time.Duration = -1
 
-// Draw takes n units, n being at most the burst, if they may be used within most (Forever: whenever that
-// is). The wait counts from when Redis answered, so whoever sleeps so long from when the answer came is late
-// rather than early. After an error the units may have been taken all the same.
-func Draw(ctx context.Context, client redis.Scripter, name string, rule Rule, n int64, most time.Duration) (Grant, error) {
-	return draw(ctx, client, drawScript, name, rule, n, most)
+// Draw takes units of one or several budgets, all or none, if they may be used within most (Forever: whenever that is). All are
+// granted at one moment. Units promised to owner are promised no more; "": nobody's. The wait counts from when Redis answered, so
+// whoever sleeps so long from when the answer came is late rather than early. After an error the units may have been taken all
+// the same. On a cluster, several budgets must have one name up to the first slash, and as many shards.
+func Draw(ctx context.Context, client redis.Scripter, owner string, most time.Duration, units ...Units) (Grant, error) {
+	shards := int64(1)
+	for _, u := range units {
+		shards = max(shards, u.Rule.Shards)
+	}
+	first := rand.Int64N(shards)
+	if shards == 1 {
+		return draw(ctx, client, drawScript, first, owner, most, units)
+	}
+	// Of two shards the one that is free sooner: so their queues stay alike.
+	a, err := draw(ctx, client, drawScript, first, owner, 0, units)
+	if err != nil || a.Drawn {
+		return a, err
+	}
+	wait := a.Wait
+	if most >= 0 {
+		wait = min(wait, most)
+	}
+	b, err := draw(ctx, client, drawScript, (first+1+rand.Int64N(shards-1))%shards, owner, wait, units)
+	if err != nil || b.Drawn {
+		return b, err
+	}
+	return draw(ctx, client, drawScript, first, owner, most, units)
 }
 
-func draw(ctx context.Context, client redis.Scripter, script *redis.Script, name string, rule Rule, n int64, most time.Duration, more ...any) (Grant, error) {
+func draw(
+	ctx context.Context, client redis.Scripter, script *redis.Script, shard int64, owner string, most time.Duration, units []Units, more ...any,
+) (g Grant, err error) {
 	micros := int64(-1)
 	if most >= 0 {
 		micros = most.Microseconds()
 	}
-	args := append([]any{rule.Rate.Units, rule.Rate.Window.Microseconds(), rule.Burst, n, micros}, more...)
-	answer, err := script.Run(ctx, client, []string{Key(name)}, args...).Int64Slice()
+	answer, err := run(ctx, client, script, shard, micros, owner, units, more...)
 	if err != nil {
 		return Grant{}, err
 	}
-	wait := time.Duration(answer[1]) * time.Microsecond
-	return Grant{Drawn: answer[0] == 1, Wait: wait, At: time.UnixMicro(answer[2]).Add(wait)}, nil
-}
-
-// Look says how many units are free now; where none are because draws wait for their turn, until when the last of these waits.
-func Look(ctx context.Context, client redis.Scripter, name string, rule Rule) (free int64, waiting time.Duration, err error) {
-	answer, err := lookScript.Run(ctx, client, []string{Key(name)}, rule.Rate.Units, rule.Rate.Window.Microseconds(), rule.Burst).Int64Slice()
-	if err != nil {
-		return 0, 0, err
+	g.Drawn, g.Wait, g.Last = answer[0] == 1, time.Duration(answer[1])*time.Microsecond, int(answer[3]-1)
+	g.At = time.UnixMicro(answer[2]).Add(g.Wait)
+	for rest := answer[4:]; len(rest) > 1; rest = rest[2:] {
+		g.Parts = append(g.Parts, Part{Multiplier: float64(rest[0]) / 1000, shard: shard, mark: rest[1]})
 	}
-	return answer[0], time.Duration(answer[1]) * time.Microsecond, nil
+	return g, nil
 }
 
-// Of the arguments the first three are the rule's, whoever asks.
+// Adjust takes more units than a draw did, above 0, or gives some of them back, below 0. What is taken was used: it waits for
+// nothing, and later draws wait for it.
+func Adjust(ctx context.Context, client redis.Scripter, u Units, drawn Part, by int64) error {
+	_, err := run(ctx, client, adjustScript, drawn.shard, by, drawn.mark, []Units{u})
+	return err
+}
+
+// Throttle halves a budget's rate, or lowers it to a sixteenth at least, once a second at most. It comes back within a minute.
+func Throttle(ctx context.Context, client redis.Scripter, u Units) (multiplier float64, err error) {
+	for shard := range max(u.Rule.Shards, 1) {
+		answer, err := run(ctx, client, throttleScript, shard, 0, "", []Units{u})
+		if err != nil {
+			return 0, err
+		}
+		multiplier = float64(answer[1]) / 1000
+	}
+	return multiplier, nil
+}
+
+// State is how a budget is.
+type State struct {
+	Free       int64         // units that may be drawn at once
+	Waiting    time.Duration // until the last of the draws that wait has its units
+	Multiplier float64
+	Promised   int64         // units that attempts were promised
+	Until      time.Duration // until so many are free as were asked for, besides those
+}
+
+// Look says how budgets are. Of shards, Free and Promised are sums, and the rest is that of the worst.
+func Look(ctx context.Context, client redis.Scripter, units ...Units) ([]State, error) {
+	states := make([]State, len(units))
+	shards := int64(1)
+	for _, u := range units {
+		shards = max(shards, u.Rule.Shards)
+	}
+	for shard := range shards {
+		answer, err := run(ctx, client, lookScript, shard, 0, "", units)
+		if err != nil {
+			return nil, err
+		}
+		for i := range states {
+			if s, of := &states[i], answer[1+5*i:]; shard < max(units[i].Rule.Shards, 1) {
+				if shard == 0 {
+					s.Multiplier = 1
+				}
+				s.Free, s.Promised = s.Free+of[0], s.Promised+of[3]
+				s.Waiting, s.Until = max(s.Waiting, time.Duration(of[1])*time.Microsecond), max(s.Until, time.Duration(of[4])*time.Microsecond)
+				s.Multiplier = min(s.Multiplier, float64(of[2])/1000)
+			}
+		}
+	}
+	return states, nil
+}
+
+// run runs a script. Only Redis's clock says which windows of a calendar are meant: those around this machine's are given, and
+// others if it answers that they lie elsewhere.
+func run(
+	ctx context.Context, client redis.Scripter, script *redis.Script, shard int64, first, second any, units []Units, more ...any,
+) ([]int64, error) {
+	near := make([]time.Time, len(units))
+	for i := range near {
+		near[i] = time.Now()
+	}
+	keys := make([]string, 0, 3*len(units))
+	for _, u := range units {
+		key := u.key(shard % max(u.Rule.Shards, 1))
+		keys = append(keys, key, key+":log", key+":promised")
+	}
+	for range 3 * len(units) {
+		args := append(make([]any, 0, 3+5*len(units)), first, second)
+		for i, u := range units {
+			args = append(append(args, u.Rule.args(u.Key, shard%max(u.Rule.Shards, 1), near[i])...), u.N)
+		}
+		answer, err := script.Run(ctx, client, keys, append(args, more...)...).Int64Slice()
+		if redis.HasErrorPrefix(err, "CROSSSLOT") {
+			err = fmt.Errorf("on a cluster, budgets that are drawn on at once must have one name up to the first slash: %w", err)
+		}
+		if err != nil || answer[0] != -1 {
+			return answer, err
+		}
+		near[answer[1]-1] = time.UnixMicro(answer[2])
+	}
+	return nil, errors.New("the calendar's windows move: is Redis's clock being set?")
+}
+
 var (
-	//go:embed bucket.lua
-	bucketLua string
+	//go:embed budget.lua
+	budgetLua string
 	//go:embed draw.lua
 	drawLua string
 	//go:embed look.lua
 	lookLua string
+	//go:embed adjust.lua
+	adjustLua string
+	//go:embed throttle.lua
+	throttleLua string
 
-	drawScript = redis.NewScript(clockLua + bucketLua + drawLua)
-	lookScript = redis.NewScript(clockLua + bucketLua + lookLua)
+	drawScript     = redis.NewScript(clockLua + budgetLua + drawLua)
+	lookScript     = redis.NewScript(clockLua + budgetLua + lookLua)
+	adjustScript   = redis.NewScript(clockLua + budgetLua + adjustLua)
+	throttleScript = redis.NewScript(clockLua + budgetLua + throttleLua)
 )
 
 const clockLua = `

@@ -44,9 +44,13 @@ func power(rng *rand.Rand, most int) int64 {
 	return rng.Int64N(n * 10)
 }
 
+func sortGrants(grants []granted) {
+	slices.SortFunc(grants, func(a, b granted) int { return int(a.at - b.at) })
+}
+
 func mustDraw(t *testing.T, client *redis.Client, name string, r budget.Rule, n int64, most time.Duration, now time.Duration) budget.Grant {
 	t.Helper()
-	g, err := budget.DrawAt(t.Context(), client, name, r, n, most, base.Add(now))
+	g, err := budget.DrawAt(t.Context(), client, most, base.Add(now), budget.Units{Name: name, Rule: r, N: n})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +100,7 @@ func TestBucketKeepsItsRule(t *testing.T) {
 			late := new(big.Rat).Sub(big.NewRat(int64(at), 1), want)
 			// Each draw loses 2 microseconds at most, and 4 of 2^20 units.
 			if most := time.Duration(i+1) * (2*time.Microsecond + unit/(1<<18)); late.Sign() < 0 || late.Cmp(big.NewRat(int64(most)+1, 1)) > 0 {
-				t.Fatalf("seed %d, %s: draw %d of %d at %s is granted %s ns after it could be, want 0 to %s", seed, r, i, n, now, late.FloatString(3), most)
+				t.Fatalf("seed %d, %v: draw %d of %d at %s is granted %s ns after it could be, want 0 to %s", seed, r, i, n, now, late.FloatString(3), most)
 			}
 			switch {
 			case !g.Drawn && (most == budget.Forever || g.Wait <= most):
@@ -117,10 +121,10 @@ func TestBucketKeepsItsRule(t *testing.T) {
 		if g := mustDraw(t, client, name, r, r.Burst, 0, now); g.Drawn {
 			grants = append(grants, granted{now, r.Burst})
 		} else {
-			t.Errorf("seed %d, %s: it is never full again, but in %s", seed, r, g.Wait)
+			t.Errorf("seed %d, %v: it is never full again, but in %s", seed, r, g.Wait)
 		}
 		if err := over(r, grants); err != nil {
-			t.Errorf("seed %d, %s: %v", seed, r, err)
+			t.Errorf("seed %d, %v: %v", seed, r, err)
 		}
 	}
 	if granting < 3000 || refusing < 300 || waiting < 1000 {
@@ -148,13 +152,13 @@ func TestBucketWhileTheClockIsSetBack(t *testing.T) {
 			n := 1 + rng.Int64N(r.Burst)
 			g := mustDraw(t, client, name, r, n, budget.Forever, now-back)
 			if most := ahead + fill(r) + fill(r)/1000 + time.Millisecond; g.Wait > most {
-				t.Fatalf("seed %d, %s: a draw waits %s, though those before waited %s", seed, r, g.Wait, ahead)
+				t.Fatalf("seed %d, %v: a draw waits %s, though those before waited %s", seed, r, g.Wait, ahead)
 			}
 			ahead = g.Wait
 			grants = append(grants, granted{now + g.Wait, n})
 		}
 		if err := over(r, grants); err != nil {
-			t.Errorf("seed %d, %s: %v", seed, r, err)
+			t.Errorf("seed %d, %v: %v", seed, r, err)
 		}
 	}
 }
@@ -193,7 +197,7 @@ func TestBucketIsFullAgain(t *testing.T) {
 				more := r
 				more.Burst *= 1 + times
 				if err := over(more, grants); err != nil {
-					t.Errorf("seed %d, %s, %d times: %v", seed, r, times, err)
+					t.Errorf("seed %d, %v, %d times: %v", seed, r, times, err)
 				}
 			}
 			if !noticed {
@@ -234,17 +238,17 @@ func TestBucketWhoseRuleChanges(t *testing.T) {
 				at := g.At.Sub(base)
 				fill := time.Duration(float64(n) * float64(r.Rate.Window) / float64(r.Rate.Units) * 1.001)
 				if most := max(now, last) + fill + time.Millisecond; at > most {
-					t.Fatalf("seed %d, %s: %d units asked for at %s behind %s are granted at %s, later than %s", seed, r, n, now, last, at, most)
+					t.Fatalf("seed %d, %v: %d units asked for at %s behind %s are granted at %s, later than %s", seed, r, n, now, last, at, most)
 				}
 				last = at
 				own, all = append(own, granted{at, n}), append(all, granted{at, n})
 			}
 			if err := over(r, own); err != nil {
-				t.Errorf("seed %d, %s: %v", seed, r, err)
+				t.Errorf("seed %d, %v: %v", seed, r, err)
 			}
 		}
 		if err := over(loosest, all); err != nil {
-			t.Errorf("seed %d, all, %s: %v", seed, loosest, err)
+			t.Errorf("seed %d, all, %v: %v", seed, loosest, err)
 		}
 	}
 }
@@ -273,7 +277,7 @@ func TestDrawRace(t *testing.T) {
 					client.ScriptFlush(t.Context())
 				}
 				n := 1 + rng.Int64N(5)
-				g, err := budget.Draw(t.Context(), client, "api", r, n, budget.Forever)
+				g, err := budget.Draw(t.Context(), client, "", budget.Forever, budget.Units{Name: "api", Rule: r, N: n})
 				if err != nil || !g.Drawn {
 					t.Errorf("drawn %t, error %v", g.Drawn, err)
 					return
@@ -286,7 +290,7 @@ func TestDrawRace(t *testing.T) {
 	}
 	close(begin)
 	all.Wait()
-	slices.SortFunc(grants, func(a, b granted) int { return int(a.at - b.at) })
+	sortGrants(grants)
 	if err := over(r, grants); err != nil {
 		t.Error(err)
 	}
@@ -297,8 +301,8 @@ func TestDrawRace(t *testing.T) {
 	if ttl := own.PTTL(t.Context(), budget.Key("api")).Val(); ttl <= 0 || ttl > span+time.Minute {
 		t.Errorf("the bucket goes in %s", ttl)
 	}
-	if free, waiting, err := budget.Look(t.Context(), own, "api", r); err != nil || free != 0 || waiting <= 0 {
-		t.Errorf("free %d, waiting %s (%v), want none and some", free, waiting, err)
+	if s, err := budget.Look(t.Context(), own, budget.Units{Name: "api", Rule: r, N: 1}); err != nil || s[0].Free != 0 || s[0].Waiting <= 0 {
+		t.Errorf("%+v (%v), want nothing free and draws that wait", s, err)
 	}
 }
 
@@ -307,17 +311,17 @@ func TestLook(t *testing.T) {
 	ctx, client, r := t.Context(), redistest.New(t), rule(1, time.Hour, 10)
 	want := func(name string, free int64) {
 		t.Helper()
-		if got, waiting, err := budget.Look(ctx, client, name, r); got != free || waiting != 0 || err != nil {
-			t.Errorf("%s: %d free, waiting %s (%v), want %d", name, got, waiting, err, free)
+		if got, err := budget.Look(ctx, client, budget.Units{Name: name, Rule: r, N: 1}); err != nil || got[0].Free != free || got[0].Waiting != 0 {
+			t.Errorf("%s: %+v (%v), want %d free", name, got, err, free)
 		}
 	}
 	want("a}{b", 10)
-	if g, err := budget.Draw(ctx, client, "a}{b", r, 4, 0); err != nil || !g.Drawn || g.Wait != 0 {
+	if g, err := budget.Draw(ctx, client, "", 0, budget.Units{Name: "a}{b", Rule: r, N: 4}); err != nil || !g.Drawn || g.Wait != 0 {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	want("a}{b", 6)
 	want("other", 10)
-	if g, err := budget.Draw(ctx, client, "a}{b", r, 7, 30*time.Minute); err != nil || g.Drawn || g.Wait < 50*time.Minute || g.Wait > time.Hour+time.Minute {
+	if g, err := budget.Draw(ctx, client, "", 30*time.Minute, budget.Units{Name: "a}{b", Rule: r, N: 7}); err != nil || g.Drawn || g.Wait < 50*time.Minute || g.Wait > time.Hour+time.Minute {
 		t.Errorf("%+v, %v", g, err)
 	}
 	want("a}{b", 6)
@@ -325,23 +329,27 @@ func TestLook(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	t.Parallel()
-	for r, words := range map[budget.Rule]string{
-		rule(100, time.Second, 1):                              "",
-		rule(limit.MaxUnits, limit.MinWindow, budget.MaxBurst): "",
-		rule(0, time.Second, 1):                                "rate",
-		rule(1, 0, 1):                                          "rate",
-		rule(1, limit.MaxWindow+1, 1):                          "rate",
-		rule(1, time.Second, 0):                                "burst",
-		rule(1, time.Second, budget.MaxBurst+1):                "burst",
-		rule(1, limit.MaxWindow, 1):                            "",
-		rule(1, limit.MaxWindow, 2):                            "366d",
-		rule(1, limit.MaxWindow, budget.MaxBurst):              "366d",
+	for _, c := range []struct {
+		rule  budget.Rule
+		words string
+	}{
+		{rule(100, time.Second, 1), ""},
+		{rule(limit.MaxUnits, limit.MinWindow, budget.MaxBurst), ""},
+		{rule(0, time.Second, 1), "rate"},
+		{rule(1, 0, 1), "rate"},
+		{rule(1, limit.MaxWindow+1, 1), "rate"},
+		{rule(1, time.Second, 0), "burst"},
+		{rule(1, time.Second, budget.MaxBurst+1), "burst"},
+		{rule(1, limit.MaxWindow, 1), ""},
+		{rule(1, limit.MaxWindow, 2), "366d"},
+		{rule(1, limit.MaxWindow, budget.MaxBurst), "366d"},
 	} {
-		if err := r.Check(); (err == nil) != (words == "") || err != nil && !strings.Contains(err.Error(), words) {
-			t.Errorf("%v: %v, want %q", r, err, words)
+		if err := c.rule.Check(); (err == nil) != (c.words == "") || err != nil && !strings.Contains(err.Error(), c.words) {
+			t.Errorf("%v: %v, want %q", c.rule, err, c.words)
 		}
 	}
-	if text := rule(100, time.Second, 20).String(); text != "100 per 1s, burst 20" {
+	r := rule(100, time.Second, 20)
+	if text := r.String(); text != "100 per 1s, burst 20" {
 		t.Errorf("it reads %q", text)
 	}
 }

@@ -146,13 +146,66 @@ func (q *Queue) check(s section) {
 			s.refuse("limits", name, Quote(name)+" is not a limit", allowed)
 		}
 	}
+	q.checkNeeds(s)
+}
+
+func (q *Queue) checkNeeds(s section) {
+	for name, text := range q.Needs {
+		n, _ := parseInt(text) // it was checked
+		switch b, ok := s.config.Budgets[name]; {
+		case !ok:
+			known := slices.Sorted(maps.Keys(s.config.Budgets))
+			s.refuse("needs", name, Quote(name)+" is not a budget", cmp.Or(strings.Join(known, ", "), "none: the file has no budgets"))
+		case b.Rule.Rate.Units == 0: // that was reported
+		case b.Shards > 1:
+			s.refuse("needs", name, Quote(name)+" is in shards: which of them a call will draw on is not known", "a budget without shards")
+		case int64(n) > b.Rule.Most(""):
+			s.refuse("needs", name, fmt.Sprintf("%s has %d at once", Quote(name), b.Rule.Most("")), "no more than that")
+		}
+	}
 }
 
 func (b *Budget) check(s section) {
 	s.require("rate")
-	if err := (budget.Rule{Rate: b.Rate, Burst: int64(b.Burst)}).Check(); err != nil && b.Rate.Units > 0 {
-		s.refuse("rate", "", err.Error(), "a smaller burst or a higher rate")
+	if b.Rate.Units == 0 || b.Burst == 0 {
+		return // that was reported
 	}
+	algorithm := limit.Algorithm(b.Algorithm)
+	text := fmt.Sprintf("%d/%s", b.Rate.Units, b.Rate.Length())
+	rule, err := budget.Parse(text, algorithm, int64(b.Burst), b.Timezone)
+	if err != nil {
+		s.refuse("rate", "", err.Error(), "")
+		return
+	}
+	for _, c := range []struct {
+		holds        bool
+		key, message string
+	}{
+		{algorithm != limit.TokenBucket && s.given("burst"), "burst", "applies to algorithm: token_bucket only"},
+		{algorithm != limit.FixedWindow && b.Timezone != "", "timezone", "applies to algorithm: fixed_window only"},
+		{len(b.Overrides) > 0 && b.Per == "", "overrides", "apply to budgets with per: key only"},
+	} {
+		if c.holds {
+			s.refuse(c.key, "", c.message, "")
+			return
+		}
+	}
+	rule.PerKey = b.Per == "key"
+	if b.Shards > 1 {
+		rule.Shards = int64(b.Shards)
+	}
+	read := algorithm
+	if algorithm == limit.TokenBucket { // whose overrides are units in the same window
+		read = limit.SlidingWindow
+	}
+	own := (&Limit{Overrides: b.Overrides, Algorithm: string(read), Timezone: b.Timezone}).overridesIn(s, limit.Rate{Units: rule.Rate.Units, Window: rule.Rate.Window})
+	if len(own) > 0 {
+		rule.Overrides = own
+	}
+	if err := rule.Check(); err != nil {
+		s.refuse("rate", "", err.Error(), "a smaller burst, a higher rate or fewer shards")
+	}
+	b.Rule = rule
 }
 
 func (x *Secret) check(s section) {

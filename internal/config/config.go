@@ -33,8 +33,8 @@ type Config struct {
 	HTTP      HTTP              `key:"http"`
 	Log       Log               `key:"log"`
 	Limits    map[string]Limit  `key:"limits"`
-	Queues    map[string]Queue  `key:"queues" always:"default"`
 	Budgets   map[string]Budget `key:"budgets"`
+	Queues    map[string]Queue  `key:"queues" always:"default"`
 	Schedule  Schedule          `key:"schedule"`
 	Retention Retention         `key:"retention"`
 	Worker    Worker            `key:"worker"`
@@ -59,6 +59,7 @@ type Redis struct {
 	Sentinel         string `key:"sentinel" check:"name"` // the master's name; then the URL names sentinels
 	SentinelPassword string `key:"sentinel_password" secret:"true" check:"any"`
 	Cluster          bool   `key:"cluster" default:"false" allowed:"true|false"` // the URL names nodes of a cluster
+	BudgetsURL       string `key:"budgets_url" secret:"true" check:"redis"`      // of the budgets' own; empty: the same
 }
 
 // HTTP is where callq serves /livez, /readyz, /metrics and the pages.
@@ -111,13 +112,21 @@ type Queue struct {
 	Store       string        `key:"store" allowed:"errors|all|none"`                // empty: http_task.store
 	StoreMax    Bytes         `key:"store_max" default:"64KiB" allowed:"1..64KiB"`   // of an answer's body
 	StoreFor    time.Duration `key:"store_for" omitempty:"true" allowed:"1s..3660d"` // 0: as the call
+	Needs       Needs         `key:"needs" check:"need"`                             // units of budgets that each call draws
 }
 
-// Budget is a token bucket in Redis. Handlers draw on it while they run.
+// Budget is what handlers draw on in Redis while they run. Rule is what its keys mean together.
 type Budget struct {
-	Rate     limit.Rate `key:"rate" allowed:"units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w"`
-	Burst    int        `key:"burst" default:"1" allowed:"1..1000000000"`
-	OnOutage string     `key:"on_outage" default:"closed" allowed:"closed|open"` // what a draw does while Redis is away
+	Rate      limit.Rate `key:"rate" allowed:"units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w, and mo for fixed_window"`
+	Algorithm string     `key:"algorithm" default:"token_bucket" allowed:"token_bucket|sliding_window|fixed_window|leaky_bucket"`
+	Burst     int        `key:"burst" default:"1" allowed:"1..1000000000"`
+	Timezone  string     `key:"timezone" omitempty:"true" check:"timezone"`       // of a fixed window; empty: UTC
+	Per       string     `key:"per" allowed:"key"`                                // empty: all calls share it
+	Overrides Overrides  `key:"overrides" check:"override"`                       // of keys
+	Shards    int        `key:"shards" default:"1" allowed:"1..64"`               // keys of Redis that it is spread over
+	OnOutage  string     `key:"on_outage" default:"closed" allowed:"closed|open"` // what a draw does while Redis is away
+
+	Rule budget.Rule // what Load makes of it
 }
 
 // Schedule is when the recurring work runs, in cron's notation, UTC.
@@ -166,6 +175,7 @@ type Calls struct {
 type (
 	Rates     []string                         // rates that hold at once
 	Overrides map[string]string                // keys that have another rate
+	Needs     map[string]string                // budgets, with how many units
 	Backoff   struct{ Min, Max time.Duration } // the wait before a retry doubles from Min up to Max, with jitter
 	Bytes     int64                            // a size: 256KiB, 1MiB or 1000
 )
@@ -229,7 +239,7 @@ func (s *setting) shown() string {
 	case Rates:
 		return strings.Join(x, ", ")
 	case limit.Rate:
-		return budget.RateString(x)
+		return (&budget.Rule{Rate: x}).RateText()
 	}
 	var texts []string
 	for _, it := range s.items {

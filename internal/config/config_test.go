@@ -64,8 +64,8 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour},
 		"sockets": {Algorithm: "sliding_window", Concurrency: 50, RetryAfter: time.Hour},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour, nil}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0, nil}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}
@@ -136,6 +136,36 @@ limits:
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(window{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
+	}
+}
+
+func TestBudgets(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, `
+budgets:
+  search:  {rate: 100/s, burst: 20, shards: 4, on_outage: open}
+  keys:    {rate: 5/s, per: key, overrides: {acct_1: 50/s}}
+  window:  {rate: 500 per 1m, algorithm: sliding_window}
+  monthly: {rate: 5/mo, algorithm: fixed_window, timezone: Asia/Tokyo, per: key, overrides: {big: 50/1mo}}
+  cps:     {rate: 10/s, algorithm: leaky_bucket}
+queues: {agents: {needs: {window: 3, keys: 1}}}
+`, map[string]string{"CALLQ_BUDGETS_SEARCH_SHARDS": "5", "CALLQ_QUEUES_AGENTS_NEEDS": "window=4,keys=1"}, nil)
+	got := map[string]string{}
+	for name, b := range c.Budgets {
+		got[name] = b.Rule.String()
+	}
+	want := map[string]string{
+		"search":  "100 per 1s, burst 20, shards 5",
+		"keys":    "5 per 1s, burst 1, per key, acct_1 50",
+		"window":  "500 per 1m, sliding window",
+		"monthly": "5 per 1mo, fixed window, Asia/Tokyo, per key, big 50",
+		"cps":     "1 per 100ms, leaky bucket",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("budgets (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(Needs{"window": "4", "keys": "1"}, c.Queues["agents"].Needs); diff != "" {
+		t.Errorf("needs (-want +got):\n%s", diff)
 	}
 }
 

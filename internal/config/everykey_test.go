@@ -69,6 +69,8 @@ func TestEveryKey(t *testing.T) {
 		switch {
 		case regexp.MustCompile(`^limits\.[a-z-]+\.(burst|timezone|overrides)$`).MatchString(path):
 			continue // of certain limits only: TestWindows
+		case regexp.MustCompile(`^budgets\.[a-z0-9-]+\.(timezone|overrides|shards)$|\.needs$`).MatchString(path):
+			continue // of certain budgets only: TestBudgets
 		case path == "limits.per-min.concurrency", strings.HasPrefix(path, "limits.at-once.") && path != "limits.at-once.concurrency":
 			continue // of the other kind of limit
 		case strings.HasSuffix(path, "_file"):

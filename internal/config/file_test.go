@@ -38,7 +38,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := regexp.MustCompile(`(?m)^( *)#(\S)`).ReplaceAllString(string(text), "$1$2")
-	for _, file := range []string{"url_file", "direct_url_file", "sentinel_password_file"} { // not beside the URL itself
+	for _, file := range []string{"url_file", "direct_url_file", "sentinel_password_file", "budgets_url_file"} { // not beside the URL itself
 		all = regexp.MustCompile(`(?m)^ +`+file+`:.*`).ReplaceAllString(all, "")
 	}
 	c, err := load("config.yaml", []byte(all), map[string]string{"DATABASE_URL": "postgres://h/d", "REDIS_URL": "redis://h", "REDIS_SENTINEL_PASSWORD": "p"}, nil)
@@ -48,6 +48,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 	for _, s := range c.origin.settings {
 		path := s.path
 		elsewhere := regexp.MustCompile(`^limits\.(stripe\.(concurrency|burst|timezone)$|sockets|nightly|bursty)`).MatchString(path) || // kinds of limit
+			regexp.MustCompile(`^budgets\.(search-api\.timezone$|per-day)`).MatchString(path) ||
 			path == "http_task.secrets.STRIPE_KEY.file" || path == "http_task.secrets.OTHER_KEY.env" // and of secret
 		if c.Origin(path) == "default" && !regexp.MustCompile(`(url|password)_file$`).MatchString(path) && !elsewhere {
 			t.Errorf("config.yaml does not have %s", path)

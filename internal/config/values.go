@@ -38,7 +38,9 @@ func (s *setting) parse(text string) (reflect.Value, error) {
 	case Backoff:
 		value, err = parseBackoff(text, s.allowed())
 	case limit.Rate:
-		value, err = limit.ParseRate(text)
+		if value, err = limit.ParseRate(text); err != nil && checkRate(text) == nil { // in months
+			value, err = limit.Parse(text, limit.FixedWindow, 0, "")
+		}
 	case bool:
 		value, err = text == "true", s.check(text)
 	default:
@@ -133,6 +135,7 @@ func ruleOf(name string) rule {
 		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas: " +
 			"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
 		"listen":   {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
+		"need":     {checkNeed, "budgets with how many units each call draws, such as {search-api: 3}"},
 		"name":     {checkName, "1 to 100 bytes without spaces, quotes, commas and stars"},
 		"override": {checkOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
 		"postgres": {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
@@ -162,6 +165,8 @@ func checkOverride(s string) error {
 	}
 	return unless(n >= 1 && n <= 1_000_000, s, "is out of bounds")
 }
+
+func checkNeed(s string) error { return second(within(s, "1..1000000000", parseInt)) }
 
 func checkTimezone(s string) error { return second(limit.ParseCalendar("1d", s)) }
 

@@ -124,19 +124,20 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 
 const queuesSQL = `
 SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours,
-    store, store_max, store_for
+    store, store_max, store_for, nullif(needs, '{}') AS needs
 FROM call_queues`
 
 const dropQueuesSQL = `DELETE FROM call_queues WHERE name <> ALL($1) RETURNING name`
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for)
+INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for,
+    needs)
 VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours,
-    @store, @store_max, @store_for)
+    @store, @store_max, @store_for, coalesce(nullif(@needs::jsonb, 'null'), '{}'))
 ON CONFLICT (name) DO UPDATE
 SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts, backoff_min = excluded.backoff_min,
     backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours,
-    store = excluded.store, store_max = excluded.store_max, store_for = excluded.store_for`
+    store = excluded.store, store_max = excluded.store_max, store_for = excluded.store_for, needs = excluded.needs`
 
 // applyBudgets writes the budgets. Only the appliers' lock guards them: workers draw by what they read.
 func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error {
@@ -144,7 +145,8 @@ func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error 
 	for i, b := range budgets {
 		names[i] = b.Name
 		tag, err := a.tx.Exec(ctx, putBudgetSQL, pgx.StrictNamedArgs{
-			"name": b.Name, "rate": b.Rate.Units, "window": b.Rate.Window, "burst": b.Burst, "on_outage": b.OnOutage, "by": a.by,
+			"name": b.Name, "rate": b.Rate.Units, "window": b.Rate.Window, "burst": b.Burst, "shape": b.BudgetShape,
+			"on_outage": b.OnOutage, "by": a.by,
 		})
 		if err != nil {
 			return fmt.Errorf("write budget %q: %w", b.Name, err)
@@ -159,13 +161,13 @@ func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error 
 
 // putBudgetSQL writes a budget that is new or has changed.
 const putBudgetSQL = `
-INSERT INTO call_budgets AS b (name, rate, window_size, burst, on_outage, applied_at, applied_by)
-VALUES (@name, @rate, @window, @burst, @on_outage, clock_timestamp(), @by)
+INSERT INTO call_budgets AS b (name, rate, window_size, burst, shape, on_outage, applied_at, applied_by)
+VALUES (@name, @rate, @window, @burst, @shape, @on_outage, clock_timestamp(), @by)
 ON CONFLICT (name) DO UPDATE
-SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst, on_outage = excluded.on_outage,
-    applied_at = excluded.applied_at, applied_by = excluded.applied_by
-WHERE (b.rate, b.window_size, b.burst, b.on_outage)
-    IS DISTINCT FROM (excluded.rate, excluded.window_size, excluded.burst, excluded.on_outage)`
+SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst, shape = excluded.shape,
+    on_outage = excluded.on_outage, applied_at = excluded.applied_at, applied_by = excluded.applied_by
+WHERE (b.rate, b.window_size, b.burst, b.shape, b.on_outage)
+    IS DISTINCT FROM (excluded.rate, excluded.window_size, excluded.burst, excluded.shape, excluded.on_outage)`
 
 func collect[T any](ctx context.Context, db ledger.DB, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	rows, _ := db.Query(ctx, sql, args...)

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -59,14 +60,24 @@ type Queue struct {
 	Store    string        `db:"store"`     // all, errors or none; empty: as the worker's http_task.store says
 	StoreMax int64         `db:"store_max"` // 0: 64 KiB
 	StoreFor time.Duration `db:"store_for"` // 0: as the call
+	// Needs are units of budgets that each call draws: claims leave alone what has none of them free.
+	Needs map[string]int64 `db:"needs" json:",omitempty"`
 }
 
-// Budget is a token bucket in Redis that handlers draw on while they run. Dispatchers only publish it.
+// Budget is what handlers draw on in Redis while they run. Dispatchers publish it, and ask it what their queues need.
 type Budget struct {
 	Name     string
-	Rate     limit.Rate // the refill
-	Burst    int64      // the capacity
+	Rate     limit.Rate // its units and window alone; the rest is in the shape
+	Burst    int64      // the capacity of a token bucket; of others 1
 	OnOutage string     // a draw while Redis is away: closed (it waits) or open (it goes through)
+	BudgetShape
+}
+
+// BudgetShape is what only some budgets have.
+type BudgetShape = budget.Shape
+
+func (b *Budget) rule() budget.Rule {
+	return budget.Rule{Rate: b.Rate, Burst: b.Burst, Shape: b.BudgetShape}
 }
 
 const defaultRetryAfter = time.Hour
@@ -108,11 +119,15 @@ func (q Queue) String() string {
 	if q.Store != "" || q.StoreFor != 0 {
 		text += fmt.Sprintf(", store %s, store_max %d, store_for %s", q.Store, q.StoreMax, q.StoreFor)
 	}
+	for _, name := range slices.Sorted(maps.Keys(q.Needs)) {
+		text += fmt.Sprintf(", needs %d of %s", q.Needs[name], name)
+	}
 	return text
 }
 
 func (b Budget) String() string {
-	return fmt.Sprintf("%s, on_outage %s", budget.Rule{Rate: b.Rate, Burst: b.Burst}, b.OnOutage)
+	rule := b.rule()
+	return fmt.Sprintf("%s, on_outage %s", &rule, b.OnOutage)
 }
 
 // Check refuses a policy that contradicts itself, fills in what is derived, and sorts its parts by name.
@@ -120,7 +135,7 @@ func (p *Policy) Check() (err error) {
 	if p.Limits, err = checked("limit", p.Limits, func(l *Limit) string { return l.Name }, (*Limit).check); err != nil {
 		return err
 	}
-	checkQueue := func(q *Queue) error { return q.check(p.Limits) }
+	checkQueue := func(q *Queue) error { return q.check(p) }
 	if p.Queues, err = checked("queue", p.Queues, func(q *Queue) string { return q.Name }, checkQueue); err != nil {
 		return err
 	}
@@ -175,12 +190,24 @@ func (l *Limit) check() error {
 	return nil
 }
 
-func (q *Queue) check(limits []Limit) error {
+func (q *Queue) check(p *Policy) error {
 	q.Limits = sortedSet(q.Limits)
 	for _, name := range q.Limits {
-		if !slices.ContainsFunc(limits, func(l Limit) bool { return l.Name == name }) {
+		if !slices.ContainsFunc(p.Limits, func(l Limit) bool { return l.Name == name }) {
 			return fmt.Errorf("there is no limit %q", name)
 		}
+	}
+	for name, units := range q.Needs {
+		i := slices.IndexFunc(p.Budgets, func(b Budget) bool { return b.Name == name })
+		if i < 0 {
+			return fmt.Errorf("there is no budget %q", name)
+		}
+		if rule := p.Budgets[i].rule(); units < 1 || units > rule.Most("") || rule.Shards > 1 {
+			return fmt.Errorf("needs %d of budget %q: it may need 1 to %d, of a budget without shards", units, name, rule.Most(""))
+		}
+	}
+	if len(q.Needs) == 0 {
+		q.Needs = nil
 	}
 	if q.MaxAttempts < 1 || q.Timeout <= 0 || q.BackoffMin <= 0 || q.BackoffMax < q.BackoffMin {
 		return errors.New("max_attempts, timeout and backoff must be above 0")
@@ -203,8 +230,8 @@ func (q *Queue) check(limits []Limit) error {
 
 func (b *Budget) check() error {
 	b.Rate.Window = storable(b.Rate.Window)
-	if err := (budget.Rule{Rate: b.Rate, Burst: b.Burst}).Check(); err != nil {
-		return err
+	if rule := b.rule(); rule.Check() != nil {
+		return rule.Check()
 	}
 	if b.OnOutage != "closed" && b.OnOutage != "open" {
 		return fmt.Errorf("on_outage is %q; it may be closed or open", b.OnOutage)

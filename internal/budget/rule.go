@@ -1,0 +1,163 @@
+package budget
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+)
+
+const (
+	// MaxBurst, and limit.MaxWindow as the longest time to fill an empty bucket, keep the scripts' arithmetic, in numbers of
+	// 53 bits, on the safe side.
+	MaxBurst  = 1_000_000_000
+	maxShards = 64
+)
+
+// Rule is what a budget allows: Rate.Units in each Rate.Window, by its algorithm.
+type Rule struct {
+	Rate  limit.Rate // its units and window alone
+	Burst int64      // what a token bucket holds; of others 1
+	Shape
+	calendar limit.Calendar // of a fixed window, once it is checked
+}
+
+// Shape is what only some budgets have. The zero Shape is a token bucket that all keys share.
+type Shape struct {
+	Algorithm limit.Algorithm  `json:"algorithm,omitempty"` // "": a token bucket
+	Period    string           `json:"period,omitempty"`    // a fixed window's length: 1d, 3mo
+	Timezone  string           `json:"timezone,omitempty"`  // a fixed window's, by IANA's name; "": UTC
+	PerKey    bool             `json:"per_key,omitempty"`   // each key has a budget of its own
+	Overrides map[string]int64 `json:"overrides,omitempty"` // units of some keys, in the same window
+	Shards    int64            `json:"shards,omitempty"`    // in so many parts; 0: one
+}
+
+// Parse reads a rate as it is written for a budget of this algorithm, and makes a rule of it.
+func Parse(text string, algorithm limit.Algorithm, burst int64, timezone string) (Rule, error) {
+	read := algorithm
+	if algorithm == limit.TokenBucket { // whose rate is read as a window, for its own look back far for what nobody stored
+		algorithm, read = "", limit.SlidingWindow
+	}
+	rate, err := limit.Parse(text, read, 0, timezone)
+	return Rule{
+		Rate: limit.Rate{Units: rate.Units, Window: rate.Window}, Burst: burst,
+		Shape: Shape{Algorithm: algorithm, Period: rate.Period, Timezone: timezone},
+	}, err
+}
+
+// Check refuses what the scripts cannot keep.
+func (r *Rule) Check() (err error) {
+	switch r.Algorithm {
+	case "", limit.SlidingWindow, limit.LeakyBucket:
+	case limit.FixedWindow:
+		if r.calendar, err = limit.ParseCalendar(r.Period, r.Timezone); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("there is no algorithm %q", r.Algorithm)
+	}
+	if err := r.check(r.Rate.Units); err != nil {
+		return err
+	}
+	if len(r.Overrides) > 0 && (!r.PerKey || r.Algorithm == limit.LeakyBucket) {
+		return errors.New("overrides are of budgets per key, and not of leaky buckets")
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Overrides)) {
+		if err := r.check(r.Overrides[key]); err != nil {
+			return fmt.Errorf("key %q: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// check checks it with the units of one key.
+func (r *Rule) check(units int64) error {
+	switch shards := max(r.Shards, 1); {
+	case units < 1 || units > limit.MaxUnits || r.Rate.Window < limit.MinWindow || r.Rate.Window > limit.MaxWindow:
+		return errors.New("the rate must have 1 to 1e12 units and a window of 10ms to 366d")
+	case r.Burst < 1 || r.Burst > MaxBurst || r.Burst > 1 && r.Algorithm != "":
+		return fmt.Errorf("the burst must be 1 to %d, and is of token buckets only", MaxBurst)
+	case r.Algorithm == "" && float64(r.Burst)*float64(r.Rate.Window) > float64(limit.MaxWindow)*float64(units):
+		return errors.New("a burst would take longer than 366d to come back")
+	case r.Shards < 0 || shards > maxShards || shards > 1 && (r.Algorithm == limit.LeakyBucket || r.most(units) < shards):
+		return fmt.Errorf("shards must be 1 to %d, no more than its burst or a window's units, and 1 for a leaky bucket", maxShards)
+	}
+	return nil
+}
+
+// most is what a budget of so many units gives out at once.
+func (r *Rule) most(units int64) int64 {
+	if r.Algorithm == "" || r.Algorithm == limit.LeakyBucket {
+		return r.Burst
+	}
+	return units
+}
+
+func (r *Rule) unitsOf(key string) int64 {
+	if units, own := r.Overrides[key]; own {
+		return units
+	}
+	return r.Rate.Units
+}
+
+// Most is what one draw of a key may take, at most.
+func (r *Rule) Most(key string) int64 { return r.most(r.unitsOf(key)) / max(r.Shards, 1) }
+
+// String is "100 per 1s, burst 20", or "500 per 1m, sliding window, per key, shards 4".
+func (r *Rule) String() string {
+	text := r.RateText()
+	switch r.Algorithm {
+	case "":
+		text += fmt.Sprintf(", burst %d", r.Burst)
+	default:
+		text += ", " + strings.ReplaceAll(string(r.Algorithm), "_", " ")
+	}
+	if r.Timezone != "" {
+		text += ", " + r.Timezone
+	}
+	if r.PerKey {
+		text += ", per key"
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Overrides)) {
+		text += fmt.Sprintf(", %s %d", key, r.Overrides[key])
+	}
+	if r.Shards > 1 {
+		text += fmt.Sprintf(", shards %d", r.Shards)
+	}
+	return text
+}
+
+// RateText is "100 per 1s".
+func (r *Rule) RateText() string {
+	rate := r.Rate
+	rate.Period = r.Period
+	return fmt.Sprintf("%d per %s", rate.Units, rate.Length())
+}
+
+// args are what budget.lua takes of a shard, and of a key. near is where the windows of a calendar are looked for.
+func (r *Rule) args(key string, shard int64, near time.Time) []any {
+	units, burst, window, shards := r.unitsOf(key), r.Burst, r.Rate.Window.Microseconds(), max(r.Shards, 1)
+	part := func(n int64) int64 { return n/shards + (n%shards+shards-1-shard)/shards } // which add up to n
+	switch r.Algorithm {
+	case limit.SlidingWindow:
+		width := window / 200
+		if units <= 500 {
+			width = window / 1000
+		}
+		return []any{"sliding", part(units), window, width}
+	case limit.FixedWindow:
+		var edges strings.Builder
+		edge := r.calendar.Start(r.calendar.Start(near).Add(-time.Microsecond)) // the API's clock, and Redis's, may be behind
+		for range 5 {
+			edges.WriteString(strconv.FormatInt(edge.UnixMicro(), 10) + " ")
+			edge = r.calendar.End(edge)
+		}
+		return []any{"fixed", part(units), window, edges.String()}
+	}
+	return []any{"token", units, window * shards, part(burst)}
+}

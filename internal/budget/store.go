@@ -1,0 +1,127 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+)
+
+// Store has the budgets that are in force, as Postgres says, and asks Redis about them, which may be away.
+type Store struct {
+	DB    *pgxpool.Pool
+	Redis redis.UniversalClient
+	Log   *slog.Logger
+	// Within is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts of its own.)
+	Within time.Duration
+
+	effective atomic.Pointer[map[string]Effective] // as they were read last; nil: they were not
+	// away has, by budget, when to ask again a Redis that does not answer. A cluster may have lost one budget's node alone, and a
+	// key that is not callq's spoils one budget alone.
+	away sync.Map
+}
+
+// Effective is a budget in force.
+type Effective struct {
+	Rule
+	Open     bool     // a draw goes through while Redis is away
+	NeededBy []string // queues whose claims promise units of it
+}
+
+// AskAgain is when a Redis that was away is asked again.
+const AskAgain = 250 * time.Millisecond
+
+// Rule is a budget in force. One that is not known is read at once.
+func (s *Store) Rule(ctx context.Context, name string) (e Effective, err error) {
+	for range 2 {
+		if all := s.effective.Load(); all != nil {
+			if e, known := (*all)[name]; known {
+				return e, nil
+			}
+		}
+		if err := s.Read(ctx); err != nil {
+			return e, err
+		}
+	}
+	return e, errors.New("no such budget is in force: add it under budgets in the configuration of serve or " +
+		"dispatch, and reload (SIGHUP) or restart them")
+}
+
+const readWithin = 5 * time.Second
+
+// Read reads what is in force. While Postgres is away, what was read last holds.
+func (s *Store) Read(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readWithin)
+	defer cancel()
+	rows, _ := s.DB.Query(ctx, effectiveSQL) // ForEachRow returns its error
+	all := map[string]Effective{}
+	var name string
+	var e Effective
+	_, err := pgx.ForEachRow(rows, []any{&name, &e.Rate.Units, &e.Rate.Window, &e.Burst, &e.Shape, &e.Open, &e.NeededBy}, func() error {
+		read := e
+		e.Shape, e.NeededBy = Shape{}, nil // the next row is read into it
+		if read.Check() == nil {           // else nobody can draw on it
+			all[name] = read
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the budgets: %w", err)
+	}
+	s.effective.Store(&all)
+	return nil
+}
+
+const effectiveSQL = `
+SELECT name, rate, window_size, burst, shape, on_outage = 'open',
+    ARRAY(SELECT q.name FROM call_queues q WHERE q.needs ? b.name)
+FROM call_budgets b`
+
+// NeededBy yields the budgets whose units a queue's claims promise.
+func (s *Store) NeededBy(queue string) iter.Seq2[string, Rule] {
+	return func(yield func(string, Rule) bool) {
+		all := s.effective.Load()
+		if all == nil {
+			return
+		}
+		for name, e := range *all {
+			if slices.Contains(e.NeededBy, queue) && !yield(name, e.Rule) {
+				return
+			}
+		}
+	}
+}
+
+// Ask asks Redis about budgets, and logs when it ceases to answer. While it does not, one question about a budget is put to it
+// from time to time: the others need not wait for an answer that does not come, and a frozen Redis does later all that it was asked.
+func (s *Store) Ask(ctx context.Context, units []Units, ask func(context.Context) error) error {
+	for _, u := range units {
+		if again, away := s.away.Load(u.Name); away {
+			if time.Now().Before(again.(time.Time)) || !s.away.CompareAndSwap(u.Name, again, time.Now().Add(s.Within+AskAgain)) {
+				return errors.New("no answer from Redis, which is asked again soon")
+			}
+		}
+	}
+	bounded, cancel := context.WithTimeout(ctx, s.Within)
+	defer cancel()
+	err := ask(bounded)
+	for _, u := range units {
+		if err == nil {
+			s.away.Delete(u.Name)
+		} else if ctx.Err() == nil { // else who asked ended, and another asks in Within
+			if _, away := s.away.Swap(u.Name, time.Now().Add(AskAgain)); !away {
+				s.Log.WarnContext(ctx, "Redis does not answer draws: they wait, or go through with on_outage open", "budget", u.Name, "err", err)
+			}
+		}
+	}
+	return err
+}
