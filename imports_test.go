@@ -54,7 +54,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/outcome"},
 		{
 			name: "dispatcher", ours: []string{
-				"callqueue", "internal/boottime", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog",
+				"callqueue", "internal/backlog", "internal/boottime", "internal/budget", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit",
 				"internal/maintenance", "internal/policy", "internal/pools", "internal/recovery",
 			},
 			modules: []string{cron, pgx, prometheus, redis},

@@ -121,7 +121,7 @@ func (b *batch) open(c *candidates) {
 	ids, messageNos, pools, ats := b.pack(c)
 	names, perKey, countCost := []string{}, []bool{}, []bool{}
 	var sendWithin, ownWithin *time.Duration
-	for _, l := range c.head.limits {
+	for _, l := range c.queue.Limits {
 		names, perKey, countCost = append(names, l.Name), append(perKey, l.PerKey), append(countCost, l.CountCost)
 		if sendWithin == nil || l.SendWithin < *sendWithin {
 			sendWithin = &l.SendWithin

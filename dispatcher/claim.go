@@ -47,6 +47,7 @@ type claimer struct {
 	reserved reservations
 	scan     scanWindow
 	lowWater lowWater
+	needs    needs
 }
 
 // standing is what a dispatcher knows of the others; see dueQueues.
@@ -123,6 +124,9 @@ func (c *claimer) transact(ctx context.Context, queue string, wait, isolate bool
 	}
 	if err == nil {
 		b, err = c.take(ctx, conn, list, isolate)
+	}
+	if err == nil && !c.needs.promise(ctx, list, b) {
+		return nil, nil, restFor(needsAgain), nil
 	}
 	if err == nil {
 		err = c.commit(ctx, conn, seen, &b.writes)

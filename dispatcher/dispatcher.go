@@ -90,6 +90,9 @@ func New(cfg Config) (*Dispatcher, error) {
 	cfg.MaxData, cfg.Flows = cmp.Or(cfg.MaxData, 256<<10), cmp.Or(cfg.Flows, 256)
 	cfg.Listen = cmp.Or(cfg.Listen, cfg.Pool.Config().ConnConfig)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Budgets == nil {
+		cfg.Budgets = cfg.Redis
+	}
 	if cfg.Now == nil {
 		cfg.Now = boottime.Now
 	}
@@ -106,7 +109,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg: &d.cfg, metrics: d.metrics, sender: d.sender, clock: d.clock, stop: d.stopping.Load,
 		within: claimTimeout, earlyFor: earlyFor,
 		served: map[string]int{}, blocked: map[string]time.Time{}, reserved: reservations{},
-		scan: scanWindow{drained: map[string]time.Time{}},
+		scan: scanWindow{drained: map[string]time.Time{}}, needs: newNeeds(&d.cfg, d.sender, d.metrics),
 	}
 	d.recovery = recovery.New(recovery.Config{
 		Pool: cfg.Pool, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
@@ -173,7 +176,9 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
 	defer end()
-	use := func(pool *pgxpool.Pool) { d.cfg.Pool, d.recovery.Pool, d.sender.DB = pool, pool, pool }
+	use := func(pool *pgxpool.Pool) {
+		d.cfg.Pool, d.recovery.Pool, d.sender.DB, d.claims.needs.DB = pool, pool, pool, pool
+	}
 	use(own)
 	defer use(given)
 	return part()

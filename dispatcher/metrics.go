@@ -11,6 +11,7 @@ type metrics struct {
 	ticks      *prometheus.CounterVec
 	tick       prometheus.Histogram
 	recoveries *prometheus.CounterVec
+	short      *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -29,6 +30,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		recoveries: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "callq_recovered_total", Help: "Rows that recovery put right, by kind.",
 		}, []string{"kind"}),
+		short: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_budget_short_total", Help: "Times that calls were left waiting because a budget that their queue needs was short, by budget and queue.",
+		}, []string{"budget", "queue"}),
 	}
 }
 

@@ -236,6 +236,10 @@ func (c *claimer) turn(ctx context.Context, queue dueQueue, wait bool) (outcome,
 	case !wait && blockedFor > 2*minGap: // not by a hair: the others' turn may be first
 		return outcome{pollIn: blockedFor}, nil
 	}
+	if wait, err := c.needs.short(ctx, queue, began); err != nil || wait > 0 {
+		c.blocked[queue.Name] = began.Add(wait)
+		return outcome{pollIn: wait}, err
+	}
 	for pollIn := pollLater; ; pollIn = minGap { // what falls due after what was claimed, the next poll will know
 		result, err := c.claim(ctx, queue.Name, wait)
 		if err != nil {
@@ -257,6 +261,8 @@ type dueQueue struct {
 	Name string        `db:"name"`
 	Due  bool          `db:"due"`
 	In   time.Duration `db:"due_in"`
+	// Needs are units of budgets that each call draws.
+	Needs map[string]int64 `db:"needs"`
 	// Drawn is the number of the last claim, of whatever dispatcher.
 	Drawn int64 `db:"drawn"`
 }
@@ -283,10 +289,10 @@ func (c *claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, e
 // subtracted.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
-    least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in,
+    least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in, needs,
     (SELECT coalesce(pg_sequence_last_value('call_batch_seq'), 0)) AS drawn
 FROM (
-    SELECT r.name, least(n.at, w.at, a.at) AS first_at
+    SELECT r.name, nullif(r.needs, '{}') AS needs, least(n.at, w.at, a.at) AS first_at
     FROM call_queues r
     LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
     LEFT JOIN LATERAL (

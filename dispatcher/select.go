@@ -25,6 +25,7 @@ type candidates struct {
 	paused  map[string]time.Duration
 	crowded bool   // there are more flows: those that cannot be claimed from make room for them
 	lastKey string // of the flows
+	needs   []need // of the queue
 }
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
@@ -63,7 +64,10 @@ func (c *claimer) candidates(ctx context.Context, conn *pgxpool.Conn, seen *snap
 			return nil, fmt.Errorf("count occupied units: %w", err)
 		}
 	}
-	return list, list.head.counted(ctx, conn)
+	if err = list.head.counted(ctx, conn); err != nil {
+		return nil, err
+	}
+	return list, c.needs.bound(ctx, conn, list, c.cfg.Now())
 }
 
 // lockFirst locks the first calls of each key's flows, as many as its share of want and its limits allow.

@@ -147,6 +147,8 @@ type drawn struct {
 const (
 	// answerWithin is how long Redis may take: then it counts as away.
 	answerWithin = 2 * time.Second
+	// askAgain is when a Redis that was away is asked again.
+	askAgain = 250 * time.Millisecond
 	// budgetsEvery is how often the budgets in force are read again.
 	budgetsEvery = 2 * time.Second
 	// mostDrawn is how many draws of a budget a call remembers apart. Of others the first two are taken for one, as old as the older:
@@ -223,7 +225,7 @@ func (b *budgets) draw(ctx context.Context, names []string, of map[string]int64,
 			return 0, nil
 		case !mayWait:
 			return 0, err
-		case !pause(ctx, budget.AskAgain):
+		case !pause(ctx, askAgain):
 			return 0, fmt.Errorf("%w while Redis was away (%w): its on_outage is closed", context.Cause(ctx), err)
 		}
 	}

@@ -86,7 +86,7 @@ func (d *drawing) client() *redis.Client {
 // worker is what the handlers of one more worker are given.
 func (d *drawing) worker(metrics prometheus.Registerer) *Call {
 	d.t.Helper()
-	store := &budget.Store{DB: d.pool, Redis: d.client(), Log: slog.New(slog.NewTextHandler(&d.log, nil)), Within: answerWithin}
+	store := &budget.Store{DB: d.pool, Redis: d.client(), Log: slog.New(slog.NewTextHandler(&d.log, nil)), Within: answerWithin, Again: askAgain}
 	go new(Worker{log: slog.New(slog.DiscardHandler)}).every(d.t.Context(), budgetsEvery, store.Read)
 	return &Call{budgets: &budgets{Store: store, metrics: newMetrics(metrics), released: func() {}}}
 }

@@ -175,7 +175,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		starts:   newStarts(db, w.id),
 		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
 		running:  &running{db: db, of: map[*attempt]*progress{}},
-		budgets:  &budget.Store{DB: db, Redis: w.cfg.Budgets, Log: w.log, Within: answerWithin},
+		budgets:  &budget.Store{DB: db, Redis: w.cfg.Budgets, Log: w.log, Within: answerWithin, Again: askAgain},
 		serving:  ctx, handling: handling, recording: recording,
 	}
 	var loops sync.WaitGroup

@@ -37,7 +37,10 @@ func callsCommand(a *app) *cobra.Command {
 				"answer may be slightly out of date. " + forms,
 			Args: cobra.MinimumNArgs(1),
 			RunE: a.query(eachCall(func(ctx context.Context, db *database, call *callqueue.Record) (admin.Why, error) {
-				return admin.Explain(ctx, db.Pool, call)
+				why, err := admin.Explain(ctx, db.Pool, call)
+				readBudgets(ctx, db, why.Needs)
+				why.Short()
+				return why, err
 			}, printWhy)),
 		},
 		callsWaitCommand(a), callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))

@@ -114,7 +114,7 @@ func TestStatusShowsBudgets(t *testing.T) {
 	const quiet = "http: {listen: 'off'}\nlog: {level: error}\n"
 	wide, newer := w, w
 	wide.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, burst: 40, on_outage: open}}\n"
-	newer.config = quiet + "budgets: {search-api: {rate: 1/h, burst: 40}}\n"
+	newer.config = quiet + "budgets: {search-api: {rate: 1/h, burst: 40}}\nqueues: {agents: {needs: {search-api: 38}}}\n"
 	budgets := func() map[string]admin.Budget {
 		rows := map[string]admin.Budget{}
 		for _, b := range decode[admin.Status](t, w.do("status", "-o", "json")).Budgets {
@@ -155,7 +155,12 @@ func TestStatusShowsBudgets(t *testing.T) {
 		t.Errorf("search-api is %+v", b)
 	}
 
+	has(t, strings.Join(strings.Fields(w.do("status")), " "), "search-api 1 per 1h 40 closed 37; too few for a call of agents (38) ")
+	w.do("enqueue", "http", "--queue", "agents")
+	has(t, w.do("calls", "why", "1"), "each call of queue agents needs 38 of budget search-api, of which 37 are free and 0 of these promised; they suffice in about ")
+
 	server.Kill()
+	has(t, w.do("calls", "why", "1"), "of which nothing is known: ")
 	if out := w.do("status"); strings.Count(out, "unknown: ") != 1 {
 		t.Errorf("without Redis it does not say that what is free is unknown:\n%s", out)
 	}

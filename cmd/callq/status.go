@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -111,6 +113,11 @@ func freeText(b admin.Budget) string {
 	if b.Multiplier < 1 {
 		text += fmt.Sprintf("; throttled to %.0f %%", 100*b.Multiplier)
 	}
+	for _, queue := range slices.Sorted(maps.Keys(b.NeededBy)) {
+		if n := b.NeededBy[queue]; *b.Free-b.Promised < n {
+			text += fmt.Sprintf("; too few for a call of %s (%d)", queue, n)
+		}
+	}
 	return text
 }
 
@@ -134,12 +141,12 @@ func readBudgets(ctx context.Context, db *database, budgets []admin.Budget) {
 		var s []budget.State
 		rule := b.Rule()
 		if err = cmp.Or(err, rule.Check()); err == nil {
-			s, err = budget.Look(ctx, client, budget.Units{Name: b.Name, Rule: rule, N: 1})
+			s, err = budget.Look(ctx, client, budget.Units{Name: b.Name, Rule: rule, Key: b.Asker.Key, N: max(1, b.NeededBy[b.Asker.Queue])})
 		}
 		if err != nil { // the others need not wait for it too
 			b.Unknown = explained(err)
 			continue
 		}
-		b.Free, b.Waiting, b.Promised, b.Multiplier = &s[0].Free, s[0].Waiting, s[0].Promised, s[0].Multiplier
+		b.Free, b.Waiting, b.Promised, b.Multiplier, b.Until = &s[0].Free, s[0].Waiting, s[0].Promised, s[0].Multiplier, s[0].Until
 	}
 }

@@ -117,6 +117,12 @@ type Budget struct {
 	ChangedAt  time.Time `json:"changed_at" db:"applied_at"`
 	ChangedBy  string    `json:"changed_by" db:"applied_by"`
 
+	// NeededBy has what each call of a queue needs of it.
+	NeededBy map[string]int64 `json:"needed_by" db:"needed_by"`
+	// Asker is a call's queue and key for which Redis is asked, and Until how long before it has units for one more of its calls.
+	Asker struct{ Queue, Key string } `json:"-" db:"-"`
+	Until time.Duration               `json:"-" db:"-"`
+
 	Unknown string `json:"-" db:"-"` // why Free is
 }
 
@@ -134,7 +140,9 @@ func (r *reader) budgets() []Budget {
 	return budgets
 }
 
-const budgetsSQL = `SELECT name, rate, window_size, burst, shape, on_outage, applied_at, applied_by FROM call_budgets ORDER BY name`
+const budgetsSQL = `SELECT name, rate, window_size, burst, shape, on_outage, applied_at, applied_by,
+    (SELECT jsonb_object_agg(q.name, q.needs->b.name) FROM call_queues q WHERE q.needs ? b.name) AS needed_by
+FROM call_budgets b ORDER BY name`
 
 // Of secrets workers tell names and hosts, never a value.
 const httpSettingsSQL = `

@@ -20,6 +20,7 @@ type Why struct {
 	Running bool             `json:"running"`
 	Reasons []Reason         `json:"reasons"`
 	Foresight
+	Needs []Budget `json:"-"` // what the call waits for, if they lack units: see Short
 }
 
 // Reason is one thing that a call waits for, or what became of it.
@@ -76,7 +77,7 @@ func Explain(ctx context.Context, pool Pool, call *callqueue.Record) (Why, error
 		c.pauses = list[Pause](r, "read pauses", callPausesSQL, call.Key, call.Queue, c.Limits)
 		c.limits = r.limits(c.Limits, &call.Key)
 		c.explain()
-		return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.reasons, c.foresight(r)}
+		return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.reasons, c.foresight(r), r.needs(call)}
 	})
 }
 

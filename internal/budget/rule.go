@@ -108,6 +108,15 @@ func (r *Rule) unitsOf(key string) int64 {
 // Most is what one draw of a key may take, at most.
 func (r *Rule) Most(key string) int64 { return r.most(r.unitsOf(key)) / max(r.Shards, 1) }
 
+// LeastMost is the least that one draw of whatever key may take, at most.
+func (r *Rule) LeastMost() int64 {
+	least := r.Most("")
+	for key := range r.Overrides {
+		least = min(least, r.Most(key))
+	}
+	return least
+}
+
 // String is "100 per 1s, burst 20", or "500 per 1m, sliding window, per key, shards 4".
 func (r *Rule) String() string {
 	text := r.RateText()

@@ -23,6 +23,7 @@ type Store struct {
 	Log   *slog.Logger
 	// Within is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts of its own.)
 	Within time.Duration
+	Again  time.Duration // when a Redis that was away is asked again
 
 	effective atomic.Pointer[map[string]Effective] // as they were read last; nil: they were not
 	// away has, by budget, when to ask again a Redis that does not answer. A cluster may have lost one budget's node alone, and a
@@ -36,9 +37,6 @@ type Effective struct {
 	Open     bool     // a draw goes through while Redis is away
 	NeededBy []string // queues whose claims promise units of it
 }
-
-// AskAgain is when a Redis that was away is asked again.
-const AskAgain = 250 * time.Millisecond
 
 // Rule is a budget in force. One that is not known is read at once.
 func (s *Store) Rule(ctx context.Context, name string) (e Effective, err error) {
@@ -106,7 +104,7 @@ func (s *Store) NeededBy(queue string) iter.Seq2[string, Rule] {
 func (s *Store) Ask(ctx context.Context, units []Units, ask func(context.Context) error) error {
 	for _, u := range units {
 		if again, away := s.away.Load(u.Name); away {
-			if time.Now().Before(again.(time.Time)) || !s.away.CompareAndSwap(u.Name, again, time.Now().Add(s.Within+AskAgain)) {
+			if time.Now().Before(again.(time.Time)) || !s.away.CompareAndSwap(u.Name, again, time.Now().Add(s.Within+s.Again)) {
 				return errors.New("no answer from Redis, which is asked again soon")
 			}
 		}
@@ -118,7 +116,7 @@ func (s *Store) Ask(ctx context.Context, units []Units, ask func(context.Context
 		if err == nil {
 			s.away.Delete(u.Name)
 		} else if ctx.Err() == nil { // else who asked ended, and another asks in Within
-			if _, away := s.away.Swap(u.Name, time.Now().Add(AskAgain)); !away {
+			if _, away := s.away.Swap(u.Name, time.Now().Add(s.Again)); !away {
 				s.Log.WarnContext(ctx, "Redis does not answer draws: they wait, or go through with on_outage open", "budget", u.Name, "err", err)
 			}
 		}

@@ -159,8 +159,8 @@ func (q *Queue) checkNeeds(s section) {
 		case b.Rule.Rate.Units == 0: // that was reported
 		case b.Shards > 1:
 			s.refuse("needs", name, Quote(name)+" is in shards: which of them a call will draw on is not known", "a budget without shards")
-		case int64(n) > b.Rule.Most(""):
-			s.refuse("needs", name, fmt.Sprintf("%s has %d at once", Quote(name), b.Rule.Most("")), "no more than that")
+		case int64(n) > b.Rule.LeastMost():
+			s.refuse("needs", name, fmt.Sprintf("%s has %d at once", Quote(name), b.Rule.LeastMost()), "no more than that")
 		}
 	}
 }

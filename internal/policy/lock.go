@@ -59,8 +59,9 @@ type LockedQueue struct {
 	Locked     bool   // with its limits and the capacity
 	Label      string // only workers that carry it
 	Hours      string
-	Served     string // the key that was served last
-	Batch      int64  // the number of the claim
+	Served     string           // the key that was served last
+	Needs      map[string]int64 // units of budgets that each call draws
+	Batch      int64            // the number of the claim
 	LimitNames []string
 	Limits     []LockedLimit // in the order of the locks
 }
@@ -81,7 +82,7 @@ func LockQueue(b *pgx.Batch, queue string, wait bool, within time.Duration) *Loc
 		return err
 	}
 	b.Queue(LockQueueSQL+skip, queue, strconv.FormatInt(within.Milliseconds(), 10)).QueryRow(func(row pgx.Row) error {
-		return got(row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours))
+		return got(row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours, &q.Needs))
 	})
 	b.Queue(LockLimitsSQL+skip, queue).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
@@ -103,7 +104,7 @@ var errNoLock = errors.New("call_locks lacks a row: INSERT INTO call_locks (name
 // LockQueueSQL first bounds the transaction ($2, in ms): a frozen claim stops all others. It does not lock FOR SHARE: claims that
 // overlap would keep an applier waiting for ever.
 const LockQueueSQL = `
-SELECT limits, label, served_key, hours
+SELECT limits, label, served_key, hours, nullif(needs, '{}')
 FROM call_queues
 WHERE name = $1
   AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'

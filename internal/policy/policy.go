@@ -202,8 +202,8 @@ func (q *Queue) check(p *Policy) error {
 		if i < 0 {
 			return fmt.Errorf("there is no budget %q", name)
 		}
-		if rule := p.Budgets[i].rule(); units < 1 || units > rule.Most("") || rule.Shards > 1 {
-			return fmt.Errorf("needs %d of budget %q: it may need 1 to %d, of a budget without shards", units, name, rule.Most(""))
+		if rule := p.Budgets[i].rule(); units < 1 || units > rule.LeastMost() || rule.Shards > 1 {
+			return fmt.Errorf("needs %d of budget %q: it may need 1 to %d, of a budget without shards", units, name, rule.LeastMost())
 		}
 	}
 	if len(q.Needs) == 0 {
