@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night forecast latency bench bench-plot bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -104,6 +104,9 @@ bench-plot: deps ## the same, and docs/bench.svg, which shows the ratios
 
 bench-claims: deps ## what a claim takes among few and many calls and keys, and under a held snapshot
 	go run -C verification/bench . -claims
+
+bench-budgets: deps ## draws on budgets, beside redis_rate
+	go run -C verification/bench . -budgets
 
 bench-paced: deps ## what an http call costs at 100, 500 and 2,000 a second, beside River and a bare client, by who spends it
 	go run -C verification/bench . -paced $(ARGS)

@@ -7,6 +7,7 @@ replace github.com/callq/callq => ../
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/callq/callq v0.0.0-00010101000000-000000000000
+	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/hibiken/asynq v0.26.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/redis/go-redis/v9 v9.23.0

@@ -39,7 +39,7 @@ func (u Units) key(shard int64) string {
 		rest = "/" + rest
 	}
 	if u.Rule.Shards > 1 {
-		group += fmt.Sprintf("#%d", shard)
+		group += "#" + strconv.FormatInt(shard, 10)
 	}
 	if u.Rule.PerKey {
 		rest += ":k:" + u.Key
@@ -180,14 +180,9 @@ func Look(ctx context.Context, client redis.Scripter, units ...Units) ([]State, 
 func run(
 	ctx context.Context, client redis.Scripter, script *redis.Script, shard int64, first, second any, units []Units, more ...any,
 ) ([]int64, error) {
-	near := make([]time.Time, len(units))
-	for i := range near {
-		near[i] = time.Now()
-	}
-	keys := make([]string, 0, 3*len(units))
-	for _, u := range units {
-		key := u.key(shard % max(u.Rule.Shards, 1))
-		keys = append(keys, key, key+":log", key+":promised")
+	near, keys := make([]time.Time, len(units)), make([]string, len(units))
+	for i, u := range units {
+		near[i], keys[i] = time.Now(), u.key(shard%max(u.Rule.Shards, 1))
 	}
 	for range 3 * len(units) {
 		args := append(make([]any, 0, 3+5*len(units)), first, second)
@@ -207,6 +202,8 @@ func run(
 }
 
 var (
+	//go:embed token.lua
+	tokenLua string
 	//go:embed budget.lua
 	budgetLua string
 	//go:embed draw.lua
@@ -218,7 +215,7 @@ var (
 	//go:embed throttle.lua
 	throttleLua string
 
-	drawScript     = redis.NewScript(clockLua + budgetLua + drawLua)
+	drawScript     = redis.NewScript(clockLua + tokenLua + budgetLua + drawLua)
 	lookScript     = redis.NewScript(clockLua + budgetLua + lookLua)
 	adjustScript   = redis.NewScript(clockLua + budgetLua + adjustLua)
 	throttleScript = redis.NewScript(clockLua + budgetLua + throttleLua)

@@ -1,6 +1,7 @@
 -- What all scripts begin with. Each is given, after TIME as now in microseconds:
 --
---   KEYS  of each budget three: its state, the log of a sliding window, and what is promised of it to attempts
+--   KEYS  each budget's state. In the same slot of a cluster, and with the same name, are KEY:log of a sliding window,
+--         and KEY:promised, what is promised of it to attempts
 --   ARGV  two of the script's own; then of each budget five: kind (token, sliding or fixed); units and window, in
 --         microseconds; size: of a token bucket what it holds, of a sliding window how wide the buckets of its log
 --         are, of a fixed one moments at which windows begin, in order; and how many units are asked for
@@ -15,6 +16,24 @@
 -- Levels are in units of 2^-20, rounded by more than a number of 53 bits can err: so no rule is exceeded.
 local fine = 1048576
 local recovery, least, apart = 60000000, 1 / 16, 1000000 -- of the multiplier; see throttle.lua
+
+-- encode and decode a state.
+local struct = rawget(_G, 'struct')
+local kinds = {'token', 'sliding', 'fixed', token = 1, sliding = 2, fixed = 3}
+local function encode(kind, ...)
+    if struct then return struct.pack('<Bddddddd', kinds[kind], ...) end
+    return string.format('%d %.0f %.0f %.0f %.0f %.0f %.6f %.0f', kinds[kind], ...) -- not tostring, which keeps 14 digits
+end
+local function decode(kept)
+    if struct and #kept ~= 57 then return nil end
+    local all = {}
+    if struct then
+        all = {struct.unpack('<Bddddddd', kept)}
+    else
+        for text in string.gmatch(kept, '%S+') do all[#all + 1] = tonumber(text) end
+    end
+    return kinds[all[1]], all[2], all[3], all[4], all[5], all[6], all[7], all[8]
+end
 
 -- gained is what a token bucket gains within d microseconds, at most what it holds.
 local function gained(b, d)
@@ -47,8 +66,8 @@ end
 
 -- load reads the i-th budget as it is now: from is not before that.
 local function load(i)
-    local k, a = 3 * i - 2, 5 * i - 2
-    local b = {state = KEYS[k], log = KEYS[k + 1], promised = KEYS[k + 2], kind = ARGV[a], units = tonumber(ARGV[a + 1]),
+    local a = 5 * i - 2
+    local b = {state = KEYS[i], log = KEYS[i] .. ':log', promised = KEYS[i] .. ':promised', kind = ARGV[a], units = tonumber(ARGV[a + 1]),
         window = tonumber(ARGV[a + 2]), size = ARGV[a + 3], n = tonumber(ARGV[a + 4])}
     if b.kind ~= 'fixed' then b.size = tonumber(b.size) end
     for _, x in ipairs({b.units or 0, b.window or 0, b.n or 0, b.kind == 'fixed' and 1 or b.size or 0}) do
@@ -57,12 +76,10 @@ local function load(i)
     b.at, b.from, b.behind, b.level, b.edge, b.slow, b.slowed = now, now, 0, 0, now, 1, 0
     local kept, kind = redis.call('GET', b.state), nil
     if kept then
-        local at, from, behind, level, edge, slow, slowed
-        kind, at, from, behind, level, edge, slow, slowed =
-            string.match(kept, '^(%a+) (%d+) (%d+) (%d+) (%-?%d+) (%d+) (%S+) (%d+)$')
+        local level, edge
+        kind, b.at, b.from, b.behind, level, edge, b.slow, b.slowed = decode(kept)
         if not kind then error('no budget is kept there: ' .. b.state) end
-        b.at, b.from, b.behind, b.slow, b.slowed = tonumber(at), tonumber(from), tonumber(behind), tonumber(slow), tonumber(slowed)
-        if kind == b.kind then b.level, b.edge = tonumber(level) / fine, tonumber(edge) end
+        if kind == b.kind then b.level, b.edge = level / fine, edge end
     end
     b.fresh = kind ~= b.kind
     b.now = now + b.behind
@@ -118,9 +135,7 @@ local function save(b)
         left = b.edge - b.now
     end
     left = string.format('%.0f', math.ceil(math.max(left, (1 - b.multiplier) * recovery) / 1000) + 1000)
-    -- Not tostring, which keeps 14 digits.
-    redis.call('SET', b.state, string.format('%s %.0f %.0f %.0f %.0f %.0f %.6f %.0f', b.kind, b.now, b.from, b.behind,
-        math.floor(b.level * fine), b.edge, b.slow, b.slowed), 'PX', left)
+    redis.call('SET', b.state, encode(b.kind, b.now, b.from, b.behind, math.floor(b.level * fine), b.edge, b.slow, b.slowed), 'PX', left)
     if b.kind == 'sliding' then redis.call('PEXPIRE', b.log, left) end
 end
 

@@ -4,7 +4,7 @@
 --            taken, the multiplier in thousandths and the draw's mark, by which adjust.lua finds it again
 local most, owner = tonumber(ARGV[1]), ARGV[2]
 local budgets, wait, last = {}, 0, 1
-for i = 1, #KEYS / 3 do
+for i = 1, #KEYS do
     local b = load(i)
     if b.unknown then return {-1, i, b.unknown} end
     local own = earliest(b, b.n) - b.now

@@ -18,7 +18,7 @@ end}
 `
 
 var (
-	atScript         = redis.NewScript(atLua + budgetLua + drawLua)
+	atScript         = redis.NewScript(atLua + tokenLua + budgetLua + drawLua)
 	adjustAtScript   = redis.NewScript(atLua + budgetLua + adjustLua)
 	lookAtScript     = redis.NewScript(atLua + budgetLua + lookLua)
 	throttleAtScript = redis.NewScript(atLua + budgetLua + throttleLua)
@@ -58,5 +58,5 @@ func Key(name string) string { return Units{Name: name}.key(0) }
 
 // Raw runs draw.lua with what the caller says of a budget.
 func Raw(ctx context.Context, client redis.Scripter, of ...any) error {
-	return drawScript.Run(ctx, client, []string{"raw", "raw:log", "raw:promised"}, append([]any{-1, ""}, of...)...).Err()
+	return drawScript.Run(ctx, client, []string{"raw"}, append([]any{-1, ""}, of...)...).Err()
 }

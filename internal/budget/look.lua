@@ -2,7 +2,7 @@
 --   returns  now; then of each budget: units that are free; for how long the last of the draws that wait does; the
 --            multiplier in thousandths; units that are promised; how long until besides these as many are free as are asked for
 local answer = {now}
-for i = 1, #KEYS / 3 do
+for i = 1, #KEYS do
     local b = load(i)
     if b.unknown then return {-1, i, b.unknown} end
     local free, promised = b.level, 0

@@ -39,6 +39,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.IntVar(&s.rounds, "rounds", 5, "rounds that count; one more, before them, warms up")
 	flags.StringVar(&s.only, "only", "", "measure only these peers, with commas between; with -reads, one layout")
 	claims := flags.Bool("claims", false, "measure claims instead, among few and many calls and keys")
+	budgets := flags.Bool("budgets", false, "measure draws on budgets instead, beside redis_rate")
 	paced := flags.Bool("paced", false, "measure what HTTP calls cost at real rates instead, beside River and a bare client")
 	s.rates = rates{100, 500, 2000}
 	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
@@ -92,6 +93,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	switch {
 	case *claims:
 		return b.claims(ctx, stdout)
+	case *budgets:
+		return b.budgets(ctx, stdout)
 	case s.ended > 0:
 		return b.long(ctx, stdout)
 	}
