@@ -1,11 +1,15 @@
 package dispatcher_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/dispatcher"
@@ -13,6 +17,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/redistest"
 	"github.com/callq/callq/tasks"
 )
 
@@ -199,4 +204,94 @@ func TestNeedsWithoutRedis(t *testing.T) {
 			s.want(`SELECT $1 = 5 OR pg_sequence_last_value('call_batch_seq') IS NULL`, want)
 		})
 	}
+}
+
+// While Redis is gone under load, draws on a closed budget stop, those on an open one go through and are counted, and no call is
+// lost. REDIS_GONE says for how long (1s).
+//
+//callq:guarantee 19
+func TestRedisGoneUnderLoad(t *testing.T) {
+	t.Parallel()
+	gone, err := time.ParseDuration(cmp.Or(os.Getenv("REDIS_GONE"), "1s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSystem(t)
+	server, client := redistest.Start(t, nil, redis.Options{MaxRetries: -1, ContextTimeoutEnabled: true})
+	s.redis = client
+	p := policy.Policy{Queues: []policy.Queue{queue("default")}}
+	p.Queues[0].Timeout = time.Minute
+	for _, name := range []string{"closed", "open"} {
+		p.Budgets = append(p.Budgets, policy.Budget{Name: name, Rate: limit.Rate{Units: 1000, Window: time.Second}, Burst: 10, OnOutage: name})
+	}
+	s.publish(p)
+	counts := prometheus.NewRegistry()
+	w, err := tasks.New(tasks.Config{Pool: s.pool, Redis: client, Concurrency: 60, Logger: s.log, Metrics: counts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drawn := map[string]*atomic.Int64{"closed": {}, "open": {}}
+	more := func(name string) int64 { return drawn[name].Load() }
+	var healed atomic.Bool
+	for name, n := range drawn {
+		w.Handle(name, func(ctx context.Context, call *tasks.Call) error {
+			for draws := 0; draws < 100 || !healed.Load(); draws++ {
+				if err := call.Draw(ctx, name, 1); err != nil {
+					return err
+				}
+				n.Add(1)
+				time.Sleep(time.Millisecond) // its request
+			}
+			return nil
+		})
+	}
+	s.exec(`INSERT INTO call_queue (task) SELECT t FROM generate_series(1, 20), unnest('{closed,open}'::text[]) t`)
+	s.run(w.Run)
+	s.run(s.dispatcher(p).Run)
+	awaits := func(what string, so func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("still not: %s", what)
+			}
+		}
+	}
+	awaits("both draw", func() bool { return more("closed") > 100 && more("open") > 100 })
+	server.Kill()
+	killed := time.Now()
+	awaits("open draws without Redis", func() bool { return total(t, counts, "callq_budget_uncounted_units_total") > 2000 })
+	closed, open := more("closed"), more("open") // what was granted before was to be used within 20 ms, and is by now
+	awaits("it was gone for so long", func() bool { return time.Since(killed) > gone })
+	if n := more("closed") - closed; n > 0 {
+		t.Errorf("%d draws on a closed budget went through without Redis", n)
+	}
+	passed := more("open") - open
+	if err := server.Restart(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	healed.Store(true)
+	s.eventually(`SELECT count(*) = 40 FROM call_queue WHERE status = 'done'`)
+	units, uncounted := total(t, counts, "callq_budget_units_total"), total(t, counts, "callq_budget_uncounted_units_total")
+	t.Logf("in %s without Redis %d draws on the open budget went through, and none on the closed one; %.0f counted and %.0f not",
+		gone, passed, units, uncounted)
+	if sum := more("closed") + more("open"); units+uncounted != float64(sum) {
+		t.Errorf("%.0f units were counted and %.0f not, of %d drawn", units, uncounted, sum)
+	}
+}
+
+// total is the sum of a counter.
+func total(t *testing.T, counts *prometheus.Registry, name string) (sum float64) {
+	t.Helper()
+	families, err := counts.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			for _, m := range f.GetMetric() {
+				sum += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
 }
