@@ -187,7 +187,7 @@ func run(
 	for range 3 * len(units) {
 		args := append(make([]any, 0, 3+5*len(units)), first, second)
 		for i, u := range units {
-			args = append(append(args, u.Rule.args(u.Key, shard%max(u.Rule.Shards, 1), near[i])...), u.N)
+			args = append(u.Rule.args(args, u.Key, shard%max(u.Rule.Shards, 1), near[i]), u.N)
 		}
 		answer, err := script.Run(ctx, client, keys, append(args, more...)...).Int64Slice()
 		if redis.HasErrorPrefix(err, "CROSSSLOT") {

@@ -148,8 +148,8 @@ func (r *Rule) RateText() string {
 	return fmt.Sprintf("%d per %s", rate.Units, rate.Length())
 }
 
-// args are what budget.lua takes of a shard, and of a key. near is where the windows of a calendar are looked for.
-func (r *Rule) args(key string, shard int64, near time.Time) []any {
+// args adds what budget.lua takes of a shard, and of a key. near is where the windows of a calendar are looked for.
+func (r *Rule) args(to []any, key string, shard int64, near time.Time) []any {
 	units, burst, window, shards := r.unitsOf(key), r.Burst, r.Rate.Window.Microseconds(), max(r.Shards, 1)
 	part := func(n int64) int64 { return n/shards + (n%shards+shards-1-shard)/shards } // which add up to n
 	switch r.Algorithm {
@@ -158,7 +158,7 @@ func (r *Rule) args(key string, shard int64, near time.Time) []any {
 		if units <= 500 {
 			width = window / 1000
 		}
-		return []any{"sliding", part(units), window, width}
+		return append(to, "sliding", part(units), window, width)
 	case limit.FixedWindow:
 		var edges strings.Builder
 		edge := r.calendar.Start(r.calendar.Start(near).Add(-time.Microsecond)) // the API's clock, and Redis's, may be behind
@@ -166,7 +166,7 @@ func (r *Rule) args(key string, shard int64, near time.Time) []any {
 			edges.WriteString(strconv.FormatInt(edge.UnixMicro(), 10) + " ")
 			edge = r.calendar.End(edge)
 		}
-		return []any{"fixed", part(units), window, edges.String()}
+		return append(to, "fixed", part(units), window, edges.String())
 	}
-	return []any{"token", units, window * shards, part(burst)}
+	return append(to, "token", units, window*shards, part(burst))
 }

@@ -43,27 +43,30 @@ func (b *bench) budgets(ctx context.Context, out io.Writer) (err error) {
 		units := budget.Units{Name: s.name, Rule: budget.Rule{Rate: s.rate, Burst: s.burst}, N: 1}
 		theirs := redis_rate.Limit{Rate: int(s.rate.Units), Burst: int(s.burst), Period: s.period}
 		for _, callers := range []int{1, 16, 64} {
-			var ours, others []float64
-			for round := range b.rounds + 1 { // one warms up
-				own, ownErr := drawFor(ctx, callers, func(ctx context.Context) error {
-					_, err := budget.Draw(ctx, client, "", 0, units)
-					return err
-				})
-				other, otherErr := drawFor(ctx, callers, func(ctx context.Context) error {
-					_, err := limiter.Allow(ctx, s.name, theirs)
-					return err
-				})
-				if err := errors.Join(ownErr, otherErr); err != nil {
-					return err
+			draws := []func(context.Context) error{
+				func(ctx context.Context) error { _, err := budget.Draw(ctx, client, "", 0, units); return err },
+				func(ctx context.Context) error { _, err := limiter.Allow(ctx, s.name, theirs); return err },
+			}
+			var figures [3][]float64          // callq's, redis_rate's, and their ratio
+			for round := range b.rounds + 1 { // one warms up; each begins with the other
+				var rates [2]float64
+				for i := range draws {
+					which := (i + round) % 2
+					if rates[which], err = drawFor(ctx, callers, draws[which]); err != nil {
+						return err
+					}
 				}
 				if round > 0 {
-					ours, others = append(ours, own), append(others, other)
+					for i, figure := range []float64{rates[0], rates[1], rates[0] / rates[1]} {
+						figures[i] = append(figures[i], figure)
+					}
 				}
 			}
-			slices.Sort(ours)
-			slices.Sort(others)
-			own, other := ours[len(ours)/2], others[len(others)/2]
-			fmt.Fprintf(table, "%s\t%d\t%.0f\t%.0f\t%.2f\n", s.name, callers, own, other, own/other)
+			for i := range figures {
+				slices.Sort(figures[i])
+			}
+			half := b.rounds / 2
+			fmt.Fprintf(table, "%s\t%d\t%.0f\t%.0f\t%.2f\n", s.name, callers, figures[0][half], figures[1][half], figures[2][half])
 		}
 	}
 	return table.Flush()
