@@ -7,7 +7,7 @@ import (
 )
 
 // Gauges is what a scrape measures: how full each limit is, and what each queue holds. To read them costs a row for each
-// limit, queue, flow and segment, and none for each call.
+// limit, queue and flow, and none for each call.
 type Gauges struct {
 	Limits []LimitGauge
 	Queues []QueueGauge
@@ -87,6 +87,7 @@ func (l Limit) nextUnit() float64 {
 	return max(0, at.Sub(l.now)).Seconds()
 }
 
+// There may be a million segments, so the oldest call is looked for where it is likely: in a queue's longest flows.
 const queueGaugesSQL = `
 WITH waiting AS (
     SELECT queue, sum(due) AS due, sum(scheduled) AS scheduled
@@ -100,9 +101,12 @@ WITH waiting AS (
 ), oldest AS (
     SELECT queue, min(at) AS at
     FROM (
-        SELECT queue, min(at) AS at FROM call_segments GROUP BY queue
+        SELECT s.queue, s.at
+        FROM call_queues q
+        CROSS JOIN LATERAL (SELECT * FROM call_flows WHERE queue = q.name AND calls > 0 ORDER BY calls DESC LIMIT 50) f
+        JOIN call_segments s ON s.queue = f.queue AND s.key = f.key AND s.priority = f.priority AND s.task = f.task AND s.seq = f.head
         UNION ALL
-        SELECT queue, min(at) FROM call_inbox WHERE calls > 0 GROUP BY queue
+        SELECT queue, at FROM call_inbox WHERE calls > 0
     ) b
     GROUP BY queue
 ), open AS (
