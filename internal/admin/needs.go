@@ -39,5 +39,6 @@ func (w *Why) Short() {
 			w.Reasons = nil
 		}
 		w.Reasons = append(w.Reasons, Reason{Code: "budget_short", Text: text})
+		w.StartsAt, w.Because = nil, "unknown: "+text // the forecast knows limits alone
 	}
 }
