@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -90,11 +90,14 @@ kill-night: deps ## the same with 500, in five rounds: most of an hour
 	@$(IP)
 	$(E2E) -timeout 2h -run 'TestKill$$' -kills 100 -rounds 5 -seed $(or $(SEED),0)
 
+campaigns: deps ## 20 campaigns of 100,000 calls under 500 a second, a number called once at a time, for five minutes: never over
+	$(E2E) -timeout 20m -run 'TestLimitsOfCampaigns' -figures 2
+
 forecast: deps ## 20 random set-ups: when `calls why` says that a call starts, and when it does: fails above 5 % at the median
 	$(E2E) -timeout 6m -run 'TestForecast'
 
-latency: deps ## prints the time from an insert to the handler's start, on an idle system
-	$(E2E) -timeout 5m -run 'TestIdlePickUp' -figures 3
+latency: deps ## prints the time from an insert to the handler's start, on an idle system, and from a freed slot to the next start
+	$(E2E) -timeout 5m -run 'TestIdlePickUp|TestFreedSlot' -figures 3
 
 bench: deps ## callq beside River, graphile-worker, pg-boss, Asynq and raw SQL: inserts and drain, tables; ARGS="-n 10000 -rounds 1" and the like
 	go run -C verification/bench . $(ARGS)

@@ -81,7 +81,9 @@ var forgeries = []struct{ name, sql string }{
 	{"a done call that has no attempts", `WITH gone AS (DELETE FROM call_attempts WHERE call_id = 1) UPDATE call_queue SET attempts = 0 WHERE id = 1`},
 	{"a done call made new", `WITH gone AS (DELETE FROM call_attempts WHERE call_id = 1)
 		UPDATE call_queue SET attempts = 0, status = 'new', finished_at = NULL WHERE id = 1`},
-	{"an attempt that never was", `INSERT INTO call_attempts SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome,
+	{"an attempt that never was", `INSERT INTO call_attempts (call_id, attempt, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome,
+		queue, task, key, worker, error, charged, result)
+		SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome,
 		queue, task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1`},
 	// What is open.
 	{"an open attempt of no limits", `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}' WHERE started_at IS NOT NULL`},

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -40,6 +41,44 @@ func TestIdlePickUp(t *testing.T) {
 	})
 	t.Logf("insert to handler started, idle: Go client p50 %s p99 %s (%d samples); plain SQL p50 %s, most %s (%d samples)",
 		at(byClient, .5), at(byClient, .99), len(byClient), at(bySQL, .5), at(bySQL, 1), len(bySQL))
+}
+
+// TestFreedSlot measures how long after a call ends the next one starts that waits for its slot of a concurrency: a fresh call, a
+// scheduled one that is due, and a retry.
+func TestFreedSlot(t *testing.T) {
+	s := newStack(t, "", fakeapi.Config{})
+	type event struct{ began, ended time.Time }
+	events := make(chan event, 1)
+	s.inProcess(func(context.Context, *tasks.Call) error {
+		began := time.Now()
+		time.Sleep(50 * time.Millisecond) // the call's work
+		events <- event{began, time.Now()}
+		return nil
+	})
+	s.exec(`UPDATE call_limits SET rate = 1, window_size = '0'`)
+	for kind, values := range map[string]string{
+		"fresh":     `SELECT 'touch', 'new', 0, now()`,
+		"scheduled": `SELECT 'touch', 'new', 0, now() + interval '1 s'`,
+		"retried":   `SELECT 'touch', 'error', 1, now() + interval '1 s'`,
+	} {
+		n := 20 * *figures
+		s.exec(fmt.Sprintf(`INSERT INTO call_queue (task, status, failed_count, run_at) %s FROM generate_series(1, %d)`, values, n))
+		var gaps []time.Duration
+		var last time.Time
+		for range n {
+			select {
+			case e := <-events:
+				if !last.IsZero() {
+					gaps = append(gaps, e.began.Sub(last))
+				}
+				last = e.ended
+			case <-time.After(time.Minute):
+				t.Fatalf("a %s call did not start within a minute", kind)
+			}
+		}
+		slices.Sort(gaps)
+		t.Logf("the end of a call to the start of the next, %s: p50 %s p99 %s (%d samples)", kind, at(gaps, .5), at(gaps, .99), len(gaps))
+	}
 }
 
 // inProcess runs a dispatcher and a worker here, so that the handler's start can be timed.
