@@ -146,7 +146,9 @@ INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started
 SELECT id, 1, CASE task WHEN 'http' THEN 1 END, 1, dispatched_at, dispatched_at + interval '10 ms', finished_at, finished_at,
     CASE status WHEN 'done' THEN 'done' ELSE 'permanent' END, queue, task, key, 'bench', error_message,
     jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', finished_at),
-        jsonb_build_object('limit', 'each', 'key', key, 'cost', 1, 'until', finished_at)),
+        jsonb_build_object('limit', 'each', 'key', key, 'cost', 1, 'until', finished_at))
+        || (SELECT coalesce(jsonb_agg(jsonb_build_object('limit', l.name, 'key', '', 'cost', 1, 'until', finished_at)), '[]')
+            FROM call_limits l WHERE l.name = call_queue.queue),
     CASE status WHEN 'failed' THEN '{"status": 422, "headers": {}, "body": "", "truncated": false}'::jsonb END
 FROM call_queue
 WHERE attempts = 1 AND id > (SELECT coalesce(max(call_id), 0) FROM call_attempts)
