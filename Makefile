@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults stalls-short stalls loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -65,6 +65,10 @@ E2E := go test -C verification -tags e2e -count=1 ./e2e -v
 # What lays a network needs ip, and root.
 IP := command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
 
+# The servers of TestStalls.
+SERVED_BY := apt-get install -y -q --no-install-recommends nodejs gunicorn nginx-light haproxy apache2 >/dev/null
+SERVED := [ "$$(id -u)" != 0 ] || $(SERVED_BY) || { apt-get update -q >/dev/null; $(SERVED_BY); }
+
 exact-short: deps ## the exactness scenarios, once each, side by side: never over, exact counts
 	$(E2E) -timeout 3m -run 'TestExact'
 
@@ -73,6 +77,14 @@ exact: deps ## the same one after the other, three rounds each: prints the share
 
 faults: deps ## servers, dispatchers and workers killed, frozen and flushed under load
 	$(E2E) -timeout 3m -run 'TestDispatch|TestWorker|TestRedis|TestPostgres|TestTerminate|TestServers|TestHangUp|TestTwoQueues|TestOnce|TestRolling'
+
+stalls-short: deps ## gunicorn and node stand still, once each: their programs never read more than the limit. As root
+	@$(SERVED)
+	$(E2E) -timeout 5m -run 'TestStalls'
+
+stalls: deps ## the same with nginx, HAProxy and Apache, in each of their stalls: prints the most in a window and the use. As root
+	@$(SERVED)
+	$(E2E) -timeout 120m -run 'TestStalls' -figures $(or $(ROUNDS),2) $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root
 	@$(IP)

@@ -66,7 +66,7 @@ func TestImports(t *testing.T) {
 		},
 		{
 			name: "internal/recovery", ours: []string{
-				"callqueue", "internal/handoff", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy", "internal/pools",
+				"callqueue", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy", "internal/pools",
 			},
 			modules: []string{pgx},
 		},
@@ -75,7 +75,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/ledger", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/ledger", "internal/limit", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
 			modules: []string{pgx, redis},
 		},
 		{

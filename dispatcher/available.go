@@ -222,8 +222,8 @@ func (h *headroom) wait(c held) (wait time.Duration, known bool) {
 // (limit.Rate.Since), and lists its charges up to $5. $4 is the batch from which on attempts may be open. It reads open attempts and
 // usage in one statement, and calls nothing that takes a snapshot of its own: two readings would both miss a close between them.
 //
-// The unit of an open attempt can come free from its start on, or from its acknowledgement, where that bounds it. Usage buckets
-// are labelled with their end.
+// The unit of an open attempt can come free from its start on, or from the moment that bounds it; where only its answer can, that
+// has come within the time that a close takes. Usage buckets are labelled with their end.
 //
 // It reads each open attempt once, however many keys are asked about (TestOccupiedIsLinear): the sessions' settings leave
 // joins only nested loops, but IN within another condition is looked up in a hash.
@@ -231,12 +231,16 @@ const occupiedSQL = `
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $5::timestamptz[]) AS a (name, key, since, upto)
 ), rules AS MATERIALIZED (
-    SELECT l.name, a.since, a.upto, l.slack, l.anchor, l.epoch
+    SELECT l.name, a.since, a.upto, l.slack, l.proof, l.anchor, l.epoch
     FROM (SELECT name, min(since) AS since, min(upto) AS upto FROM asked GROUP BY name) a
     JOIN call_limits l ON l.name = a.name
 ), open AS (
-    SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former, greatest(o.started_at, o.acked_at) AS freed_at,
-        callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, l.anchor, l.epoch, l.slack) AS until
+    SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former,
+        CASE l.proof WHEN 'later' THEN greatest(o.started_at, coalesce(o.overtaken_at, now() - interval '250 ms'))
+            ELSE greatest(o.started_at, o.acked_at) END AS freed_at,
+        l.proof = 'later' AND o.started_at IS NOT NULL AND o.send_within IS NOT NULL AS answerable,
+        callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, l.anchor, l.epoch, l.slack,
+            l.proof) AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     CROSS JOIN LATERAL (SELECT * FROM rules WHERE name = u.name LIMIT 1) l
@@ -245,11 +249,11 @@ WITH asked AS MATERIALIZED (
 ), units AS (
     SELECT name, key, 0 AS cost, false AS former, NULL::timestamptz AS freed_at, NULL::timestamptz AS until, NULL::bool AS listed FROM asked
     UNION ALL
-    SELECT name, key, cost, former, CASE WHEN until < 'infinity' THEN freed_at END, least(until, upto),
+    SELECT name, key, cost, former, CASE WHEN until < 'infinity' OR answerable THEN freed_at END, least(until, upto),
         least(until, now() + interval '100 years') <= upto
     FROM open WHERE until > since
     UNION ALL
-    SELECT a.name, a.key, u.used, u.shard < 0, u.bucket, u.bucket, u.bucket <= a.upto
+    SELECT a.name, a.key, u.used, u.shard < 0, CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, u.bucket, u.bucket <= a.upto
     FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )
 SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,

@@ -25,6 +25,7 @@ type openCase struct {
 	Started    int // 0: not
 	SendWithin int // -1: it has no gate
 	Acked      int // 0: that is not known
+	Overtaken  int // likewise
 	Cost       int64
 }
 
@@ -50,13 +51,13 @@ func TestOccupied(t *testing.T) {
 	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
 	names, anchors, slacks := []string{"a", "b", "c", "d"}, []string{"", "start", "finish", "start"}, []int{3, 1, 2, 1}
-	perKey := []bool{false, true, false, true}
+	perKey, proofs := []bool{false, true, false, true}, []string{"slack", "later", "slack", "answer"}
 	keys := rapid.SampledFrom([]string{"", "x", "y"})
 	opens := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) openCase {
 		return openCase{
 			rapid.IntRange(0, 15).Draw(t, "limits"), rapid.Bool().Draw(t, "own"), rapid.IntRange(0, 4).Draw(t, "older") == 0,
 			keys.Draw(t, "key"), rapid.IntRange(0, 30).Draw(t, "claimed"), rapid.IntRange(0, 30).Draw(t, "started"), rapid.IntRange(-1, 5).Draw(t, "send within"),
-			rapid.IntRange(-20, 40).Draw(t, "acknowledged"), rapid.Int64Range(1, 3).Draw(t, "cost"),
+			rapid.IntRange(-20, 40).Draw(t, "acknowledged"), rapid.IntRange(-20, 40).Draw(t, "overtaken"), rapid.Int64Range(1, 3).Draw(t, "cost"),
 		}
 	}), 0, 12)
 	usage := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) usageCase {
@@ -72,14 +73,16 @@ func TestOccupied(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		opens, usage := opens.Draw(rt, "open"), usage.Draw(rt, "usage")
 		since := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 45), rapid.IntRange(4990, 5050)), 4, 4).Draw(rt, "since")
+		const soon = 1_000_000                      // the tests' times are long ago
 		const all100 = 100 * 365 * 24 * 3600 * 1000 // what has no end is listed as that
 		upto := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 45), rapid.IntRange(4990, 5050), rapid.Just(2*all100)), 4, 4).Draw(rt, "upto")
 		askings := []asking{{0, "", since[0]}, {1, "x", since[1]}, {1, "", since[1]}, {2, "", since[2]}, {3, "y", since[3]}}
 		var all pgx.Batch
 		all.Queue(`TRUNCATE call_open, call_usage, call_limits`)
 		for i, name := range names {
-			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at, applied_by, epoch)
-				VALUES ($1, 1, 1, '1 s', false, false, nullif($2, ''), $3, '0', '{}', now(), 'test', 'now')`, name, anchors[i], time.Duration(slacks[i])*time.Millisecond)
+			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
+				VALUES ($1, 1, 1, '1 s', false, false, nullif($2, ''), $3, $4, '0', '{}', now(), 'test', 'now')`,
+				name, anchors[i], time.Duration(slacks[i])*time.Millisecond, proofs[i])
 		}
 		for i, o := range opens {
 			charged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return o.Limits>>slices.Index(names, name)&1 == 0 })
@@ -92,9 +95,12 @@ func TestOccupied(t *testing.T) {
 			if o.SendWithin >= 0 {
 				sendWithin = new(time.Duration(o.SendWithin) * time.Millisecond)
 			}
-			var acked *time.Time
+			var acked, overtaken *time.Time
 			if o.Acked > 0 && o.Started > 0 {
 				acked = new(at(o.Acked))
+			}
+			if o.Overtaken > 0 && o.Started > 0 {
+				overtaken = new(at(o.Overtaken))
 			}
 			task, epoch := "http", "now"
 			if o.Own {
@@ -107,10 +113,10 @@ func TestOccupied(t *testing.T) {
 			for _, name := range charged {
 				ofKeys = append(ofKeys, map[bool]string{true: o.Key}[perKey[slices.Index(names, name)]])
 			}
-			all.Queue(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at)
+			all.Queue(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at, overtaken_at)
 				VALUES ($1, 1, 0, 1, 1, $9, now(), now(), $2, $3, $4, 'http', 'default', $5, $10, $6::text[],
-					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]), $11)`,
-				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key, acked)
+					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]), $11, $12)`,
+				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key, acked, overtaken)
 		}
 		for _, u := range usage {
 			all.Queue(`INSERT INTO call_usage VALUES ($1, $5, $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used, u.Key)
@@ -131,7 +137,7 @@ func TestOccupied(t *testing.T) {
 		for _, a := range h.asks {
 			first, listed := math.MaxInt, int64(0)
 			if !a.use.Freed.IsZero() {
-				first = int(a.use.Freed.Sub(zero) / time.Millisecond)
+				first = min(int(a.use.Freed.Sub(zero)/time.Millisecond), soon)
 			}
 			for _, c := range a.use.Charges {
 				if listed += c.Units; !c.Until.After(at(since[slices.Index(names, a.limit)])) {
@@ -147,10 +153,17 @@ func TestOccupied(t *testing.T) {
 				until, from := math.MaxInt, 0
 				bounded := anchors[i] == "start" || anchors[i] == "" && !o.Own
 				switch {
+				case o.Started > 0 && o.SendWithin >= 0 && proofs[i] == "later" && (o.Overtaken <= 0 || !bounded || o.Older):
+					from = soon // an answer may have come just now
+					if o.Overtaken > 0 {
+						from = max(o.Started, o.Overtaken)
+					}
 				case o.Older:
+				case o.Started > 0 && bounded && o.SendWithin >= 0 && proofs[i] == "later":
+					until, from = max(o.Started+o.SendWithin+slacks[i], o.Overtaken), max(o.Started, o.Overtaken)
 				case o.Started > 0 && bounded && o.SendWithin >= 0:
 					until, from = o.Started+o.SendWithin+slacks[i], max(o.Started, o.Acked)
-					if o.Acked > 0 && o.Started > 0 {
+					if o.Acked > 0 && proofs[i] != "answer" {
 						until = max(until, o.Acked)
 					} else {
 						until += 5000 // TCP may send it again
@@ -161,7 +174,7 @@ func TestOccupied(t *testing.T) {
 					switch {
 					case min(until, all100) <= upto[i]:
 						listed += o.Cost
-					case until < math.MaxInt:
+					case until < math.MaxInt, from > 0:
 						first = min(first, from)
 					}
 				}

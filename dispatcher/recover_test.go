@@ -68,11 +68,53 @@ func TestLost(t *testing.T) {
 			s.want(`SELECT status = $1 AND failed_count = $2 AND (failed_at IS NOT NULL) = ($1 = 'failed')
 				AND error_message LIKE '%worker was lost%' FROM call_queue WHERE id = 1`, c.status, failed+1)
 			s.want(`SELECT (CASE WHEN status IN ('new', 'error') THEN run_at END > finished_at) IS NOT DISTINCT FROM nullif($1, false) FROM call_queue WHERE id = 1`, c.again)
-			s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' AND arrived_by = started_at + interval '70 s' FROM call_attempts`)
+			s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' AND arrived_by = started_at + interval '10 hours 5 s' AND proof = 'assumed' FROM call_attempts`)
 			s.want(`SELECT sum(used) = 1 FROM call_usage`)
 			s.want(`SELECT count(*) = 1 FROM call_open`) // the second unit; the first stays used
 		})
 	}
+}
+
+// A lost request counts until its host has answered a later one, or, without that, arrive_within after the last that was written to
+// it: one after another.
+//
+//callq:guarantee 1
+func TestLostIsProven(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 3, time.Hour))
+	s.exec(`INSERT INTO call_queue (call_data) SELECT jsonb_build_object('url', 'https://API.example.com./' || i) FROM generate_series(1, 3) i`)
+	s.once(r)
+	s.start(30 * time.Minute)
+	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+	s.once(r)
+	s.want(`SELECT bool_and(outcome = 'lost' AND host = 'api.example.com:443' AND sent_by = started_at + interval '10 s' AND proof IS NULL
+		AND arrived_by = '2200-01-01Z' AND charged->0->>'until' LIKE '2200-01-01%') AND count(*) = 3 FROM call_attempts`)
+	s.want(`SELECT used = 3 AND bucket = '2200-01-01Z' AND shard = 0 FROM call_usage`)
+
+	// What was written before is no proof. What was written later is, up to its answer.
+	s.exec(`UPDATE call_hosts SET written_at = (SELECT min(sent_by) FROM call_attempts) - interval '1 us', answered_at = clock_timestamp()`)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 FROM call_attempts WHERE proof IS NULL`)
+	s.exec(`UPDATE call_hosts SET written_at = a.sent_by, answered_at = a.sent_by + interval '5 min' FROM call_attempts a WHERE a.call_id = 1`)
+	s.once(r)
+	s.want(`SELECT array_agg(call_id) = '{1}' AND bool_and(arrived_by = sent_by + interval '5 min' AND (charged->0->>'until')::timestamptz = arrived_by)
+		FROM call_attempts WHERE proof = 'later'`)
+	s.want(`SELECT sum(used) = 3 AND sum(used) FILTER (WHERE shard = 0) = 2 FROM call_usage`)
+
+	// A host that answers nothing: after ten windows one of them counts as arrived, then for as long none.
+	s.exec(`UPDATE call_hosts SET written_at = NULL`)
+	s.exec(`UPDATE call_attempts SET sent_by = sent_by - interval '8 h 58 min' WHERE proof IS NULL`)
+	s.once(r)
+	s.want(`SELECT count(*) = 0 FROM call_attempts WHERE proof = 'assumed'`)
+	s.exec(`UPDATE call_attempts SET sent_by = sent_by - interval '10 min' WHERE proof IS NULL`)
+	s.once(r)
+	s.once(r)
+	s.want(`SELECT array_agg(call_id) = '{2}' AND bool_and(arrived_by BETWEEN clock_timestamp() - interval '1 min' AND clock_timestamp()) FROM call_attempts WHERE proof = 'assumed'`)
+	s.want(`SELECT sum(used) = 3 AND sum(used) FILTER (WHERE shard = 0) = 1 FROM call_usage`)
+	s.exec(`UPDATE call_hosts SET probed_at = probed_at - interval '11 h'`)
+	s.once(r)
+	s.want(`SELECT count(*) = 2 FROM call_attempts WHERE proof = 'assumed'`)
 }
 
 // A limit anchored at the finish counts a lost attempt until its deadline and slack.

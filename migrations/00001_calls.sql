@@ -110,7 +110,8 @@ CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON
 -- costs run in parallel: what the attempt is charged to. What the start sets stands last, so that the
 -- WAL holds no more of the row than that. batch is of the attempts that one claim opened; the numbers rise
 -- in the order of the claims' commits (dispatcher/scan.go). acked_at is when the API's machine
--- acknowledged all of the request; NULL: unknown.
+-- acknowledged all of the request; overtaken_at when it, or one that was written to the same host after that, was answered.
+-- NULL: unknown.
 CREATE TABLE call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
@@ -134,7 +135,8 @@ CREATE TABLE call_open (
     started_at  timestamptz,
     deadline    timestamptz,
     worker      text,
-    acked_at    timestamptz
+    acked_at    timestamptz,
+    overtaken_at timestamptz
 ) WITH (fillfactor = 35, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 CREATE INDEX call_open_batch_idx ON call_open (batch);
@@ -144,15 +146,16 @@ CREATE SEQUENCE call_batch_seq;
 -- callq_occupied_until is until when an open attempt occupies units of a limit. One that is anchored at its start occupies them
 -- until the latest moment at which its request can reach the API: limit.Arrival.Until for an attempt that has not
 -- ended. 5 seconds is limit.ResendMost. Every other one occupies them while it is open, which is 'infinity': it has not
--- started; it has no send_within, so no gate bounds its request; or it is from before a failover, and is charged when it is
--- recovered. Plain SQL over scalars: Postgres inlines it.
+-- started; it has no send_within, so no gate bounds its request; nothing proves yet that it has arrived; or it is from before a
+-- failover, and is charged when it is recovered. Plain SQL over scalars: Postgres inlines it.
 CREATE FUNCTION callq_occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
-    limit_anchor text, limit_epoch text, slack interval)
+    overtaken_at timestamptz, limit_anchor text, limit_epoch text, slack interval, proof text)
 RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT CASE
-        WHEN started_at IS NULL OR send_within IS NULL OR epoch <> limit_epoch
+        WHEN started_at IS NULL OR send_within IS NULL OR epoch <> limit_epoch OR proof = 'later' AND overtaken_at IS NULL
             OR coalesce(limit_anchor, CASE task WHEN 'http' THEN 'start' ELSE 'finish' END) <> 'start' THEN 'infinity'
-        WHEN acked_at IS NULL THEN started_at + send_within + interval '5 seconds' + slack
+        WHEN proof = 'later' THEN greatest(overtaken_at, started_at + send_within + slack)
+        WHEN proof = 'answer' OR acked_at IS NULL THEN started_at + send_within + interval '5 seconds' + slack
         ELSE greatest(acked_at, started_at + send_within + slack) END
 $$;
 
@@ -169,7 +172,10 @@ END $$;
 -- charged says, per limit, key and cost, until when the charge counts. cost is what was claimed, settled
 -- what the handler reported (NULL: nothing; then cost counts). requests is what the write gate let
 -- through (NULL if a custom handler sent by other means, or the worker was lost). code is the HTTP status that came back
--- (NULL: no answer); took_ms how long that took, or for how long a custom handler ran.
+-- (NULL: no answer); took_ms how long that took, or for how long a custom handler ran. host and sent_by stand where there was no
+-- answer: by sent_by TCP had brought the request to the host, or never will. Until something proves that it has arrived,
+-- arrived_by is in the year 2200, which is limit.Unknown. proof is what arrived_by rests on: NULL, its own end; else limit.Proof, or
+-- 'assumed'.
 CREATE TABLE call_attempts (
     call_id     bigint      NOT NULL,
     attempt     integer     NOT NULL,
@@ -190,11 +196,17 @@ CREATE TABLE call_attempts (
     error       text,
     charged     jsonb       NOT NULL,
     result      jsonb,
+    host        text,
+    sent_by     timestamptz,
+    proof       text,
     PRIMARY KEY (call_id, attempt)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- Attempts whose answer was no success, listed by their status without a look at the others.
 CREATE INDEX call_attempts_refused_idx ON call_attempts (code, call_id) WHERE code NOT BETWEEN 200 AND 299;
+
+-- Attempts that may still arrive.
+CREATE INDEX call_attempts_unproven_idx ON call_attempts (host, sent_by) WHERE arrived_by = timestamptz '2200-01-01 00:00:00Z';
 
 -- What retention removes of answers that are kept for a time of their own.
 CREATE INDEX call_attempts_result_idx ON call_attempts (queue, finished_at) WHERE result IS NOT NULL;
@@ -204,6 +216,6 @@ DROP TABLE call_attempts, call_open, call_queue;
 DROP SEQUENCE call_batch_seq;
 DROP FUNCTION callq_call_bounded();
 DROP FUNCTION callq_refuse_call(text, text, text, integer);
-DROP FUNCTION callq_occupied_until(text, text, timestamptz, interval, timestamptz, text, text, interval);
+DROP FUNCTION callq_occupied_until(text, text, timestamptz, interval, timestamptz, timestamptz, text, text, interval, text);
 DROP FUNCTION callq_changed();
 DROP FUNCTION callq_epoch();

@@ -16,6 +16,8 @@ CREATE TABLE call_limits (
     count_cost     boolean     NOT NULL DEFAULT false, -- a call takes its cost, not 1
     anchor         text,       -- NULL: start for the task http, finish for custom handlers
     slack          interval    NOT NULL,
+    proof          text        NOT NULL DEFAULT 'slack', -- what shows that a request without an answer has arrived (limit.Proof)
+    arrive_within  interval    NOT NULL DEFAULT '10 s', -- without that it counts as arrived after so long
     send_within    interval    NOT NULL,
     hosts          text[]      NOT NULL DEFAULT '{}', -- whose Retry-After closes it; {}: anybody's
     retry_after    interval    NOT NULL DEFAULT '1 hour', -- for how long at most; 0: never
@@ -49,6 +51,8 @@ CREATE TABLE call_limit_versions (
     count_cost     boolean     NOT NULL DEFAULT false,
     anchor         text,
     slack          interval,
+    proof          text        DEFAULT 'slack',
+    arrive_within  interval    DEFAULT '10 s',
     send_within    interval,
     queues         text[],
     applied_by     text        NOT NULL,
@@ -141,6 +145,16 @@ CREATE TABLE call_usage (
     PRIMARY KEY (limit_name, key, bucket, shard)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
 
+-- Hosts (host:port) with requests that have no answer and may still arrive. Workers say which of their requests to one was
+-- written last and answered: what was written before has arrived. Recovery removes a host when nothing is in doubt any more.
+CREATE TABLE call_hosts (
+    host        text        PRIMARY KEY,
+    asked_at    timestamptz NOT NULL, -- when a request to it was last in doubt
+    written_at  timestamptz, -- a request that was written then, or later,
+    answered_at timestamptz, -- had its answer by then
+    probed_at   timestamptz  -- when a request last counted as arrived without a proof
+) WITH (fillfactor = 50);
+
 -- Workers. http is the settings of a worker's task http, without the values of secrets; NULL: it does not take http.
 CREATE TABLE call_workers (
     id         text        PRIMARY KEY,
@@ -217,6 +231,6 @@ END $$;
 
 -- +goose Down
 DROP FUNCTION callq_purge_versions();
-DROP TABLE call_clock_gains, call_locks, call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_meta, call_workers, call_usage,
+DROP TABLE call_clock_gains, call_hosts, call_locks, call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_meta, call_workers, call_usage,
     call_queues, call_limit_versions, call_limits;
 DROP FUNCTION callq_alive(timestamptz);

@@ -35,6 +35,7 @@ type attempt struct {
 	storeMax int           // bytes of each
 	settled  *int64        // the cost that the handler reported; nil: none
 	code     int           // the HTTP status that came back; 0: none
+	host     string        // where its request went
 	took     time.Duration // how long that took, or for how long the handler ran
 
 	moments
@@ -247,7 +248,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 		return a.unstarted(a.refused)
 	case s.Wrote:
 		since := s.Since(a.m0)
-		a.code, a.took = s.Code, since.Ended-*since.Sent
+		a.code, a.took, a.host = s.Code, since.Ended-*since.Sent, s.Host
 		a.shutLimits(s)
 		return a.sent(a.ending(s.Err), since.Arrival(), new(int16(1)))
 	case a.started:
@@ -320,7 +321,7 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 	var requests *int16 // nil: it did not use the call's client
 	s := limit.Sending{Ended: time.Since(a.m0)}
 	if seen := a.client.End(); seen.Wrote {
-		requests, s, a.code = new(int16(1)), seen.Since(a.m0), seen.Code
+		requests, s, a.code, a.host = new(int16(1)), seen.Since(a.m0), seen.Code, a.client.Host()
 	} else if seen.Used {
 		requests = new(int16(0))
 	}

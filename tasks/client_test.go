@@ -53,9 +53,10 @@ func (b *bench) verifyAsSet() {
 	b.t.Helper()
 	for _, sql := range []string{
 		`TRUNCATE call_audit, call_limit_versions`,
-		`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within,
-			queues, applied_by)
-			SELECT name, version, applied_at - interval '1 hour', rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, send_within, queues, 'test'
+		`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, proof, arrive_within,
+			send_within, queues, applied_by)
+			SELECT name, version, applied_at - interval '1 hour', rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, proof, arrive_within, send_within,
+				queues, 'test'
 			FROM call_limits`,
 	} {
 		b.exec(sql)

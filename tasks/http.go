@@ -28,12 +28,12 @@ type Secret = httptask.Secret
 // makeHTTP makes what sends requests: the task http, where the worker takes it, and handlers' clients.
 func (w *Worker) makeHTTP() (err error) {
 	if w.cfg.HTTP == nil || w.cfg.Client != nil {
-		w.client, err = httptask.New(*cmp.Or(w.cfg.Client, &HTTPConfig{}), w.cfg.Concurrency)
+		w.client, err = httptask.New(*cmp.Or(w.cfg.Client, &HTTPConfig{}), w.cfg.Concurrency, w.arrivals)
 	}
 	if w.cfg.HTTP == nil || err != nil {
 		return err
 	}
-	task, err := httptask.New(*w.cfg.HTTP, w.cfg.Concurrency)
+	task, err := httptask.New(*w.cfg.HTTP, w.cfg.Concurrency, w.arrivals)
 	w.http.Store(task)
 	return err
 }
@@ -45,7 +45,7 @@ func (w *Worker) Reload(cfg HTTPConfig) error {
 	if was == nil {
 		return errors.New("tasks: the worker does not take the task http: it was made without Config.HTTP")
 	}
-	next, err := httptask.New(cfg, w.cfg.Concurrency)
+	next, err := httptask.New(cfg, w.cfg.Concurrency, w.arrivals)
 	if err != nil {
 		return err
 	}

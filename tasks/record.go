@@ -39,7 +39,7 @@ func (a *attempt) closing(how callqueue.Outcome, status callqueue.Status, err er
 // sent has c charge what the attempt may have sent, with the result and the cost that its handler reported.
 func (a *attempt) sent(c *ledger.Closing, arrival limit.Arrival, requests *int16) *ledger.Closing {
 	c.Arrival, c.Requests, c.Result, c.Settled = &arrival, requests, a.result, a.settled
-	c.Code, c.Took = a.code, a.took
+	c.Code, c.Took, c.Host = a.code, a.took, a.host
 	return c
 }
 

@@ -101,6 +101,7 @@ func (a *attempt) startRequest() ledger.StartRequest {
 // than the start that the ledger has.
 func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	answer, a.refused = a.known(ctx, answer, err)
+	heard := time.Now()
 	a.release()
 	if a.refused != nil {
 		return g, a.refused
@@ -114,6 +115,7 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 		a.m0 = a.notBefore
 	}
 	a.started, g.M0 = true, a.m0
+	g.From, g.Heard, g.Waited = *answer.StartedAt, heard, answer.Wait
 	if answer.Loaded {
 		a.Work = answer.Work
 	}
@@ -153,10 +155,19 @@ func (a *attempt) known(ctx context.Context, answer ledger.StartAnswer, err erro
 // sendWithinMax is the longest send_within that is derived from a window.
 const sendWithinMax = 5 * time.Second
 
-// arrived lets the units of an attempt whose answer takes long come free a window after its request has. Where the
-// ledger does not hear of it they stay occupied for the longer.
-func (a *attempt) arrived(acked time.Time) {
-	a.w.starts.acks.Offer(ledger.Running{CallID: a.callID, Attempt: a.number, Token: a.token, Acked: acked.Sub(a.m0)})
+// arrived lets the units of an attempt that takes long come free a window after its request has been read; or, of limits that go
+// by it, acknowledged. Where the ledger does not hear of it they stay occupied for the longer.
+func (a *attempt) arrived(acked, later time.Time) {
+	r := ledger.Running{CallID: a.callID, Attempt: a.number, Token: a.token}
+	if !acked.IsZero() && a.w.recorder.closer.GoByAcks(a.Limits) {
+		r.Acked = new(acked.Sub(a.m0))
+	}
+	if !later.IsZero() {
+		r.Overtaken = new(later.Sub(a.m0))
+	}
+	if r.Acked != nil || r.Overtaken != nil {
+		a.w.starts.acks.Offer(r)
+	}
 }
 
 // release ends the attempt's part in its message.

@@ -60,7 +60,8 @@ type Worker struct {
 	log      *slog.Logger
 	metrics  *metrics
 	slots    slots
-	ready    atomic.Bool // attempts are taken
+	arrivals *httptask.Arrivals // of all its tasks
+	ready    atomic.Bool        // attempts are taken
 	session
 }
 
@@ -117,6 +118,7 @@ func New(cfg Config) (*Worker, error) {
 		handlers: map[string]Handler{},
 		log:      cfg.Logger,
 		slots:    slots{tokens: make(chan struct{}, cfg.Concurrency)},
+		arrivals: httptask.NewArrivals(),
 	}
 	if err := w.makeHTTP(); err != nil {
 		return nil, err
@@ -189,6 +191,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.every(recording, outliveEvery, w.running.keepOpen) })
 	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
 	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.Read) })
+	loops.Go(func() { w.every(recording, exchangeEvery, w.exchange) })
 	broker := handoff.New(w.cfg.Redis, db, w.log)
 	if !retry(ctx, time.Second, func() error { _, err := broker.Pending(ctx, w.pool); return err }, func(err error) {
 		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)

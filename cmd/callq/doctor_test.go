@@ -190,7 +190,7 @@ func TestDoctor(t *testing.T) {
 			{sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
 			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
 			{sql(`UPDATE call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
-			{sql(`INSERT INTO call_usage VALUES ('api', '', now() + interval '3 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
+			{sql(`INSERT INTO call_usage VALUES ('api', '', now() + interval '30 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
 		}},
 		{"a label", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "1 handlers run for longer than their queue's timeout", "--status dispatched"},

@@ -100,11 +100,12 @@ func rules(cfg *config.Config) policy.Policy {
 	var r policy.Policy
 	windows := map[string][]string{} // the names of a limit's, one for each of its rates
 	for name, l := range cfg.Limits {
+		proof, slack := l.Proof()
 		for _, w := range l.Windows {
 			windows[name] = append(windows[name], name+w.Suffix)
 			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
-				Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+				Anchor: l.Anchor, Slack: slack, Proof: proof, ArriveWithin: l.ArriveWithin, SendWithin: l.SendWithin,
 				Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
 			})
 		}

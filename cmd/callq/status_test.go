@@ -139,7 +139,7 @@ func TestWhy(t *testing.T) {
 	has("7", "next")
 
 	// A unit that will come free, an hour after its start.
-	w.exec(`UPDATE call_open SET started_at = now() - interval '50 min', deadline = now() + interval '1 h', worker = 'w1' WHERE call_id IN (1, 2)`)
+	w.exec(`UPDATE call_open SET started_at = now() - interval '50 min', overtaken_at = now() - interval '50 min', deadline = now() + interval '1 h', worker = 'w1' WHERE call_id IN (1, 2)`)
 	has("1", "running")
 	if r := why("3").Reasons; len(r) != 1 || r[0].Until == nil || time.Until(*r[0].Until).Round(time.Minute) != 10*time.Minute {
 		t.Errorf("a limit that opens in ten minutes: %+v", r)

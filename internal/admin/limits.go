@@ -206,14 +206,16 @@ WITH asked AS (
     FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN call_limits l USING (name)
 ), open AS ( -- the units of open attempts
     SELECT u.name, u.key, u.cost, CASE WHEN o.epoch <> a.epoch THEN u.cost ELSE 0 END AS former,
-        CASE WHEN until < 'infinity' THEN greatest(o.started_at, o.acked_at) END AS freed_at,
+        CASE WHEN until < 'infinity' THEN greatest(o.started_at, CASE a.proof WHEN 'later' THEN o.overtaken_at ELSE o.acked_at END)
+            WHEN a.proof = 'later' AND o.started_at IS NOT NULL AND o.send_within IS NOT NULL THEN greatest(o.started_at, now() - interval '250 ms') END AS freed_at,
         CASE WHEN a.by_charge THEN least(until, now() + interval '100 years')
-            WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at), now())) END AS until
+            WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now())) END AS until
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN asked a ON a.name = u.name
     CROSS JOIN LATERAL (
-        SELECT callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, a.anchor, a.epoch, a.slack) AS until
+        SELECT callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, a.anchor, a.epoch, a.slack,
+            a.proof) AS until
     ) x
     WHERE x.until > since AND ($3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END)
 ), keys AS ( -- whose usage is added up: each with an open attempt, and the fullest of all
@@ -231,7 +233,8 @@ WITH asked AS (
 ), units AS (
     SELECT * FROM open
     UNION ALL
-    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END, u.bucket, CASE WHEN a.by_charge OR $5 THEN u.bucket END
+    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END,
+        CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, CASE WHEN a.by_charge OR $5 THEN u.bucket END
     FROM keys k
     JOIN asked a ON a.name = k.name
     JOIN call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since

@@ -76,21 +76,33 @@ type Log struct {
 
 // Limit allows Rate at the API, or Concurrency calls at once. Windows holds what its keys mean together.
 type Limit struct {
-	Rate        Rates         `key:"rate" omitempty:"true" check:"rate"`
-	Algorithm   string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window|fixed_window|token_bucket|leaky_bucket"`
-	Burst       int           `key:"burst" omitempty:"true" allowed:"1..1000000000"` // of a token bucket
-	Timezone    string        `key:"timezone" omitempty:"true" check:"timezone"`     // of a fixed window; empty: UTC
-	Concurrency int           `key:"concurrency" omitempty:"true" allowed:"1..1000000"`
-	Per         string        `key:"per" allowed:"key"` // empty: all calls share it
-	Overrides   Overrides     `key:"overrides" check:"override"`
-	Count       string        `key:"count" allowed:"cost"`                            // empty: a call takes 1
-	Anchor      limit.Anchor  `key:"anchor" allowed:"start|finish"`                   // empty: start for the http task, finish for others
-	Slack       time.Duration `key:"slack" omitempty:"true" allowed:"1ms..10m"`       // default: limit.DefaultSlack
-	SendWithin  time.Duration `key:"send_within" omitempty:"true" allowed:"10ms..1m"` // default: limit.DefaultSendWithin
-	Hosts       []string      `key:"hosts" check:"host"`                              // whose Retry-After closes it; none: any
-	RetryAfter  time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
+	Rate         Rates         `key:"rate" omitempty:"true" check:"rate"`
+	Algorithm    string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window|fixed_window|token_bucket|leaky_bucket"`
+	Burst        int           `key:"burst" omitempty:"true" allowed:"1..1000000000"` // of a token bucket
+	Timezone     string        `key:"timezone" omitempty:"true" check:"timezone"`     // of a fixed window; empty: UTC
+	Concurrency  int           `key:"concurrency" omitempty:"true" allowed:"1..1000000"`
+	Per          string        `key:"per" allowed:"key"` // empty: all calls share it
+	Overrides    Overrides     `key:"overrides" check:"override"`
+	Count        string        `key:"count" allowed:"cost"`                               // empty: a call takes 1
+	Anchor       limit.Anchor  `key:"anchor" allowed:"start|finish"`                      // empty: start for the http task, finish for others
+	Slack        time.Duration `key:"slack" omitempty:"true" allowed:"1ms..10m|answer"`   // default: limit.DefaultSlack, and a later answer; or Answer
+	ArriveWithin time.Duration `key:"arrive_within" omitempty:"true" allowed:"1s..3660d"` // default: limit.DefaultArriveWithin
+	SendWithin   time.Duration `key:"send_within" omitempty:"true" allowed:"10ms..1m"`    // default: limit.DefaultSendWithin
+	Hosts        []string      `key:"hosts" check:"host"`                                 // whose Retry-After closes it; none: any
+	RetryAfter   time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
 
 	Windows []Window // what Load makes of it, the shortest first
+}
+
+// Answer is a slack that lasts until the answer.
+const Answer time.Duration = -1
+
+// Proof is what the slack takes for an arrival, and how long it is; empty and 0: the default.
+func (x Limit) Proof() (proof limit.Proof, slack time.Duration) {
+	if x.Slack == Answer {
+		return limit.ProofAnswer, 0
+	}
+	return "", x.Slack
 }
 
 // Window is one rate of a limit, or its concurrency.

@@ -32,7 +32,11 @@ func (s *setting) parse(text string) (reflect.Value, error) {
 	case int:
 		value, err = within(text, s.allowed(), parseInt)
 	case time.Duration:
-		value, err = within(text, s.allowed(), ParseDuration)
+		bounds, answer := strings.CutSuffix(s.allowed(), "|answer")
+		if answer && text == "answer" {
+			return reflect.ValueOf(Answer), nil
+		}
+		value, err = within(text, bounds, ParseDuration)
 	case Bytes:
 		value, err = within(text, s.allowed(), parseBytes)
 	case Backoff:

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
@@ -44,7 +45,7 @@ SELECT 'problem' AS level,
     'it ends by itself; have NTP (chrony) slew the clock rather than step it' AS fix
 FROM call_limits l
 JOIN call_usage u ON u.limit_name = l.name
-WHERE u.bucket > clock_timestamp() + l.slack + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
+WHERE u.bucket < ` + limit.UnknownSQL + ` AND u.bucket > clock_timestamp() + greatest(l.slack, l.arrive_within) + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
 GROUP BY l.name, l.window_size`
 
 // What an operator set, which is easily forgotten.

@@ -18,7 +18,7 @@ func TestAcknowledged(t *testing.T) {
 	t.Parallel()
 	gate, peer, p := admitted(t)
 	told := make(chan time.Time, 10)
-	p.arrived = func(acked time.Time) { told <- acked }
+	p.arrived = func(acked, _ time.Time) { told <- acked }
 	acked := func() time.Time {
 		gate.mu.Lock()
 		defer gate.mu.Unlock()

@@ -39,6 +39,7 @@ type Client struct {
 	mu     sync.Mutex
 	pass   *pass        // of the request; nil: there was none
 	over   bool         // the attempt has ended
+	tell   *time.Timer  // tells Grant.Arrived of an answer while the handler goes on
 	status atomic.Int64 // of its answer; 0: there was none
 }
 
@@ -77,6 +78,7 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 		return nil, err
 	}
 	c.request, c.onlyPrivate = request, onlyPrivate
+	p.arrivals, p.host = c.task.arrivals, c.task.arrivals.of(hostOf(request.URL).String())
 	trace := &httptrace.ClientTrace{GotConn: c.gotConn, GotFirstResponseByte: p.answering}
 	answer, err := c.task.transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(p.ctx, trace)))
 	if err == nil && p.stray {
@@ -92,6 +94,9 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 		return nil, err
 	}
 	c.status.Store(int64(answer.StatusCode))
+	if fromProgram(answer.StatusCode) {
+		p.proves()
+	}
 	if answer.StatusCode == http.StatusSwitchingProtocols { // its body may never end
 		_ = answer.Body.Close()
 		answer.Body = http.NoBody
@@ -183,14 +188,39 @@ func (c *Client) admit(info httptrace.GotConnInfo) error {
 		g.SendBy = deadline
 	}
 	c.timer = time.AfterFunc(time.Until(deadline), func() { c.pass.cancel(fmt.Errorf("timed out after %s", c.timeout)) })
-	c.pass.arrived = g.Arrived
+	c.pass.arrived, c.pass.grant = g.Arrived, g
 	return conn.admit(c.pass, g.SendBy)
 }
 
 // done ends the request, whose answer was read to its end or not; wrote says whether anything of it was written.
 func (c *Client) done(whole bool) (wrote bool) {
 	defer c.stop()
-	return c.pass.end(whole).Wrote
+	seen := c.pass.end(whole)
+	if c.HTTP != nil && !seen.later.IsZero() && c.grant.Arrived != nil { // the handler may take its time
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.over {
+			return seen.Wrote
+		}
+		c.tell = time.AfterFunc(tellAfter, func() { c.grant.Arrived(seen.acked, seen.later) })
+	}
+	return seen.Wrote
+}
+
+// fromProgram reports whether an answer of this status comes from the API's program, which reads requests in their order. What a
+// gateway says by itself, or a server to an idle connection, tells nothing of the requests that stand behind it.
+func fromProgram(status int) bool {
+	switch status {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false
+	}
+	return true
+}
+
+// proof reports whether an answer of this status proves that its own request has arrived, or never will. A gateway's timeout
+// says that the API's program has not answered; servers send 408 to idle connections, too.
+func proof(status int) bool {
+	return status != 0 && status != http.StatusRequestTimeout && status != http.StatusGatewayTimeout
 }
 
 // stop ends what is still under way, draining or connecting.
@@ -208,6 +238,9 @@ func (c *Client) End() Seen {
 	c.mu.Lock()
 	c.over = true
 	p := c.pass
+	if c.tell != nil {
+		c.tell.Stop()
+	}
 	c.mu.Unlock()
 	if p == nil {
 		return Seen{}
@@ -215,11 +248,14 @@ func (c *Client) End() Seen {
 	p.cancel(errHandlerEnded)
 	seen := p.end(false)
 	seen.Used, seen.Code = true, int(c.status.Load())
-	if seen.Code == 0 || seen.Code == http.StatusRequestTimeout { // servers send that to idle connections, too
+	if !proof(seen.Code) {
 		seen.answered = time.Time{}
 	}
 	return seen
 }
+
+// Host is where the client's request went, once End has returned that it was written.
+func (c *Client) Host() string { return c.pass.host.name }
 
 // answerBody is an answer's body: once it is read to its end, or closed, the request is over.
 type answerBody struct {

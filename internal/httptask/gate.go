@@ -44,11 +44,13 @@ const (
 type gatedConn struct {
 	net.Conn              // the TLS connection, or raw itself
 	raw      *net.TCPConn // with SO_LINGER 0: to close it is to reset it
+	dialed   time.Time    // before the connection was asked for
 	closing  sync.Once    // so that whoever closes waits until the descriptor is closed
 
 	mu    sync.Mutex
 	pass  *pass // whose request may be written; nil: nobody's
 	spent bool  // no request may begin here any more
+	used  bool  // the server has answered here: it has taken the connection from its queue
 }
 
 // pass is the leave of one attempt to send one request.
@@ -60,10 +62,16 @@ type pass struct {
 	conn  *gatedConn // set by admit; the rest is guarded by its mu
 	ended bool       // it is admitted no more
 
-	sendBy  time.Time             // zero: no bound
-	arrived func(acked time.Time) // told of a request that was acknowledged, where its answer takes long; must not block. May be nil
+	sendBy  time.Time                    // zero: no bound
+	arrived func(acked, later time.Time) // see Grant.Arrived
+
+	arrivals  *Arrivals // has the lock of the next two, which is taken last
+	host      *arrivals // where the request goes
+	overtaken time.Time // it, or a request that was written to the host after it was acknowledged, was answered
+	grant     Grant     // set before the request is written
 
 	Seen
+	began   time.Time   // the first Write began
 	writing bool        // a Write is under way
 	probe   *time.Timer // asks what was acknowledged
 	heard   bool        // a byte was read that can be an answer
@@ -77,6 +85,7 @@ type Seen struct {
 	Code     int       // the answer's status; 0: there was no answer
 	sent     time.Time // the last Write returned, or the connection was reset under it; zero: neither
 	acked    time.Time // the API's machine was seen to have all of it; zero: it was not
+	later    time.Time // a request that was written after that, to the same host, was answered; zero: not seen
 	answered time.Time // the answer began, and proves that the request had arrived; zero: nothing proves it
 }
 
@@ -101,6 +110,7 @@ func (t *Task) newTransport(connections int) *http.Transport {
 // dial resolves and connects, to allowed addresses only. From then on a close, by the kernel of
 // a killed worker too, is a reset that drops what has not left.
 func (t *Task) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	dialed := time.Now()
 	nd := net.Dialer{Timeout: t.cfg.ConnectTimeout, ControlContext: t.addresses.control(addr), Resolver: t.cfg.Resolver}
 	conn, err := nd.DialContext(ctx, network, addr)
 	if err != nil {
@@ -111,7 +121,7 @@ func (t *Task) dial(ctx context.Context, network, addr string) (net.Conn, error)
 		_ = raw.Close()
 		return nil, fmt.Errorf("set SO_LINGER and TCP_USER_TIMEOUT: %w", err)
 	}
-	return &gatedConn{Conn: raw, raw: raw}, nil
+	return &gatedConn{Conn: raw, raw: raw, dialed: dialed}, nil
 }
 
 // dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the request.
@@ -163,6 +173,9 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !p.acked.IsZero() { // more of the request is on its way
+		p.arrivals.rewritten(p)
+	}
 	p.writing, p.sent, p.acked = false, now, time.Time{}
 	if c.pass == p && err == nil {
 		c.probeIn(p, firstProbe)
@@ -186,6 +199,7 @@ func (c *gatedConn) begin(b []byte) (*pass, error) {
 			p.cancel(err) // else net/http would look for another connection
 			return nil, err
 		}
+		p.began = time.Now()
 	}
 	p.Wrote, p.writing = true, true
 	return p, nil
@@ -302,13 +316,29 @@ func (p *pass) end(whole bool) Seen {
 	if cut {
 		p.sent, p.acked = time.Now(), time.Time{} // it went on until the reset
 	}
+	p.later = p.arrivals.end(p)
 	return p.Seen
+}
+
+// proves notes that the API's program answered the request, as its status says.
+func (p *pass) proves() {
+	c := p.conn
+	c.mu.Lock()
+	place, answered := p.began, p.answered
+	if !c.used {
+		place = c.dialed
+	}
+	c.used = true
+	c.mu.Unlock()
+	if !answered.IsZero() {
+		p.arrivals.answered(p, place, answered, p.grant)
+	}
 }
 
 // A request that was written may arrive later than slack allows for: the kernel has it, and sends what is lost again after
 // 200 ms, 600 ms, 1.4 s …. So where no answer comes soon the kernel is asked until the other side has acknowledged
-// all of it. Until that is known the attempt's units stay occupied, for limit.ResendMost at most; so where the answer
-// takes long the ledger is told.
+// all of it. That is no arrival: the API's program may read it much later. Then Arrivals sees when a later request is answered.
+// Until that is known the attempt's units stay occupied; so where the answer takes long the ledger is told.
 const (
 	firstProbe = 20 * time.Millisecond // most answers of quick APIs are there by then; a slack as short frees units so early
 	lastProbe  = time.Second
@@ -339,10 +369,11 @@ func (c *gatedConn) ask(p *pass, next time.Duration) {
 	}
 	if p.acked.IsZero() {
 		p.acked = time.Now()
+		p.arrivals.acknowledged(p, p.sent, p.acked)
 	}
 	if left := tellAfter - time.Since(p.sent); left > 0 {
 		c.probeIn(p, left)
 	} else if p.arrived != nil {
-		p.arrived(p.acked)
+		p.arrived(p.acked, p.arrivals.later(p))
 	}
 }

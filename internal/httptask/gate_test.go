@@ -20,7 +20,8 @@ func newPass(t *testing.T) *pass {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	t.Cleanup(func() { cancel(nil) })
-	return &pass{ctx: ctx, cancel: cancel}
+	arrivals := NewArrivals()
+	return &pass{ctx: ctx, cancel: cancel, arrivals: arrivals, host: arrivals.of("api:443")}
 }
 
 // eventually waits until something is so.

@@ -41,11 +41,13 @@ type Task struct {
 	secrets   secrets
 	addresses *addresses
 	transport *http.Transport
+	arrivals  *Arrivals
 	drainFor  time.Duration // how long the rest of an answer is read so that its connection can be reused
 }
 
-// New checks cfg and makes a Task, which keeps at most so many connections to a host, idle or not.
-func New(cfg Config, connections int) (*Task, error) {
+// New checks cfg and makes a Task, which keeps at most so many connections to a host, idle or not. arrivals are those of
+// all tasks of the worker.
+func New(cfg Config, connections int, arrivals *Arrivals) (*Task, error) {
 	cfg.Store = cmp.Or(cfg.Store, "errors")
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 10*time.Second)
 	cfg.TLS = cmp.Or(cfg.TLS, &tls.Config{}).Clone()
@@ -57,7 +59,7 @@ func New(cfg Config, connections int) (*Task, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Task{cfg: cfg, hosts: newHosts(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), drainFor: 250 * time.Millisecond}
+	t := &Task{cfg: cfg, hosts: newHosts(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), arrivals: arrivals, drainFor: 250 * time.Millisecond}
 	t.transport = t.newTransport(connections)
 	return t, nil
 }
@@ -77,9 +79,15 @@ type Call struct {
 
 // Grant is a durable start, on the monotonic clock.
 type Grant struct {
-	M0      time.Time             // read before the start was asked for
-	SendBy  time.Time             // the request must have begun by then; zero: no bound
-	Arrived func(acked time.Time) // told when a request without an answer was acknowledged; may be nil
+	M0     time.Time // read before the start was asked for
+	SendBy time.Time // the request must have begun by then; zero: no bound
+	// Arrived is told where an attempt takes long when its request was acknowledged (zero: unknown), and when that, or one that
+	// was written later to the same host, was answered (zero: it was not). It must not block, and may be nil.
+	Arrived func(acked, later time.Time)
+
+	From   time.Time     // the start, on Postgres's clock: no earlier than M0
+	Heard  time.Time     // when the start's answer was there; zero: From is unknown
+	Waited time.Duration // how far ahead of Postgres's clock the start was as it answered
 }
 
 // StartFunc asks for the start. An error means: do not send.
@@ -91,6 +99,7 @@ type Sending struct {
 	Err    error           // nil: done; its text has no secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
 	to     hostPort        // where the answer came from
+	Host   string          // where the request went
 }
 
 // Since turns what the gate saw into offsets from m0.
@@ -103,7 +112,7 @@ func (s Seen) Since(m0 time.Time) limit.Sending {
 		return new(t.Sub(m0))
 	}
 	// A write that never returned ended with its connection.
-	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Answered: since(s.answered), Ended: ended}
+	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Later: since(s.later), Answered: since(s.answered), Ended: ended}
 }
 
 // From reports whether the answer came from one of these hosts; none: from anybody.
@@ -125,13 +134,14 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	answer, err := client.try(r.request.WithContext(ctx), r.private)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", r.shown, err)
-		return Sending{Seen: client.End(), Err: secrets.redacted(err)} // an API's words can be among net/http's
+		// An API's words can be among net/http's.
+		return Sending{Seen: client.End(), Err: secrets.redacted(err), Host: hostOf(r.request.URL).String()}
 	}
 	kept := readResponse(answer, secrets, min(cmp.Or(call.StoreMax, maxBody), maxBody))
 	_ = answer.Body.Close()
 	// The status decides, even where the body was cut off: the API has done what was asked.
 	err = verdict(r.shown, answer, time.Now())
-	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL)}
+	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL), Host: hostOf(r.request.URL).String()}
 	if store := cmp.Or(call.Store, t.cfg.Store); store == "all" || store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}

@@ -89,7 +89,7 @@ func (s *Settings) May(call *Call, refusal *RefusedError) bool {
 	for name, hosts := range s.Secrets {
 		cfg.Secrets[name] = Secret{Value: hiddenText + hiddenText, Hosts: hosts}
 	}
-	t, err := New(cfg, 1)
+	t, err := New(cfg, 1, nil)
 	if err != nil {
 		return false
 	}

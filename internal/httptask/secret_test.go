@@ -33,7 +33,7 @@ func TestSecretsThatCannotBe(t *testing.T) {
 		{Secret{Value: "hidden ", Hosts: []string{"x"}}, "a space at an end"},
 		{Secret{Value: "hidden\xff", Hosts: []string{"x"}}, "UTF-8"},
 	} {
-		_, err := New(Config{Secrets: map[string]Secret{"KEY": c.secret}}, 1)
+		_, err := New(Config{Secrets: map[string]Secret{"KEY": c.secret}}, 1, NewArrivals())
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hidden") || !strings.Contains(err.Error(), "KEY") {
 			t.Errorf("%q: got %v, want %s", c.secret.Value, err, c.want)
 		}

@@ -108,7 +108,7 @@ func newTestTask(t *testing.T, cfg Config, connections ...int) *Task {
 func newTaskOf(t *testing.T, cfg Config, connections ...int) *Task {
 	t.Helper()
 	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, bound)
-	h, err := New(cfg, append(connections, 100)[0])
+	h, err := New(cfg, append(connections, 100)[0], NewArrivals())
 	if err != nil {
 		t.Fatal(err)
 	}

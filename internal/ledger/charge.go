@@ -28,18 +28,19 @@ type Opened struct {
 type opened struct {
 	Nth int // of the closings
 	Opened
-	Acked  *time.Duration `db:"acked"`
-	Former bool           `db:"former"` // of a former epoch
+	Acked     *time.Duration `db:"acked"`
+	Overtaken *time.Duration `db:"overtaken"`
+	Former    bool           `db:"former"` // of a former epoch
 }
 
 // rule is a limit as charges follow from it. Stamp is another whenever its row has changed.
 type rule struct {
-	Name      string
-	Stamp     string
-	Epoch     string
-	Anchor    limit.Anchor // "": by the task
-	Window    time.Duration
-	Slack     time.Duration
+	Name   string
+	Stamp  string
+	Epoch  string
+	Anchor limit.Anchor // "": by the task
+	Window time.Duration
+	limit.Unanswered
 	Width     time.Duration // of its buckets
 	PerKey    bool
 	CountCost bool
@@ -59,6 +60,7 @@ type charge struct {
 type bill struct {
 	rules   map[string]rule
 	arrived []*time.Time
+	proofs  []*string    // what the arrivals rest on, where that is not the attempts' own ends
 	ends    []*time.Time // of those charged to a concurrency limit: a bound on their end, where no earlier one is proven
 	charges []*string
 	used    map[usage]int64
@@ -70,7 +72,7 @@ type bill struct {
 type usage struct {
 	limit, key string
 	bucket     int64 // its end, in µs
-	side       int32 // -1: a failover found the attempt open
+	side       int32 // -1: a failover found the attempt open; 0: its until is unknown
 }
 
 type entry struct {
@@ -82,7 +84,7 @@ type entry struct {
 func newBill(closings []Closing, rules map[string]rule) (*bill, error) {
 	n := len(closings)
 	b := &bill{
-		rules: rules, arrived: make([]*time.Time, n), ends: make([]*time.Time, n), charges: make([]*string, n),
+		rules: rules, arrived: make([]*time.Time, n), proofs: make([]*string, n), ends: make([]*time.Time, n), charges: make([]*string, n),
 		used: map[usage]int64{}, freed: map[[2]string]bool{}, stamps: map[string]string{},
 	}
 	for i, c := range closings {
@@ -104,7 +106,7 @@ func (b *bill) add(i int, c Closing) error {
 	arrival := c.bounded()
 	var charges []charge
 	var used []entry
-	former := c.former && c.Outcome == "lost"
+	former, rests := c.former && c.Outcome == "lost", limit.ProofAnswer
 	for k, name := range c.Opened.Limits {
 		r, ok := b.rules[name]
 		if !ok {
@@ -116,24 +118,34 @@ func (b *bill) add(i int, c Closing) error {
 		}
 		ofFormer := c.Opened.Epoch != r.Epoch
 		former = former || ofFormer
+		if former { // it is charged as of now, for what it was charged there is unknown
+			arrival.SentBy = nil
+		}
 		charged := charge{Limit: name, Key: c.Opened.Keys[k], Cost: cost}
-		if r.Window > 0 {
-			until := c.at(arrival.Until(r.anchor(c.Opened.Task), r.Slack))
+		until, proof := c.until(arrival, r)
+		rests = rests.Weaker(proof)
+		switch {
+		case proof == limit.NoProof:
+			b.arrived[i] = new(limit.Unknown())
+			charged.Until = stamp(limit.Unknown())
+			used = append(used, entry{usage{name, charged.Key, limit.Unknown().UnixMicro(), 0}, cost})
+		case r.Window > 0:
 			b.arrived[i] = later(b.arrived[i], until)
-			charged.Until = until.UTC().Format("2006-01-02T15:04:05.999999-07:00") // as Postgres does
+			charged.Until = stamp(until)
 			used = append(used, entry{usage{name, charged.Key, r.bucket(until, ofFormer), 1}, cost})
-		} else {
-			end := c.Opened.From // the close is later
+		default: // the close is later than the start
+			b.ends[i] = later(b.ends[i], until)
 			if arrival.EndBy == nil {
-				end = c.at(arrival.Closed + r.Slack)
-				used = append(used, entry{usage{name, charged.Key, end.UnixMicro(), 1}, cost})
+				used = append(used, entry{usage{name, charged.Key, until.UnixMicro(), 1}, cost})
 			}
-			b.ends[i] = later(b.ends[i], end)
 		}
 		charges = append(charges, charged)
 	}
+	if rests != limit.ProofAnswer {
+		b.proofs[i] = nonZero(string(rests))
+	}
 	for _, u := range used {
-		if former {
+		if former && u.side != 0 {
 			u.side = -1
 		}
 		if u.cost > 0 {
@@ -151,6 +163,23 @@ func (b *bill) add(i int, c Closing) error {
 	text, err := json.Marshal(charges)
 	b.charges[i] = new(string(text))
 	return err
+}
+
+// stamp is a time as Postgres writes it in JSON.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.999999-07:00") }
+
+// until is until when the attempt counts for a limit, and what that rests on. For a concurrency limit it is a bound on its end,
+// where no earlier one is proven.
+func (c Closing) until(a limit.Arrival, r rule) (time.Time, limit.Proof) {
+	switch {
+	case r.Window > 0:
+		offset, proof := a.Until(r.anchor(c.Opened.Task), r.Unanswered)
+		return c.at(offset), proof
+	case a.EndBy != nil:
+		return c.Opened.From, limit.ProofAnswer
+	}
+	offset, proof := a.Ended(r.Unanswered)
+	return c.at(offset), proof
 }
 
 // charged reports whether anything is charged.
@@ -180,6 +209,7 @@ func (b *bill) args(args map[string]any) {
 	freed, names := slices.Collect(maps.Keys(b.freed)), slices.Collect(maps.Keys(b.stamps))
 	maps.Copy(args, map[string]any{
 		"arrived":      b.arrived,
+		"proofs":       sparse(b.proofs, func(text *string) *string { return text }),
 		"ends":         sparse(b.ends, func(t *time.Time) *time.Time { return t }),
 		"charges":      sparse(b.charges, func(text *string) *string { return text }),
 		"limits":       names,
@@ -202,6 +232,12 @@ func (c Closing) bounded() limit.Arrival {
 	}
 	if c.acked != nil {
 		a.Acked = c.acked
+	}
+	if c.overtaken != nil {
+		a.Later = c.overtaken
+	}
+	if c.Host == "" && a.SentBy != nil { // nothing will prove its arrival
+		a.SentBy, a.Lost = nil, true
 	}
 	return a
 }

@@ -36,6 +36,7 @@ type Closing struct {
 	// Arrival bounds when the request reached the API, as offsets from the start, or from the claim if no start is recorded.
 	// Nil: it was provably never sent, so nothing is charged.
 	Arrival *limit.Arrival
+	Host    string // where the request was sent to; "": unknown
 
 	// What becomes of the call, unless it has moved on.
 	Status callqueue.Status
@@ -44,8 +45,9 @@ type Closing struct {
 
 	Frees bool // for the caller, who wakes dispatchers that may wait for its end
 
-	acked  *time.Duration // when the row says that the request was acknowledged, from the start
-	former bool           // the row is of a former epoch
+	acked     *time.Duration // when the row says that the request was acknowledged, from the start
+	overtaken *time.Duration // likewise, that it had been read
+	former    bool           // the row is of a former epoch
 }
 
 // Closer closes attempts. It remembers the limits' rules, so a close of attempts whose [Opened] is known takes one statement. The
@@ -78,6 +80,12 @@ func (c *Closer) Close(ctx context.Context, db Beginner, closings []Closing) (cl
 		return err
 	})
 	return closed, err
+}
+
+// GoByAcks reports whether one of the limits takes an acknowledgement for an arrival, or that is not known.
+func (c *Closer) GoByAcks(limits []string) bool {
+	rules := c.rules.Load()
+	return rules == nil || slices.ContainsFunc(limits, func(name string) bool { return (*rules)[name].Proof != limit.ProofLater })
 }
 
 // Warm reads the rules, and has Postgres plan what Close needs.
@@ -123,7 +131,7 @@ func closeRead(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) 
 			if n := len(open); n > 0 && open[n-1].CallID == c.CallID {
 				continue // it was asked for twice
 			}
-			c.Opened, c.acked, c.former = &o.Opened, o.Acked, o.Former
+			c.Opened, c.acked, c.overtaken, c.former = &o.Opened, o.Acked, o.Overtaken, o.Former
 			open = append(open, c)
 		}
 		return err
@@ -163,18 +171,21 @@ func closeBy(ctx context.Context, db DB, closings []Closing, rules map[string]ru
 	args := openArgs(closings, wait)
 	b.args(args)
 	maps.Copy(args, pgx.NamedArgs{
-		"outcomes": column(closings, func(c Closing) string { return string(c.Outcome) }),
-		"errors":   sparse(closings, func(c Closing) *string { return nonZero(c.Error) }),
-		"results":  sparse(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
-		"requests": sparse(closings, func(c Closing) *int16 { return c.Requests }),
-		"codes":    sparse(closings, func(c Closing) *int { return nonZero(c.Code) }),
-		"took":     sparse(closings, func(c Closing) *int64 { return nonZero(min(c.Took.Milliseconds(), math.MaxInt32)) }),
-		"settled":  sparse(closings, Closing.settled),
-		"acked":    sparse(closings, Closing.ackedAt),
-		"epochs":   column(closings, func(c Closing) string { return c.Opened.Epoch }),
-		"statuses": column(closings, func(c Closing) string { return string(c.Status) }),
-		"failed":   sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
-		"delay":    sparse(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
+		"outcomes":  column(closings, func(c Closing) string { return string(c.Outcome) }),
+		"errors":    sparse(closings, func(c Closing) *string { return nonZero(c.Error) }),
+		"results":   sparse(closings, func(c Closing) *string { return nonZero(string(c.Result)) }),
+		"requests":  sparse(closings, func(c Closing) *int16 { return c.Requests }),
+		"codes":     sparse(closings, func(c Closing) *int { return nonZero(c.Code) }),
+		"took":      sparse(closings, func(c Closing) *int64 { return nonZero(min(c.Took.Milliseconds(), math.MaxInt32)) }),
+		"settled":   sparse(closings, Closing.settled),
+		"acked":     sparse(closings, Closing.ackedAt),
+		"overtaken": sparse(closings, Closing.overtakenAt),
+		"hosts":     sparse(closings, func(c Closing) *string { return nonZero(c.host()) }),
+		"sent_by":   sparse(closings, Closing.sentBy),
+		"epochs":    column(closings, func(c Closing) string { return c.Opened.Epoch }),
+		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
+		"failed":    sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
+		"delay":     sparse(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
 	})
 	closed, err := queryIDs(ctx, db, closeSQL(b.charged(), len(b.freed) > 0), args)
 	return closed, Wrap("close attempts", err)
@@ -202,6 +213,30 @@ func (c Closing) ackedAt() *time.Time {
 		return nil
 	}
 	return new(c.at(*c.bounded().Acked))
+}
+
+// overtakenAt is when the charges say that the request had been read.
+func (c Closing) overtakenAt() *time.Time {
+	if c.Arrival == nil || c.bounded().Later == nil {
+		return nil
+	}
+	return new(c.at(*c.bounded().Later))
+}
+
+// host is where an attempt was sent to that had no answer.
+func (c Closing) host() string {
+	if c.Arrival == nil || c.Arrival.SentBy == nil {
+		return ""
+	}
+	return c.Host
+}
+
+// sentBy is by when TCP had brought such a request there.
+func (c Closing) sentBy() *time.Time {
+	if c.host() == "" {
+		return nil
+	}
+	return new(c.at(*c.Arrival.SentBy))
 }
 
 // settled is what a charge goes by.

@@ -16,24 +16,27 @@ func closeSQL(charges, frees bool) string {
 const (
 	// removed is the open rows that the closings end. An unstarted row of an older epoch is not closed without a charge: the
 	// former server may have started it. The statement waits for each lock no longer than @wait, as the whole batch waits with it. None
-	// is removed unless the limits are as the charges were worked out from, nor one whose request was acknowledged
+	// is removed unless the limits are as the charges were worked out from, nor one whose request was acknowledged or read
 	// earlier than the charges say.
 	closeRemoved = `removed AS (
     DELETE FROM call_open o
     USING unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[], @outcomes::text[], @errors::text[],
             @results::text[], @requests::smallint[], @codes::smallint[], @took::int[], @settled::bigint[], @arrived::timestamptz[], @ends::timestamptz[],
-            @charges::text[], @acked::timestamptz[], @epochs::text[], @statuses::text[], @failed::bool[], @delay::interval[])
+            @charges::text[], @acked::timestamptz[], @overtaken::timestamptz[], @hosts::text[], @sent_by::timestamptz[], @proofs::text[],
+            @epochs::text[], @statuses::text[], @failed::bool[], @delay::interval[])
         AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, code, took_ms, settled, arrived_by, ends,
-            charges, acked, epoch, status, failed, delay)
+            charges, acked, overtaken, host, sent_by, proof, epoch, status, failed, delay)
     WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt AND o.epoch = c.epoch
       AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.arrived_by IS NOT NULL OR o.epoch = (SELECT callq_epoch())))
       AND (o.acked_at IS NULL OR c.acked <= o.acked_at OR c.arrived_by IS NULL)
+      AND (o.overtaken_at IS NULL OR c.overtaken <= o.overtaken_at OR c.arrived_by IS NULL)
       AND (SELECT set_config('lock_timeout', @wait, true)) = @wait
       AND NOT EXISTS (
         SELECT FROM unnest(@limits::text[], @stamps::text[]) AS s (name, stamp)
         WHERE coalesce((SELECT ` + stampOf + ` FROM call_limits l WHERE l.name = s.name), '') <> s.stamp)
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker, clock_timestamp() AS now,
-        c.outcome, c.error, c.result, c.requests, c.code, c.took_ms, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay
+        c.outcome, c.error, c.result, c.requests, c.code, c.took_ms, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay,
+        c.host, c.sent_by, c.proof
 )`
 
 	// stampOf is another after each change of a limit's row: xmin is, but the transactions that a failover lost have their
@@ -60,7 +63,8 @@ const (
     SELECT CASE count(*) WHEN cardinality(@ids::bigint[]) THEN true WHEN 0 THEN false ELSE callq_changed() END AS ok FROM removed
 )`
 
-	// charged adds the charges to the usage, in the connection's shard: below 0 where a failover found the attempt open.
+	// charged adds the charges to the usage, in the connection's shard: below 0 where a failover found the attempt open, and 0 where
+	// nobody knows until when they count (Prove). All statements lock rows in the order of the arrays.
 	closeCharged = `, charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
     SELECT name, key, bucket, side * pg_backend_pid(), cost
@@ -81,11 +85,11 @@ const (
 
 	closeLedger = `
 INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, settled, claimed_at, started_at, arrived_by, finished_at,
-    outcome, queue, task, key, worker, error, charged, result)
+    outcome, queue, task, key, worker, error, charged, result, host, sent_by, proof)
 SELECT e.call_id, e.attempt, e.requests, e.code, e.took_ms, e.cost, e.settled, e.claimed_at, e.started_at,
     CASE WHEN e.ends IS NULL THEN e.arrived_by ELSE greatest(e.arrived_by, e.ends, e.now) END, e.now, e.outcome, e.queue, e.task, e.key,
     e.worker, e.error, coalesce(CASE WHEN e.ends IS NULL THEN e.charges
-        ELSE replace(e.charges, '"until":""', '"until":' || to_json(greatest(e.ends, e.now))) END::jsonb, '[]'), e.result::jsonb
+        ELSE replace(e.charges, '"until":""', '"until":' || to_json(greatest(e.ends, e.now))) END::jsonb, '[]'), e.result::jsonb, e.host, e.sent_by, e.proof
 FROM removed e
 RETURNING call_id`
 )
@@ -96,7 +100,7 @@ const (
 	openSQL = `
 SELECT c.nth, o.epoch, o.task, o.cost, o.limits, o.keys, o.costs, coalesce(o.started_at, o.claimed_at) AS from,
     CASE WHEN o.started_at IS NOT NULL THEN o.send_within END AS send_within,
-    o.acked_at - o.started_at AS acked, o.epoch <> (SELECT callq_epoch()) AS former
+    o.acked_at - o.started_at AS acked, o.overtaken_at - o.started_at AS overtaken, o.epoch <> (SELECT callq_epoch()) AS former
 FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[], @charged::bool[])
     WITH ORDINALITY AS c (call_id, attempt, token, unstarted, charged, nth)
 JOIN call_open o ON o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
@@ -105,7 +109,7 @@ WHERE (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.
 FOR UPDATE OF o`
 
 	rulesSQL = `
-SELECT l.name, ` + stampOf + ` AS stamp, l.epoch, coalesce(l.anchor, '') AS anchor, l.window_size, l.slack,
+SELECT l.name, ` + stampOf + ` AS stamp, l.epoch, coalesce(l.anchor, '') AS anchor, l.window_size, l.proof, l.slack, l.arrive_within,
     coalesce(l.bucket_width, l.window_size / 200) AS width, l.per_key, l.count_cost, l.known_at, l.queues
 FROM call_limits l`
 )

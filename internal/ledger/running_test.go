@@ -26,14 +26,14 @@ func TestAcknowledge(t *testing.T) {
 		ledgertest.Exec(t, holder, `SELECT FROM call_open WHERE call_id = $1 FOR UPDATE`, ids[2])
 		var acks []ledger.Running
 		for i, id := range ids {
-			acks = append(acks, ledger.Running{CallID: id, Attempt: 1, Token: []int64{7, 70, 9, 0}[i], Acked: 30 * time.Millisecond})
+			acks = append(acks, ledger.Running{CallID: id, Attempt: 1, Token: []int64{7, 70, 9, 0}[i], Acked: new(30 * time.Millisecond)})
 		}
 		if err := ledger.Acknowledge(t.Context(), pool, acks); err != nil {
 			t.Fatal(err)
 		}
 	})
 	ledgertest.Want(t, pool, `SELECT array_agg(acked_at - started_at ORDER BY call_id) = ARRAY['30 ms', NULL, NULL, NULL]::interval[] FROM call_open`)
-	ledgertest.Want(t, pool, `SELECT callq_occupied_until(task, epoch, started_at, send_within, acked_at, 'start', epoch, '500 ms') = $1::timestamptz + send_within + interval '500 ms'
+	ledgertest.Want(t, pool, `SELECT callq_occupied_until(task, epoch, started_at, send_within, acked_at, overtaken_at, 'start', epoch, '500 ms', 'slack') = $1::timestamptz + send_within + interval '500 ms'
 		FROM call_open WHERE token = 7`, startedAt)
 	ledgertest.Close(t, pool, ledger.Closing{
 		CallID: ids[0], Attempt: 1, Token: 7, Outcome: callqueue.OutcomeLost, Status: callqueue.StatusFailed, Failed: true,

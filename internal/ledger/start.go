@@ -210,7 +210,9 @@ type Running struct {
 	CallID  int64
 	Attempt int32
 	Token   int64
-	Acked   time.Duration // for Acknowledge: when its request was acknowledged, from the reading before the start was asked for
+	// For Acknowledge, from the reading before the start was asked for; nil: not known.
+	Acked     *time.Duration // its request was acknowledged
+	Overtaken *time.Duration // it, or a request that was written to the same host after that, was answered
 }
 
 // KeepOpen extends the deadlines after which recovery finds attempts lost to 30 s from now. It returns the calls whose
@@ -220,8 +222,8 @@ func KeepOpen(ctx context.Context, db DB, attempts []Running) ([]int64, error) {
 	return kept, Wrap("keep attempts open", err)
 }
 
-// Acknowledge stores when the requests of open attempts had arrived, so that their units come free before the attempts
-// end. It does not wait for locks: whoever holds one closes the attempt.
+// Acknowledge stores when the requests of open attempts were acknowledged or had been read, so that their units come free
+// before the attempts end. It does not wait for locks: whoever holds one closes the attempt.
 func Acknowledge(ctx context.Context, db DB, attempts []Running) error {
 	_, err := updateRunning(ctx, db, acknowledgeSQL, attempts)
 	return Wrap("acknowledge requests", err)
@@ -229,10 +231,11 @@ func Acknowledge(ctx context.Context, db DB, attempts []Running) error {
 
 func updateRunning(ctx context.Context, db DB, sql string, attempts []Running) ([]int64, error) {
 	return queryIDs(ctx, db, sql, pgx.StrictNamedArgs{
-		"ids":      column(attempts, func(a Running) int64 { return a.CallID }),
-		"attempts": column(attempts, func(a Running) int32 { return a.Attempt }),
-		"tokens":   column(attempts, func(a Running) int64 { return a.Token }),
-		"acked":    column(attempts, func(a Running) *time.Duration { return up(&a.Acked) }),
+		"ids":       column(attempts, func(a Running) int64 { return a.CallID }),
+		"attempts":  column(attempts, func(a Running) int32 { return a.Attempt }),
+		"tokens":    column(attempts, func(a Running) int64 { return a.Token }),
+		"acked":     sparse(attempts, func(a Running) *time.Duration { return up(a.Acked) }),
+		"overtaken": sparse(attempts, func(a Running) *time.Duration { return up(a.Overtaken) }),
 	})
 }
 
@@ -243,17 +246,19 @@ FROM free f WHERE o.call_id BETWEEN f.call_id AND f.call_id
 RETURNING o.call_id`
 
 	acknowledgeSQL = runningSQL + `
-UPDATE call_open o SET acked_at = o.started_at + f.acked
+UPDATE call_open o
+SET acked_at = coalesce(o.started_at + f.acked, o.acked_at), overtaken_at = coalesce(o.started_at + f.overtaken, o.overtaken_at)
 FROM free f WHERE o.call_id BETWEEN f.call_id AND f.call_id`
 
 	// runningSQL locks those of the attempts that are open and free, in id order, as closeSQL does.
 	runningSQL = `
 WITH asked AS MATERIALIZED (
     SELECT *
-    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @acked::interval[]) AS a (call_id, attempt, token, acked)
+    FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @acked::interval[], @overtaken::interval[])
+        AS a (call_id, attempt, token, acked, overtaken)
     ORDER BY call_id
 ), free AS MATERIALIZED (
-    SELECT o.call_id, a.acked
+    SELECT o.call_id, a.acked, a.overtaken
     FROM asked a JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt AND o.token = a.token
     FOR NO KEY UPDATE OF o SKIP LOCKED
 )`

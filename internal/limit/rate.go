@@ -179,11 +179,12 @@ func (r Rate) String() string {
 
 // Counting is what a limit has besides its rate.
 type Counting struct {
-	PerKey            bool
-	Overrides         map[string]int64
-	CountCost         bool
-	Anchor            Anchor
-	Slack, SendWithin time.Duration
+	PerKey    bool
+	Overrides map[string]int64
+	CountCost bool
+	Anchor    Anchor
+	Unanswered
+	SendWithin time.Duration
 }
 
 // Describe is the rate and how it is counted, in the audit's words. Package verify compares versions with them.
@@ -201,7 +202,15 @@ func (r Rate) Describe(c Counting) string {
 	if c.Anchor != "" {
 		text += ", anchor " + string(c.Anchor)
 	}
-	return text + fmt.Sprintf(", slack %s, send_within %s", c.Slack, c.SendWithin)
+	switch c.Proof {
+	case ProofLater:
+		text += fmt.Sprintf(", slack %s and a later answer, arrive_within %s", c.Slack, c.ArriveWithin)
+	case ProofAnswer:
+		text += fmt.Sprintf(", slack answer, arrive_within %s", c.ArriveWithin)
+	default:
+		text += fmt.Sprintf(", slack %s", c.Slack)
+	}
+	return text + fmt.Sprintf(", send_within %s", c.SendWithin)
 }
 
 // DefaultSlack is how long a request may take to arrive after it was written: W/20, from 500 ms to 60 s. TCP sends a lost
@@ -209,6 +218,10 @@ func (r Rate) Describe(c Counting) string {
 func DefaultSlack(window time.Duration) time.Duration {
 	return min(max(window/20, 500*time.Millisecond), time.Minute)
 }
+
+// DefaultArriveWithin is how long a request without an answer or another proof of its arrival counts as on its way: ten
+// windows, at least 10 s.
+func DefaultArriveWithin(window time.Duration) time.Duration { return max(10*window, 10*time.Second) }
 
 // DefaultSendWithin is how long a worker may take from asking for the start to writing the request: W/20, from 100 ms to
 // 5 s. It is 5 s for a concurrency limit, which does not need it.

@@ -220,8 +220,8 @@ func (a *application) record(ctx context.Context) error {
 
 const recordSQL = `
 INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides,
-    count_cost, anchor, slack, send_within, queues, applied_by)
+    count_cost, anchor, slack, proof, arrive_within, send_within, queues, applied_by)
 SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, shape, per_key, overrides,
-    count_cost, anchor, slack, send_within, queues, applied_by
+    count_cost, anchor, slack, proof, arrive_within, send_within, queues, applied_by
 FROM call_limits
 WHERE name = ANY($1) OR name = ANY($2)`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -70,22 +71,26 @@ FOR NO KEY UPDATE`
 
 // Attempts that were charged to the limit count until then; others of its queues count until the bound in the ledger.
 // The limit as it is now says with which key, and whether by cost. Shard 0 belongs to no connection. Nothing in the
-// ledger still runs, so a concurrency limit begins with no usage.
+// ledger still runs, so a concurrency limit begins with no usage, but for requests that are in doubt (ledger.Prove). Those
+// that were not charged to the limit count for arrive_within.
 const countUsageSQL = `
 INSERT INTO call_usage (limit_name, key, bucket, shard, used)
 SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END,
-    date_bin(w.width, coalesce(c.until, a.arrived_by), 'epoch') + w.width, 0,
+    CASE WHEN c.until = ` + limit.UnknownSQL + ` THEN c.until ELSE date_bin(w.width, coalesce(c.until, ` + arrivedBySQL + `), 'epoch') + w.width END, 0,
     sum(CASE WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END)
 FROM call_limits l
-CROSS JOIN LATERAL (SELECT coalesce(l.bucket_width, l.window_size / 200) AS width) w
+CROSS JOIN LATERAL (SELECT greatest(coalesce(l.bucket_width, l.window_size / 200), interval '1 us') AS width) w
 JOIN call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01 - $2::interval
 LEFT JOIN LATERAL (
     SELECT r.until
     FROM jsonb_to_recordset(a.charged) AS r ("limit" text, until timestamptz)
     WHERE r."limit" = l.name
 ) c ON true
-WHERE l.name = $1 AND l.window_size > '0' AND (a.queue = ANY(l.queues) OR c.until IS NOT NULL)
+WHERE l.name = $1 AND (l.window_size > '0' OR c.until = ` + limit.UnknownSQL + `) AND (a.queue = ANY(l.queues) OR c.until IS NOT NULL)
 GROUP BY 1, 2, 3`
+
+// arrivedBySQL is until when an attempt a counts for a limit l that it was not charged to.
+const arrivedBySQL = `CASE WHEN a.arrived_by < ` + limit.UnknownSQL + ` THEN a.arrived_by ELSE a.finished_at + l.arrive_within END`
 
 // Retention marks up to where it may have cut the ledger: what it removed had arrived by then.
 const openLimitSQL = `

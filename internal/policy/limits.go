@@ -23,7 +23,7 @@ type limitRow struct {
 
 const limitsSQL = `
 SELECT name, jsonb_build_object('units', rate, 'window', (extract(epoch FROM window_size) * 1e9)::bigint) || shape AS rate, config,
-    per_key, nullif(overrides, '{}') AS overrides, count_cost, coalesce(anchor, '') AS anchor, slack, send_within,
+    per_key, nullif(overrides, '{}') AS overrides, count_cost, coalesce(anchor, '') AS anchor, slack, proof, arrive_within, send_within,
     nullif(hosts, '{}') AS hosts, retry_after, queues
 FROM call_limits`
 
@@ -37,7 +37,8 @@ func (row limitRow) String() string {
 // onlyRaised reports whether now counts the same calls as row, in the same way, and allows no less.
 func (row limitRow) onlyRaised(now limitRow) bool {
 	return row.less(now) == 0 && now.Rate.AtLeast(row.Rate) && now.PerKey == row.PerKey && now.CountCost == row.CountCost &&
-		now.Anchor == row.Anchor && now.Slack == row.Slack && now.SendWithin == row.SendWithin && slices.Equal(now.Queues, row.Queues)
+		now.Anchor == row.Anchor && now.Slack == row.Slack && now.Proof == row.Proof && now.ArriveWithin == row.ArriveWithin && now.SendWithin == row.SendWithin &&
+		slices.Equal(now.Queues, row.Queues)
 }
 
 // less is by how much now allows less than row, for the key that loses most.
@@ -121,7 +122,7 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 	_, err := a.tx.Exec(ctx, putLimitSQL, pgx.StrictNamedArgs{
 		"name": now.Name, "rate": now.Rate.Units, "window": now.Rate.Window, "shape": now.Rate.Shape,
 		"bucket_width": now.Rate.Bucket(), "per_key": now.PerKey, "overrides": now.Overrides, "count_cost": now.CountCost,
-		"anchor": now.Anchor, "slack": now.Slack, "send_within": now.SendWithin, "hosts": now.Hosts,
+		"anchor": now.Anchor, "slack": now.Slack, "proof": now.Proof, "arrive_within": now.ArriveWithin, "send_within": now.SendWithin, "hosts": now.Hosts,
 		"retry_after": now.RetryAfter, "queues": now.Queues, "config": now.Config, "by": a.by,
 		"shut": was.reachesShort(now), "bounded": was.bounded(now), "less": was.less(now),
 	})
@@ -137,10 +138,10 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, send_within, hosts, retry_after, queues, config, applied_at, applied_by, epoch)
+    slack, proof, arrive_within, send_within, hosts, retry_after, queues, config, applied_at, applied_by, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
-    @slack::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @queues::text[],
+    @slack::interval, @proof, @arrive_within::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @queues::text[],
     nullif(@config::jsonb, 'null'), clock_timestamp(), @by, callq_epoch()
 FROM call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
@@ -148,7 +149,8 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
     bucket_width = CASE WHEN @shut OR (l.window_size, l.shape) <> (excluded.window_size, excluded.shape) THEN excluded.bucket_width
         ELSE l.bucket_width END, -- what is charged stays in the buckets that it is in
     per_key = excluded.per_key, overrides = excluded.overrides,
-    count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, send_within = excluded.send_within,
+    count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, proof = excluded.proof,
+    arrive_within = excluded.arrive_within, send_within = excluded.send_within,
     hosts = excluded.hosts, retry_after = excluded.retry_after, queues = excluded.queues, config = excluded.config,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,

@@ -30,14 +30,18 @@ type Policy struct {
 // Limit allows at most Rate.Units calls to arrive at the API in any Rate.Window. If the window is 0, it
 // allows as many to run at once.
 type Limit struct {
-	Name       string           `db:"name"`
-	Rate       limit.Rate       `db:"rate"`
-	PerKey     bool             `db:"per_key"`                     // each key has the rate for itself
-	Overrides  map[string]int64 `db:"overrides" json:",omitempty"` // units of some keys, in the same window
-	CountCost  bool             `db:"count_cost"`                  // a call takes its cost, not 1
-	Anchor     limit.Anchor     `db:"anchor"`                      // empty: start for the task http, finish for custom handlers
-	Slack      time.Duration    `db:"slack"`                       // how long a request may travel; 0: derived from the window
-	SendWithin time.Duration    `db:"send_within"`                 // how long after its start a worker may send; 0: derived from the window
+	Name      string           `db:"name"`
+	Rate      limit.Rate       `db:"rate"`
+	PerKey    bool             `db:"per_key"`                     // each key has the rate for itself
+	Overrides map[string]int64 `db:"overrides" json:",omitempty"` // units of some keys, in the same window
+	CountCost bool             `db:"count_cost"`                  // a call takes its cost, not 1
+	Anchor    limit.Anchor     `db:"anchor"`                      // empty: start for the task http, finish for custom handlers
+	Slack     time.Duration    `db:"slack"`                       // how long a request may travel; 0: derived from the window
+	// Proof is what shows that a request without an answer has arrived; empty: limit.ProofSlack where Slack is given, else
+	// limit.ProofLater. After ArriveWithin it counts as arrived; 0: derived from the window.
+	Proof        limit.Proof   `db:"proof" json:",omitempty"`
+	ArriveWithin time.Duration `db:"arrive_within" json:",omitempty"`
+	SendWithin   time.Duration `db:"send_within"` // how long after its start a worker may send; 0: derived from the window
 	// Hosts are those whose Retry-After closes the limit, as host or host:port; none: all. RetryAfter is for how
 	// long at most; 0: never; nil: an hour.
 	Hosts      []string       `db:"hosts" json:",omitempty"`
@@ -92,7 +96,8 @@ func (l Limit) retryAfter() time.Duration {
 func (l Limit) String() string {
 	text := l.Rate.Describe(limit.Counting{
 		PerKey: l.PerKey, Overrides: l.Overrides, CountCost: l.CountCost,
-		Anchor: l.Anchor, Slack: l.Slack, SendWithin: l.SendWithin,
+		Anchor: l.Anchor, SendWithin: l.SendWithin,
+		Unanswered: limit.Unanswered{Proof: l.Proof, Slack: l.Slack, ArriveWithin: l.ArriveWithin},
 	})
 	if len(l.Hosts) > 0 {
 		text += ", hosts " + strings.Join(l.Hosts, " and ")
@@ -179,6 +184,18 @@ func (l *Limit) check() error {
 	}
 	if l.retryAfter() < 0 {
 		return errors.New("retry_after is below 0")
+	}
+	switch {
+	case l.Proof == "" && l.Slack > 0:
+		l.Proof = limit.ProofSlack
+	case l.Proof == "":
+		l.Proof = limit.ProofLater
+	case !slices.Contains([]limit.Proof{limit.ProofLater, limit.ProofAnswer, limit.ProofSlack}, l.Proof):
+		return fmt.Errorf("proof is %q; it may be later, answer or slack", l.Proof)
+	}
+	l.ArriveWithin = storable(cmp.Or(l.ArriveWithin, limit.DefaultArriveWithin(l.Rate.Span())))
+	if l.Proof == limit.ProofAnswer {
+		l.Slack = l.ArriveWithin
 	}
 	l.Slack = storable(cmp.Or(l.Slack, limit.DefaultSlack(l.Rate.Span())))
 	l.SendWithin = storable(cmp.Or(l.SendWithin, limit.DefaultSendWithin(l.Rate.Span())))

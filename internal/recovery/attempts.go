@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
@@ -21,6 +22,8 @@ type overdue struct {
 	SendWithin  time.Duration  `db:"send_within"`  // how long its gate stayed open
 	Deadline    time.Duration  `db:"deadline"`     // from the start
 	Acked       *time.Duration `db:"acked"`        // from the start; nil: its request was not seen to be acknowledged
+	Overtaken   *time.Duration `db:"overtaken"`    // likewise, to have been read
+	URL         string         `db:"url"`          // that it asked for; "": unknown
 	FailedCount int            `db:"failed_count"` // of the call
 	OnLost      string         `db:"on_lost"`
 	ledger.Policy
@@ -33,7 +36,8 @@ SELECT o.call_id, o.attempt, coalesce(o.token, 0) AS token, o.token IS NULL AS u
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
     coalesce(o.send_within, '1 day') AS send_within,
     coalesce(o.deadline - o.started_at, '0') AS deadline,
-    o.acked_at - o.started_at AS acked,
+    o.acked_at - o.started_at AS acked, o.overtaken_at - o.started_at AS overtaken,
+    CASE WHEN o.task = 'http' THEN coalesce(left(q.call_data ->> 'url', 4096), '') ELSE '' END AS url,
     coalesce(q.failed_count, 0) AS failed_count,` + ledger.PolicySQL + `,
     ` + ledger.OnLostSQL + ` AS on_lost
 FROM (SELECT * FROM call_open WHERE batch >= $1 AND call_id <> ALL($2::bigint[]) OFFSET 0) o
@@ -89,13 +93,14 @@ const formerWhere = `o.epoch <> (SELECT callq_epoch())`
 // started there is unknown, so it is charged as of now.
 func (r *Recoverer) lost(why string) func(overdue) ledger.Closing {
 	return func(o overdue) ledger.Closing {
-		arrival := limit.LostArrival(o.SendWithin, o.Deadline, o.Acked)
+		host := httptask.Host(o.URL)
+		arrival := limit.LostArrival(o.SendWithin, o.Deadline, o.Acked, o.Overtaken, host != "")
 		if o.Unstarted {
 			arrival = limit.Arrival{Written: o.Age, Closed: o.Age}
 		}
 		c := ledger.Closing{
 			CallID: o.CallID, Attempt: o.Attempt, Token: o.Token, Unstarted: o.Unstarted,
-			Outcome: callqueue.OutcomeLost, Error: why, Arrival: &arrival, Failed: true, Status: callqueue.StatusFailed,
+			Outcome: callqueue.OutcomeLost, Error: why, Arrival: &arrival, Host: host, Failed: true, Status: callqueue.StatusFailed,
 		}
 		if o.OnLost != "fail" {
 			status, delay := o.Next(o.FailedCount+1, r.Random)
@@ -118,3 +123,13 @@ func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 
 const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
     AND EXISTS (SELECT 1 FROM call_workers WHERE callq_alive(heartbeat_at))`
+
+// prove ends the doubt about attempts without an answer. A later request to their host was answered, or one is to ask whether the
+// host is back.
+func (r *Recoverer) prove(ctx context.Context, _ View) (int, error) {
+	proven, assumed, err := ledger.Prove(ctx, r.Pool)
+	if assumed > 0 {
+		r.Log.WarnContext(ctx, "requests without an answer counted as arrived, without proof", "count", assumed)
+	}
+	return proven + assumed, err
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -81,6 +82,7 @@ func (r *Recoverer) steps() []step {
 			func(ctx context.Context, v View) (int, error) { return policy.Backfill(ctx, r.Pool, v.Gained) },
 			r.counting(`SELECT count(*) FROM (` + policy.UncountedSQL + `) l`),
 		},
+		{"unproven", r.prove, nil},
 		{"leftovers", r.clean, nil},
 	}
 }
@@ -203,7 +205,8 @@ const cleanUsageSQL = `
 DELETE FROM call_usage u
 USING call_limits l
 WHERE u.limit_name = ANY (ARRAY[l.name])
-  AND u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval`
+  AND (u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval
+    OR u.bucket = ` + limit.UnknownSQL + ` AND u.used = 0)`
 
 // No window reaches back further, not even one that is made twice as long. verify asks for steps back.
 const cleanGainsSQL = `

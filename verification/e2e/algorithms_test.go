@@ -51,7 +51,7 @@ queues:
 		t.Fatal(err)
 	}
 	s.awaitDone(3*time.Minute, len(calls))
-	s.verify(0)
+	s.verify()
 	s.nothingTwice()
 
 	arrivals := map[string][]time.Time{}

@@ -74,7 +74,7 @@ queues: {default: {limits: [each, all], timeout: 2s, backoff: 100ms..200ms, max_
 		dispatchers[i%2] = s.spawn("dispatch")
 	}
 	s.awaitDone(2*time.Minute, 600)
-	s.verify(0)
+	s.verify()
 	if mostAll, mostKey := s.api.MostAtOnce(); mostAll > all || mostKey > perKey {
 		t.Errorf("the API had %d requests at once, %d of one key; %d and %d are allowed", mostAll, mostKey, all, perKey)
 	}

@@ -203,7 +203,7 @@ func (a *attempt) acknowledge() {
 		a.acked = &since
 		a.do(max(0, a.sent+500*time.Millisecond-w.now), func() {
 			if !a.over && !w.fault(w.set.loss) {
-				w.must(ledger.Acknowledge(w.ctx, w.lane.workers, []ledger.Running{{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Acked: since}}))
+				w.must(ledger.Acknowledge(w.ctx, w.lane.workers, []ledger.Running{{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Acked: &since}}))
 				w.note(a.CallID, "", "attempt %d is acknowledged", a.Attempt)
 			}
 		})

@@ -184,11 +184,13 @@ func mutants() []struct {
 // openUntilSQL counts open attempts for another while after their requests were written.
 func openUntilSQL(resends string) string {
 	return `CREATE OR REPLACE FUNCTION callq_occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
-			limit_anchor text, limit_epoch text, slack interval)
+			overtaken_at timestamptz, limit_anchor text, limit_epoch text, slack interval, proof text)
 		RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
 			SELECT CASE
 				WHEN started_at IS NULL OR send_within IS NULL OR epoch <> limit_epoch
 					OR coalesce(limit_anchor, CASE task WHEN 'http' THEN 'start' ELSE 'finish' END) <> 'start' THEN 'infinity'
+				WHEN proof = 'later' AND overtaken_at IS NULL THEN 'infinity'
+				WHEN proof = 'later' THEN greatest(overtaken_at, started_at + send_within + slack)
 				WHEN acked_at IS NULL THEN started_at + send_within + ` + resends + ` + slack
 				ELSE greatest(acked_at, started_at + send_within + slack) END $$`
 }

@@ -28,6 +28,7 @@ type attempt struct {
 	Charged  []byte // of an open one, what it takes
 	ended
 	Acked      *time.Time     // only of an open one
+	Overtaken  *time.Time     // only of an open one
 	SendWithin *time.Duration // only of an open one
 }
 
@@ -79,14 +80,14 @@ func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
 // attemptsSQL skips times such as infinity, which would end the scan: endedSQL finds them.
 const attemptsSQL = `
 SELECT call_id, attempt, coalesce(started_at, claimed_at) AS at, claimed_at, started_at, finished_at, cost, queue, task, key,
-    charged, arrived_by, settled, outcome, NULL::timestamptz AS acked_at, NULL::interval AS send_within
+    charged, arrived_by, settled, outcome, NULL::timestamptz AS acked_at, NULL::timestamptz AS overtaken_at, NULL::interval AS send_within
 FROM call_attempts a
 WHERE ($1::timestamptz IS NULL OR finished_at >= $1 OR arrived_by >= $2::timestamptz) AND NOT ` + timeless + `
 UNION ALL
 SELECT call_id, attempt, coalesce(started_at, claimed_at), claimed_at, started_at, NULL, cost, queue, task, key,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('limit', u.name, 'key', u.key, 'cost', u.cost)), '[]')
         FROM unnest(limits, keys, costs) AS u (name, key, cost)),
-    NULL, NULL, '', acked_at, send_within
+    NULL, NULL, '', acked_at, overtaken_at, send_within
 FROM call_open
 ORDER BY at, call_id, attempt`
 
@@ -225,11 +226,17 @@ func (v *verifier) openUntil(a *attempt, name string) *time.Time {
 	if r.Anchor == limit.AnchorFinish || r.Anchor == "" && a.Task != "http" {
 		return nil
 	}
-	until := a.Started.Add(*a.SendWithin + r.Slack)
-	if a.Acked == nil {
-		until = until.Add(limit.ResendMost)
-	} else if a.Acked.After(until) {
-		until = *a.Acked
+	until, seen := a.Started.Add(*a.SendWithin+r.Slack), a.Acked
+	switch {
+	case r.Proof == limit.ProofLater && a.Overtaken == nil:
+		return nil
+	case r.Proof == limit.ProofLater:
+		seen = a.Overtaken
+	case seen == nil, r.Proof == limit.ProofAnswer:
+		seen, until = nil, until.Add(limit.ResendMost)
+	}
+	if seen != nil && seen.After(until) {
+		until = *seen
 	}
 	return &until
 }

@@ -17,6 +17,8 @@ type openCase struct {
 	task, anchor                      string
 	former                            bool // claimed before a failover
 	started, sendWithin, acked, slack int
+	overtaken                         int
+	proof                             string
 }
 
 // callq_occupied_until, which claims and reports use, and verify's own formula agree on every open attempt. They differ
@@ -30,6 +32,7 @@ func TestOpenUntil(t *testing.T) {
 			rapid.SampledFrom([]string{"http", "mine"}).Draw(t, "task"), rapid.SampledFrom([]string{"", "start", "finish"}).Draw(t, "anchor"),
 			rapid.IntRange(0, 4).Draw(t, "former") == 0, rapid.IntRange(-10, 30).Draw(t, "started"), rapid.IntRange(-2, 9).Draw(t, "send within"),
 			rapid.IntRange(-30, 60).Draw(t, "acknowledged"), rapid.IntRange(0, 9).Draw(t, "slack"),
+			rapid.IntRange(-30, 60).Draw(t, "overtaken"), rapid.SampledFrom([]string{"later", "answer", "slack"}).Draw(t, "proof"),
 		}
 	}), 1, 8)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -40,6 +43,7 @@ func TestOpenUntil(t *testing.T) {
 			all.Queue(openCaseSQL, pgx.StrictNamedArgs{
 				"i": i, "zero": zero, "task": c.task, "anchor": c.anchor, "former": c.former,
 				"started": c.started, "send_within": c.sendWithin, "acked": c.acked, "slack": c.slack,
+				"overtaken": c.overtaken, "proof": c.proof,
 			})
 		}
 		if err := pool.SendBatch(ctx, &all).Close(); err != nil {
@@ -94,20 +98,21 @@ WITH c AS (
     SELECT 'limit ' || @i::int AS name, nullif(@anchor, '') AS anchor, @slack::int * interval '1 ms' AS slack,
         @zero::timestamptz + nullif(greatest(@started::int, -1), -1) * interval '1 ms' AS started_at
 ), in_force AS (
-    INSERT INTO call_limits (name, version, rate, window_size, anchor, slack, send_within, queues, applied_at, applied_by, epoch)
-    SELECT name, 1, 1, '1 s', anchor, slack, '0', '{}', now(), 'test', 'now' FROM c
+    INSERT INTO call_limits (name, version, rate, window_size, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
+    SELECT name, 1, 1, '1 s', anchor, slack, @proof, '0', '{}', now(), 'test', 'now' FROM c
 ), version AS (
-    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, anchor, slack, applied_by)
-    SELECT name, 1, @zero, 1, '1 s', anchor, slack, 'test' FROM c
+    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, anchor, slack, proof, applied_by)
+    SELECT name, 1, @zero, 1, '1 s', anchor, slack, @proof, 'test' FROM c
 )
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, acked_at, epoch, pool,
+INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, acked_at, overtaken_at, epoch, pool,
     queue, task, key, limits, keys, costs)
 SELECT @i, 1, 0, 1, 1, @zero, @zero, @zero, started_at, nullif(greatest(@send_within::int, -1), -1) * interval '1 ms',
     CASE WHEN started_at IS NOT NULL THEN @zero::timestamptz + nullif(greatest(@acked::int, -1), -1) * interval '1 ms' END,
+    CASE WHEN started_at IS NOT NULL THEN @zero::timestamptz + nullif(greatest(@overtaken::int, -1), -1) * interval '1 ms' END,
     CASE WHEN @former THEN 'former' ELSE 'now' END, 'http', CASE WHEN @former THEN 'former' ELSE 'default' END, @task, '', ARRAY[name], '{""}', '{1}'
 FROM c`
 
 // occupiedUntilSQL is NULL for 'infinity'.
 const occupiedUntilSQL = `
-SELECT o.call_id, nullif(callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, l.anchor, l.epoch, l.slack), 'infinity')
+SELECT o.call_id, nullif(callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, l.anchor, l.epoch, l.slack, l.proof), 'infinity')
 FROM call_open o JOIN call_limits l ON l.name = o.limits[1]`

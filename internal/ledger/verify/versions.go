@@ -31,8 +31,8 @@ const versionsSQL = `
 SELECT limit_name AS "limit", version, min(effective_from) OVER (PARTITION BY limit_name ORDER BY version DESC) AS "from",
     rate IS NULL AS removed,
     jsonb_build_object('units', rate, 'window', (extract(epoch FROM window_size) * 1e9)::bigint) || shape AS rate,
-    per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, coalesce(slack, '0') AS slack,
-    coalesce(send_within, '0') AS send_within, coalesce(queues, '{}') AS queues,
+    per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, coalesce(proof, '') AS proof, coalesce(slack, '0') AS slack,
+    coalesce(arrive_within, '0') AS arrive_within, coalesce(send_within, '0') AS send_within, coalesce(queues, '{}') AS queues,
     CASE WHEN first.id = 1 OR effective_from >= first.at THEN ARRAY(
         SELECT change FROM call_audit
         WHERE what = 'limit' AND name = limit_name AND change !~ '^(paused|resumed)'
@@ -146,9 +146,9 @@ SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) 
 FROM call_limits l
 FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM call_limit_versions ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
 WHERE (l.version, CASE WHEN c.rate IS NOT NULL OR l.queues <> '{}' THEN l.rate END, l.window_size, l.shape, l.per_key, l.overrides,
-        l.count_cost, l.anchor, l.slack, l.send_within, l.queues)
+        l.count_cost, l.anchor, l.slack, l.proof, l.arrive_within, l.send_within, l.queues)
     IS DISTINCT FROM (c.version, c.rate, c.window_size, c.shape, c.per_key, c.overrides,
-        c.count_cost, c.anchor, c.slack, c.send_within, c.queues)
+        c.count_cost, c.anchor, c.slack, c.proof, c.arrive_within, c.send_within, c.queues)
 ORDER BY 2`
 
 const queueLimitsSQL = `

@@ -1,0 +1,166 @@
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/callq/callq/internal/limit"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Answered says that a request to a host was written at Written or later, and answered by Answered, on Postgres's clock.
+type Answered struct {
+	Host     string
+	Written  time.Time
+	Answered time.Time
+}
+
+// AnsweredHosts returns the hosts with requests in doubt, and what is known to have been answered of each. Times are in the year 1
+// where nothing is.
+func AnsweredHosts(ctx context.Context, db DB) ([]Answered, error) {
+	rows, _ := db.Query(ctx, answeredHostsSQL) // CollectRows returns its error
+	known, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Answered])
+	return known, Wrap("read what hosts have answered", err)
+}
+
+const answeredHostsSQL = `
+SELECT host, coalesce(written_at, timestamptz '0001-01-01 00:00:00Z'), coalesce(answered_at, timestamptz '0001-01-01 00:00:00Z')
+FROM call_hosts`
+
+// TellHosts stores that requests to some hosts are in doubt, and what was answered of others.
+func TellHosts(ctx context.Context, db DB, doubtful []string, answered []Answered) error {
+	_, err := db.Exec(ctx, tellHostsSQL, pgx.StrictNamedArgs{
+		"doubtful": doubtful,
+		"hosts":    column(answered, func(a Answered) string { return a.Host }),
+		"written":  column(answered, func(a Answered) time.Time { return a.Written }),
+		"answered": column(answered, func(a Answered) time.Time { return a.Answered }),
+	})
+	return Wrap("tell what hosts have answered", err)
+}
+
+// tellHostsSQL locks rows in the order of the hosts, each once.
+const tellHostsSQL = `
+INSERT INTO call_hosts AS h (host, asked_at, written_at, answered_at)
+SELECT host, clock_timestamp(), max(written_at), max(answered_at)
+FROM (
+    SELECT unnest(@doubtful::text[]) AS host, NULL::timestamptz AS written_at, NULL::timestamptz AS answered_at
+    UNION ALL
+    SELECT * FROM unnest(@hosts::text[], @written::timestamptz[], @answered::timestamptz[]) AS a (host, written_at, answered_at)
+) t
+GROUP BY host
+ORDER BY host
+ON CONFLICT (host) DO UPDATE
+SET asked_at = CASE WHEN h.host = ANY(@doubtful) THEN excluded.asked_at ELSE h.asked_at END,
+    written_at = CASE WHEN excluded.written_at > coalesce(h.written_at, '-infinity') THEN excluded.written_at ELSE h.written_at END,
+    answered_at = CASE WHEN excluded.written_at > coalesce(h.written_at, '-infinity') THEN excluded.answered_at ELSE h.answered_at END
+WHERE excluded.written_at > coalesce(h.written_at, '-infinity') OR h.asked_at < clock_timestamp() - interval '10 seconds'`
+
+// Prove ends the doubt about attempts that ended without an answer: it moves what they are charged from limit.Unknown to when a
+// later request to their hosts was answered. Where a host has answered nothing for arrive_within since the last of them was
+// written, or since it was probed, the oldest counts as arrived now, without a proof: so one request at a time asks the host
+// whether it is back. It returns how many were proven, and how many were assumed.
+func Prove(ctx context.Context, db *pgxpool.Pool) (proven, assumed int, err error) {
+	var doubt bool
+	if err := db.QueryRow(ctx, inDoubtSQL).Scan(&doubt); err != nil || !doubt {
+		return 0, 0, Wrap("look for requests in doubt", err)
+	}
+	var batch pgx.Batch
+	batch.Queue(askHostsSQL)
+	batch.Queue(provenSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&proven) })
+	batch.Queue(assumedSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&assumed) })
+	batch.Queue(forgetHostsSQL)
+	err = db.SendBatch(ctx, &batch).Close()
+	return proven, assumed, Wrap("prove arrivals", err)
+}
+
+const (
+	inDoubtSQL = `
+SELECT EXISTS (SELECT FROM call_hosts) OR EXISTS (SELECT FROM call_attempts WHERE arrived_by = ` + limit.UnknownSQL + `)`
+
+	askHostsSQL = `
+INSERT INTO call_hosts AS h (host, asked_at)
+SELECT host, clock_timestamp() FROM call_attempts WHERE arrived_by = ` + limit.UnknownSQL + ` AND host IS NOT NULL
+GROUP BY host
+ORDER BY host
+ON CONFLICT (host) DO UPDATE SET asked_at = excluded.asked_at WHERE h.asked_at < clock_timestamp() - interval '10 seconds'`
+
+	// Workers ask again each second while a request is in doubt.
+	forgetHostsSQL = `DELETE FROM call_hosts WHERE asked_at < clock_timestamp() - interval '1 minute'`
+
+	// provenSQL uses call_attempts_unproven_idx, as does assumedSQL. settleSQL follows.
+	provenSQL = `
+WITH settled AS MATERIALIZED (
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, h.answered_at AS at, 'later' AS proof
+    FROM call_hosts h
+    JOIN call_attempts a ON a.host = h.host AND a.sent_by <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
+    ORDER BY a.call_id, a.attempt
+    LIMIT 500
+    FOR NO KEY UPDATE OF a SKIP LOCKED
+)`
+
+	assumedSQL = `
+WITH due AS MATERIALIZED (
+    SELECT h.host, a.call_id, a.attempt
+    FROM call_hosts h
+    CROSS JOIN LATERAL (
+        SELECT * FROM call_attempts WHERE host = h.host AND arrived_by = ` + limit.UnknownSQL + ` ORDER BY sent_by LIMIT 1
+    ) a
+    CROSS JOIN LATERAL (
+        SELECT max(sent_by) AS at FROM call_attempts WHERE host = h.host AND arrived_by = ` + limit.UnknownSQL + `
+    ) last
+    CROSS JOIN LATERAL (
+        SELECT max(l.arrive_within) AS within
+        FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) JOIN call_limits l ON l.name = c."limit"
+        WHERE c.until = ` + limit.UnknownSQL + `
+    ) w
+    WHERE greatest(last.at, h.probed_at) + coalesce(w.within, '10 seconds') < clock_timestamp()
+    FOR NO KEY UPDATE OF h SKIP LOCKED
+), probed AS (
+    UPDATE call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
+), settled AS MATERIALIZED (
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, clock_timestamp() AS at, 'assumed' AS proof
+    FROM due d
+    JOIN call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
+    FOR NO KEY UPDATE OF a SKIP LOCKED
+)`
+
+	// settleSQL moves the charges of settled attempts. A limit that an attempt was anchored to at its end counts it until then, and
+	// slack. Buckets are as in rule.bucket.
+	settleSQL = `, charges AS MATERIALIZED (
+    SELECT s.call_id, s.attempt, s.proof, c.nth, c."limit" AS name, c.key, c.cost, c.until = ` + limit.UnknownSQL + ` AS was_unknown,
+        coalesce(l.bucket_width, l.window_size / 200, '0') AS width, l.window_size, l.known_at,
+        CASE WHEN c.until < ` + limit.UnknownSQL + ` THEN c.until
+            ELSE greatest(s.at, coalesce(l.slack, '1 minute') + CASE
+                WHEN l.window_size > '0' AND coalesce(l.anchor, CASE s.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
+                THEN s.sent_by ELSE s.finished_at END) END AS until
+    FROM settled s
+    CROSS JOIN LATERAL ROWS FROM (
+        jsonb_to_recordset(s.charged) AS ("limit" text, key text, cost bigint, until timestamptz)
+    ) WITH ORDINALITY AS c ("limit", key, cost, until, nth)
+    LEFT JOIN call_limits l ON l.name = c."limit"
+), arrived AS (
+    UPDATE call_attempts a
+    SET arrived_by = e.arrived_by, proof = e.proof, charged = e.charged
+    FROM (
+        SELECT call_id, attempt, proof, max(until) AS arrived_by,
+            jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until) ORDER BY nth) AS charged
+        FROM charges GROUP BY call_id, attempt, proof
+    ) e
+    WHERE a.call_id = ANY (ARRAY[e.call_id]) AND a.attempt = e.attempt
+), released AS (
+    UPDATE call_usage u
+    SET used = u.used - c.cost
+    FROM (SELECT name, key, sum(cost) AS cost FROM charges WHERE was_unknown AND cost > 0 GROUP BY name, key) c
+    WHERE u.limit_name = ANY (ARRAY[c.name]) AND u.key = c.key AND u.bucket = ` + limit.UnknownSQL + ` AND u.shard = 0
+), charged AS (
+    INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
+    SELECT name, key, CASE WHEN window_size > '0' THEN date_bin(width, greatest(until, known_at + width), 'epoch') + width ELSE until END,
+        pg_backend_pid(), sum(cost)
+    FROM charges WHERE was_unknown AND cost > 0 AND window_size IS NOT NULL
+    GROUP BY 1, 2, 3
+    ORDER BY 1, 2, 3
+    ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
+)
+SELECT count(*) FROM settled`
+)
