@@ -45,6 +45,7 @@ var forgeries = []struct{ name, sql string }{
 		WHERE call_id = (SELECT max(call_id) FROM call_attempts WHERE outcome = 'lost')`},
 	{"a lost request that arrived at once", `UPDATE call_attempts SET arrived_by = started_at, charged = jsonb_set(charged, '{0,until}', to_jsonb(started_at))
 		WHERE call_id = (SELECT min(call_id) FROM call_attempts WHERE outcome = 'lost')`},
+	{"a lost request whose arrival nothing proves", `UPDATE call_attempts SET proof = NULL WHERE outcome = 'lost'`},
 	{"no until", `UPDATE call_attempts SET charged = charged #- '{0,until}' WHERE call_id = 1`},
 	{"arrived_by NULL though charged", `UPDATE call_attempts SET arrived_by = NULL WHERE call_id = 1`},
 	{"arrived_by earlier", `UPDATE call_attempts SET arrived_by = arrived_by - interval '1 h' WHERE call_id = 1`},
@@ -95,6 +96,7 @@ var forgeries = []struct{ name, sql string }{
 	{"an open attempt that was claimed and started earlier", `UPDATE call_open SET claimed_at = claimed_at - interval '1 h', started_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
 	{"an open attempt that is quicker", `UPDATE call_open SET send_within = '0' WHERE started_at IS NOT NULL`},
 	{"an open attempt acknowledged before it started", `UPDATE call_open SET acked_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
+	{"an open attempt overtaken before it started", `UPDATE call_open SET overtaken_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
 	{"an open attempt gone", `DELETE FROM call_open WHERE started_at IS NOT NULL`},
 	{"an open attempt and its counter gone", `WITH gone AS (DELETE FROM call_open WHERE started_at IS NOT NULL RETURNING call_id)
 		UPDATE call_queue SET attempts = attempts - 1, status = 'new' WHERE id IN (SELECT call_id FROM gone)`},

@@ -11,6 +11,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/tasks"
 	"github.com/hibiken/asynq"
 )
@@ -115,6 +116,31 @@ func TestLostIsProven(t *testing.T) {
 	s.exec(`UPDATE call_hosts SET probed_at = probed_at - interval '11 h'`)
 	s.once(r)
 	s.want(`SELECT count(*) = 2 FROM call_attempts WHERE proof = 'assumed'`)
+}
+
+// An operator who knows what has arrived lets a limit off: its requests in doubt count as arrived, those of others stay.
+func TestOpenLetsOff(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 3, time.Hour), sliding("other", 3, time.Hour))
+	s.exec(`INSERT INTO call_queue (call_data) SELECT '{"url": "https://example.com"}' FROM generate_series(1, 2)`)
+	s.once(r)
+	s.start(30 * time.Minute)
+	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+	s.once(r)
+	held := func(of string) string {
+		return `(SELECT coalesce(sum(used), 0) FROM call_usage WHERE limit_name = '` + of + `' AND bucket = '2200-01-01Z')`
+	}
+	s.want(`SELECT ` + held("api") + ` = 2 AND ` + held("other") + ` = 2`)
+	if changes, err := policy.Open(t.Context(), s.pool, "api", "it was restarted", "me"); err != nil || len(changes) != 1 {
+		t.Errorf("Open: %v, %v", changes, err)
+	}
+	s.want(`SELECT ` + held("api") + ` = 0 AND ` + held("other") + ` = 2`)
+	s.want(`SELECT bool_and(arrived_by = '2200-01-01Z' AND (charged->0->>'until')::timestamptz <= clock_timestamp()
+		AND (charged->1->>'until')::timestamptz = arrived_by) FROM call_attempts`)
+	if changes, err := policy.Open(t.Context(), s.pool, "api", "again", "me"); err != nil || len(changes) != 0 {
+		t.Errorf("Open again: %v, %v", changes, err)
+	}
 }
 
 // A limit anchored at the finish counts a lost attempt until its deadline and slack.

@@ -129,10 +129,11 @@ func limitsOpenCommand(a *app) *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
 		Use: "open LIMIT --reason TEXT", Short: "Say that nothing is missing of what a limit has used",
-		Long: "Open a limit early, if you know that nothing was sent without callq's knowledge. After a failover or a restore,\n" +
-			"what was left of a limit counts as used, for it may have been given out. A new limit is shut if retention has\n" +
-			"removed what was sent before. Both end by themselves: `limits list` says when. The reason goes into the audit,\n" +
-			"and `verify` says that its proof rests on it. This does not end a pause: see `limits resume`.",
+		Long: "Open a limit early, if you know that nothing was sent without callq's knowledge, and that nothing is still on its\n" +
+			"way. After a failover or a restore, what was left of a limit counts as used, for it may have been given out. A\n" +
+			"new limit is shut if retention has removed what was sent before. A request without an answer counts until its\n" +
+			"host answers a later one. All end by themselves: `limits list` says when. The reason goes into the audit, and\n" +
+			"`verify` says that its proof rests on it. This does not end a pause: see `limits resume`.",
 		Args: cobra.ExactArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			if strings.TrimSpace(reason) == "" {

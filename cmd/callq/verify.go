@@ -53,6 +53,18 @@ func printProof(to io.Writer, r *verify.Report) {
 	table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW,SETTLED ABOVE COST", func(l verify.LimitUse) []any {
 		return []any{l.Limit, l.From, l.Rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, l.Rate.Most()), l.Above}
 	}}.print(to, r.Limits)
+	table[verify.Arrivals]{"LIMIT,ARRIVED BY ITS ANSWER,BY A LATER ANSWER,BY SLACK,ANSWERED LATER THAN SLACK,ASSUMED,IN DOUBT", func(a verify.Arrivals) []any {
+		overdue := number(a.Overdue)
+		if a.Overdue > 0 {
+			overdue += fmt.Sprintf(", by up to %s", time.Duration(a.OverdueBy)*time.Millisecond)
+		}
+		return []any{a.Limit, a.Answered, number(a.Later), number(a.Slack), overdue, number(a.Assumed), number(a.InDoubt)}
+	}}.below(to, r.Arrivals)
+	for _, a := range r.Arrivals {
+		for _, s := range a.Still {
+			fmt.Fprintf(to, "\n%s stood still from %s to %s, under limit %s", printable(s.Host), s.From.Format(time.RFC3339), s.To.Format(time.RFC3339), printable(a.Limit))
+		}
+	}
 	table[verify.Violation]{"RULE THAT DOES NOT HOLD,LIMIT,CALL,ATTEMPT,DETAIL", func(v verify.Violation) []any {
 		return []any{v.Rule, v.Limit, number(v.CallID), number(int64(v.Attempt)), v.Detail}
 	}}.below(to, r.Findings)

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/recovery"
 )
 
@@ -131,3 +132,41 @@ LEFT JOIN LATERAL (
 WHERE a.late >= 10 AND a.late * 20 >= a.all_of
 ORDER BY a.late DESC
 LIMIT 10`
+
+// Hosts that have answered nothing since requests to them were given up: these hold units.
+const inDoubtSQL = `
+SELECT CASE WHEN since < clock_timestamp() - interval '1 minute' THEN 'problem' ELSE 'note' END AS level,
+    format('%s has answered nothing since %s: %s requests to it may still be read, and hold units of limit %s',
+        left(host, 160), date_trunc('second', since), n, limits) AS what,
+    'see whether it is up: it gets one request each arrive_within, and once it answers one all come free; '
+        'if you know that none of them is on its way, callq limits open NAME --reason …' AS fix
+FROM (
+    SELECT host, min(sent_by) AS since, count(*) AS n,
+        (SELECT left(string_agg(DISTINCT c ->> 'limit', ', '), 160)
+         FROM call_attempts b CROSS JOIN LATERAL jsonb_array_elements(b.charged) c
+         WHERE b.host = a.host AND b.arrived_by = ` + limit.UnknownSQL + `) AS limits
+    FROM call_attempts a
+    WHERE arrived_by = ` + limit.UnknownSQL + `
+    GROUP BY host
+    ORDER BY n DESC
+    LIMIT 10
+) h`
+
+// Requests that counted as arrived without a proof, among the newest attempts: they had no answer for arrive_within; or they were
+// answered later than a slack that somebody vouches for, so the API is slow, or it stood still and has read too much since.
+const unprovenSQL = `
+WITH newest AS (
+    SELECT c ->> 'limit' AS name, a.proof, a.started_at + a.took_ms * interval '1 ms' - a.arrived_by AS late
+    FROM (SELECT * FROM call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) a
+    CROSS JOIN LATERAL jsonb_array_elements(a.charged) c
+    WHERE a.proof IN ('slack', 'assumed') AND a.finished_at > clock_timestamp() - interval '1 hour'
+)
+SELECT 'note' AS level, format('%s requests under limit %s counted as arrived after arrive_within, without an answer of their host',
+        count(*), left(name, 160)) AS what,
+    'nothing, if it was down; callq verify says when it stood still' AS fix
+FROM newest WHERE proof = 'assumed' GROUP BY name
+UNION ALL
+SELECT 'note', format('%s requests under limit %s were answered up to %s s after its slack says that they had been read',
+        count(*), left(name, 160), round(extract(epoch FROM max(late)), 1)),
+    'nothing, if the API is slow; if it stood still, it has read more than its limit since: leave slack out of the limit''s configuration'
+FROM newest WHERE proof = 'slack' AND late > interval '1 second' GROUP BY name`

@@ -80,6 +80,8 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error
 		{"calls in no flow", orphans},
 		{"dispatched calls", asks(withoutAttemptSQL)},
 		{"late requests", asks(lateSQL)},
+		{"requests in doubt", asks(inDoubtSQL)},
+		{"requests without proof", asks(unprovenSQL)},
 	} {
 		found, err := c.run(ctx, pool)
 		if err != nil {

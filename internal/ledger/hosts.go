@@ -74,6 +74,12 @@ func Prove(ctx context.Context, db *pgxpool.Pool) (proven, assumed int, err erro
 	return proven, assumed, Wrap("prove arrivals", err)
 }
 
+// LetOff counts the requests in doubt of one limit as arrived now, on an operator's word, and returns how many they were.
+func LetOff(ctx context.Context, tx pgx.Tx, limitName string) (n int, err error) {
+	err = tx.QueryRow(ctx, letOffSQL+settleSQL, limitName).Scan(&n)
+	return n, Wrap("count requests in doubt as arrived", err)
+}
+
 const (
 	inDoubtSQL = `
 SELECT EXISTS (SELECT FROM call_hosts) OR EXISTS (SELECT FROM call_attempts WHERE arrived_by = ` + limit.UnknownSQL + `)`
@@ -91,7 +97,7 @@ ON CONFLICT (host) DO UPDATE SET asked_at = excluded.asked_at WHERE h.asked_at <
 	// provenSQL uses call_attempts_unproven_idx, as does assumedSQL. settleSQL follows.
 	provenSQL = `
 WITH settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, h.answered_at AS at, 'later' AS proof
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, h.answered_at AS at, 'later' AS proof, NULL AS only
     FROM call_hosts h
     JOIN call_attempts a ON a.host = h.host AND a.sent_by <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
     ORDER BY a.call_id, a.attempt
@@ -119,18 +125,29 @@ WITH due AS MATERIALIZED (
 ), probed AS (
     UPDATE call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
 ), settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, clock_timestamp() AS at, 'assumed' AS proof
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, clock_timestamp() AS at, 'assumed' AS proof, NULL AS only
     FROM due d
     JOIN call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
     FOR NO KEY UPDATE OF a SKIP LOCKED
 )`
 
-	// settleSQL moves the charges of settled attempts. A limit that an attempt was anchored to at its end counts it until then, and
-	// slack. Buckets are as in rule.bucket.
+	// letOffSQL settles what counts for one limit.
+	letOffSQL = `
+WITH settled AS MATERIALIZED (
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, clock_timestamp() AS at, 'assumed' AS proof, $1::text AS only
+    FROM call_attempts a
+    WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND EXISTS (
+        SELECT FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) WHERE c."limit" = $1 AND c.until = a.arrived_by)
+    ORDER BY a.call_id, a.attempt
+    FOR NO KEY UPDATE OF a
+)`
+
+	// settleSQL moves the charges of settled attempts, to all limits or only one. A limit that an attempt was anchored to at its end
+	// counts it until then, and slack. Buckets are as in rule.bucket.
 	settleSQL = `, charges AS MATERIALIZED (
-    SELECT s.call_id, s.attempt, s.proof, c.nth, c."limit" AS name, c.key, c.cost, c.until = ` + limit.UnknownSQL + ` AS was_unknown,
+    SELECT s.call_id, s.attempt, s.proof, c.nth, c."limit" AS name, c.key, c.cost, m.was_unknown,
         coalesce(l.bucket_width, l.window_size / 200, '0') AS width, l.window_size, l.known_at,
-        CASE WHEN c.until < ` + limit.UnknownSQL + ` THEN c.until
+        CASE WHEN NOT m.was_unknown THEN c.until
             ELSE greatest(s.at, coalesce(l.slack, '1 minute') + CASE
                 WHEN l.window_size > '0' AND coalesce(l.anchor, CASE s.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
                 THEN s.sent_by ELSE s.finished_at END) END AS until
@@ -138,6 +155,9 @@ WITH due AS MATERIALIZED (
     CROSS JOIN LATERAL ROWS FROM (
         jsonb_to_recordset(s.charged) AS ("limit" text, key text, cost bigint, until timestamptz)
     ) WITH ORDINALITY AS c ("limit", key, cost, until, nth)
+    CROSS JOIN LATERAL (
+        SELECT c.until = ` + limit.UnknownSQL + ` AND coalesce(c."limit" = s.only, true) AS was_unknown
+    ) m
     LEFT JOIN call_limits l ON l.name = c."limit"
 ), arrived AS (
     UPDATE call_attempts a

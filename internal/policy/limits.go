@@ -214,8 +214,8 @@ const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY nam
 // ErrUncounted says that a limit cannot be opened yet.
 var ErrUncounted = errors.New("what it has used is not counted yet: that waits until attempts under its former rule have ended")
 
-// Open counts nothing as missing from a limit any more, on the word of an operator who knows what was sent. It returns
-// what changed, a line each. reason and by, who, are for the audit and for verify. The error is ledger.ErrUnknown if there
+// Open counts nothing as missing from a limit any more, nor as in doubt, on the word of an operator who knows what was sent and
+// what has arrived. It returns what changed, a line each. reason and by, who, are for the audit and for verify. The error is ledger.ErrUnknown if there
 // is no such limit, and ErrUncounted if it is closed until it is counted.
 func Open(ctx context.Context, pool *pgxpool.Pool, name, reason, by string) ([]string, error) {
 	return onLimit(ctx, pool, "open", name, by, func(ctx context.Context, a *application, l limitRow) error {
@@ -223,15 +223,16 @@ func Open(ctx context.Context, pool *pgxpool.Pool, name, reason, by string) ([]s
 		if err := a.tx.QueryRow(ctx, missingSQL, name).Scan(&counted, &missing); err != nil {
 			return err
 		}
-		switch {
-		case !counted:
+		if !counted {
 			return ErrUncounted
-		case !missing:
-			return nil
+		}
+		arrived, err := ledger.LetOff(ctx, a.tx, name)
+		if err != nil || !missing && arrived == 0 {
+			return err
 		}
 		a.wake = l.Queues
 		a.changed("limit", name, "opened: "+reason)
-		_, err := a.tx.Exec(ctx, foundSQL, name)
+		_, err = a.tx.Exec(ctx, foundSQL, name)
 		return err
 	})
 }

@@ -37,6 +37,11 @@ type ended struct {
 	Arrived *time.Time
 	Settled *int64 // the cost that its handler reported
 	Outcome callqueue.Outcome
+	Code    *int16 // of its answer
+	Took    *int32 // ms until that
+	Proof   *string
+	Host    *string
+	SentBy  *time.Time
 }
 
 // charge is what an attempt consumed of a limit, or an open one takes of it.
@@ -80,14 +85,14 @@ func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
 // attemptsSQL skips times such as infinity, which would end the scan: endedSQL finds them.
 const attemptsSQL = `
 SELECT call_id, attempt, coalesce(started_at, claimed_at) AS at, claimed_at, started_at, finished_at, cost, queue, task, key,
-    charged, arrived_by, settled, outcome, NULL::timestamptz AS acked_at, NULL::timestamptz AS overtaken_at, NULL::interval AS send_within
+    charged, arrived_by, settled, outcome, code, took_ms, proof, host, sent_by, NULL::timestamptz AS acked_at, NULL::timestamptz AS overtaken_at, NULL::interval AS send_within
 FROM call_attempts a
 WHERE ($1::timestamptz IS NULL OR finished_at >= $1 OR arrived_by >= $2::timestamptz) AND NOT ` + timeless + `
 UNION ALL
 SELECT call_id, attempt, coalesce(started_at, claimed_at), claimed_at, started_at, NULL, cost, queue, task, key,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('limit', u.name, 'key', u.key, 'cost', u.cost)), '[]')
         FROM unnest(limits, keys, costs) AS u (name, key, cost)),
-    NULL, NULL, '', acked_at, overtaken_at, send_within
+    NULL, NULL, '', NULL, NULL, NULL, NULL, NULL, acked_at, overtaken_at, send_within
 FROM call_open
 ORDER BY at, call_id, attempt`
 
@@ -104,6 +109,9 @@ func (v *verifier) checkAttempt(a *attempt) {
 	}
 	if verified {
 		v.checkCharges(a, charges)
+	}
+	if verified {
+		v.arrivals.add(a, charges)
 	}
 	for _, c := range charges {
 		if a.Finished != nil {
@@ -182,9 +190,10 @@ func (v *verifier) checkCost(a *attempt, c charge, h history) {
 // checkUntil compares the end of a charge with what is known of the request's arrival. A concurrency limit counts a
 // call until its end, other limits from its start on; a lost request for slack beyond that, at least.
 func (v *verifier) checkUntil(a *attempt, c charge, h history) {
-	concurrency, slack := true, h[0].Slack
+	concurrency, slack, later := true, h[0].Slack, true
 	for _, r := range h {
 		concurrency, slack = concurrency && r.Rate.Window == 0, min(slack, r.Slack)
+		later = later && r.Proof == limit.ProofLater
 	}
 	from, what := a.At, "its start"
 	switch {
@@ -193,8 +202,14 @@ func (v *verifier) checkUntil(a *attempt, c charge, h history) {
 	case a.Outcome == callqueue.OutcomeLost && a.Started != nil:
 		from, what = a.At.Add(slack), "its start and slack"
 	}
-	if c.Until.Before(from) {
+	switch {
+	case c.Until.Before(from):
 		v.breaks(a, untilRule, c.Limit, "it counts until %s, before %s at %s", *c.Until, what, from)
+	case later && a.Proof == nil && a.Host != nil && !c.Until.Equal(limit.Unknown()),
+		later && a.Proof == nil && a.Task == "http" && a.Code == nil && c.Until.Before(limit.Unknown()):
+		v.breaks(a, untilRule, c.Limit, "it had no answer, and nothing proves that it had arrived by %s", *c.Until)
+	case later && a.SentBy != nil && c.Until.Before(*a.SentBy):
+		v.breaks(a, untilRule, c.Limit, "it counts until %s, before it had reached its host at %s", *c.Until, *a.SentBy)
 	}
 }
 

@@ -68,7 +68,8 @@ CROSS JOIN LATERAL (SELECT CASE
     WHEN num_nulls(started_at, token, worker, deadline) NOT IN (0, 4) THEN
         'of the time, token, worker and deadline of its start it has some and lacks some'
     WHEN started_at < claimed_at THEN format('it started at %s, before its claim at %s', started_at, claimed_at)
-    WHEN acked_at < coalesce(started_at, claimed_at) THEN format('its request was acknowledged at %s, before its start', acked_at)
+    WHEN least(acked_at, overtaken_at) < coalesce(started_at, claimed_at) THEN
+        format('its request was acknowledged, or overtaken, at %s, before its start', least(acked_at, overtaken_at))
     END AS detail) d
 WHERE detail IS NOT NULL
 ORDER BY call_id`

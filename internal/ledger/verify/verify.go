@@ -32,6 +32,7 @@ type Report struct {
 	Calls    int64       `json:"calls"`           // verified
 	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
 	Limits   []LimitUse  `json:"limits"`          // with Options.Since, of versions under which any started
+	Arrivals []Arrivals  `json:"arrivals"`        // what the requests' arrivals rest on
 	RestsOn  []string    `json:"rests_on"`        // what the proof assumes
 	Findings []Violation `json:"findings"`        // empty: every rule holds
 }
@@ -97,13 +98,14 @@ type verifier struct {
 	gains      limit.Gains         // of Postgres's clock
 	losses     []limit.Gain        // it was set back
 	windows    map[string]*windows // by limit
+	arrivals   arrivals            // what the arrivals rest on
 	unreadable bool                // some attempt's charges are
 }
 
 func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
 		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[[2]string]int{},
-		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{},
+		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{}, arrivals: newArrivals(),
 	}
 	if !since.IsZero() {
 		v.since, v.report.Since = &since, &since
@@ -158,6 +160,7 @@ func (v *verifier) check(ctx context.Context, statements ...string) error {
 func (v *verifier) restsOn(ctx context.Context) (err error) {
 	args := pgx.NamedArgs{"since": v.since, "time": "YYYY-MM-DD HH24:MI:SSZ"}
 	v.report.RestsOn, err = collect(ctx, v.tx, pgx.RowTo[string], restsOnSQL, args)
+	v.report.Arrivals = v.arrivals.report()
 	return err
 }
 
@@ -193,8 +196,15 @@ FROM (VALUES
         || 'was held to no window, nor to what its queue had: ' || (SELECT list FROM last WHERE kind = 'loss')),
     ('who opened limits by hand knew that what was in no table could not exceed them: '
         || (SELECT list FROM last WHERE kind = 'opened')),
-    ('once TCP sends a request it arrives within slack, or never: ' || (
-        SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name) FROM call_limits WHERE queues <> '{}')),
+    ('APIs read requests in their order, to within slack: ' || (
+        SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name)
+        FROM call_limits WHERE queues <> '{}' AND proof = 'later')),
+    ('somebody knew that APIs read what their machines had acknowledged within slack: ' || (
+        SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name)
+        FROM call_limits WHERE queues <> '{}' AND proof = 'slack')),
+    ('what was not answered had arrived within arrive_within, or never: ' || (
+        SELECT string_agg(extract(epoch FROM arrive_within)::float8 || ' s ' || name, '; ' ORDER BY name)
+        FROM call_limits WHERE queues <> '{}' AND proof <> 'slack')),
     ('nobody with the rights of the tables'' owner rewrote the ledger, the calls, the versions and the audit alike')
 ) AS said (text)
 WHERE text IS NOT NULL`
