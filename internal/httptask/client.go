@@ -35,6 +35,7 @@ type Client struct {
 	onlyPrivate bool        // it may go to private addresses alone
 	timer       *time.Timer // ends the connecting, then the request
 	asked       bool        // for the start
+	passed      error       // why a connection was passed over; nil: none was
 
 	mu     sync.Mutex
 	pass   *pass        // of the request; nil: there was none
@@ -80,19 +81,29 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	c.request, c.onlyPrivate = request, onlyPrivate
 	p.arrivals, p.host = c.task.arrivals, c.task.arrivals.of(hostOf(request.URL).String())
 	trace := &httptrace.ClientTrace{GotConn: c.gotConn, GotFirstResponseByte: p.answering}
-	answer, err := c.task.transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(p.ctx, trace)))
+	request = request.WithContext(httptrace.WithClientTrace(p.ctx, trace))
+	if again := request.GetBody; again != nil {
+		request.GetBody = func() (io.ReadCloser, error) { // after a connection that was passed over
+			if c.asked {
+				return nil, errNoMore
+			}
+			return again()
+		}
+	}
+	answer, err := c.task.transport.RoundTrip(request)
 	if err == nil && p.stray {
 		_ = answer.Body.Close()
 		err = errNoAnswer
 	}
 	if err != nil {
-		err = cmp.Or(context.Cause(p.ctx), err) // net/http's is a consequence
+		err = cmp.Or(context.Cause(p.ctx), c.passedOver(request), err) // net/http's is a consequence
 		wrote := c.done(false)
 		if !wrote && Unsent(err) && !c.grant.SendBy.IsZero() { // the handler has promised to send by no other means
 			err = outcome.NotSent(err)
 		}
 		return nil, err
 	}
+	p.conn.announce(answer.Header)
 	c.status.Store(int64(answer.StatusCode))
 	if fromProgram(answer.StatusCode) {
 		p.proves()
@@ -109,8 +120,16 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	return answer, nil
 }
 
-// prepare makes the request that is written of r, which is not changed. Without GetBody net/http has no way to
-// send it again.
+// passedOver is why a connection was passed over, where that ended the attempt: net/http takes no other one for a body that it
+// cannot read again.
+func (c *Client) passedOver(r *http.Request) error {
+	if c.asked || r.Body == nil || r.GetBody != nil {
+		return nil
+	}
+	return c.passed
+}
+
+// prepare makes the request that is written of r, which is not changed.
 func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -124,7 +143,6 @@ func (c *Client) prepare(r *http.Request) (*http.Request, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) }) // at the latest when the attempt has ended
 	request := r.Clone(ctx)
-	request.GetBody = nil
 	for name := range request.Header {
 		if frames(name) {
 			return nil, fmt.Errorf("header %q: %w", name, errFrames)
@@ -168,6 +186,15 @@ func (c *Client) admit(info httptrace.GotConnInfo) error {
 	conn, ok := info.Conn.(*gatedConn)
 	if !ok || c.asked || c.pass.ctx.Err() != nil {
 		return errNoMore
+	}
+	// What takes no request any more net/http replaces, for nothing is written to it.
+	if err := conn.reserve(info.Reused); err != nil {
+		_ = conn.Close()
+		if !info.Reused || errors.Is(err, errHTTP2Only) {
+			return err
+		}
+		c.passed = err
+		return nil
 	}
 	if !c.timer.Stop() { // it is about to say why
 		<-c.pass.ctx.Done()

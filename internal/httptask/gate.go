@@ -2,12 +2,11 @@ package httptask
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 )
@@ -37,7 +36,6 @@ const (
 	maxHeader       = 15 << 10
 	writeBuffer     = 16 << 10
 	maxAnswerHeader = 64 << 10
-	idleTimeout     = 30 * time.Second // shorter than most servers': what they close may be in use again
 )
 
 // gatedConn is the plaintext side of a connection, under its gate.
@@ -47,10 +45,19 @@ type gatedConn struct {
 	dialed   time.Time    // before the connection was asked for
 	closing  sync.Once    // so that whoever closes waits until the descriptor is closed
 
-	mu    sync.Mutex
-	pass  *pass // whose request may be written; nil: nobody's
-	spent bool  // no request may begin here any more
-	used  bool  // the server has answered here: it has taken the connection from its queue
+	rtt  time.Duration // what connecting took
+	host *idleTime
+
+	mu        sync.Mutex
+	pass      *pass         // whose request may be written; nil: nobody's
+	spent     bool          // no request may begin here any more
+	reason    error         // why; nil: ErrSpent
+	used      bool          // the server has answered here: it has taken the connection from its queue
+	had       bool          // a pass was admitted
+	reserved  bool          // for a pass that is about to be admitted
+	last      time.Time     // the last byte came in; until then, when it was connected
+	announced time.Duration // for how long the server keeps it idle; 0: it has not said so
+	idle      *time.Timer   // closes it when it was idle for too long; nil: it was never idle
 }
 
 // pass is the leave of one attempt to send one request.
@@ -71,11 +78,13 @@ type pass struct {
 	grant     Grant     // set before the request is written
 
 	Seen
-	began   time.Time   // the first Write began
-	writing bool        // a Write is under way
-	probe   *time.Timer // asks what was acknowledged
-	heard   bool        // a byte was read that can be an answer
-	stray   bool        // the answer is another's
+	began   time.Time     // the first Write began
+	writing bool          // a Write is under way
+	probe   *time.Timer   // asks what was acknowledged
+	heard   bool          // a byte was read that can be an answer
+	first   []byte        // of the answer, as much as tells its status
+	stray   bool          // the answer is another's
+	idle    time.Duration // for how long the connection had been idle when it was admitted; 0: it is the first
 }
 
 // Seen is what the gate saw of an attempt's request.
@@ -87,62 +96,6 @@ type Seen struct {
 	acked    time.Time // the API's machine was seen to have all of it; zero: it was not
 	later    time.Time // a request that was written after that, to the same host, was answered; zero: not seen
 	answered time.Time // the answer began, and proves that the request had arrived; zero: nothing proves it
-}
-
-// newTransport speaks HTTP/1.1, without a proxy, over gated connections: one per request, at most
-// so many to a host, kept as long as they can be.
-func (t *Task) newTransport(connections int) *http.Transport {
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	return &http.Transport{
-		Protocols:              protocols,
-		DialContext:            t.dial,
-		DialTLSContext:         t.dialTLS,
-		DisableCompression:     true,
-		MaxIdleConnsPerHost:    connections,
-		MaxConnsPerHost:        connections, // as many as there are attempts: it delays none
-		IdleConnTimeout:        idleTimeout,
-		MaxResponseHeaderBytes: maxAnswerHeader,
-		WriteBufferSize:        writeBuffer,
-	}
-}
-
-// dial resolves and connects, to allowed addresses only. From then on a close, by the kernel of
-// a killed worker too, is a reset that drops what has not left.
-func (t *Task) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	dialed := time.Now()
-	nd := net.Dialer{Timeout: t.cfg.ConnectTimeout, ControlContext: t.addresses.control(addr), Resolver: t.cfg.Resolver}
-	conn, err := nd.DialContext(ctx, network, addr)
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
-	}
-	raw := conn.(*net.TCPConn) // network is always tcp
-	if err := errors.Join(raw.SetLinger(0), limitResends(raw)); err != nil {
-		_ = raw.Close()
-		return nil, fmt.Errorf("set SO_LINGER and TCP_USER_TIMEOUT: %w", err)
-	}
-	return &gatedConn{Conn: raw, raw: raw, dialed: dialed}, nil
-}
-
-// dialTLS makes the handshake itself, so that the gate is above TLS and what passes it is the request.
-func (t *Task) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, t.cfg.ConnectTimeout)
-	defer cancel()
-	conn, err := t.dial(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	gate, config := conn.(*gatedConn), t.cfg.TLS.Clone()
-	if config.ServerName == "" {
-		config.ServerName, _, _ = net.SplitHostPort(addr)
-	}
-	secure := tls.Client(gate.raw, config)
-	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = gate.raw.Close()
-		return nil, fmt.Errorf("TLS handshake: %w", err)
-	}
-	gate.Conn = secure
-	return gate, nil
 }
 
 // admit lets the pass's request, and nothing else, onto the connection until end. An error means
@@ -157,9 +110,18 @@ func (c *gatedConn) admit(p *pass, sendBy time.Time) error {
 	case p.conn != nil || p.ended:
 		return errNoMore
 	case c.spent:
-		return ErrSpent
+		return c.why()
+	}
+	now := time.Now()
+	if c.tooLate(now) {
+		c.spend(errIdleLong)
+		return c.why()
+	}
+	if c.had {
+		p.idle = now.Sub(c.last)
 	}
 	p.conn, p.sendBy, c.pass = c, sendBy, p
+	c.had, c.reserved = true, false
 	return nil
 }
 
@@ -177,11 +139,14 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 		p.arrivals.rewritten(p)
 	}
 	p.writing, p.sent, p.acked = false, now, time.Time{}
+	if p.heard && p.answered.IsZero() && err == nil { // this goroutine was slower than the answer
+		p.answered = now
+	}
 	if c.pass == p && err == nil {
 		c.probeIn(p, firstProbe)
 	}
 	if err != nil && !p.heard {
-		p.cancel(fmt.Errorf("write the request: %w", err))
+		p.cancel(cmp.Or(c.lost(p, err, now), fmt.Errorf("write the request: %w", err)))
 	}
 	return n, err
 }
@@ -210,7 +175,7 @@ func (c *gatedConn) refusal(p *pass, b []byte) error {
 	case p.ctx.Err() != nil:
 		return context.Cause(p.ctx)
 	case c.spent:
-		return ErrSpent
+		return c.why()
 	case !bytes.Contains(b, []byte("\r\n\r\n")):
 		return errSplit
 	case !p.sendBy.IsZero() && time.Now().After(p.sendBy): // last: the nearer to the write the better
@@ -231,20 +196,51 @@ func (c *gatedConn) Read(b []byte) (int, error) {
 	defer c.mu.Unlock()
 	switch p := c.pass; {
 	case p == nil:
-		c.spent = true
+		_ = c.spoil(b[:n], err, now)
 	case !p.Wrote:
-		c.spent = true
-		p.cancel(ErrSpent)
-	case p.heard:
-	case n == 0:
-		p.cancel(fmt.Errorf("no answer: %w", err))
+		p.cancel(c.spoil(b[:n], err, now))
+	case n == 0 && !p.heard:
+		p.cancel(cmp.Or(c.lost(p, err, now), fmt.Errorf("no answer: %w", err)))
 	default:
-		p.heard = true
-		if !p.sent.IsZero() { // else it may have been on its way before the request was
-			p.answered = now
-		}
+		c.hear(p, b[:n], now)
+	}
+	if n > 0 {
+		c.last = now
 	}
 	return n, err
+}
+
+// hear notes a part of the pass's answer. The caller holds mu.
+func (c *gatedConn) hear(p *pass, b []byte, now time.Time) {
+	if more := statusBytes - len(p.first); more > 0 {
+		p.first = append(p.first, b[:min(more, len(b))]...)
+	}
+	if p.heard {
+		return
+	}
+	p.heard = true
+	if !p.sent.IsZero() { // else it proves nothing before the request is written
+		p.answered = now
+	}
+	if p.idle > 0 {
+		c.host.answered(p.idle)
+	}
+}
+
+// status is the answer's as far as the gate has seen it, also where net/http made nothing of it. 0: there is none to go by.
+func (p *pass) status() (status int, http2 bool) {
+	p.mu.Lock()
+	c := p.conn
+	p.mu.Unlock()
+	if c == nil {
+		return 0, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.stray {
+		return 0, false
+	}
+	return statusOf(p.first), isHTTP2(p.first)
 }
 
 // answering is told that net/http is about to read the pass's answer. If nothing came in since the
@@ -258,7 +254,9 @@ func (p *pass) answering() {
 	}
 	c.mu.Lock()
 	p.stray = !p.heard
-	c.spent = c.spent || p.stray
+	if p.stray {
+		c.spend(ErrSpent)
+	}
 	c.mu.Unlock()
 	if p.stray {
 		c.reset()
@@ -269,7 +267,10 @@ func (p *pass) answering() {
 func (c *gatedConn) Close() error {
 	c.mu.Lock()
 	idle := c.pass == nil
-	c.spent = true
+	c.spend(ErrSpent)
+	if c.idle != nil {
+		c.idle.Stop()
+	}
 	c.mu.Unlock()
 	if !idle {
 		c.reset()
@@ -298,6 +299,11 @@ func (p *pass) end(whole bool) Seen {
 		return Seen{}
 	}
 	c.mu.Lock()
+	for n := 0; whole && p.writing && n < 20; n++ { // the Write of what was answered is about to return
+		c.mu.Unlock()
+		time.Sleep(250 * time.Microsecond)
+		c.mu.Lock()
+	}
 	mine, cut := c.pass == p, p.writing
 	reset := mine && (!whole || cut)
 	if mine {
@@ -306,7 +312,12 @@ func (p *pass) end(whole bool) Seen {
 	if p.probe != nil {
 		p.probe.Stop()
 	}
-	c.spent = c.spent || reset
+	switch {
+	case reset:
+		c.spend(ErrSpent)
+	case mine:
+		c.park(time.Now())
+	}
 	c.mu.Unlock()
 	if reset {
 		c.reset()

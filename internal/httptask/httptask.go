@@ -42,6 +42,7 @@ type Task struct {
 	addresses *addresses
 	transport *http.Transport
 	arrivals  *Arrivals
+	idle      *idleTimes
 	drainFor  time.Duration // how long the rest of an answer is read so that its connection can be reused
 }
 
@@ -59,7 +60,7 @@ func New(cfg Config, connections int, arrivals *Arrivals) (*Task, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Task{cfg: cfg, hosts: newHosts(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), arrivals: arrivals, drainFor: 250 * time.Millisecond}
+	t := &Task{cfg: cfg, hosts: newHosts(cfg.Hosts), secrets: s, addresses: newAddresses(cfg), arrivals: arrivals, idle: newIdleTimes(), drainFor: 250 * time.Millisecond}
 	t.transport = t.newTransport(connections)
 	return t, nil
 }

@@ -18,7 +18,7 @@ import (
 
 // request is a call's call_data, read: a request that net/http will write as it is.
 type request struct {
-	request *http.Request // without context and GetBody: net/http has no way to send the body again
+	request *http.Request // without context
 	timeout time.Duration // zero: the queue's
 	shown   string        // method, scheme, host and path; what may be secret is left out
 	private bool          // only to a private address: it carries a secret, and nothing encrypts it
@@ -80,7 +80,9 @@ func readRequest(call *Call, s secrets) (*request, error) {
 		return nil, err
 	}
 	if body != "" {
-		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
+		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(body)), nil }
+		r.Body, _ = r.GetBody()
+		r.ContentLength = int64(len(body))
 	}
 	return &request{request: r, timeout: time.Duration(d.Timeout), shown: shown, private: onlyPrivate}, nil
 }

@@ -78,6 +78,28 @@ func verdict(what string, r *http.Response, now time.Time) error {
 	return outcome.Permanent(err)
 }
 
+// statusBytes is how much of an answer tells its status: "HTTP/1.1 200 ". It is enough to know HTTP/2 by, too.
+const statusBytes = 16
+
+// statusOf reads the status line that an answer begins with. 0: it does not, or announces another answer (1xx).
+func statusOf(first []byte) int {
+	const begin = "HTTP/1.x NNN"
+	if len(first) <= len(begin) || string(first[:7]) != begin[:7] || first[7] != '0' && first[7] != '1' || first[8] != ' ' ||
+		!strings.ContainsRune(" \r\n", rune(first[len(begin)])) {
+		return 0
+	}
+	status, err := strconv.ParseUint(string(first[9:12]), 10, 16)
+	if err != nil || status < 200 {
+		return 0
+	}
+	return int(status)
+}
+
+// isHTTP2 knows HTTP/2 by the frame that its servers begin with: SETTINGS, of stream 0 (RFC 9113).
+func isHTTP2(first []byte) bool {
+	return len(first) >= 9 && first[0] == 0 && first[1] == 0 && first[2]%6 == 0 && string(first[3:9]) == "\x04\x00\x00\x00\x00\x00"
+}
+
 // retryAfter reads Retry-After, in seconds or as a date, held against the server's own clock where
 // it tells it. 0: not there, not readable or past.
 func retryAfter(header http.Header, now time.Time) time.Duration {
