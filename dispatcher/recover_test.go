@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
@@ -132,6 +133,9 @@ func TestOpenLetsOff(t *testing.T) {
 		return `(SELECT coalesce(sum(used), 0) FROM call_usage WHERE limit_name = '` + of + `' AND bucket = '2200-01-01Z')`
 	}
 	s.want(`SELECT ` + held("api") + ` = 2 AND ` + held("other") + ` = 2`)
+	if limits, err := admin.ReadLimits(t.Context(), s.pool); err != nil || limits[0].InDoubt != 2 || !strings.Contains(limits[0].StateText(), "2 in doubt") {
+		t.Errorf("limits list: %+v, %v", limits, err)
+	}
 	if changes, err := policy.Open(t.Context(), s.pool, "api", "it was restarted", "me"); err != nil || len(changes) != 1 {
 		t.Errorf("Open: %v, %v", changes, err)
 	}

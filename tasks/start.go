@@ -7,6 +7,7 @@ import (
 
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -115,7 +116,9 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 		a.m0 = a.notBefore
 	}
 	a.started, g.M0 = true, a.m0
-	g.From, g.Heard, g.Waited = *answer.StartedAt, heard, answer.Wait
+	if answer.Wait < limit.AheadMost { // else it may have been ahead for longer, of a clock that was set back
+		g.From, g.Heard, g.Waited = *answer.StartedAt, heard, answer.Wait
+	}
 	if answer.Loaded {
 		a.Work = answer.Work
 	}

@@ -66,13 +66,14 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 }
 
 // gaugeDescs are the gauges of gauges.
-type gaugeDescs struct{ up, units, used, waiting, next, closed, calls, oldest *prometheus.Desc }
+type gaugeDescs struct{ up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc }
 
 func newGaugeDescs() gaugeDescs {
 	return gaugeDescs{
 		up:      describe("callq_gauges_up", "1 if Postgres answered for the gauges of limits and queues."),
 		units:   describe("callq_limit_units", "Units that a limit has in all; of one per key, a key's.", "limit"),
 		used:    describe("callq_limit_used", "Units of a limit that are occupied; of one per key, by the fullest key with an open attempt.", "limit"),
+		doubt:   describe("callq_limit_in_doubt", "Of callq_limit_used, units of requests without an answer that may still arrive.", "limit"),
 		waiting: describe("callq_limit_waiting_calls", "Due calls in the queues of a limit.", "limit"),
 		next:    describe("callq_limit_next_unit_seconds", "Seconds until a unit is free: 0 if one is, NaN if unknown, +Inf if paused.", "limit"),
 		closed:  describe("callq_limit_closed", "1 if the limit is closed by this cause: "+strings.Join(admin.Causes, ", ")+".", "limit", "cause"),
@@ -84,7 +85,7 @@ func newGaugeDescs() gaugeDescs {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.waiting, d.next, d.closed, d.calls, d.oldest} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest} {
 		to <- desc
 	}
 }
@@ -104,6 +105,7 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 	for _, l := range read.Limits {
 		set(d.units, float64(l.Units), l.Name)
 		set(d.used, float64(l.Used), l.Name)
+		set(d.doubt, float64(l.InDoubt), l.Name)
 		set(d.waiting, float64(l.Waiting), l.Name)
 		set(d.next, l.NextUnit, l.Name)
 		for _, cause := range admin.Causes {

@@ -18,6 +18,7 @@ type Gauges struct {
 type LimitGauge struct {
 	Name        string
 	Units, Used int64
+	InDoubt     int64   // of Used: see LimitUse
 	Waiting     int64   // due calls of its queues
 	NextUnit    float64 // seconds; 0: there is room; NaN: not known; +Inf: not until somebody opens it
 	Closed      string  // one of Causes; empty: it is open
@@ -61,7 +62,7 @@ func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 		}
 		r.quick = true
 		for _, l := range r.limits(nil, nil) {
-			gauge := LimitGauge{Name: l.Name, Units: l.InAll(), Used: l.Occupied, NextUnit: l.nextUnit(), Closed: l.closed()}
+			gauge := LimitGauge{Name: l.Name, Units: l.InAll(), Used: l.Occupied, InDoubt: l.InDoubt, NextUnit: l.nextUnit(), Closed: l.closed()}
 			for _, queue := range l.Queues {
 				gauge.Waiting += due[queue]
 			}

@@ -31,6 +31,7 @@ type Limit struct {
 // LimitUse is what a limit's units are doing.
 type LimitUse struct {
 	Occupied  int64      `json:"occupied" db:"-"` // approximate; of the key that uses most
+	InDoubt   int64      `json:"in_doubt" db:"-"` // of Occupied, by requests without an answer whose hosts have answered no later one
 	Room      int64      `json:"room" db:"-"`
 	State     string     `json:"state" db:"state"`
 	ShutUntil *time.Time `json:"shut_until" db:"shut_until"`
@@ -70,6 +71,9 @@ func (l Limit) StateText() string {
 	}
 	if l.State == "open" && l.Missing > 0 {
 		text += ", but for " + l.missingText()
+	}
+	if l.InDoubt > 0 {
+		text += fmt.Sprintf(", %d in doubt", l.InDoubt)
 	}
 	return text + keysPaused(l.PausedKeys)
 }
@@ -191,6 +195,7 @@ type usage struct {
 	Key     string     `db:"key"`
 	Units   int64      `db:"units"`
 	Former  int64      `db:"former"`   // of those, open when units went missing
+	InDoubt int64      `db:"in_doubt"` // of those, by requests that ended without an answer and may still arrive
 	FreedAt *time.Time `db:"freed_at"` // the earliest until; nil: unknown
 	// Of each charge of a token bucket, and of others if they are to be listed. Of what ends nobody knows when, a token bucket's is in
 	// 100 years, and that of others by when it started, or now.
@@ -209,7 +214,7 @@ WITH asked AS (
         CASE WHEN until < 'infinity' THEN greatest(o.started_at, CASE a.proof WHEN 'later' THEN o.overtaken_at ELSE o.acked_at END)
             WHEN a.proof = 'later' AND o.started_at IS NOT NULL AND o.send_within IS NOT NULL THEN greatest(o.started_at, now() - interval '250 ms') END AS freed_at,
         CASE WHEN a.by_charge THEN least(until, now() + interval '100 years')
-            WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now())) END AS until
+            WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now())) END AS until, false AS in_doubt
     FROM call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN asked a ON a.name = u.name
@@ -234,13 +239,14 @@ WITH asked AS (
     SELECT * FROM open
     UNION ALL
     SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END,
-        CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, CASE WHEN a.by_charge OR $5 THEN u.bucket END
+        CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, CASE WHEN a.by_charge OR $5 THEN u.bucket END,
+        u.bucket = ` + limit.UnknownSQL + `
     FROM keys k
     JOIN asked a ON a.name = k.name
     JOIN call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
 )
-SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, sum(former)::bigint AS former, min(freed_at) AS freed_at,
-    array_agg(until) FILTER (WHERE until IS NOT NULL) AS until, array_agg(cost) FILTER (WHERE until IS NOT NULL) AS costs
+SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, sum(former)::bigint AS former, coalesce(sum(cost) FILTER (WHERE in_doubt), 0)::bigint AS in_doubt,
+    min(freed_at) AS freed_at, array_agg(until) FILTER (WHERE until IS NOT NULL) AS until, array_agg(cost) FILTER (WHERE until IS NOT NULL) AS costs
 FROM units
 GROUP BY name, key
 ORDER BY name, units DESC`
@@ -280,7 +286,7 @@ func (l *Limit) reckon(u usage, missing *limit.Missing) {
 			l.State, l.ShutUntil = shutMissing, l.MissingUntil
 		}
 	}
-	l.Occupied, l.free = u.Units, room
+	l.Occupied, l.InDoubt, l.free = u.Units, u.InDoubt, room
 	if l.Shape.Algorithm == limit.TokenBucket {
 		l.Occupied = l.Shape.Burst - room
 	}

@@ -354,7 +354,7 @@ func (o *outlook) apart(r *reader) map[string]*keyApart {
 
 const keyUsageSQL = `
 WITH asked AS (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since))
-SELECT name, key, sum(used)::bigint AS units, 0::bigint AS former, NULL::timestamptz AS freed_at, NULL::timestamptz[] AS until, NULL::bigint[] AS costs
+SELECT name, key, sum(used)::bigint AS units, 0::bigint AS former, 0::bigint AS in_doubt, NULL::timestamptz AS freed_at, NULL::timestamptz[] AS until, NULL::bigint[] AS costs
 FROM (
     SELECT name, key, used FROM asked JOIN call_usage u ON u.limit_name = name AND u.bucket > since
     UNION ALL

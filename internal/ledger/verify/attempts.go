@@ -206,7 +206,7 @@ func (v *verifier) checkUntil(a *attempt, c charge, h history) {
 	case c.Until.Before(from):
 		v.breaks(a, untilRule, c.Limit, "it counts until %s, before %s at %s", *c.Until, what, from)
 	case later && a.Proof == nil && a.Host != nil && !c.Until.Equal(limit.Unknown()),
-		later && a.Proof == nil && a.Task == "http" && a.Code == nil && c.Until.Before(limit.Unknown()):
+		later && a.Proof == nil && a.Task == "http" && a.Code == nil && a.Outcome != callqueue.OutcomeDone && c.Until.Before(limit.Unknown()):
 		v.breaks(a, untilRule, c.Limit, "it had no answer, and nothing proves that it had arrived by %s", *c.Until)
 	case later && a.SentBy != nil && c.Until.Before(*a.SentBy):
 		v.breaks(a, untilRule, c.Limit, "it counts until %s, before it had reached its host at %s", *c.Until, *a.SentBy)
