@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/policy"
+	"github.com/jackc/pgx/v5"
 )
 
 // api is the third party: it records what arrives, in true time, and holds it against the limits.
@@ -19,6 +20,8 @@ type api struct {
 	arrivals []*request           // in order
 	running  map[*request]bool
 	starts   int
+	stalled  time.Duration // it stands still until then
+	queue    []func()      // what reads the requests that have come meanwhile
 }
 
 // attemptID names an attempt: a server that has lost its last commits gives their numbers out again.
@@ -60,6 +63,7 @@ type request struct {
 	key      string
 	cost     int64
 	at       time.Duration // when it arrived
+	shown    time.Time     // and what Postgres's clock showed
 	arrived  int
 }
 
@@ -101,7 +105,7 @@ func (a *api) arrive(id attemptID, settled *int64) *request {
 		a.w.fail("nothing is sent before its start", id.call, "", "attempt %s arrived", id)
 	}
 	r.arrived++
-	r.at = a.w.now
+	r.at, r.shown = a.w.now, a.w.postgres()
 	if settled != nil {
 		r.cost = *settled
 	}
@@ -124,6 +128,37 @@ func (a *api) arrive(id attemptID, settled *int64) *request {
 	return r
 }
 
+// read has the program read a request: at once, or when it goes on, in the order in which they came.
+func (a *api) read(request func()) {
+	if a.w.now < a.stalled {
+		a.queue = append(a.queue, request)
+		return
+	}
+	request()
+}
+
+// standStill stops the program for a while.
+func (a *api) standStill(d time.Duration) {
+	w := a.w
+	until := min(w.now+d, w.set.span)
+	if until <= a.stalled || until <= w.now {
+		return
+	}
+	a.stalled = until
+	w.note(0, "", "the API stands still until %s", until)
+	w.at(until, func() {
+		if a.stalled > until {
+			return
+		}
+		w.note(0, "", "the API goes on, and reads %d requests", len(a.queue))
+		queue := a.queue
+		a.queue = nil
+		for _, request := range queue {
+			request()
+		}
+	})
+}
+
 // leave notes that the API is done with a request.
 func (a *api) leave(r *request) { delete(a.running, r) }
 
@@ -137,11 +172,28 @@ func (l *rateRecord) counts(r *request, version int) bool {
 // counts is the one in force when the last of the window's attempts started: what started under an
 // earlier one had been admitted by that.
 func (a *api) check(l *rateRecord, version int, last *request) {
+	exceeded := a.exceeded(l, version, last, nil)
+	if exceeded != "" && a.w.set.queues {
+		exceeded = a.exceeded(l, version, last, a.w.assumed())
+	}
+	if exceeded != "" {
+		a.w.fail("no limit is exceeded", 0, l.name, "%s", exceeded)
+	}
+}
+
+// exceeded says by how much a version of a limit is, not counting requests that had been assumed to have arrived before they did:
+// where an API answers nothing for arrive_within, callq assumes that of one request after the other. Of the rest it promises as
+// much as ever. The one of them that was claimed last saw all others, for whatever until they have is no earlier than
+// their arrival.
+func (a *api) exceeded(l *rateRecord, version int, last *request, assumed map[callAttempt]time.Time) string {
 	v := l.versions[version]
 	var sum int64
 	lastStarted := last
 	count := func(r *request) {
 		if v.perKey && r.key != last.key || !l.counts(r, version) {
+			return
+		}
+		if at, some := assumed[r.callAttempt]; some && at.Before(r.shown) {
 			return
 		}
 		if v.byCost {
@@ -159,10 +211,10 @@ func (a *api) check(l *rateRecord, version int, last *request) {
 		for n := len(a.arrivals) - 1; n >= 0 && a.arrivals[n].at > a.w.now-v.window; n-- {
 			count(a.arrivals[n])
 			if came := float64(v.units) * float64(a.w.now-a.arrivals[n].at) / float64(v.period); float64(sum-v.burst) > came+1e-6 && lastStarted.versions[l.name] == version {
-				a.w.fail("no limit is exceeded", 0, l.name, "%d units in %s, of %d and %.3f that came in, key %q", sum, a.w.now-a.arrivals[n].at, v.burst, came, last.key)
+				return fmt.Sprintf("%d units in %s, of %d and %.3f that came in, key %q", sum, a.w.now-a.arrivals[n].at, v.burst, came, last.key)
 			}
 		}
-		return
+		return ""
 	}
 	if v.window == 0 {
 		for r := range a.running {
@@ -174,8 +226,24 @@ func (a *api) check(l *rateRecord, version int, last *request) {
 		}
 	}
 	if sum > v.units && lastStarted.versions[l.name] == version {
-		a.w.fail("no limit is exceeded", 0, l.name, "%d units of %d in %s, key %q", sum, v.units, v.window, last.key)
+		return fmt.Sprintf("%d units of %d in %s, key %q", sum, v.units, v.window, last.key)
 	}
+	return ""
+}
+
+// assumed is when attempts counted as arrived without a proof.
+func (w *world) assumed() map[callAttempt]time.Time {
+	rows, err := w.lane.workers.Query(w.ctx, `SELECT call_id, attempt, arrived_by FROM call_attempts WHERE proof = 'assumed'`)
+	w.must(err)
+	assumed := map[callAttempt]time.Time{}
+	var of callAttempt
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&of.call, &of.attempt, &at}, func() error {
+		assumed[of] = at
+		return nil
+	})
+	w.must(err)
+	return assumed
 }
 
 // inForce notes what an operator's call, which has just returned, has put in force.

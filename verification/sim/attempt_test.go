@@ -26,9 +26,11 @@ type attempt struct {
 	written bool
 	sent    time.Duration  // the write returned
 	acked   *time.Duration // the kernel was seen to have nothing left to send
+	later   *time.Duration // it, or a request that was written after that, was answered
 	heard   *time.Duration
-	settled *int64 // what the API said that it took, less than the cost; nil: it did not say
-	over    bool   // the handler has ended
+	knew    time.Duration // when the start's answer was heard
+	settled *int64        // what the API said that it took, less than the cost; nil: it did not say
+	over    bool          // the handler has ended
 	request *request
 	of      *callRecord   // whose data it has
 	slack   time.Duration // that its request keeps to
@@ -91,7 +93,7 @@ func (a *attempt) startAnswered(ok bool) {
 	case a.answer.StartedAt == nil && !k.w.mutant.secondSend:
 		a.free()
 	default:
-		a.begun = true
+		a.begun, a.knew = true, k.w.now
 		freeAt := a.notBefore
 		if starts := a.m0 + a.answer.Wait; starts > freeAt {
 			freeAt, a.m0 = k.w.now+a.answer.Wait, starts
@@ -131,6 +133,10 @@ func (a *attempt) prepare() {
 // gated says whether the request goes through the gate: where a limit is anchored at the start a handler of one's
 // own has promised that.
 func (a *attempt) gated() bool { return a.Task == "http" || a.answer.SendWithin != nil }
+
+// seen says whether the worker's client sees what becomes of the request. Where the API stands still handlers of one's own use
+// it, too: of what they send by other means nothing is promised once they have ended.
+func (a *attempt) seen() bool { return a.gated() || a.k.w.set.queues }
 
 // dawdles says whether something takes as long as it may.
 func (w *world) dawdles() bool { return w.pace == late || w.pace == mixed && w.chance(0.3) }
@@ -175,15 +181,15 @@ func (a *attempt) sendNow() {
 		w.note(a.CallID, "", "attempt %d never arrives", a.Attempt)
 		return
 	}
-	if !w.fault(0.03) && !(w.mutant.resends && w.chance(0.5)) || a.Task != "http" && !a.gated() {
-		w.after(travel, func() { a.arrive(slack) })
+	if !w.fault(0.03) && !(w.mutant.resends && w.chance(0.5)) || !a.seen() {
+		w.after(travel, func() { a.reach(slack) })
 		return
 	}
 	again := w.between(0, limit.ResendMost)
 	w.after(again, func() {
 		w.note(a.CallID, "", "attempt %d is sent again after %s", a.Attempt, again)
 		if a.life == a.k.life && !a.over { // else the connection was reset
-			w.after(travel, func() { a.arrive(slack) })
+			w.after(travel, func() { a.reach(slack) })
 		}
 	})
 }
@@ -192,22 +198,47 @@ func (a *attempt) sendNow() {
 // takes long: tasks/start.go.
 func (a *attempt) acknowledge() {
 	w := a.k.w
-	if !a.gated() {
+	if !a.seen() {
 		return
 	}
 	a.do(w.between(0, pick(w, 50*time.Millisecond, time.Second)), func() {
 		if a.over {
 			return
 		}
-		since := w.now - a.m0
-		a.acked = &since
-		a.do(max(0, a.sent+500*time.Millisecond-w.now), func() {
-			if !a.over && !w.fault(w.set.loss) {
-				w.must(ledger.Acknowledge(w.ctx, w.lane.workers, []ledger.Running{{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Acked: &since}}))
-				w.note(a.CallID, "", "attempt %d is acknowledged", a.Attempt)
-			}
-		})
+		a.acked = new(w.now - a.m0)
+		a.k.acknowledged(a)
+		a.do(max(0, a.sent+tellAfter-w.now), a.tell)
 	})
+}
+
+// tellAfter is httptask's: for so long a request must have been under way.
+const tellAfter = 500 * time.Millisecond
+
+// tell tells the ledger what is known of a request that has been under way for long: tasks/start.go.
+func (a *attempt) tell() {
+	w := a.k.w
+	if a.over || !a.gated() || w.fault(w.set.loss) {
+		return
+	}
+	r := ledger.Running{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Overtaken: a.later}
+	if !w.set.queues {
+		r.Acked = a.acked
+	}
+	if r.Acked != nil || r.Overtaken != nil {
+		w.must(ledger.Acknowledge(w.ctx, w.lane.workers, []ledger.Running{r}))
+		w.note(a.CallID, "", "attempt %d is acknowledged, overtaken %t", a.Attempt, r.Overtaken != nil)
+	}
+}
+
+// reach brings the request to the API's kernel, which acknowledges it and hands it to the program, at once or when that
+// goes on: what came from a connection that was reset meanwhile, too.
+func (a *attempt) reach(slack time.Duration) {
+	w := a.k.w
+	a.acknowledge()
+	if w.now < w.api.stalled {
+		w.note(a.CallID, "", "attempt %d waits in the API's queue", a.Attempt)
+	}
+	w.api.read(func() { a.arrive(slack) })
 }
 
 // arrive is the API's part: it works for a while, then answers, or does not.
@@ -216,7 +247,6 @@ func (a *attempt) arrive(slack time.Duration) {
 	settled := a.drawSettled()
 	r := w.api.arrive(a.id(), settled)
 	a.request = r
-	a.acknowledge()
 	if a.cut {
 		w.api.leave(r)
 	}
@@ -269,6 +299,7 @@ func (a *attempt) hear(answer ending) {
 	}
 	since := a.k.w.now - a.m0
 	a.heard = &since
+	a.k.answered(a, answer)
 	if answer == laterEnding && a.Task == "http" {
 		a.k.shutLimits(a)
 	}
@@ -289,6 +320,7 @@ func (a *attempt) hearCancel() {
 		return
 	}
 	a.over = true
+	a.k.arrivals.remove(a)
 	c := a.closing(callqueue.OutcomeCancelled, "cancelled")
 	c.Status = callqueue.StatusCancelled
 	if a.written {
@@ -302,9 +334,9 @@ func (a *attempt) hearCancel() {
 func (a *attempt) arrival() *limit.Arrival {
 	ended := a.k.w.now - a.m0
 	s := limit.Sending{Ended: ended, Own: a.Task != "http"}
-	if a.gated() {
+	if a.seen() {
 		sent := a.sent - a.m0
-		s.Sent, s.Acked, s.Answered = &sent, a.acked, a.heard
+		s.Sent, s.Acked, s.Later, s.Answered = &sent, a.acked, a.later, a.heard
 	}
 	arrival := s.Arrival()
 	return &arrival

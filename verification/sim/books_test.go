@@ -150,12 +150,12 @@ func (w *world) holders() map[string]int64 {
 const insertSQL = `
 INSERT INTO call_queue (queue, task, key, cost, priority, max_attempts, created_at, run_at, expires_at, unique_key, call_data)
 SELECT queue, task, key, cost, priority, most, clock_timestamp(), clock_timestamp() + coalesce(delay, '0'), clock_timestamp() + life,
-    uniq, to_jsonb(n)
+    uniq, jsonb_build_object('n', n, 'url', 'http://api/')
 FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::int[], $7::interval[], $8::interval[], $9::text[])
     WITH ORDINALITY AS c (queue, task, key, cost, priority, most, delay, life, uniq, n)
 ORDER BY n
 ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING
-RETURNING id, call_data::bigint`
+RETURNING id, (call_data ->> 'n')::bigint`
 
 // callRow and attemptRow are the tables as they stand.
 type callRow struct {

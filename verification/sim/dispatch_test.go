@@ -65,7 +65,12 @@ func (p *process) tickIn(d time.Duration) {
 // as often as it pleases, and later and later where none has found anything to do.
 func (w *world) untilNextTick(idle int) time.Duration {
 	var in *time.Duration
-	w.must(w.lane.dispatchers.QueryRow(w.ctx, decisionSQL).Scan(&in))
+	var doubt bool
+	w.must(w.lane.dispatchers.QueryRow(w.ctx, decisionSQL).Scan(&in, &doubt))
+	if doubt {
+		w.exchangeSoon()
+		return w.between(w.set.tick*9/10, w.set.tick*11/10)
+	}
 	soon := min(w.set.tick<<min(idle, 10), max(5*time.Minute, w.set.longest/4, w.stepped/20))
 	soon = w.between(soon*9/10, soon*11/10)
 	if in == nil {
@@ -76,12 +81,14 @@ func (w *world) untilNextTick(idle int) time.Duration {
 
 const idleMost = 6 * time.Hour
 
-// decisionSQL is in how long something falls due that a tick acts on: for a call, a sweeper, a shut limit.
+// decisionSQL is in how long something falls due that a tick acts on: for a call, a sweeper, a shut limit. And whether a request
+// is in doubt, which each tick asks about.
 const decisionSQL = `
 SELECT least(
     (SELECT min(CASE WHEN started_at IS NULL THEN least(start_by, handed_at + interval '5 s') ELSE deadline END) FROM call_open),
     (SELECT min(least(coalesce(run_at, created_at), expires_at)) FROM call_queue WHERE status IN ('new', 'error')),
-    (SELECT min(applied_at) FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp()`
+    (SELECT min(applied_at) FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp(),
+    EXISTS (SELECT FROM call_attempts WHERE arrived_by = '2200-01-01 00:00:00Z')`
 
 // stir brings the ticks on: something has happened that nobody could foresee.
 func (w *world) stir() {

@@ -30,14 +30,23 @@ func (w *world) answer() ending {
 	return pick(w, permanentEnding, laterEnding, snoozeEnding)
 }
 
+// code is the HTTP status of the answer.
+func (e ending) code() int {
+	return map[ending]int{doneEnding: 200, errorEnding: 500, permanentEnding: 400, laterEnding: 429, snoozeEnding: 500}[e]
+}
+
 // end records the handler's word. arrival nil: provably never sent.
 func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 	a.over = true
+	a.k.arrivals.remove(a)
 	c := a.closing(callqueue.OutcomeDone, why)
 	c.Arrival, c.Settled = arrival, a.settled
-	if a.gated() && arrival != nil {
+	if a.seen() && arrival != nil {
 		one := int16(1)
 		c.Requests = &one
+	}
+	if a.heard != nil {
+		c.Code = e.code()
 	}
 	if e == snoozeEnding && a.Task == "http" {
 		e = errorEnding
@@ -68,7 +77,7 @@ func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 func (a *attempt) gaveUp(arrival *limit.Arrival) *limit.Arrival {
 	if arrival != nil && a.Task != "http" {
 		arrival.EndBy = nil
-		if !a.gated() {
+		if !a.seen() {
 			arrival.By = nil
 		}
 	}

@@ -24,6 +24,11 @@ func (w *world) planFaults() {
 	often(1, w.redisAway)
 	often(1.5, w.stepClock)
 	often(1, w.apiOutage)
+	if s.queues {
+		often(4, func() {
+			w.api.standStill(w.between(100*time.Millisecond, pick(w, time.Second, 5*time.Second, 20*time.Second, time.Minute)))
+		})
+	}
 	often(0.5, w.failOver)
 	if w.mutant.often != nil {
 		often(3, func() { w.mutant.often(w) })

@@ -16,6 +16,9 @@ type mutant struct {
 	resends    bool         // half of the requests are sent again
 	noRecall   bool         // a lower rate or a pause recalls nothing
 	late       bool         // queues close all the time
+	queues     bool         // the API always stands still at times
+	ackIsLater bool         // what is acknowledged counts as read
+	anyAnswer  bool         // so does what was acknowledged before any answer, whenever that request was written
 	often      func(*world) // happens some times more than it would
 	turn       func(*world)
 	close      func(*world, *attempt, *ledger.Closing)

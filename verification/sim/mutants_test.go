@@ -53,6 +53,8 @@ func mutants() []struct {
 			undo: undoLedgerSQL,
 		}},
 		{"units that are given out ahead are used at once", []string{over}, mutant{early: true}},
+		{"an acknowledgement is an arrival", []string{over}, mutant{queues: true, ackIsLater: true}},
+		{"any answer proves what was acknowledged before", []string{over}, mutant{queues: true, anyAnswer: true}},
 		{"nothing is too late for the gate", []string{over}, mutant{openGate: true}},
 		{"what TCP sends again is forgotten", []string{over, verify}, mutant{
 			resends: true,

@@ -32,6 +32,7 @@ type setting struct {
 	loss        float64 // of messages, statements and answers, each
 	apiErrors   float64
 	pulses      map[string]pulse // hours to what they mean
+	queues      bool             // the API stands still at times, and its kernel takes requests in; limits have no slack
 }
 
 // kind is how large a world is.
@@ -57,6 +58,7 @@ func draw(w *world) setting {
 		apiErrors:   pick(w, 0, 0.05, 0.3),
 		own:         w.chance(0.4),
 		unique:      w.chance(0.3),
+		queues:      w.chance(0.5),
 		keys:        []string{""},
 		hurries:     25,
 	}
@@ -73,6 +75,7 @@ func draw(w *world) setting {
 		s.slots = pick(w, 64, 128, 256)
 		s.loss = min(s.loss, 0.02)
 	}
+	s.queues = s.queues || w.mutant.queues
 	if w.mutant.newM0 { // it shows in http calls whose start has to be asked for again
 		s.own, s.apiErrors, s.loss = false, 0, 0.3
 	}
@@ -81,6 +84,7 @@ func draw(w *world) setting {
 	}
 	s.lines = pick(w, 256, 1, 2, 3) // with few, blocked keys are put aside
 	s.drawLimits(w, units)
+	s.drawProofs(w)
 	s.drawQueues(w)
 	for _, l := range s.rules.Limits {
 		s.longest = max(s.longest, l.Rate.Window)
@@ -166,6 +170,20 @@ func (s *setting) drawLimits(w *world, units int64) {
 			atOnce.Rate.Units *= 20
 		}
 		s.rules.Limits = append(s.rules.Limits, atOnce)
+	}
+}
+
+// drawProofs says what proves that a request has arrived. Where the API stands still only later answers do. Elsewhere it
+// reads at once, which a slack vouches for.
+func (s *setting) drawProofs(w *world) {
+	within := w.between(10*time.Second, time.Minute).Round(time.Millisecond)
+	for i := range s.rules.Limits {
+		l := &s.rules.Limits[i]
+		if s.queues {
+			l.Slack, l.Proof, l.ArriveWithin = 0, limit.ProofLater, within
+		} else {
+			l.Slack = s.slack([]string{l.Name})
+		}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 var (
@@ -117,7 +119,21 @@ func simulate(ctx context.Context, l *lane, seed uint64, m mutant) (w *world, er
 	w.planFaults()
 	w.run(w.drained)
 	w.verify()
+	w.settled()
 	return w, nil
+}
+
+// settled checks that nothing counts for good that nobody is in doubt about any more.
+func (w *world) settled() {
+	rows, err := w.lane.workers.Query(w.ctx, `SELECT limit_name, key, used FROM call_usage WHERE bucket = '2200-01-01 00:00:00Z' AND used <> 0`)
+	w.must(err)
+	var name, key string
+	var used int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &key, &used}, func() error {
+		w.fail("what was in doubt is settled", 0, name, "%d units of key %q count for good", used, key)
+		return nil
+	})
+	w.must(err)
 }
 
 // drained says whether the world has healed and nothing is left to do. It asks once in a while.
@@ -139,7 +155,8 @@ func (w *world) drained() bool {
 }
 
 const leftSQL = `
-SELECT (SELECT count(*) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')) + (SELECT count(*) FROM call_open)`
+SELECT (SELECT count(*) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')) + (SELECT count(*) FROM call_open)
+    + (SELECT count(*) FROM call_attempts WHERE arrived_by = '2200-01-01 00:00:00Z')`
 
 // stuck is the first of them, and what there is to know.
 func (w *world) stuck() (id int64, why string) {
@@ -164,6 +181,9 @@ FROM stuck`
 // at a time, one after the other, each as often as it may be tried, at half the rate.
 func (w *world) patient() time.Duration {
 	patience := 10*time.Minute + 10*w.set.longest
+	if w.set.queues { // as if each attempt were in doubt, and none proven
+		patience += time.Duration(min(w.inserted, 200)) * time.Minute
+	}
 	for _, l := range w.set.rules.Limits {
 		windows := 2 * time.Duration(3*len(w.calls)) / time.Duration(l.Rate.Units)
 		patience += 2 * (windows + 1) * max(l.Rate.Window, 10*time.Second)

@@ -166,6 +166,7 @@ func (k *worker) executeCloses(batch []*recording) {
 	closings := make([]ledger.Closing, len(batch))
 	for i, r := range batch {
 		closings[i] = r.c
+		closings[i].Host = host
 	}
 	closed, err := k.closer.Close(k.w.ctx, k.w.lane.workers, closings)
 	k.w.must(err)

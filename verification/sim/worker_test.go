@@ -35,6 +35,7 @@ type worker struct {
 	closes   lane1[*recording]
 	closer   ledger.Closer
 	beatAt   time.Duration
+	arrivals arrivals
 }
 
 func (w *world) startWorkers() {
@@ -53,7 +54,7 @@ func (k *worker) start() {
 	k.life++
 	k.dead, k.taking, k.messages, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
 	k.running = nil
-	k.starts, k.closes = lane1[*attempt]{}, lane1[*recording]{}
+	k.starts, k.closes, k.arrivals = lane1[*attempt]{}, lane1[*recording]{}, arrivals{}
 	k.id = fmt.Sprintf("w%d.%d", k.n, k.life)
 	k.w.note(0, "", "worker %s starts", k.id)
 	k.takeIn(k.w.between(0, time.Second))
