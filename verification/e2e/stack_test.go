@@ -32,8 +32,14 @@ import (
 // callq is the built program; TestMain builds it.
 var callq string //nolint:gochecknoglobals // one build for all tests of the package
 
+// built is another build to test, such as an earlier commit's.
+var built = flag.String("callq", "", "test this program instead of building callq") //nolint:gochecknoglobals // a flag
+
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if callq = *built; callq != "" {
+		os.Exit(m.Run())
+	}
 	dir, err := os.MkdirTemp("", "callq-e2e-")
 	if err == nil {
 		callq = filepath.Join(dir, "callq")

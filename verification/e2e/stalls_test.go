@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -15,15 +16,22 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/callq/callq/verification/fakeapi"
 )
 
 // stallsWith are settings of the limit instead of the default.
 var stallsWith = flag.String("slack", "", "the slack of the limits of TestStalls; empty: the default") //nolint:gochecknoglobals // a flag
+
+// plain has a plain client stand in for callq.
+var plain = flag.Bool("plain", false, "TestStalls: a loop with golang.org/x/time/rate instead of callq") //nolint:gochecknoglobals // a flag
 
 // standstill is a real server that stands still in one of the ways in which servers do.
 type standstill struct {
@@ -108,6 +116,10 @@ func (c standstill) run(t *testing.T) {
 		timeout = 30 * time.Second
 	}
 	f := &farm{t: t, record: filepath.Join(t.TempDir(), "arrivals")}
+	if *plain {
+		c.runPlain(f, window, timeout)
+		return
+	}
 	slack := ""
 	if *stallsWith != "" {
 		slack = ", slack: " + *stallsWith
@@ -149,6 +161,50 @@ func (c standstill) run(t *testing.T) {
 		t.Errorf("%d arrived in %s; %d are allowed, and %d probes", most, window, c.rate, c.probes)
 	}
 	s.verify()
+}
+
+// runPlain is what one would write without callq: a limiter before each try, a hundred calls at once, and a second between tries.
+func (c standstill) runPlain(f *farm, window, timeout time.Duration) {
+	c.serve(f)
+	limiter := rate.NewLimiter(rate.Every(window/time.Duration(c.rate)), 1)
+	client := &http.Client{Timeout: timeout, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), max(c.within, 10*time.Minute))
+	defer cancel()
+	var all sync.WaitGroup
+	var failed, requests atomic.Int64
+	slots := make(chan struct{}, 100)
+	all.Go(func() {
+		for range c.calls {
+			slots <- struct{}{}
+			all.Go(func() {
+				defer func() { <-slots }()
+				for range 20 {
+					if limiter.Wait(ctx) != nil {
+						break
+					}
+					requests.Add(1)
+					answer, err := client.Get(f.url) //nolint:noctx // the client has a timeout
+					if err == nil {
+						_, _ = io.Copy(io.Discard, answer.Body)
+						_ = answer.Body.Close()
+						if answer.StatusCode == http.StatusOK {
+							return
+						}
+					}
+					time.Sleep(time.Second)
+				}
+				failed.Add(1)
+			})
+		}
+	})
+	if c.during != nil {
+		c.during(f)
+	}
+	all.Wait()
+	arrivals, took := f.arrivals(), time.Since(began)
+	f.t.Logf("| %s | %d/%s | %d | %.0f %% | %d | %d of %d | %s | plain", c.name, c.rate, window, mostIn(arrivals, window),
+		100*float64(len(arrivals))/(float64(c.rate)*max(1, took.Seconds()/window.Seconds())), int(requests.Load())-len(arrivals), failed.Load(), c.calls, took.Round(time.Second))
 }
 
 // mostIn is the largest number of moments in any window.
