@@ -77,7 +77,7 @@ func standstills() []standstill {
 		{name: "nginx before node, blocked for 3 s in 10", rate: 20, calls: 400, serve: func(f *farm) { f.nginx(f.node("BLOCK=3,10")) }},
 		{name: "two nginx before node, blocked for 3 s in 10", rate: 20, calls: 400, serve: func(f *farm) { f.nginx(f.nginx(f.node("BLOCK=3,10"))) }},
 		{name: "gunicorn, 0.5 s each for 20 s, then at once", rate: 20, calls: 300, serve: gunicorn("TRICKLE=0.5,20"), short: true},
-		{name: "HAProxy, maxconn 1, before node, blocked for 6 s in 12, timeout 2 s", rate: 20, calls: 300, timeout: 2 * time.Second, serve: func(f *farm) { f.haproxy(f.node("BLOCK=6,12")) }, probes: 1},
+		{name: "HAProxy, maxconn 1, before node, blocked for 6 s in 12, timeout 2 s", rate: 20, calls: 300, timeout: 2 * time.Second, serve: func(f *farm) { f.haproxy(f.node("BLOCK=6,12")) }, within: 3 * time.Minute, probes: 1},
 		{name: "gunicorn, cold: imports for 3 s", rate: 20, window: 10 * time.Second, calls: 60, serve: func(f *farm) { f.coldGunicorn("IMPORT=3") }},
 		{name: "gunicorn HUP, imports for 2 s", rate: 25, calls: 400, serve: gunicorn("IMPORT=2"), during: thrice(func(f *farm) { f.signal(syscall.SIGHUP) })},
 		{name: "gunicorn gthread HUP, imports for 2 s", rate: 25, calls: 400, serve: gunicorn("IMPORT=2", "-k", "gthread", "--threads", "8"), during: thrice(func(f *farm) { f.signal(syscall.SIGHUP) })},
