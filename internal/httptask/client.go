@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -97,16 +98,26 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	}
 	if err != nil {
 		err = cmp.Or(context.Cause(p.ctx), c.passedOver(request), err) // net/http's is a consequence
-		wrote := c.done(false)
-		if !wrote && Unsent(err) && !c.grant.SendBy.IsZero() { // the handler has promised to send by no other means
-			err = outcome.NotSent(err)
+		status := p.status()
+		if status == 0 {
+			wrote := c.done(false)
+			if !wrote && Unsent(err) && !c.grant.SendBy.IsZero() { // the handler has promised to send by no other means
+				err = outcome.NotSent(err)
+			}
+			return nil, err
 		}
-		return nil, err
+		answer = statusAlone(status, request, err)
 	}
-	p.conn.announce(answer.Header)
+	if err == nil {
+		p.conn.announce(answer.Header)
+	}
 	c.status.Store(int64(answer.StatusCode))
 	if fromProgram(answer.StatusCode) {
 		p.proves()
+	}
+	if err != nil {
+		c.done(false)
+		return answer, nil
 	}
 	if answer.StatusCode == http.StatusSwitchingProtocols { // its body may never end
 		_ = answer.Body.Close()
@@ -119,6 +130,30 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	}
 	return answer, nil
 }
+
+// statusAlone is an answer of which no more than its status could be read. The API has done what the status says, so nothing is
+// sent again for the rest: that is what reading the body says.
+func statusAlone(status int, r *http.Request, err error) *http.Response {
+	return &http.Response{
+		Status: strings.TrimSpace(fmt.Sprint(status, " ", http.StatusText(status))), StatusCode: status,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, ContentLength: -1, Request: r,
+		Body: unreadable{&headersError{err}},
+	}
+}
+
+// unreadable is the body of such an answer.
+type unreadable struct{ err error }
+
+func (u unreadable) Read([]byte) (int, error) { return 0, u.err }
+func (unreadable) Close() error               { return nil }
+
+// headersError says that an answer's headers could not be read.
+type headersError struct{ error }
+
+func (e *headersError) Error() string {
+	return "the answer's headers could not be read: " + e.error.Error()
+}
+func (e *headersError) Unwrap() error { return e.error }
 
 // passedOver is why a connection was passed over, where that ended the attempt: net/http takes no other one for a body that it
 // cannot read again.

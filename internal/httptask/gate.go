@@ -214,6 +214,9 @@ func (c *gatedConn) Read(b []byte) (int, error) {
 func (c *gatedConn) hear(p *pass, b []byte, now time.Time) {
 	if more := statusBytes - len(p.first); more > 0 {
 		p.first = append(p.first, b[:min(more, len(b))]...)
+		if isHTTP2(p.first) { // net/http would wait for a line that never ends
+			p.cancel(errHTTP2Only)
+		}
 	}
 	if p.heard {
 		return
@@ -228,19 +231,19 @@ func (c *gatedConn) hear(p *pass, b []byte, now time.Time) {
 }
 
 // status is the answer's as far as the gate has seen it, also where net/http made nothing of it. 0: there is none to go by.
-func (p *pass) status() (status int, http2 bool) {
+func (p *pass) status() int {
 	p.mu.Lock()
 	c := p.conn
 	p.mu.Unlock()
 	if c == nil {
-		return 0, false
+		return 0
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p.stray {
-		return 0, false
+		return 0
 	}
-	return statusOf(p.first), isHTTP2(p.first)
+	return statusOf(p.first)
 }
 
 // answering is told that net/http is about to read the pass's answer. If nothing came in since the

@@ -178,7 +178,8 @@ func TestTimeoutResetsTheConnection(t *testing.T) {
 		want       string
 	}{
 		{name: "no answer", data: `"timeout":"2000ms"`, reads: true, want: "timed out after 2s"},
-		{name: "half an answer's header", data: `"timeout":2.0`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "timed out after 2s"},
+		{name: "half an answer's header", data: `"timeout":2.0`, reads: true, answer: "HTTP/1.1 200 OK\r\nA: ", want: "done"},
+		{name: "half an answer's status", data: `"timeout":2.0`, reads: true, answer: "HTTP/1.1 200", want: "timed out after 2s"},
 		{name: "half an answer's body", data: `"timeout":3`, reads: true, answer: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", want: "done"},
 		{name: "a server that does not read", data: `"timeout":2,"method":"POST","body":"` + strings.Repeat("x", 8<<20) + `"`, want: "timed out after 2s"},
 	} {

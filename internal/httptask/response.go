@@ -20,10 +20,12 @@ const (
 
 // answer is what the ledger keeps in result.
 type answer struct {
-	Status    int            `json:"status"`
-	Headers   map[string]any `json:"headers"` // a string, or a list where a header came more than once
-	Body      string         `json:"body"`    // valid UTF-8 without NUL
-	Truncated bool           `json:"truncated"`
+	Status       int            `json:"status"`
+	Headers      map[string]any `json:"headers"`                 // a string, or a list where a header came more than once
+	Body         string         `json:"body"`                    // valid UTF-8 without NUL
+	Truncated    bool           `json:"truncated"`               // it is longer than what is kept
+	Cut          bool           `json:"cut,omitempty"`           // it ended early: fewer bytes than announced, broken, or not in time
+	HeadersError string         `json:"headers_error,omitempty"` // why they could not be read; the body is cut, too
 }
 
 // readResponse reads an answer with so many bytes of its body at most, without the secrets that it repeats.
@@ -44,9 +46,13 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	}
 	most := maxBytes + max(1, secrets.longest)
 	data, err := io.ReadAll(io.LimitReader(r.Body, int64(most)))
-	cut := len(data) == most || err != nil
-	a.Body, a.Truncated = readable(secrets.redact(string(data), cut), maxBytes)
-	a.Truncated = a.Truncated || cut
+	long := len(data) == most
+	a.Cut = err != nil
+	if headers, ok := errors.AsType[*headersError](err); ok {
+		a.HeadersError, _ = readable(secrets.redact(headers.Error(), false), maxBody)
+	}
+	a.Body, a.Truncated = readable(secrets.redact(string(data), long || a.Cut), maxBytes)
+	a.Truncated = a.Truncated || long
 	return a
 }
 

@@ -188,13 +188,21 @@ func TestBrokenAnswers(t *testing.T) {
 	for _, c := range []struct{ name, raw, want string }{
 		{"no HTTP", "hello\r\n\r\n", "retried"},
 		{"no status", "HTTP/1.1 \r\n\r\n", "retried"},
-		{"header without end", ok + "A: " + strings.Repeat("x", 1<<20), "retried"},
-		{"NUL in a header", ok + "A: \x00\r\n\r\n", "retried"},
-		{"two lengths", ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "retried"},
+		{"no status of three digits", "HTTP/1.1 2000 OK\r\n\r\n", "retried"},
+		{"half a status", "HTTP/1.1 200", "retried"},
 		{"hints without end", strings.Repeat("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", 10_000), "retried"},
 		{"nothing", "", "retried"},
 		{"switching protocols", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", "permanent"},
 		// The status came whole: the API has done what was asked.
+		{"header without end", ok + "A: " + strings.Repeat("x", 1<<20), "done"},
+		{"header cut off", ok + "A: ", "done"},
+		{"NUL in a header", ok + "A: \x00\r\n\r\n", "done"},
+		{"no colon", ok + "hello\r\n\r\n", "done"},
+		{"an empty length", ok + "Content-Length: \r\n\r\n", "done"},
+		{"two lengths", ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "done"},
+		{"an encoding that is none", ok + "Transfer-Encoding: identity\r\n\r\nab", "done"},
+		{"no colon in a refusal", "HTTP/1.1 422 No\r\nhello\r\n\r\n", "permanent"},
+		{"no colon in a failure", "HTTP/1.1 503 No\r\nhello\r\n\r\n", "retried"},
 		{"body shorter than said", ok + "Content-Length: 9\r\n\r\nab", "done"},
 		{"broken chunks", ok + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", "done"},
 	} {
@@ -214,9 +222,85 @@ func TestBrokenAnswers(t *testing.T) {
 			if isPermanent(s.Err) {
 				got = "permanent"
 			}
+			if status := statusOf([]byte(c.raw)); s.Code != status && s.Code != http.StatusSwitchingProtocols {
+				t.Errorf("code %d, want %d", s.Code, status)
+			}
 			if !s.Wrote || s.sent.IsZero() || got != c.want || conns.Load() != 1 {
 				t.Errorf("got %+v on %d connections, want %s", s, conns.Load(), c.want)
 			}
 		})
+	}
+}
+
+// An answer that ends early says so. Where it is kept for its own sake, a GET whose body was cut short is made again.
+func TestCutAnswers(t *testing.T) {
+	t.Parallel()
+	const ok = "HTTP/1.1 200 OK\r\n"
+	long := strings.Repeat("x", maxBody+1)
+	for _, c := range []struct {
+		name, raw, body string
+		cut, truncated  bool
+		want            string // of a GET's error
+	}{
+		{name: "whole", raw: ok + "Content-Length: 2\r\n\r\nab", body: "ab"},
+		{name: "until the end", raw: ok + "\r\nab", body: "ab"},
+		{name: "long", raw: fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", ok, len(long), long), body: long[1:], truncated: true},
+		{name: "fewer bytes", raw: ok + "Content-Length: 9\r\n\r\nab", body: "ab", cut: true, want: "the answer's body was cut short"},
+		{name: "broken chunks", raw: ok + "Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n", body: "ab", cut: true, want: "the answer's body was cut short"},
+		{name: "it drips", raw: ok + "Content-Length: 9\r\n\r\nab", body: "ab", cut: true, want: "the answer's body was cut short"},
+		{name: "headers", raw: ok + "hello\r\n\r\nab", cut: true, want: "the answer's headers could not be read: "},
+		{name: "of a failure", raw: "HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nab", body: "ab", cut: true, want: "404 Not Found"},
+	} {
+		for _, method := range []string{"GET", "POST"} {
+			t.Run(method+" "+c.name, func(t *testing.T) {
+				t.Parallel()
+				addr := serveConns(t, func(conn *net.TCPConn) {
+					_, _ = http.ReadRequest(bufio.NewReader(conn))
+					_, _ = io.WriteString(conn, c.raw)
+					if c.name != "it drips" {
+						_ = conn.CloseWrite()
+					}
+				})
+				s := newTestTask(t, Config{Store: "all"}).Run(t.Context(), callOf(`{"method":%q,"url":"http://%s","timeout":"1s"}`, method, addr), bound, granted)
+				var got struct {
+					Body           string
+					Truncated, Cut bool
+					HeadersError   string `json:"headers_error"`
+				}
+				if err := json.Unmarshal(s.Result, &got); err != nil {
+					t.Fatalf("%s: %v", s.Result, err)
+				}
+				if got.Body != c.body || got.Cut != c.cut || got.Truncated != c.truncated || (got.HeadersError != "") != (c.name == "headers") {
+					t.Errorf("got %.300s", s.Result)
+				}
+				want := c.want
+				if method == "POST" && c.name != "of a failure" {
+					want = ""
+				}
+				if (s.Err != nil) != (want != "") || s.Err != nil && (!strings.Contains(s.Err.Error(), want) || isPermanent(s.Err) != (c.name == "of a failure")) {
+					t.Errorf("ended with %v, want %q", s.Err, want)
+				}
+			})
+		}
+	}
+}
+
+// A handler, too, is told the status of an answer whose headers cannot be read.
+func TestHandlersUnreadableAnswer(t *testing.T) {
+	t.Parallel()
+	addr := serveConns(t, func(conn *net.TCPConn) {
+		_, _ = http.ReadRequest(bufio.NewReader(conn))
+		_, _ = io.WriteString(conn, "HTTP/1.1 201 Created\r\nhello\r\n\r\n")
+	})
+	c := clientOf(t, newTestTask(t, Config{}), bound)
+	r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://"+addr, nil)
+	answer, err := c.HTTP.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.ReadAll(answer.Body)
+	_ = answer.Body.Close()
+	if s := c.End(); answer.StatusCode != 201 || answer.Status != "201 Created" || err == nil || s.Code != 201 || s.answered.IsZero() {
+		t.Errorf("got %+v, %v, %+v", answer, err, s)
 	}
 }

@@ -179,6 +179,7 @@ func TestConnectionsAreReused(t *testing.T) {
 				_, _ = io.WriteString(w, strings.Repeat("x", 100_000)) // more than is kept
 			})
 			h := newTestTask(t, Config{TLS: certificatesOf(server)}, slots)
+			h.idle.of(server.Listener.Addr().String(), time.Now()).answered(bound) // else a stop of this machine closes them
 			for _, dial := range []*func(context.Context, string, string) (net.Conn, error){&h.transport.DialContext, &h.transport.DialTLSContext} {
 				inner := *dial
 				*dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
