@@ -13,6 +13,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/limit"
 )
 
 // Filter selects calls. All that it names must hold; the zero value selects every call.
@@ -128,7 +129,8 @@ type Attempt struct {
 	Outcome    string          `json:"outcome" db:"outcome"`
 	ClaimedAt  time.Time       `json:"claimed_at" db:"claimed_at"`
 	StartedAt  *time.Time      `json:"started_at" db:"started_at"`
-	ArrivedBy  *time.Time      `json:"arrived_by" db:"arrived_by"`
+	ArrivedBy  *time.Time      `json:"arrived_by" db:"arrived_by"` // nil: it was never sent, or that is not known yet
+	Proof      *string         `json:"proof" db:"proof"`           // of that: nil, its own end; later, slack, assumed; unknown: none yet
 	FinishedAt *time.Time      `json:"finished_at" db:"finished_at"`
 	Cost       int64           `json:"cost" db:"cost"`
 	Settled    *int64          `json:"settled" db:"settled"` // what the handler said that it cost
@@ -145,12 +147,21 @@ func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error
 }
 
 const attemptsSQL = `
-SELECT attempt, outcome, claimed_at, started_at, arrived_by, finished_at, cost, settled, code, took_ms, worker, error, charged
+SELECT attempt, outcome, claimed_at, started_at, nullif(arrived_by, ` + limit.UnknownSQL + `) AS arrived_by,
+    CASE WHEN arrived_by = ` + limit.UnknownSQL + ` THEN 'unknown' ELSE proof END AS proof, finished_at, cost, settled, code, took_ms, worker, error, charged
 FROM call_attempts WHERE call_id = $1 AND attempt > 0
 UNION ALL
-SELECT attempt, '', claimed_at, started_at, NULL, NULL, cost, NULL, NULL, NULL, worker, NULL, '[]'
+SELECT attempt, '', claimed_at, started_at, NULL, NULL, NULL, cost, NULL, NULL, NULL, worker, NULL, '[]'
 FROM call_open WHERE call_id = $1
 ORDER BY attempt`
+
+// Arrived is ArrivedBy in words.
+func (a Attempt) Arrived() string {
+	if a.Proof != nil && *a.Proof == "unknown" {
+		return "not known yet: its host has answered no later request"
+	}
+	return Text(a.ArrivedBy)
+}
 
 // Took is TookMS in words.
 func (a Attempt) Took() string {
