@@ -219,16 +219,20 @@ func (c *Client) gotConn(info httptrace.GotConnInfo) {
 
 func (c *Client) admit(info httptrace.GotConnInfo) error {
 	conn, ok := info.Conn.(*gatedConn)
-	if !ok || c.asked || c.pass.ctx.Err() != nil {
+	if !ok {
+		return errNoMore
+	}
+	spent := conn.reserve(info.Reused) // first: from here on nothing is written under the leave of the request before
+	if c.asked || c.pass.ctx.Err() != nil {
 		return errNoMore
 	}
 	// What takes no request any more net/http replaces, for nothing is written to it.
-	if err := conn.reserve(info.Reused); err != nil {
+	if spent != nil {
 		_ = conn.Close()
-		if !info.Reused || errors.Is(err, errHTTP2Only) {
-			return err
+		if !info.Reused || errors.Is(spent, errHTTP2Only) {
+			return spent
 		}
-		c.passed = err
+		c.passed = spent
 		return nil
 	}
 	if !c.timer.Stop() { // it is about to say why
