@@ -95,10 +95,10 @@ func TestLostIsProven(t *testing.T) {
 	s.want(`SELECT used = 3 AND bucket = '2200-01-01Z' AND shard = 0 FROM call_usage`)
 
 	// What was written before is no proof. What was written later is, up to its answer.
-	s.exec(`UPDATE call_hosts SET written_at = (SELECT min(sent_by) FROM call_attempts) - interval '1 us', answered_at = clock_timestamp()`)
+	s.exec(`UPDATE call_hosts SET written_at = (SELECT min(sent_by) FROM call_attempts) + interval '1.99 s', answered_at = clock_timestamp()`)
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_attempts WHERE proof IS NULL`)
-	s.exec(`UPDATE call_hosts SET written_at = a.sent_by, answered_at = a.sent_by + interval '5 min' FROM call_attempts a WHERE a.call_id = 1`)
+	s.exec(`UPDATE call_hosts SET written_at = a.sent_by + interval '2 s', answered_at = a.sent_by + interval '5 min' FROM call_attempts a WHERE a.call_id = 1`)
 	s.once(r)
 	s.want(`SELECT array_agg(call_id) = '{1}' AND bool_and(arrived_by = sent_by + interval '5 min' AND (charged->0->>'until')::timestamptz = arrived_by)
 		FROM call_attempts WHERE proof = 'later'`)

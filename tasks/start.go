@@ -7,7 +7,6 @@ import (
 
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -102,7 +101,6 @@ func (a *attempt) startRequest() ledger.StartRequest {
 // than the start that the ledger has.
 func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	answer, a.refused = a.known(ctx, answer, err)
-	heard := time.Now()
 	a.release()
 	if a.refused != nil {
 		return g, a.refused
@@ -116,9 +114,6 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 		a.m0 = a.notBefore
 	}
 	a.started, g.M0 = true, a.m0
-	if answer.Wait < limit.AheadMost { // else it may have been ahead for longer, of a clock that was set back
-		g.From, g.Heard, g.Waited = *answer.StartedAt, heard, answer.Wait
-	}
 	if answer.Loaded {
 		a.Work = answer.Work
 	}

@@ -205,12 +205,16 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"overdue", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now(), now() - interval '1 minute' FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts are past their deadline", "callq maintain sweep"},
-			{sql(`INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, host, sent_by, charged)
+			{
+				sql(`INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, host, sent_by, charged)
 				VALUES (-1, 1, 1, 1, now(), now(), '2200-01-01Z', now(), 'error', 'default', 'http', '', 'example.com:443', now() - interval '1 hour', '[{"limit": "api", "key": "", "cost": 1, "until": "2200-01-01T00:00:00Z"}]')`),
-				"requests in doubt", doctor.Problem, "example.com:443 has answered nothing since", "limits open"},
-			{sql(`INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, proof, charged)
+				"requests in doubt", doctor.Problem, "example.com:443 has answered nothing since", "limits open",
+			},
+			{
+				sql(`INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, proof, charged)
 				VALUES (-2, 1, 1, 200, 9000, 1, now(), now(), now() + interval '1 s', now() + interval '9 s', 'done', 'default', 'http', '', 'slack', '[{"limit": "api", "key": "", "cost": 1, "until": "2026-01-01T00:00:00Z"}]')`),
-				"requests without proof", doctor.Note, "1 requests under limit api were answered up to 8.0 s after", "leave slack out"},
+				"requests without proof", doctor.Note, "1 requests under limit api were answered up to 8.0 s after", "leave slack out",
+			},
 		}},
 		{"a clock ahead", exitFindings, []harmed{
 			{later("7 seconds"), "clocks", doctor.Problem, "ahead of this machine's", "NTP"},

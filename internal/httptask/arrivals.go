@@ -34,7 +34,8 @@ type standing struct {
 	sent, acked time.Time
 }
 
-// Answered says that a request to a host took its place at Written or later, and was answered by Answered, on Postgres's clock.
+// Answered says that a request to a host took its place at Written or later, and was answered by Answered, on this worker's
+// monotonic clock.
 type Answered struct {
 	Host     string
 	Written  time.Time
@@ -94,14 +95,14 @@ func (a *Arrivals) rewritten(p *pass) {
 
 // answered notes that the API answered the pass's request. Other requests that were acknowledged before this one took its place
 // have been read.
-func (a *Arrivals) answered(p *pass, place, answered time.Time, g Grant) {
+func (a *Arrivals) answered(p *pass, place, answered time.Time) {
 	a.mu.Lock()
 	h := p.host
 	p.overtaken = earlier(p.overtaken, answered)
 	h.remove(p)
 	passed := h.overtake(answered, func(s *standing) bool { return !s.acked.After(place) })
-	if e := g.evidence(h.name, place, answered); e.Written.After(h.newest.Written) {
-		h.newest = e
+	if place.After(h.newest.Written) {
+		h.newest = Answered{h.name, place, answered}
 	}
 	a.mu.Unlock()
 	tell(passed, answered)
@@ -164,49 +165,26 @@ func (a *Arrivals) Doubtful() (hosts []string) {
 	return hosts
 }
 
-// Newest is what this worker knows to have been answered of these hosts, where that is newer.
-func (a *Arrivals) Newest(than []Answered) (newer []Answered) {
+// Newest is what this worker knows to have been answered of a host; false: nothing.
+func (a *Arrivals) Newest(host string) (Answered, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, e := range than {
-		if h := a.hosts[e.Host]; h != nil && h.newest.Written.After(e.Written) {
-			newer = append(newer, h.newest)
-		}
+	h := a.hosts[host]
+	if h == nil {
+		return Answered{}, false
 	}
-	return newer
+	return h.newest, !h.newest.Answered.IsZero()
 }
 
-// Tell hands over what other workers know to have been answered.
-func (a *Arrivals) Tell(list []Answered) {
-	for _, e := range list {
-		a.mu.Lock()
-		var passed []*standing
-		if h := a.hosts[e.Host]; h != nil {
-			passed = slices.DeleteFunc(slices.Clone(h.waiting), func(s *standing) bool {
-				return s.pass.grant.Heard.IsZero() || s.pass.grant.latest(s.acked).After(e.Written)
-			})
-			for _, s := range passed {
-				h.remove(s.pass)
-				s.pass.overtaken = earlier(s.pass.overtaken, s.pass.grant.M0.Add(e.Answered.Sub(s.pass.grant.From)))
-			}
-		}
-		a.mu.Unlock()
-		for _, s := range passed {
-			tell([]*standing{s}, a.later(s.pass))
-		}
+// Tell hands over what another worker knows to have been answered.
+func (a *Arrivals) Tell(e Answered) {
+	a.mu.Lock()
+	var passed []*standing
+	if h := a.hosts[e.Host]; h != nil {
+		passed = h.overtake(e.Answered, func(s *standing) bool { return !s.acked.After(e.Written) })
 	}
-}
-
-// latest bounds a moment on Postgres's clock from above: From is no earlier than M0.
-func (g Grant) latest(t time.Time) time.Time { return g.From.Add(t.Sub(g.M0)) }
-
-// evidence bounds an answered request on Postgres's clock. Its start was read there before the worker heard of it. Zero: the start
-// is not known.
-func (g Grant) evidence(host string, place, answered time.Time) Answered {
-	if g.Heard.IsZero() {
-		return Answered{}
-	}
-	return Answered{host, g.From.Add(place.Sub(g.Heard) - g.Waited), g.latest(answered)}
+	a.mu.Unlock()
+	tell(passed, e.Answered)
 }
 
 func earlier(a, b time.Time) time.Time {

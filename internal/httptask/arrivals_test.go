@@ -39,7 +39,7 @@ func TestOvertaken(t *testing.T) {
 				case p == nil:
 					passes[of], placed[of] = &pass{arrivals: arrivals, host: arrivals.of("api:80")}, now
 				case strings.HasSuffix(event, "!"):
-					arrivals.answered(p, placed[of], now, Grant{})
+					arrivals.answered(p, placed[of], now)
 					answered += string(of)
 				case strings.HasSuffix(event, "."):
 					arrivals.end(p)
@@ -77,7 +77,7 @@ func TestArrivalsOfHosts(t *testing.T) {
 	arrivals.acknowledged(first, now.Add(-time.Minute), now)
 	for i := range 3 * maxHosts {
 		p := &pass{arrivals: arrivals, host: arrivals.of(strings.Repeat("x", i%100) + time.Duration(i).String())}
-		arrivals.answered(p, now.Add(time.Second), now.Add(2*time.Second), Grant{})
+		arrivals.answered(p, now.Add(time.Second), now.Add(2*time.Second))
 	}
 	if n := len(arrivals.hosts); n > maxHosts {
 		t.Errorf("%d hosts are known", n)
@@ -90,39 +90,32 @@ func TestArrivalsOfHosts(t *testing.T) {
 	}
 }
 
-// What workers tell one another is on Postgres's clock: of a request's place a bound from below, of its answer and of another's
-// acknowledgement one from above.
+// What another worker saw answered overtakes what was acknowledged before that was written.
 //
 //callq:guarantee 1
 func TestArrivalsAreTold(t *testing.T) {
 	t.Parallel()
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
-	zero, pg := time.Now(), time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	// The start was asked for at 0, was read there at pg, and heard of 10 ms later; it lay 4 ms ahead.
-	grant := Grant{M0: zero, From: pg, Heard: zero.Add(ms(10)), Waited: ms(4)}
-	one, other := NewArrivals(), NewArrivals()
-	p := &pass{arrivals: one, host: one.of("api:80")}
-	one.answered(p, zero.Add(ms(12)), zero.Add(ms(50)), grant)
-	if got := one.Newest([]Answered{{Host: "api:80"}, {Host: "none:80"}}); len(got) != 1 || got[0] != (Answered{"api:80", pg.Add(ms(-2)), pg.Add(ms(50))}) {
-		t.Errorf("told %v", got)
+	zero, arrivals := time.Now(), NewArrivals()
+	if e, ok := arrivals.Newest("api:80"); ok {
+		t.Errorf("nothing was answered, and it says %v", e)
 	}
-	waits := &pass{arrivals: other, host: other.of("api:80"), grant: grant}
-	other.acknowledged(waits, zero.Add(ms(20)), zero.Add(ms(30)))
-	other.Tell([]Answered{{"api:80", pg.Add(ms(29)), pg.Add(ms(70))}, {"else:80", pg.Add(ms(300)), pg.Add(ms(700))}})
+	waits := &pass{arrivals: arrivals, host: arrivals.of("api:80")}
+	arrivals.acknowledged(waits, zero.Add(ms(20)), zero.Add(ms(30)))
+	arrivals.Tell(Answered{"api:80", zero.Add(ms(29)), zero.Add(ms(70))})
+	arrivals.Tell(Answered{"else:80", zero.Add(ms(300)), zero.Add(ms(700))})
 	if !waits.overtaken.IsZero() {
 		t.Error("overtaken by a request that may have been before it")
 	}
-	other.Tell([]Answered{{"api:80", pg.Add(ms(30)), pg.Add(ms(70))}})
-	if at := other.later(waits); !at.Equal(zero.Add(ms(70))) {
+	arrivals.Tell(Answered{"api:80", zero.Add(ms(30)), zero.Add(ms(70))})
+	if at := arrivals.later(waits); !at.Equal(zero.Add(ms(70))) {
 		t.Errorf("overtaken at %s, want 70 ms", at.Sub(zero))
 	}
-	if got := one.Newest([]Answered{{Host: "api:80", Written: pg.Add(ms(-2))}}); len(got) != 0 {
-		t.Errorf("told again: %v", got)
+	for _, n := range []int{2, 9, 5} {
+		p := &pass{arrivals: arrivals, host: arrivals.of("api:80")}
+		arrivals.answered(p, zero.Add(ms(n)), zero.Add(ms(n+10)))
 	}
-	unknown := NewArrivals() // a start that nobody knows of tells nothing
-	p = &pass{arrivals: unknown, host: unknown.of("api:80")}
-	unknown.answered(p, zero, zero.Add(ms(5)), Grant{M0: zero})
-	if got := unknown.Newest([]Answered{{Host: "api:80"}}); len(got) != 0 {
-		t.Errorf("told %v without a start", got)
+	if e, ok := arrivals.Newest("api:80"); !ok || e != (Answered{"api:80", zero.Add(ms(9)), zero.Add(ms(19))}) {
+		t.Errorf("the newest is %v", e)
 	}
 }

@@ -254,7 +254,7 @@ func (c *Client) admit(info httptrace.GotConnInfo) error {
 		g.SendBy = deadline
 	}
 	c.timer = time.AfterFunc(time.Until(deadline), func() { c.pass.cancel(fmt.Errorf("timed out after %s", c.timeout)) })
-	c.pass.arrived, c.pass.grant = g.Arrived, g
+	c.pass.arrived = g.Arrived
 	return conn.admit(c.pass, g.SendBy)
 }
 

@@ -75,7 +75,6 @@ type pass struct {
 	arrivals  *Arrivals // has the lock of the next two, which is taken last
 	host      *arrivals // where the request goes
 	overtaken time.Time // it, or a request that was written to the host after it was acknowledged, was answered
-	grant     Grant     // set before the request is written
 
 	Seen
 	began   time.Time     // the first Write began
@@ -345,7 +344,7 @@ func (p *pass) proves() {
 	c.used = true
 	c.mu.Unlock()
 	if !answered.IsZero() {
-		p.arrivals.answered(p, place, answered, p.grant)
+		p.arrivals.answered(p, place, answered)
 	}
 }
 

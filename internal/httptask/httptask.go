@@ -85,10 +85,6 @@ type Grant struct {
 	// Arrived is told where an attempt takes long when its request was acknowledged (zero: unknown), and when that, or one that
 	// was written later to the same host, was answered (zero: it was not). It must not block, and may be nil.
 	Arrived func(acked, later time.Time)
-
-	From   time.Time     // the start, on Postgres's clock: no earlier than M0
-	Heard  time.Time     // when the start's answer was there; zero: From is unknown
-	Waited time.Duration // how far ahead of Postgres's clock the start was as it answered
 }
 
 // StartFunc asks for the start. An error means: do not send.

@@ -119,7 +119,7 @@ func (b *bill) add(i int, c Closing) error {
 		ofFormer := c.Opened.Epoch != r.Epoch
 		former = former || ofFormer
 		if former { // it is charged as of now, for what it was charged there is unknown
-			arrival.SentBy = nil
+			arrival.SentBy, arrival.Lost = nil, true
 		}
 		charged := charge{Limit: name, Key: c.Opened.Keys[k], Cost: cost}
 		until, proof := c.until(arrival, r)

@@ -14,10 +14,15 @@ type Answered struct {
 	Host     string
 	Written  time.Time
 	Answered time.Time
+	Now      time.Time // what Postgres's clock showed as it was read
 }
 
-// AnsweredHosts returns the hosts with requests in doubt, and what is known to have been answered of each. Times are in the year 1
-// where nothing is.
+// ClockMargin is how much later a request must have been written than another was acknowledged, where one is known by Postgres's
+// clock alone: steps of the clock back by more are seen (forgetHostsSQL).
+const ClockMargin = 2 * time.Second
+
+// AnsweredHosts returns the hosts with requests in doubt, and what is known to have been answered of each. Times are zero where
+// nothing is.
 func AnsweredHosts(ctx context.Context, db DB) ([]Answered, error) {
 	rows, _ := db.Query(ctx, answeredHostsSQL) // CollectRows returns its error
 	known, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Answered])
@@ -25,8 +30,10 @@ func AnsweredHosts(ctx context.Context, db DB) ([]Answered, error) {
 }
 
 const answeredHostsSQL = `
-SELECT host, coalesce(written_at, timestamptz '0001-01-01 00:00:00Z'), coalesce(answered_at, timestamptz '0001-01-01 00:00:00Z')
-FROM call_hosts`
+SELECT host, coalesce(written_at, timestamptz '0001-01-01 00:00:00Z'), coalesce(answered_at, timestamptz '0001-01-01 00:00:00Z'),
+    clock_timestamp()
+FROM call_hosts
+WHERE answered_at < clock_timestamp() + interval '100 ms' IS NOT FALSE`
 
 // TellHosts stores that requests to some hosts are in doubt, and what was answered of others.
 func TellHosts(ctx context.Context, db DB, doubtful []string, answered []Answered) error {
@@ -66,10 +73,10 @@ func Prove(ctx context.Context, db *pgxpool.Pool) (proven, assumed int, err erro
 		return 0, 0, Wrap("look for requests in doubt", err)
 	}
 	var batch pgx.Batch
+	batch.Queue(forgetHostsSQL)
 	batch.Queue(askHostsSQL)
 	batch.Queue(provenSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&proven) })
 	batch.Queue(assumedSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&assumed) })
-	batch.Queue(forgetHostsSQL)
 	err = db.SendBatch(ctx, &batch).Close()
 	return proven, assumed, Wrap("prove arrivals", err)
 }
@@ -91,15 +98,19 @@ GROUP BY host
 ORDER BY host
 ON CONFLICT (host) DO UPDATE SET asked_at = excluded.asked_at WHERE h.asked_at < clock_timestamp() - interval '10 seconds'`
 
-	// Workers ask again each second while a request is in doubt.
-	forgetHostsSQL = `DELETE FROM call_hosts WHERE asked_at < clock_timestamp() - interval '1 minute'`
+	// Workers ask again each second while a request is in doubt. What was answered in the future was so before the clock was set
+	// back: soon the same times come again.
+	forgetHostsSQL = `
+DELETE FROM call_hosts
+WHERE asked_at < clock_timestamp() - interval '1 minute' OR asked_at > clock_timestamp() + interval '1 minute'
+   OR answered_at > clock_timestamp() + interval '100 ms'`
 
 	// provenSQL uses call_attempts_unproven_idx, as does assumedSQL. settleSQL follows.
 	provenSQL = `
 WITH settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, h.answered_at AS at, 'later' AS proof, NULL AS only
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, h.answered_at AS at, 'later' AS proof, NULL AS only
     FROM call_hosts h
-    JOIN call_attempts a ON a.host = h.host AND a.sent_by <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
+    JOIN call_attempts a ON a.host = h.host AND a.sent_by + interval '2 seconds' <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
     ORDER BY a.call_id, a.attempt
     LIMIT 500
     FOR NO KEY UPDATE OF a SKIP LOCKED
@@ -127,7 +138,7 @@ WITH due AS MATERIALIZED (
 ), probed AS (
     UPDATE call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
 ), settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, clock_timestamp() AS at, 'assumed' AS proof, NULL AS only
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, NULL AS only
     FROM due d
     JOIN call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
     FOR NO KEY UPDATE OF a SKIP LOCKED
@@ -136,7 +147,7 @@ WITH due AS MATERIALIZED (
 	// letOffSQL settles what counts for one limit.
 	letOffSQL = `
 WITH settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, clock_timestamp() AS at, 'assumed' AS proof, $1::text AS only
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, $1::text AS only
     FROM call_attempts a
     WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND EXISTS (
         SELECT FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) WHERE c."limit" = $1 AND c.until = a.arrived_by)
@@ -144,10 +155,13 @@ WITH settled AS MATERIALIZED (
     FOR NO KEY UPDATE OF a
 )`
 
-	// settleSQL moves the charges of settled attempts, to all limits or only one. A limit that an attempt was anchored to at its end
+	// settleSQL moves the charges of settled attempts, to all limits or only one. A limit that counts otherwise by now was counted anew
+	// as it is (policy.Backfill). A limit that an attempt was anchored to at its end
 	// counts it until then, and slack. Buckets are as in rule.bucket.
 	settleSQL = `, charges AS MATERIALIZED (
     SELECT s.call_id, s.attempt, s.proof, c.nth, c."limit" AS name, c.key, c.cost, m.was_unknown,
+        CASE WHEN l.per_key IS NULL THEN c.key WHEN l.per_key THEN s.own ELSE '' END AS used_key,
+        CASE WHEN l.count_cost IS NULL THEN c.cost WHEN l.count_cost THEN coalesce(s.settled, s.own_cost) ELSE 1 END AS used_cost,
         coalesce(l.bucket_width, l.window_size / 200, '0') AS width, l.window_size, l.known_at,
         CASE WHEN NOT m.was_unknown THEN c.until
             ELSE greatest(s.at, coalesce(l.slack, '1 minute') + CASE
@@ -173,13 +187,13 @@ WITH settled AS MATERIALIZED (
 ), released AS (
     UPDATE call_usage u
     SET used = u.used - c.cost
-    FROM (SELECT name, key, sum(cost) AS cost FROM charges WHERE was_unknown AND cost > 0 GROUP BY name, key) c
+    FROM (SELECT name, used_key AS key, sum(used_cost) AS cost FROM charges WHERE was_unknown AND used_cost > 0 GROUP BY 1, 2) c
     WHERE u.limit_name = ANY (ARRAY[c.name]) AND u.key = c.key AND u.bucket = ` + limit.UnknownSQL + ` AND u.shard = 0
 ), charged AS (
     INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
-    SELECT name, key, CASE WHEN window_size > '0' THEN date_bin(width, greatest(until, known_at + width), 'epoch') + width ELSE until END,
-        pg_backend_pid(), sum(cost)
-    FROM charges WHERE was_unknown AND cost > 0 AND window_size IS NOT NULL
+    SELECT name, used_key, CASE WHEN window_size > '0' THEN date_bin(width, greatest(until, known_at + width), 'epoch') + width ELSE until END,
+        pg_backend_pid(), sum(used_cost)
+    FROM charges WHERE was_unknown AND used_cost > 0 AND window_size IS NOT NULL
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
     ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used

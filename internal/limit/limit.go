@@ -162,7 +162,7 @@ func (s Sending) Arrival() Arrival {
 	case s.Acked != nil:
 		sentBy = s.Acked
 	default:
-		sentBy = new(min(s.Ended, *s.Sent+ResendMost))
+		sentBy = new(*s.Sent + ResendMost)
 	}
 	switch {
 	case !s.Own && s.Answered != nil:
@@ -184,7 +184,7 @@ func (s Sending) Arrival() Arrival {
 // and nothing at all after the deadline, both counted from the start. host: where it was sent to is known.
 func LostArrival(sendWithin, deadline time.Duration, acked, later *time.Duration, host bool) Arrival {
 	a := Arrival{Written: min(sendWithin, deadline), Closed: deadline, Acked: acked, Later: later, Lost: true}
-	if host {
+	if host && later == nil {
 		a.SentBy = new(a.Written + ResendMost)
 	}
 	return a

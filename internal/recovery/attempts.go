@@ -96,7 +96,7 @@ func (r *Recoverer) lost(why string) func(overdue) ledger.Closing {
 		host := httptask.Host(o.URL)
 		arrival := limit.LostArrival(o.SendWithin, o.Deadline, o.Acked, o.Overtaken, host != "")
 		if o.Unstarted {
-			arrival = limit.Arrival{Written: o.Age, Closed: o.Age}
+			arrival = limit.Arrival{Written: o.Age, Closed: o.Age, Lost: true}
 		}
 		c := ledger.Closing{
 			CallID: o.CallID, Attempt: o.Attempt, Token: o.Token, Unstarted: o.Unstarted,

@@ -14,10 +14,13 @@ const host = "api:80"
 // and what was answered.
 type arrivals struct {
 	waiting []*attempt
-	newest  ledger.Answered // whose request was written last
-	planned bool            // an exchange is
-	until   time.Duration   // for so long exchanges go on without a doubt
+	newest  *exchanged    // whose request was written last; nil: nothing was
+	planned bool          // an exchange is
+	until   time.Duration // for so long exchanges go on without a doubt
 }
+
+// exchanged is a request's write and answer.
+type exchanged struct{ written, answered time.Duration }
 
 func (r *arrivals) remove(a *attempt) {
 	r.waiting = slices.DeleteFunc(r.waiting, func(other *attempt) bool { return other == a })
@@ -50,15 +53,11 @@ func (k *worker) answered(a *attempt, with ending) {
 			k.overtaken(other, w.now-other.m0)
 		}
 	}
-	if a.answer.StartedAt == nil { // secondSend's
-		return
-	}
-	from := *a.answer.StartedAt
-	e := ledger.Answered{Host: host, Written: from.Add(a.sent - a.knew - a.answer.Wait), Answered: from.Add(*a.heard)}
+	e := &exchanged{a.sent, w.now}
 	if w.mutant.anyAnswer {
-		e.Written = e.Answered
+		e.written = e.answered
 	}
-	if e.Written.After(k.arrivals.newest.Written) {
+	if k.arrivals.newest == nil || e.written > k.arrivals.newest.written {
 		k.arrivals.newest = e
 	}
 	k.arrivals.until = w.now + 10*time.Second
@@ -104,12 +103,16 @@ func (k *worker) exchange() {
 	}
 	known, err := ledger.AnsweredHosts(w.ctx, w.lane.workers)
 	w.must(err)
+	read := w.now
 	k.do(w.latency(), func() {
 		var newer []ledger.Answered
 		for _, e := range known {
-			k.hearOf(e)
-			if k.arrivals.newest.Written.After(e.Written) {
-				newer = append(newer, k.arrivals.newest)
+			k.hearOf(e, read)
+			if n := k.arrivals.newest; n != nil {
+				told := ledger.Answered{Host: host, Written: e.Now.Add(n.written - read), Answered: e.Now.Add(n.answered - read)}
+				if e.Written.IsZero() || told.Written.After(e.Written) {
+					newer = append(newer, told)
+				}
 			}
 		}
 		var doubtful []string
@@ -125,12 +128,15 @@ func (k *worker) exchange() {
 	})
 }
 
-// hearOf takes in what another worker knows to have been answered.
-func (k *worker) hearOf(e ledger.Answered) {
+// hearOf takes in what another worker knows to have been answered, as Postgres's clock showed e.Now.
+func (k *worker) hearOf(e ledger.Answered, read time.Duration) {
+	if e.Written.IsZero() {
+		return
+	}
 	for _, a := range slices.Clone(k.arrivals.waiting) {
-		if from := *a.answer.StartedAt; !from.Add(*a.acked).After(e.Written) {
+		if a.m0+*a.acked <= read+e.Written.Sub(e.Now)-ledger.ClockMargin {
 			k.w.note(a.CallID, "", "attempt %d is overtaken by another worker's", a.Attempt)
-			k.overtaken(a, e.Answered.Sub(from))
+			k.overtaken(a, read+e.Answered.Sub(e.Now)-a.m0)
 		}
 	}
 }

@@ -28,9 +28,8 @@ type attempt struct {
 	acked   *time.Duration // the kernel was seen to have nothing left to send
 	later   *time.Duration // it, or a request that was written after that, was answered
 	heard   *time.Duration
-	knew    time.Duration // when the start's answer was heard
-	settled *int64        // what the API said that it took, less than the cost; nil: it did not say
-	over    bool          // the handler has ended
+	settled *int64 // what the API said that it took, less than the cost; nil: it did not say
+	over    bool   // the handler has ended
 	request *request
 	of      *callRecord   // whose data it has
 	slack   time.Duration // that its request keeps to
@@ -93,7 +92,7 @@ func (a *attempt) startAnswered(ok bool) {
 	case a.answer.StartedAt == nil && !k.w.mutant.secondSend:
 		a.free()
 	default:
-		a.begun, a.knew = true, k.w.now
+		a.begun = true
 		freeAt := a.notBefore
 		if starts := a.m0 + a.answer.Wait; starts > freeAt {
 			freeAt, a.m0 = k.w.now+a.answer.Wait, starts
