@@ -32,8 +32,8 @@ func TestUseOfSlowAPIs(t *testing.T) {
 				if *stallsWith != "" {
 					slack = ", slack: " + *stallsWith
 				}
-				s := newStack(t, fmt.Sprintf("limits: {api: {rate: %d/%s%s}}\nqueues: {default: {limits: [api], timeout: 5m}}",
-					rate.units, rate.window, slack), fakeapi.Config{})
+				s := newStack(t, fmt.Sprintf("limits: {api: {rate: %d/%.0fs%s}}\nqueues: {default: {limits: [api], timeout: 5m}}",
+					rate.units, rate.window.Seconds(), slack), fakeapi.Config{})
 				config, err := os.ReadFile(s.config)
 				if err != nil {
 					t.Fatal(err)
