@@ -82,9 +82,9 @@ stalls-short: deps ## gunicorn and node stand still, once each: their programs n
 	@$(SERVED)
 	$(E2E) -timeout 5m -run 'TestStalls'
 
-stalls: deps ## the same with nginx, HAProxy and Apache, in each of their stalls: prints the most in a window and the use. As root
+stalls: deps ## the same with nginx, HAProxy and Apache, in each of their stalls: prints the most in a window and the use, that of slow APIs too, and what closing idle connections loses. As root; an hour. ARGS="-plain" for a plain client, "-callq PATH" for another build
 	@$(SERVED)
-	$(E2E) -timeout 120m -run 'TestStalls' -figures $(or $(ROUNDS),2) $(ARGS)
+	$(E2E) -timeout 120m -parallel 20 -run 'TestStalls|TestUseOfSlowAPIs|TestIdleConnections' -figures $(or $(ROUNDS),2) $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root
 	@$(IP)

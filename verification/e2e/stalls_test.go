@@ -324,26 +324,9 @@ func (f *farm) file(name, text string) string {
 	return path
 }
 
-func (f *farm) nginx(before string) string {
-	port, dir := f.port(), f.t.TempDir()
-	return f.start(port, nil, "nginx", "-e", "stderr", "-c", f.file("nginx.conf", fmt.Sprintf(`daemon off; pid %s/pid; user root; events {}
-http { access_log off; server { listen 127.0.0.1:%s; location / { proxy_pass http://127.0.0.1:%s; } } }`, dir, port, before)))
-}
+func (f *farm) nginx(before string) string { return f.nginxWith(before, "") }
 
-func (f *farm) haproxy(before string) {
-	port := f.port()
-	f.start(port, nil, "haproxy", "-W", "-f", f.file("haproxy.cfg", fmt.Sprintf(`defaults
-  mode http
-  timeout connect 5s
-  timeout client 50s
-  timeout server 50s
-frontend f
-  bind 127.0.0.1:%s
-  default_backend b
-backend b
-  server s 127.0.0.1:%s maxconn 1
-`, port, before)))
-}
+func (f *farm) haproxy(before string) { f.haproxyWith(before, "") }
 
 func (f *farm) apache(before string) {
 	port, dir := f.port(), f.t.TempDir()
