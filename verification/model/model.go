@@ -12,6 +12,8 @@
 // Two things keep the number of states down. States from which the same can go wrong are made one
 // (tidy.go says which, and why that loses nothing), and a state is known again by 64 bits (visited.go
 // has the chance that two are taken for one).
+//
+// Standstill is a second model, of APIs that acknowledge what they read much later.
 package model
 
 // The bounds that all configurations share.
