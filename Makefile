@@ -66,7 +66,7 @@ E2E := go test -C verification -tags e2e -count=1 ./e2e -v
 IP := command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
 
 # The servers of TestStalls.
-SERVED_BY := apt-get install -y -q --no-install-recommends nodejs gunicorn nginx-light haproxy apache2 >/dev/null
+SERVED_BY := apt-get install -y -q --no-install-recommends nodejs gunicorn nginx-light haproxy apache2 caddy >/dev/null
 SERVED := [ "$$(id -u)" != 0 ] || $(SERVED_BY) || { apt-get update -q >/dev/null; $(SERVED_BY); }
 
 exact-short: deps ## the exactness scenarios, once each, side by side: never over, exact counts

@@ -76,3 +76,97 @@ func TestGains(t *testing.T) {
 		})
 	}
 }
+
+// Until when a request counts that was answered, overtaken, acknowledged, none of it, or lost, and what that rests on, by what each
+// kind of limit takes as proof. Times are ms; slack is 100, arrive_within 9,000.
+func TestUntil(t *testing.T) {
+	t.Parallel()
+	ms := func(n int) *time.Duration { return new(time.Duration(n) * time.Millisecond) }
+	type want struct {
+		until int
+		proof Proof
+	}
+	unknown := want{0, NoProof}
+	http := func(s Sending) Arrival { s.Sent, s.Ended = ms(3), *ms(2000); return s.Arrival() }
+	custom := func(s Sending) Arrival { s.Own, s.Ended = true, *ms(2000); return s.Arrival() }
+	for _, c := range []struct {
+		name                 string
+		arrival              Arrival
+		later, answer, slack want // under anchor start
+		finish, ended        want // under anchor finish, and of a concurrency limit, by a later answer
+	}{
+		{
+			"answered soon", http(Sending{Answered: ms(50)}),
+			want{50, ProofAnswer}, want{50, ProofAnswer}, want{50, ProofAnswer}, want{50, ProofAnswer}, unknown,
+		},
+		{
+			"answered late, and overtaken before", http(Sending{Acked: ms(10), Later: ms(60), Answered: ms(900)}),
+			want{103, ProofLater}, want{900, ProofAnswer}, want{103, ProofSlack}, want{103, ProofLater}, want{103, ProofLater},
+		},
+		{
+			"answered late, and only acknowledged", http(Sending{Acked: ms(10), Answered: ms(900)}),
+			want{900, ProofAnswer}, want{900, ProofAnswer}, want{103, ProofSlack}, want{900, ProofAnswer}, unknown,
+		},
+		{
+			"not answered, and acknowledged", http(Sending{Acked: ms(10)}),
+			unknown, want{11000, Assumed}, want{103, ProofSlack}, unknown, unknown,
+		},
+		{
+			"not answered, nor acknowledged", http(Sending{}),
+			unknown, want{11000, Assumed}, want{2100, ProofSlack}, unknown, unknown,
+		},
+		{
+			"not answered, and overtaken late", http(Sending{Acked: ms(10), Later: ms(1500)}),
+			want{1500, ProofLater}, want{11000, Assumed}, want{103, ProofSlack}, want{2100, ProofLater}, want{2100, ProofLater},
+		},
+		{
+			"a custom handler that ended well", custom(Sending{}),
+			want{2000, ProofAnswer}, want{2000, ProofAnswer}, want{2000, ProofAnswer}, want{2000, ProofAnswer}, want{2100, ProofSlack},
+		},
+		{
+			"a custom handler that gave up", custom(Sending{GaveUp: true}),
+			want{2100, ProofSlack}, want{11000, ProofSlack}, want{2100, ProofSlack}, want{2100, ProofSlack}, want{2100, ProofSlack},
+		},
+		{
+			"a custom handler whose client had no answer", custom(Sending{GaveUp: true, Sent: ms(3), Acked: ms(10)}),
+			unknown, want{11000, Assumed}, want{103, ProofSlack}, unknown, unknown,
+		},
+		{
+			"lost, its host known", LostArrival(*ms(250), *ms(4000), nil, nil, true),
+			unknown, want{13000, Assumed}, want{4100, ProofSlack}, unknown, unknown,
+		},
+		{
+			"lost, overtaken before", LostArrival(*ms(250), *ms(4000), ms(10), ms(60), true),
+			want{350, ProofLater}, want{13000, Assumed}, want{350, ProofSlack}, want{4100, ProofLater}, want{4100, ProofLater},
+		},
+		{
+			"lost, its host unknown", LostArrival(*ms(250), *ms(4000), nil, nil, false),
+			want{9250, Assumed}, want{13000, Assumed}, want{4100, ProofSlack}, want{13000, Assumed}, want{13000, Assumed},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			is := func(what string, until time.Duration, proof Proof, w want) {
+				t.Helper()
+				if proof != w.proof || proof != NoProof && until != *ms(w.until) {
+					t.Errorf("%s: until %s by %q, want %d ms by %q", what, until, proof, w.until, w.proof)
+				}
+			}
+			rule := Unanswered{Proof: ProofLater, Slack: *ms(100), ArriveWithin: *ms(9000)}
+			until, proof := c.arrival.Until(AnchorStart, rule)
+			is("by a later answer", until, proof, c.later)
+			until, proof = c.arrival.Until(AnchorFinish, rule)
+			is("by a later answer, anchor finish", until, proof, c.finish)
+			if c.arrival.EndBy == nil {
+				until, proof = c.arrival.Ended(rule)
+				is("of a concurrency limit", until, proof, c.ended)
+			}
+			rule.Proof = ProofSlack
+			until, proof = c.arrival.Until(AnchorStart, rule)
+			is("by slack", until, proof, c.slack)
+			rule.Proof, rule.Slack = ProofAnswer, rule.ArriveWithin
+			until, proof = c.arrival.Until(AnchorStart, rule)
+			is("by its answer", until, proof, c.answer)
+		})
+	}
+}

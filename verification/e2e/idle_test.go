@@ -130,9 +130,9 @@ func (f *farm) nginxWith(before, more string) string {
 http { access_log off; %s server { listen 127.0.0.1:%s; location / { proxy_pass http://127.0.0.1:%s; } } }`, dir, more, port, before)))
 }
 
-func (f *farm) haproxyWith(before, more string) {
+func (f *farm) haproxyWith(before, more string) string {
 	port := f.port()
-	f.start(port, nil, "haproxy", "-W", "-f", f.file("haproxy.cfg", fmt.Sprintf(`defaults
+	return f.start(port, nil, "haproxy", "-W", "-f", f.file("haproxy.cfg", fmt.Sprintf(`defaults
   mode http
   timeout connect 5s
   timeout client 50s

@@ -78,12 +78,15 @@ func standstills() []standstill {
 		{name: "two nginx before node, blocked for 3 s in 10", rate: 20, calls: 400, serve: func(f *farm) { f.nginx(f.nginx(f.node("BLOCK=3,10"))) }},
 		{name: "gunicorn, 0.5 s each for 20 s, then at once", rate: 20, calls: 300, serve: gunicorn("TRICKLE=0.5,20"), short: true},
 		{name: "HAProxy, maxconn 1, before node, blocked for 6 s in 12, timeout 2 s", rate: 20, calls: 300, timeout: 2 * time.Second, serve: func(f *farm) { f.haproxy(f.node("BLOCK=6,12")) }, within: 3 * time.Minute, probes: 1},
+		{name: "two HAProxy, maxconn 1, before node, blocked for 6 s in 12, timeout 2 s", rate: 20, calls: 300, timeout: 2 * time.Second, serve: func(f *farm) { f.haproxy(f.haproxy(f.node("BLOCK=6,12"))) }, within: 3 * time.Minute, probes: 1},
+		{name: "gunicorn, 2 workers, one call in 75 takes 3 s", rate: 20, calls: 400, serve: gunicorn("NTH=75,3", "-w", "2")},
 		{name: "gunicorn, cold: imports for 3 s", rate: 20, window: 10 * time.Second, calls: 60, serve: func(f *farm) { f.coldGunicorn("IMPORT=3") }},
 		{name: "gunicorn HUP, imports for 2 s", rate: 25, calls: 400, serve: gunicorn("IMPORT=2"), during: thrice(func(f *farm) { f.signal(syscall.SIGHUP) })},
 		{name: "gunicorn gthread HUP, imports for 2 s", rate: 25, calls: 400, serve: gunicorn("IMPORT=2", "-k", "gthread", "--threads", "8"), during: thrice(func(f *farm) { f.signal(syscall.SIGHUP) })},
 		{name: "Apache before node, graceful", rate: 25, calls: 400, serve: func(f *farm) { f.apache(f.node()) }, during: thrice(func(f *farm) { f.signal(syscall.SIGUSR1) })},
 		{name: "nginx before node, reload", rate: 25, calls: 400, serve: func(f *farm) { f.nginx(f.node()) }, during: thrice(func(f *farm) { f.signal(syscall.SIGHUP) })},
 		{name: "HAProxy -W before node, reload", rate: 25, calls: 400, serve: func(f *farm) { f.haproxy(f.node()) }, during: thrice(func(f *farm) { f.signal(syscall.SIGUSR2) })},
+		{name: "Caddy before node, reload", rate: 25, calls: 400, serve: func(f *farm) { f.caddy(f.node()) }, during: thrice((*farm).reloadCaddy)},
 		{name: "node, stopped for 1 s", rate: 20, calls: 300, serve: node(), during: stop(time.Second)},
 		{name: "node, stopped for 3 s", rate: 20, calls: 300, serve: node(), during: stop(3 * time.Second), short: true},
 		{name: "node, stopped for 10 s", rate: 20, calls: 300, serve: node(), during: stop(10 * time.Second)},
@@ -224,6 +227,7 @@ type farm struct {
 	t      *testing.T
 	record string // the file with the arrivals
 	url    string // of the one that is called
+	config string // Caddy's
 	last   *exec.Cmd
 	used   int
 }
@@ -326,7 +330,21 @@ func (f *farm) file(name, text string) string {
 
 func (f *farm) nginx(before string) string { return f.nginxWith(before, "") }
 
-func (f *farm) haproxy(before string) { f.haproxyWith(before, "") }
+func (f *farm) haproxy(before string) string { return f.haproxyWith(before, "") }
+
+// caddy has an address of its own for its administration, over which it is told to reload.
+func (f *farm) caddy(before string) {
+	port := f.port()
+	f.config = f.file("Caddyfile", fmt.Sprintf("{\nadmin 127.0.0.1:%s\nauto_https off\n}\nhttp://127.0.0.1:%s {\nreverse_proxy 127.0.0.1:%s\n}\n", f.port(), port, before))
+	f.start(port, []string{"HOME=" + f.t.TempDir()}, "caddy", "run", "--adapter", "caddyfile", "--config", f.config)
+}
+
+func (f *farm) reloadCaddy() {
+	reload := exec.Command("caddy", "reload", "--force", "--adapter", "caddyfile", "--config", f.config) //nolint:noctx // it ends soon
+	if out, err := reload.CombinedOutput(); err != nil {
+		f.t.Errorf("caddy reload: %v\n%s", err, out)
+	}
+}
 
 func (f *farm) apache(before string) {
 	port, dir := f.port(), f.t.TempDir()
