@@ -105,7 +105,7 @@ func TestLostIsProven(t *testing.T) {
 	s.want(`SELECT sum(used) = 3 AND sum(used) FILTER (WHERE shard = 0) = 2 FROM call_usage`)
 
 	// A host that answers nothing: after ten windows one of them counts as arrived, then for as long none.
-	s.exec(`UPDATE call_hosts SET written_at = NULL`)
+	s.exec(`UPDATE call_hosts SET written_at = NULL, answered_at = NULL`)
 	s.exec(`UPDATE call_attempts SET sent_by = sent_by - interval '8 h 58 min' WHERE proof IS NULL`)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM call_attempts WHERE proof = 'assumed'`)

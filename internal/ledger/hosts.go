@@ -64,8 +64,8 @@ SET asked_at = CASE WHEN h.host = ANY(@doubtful) THEN excluded.asked_at ELSE h.a
 WHERE excluded.written_at > coalesce(h.written_at, '-infinity') OR h.asked_at < clock_timestamp() - interval '10 seconds'`
 
 // Prove ends the doubt about attempts that ended without an answer: it moves what they are charged from limit.Unknown to when a
-// later request to their hosts was answered. Where a host has answered nothing for arrive_within, or a little longer, since the last of them was
-// written, or since it was probed, the oldest counts as arrived now, without a proof: so one request at a time asks the host
+// later request to their hosts was answered. Where a host has answered nothing that was asked so late for arrive_within, or a little longer, since the last of
+// them was written, or since it was probed, the oldest counts as arrived now, without a proof: so one request at a time asks the host
 // whether it is back. It returns how many were proven, and how many were assumed.
 func Prove(ctx context.Context, db *pgxpool.Pool) (proven, assumed int, err error) {
 	var doubt bool
@@ -133,7 +133,7 @@ WITH due AS MATERIALIZED (
         FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) JOIN call_limits l ON l.name = c."limit"
         WHERE c.until = ` + limit.UnknownSQL + `
     ) w
-    WHERE greatest(last.at, h.probed_at) + coalesce(w.within, '10 seconds') * (1 + (hashtext(h.host || last.at) & 255) / 512.0) < clock_timestamp()
+    WHERE greatest(last.at, h.probed_at, h.answered_at) + coalesce(w.within, '10 seconds') * (1 + (hashtext(h.host || last.at) & 255) / 512.0) < clock_timestamp()
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ), probed AS (
     UPDATE call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host

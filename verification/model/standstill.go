@@ -30,7 +30,7 @@ const (
 	WriteIsPlaced          // a request has its place in the queue once it is written
 	PlaceAtWrite           // that of a request on a new connection is from when it was written
 	TwoProbes              // two requests at once count as arrived; the steps name one
-	AnswersIgnored         // an answer to an earlier request delays no probe: assumedSQL does so
+	AnswersIgnored         // an answer to an earlier request delays no probe
 	OnlyAcked              // only what was acknowledged is overtaken
 )
 

@@ -3,6 +3,8 @@ package model
 import "testing"
 
 // TestStandstill: the rules hold in every state, with few requests and short times.
+//
+//callq:guarantee 1
 func TestStandstill(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]Standstill{
