@@ -117,6 +117,20 @@ func TestLostIsProven(t *testing.T) {
 	s.exec(`UPDATE call_hosts SET probed_at = probed_at - interval '16 h'`)
 	s.once(r)
 	s.want(`SELECT count(*) = 2 FROM call_attempts WHERE proof = 'assumed'`)
+
+	// No queue keeps a request for a day: what is older is settled together. These are the calls' next attempts.
+	s.exec(`UPDATE call_usage SET bucket = bucket - interval '2 h' WHERE bucket < '2199-01-01'`)
+	s.once(r)
+	s.start(30 * time.Minute)
+	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+	s.once(r)
+	s.exec(`UPDATE call_attempts SET sent_by = sent_by - interval '22 h', finished_at = finished_at - interval '23 h' WHERE attempt = 2`)
+	s.exec(`UPDATE call_hosts SET probed_at = clock_timestamp()`)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 FROM call_attempts WHERE attempt = 2 AND proof IS NULL AND arrived_by = '2200-01-01Z'`)
+	s.exec(`UPDATE call_attempts SET sent_by = sent_by - interval '2 h', finished_at = finished_at - interval '2 h' WHERE attempt = 2`)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 FROM call_attempts WHERE attempt = 2 AND proof = 'assumed'`)
 }
 
 // An operator who knows what has arrived lets a limit off: its requests in doubt count as arrived, those of others stay.

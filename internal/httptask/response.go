@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,8 +13,7 @@ import (
 )
 
 const (
-	maxBody       = 64 << 10 // of an answer, kept in result at most
-	maxRetryAfter = 24 * time.Hour
+	maxBody = 64 << 10 // of an answer, kept in result at most
 )
 
 // answer is what the ledger keeps in result.
@@ -66,16 +64,16 @@ func readable(text string, maxBytes int) (short string, truncated bool) {
 }
 
 // verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
-// again, and 403 where it says when (GitHub's limits do); others, redirects too, are permanent.
+// again, and others where they say when (GitHub's limits answer 403); else those, redirects too, are permanent.
 func verdict(what string, r *http.Response, now time.Time) error {
 	status := r.StatusCode
 	if status >= 200 && status <= 299 {
 		return nil
 	}
 	err := errors.New(strings.TrimSpace(fmt.Sprintf("%s: %d %s", what, status, http.StatusText(status))))
-	later := retryAfter(r.Header, now)
+	later := waitOf(status, r.Header, now)
 	switch {
-	case later > 0 && slices.Contains([]int{http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable}, status):
+	case later > 0:
 		return outcome.RetryAfter(later, err)
 	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests,
 		status >= 500 && status <= 599:
@@ -104,21 +102,4 @@ func statusOf(first []byte) int {
 // isHTTP2 knows HTTP/2 by the frame that its servers begin with: SETTINGS, of stream 0 (RFC 9113).
 func isHTTP2(first []byte) bool {
 	return len(first) >= 9 && first[0] == 0 && first[1] == 0 && first[2]%6 == 0 && string(first[3:9]) == "\x04\x00\x00\x00\x00\x00"
-}
-
-// retryAfter reads Retry-After, in seconds or as a date, held against the server's own clock where
-// it tells it. 0: not there, not readable or past.
-func retryAfter(header http.Header, now time.Time) time.Duration {
-	text := strings.TrimSpace(header.Get("Retry-After"))
-	if at, err := http.ParseTime(text); err == nil {
-		if date, err := http.ParseTime(header.Get("Date")); err == nil {
-			now = date
-		}
-		return min(max(at.Sub(now), 0), maxRetryAfter)
-	}
-	seconds, err := strconv.ParseFloat(text, 64)
-	if strings.Trim(text, "0123456789.") != "" || err != nil && !errors.Is(err, strconv.ErrRange) {
-		return 0
-	}
-	return time.Duration(min(seconds, maxRetryAfter.Seconds()) * float64(time.Second))
 }

@@ -37,11 +37,11 @@ func TestVerdicts(t *testing.T) {
 		statuses    []int
 	}{
 		{"done", "", []int{200, 201, 202, 204, 206, 299}},
-		{"retried", "", []int{408, 425, 500, 501, 502, 504, 507, 520, 599}},
-		{"retried", "plain", []int{429, 503}},
-		{"retry after", "", []int{403, 429, 503}}, // 403 is GitHub's
+		{"retried", "", []int{408, 425, 500, 501, 507, 520, 599}},
+		{"retried", "plain", []int{429, 502, 503, 504, 529}},
+		{"retry after", "", []int{403, 413, 429, 502, 503, 504, 529}}, // 403 is GitHub's
 		{"permanent", "", []int{300, 301, 302, 303, 304, 307, 308, 400, 401, 404, 409, 410, 418, 422, 451, 499, 600, 999}},
-		{"permanent", "plain", []int{403}},
+		{"permanent", "plain", []int{403, 413}},
 	} {
 		for _, status := range c.statuses {
 			requests.Store(0)
@@ -102,7 +102,7 @@ func TestRetryAfterForms(t *testing.T) {
 		{value: "Sun, 01 Mar 2099 12:00:00 GMT", want: maxRetryAfter},
 	} {
 		header := http.Header{"Retry-After": {c.value}, "Date": {c.date}}
-		if got := retryAfter(header, now); got != c.want {
+		if got := waitOf(http.StatusTooManyRequests, header, now); got != c.want {
 			t.Errorf("%.40q, Date %q: %s, want %s", c.value, c.date, got, c.want)
 		}
 	}

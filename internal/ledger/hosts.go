@@ -66,19 +66,22 @@ WHERE excluded.written_at > coalesce(h.written_at, '-infinity') OR h.asked_at < 
 // Prove ends the doubt about attempts that ended without an answer: it moves what they are charged from limit.Unknown to when a
 // later request to their hosts was answered. Where a host has answered nothing that was asked so late for arrive_within, or a little longer, since the last of
 // them was written, or since it was probed, the oldest counts as arrived now, without a proof: so one request at a time asks the host
-// whether it is back. It returns how many were proven, and how many were assumed.
+// whether it is back. No queue keeps a request for a day: what is older has arrived, or never will. It returns how many were
+// proven, and how many were assumed.
 func Prove(ctx context.Context, db *pgxpool.Pool) (proven, assumed int, err error) {
 	var doubt bool
 	if err := db.QueryRow(ctx, inDoubtSQL).Scan(&doubt); err != nil || !doubt {
 		return 0, 0, Wrap("look for requests in doubt", err)
 	}
+	var aged int
 	var batch pgx.Batch
 	batch.Queue(forgetHostsSQL)
 	batch.Queue(askHostsSQL)
 	batch.Queue(provenSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&proven) })
 	batch.Queue(assumedSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&assumed) })
+	batch.Queue(agedSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&aged) })
 	err = db.SendBatch(ctx, &batch).Close()
-	return proven, assumed, Wrap("prove arrivals", err)
+	return proven, assumed + aged, Wrap("prove arrivals", err)
 }
 
 // LetOff counts the requests in doubt of one limit as arrived now, on an operator's word, and returns how many they were.
@@ -133,7 +136,7 @@ WITH due AS MATERIALIZED (
         FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) JOIN call_limits l ON l.name = c."limit"
         WHERE c.until = ` + limit.UnknownSQL + `
     ) w
-    WHERE greatest(last.at, h.probed_at, h.answered_at) + coalesce(w.within, '10 seconds') * (1 + (hashtext(h.host || last.at) & 255) / 512.0) < clock_timestamp()
+    WHERE greatest(last.at, h.probed_at, h.answered_at) + least(coalesce(w.within, '10 seconds'), '1 day') * (1 + (hashtext(h.host || last.at) & 255) / 512.0) < clock_timestamp()
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ), probed AS (
     UPDATE call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
@@ -141,6 +144,17 @@ WITH due AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, NULL AS only
     FROM due d
     JOIN call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
+    FOR NO KEY UPDATE OF a SKIP LOCKED
+)`
+
+	agedSQL = `
+WITH settled AS MATERIALIZED (
+    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at,
+        'assumed' AS proof, NULL AS only
+    FROM call_attempts a
+    WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND greatest(a.sent_by, a.finished_at) < clock_timestamp() - interval '1 day'
+    ORDER BY a.call_id, a.attempt
+    LIMIT 500
     FOR NO KEY UPDATE OF a SKIP LOCKED
 )`
 
