@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test lint vet fmt docs exact exact-short faults stalls-short stalls loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,6 +47,9 @@ test: ## every test with go vet's checks, and with the race detector what has go
 	$(TEST) $$(go list ./... | grep -E $(PLAIN))
 	cd verification && $(TEST) ./model/...
 	cd verification && $(TEST) -race -run TestExplorersAgree ./model
+
+fuzz: ## what APIs may say of when to come again, at random for 10 s
+	go test ./internal/httptask -run '^$$' -fuzz FuzzWait -fuzztime 10s
 
 lint: $(LINT) ## the linters of .golangci.yml
 	$(LINT) run
