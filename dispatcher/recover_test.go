@@ -133,6 +133,39 @@ func TestLostIsProven(t *testing.T) {
 	s.want(`SELECT count(*) = 3 FROM call_attempts WHERE attempt = 2 AND proof = 'assumed'`)
 }
 
+// What a worker that is gone leaves open gives its units back before its deadline, once its host has answered a later request; or,
+// of a host that answers nothing, one after another.
+//
+//callq:guarantee 1
+func TestAbandonedIsOvertaken(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 3, time.Hour))
+	s.exec(`INSERT INTO call_queue (call_data) SELECT '{"url": "http://example.com/x"}' FROM generate_series(1, 3)`)
+	s.once(r)
+	s.start(30 * time.Minute)
+	s.exec(`UPDATE call_open SET started_at = started_at - interval '10 min'`)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE overtaken_at IS NULL`)
+	s.want(`SELECT host = 'example.com:80' AND written_at IS NULL FROM call_hosts`)
+	s.exec(`UPDATE call_hosts SET written_at = o.started_at + interval '13 s', answered_at = o.started_at + interval '20 s' FROM call_open o WHERE o.call_id = 2`)
+	s.exec(`UPDATE call_open SET started_at = started_at + interval '1 s' WHERE call_id = 3`)
+	s.once(r)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2}' AND bool_and(overtaken_at = (SELECT answered_at FROM call_hosts)) FROM call_open WHERE overtaken_at IS NOT NULL`)
+	s.once(r)
+	s.want(`SELECT count(*) = 1 FROM call_open WHERE overtaken_at IS NULL`)
+	r.Limits[0].ArriveWithin = 6 * time.Minute // up to 9
+	s.once(r)
+	s.want(`SELECT call_id = 3 AND overtaken_at > clock_timestamp() - interval '1 min' AND (SELECT probed_at IS NOT NULL FROM call_hosts) FROM call_open WHERE call_id = 3`)
+
+	// A worker that is alive hears of answers itself.
+	s.exec(`INSERT INTO call_workers VALUES ('w', 'http', '{http}', '{}', 4, now(), now() + interval '1 h')`)
+	s.exec(`UPDATE call_open SET overtaken_at = NULL, worker = 'w'`)
+	s.exec(`UPDATE call_hosts SET probed_at = NULL`)
+	s.once(r)
+	s.want(`SELECT count(*) = 3 FROM call_open WHERE overtaken_at IS NULL`)
+}
+
 // An operator who knows what has arrived lets a limit off: its requests in doubt count as arrived, those of others stay.
 func TestOpenLetsOff(t *testing.T) {
 	t.Parallel()

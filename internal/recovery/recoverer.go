@@ -82,6 +82,7 @@ func (r *Recoverer) steps() []step {
 			func(ctx context.Context, v View) (int, error) { return policy.Backfill(ctx, r.Pool, v.Gained) },
 			r.counting(`SELECT count(*) FROM (` + policy.UncountedSQL + `) l`),
 		},
+		{"abandoned", r.overtake, nil},
 		{"unproven", r.prove, nil},
 		{"leftovers", r.clean, nil},
 	}

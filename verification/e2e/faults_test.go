@@ -17,8 +17,9 @@ const (
 	faultWindow = 2 * time.Second
 )
 
-// faultRules: short timeouts, so that what a killed worker leaves is found soon.
-const faultRules = "limits: {api: {rate: 20/2s}}\n" +
+// faultRules: short timeouts, so that what a killed worker leaves is found soon, and what it had sent counts for no longer than the
+// tests take.
+const faultRules = "limits: {api: {rate: 20/2s, arrive_within: 4s}}\n" +
 	"queues: {default: {limits: [api], max_attempts: 20, timeout: 3s, backoff: 100ms..1s}}"
 
 func faultStack(t *testing.T, api fakeapi.Config) *stack {
