@@ -141,9 +141,9 @@ FROM (
 ORDER BY i`
 
 const fillLedgerSQL = `
-INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at,
+INSERT INTO call_attempts (call_id, attempt, requests, code, cost, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, error, charged, result)
-SELECT id, 1, CASE task WHEN 'http' THEN 1 END, 1, dispatched_at, dispatched_at + interval '10 ms', finished_at, finished_at,
+SELECT id, 1, CASE task WHEN 'http' THEN 1 END, CASE WHEN task = 'http' THEN CASE status WHEN 'done' THEN 200 ELSE 422 END END, 1, dispatched_at, dispatched_at + interval '10 ms', finished_at, finished_at,
     CASE status WHEN 'done' THEN 'done' ELSE 'permanent' END, queue, task, key, 'bench', error_message,
     jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', finished_at),
         jsonb_build_object('limit', 'each', 'key', key, 'cost', 1, 'until', finished_at))
