@@ -50,6 +50,9 @@ func (k *worker) answered(a *attempt, with ending) {
 	for _, other := range slices.Clone(k.arrivals.waiting) {
 		if acked := other.m0 + *other.acked; acked <= a.sent || w.mutant.anyAnswer {
 			w.note(other.CallID, "", "attempt %d is overtaken by %d/%d", other.Attempt, a.CallID, a.Attempt)
+			if other.request == nil {
+				w.note(other.CallID, "", "WRONG")
+			}
 			k.overtaken(other, w.now-other.m0)
 		}
 	}

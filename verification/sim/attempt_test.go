@@ -250,7 +250,7 @@ func (a *attempt) arrive(slack time.Duration) {
 		w.api.leave(r)
 	}
 	works := w.between(time.Millisecond, 50*time.Millisecond)
-	if w.chance(0.1) {
+	if w.chance(0.1) || w.mutant.slow && w.chance(0.5) {
 		works = w.between(0, a.Timeout)
 	}
 	works = min(works, max(0, a.m0+a.Timeout+slack-w.now)) // it gives up by itself

@@ -26,12 +26,14 @@ func (w *world) planFaults() {
 	often(1, w.apiOutage)
 	if s.queues {
 		often(4, func() {
-			w.api.standStill(w.between(100*time.Millisecond, pick(w, time.Second, 5*time.Second, 20*time.Second, time.Minute)))
+			w.api.standStill(w.between(100*time.Millisecond, min(pick(w, time.Second, 5*time.Second, 20*time.Second, time.Minute), s.stretch/5)))
 		})
 	}
 	often(0.5, w.failOver)
 	if w.mutant.often != nil {
-		often(3, func() { w.mutant.often(w) })
+		for range 6 * len(s.stretches) {
+			w.at(max(s.tick, w.moment(1)), func() { w.mutant.often(w) })
+		}
 	}
 	often(2, w.operate)
 	often(1, w.cancelCalls)

@@ -54,10 +54,14 @@ func mutants() []struct {
 		}},
 		{"units that are given out ahead are used at once", []string{over}, mutant{early: true}},
 		{"an acknowledgement is an arrival", []string{over}, mutant{queues: true, ackIsLater: true}},
-		{"any answer proves what was acknowledged before", []string{over}, mutant{queues: true, anyAnswer: true}},
+		{"any answer proves what was acknowledged before", []string{over}, mutant{
+			queues: true, anyAnswer: true, calm: true, slow: true, timeout: 2 * time.Second,
+			often: func(w *world) { w.api.standStill(w.between(w.set.window, 2*w.set.window)) },
+		}},
 		{"nothing is too late for the gate", []string{over}, mutant{openGate: true}},
 		{"what TCP sends again is forgotten", []string{over, verify}, mutant{
 			resends: true,
+			timeout: 2 * limit.ResendMost, // so long a request is sent again and again
 			sql:     openUntilSQL("interval '0'"),
 			undo:    openUntilSQL("interval '5 seconds'"),
 		}},

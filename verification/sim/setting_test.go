@@ -76,6 +76,10 @@ func draw(w *world) setting {
 		s.loss = min(s.loss, 0.02)
 	}
 	s.queues = s.queues || w.mutant.queues
+	if w.mutant.calm {
+		s.trouble, s.loss, s.apiErrors = 0, 0, 0
+		s.window, units, s.slots = time.Second, 20, 32
+	}
 	if w.mutant.newM0 { // it shows in http calls whose start has to be asked for again
 		s.own, s.apiErrors, s.loss = false, 0, 0.3
 	}
@@ -218,6 +222,9 @@ func (s *setting) drawQueues(w *world) {
 			Name: fmt.Sprintf("q%d", i), Limits: all, MaxAttempts: w.intBetween(1, 5), BackoffMin: low,
 			BackoffMax: low * time.Duration(w.intBetween(1, 10)), OnLost: pick(w, "retry", "retry", "fail"),
 			Timeout: w.between(500*time.Millisecond, min(max(s.window/2, 2*time.Second), time.Minute)).Round(time.Millisecond),
+		}
+		if w.mutant.timeout > 0 {
+			q.Timeout = w.mutant.timeout
 		}
 		if i > 0 {
 			from := w.rng.IntN(len(all))
