@@ -21,6 +21,8 @@ CREATE TABLE call_limits (
     send_within    interval    NOT NULL,
     hosts          text[]      NOT NULL DEFAULT '{}', -- whose Retry-After closes it; {}: anybody's
     retry_after    interval    NOT NULL DEFAULT '1 hour', -- for how long at most; 0: never
+    headers        jsonb       NOT NULL DEFAULT '{}', -- which say so beside docs/apis.md's (wait), and which of those do not (off)
+    trust          text        NOT NULL DEFAULT 'lower', -- what the API says remains lowers what is given out; or 'ignore'
     queues         text[]      NOT NULL,
     applied_at     timestamptz NOT NULL,
     applied_by     text        NOT NULL,
@@ -74,7 +76,9 @@ CREATE TABLE call_queues (
     store_max    bigint      NOT NULL DEFAULT 65536, -- bytes of an answer's body that are kept
     store_for    interval    NOT NULL DEFAULT '0', -- for how long; 0: as the call
     served_key   text        NOT NULL DEFAULT '', -- the key that a claim served last: the next begins after it
-    needs        jsonb       NOT NULL DEFAULT '{}' -- units of budgets that each call draws: {"search-api": 3}
+    needs        jsonb       NOT NULL DEFAULT '{}', -- units of budgets that each call draws: {"search-api": 3}
+    on_refused   text        NOT NULL DEFAULT 'close', -- an answer that says a limit closes it and is no failure; or 'retry'
+    max_refusals integer     NOT NULL DEFAULT 1000 -- of a call
 ) WITH (fillfactor = 50);
 
 -- One row per budget in Redis, which handlers draw on while they run. Workers read it.
@@ -121,8 +125,27 @@ CREATE TABLE call_pauses (
     reason text        NOT NULL,
     at     timestamptz NOT NULL,
     by     text        NOT NULL,
+    -- An API closed the limit: for so long it does where it names no time. From until on one call goes as a probe before the
+    -- others, and the row stays until that had an answer. NULL: it was paused by people.
+    spell  interval,
+    call_id bigint,    -- the probe, which is this attempt of this call; NULL: none has been claimed yet
+    attempt integer,
+    hold   timestamptz, -- until then others wait for the probe at most; NULL: until it ends
     PRIMARY KEY (what, name, key)
 );
+
+-- What APIs say of their own limits in answers that are none, per limit and, where the limit is per key, key: the latest.
+CREATE TABLE call_remotes (
+    limit_name text        NOT NULL,
+    key        text        NOT NULL DEFAULT '',
+    most       bigint,      -- the API's limit; NULL: it does not say
+    remaining  bigint,      -- what it has left
+    reset_at   timestamptz, -- when that is as before; NULL: it does not say
+    answered_at timestamptz NOT NULL, -- when it said so
+    lowered    bigint,      -- what may be used until reset_at, where that is less than the rate; NULL: no less
+    malformed  bigint      NOT NULL DEFAULT 0, -- headers that said something and could not be read
+    PRIMARY KEY (limit_name, key)
+) WITH (fillfactor = 50);
 
 -- Who changed which limit, queue or budget, and how.
 CREATE TABLE call_audit (
@@ -231,6 +254,6 @@ END $$;
 
 -- +goose Down
 DROP FUNCTION callq_purge_versions();
-DROP TABLE call_clock_gains, call_hosts, call_locks, call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_meta, call_workers, call_usage,
+DROP TABLE call_remotes, call_clock_gains, call_hosts, call_locks, call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_meta, call_workers, call_usage,
     call_queues, call_limit_versions, call_limits;
 DROP FUNCTION callq_alive(timestamptz);

@@ -106,7 +106,7 @@ func rules(cfg *config.Config) policy.Policy {
 			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: slack, Proof: proof, ArriveWithin: l.ArriveWithin, SendWithin: l.SendWithin,
-				Hosts: l.Hosts, RetryAfter: &l.RetryAfter,
+				Hosts: l.Hosts, RetryAfter: &l.RetryAfter, Headers: policy.Headers(l.Headers), Trust: l.Trust,
 			})
 		}
 	}
@@ -119,7 +119,7 @@ func rules(cfg *config.Config) policy.Policy {
 			Name: name, Limits: limits, On: q.On, MaxAttempts: q.MaxAttempts,
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 			Store: q.Store, StoreMax: int64(q.StoreMax), StoreFor: q.StoreFor,
-			Needs: needs(q),
+			Needs: needs(q), OnRefused: q.OnRefused, MaxRefusals: q.MaxRefusals,
 		})
 	}
 	for name, b := range cfg.Budgets {

@@ -90,8 +90,16 @@ type Limit struct {
 	SendWithin   time.Duration `key:"send_within" omitempty:"true" allowed:"10ms..1m"`    // default: limit.DefaultSendWithin
 	Hosts        []string      `key:"hosts" check:"host"`                                 // whose Retry-After closes it; none: any
 	RetryAfter   time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
+	Headers      Headers       `key:"headers"`
+	Trust        string        `key:"trust" default:"lower" allowed:"lower|ignore"` // what comes of what the API says remains
 
 	Windows []Window // what Load makes of it, the shortest first
+}
+
+// Headers are which of an answer's headers say when to come again.
+type Headers struct {
+	Wait []string `key:"wait" check:"header"` // beside those of docs/apis.md
+	Off  []string `key:"off" check:"header"`  // of those, which do not
 }
 
 // Answer is a slack that lasts until the answer.
@@ -125,6 +133,8 @@ type Queue struct {
 	StoreMax    Bytes         `key:"store_max" default:"64KiB" allowed:"1..64KiB"`   // of an answer's body
 	StoreFor    time.Duration `key:"store_for" omitempty:"true" allowed:"1s..3660d"` // 0: as the call
 	Needs       Needs         `key:"needs" check:"need"`                             // units of budgets that each call draws
+	OnRefused   string        `key:"on_refused" default:"close" allowed:"close|retry"`
+	MaxRefusals int           `key:"max_refusals" default:"1000" allowed:"1..1000000"`
 }
 
 // Budget is what handlers draw on in Redis while they run. Rule is what its keys mean together.

@@ -26,7 +26,7 @@ func TestValuesAreRead(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, `
 limits:
-  stripe: {rate: 100 per 1h, slack: 2s, hosts: [api.stripe.com, 10.0.0.1], retry_after: 10m}
+  stripe: {rate: 100 per 1h, slack: 2s, hosts: [api.stripe.com, 10.0.0.1], retry_after: 10m, headers: {wait: [x-my-reset, X-Mine-*], off: [x-ratelimit-reset]}, trust: ignore}
   0042: {rate: 5/s, anchor: finish, algorithm: sliding_window, send_within: 50ms, retry_after: off}
   tokens: {rate: 90_000/1m, per: key, count: cost, anchor: finish}
   sockets: {concurrency: 50}
@@ -40,6 +40,8 @@ queues:
     store: all
     store_max: 16KiB
     store_for: 1d
+    on_refused: retry
+    max_refusals: 7
     on: ip-a
     hours: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin
   refunds: *payments
@@ -59,13 +61,13 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		limits[name] = l
 	}
 	wantLimits := map[string]Limit{
-		"stripe":  {Algorithm: "sliding_window", Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: 10 * time.Minute},
-		"0042":    {Algorithm: "sliding_window", Anchor: "finish"},
-		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour},
-		"sockets": {Algorithm: "sliding_window", Concurrency: 50, RetryAfter: time.Hour},
+		"stripe":  {Algorithm: "sliding_window", Hosts: []string{"api.stripe.com", "10.0.0.1"}, RetryAfter: 10 * time.Minute, Headers: Headers{Wait: []string{"x-my-reset", "X-Mine-*"}, Off: []string{"x-ratelimit-reset"}}, Trust: "ignore"},
+		"0042":    {Algorithm: "sliding_window", Anchor: "finish", Trust: "lower"},
+		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour, Trust: "lower"},
+		"sockets": {Algorithm: "sliding_window", Concurrency: 50, RetryAfter: time.Hour, Trust: "lower"},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour, nil}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0, nil}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour, nil, "retry", 7}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0, nil, "close", 1000}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}

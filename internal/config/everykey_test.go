@@ -38,6 +38,8 @@ func inFile(path, value string) string {
 		rate = ""
 	}
 	switch {
+	case len(keys) == 4: // limits.per-min.headers.wait
+		return keys[0] + ": {" + keys[1] + ": {" + rate + keys[2] + ": {" + keys[3] + ": " + value + "}}}\n"
 	case keys[0] == "queues":
 		return "limits: {per-min: {rate: 1/m}}\nqueues: {" + keys[1] + ": {" + keys[2] + ": " + value + "}}\n"
 	case keys[1] == "at-once":

@@ -61,7 +61,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 	want := Limit{
 		Rate: Rates{"100 per 1h, sliding window"}, Algorithm: "sliding_window", Anchor: limit.AnchorStart, Per: "key", Count: "cost",
 		Overrides: Overrides{"acct_1": "500/1h"}, Slack: limit.DefaultSlack(time.Hour), ArriveWithin: limit.DefaultArriveWithin(time.Hour), SendWithin: limit.DefaultSendWithin(time.Hour),
-		Hosts: []string{"api.stripe.com"}, RetryAfter: time.Hour,
+		Hosts: []string{"api.stripe.com"}, RetryAfter: time.Hour, Headers: Headers{[]string{"x-my-reset"}, []string{"x-ratelimit-reset"}}, Trust: "lower",
 	}
 	want.Windows = []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}}}
 	if diff := cmp.Diff(want, c.Limits["stripe"]); diff != "" {

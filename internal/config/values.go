@@ -136,6 +136,7 @@ func ruleOf(name string) rule {
 		"address": {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
 		"cron":    {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
 		"host":    {checkHost, "a name or an address without scheme, port and path"},
+		"header":  {checkHeader, "a header's name, such as x-ratelimit-reset; one that ends in * stands for all that begin so"},
 		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas: " +
 			"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
 		"listen":   {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
@@ -195,6 +196,10 @@ func checkVariable(s string) error {
 func checkHost(s string) error {
 	isIP := second(netip.ParseAddr(s)) == nil
 	return unless(isIP || matches(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?$`, s), s, "is not a host")
+}
+
+func checkHeader(s string) error {
+	return unless(len(s) <= 100 && matches(`^[A-Za-z0-9_-]+[*]?$`, s), s, "is not a header's name")
 }
 
 func checkAddress(s string) error {

@@ -124,20 +124,21 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 
 const queuesSQL = `
 SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours,
-    store, store_max, store_for, nullif(needs, '{}') AS needs
+    store, store_max, store_for, nullif(needs, '{}') AS needs, on_refused, max_refusals
 FROM call_queues`
 
 const dropQueuesSQL = `DELETE FROM call_queues WHERE name <> ALL($1) RETURNING name`
 
 const putQueueSQL = `
 INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for,
-    needs)
+    needs, on_refused, max_refusals)
 VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours,
-    @store, @store_max, @store_for, coalesce(nullif(@needs::jsonb, 'null'), '{}'))
+    @store, @store_max, @store_for, coalesce(nullif(@needs::jsonb, 'null'), '{}'), @on_refused, @max_refusals)
 ON CONFLICT (name) DO UPDATE
 SET limits = excluded.limits, label = excluded.label, max_attempts = excluded.max_attempts, backoff_min = excluded.backoff_min,
     backoff_max = excluded.backoff_max, timeout = excluded.timeout, on_lost = excluded.on_lost, hours = excluded.hours,
-    store = excluded.store, store_max = excluded.store_max, store_for = excluded.store_for, needs = excluded.needs`
+    store = excluded.store, store_max = excluded.store_max, store_for = excluded.store_for, needs = excluded.needs,
+    on_refused = excluded.on_refused, max_refusals = excluded.max_refusals`
 
 // applyBudgets writes the budgets. Only the appliers' lock guards them: workers draw by what they read.
 func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -46,7 +47,23 @@ type Limit struct {
 	// long at most; 0: never; nil: an hour.
 	Hosts      []string       `db:"hosts" json:",omitempty"`
 	RetryAfter *time.Duration `db:"retry_after"`
+	// Headers are what an answer's headers say of it, and Trust is what comes of what a success says remains: TrustLower, which is
+	// the default, or TrustIgnore.
+	Headers Headers `db:"headers" json:",omitzero"`
+	Trust   string  `db:"trust" json:",omitempty"`
 }
+
+// Headers are the names of headers that say of a limit when to come again, beside those of docs/apis.md, and of those that do not.
+type Headers struct {
+	Wait []string `json:"wait,omitempty"`
+	Off  []string `json:"off,omitempty"`
+}
+
+// What comes of it where an API says that less remains than callq counts.
+const (
+	TrustLower  = "lower"
+	TrustIgnore = "ignore"
+)
 
 // Queue says which limits its calls use, and how they are retried.
 type Queue struct {
@@ -64,6 +81,8 @@ type Queue struct {
 	Store    string        `db:"store"`     // all, errors or none; empty: as the worker's http_task.store says
 	StoreMax int64         `db:"store_max"` // 0: 64 KiB
 	StoreFor time.Duration `db:"store_for"` // 0: as the call
+	OnRefused   string `db:"on_refused"`   // what an answer is that says a limit: close (no failure; the default) or retry (one)
+	MaxRefusals int    `db:"max_refusals"` // of a call; 0: 1,000
 	// Needs are units of budgets that each call draws: claims leave alone what has none of them free.
 	Needs map[string]int64 `db:"needs" json:",omitempty"`
 }
@@ -84,7 +103,11 @@ func (b *Budget) rule() budget.Rule {
 	return budget.Rule{Rate: b.Rate, Burst: b.Burst, Shape: b.BudgetShape}
 }
 
-const defaultRetryAfter = time.Hour
+const (
+	defaultRetryAfter  = time.Hour
+	defaultMaxRefusals = 1000
+	refusedCloses      = "close"
+)
 
 func (l Limit) retryAfter() time.Duration {
 	if l.RetryAfter == nil {
@@ -101,6 +124,15 @@ func (l Limit) String() string {
 	})
 	if len(l.Hosts) > 0 {
 		text += ", hosts " + strings.Join(l.Hosts, " and ")
+	}
+	if len(l.Headers.Wait) > 0 {
+		text += ", told by " + strings.Join(l.Headers.Wait, " and ")
+	}
+	if len(l.Headers.Off) > 0 {
+		text += ", not by " + strings.Join(l.Headers.Off, " and ")
+	}
+	if l.Trust == TrustIgnore {
+		text += ", trust ignore"
 	}
 	switch most := l.retryAfter(); most {
 	case defaultRetryAfter:
@@ -123,6 +155,9 @@ func (q Queue) String() string {
 	}
 	if q.Store != "" || q.StoreFor != 0 {
 		text += fmt.Sprintf(", store %s, store_max %d, store_for %s", q.Store, q.StoreMax, q.StoreFor)
+	}
+	if q.OnRefused != refusedCloses || q.MaxRefusals != defaultMaxRefusals {
+		text += fmt.Sprintf(", on_refused %s, max_refusals %d", q.OnRefused, q.MaxRefusals)
 	}
 	for _, name := range slices.Sorted(maps.Keys(q.Needs)) {
 		text += fmt.Sprintf(", needs %d of %s", q.Needs[name], name)
@@ -201,6 +236,10 @@ func (l *Limit) check() error {
 	l.SendWithin = storable(cmp.Or(l.SendWithin, limit.DefaultSendWithin(l.Rate.Span())))
 	l.Rate.Window, l.RetryAfter = storable(l.Rate.Window), new(storable(l.retryAfter()))
 	l.Hosts = sortedSet(l.Hosts)
+	l.Headers = Headers{headerSet(l.Headers.Wait), headerSet(l.Headers.Off)}
+	if l.Trust = cmp.Or(l.Trust, TrustLower); l.Trust != TrustLower && l.Trust != TrustIgnore {
+		return fmt.Errorf("trust is %q; it may be lower or ignore", l.Trust)
+	}
 	if len(l.Overrides) == 0 {
 		l.Overrides = nil
 	}
@@ -232,6 +271,10 @@ func (q *Queue) check(p *Policy) error {
 	if q.OnLost != "retry" && q.OnLost != "fail" {
 		return fmt.Errorf("on_lost is %q; it may be retry or fail", q.OnLost)
 	}
+	q.OnRefused, q.MaxRefusals = cmp.Or(q.OnRefused, refusedCloses), cmp.Or(q.MaxRefusals, defaultMaxRefusals)
+	if q.OnRefused != refusedCloses && q.OnRefused != "retry" || q.MaxRefusals < 1 {
+		return fmt.Errorf("on_refused is %q, max_refusals %d; it may be close or retry, at least 1 of them", q.OnRefused, q.MaxRefusals)
+	}
 	q.Hours = strings.Join(strings.Fields(q.Hours), " ")
 	if _, err := hours.Parse(q.Hours); err != nil {
 		return fmt.Errorf("hours: %w", err)
@@ -254,6 +297,15 @@ func (b *Budget) check() error {
 		return fmt.Errorf("on_outage is %q; it may be closed or open", b.OnOutage)
 	}
 	return nil
+}
+
+// headerSet is a sorted set of headers by their canonical names; nil where it is empty.
+func headerSet(names []string) []string {
+	var set []string
+	for _, name := range names {
+		set = append(set, http.CanonicalHeaderKey(name))
+	}
+	return sortedSet(set)
 }
 
 func sortedSet(list []string) []string {

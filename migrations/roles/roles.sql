@@ -48,7 +48,7 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_hosts, call_locks, call_meta,
+REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_hosts, call_remotes, call_locks, call_meta,
     call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers, callq_migrations
     FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, call_wake_seq, callq_migrations_id_seq
@@ -68,7 +68,7 @@ GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_
 -- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
 -- that retention deletes from it, that attempts of a former call whose id is used again get other numbers, and that what an
 -- attempt without an answer counts until becomes known later.
-GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_flows, call_hosts, call_meta, call_inbox, call_open, call_pauses,
+GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_flows, call_hosts, call_remotes, call_meta, call_inbox, call_open, call_pauses,
     call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_daemon;
 GRANT SELECT ON call_backlog TO callq_daemon;
 GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lock a row
@@ -78,7 +78,7 @@ GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
 GRANT USAGE, UPDATE ON SEQUENCE call_wake_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
-GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_hosts, call_locks, call_meta,
+GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_hosts, call_remotes, call_locks, call_meta,
     call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_viewer;
 
 GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;

@@ -143,7 +143,7 @@ func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
 
 const clearSQL = `
 TRUNCATE call_queue, call_clock_gains, call_open, call_attempts, call_limits, call_limit_versions, call_queues, call_pauses,
-    call_policies, call_dispatchers, call_audit, call_usage, call_hosts, call_workers, call_meta, call_inbox, call_flows, call_segments RESTART IDENTITY`
+    call_policies, call_dispatchers, call_audit, call_usage, call_hosts, call_remotes, call_workers, call_meta, call_inbox, call_flows, call_segments RESTART IDENTITY`
 
 // base is when a simulation begins.
 var base = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
