@@ -97,6 +97,7 @@ type Sending struct {
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
 	to     hostPort        // where the answer came from
 	Host   string          // where the request went
+	Answer *Answer         // nil: none came
 }
 
 // Since turns what the gate saw into offsets from m0.
@@ -137,12 +138,13 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	kept := readResponse(answer, secrets, min(cmp.Or(call.StoreMax, maxBody), maxBody))
 	_ = answer.Body.Close()
 	// The status decides, even where the body was cut off: the API has done what was asked. But what was asked for may be the body.
-	err = verdict(r.shown, answer, time.Now())
+	said := &Answer{Status: answer.StatusCode, Header: answer.Header, At: time.Now(), what: r.shown}
+	err = said.Verdict(said.Refusal(Forms{}))
 	store := cmp.Or(call.Store, t.cfg.Store)
 	if reads := r.request.Method == http.MethodGet || r.request.Method == http.MethodHead; err == nil && kept.Cut && reads && store == "all" {
 		err = fmt.Errorf("%s: %s", r.shown, cmp.Or(kept.HeadersError, "the answer's body was cut short"))
 	}
-	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL), Host: hostOf(r.request.URL).String()}
+	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL), Host: hostOf(r.request.URL).String(), Answer: said}
 	if store == "all" || store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}

@@ -63,20 +63,26 @@ func readable(text string, maxBytes int) (short string, truncated bool) {
 	return strings.ToValidUTF8(short[:maxBytes], ""), true // without the character that was cut
 }
 
-// verdict is how a call ends by its answer's status: 2xx is done; 408, 425, 429 and 5xx are tried
-// again, and others where they say when (GitHub's limits answer 403); else those, redirects too, are permanent.
-func verdict(what string, r *http.Response, now time.Time) error {
-	status := r.StatusCode
-	if status >= 200 && status <= 299 {
+// Answer is what came back of a request.
+type Answer struct {
+	Status int
+	Header http.Header
+	At     time.Time // when it was read
+	what   string    // the request, as errors show it
+}
+
+// Verdict is how a call ends by its answer: 2xx is done. What a refusal says is no failure. 408, 425 and 5xx are tried again; others,
+// redirects too, are permanent. r is what the answer says of limits; nil: nothing.
+func (a *Answer) Verdict(r *Refusal) error {
+	if a.Status >= 200 && a.Status <= 299 {
 		return nil
 	}
-	err := errors.New(strings.TrimSpace(fmt.Sprintf("%s: %d %s", what, status, http.StatusText(status))))
-	later := waitOf(status, r.Header, now)
+	err := errors.New(strings.TrimSpace(fmt.Sprintf("%s: %d %s", a.what, a.Status, http.StatusText(a.Status))))
 	switch {
-	case later > 0:
-		return outcome.RetryAfter(later, err)
-	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests,
-		status >= 500 && status <= 599:
+	case r != nil && !r.Unsure:
+		return outcome.Refused(r.After, err)
+	case a.Status == http.StatusRequestTimeout, a.Status == http.StatusTooEarly, a.Status == http.StatusTooManyRequests,
+		a.Status >= 500 && a.Status <= 599:
 		return err
 	}
 	return outcome.Permanent(err)

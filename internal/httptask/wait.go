@@ -37,6 +37,51 @@ func waitForms() []waitForm {
 	}
 }
 
+// Forms are what a limit's configuration says of headers: which say when to come again beside waitForms (Wait), and which of
+// those do not (Off). Their names are canonical; one that ends in * stands for all that begin so.
+type Forms struct{ Wait, Off []string }
+
+// Refusal is what an answer says that refuses a request because of a limit.
+type Refusal struct {
+	After time.Duration // from the answer on; 0: it names no time ahead
+	Named bool          // a header says so; else only the status does
+	// Unsure: a 503 or 529 that says nothing more. It is what limiters such as nginx answer, and APIs that are down.
+	Unsure bool
+	Own    bool     // a header of Forms.Wait says so
+	Names  []string // of the limits that it is about, as the header has them, in lower case: burst, requests
+}
+
+// Refusal reads what an answer says of limits; nil: it is no refusal. 429 always is one, 503 and 529 with a form or by the look of
+// them (Unsure), and a status that can have other causes only with what says so.
+func (a *Answer) Refusal(forms Forms) *Refusal {
+	switch a.Status {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded, http.StatusForbidden,
+		http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestEntityTooLarge:
+	default:
+		return nil
+	}
+	wait := waitOf(a.Status, a.Header, a.At)
+	switch {
+	case wait > 0:
+		return &Refusal{After: wait, Named: true}
+	case a.Status == http.StatusTooManyRequests:
+		return &Refusal{}
+	case a.Status == http.StatusServiceUnavailable, a.Status == statusOverloaded:
+		return &Refusal{Unsure: true}
+	}
+	return nil
+}
+
+// Remote is what an answer that is no refusal says of one of the API's own limits. -1: it does not say.
+type Remote struct {
+	Name             string // as in Refusal.Names; "": it has none
+	Limit, Remaining int64
+	Reset            time.Duration // from the answer on
+}
+
+// Remotes reads what an answer says of the API's own limits.
+func (a *Answer) Remotes(forms Forms) []Remote { return nil }
+
 // waitOf is how long an answer of this status asks to wait. 0: it does not, or names no time ahead. A status that can have other
 // causes than a limit counts only with what says so.
 func waitOf(status int, header http.Header, now time.Time) time.Duration {

@@ -19,6 +19,12 @@ type RetryAfterError struct {
 	After time.Duration
 }
 
+// RefusedError says that the API wants no more requests for a while: the call is no failure.
+type RefusedError struct {
+	cause
+	After time.Duration // 0: it names no time
+}
+
 // SnoozeError puts the call off.
 type SnoozeError struct{ After time.Duration }
 
@@ -37,6 +43,9 @@ func RetryAfter(d time.Duration, err error) error {
 	return &RetryAfterError{orUnnamed(err), bounded(d)}
 }
 
+// Refused returns a [RefusedError].
+func Refused(d time.Duration, err error) error { return &RefusedError{orUnnamed(err), bounded(d)} }
+
 // Snooze returns a [SnoozeError].
 func Snooze(d time.Duration) error { return &SnoozeError{bounded(d)} }
 
@@ -45,7 +54,7 @@ func NotSent(err error) error { return &NotSentError{orUnnamed(err)} }
 
 // Chosen reports whether a handler chose how the attempt ends, rather than met an error.
 func Chosen(err error) bool {
-	return is[*PermanentError](err) || is[*RetryAfterError](err) || is[*SnoozeError](err) || is[*NotSentError](err)
+	return is[*PermanentError](err) || is[*RetryAfterError](err) || is[*RefusedError](err) || is[*SnoozeError](err) || is[*NotSentError](err)
 }
 
 // IsPermanent reports whether err fails the call.

@@ -78,11 +78,11 @@ type Queue struct {
 	Hours       string        `db:"hours"`   // outside of which nothing starts, as internal/hours reads them; empty: none
 
 	// Which answers to calls of the task http are kept, so many bytes of each, and for how long.
-	Store    string        `db:"store"`     // all, errors or none; empty: as the worker's http_task.store says
-	StoreMax int64         `db:"store_max"` // 0: 64 KiB
-	StoreFor time.Duration `db:"store_for"` // 0: as the call
-	OnRefused   string `db:"on_refused"`   // what an answer is that says a limit: close (no failure; the default) or retry (one)
-	MaxRefusals int    `db:"max_refusals"` // of a call; 0: 1,000
+	Store       string        `db:"store"`        // all, errors or none; empty: as the worker's http_task.store says
+	StoreMax    int64         `db:"store_max"`    // 0: 64 KiB
+	StoreFor    time.Duration `db:"store_for"`    // 0: as the call
+	OnRefused   string        `db:"on_refused"`   // what an answer is that says a limit: close (no failure; the default) or retry (one)
+	MaxRefusals int           `db:"max_refusals"` // of a call; 0: 1,000
 	// Needs are units of budgets that each call draws: claims leave alone what has none of them free.
 	Needs map[string]int64 `db:"needs" json:",omitempty"`
 }
