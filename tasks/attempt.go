@@ -249,6 +249,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 	case s.Wrote:
 		since := s.Since(a.m0)
 		a.code, a.took, a.host = s.Code, since.Ended-*since.Sent, s.Host
+		a.w.remotes.note(a, s)
 		a.shutLimits(s)
 		return a.sent(a.ending(s.Err), since.Arrival(), new(int16(1)))
 	case a.started:

@@ -61,7 +61,8 @@ type Worker struct {
 	metrics  *metrics
 	slots    slots
 	arrivals *httptask.Arrivals // of all its tasks
-	ready    atomic.Bool        // attempts are taken
+	remotes  remotes
+	ready    atomic.Bool // attempts are taken
 	session
 }
 
@@ -192,6 +193,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	loops.Go(func() { w.every(recording, heartbeatEvery, w.running.endCancelled) })
 	loops.Go(func() { w.every(recording, budgetsEvery, w.budgets.Read) })
 	loops.Go(func() { w.every(recording, exchangeEvery, w.exchange) })
+	loops.Go(func() { w.every(recording, remotesEvery, w.tellRemotes) })
 	broker := handoff.New(w.cfg.Redis, db, w.log)
 	if !retry(ctx, time.Second, func() error { _, err := broker.Pending(ctx, w.pool); return err }, func(err error) {
 		w.log.WarnContext(ctx, "waiting for Redis and Postgres", "err", err)

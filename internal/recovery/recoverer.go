@@ -186,6 +186,7 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	batch.Queue(cleanGainsSQL, v.Gained)
 	batch.Queue(cleanWorkersSQL)
 	batch.Queue(cleanDispatchersSQL)
+	batch.Queue(cleanRemotesSQL)
 	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return 0, err
 	}
@@ -216,6 +217,14 @@ WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM 
     - CASE WHEN by > '0' THEN interval '1 day' ELSE interval '1 year' END`
 
 const cleanWorkersSQL = `DELETE FROM call_workers WHERE heartbeat_at < clock_timestamp() - interval '1 day'`
+
+// Workers lock several, in another order.
+const cleanRemotesSQL = `
+DELETE FROM call_remotes r
+USING (
+    SELECT limit_name, key FROM call_remotes WHERE answered_at < clock_timestamp() - interval '1 day' LIMIT 10000 FOR UPDATE SKIP LOCKED
+) old
+WHERE r.limit_name = old.limit_name AND r.key = old.key`
 
 // A heartbeat that lies ahead is older than the clock's last step back. A live dispatcher's row is back at its next one.
 const cleanDispatchersSQL = `
