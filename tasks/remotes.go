@@ -137,7 +137,7 @@ func remotesOf(taken map[string]noted, rules []ledger.RemoteRule, c clockReading
 }
 
 // of is what an answer says of limits, by the place of their rules. What it names as a limit is about that one. Anything else is about
-// the one limit with a window that counts the call, if there is but one: of several such, what has no name, or else the name of what
+// the one limit with a window that counts the call, if there is but one: of several such, the first that has no name, or that of what
 // the limit counts.
 func (n noted) of(rules []ledger.RemoteRule) map[int]httptask.Remote {
 	mine, said := map[string]int{}, map[int]httptask.Remote{} // mine: those that the answer may be about
@@ -159,6 +159,7 @@ func (n noted) of(rules []ledger.RemoteRule) map[int]httptask.Remote {
 		for _, r := range n.remotes(rules[i]) {
 			if is, ok := named(r); ok && is == i {
 				said[i] = r
+				break
 			}
 		}
 	}
@@ -173,7 +174,7 @@ func (n noted) of(rules []ledger.RemoteRule) map[int]httptask.Remote {
 		}
 		others = slices.DeleteFunc(others, func(r httptask.Remote) bool { return cmp.Or(r.Name, counts) != counts })
 	}
-	if len(others) == 1 {
+	if len(others) > 0 {
 		said[only] = others[0]
 	}
 	return said

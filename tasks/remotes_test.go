@@ -58,6 +58,7 @@ func TestRemotesOf(t *testing.T) {
 		"requests of several":         {[]ledger.RemoteRule{api}, false, `{"tokens": 7, "requests": 8}`, `{"api/": 8}`},
 		"tokens of several":           {[]ledger.RemoteRule{tokens}, false, `{"tokens": 7, "requests": 8}`, `{"tpm/": 7}`},
 		"none of several":             {[]ledger.RemoteRule{api}, false, `{"burst": 7, "daily": 8}`, `{}`},
+		"the first without a name":    {[]ledger.RemoteRule{api}, false, `{"burst": 7, "": 8}`, `{"api/": 8}`},
 		"without what is off":         {[]ledger.RemoteRule{off}, false, `{"burst": 7, "daily": 8}`, `{"api/": 8}`},
 		"a refusal is about no limit": {[]ledger.RemoteRule{api}, true, `{"": 0}`, `{}`},
 		"it is not known any more":    {nil, false, `{"": 0}`, `{}`},

@@ -69,6 +69,9 @@ func showLimit(ctx context.Context, db *database, args []string) error {
 	}
 	return db.show(d, func(w io.Writer) {
 		limitTable().print(w, []admin.Limit{d.Limit})
+		if text := d.RemoteText(); text != "" {
+			fmt.Fprintln(w, text)
+		}
 		table[admin.Pause]{"PAUSED KEY,UNTIL,REASON,SINCE,BY", func(p admin.Pause) []any {
 			return []any{p.Key, p.Until, p.Reason, p.At, p.By}
 		}}.below(w, d.Pauses)

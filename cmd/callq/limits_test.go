@@ -37,6 +37,7 @@ func published(t *testing.T) world {
 func TestOperatorsOfLimits(t *testing.T) {
 	t.Parallel()
 	w := published(t)
+	w.exec(`INSERT INTO call_remotes (limit_name, most, remaining, reset_at, answered_at) VALUES ('sockets', 4, 3, now() + interval '1 h', now())`)
 	cases := []struct {
 		args string
 		code int
@@ -69,6 +70,9 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"limits list", 0, ", 1 key paused"},
 		{"status -o json", 0, `"paused_keys": 1`},
 		{"limits get stripe", 0, "acct_1"},
+		{"limits get sockets", 0, "the API says: 3 of 4 remain, until 2"},
+		{"limits get sockets -o json", 0, `"remote_remaining": 3`},
+		{"limits list -o json", 0, `"lowered": null`},
 		{"limits get stripe -o json", 0, `"change": "paused for key acct_1: by an operator"`},
 		{"limits pause stripe --for 1h --until 2030-01-01T00:00:00Z", 2, "[for until] were all set"},
 		{"limits pause stripe --for -1h", 2, "--for"},

@@ -66,26 +66,32 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 }
 
 // gaugeDescs are the gauges of gauges.
-type gaugeDescs struct{ up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc }
+type gaugeDescs struct {
+	up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc
+	remoteLimit, remoteRemaining, lowered                        *prometheus.Desc
+}
 
 func newGaugeDescs() gaugeDescs {
 	return gaugeDescs{
-		up:      describe("callq_gauges_up", "1 if Postgres answered for the gauges of limits and queues."),
-		units:   describe("callq_limit_units", "Units that a limit has in all; of one per key, a key's.", "limit"),
-		used:    describe("callq_limit_used", "Units of a limit that are occupied; of one per key, by the fullest key with an open attempt.", "limit"),
-		doubt:   describe("callq_limit_in_doubt", "Of callq_limit_used, units of requests without an answer that may still arrive.", "limit"),
-		waiting: describe("callq_limit_waiting_calls", "Due calls in the queues of a limit.", "limit"),
-		next:    describe("callq_limit_next_unit_seconds", "Seconds until a unit is free: 0 if one is, NaN if unknown, +Inf if paused.", "limit"),
-		closed:  describe("callq_limit_closed", "1 if the limit is closed by this cause: "+strings.Join(admin.Causes, ", ")+".", "limit", "cause"),
-		calls:   describe("callq_queue_calls", "Calls that have not ended, by queue and state: due, scheduled, dispatched, running.", "queue", "state"),
-		oldest:  describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
+		up:              describe("callq_gauges_up", "1 if Postgres answered for the gauges of limits and queues."),
+		units:           describe("callq_limit_units", "Units that a limit has in all; of one per key, a key's.", "limit"),
+		used:            describe("callq_limit_used", "Units of a limit that are occupied; of one per key, by the fullest key with an open attempt.", "limit"),
+		doubt:           describe("callq_limit_in_doubt", "Of callq_limit_used, units of requests without an answer that may still arrive.", "limit"),
+		waiting:         describe("callq_limit_waiting_calls", "Due calls in the queues of a limit.", "limit"),
+		next:            describe("callq_limit_next_unit_seconds", "Seconds until a unit is free: 0 if one is, NaN if unknown, +Inf if paused.", "limit"),
+		closed:          describe("callq_limit_closed", "1 if the limit is closed by this cause: "+strings.Join(admin.Causes, ", ")+".", "limit", "cause"),
+		remoteLimit:     describe("callq_limit_remote_limit", "Units that the API says its limit has; none where it does not say, or the limit is per key.", "limit"),
+		remoteRemaining: describe("callq_limit_remote_remaining", "Units that the API says it has left; none likewise, or once they were reset.", "limit"),
+		lowered:         describe("callq_limit_lowered_units", "Units that may be used until the API resets its limit, where less remains of that than callq counts.", "limit"),
+		calls:           describe("callq_queue_calls", "Calls that have not ended, by queue and state: due, scheduled, dispatched, running.", "queue", "state"),
+		oldest:          describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
 	}
 }
 
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered} {
 		to <- desc
 	}
 }
@@ -108,6 +114,13 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 		set(d.doubt, float64(l.InDoubt), l.Name)
 		set(d.waiting, float64(l.Waiting), l.Name)
 		set(d.next, l.NextUnit, l.Name)
+		for desc, units := range map[*prometheus.Desc]*int64{
+			d.remoteLimit: l.Remote.RemoteLimit, d.remoteRemaining: l.Remote.RemoteRemaining, d.lowered: l.Remote.Lowered,
+		} {
+			if units != nil {
+				set(desc, float64(*units), l.Name)
+			}
+		}
 		for _, cause := range admin.Causes {
 			closed := 0.0
 			if l.Closed == cause {

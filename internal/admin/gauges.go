@@ -18,10 +18,11 @@ type Gauges struct {
 type LimitGauge struct {
 	Name        string
 	Units, Used int64
-	InDoubt     int64   // of Used: see LimitUse
-	Waiting     int64   // due calls of its queues
-	NextUnit    float64 // seconds; 0: there is room; NaN: not known; +Inf: not until somebody opens it
-	Closed      string  // one of Causes; empty: it is open
+	InDoubt     int64       // of Used: see LimitUse
+	Waiting     int64       // due calls of its queues
+	NextUnit    float64     // seconds; 0: there is room; NaN: not known; +Inf: not until somebody opens it
+	Closed      string      // one of Causes; empty: it is open
+	Remote      LimitRemote // of a limit per key: nothing
 }
 
 // Causes are why a limit may be closed.
@@ -63,6 +64,10 @@ func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 		r.quick = true
 		for _, l := range r.limits(nil, nil) {
 			gauge := LimitGauge{Name: l.Name, Units: l.InAll(), Used: l.Occupied, InDoubt: l.InDoubt, NextUnit: l.nextUnit(), Closed: l.closed()}
+			if !l.PerKey {
+				gauge.Remote = l.LimitRemote
+				gauge.Remote.RemoteRemaining = l.remains()
+			}
 			for _, queue := range l.Queues {
 				gauge.Waiting += due[queue]
 			}

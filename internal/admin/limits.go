@@ -25,6 +25,7 @@ type Limit struct {
 	ChangedAt  time.Time        `json:"changed_at" db:"applied_at"`
 	ChangedBy  string           `json:"changed_by" db:"applied_by"`
 	LimitUse
+	LimitRemote
 	limitFacts
 }
 
@@ -168,6 +169,7 @@ func (r *reader) limits(names []string, key *string) []Limit {
 		}
 		l.reckon(u, r.missing(l))
 	}
+	r.remotes(limits)
 	return limits
 }
 

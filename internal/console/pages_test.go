@@ -57,6 +57,7 @@ func TestEverythingIsReached(t *testing.T) {
 				},
 				"/calls?status=failed": {`aria-current="page">Dead letters</a>`, `<option value="failed" selected>`, `class="status failed"`},
 				"/calls/1":             {shown, "call_data"},
+				"/limits/sockets":      {"the API says: 12 of 100 remain"},
 				"/calls/4":             {shown, "&#34;body&#34;: &#34;", `class="status error"`},
 			} {
 				for _, w := range words {

@@ -128,6 +128,7 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 		`INSERT INTO call_dispatchers VALUES ('a', 'host/1' || $1, 'in force', now() + interval '1 h'), ('b', 'host/2' || $1, 'another', now() + interval '1 h')`,
 		`INSERT INTO call_pauses VALUES ('queue', 'pay' || $1, '', 'infinity', $1, now(), $1), ('queue', 'pay' || $1, 'key' || $1, now() + interval '1 h', $1, now(), $1),
 			('limit', 'api' || $1, '', now() + interval '1 h', $1, now(), $1), ('limit', 'api' || $1, 'key' || $1, 'infinity', $1, now(), $1)`,
+		`INSERT INTO call_remotes (limit_name, key, most, remaining, answered_at) VALUES ('sockets', '', 100, 12, now()), ('api' || $1, 'key' || $1, 9, 8, now())`,
 		`INSERT INTO call_budgets VALUES ('search' || $1, 100, '1 s', 7, 'closed', now(), $1)`,
 		`INSERT INTO call_audit (by, what, name, change) VALUES ($1, 'limit', 'api' || $1, $1), ($1, 'queue', 'pay' || $1, $1)`,
 	} {
