@@ -27,6 +27,8 @@ func TestRemotes(t *testing.T) {
 		{"draft 8, several", "", `RateLimit: "Day";t=3600;r=90, "burst";r=5 | RateLimit-Policy: "burst";q=10;w=1, "Day";w=86400;q=1000`, "day/1000/90/1h0m0s burst/10/5/-"},
 		{"draft 8 in two headers", "", `RateLimit: "a";r=1 | RateLimit: "b";r=2 | RateLimit-Policy: "a";q=3 | RateLimit-Policy: "b";q=4`, "a/3/1/- b/4/2/-"},
 		{"draft 8 with another policy", "", `RateLimit: "p";r=50;t=8 | RateLimit-Policy: "other";q=100;w=60`, "p/-/50/8s"},
+		{"draft 8 with its limit in both", "", `RateLimit: "p";r=50;q=60 | RateLimit-Policy: "p";q=100;w=60`, "p/60/50/-"},
+		{"draft 8 with names that none would have", "", `RateLimit: "` + strings.Repeat("x", 101) + `";r=50 | RateLimit-Policy: "` + strings.Repeat("y", 101) + `";q=100`, "/-/50/-"},
 		{"draft 8, the policy alone", "", `RateLimit-Policy: "p";q=100;w=60`, ""},
 		{"draft 8 with quotes that hold its marks", "", `RateLimit: "a,b;r=9";t=8;r=0 | RateLimit-Policy: "a,b;r=9";pk=:cTE9MQ==:;q=7`, "a,b;r=9/7/0/8s"},
 		{"OpenAI", "", "x-ratelimit-limit-tokens: 150000 | x-ratelimit-remaining-tokens: 149984 | x-ratelimit-reset-tokens: 6m0s | " +
@@ -43,6 +45,7 @@ func TestRemotes(t *testing.T) {
 		},
 		{"by the server's clock", "", "Date: Sun, 01 Mar 2026 12:00:20 GMT | x-ratelimit-remaining: 1 | x-ratelimit-reset: 1772366460", "/-/1/40s"},
 		{"a reset that is over", "", "x-ratelimit-remaining: 1 | x-ratelimit-reset: 1772366000", "/-/1/0s"},
+		{"a negative duration", "", "x-ratelimit-remaining: 1 | x-ratelimit-reset: -5s", "/-/1/-"},
 
 		{"numbers that are none", "", "x-ratelimit-limit: many | x-ratelimit-remaining: NaN | x-ratelimit-reset: soon", ""},
 		{"numbers that no limit has", "", "x-ratelimit-limit: 99999999999999999999 | x-ratelimit-remaining: -1 | x-ratelimit-reset: 60", "/-/-/1m0s"},
@@ -78,15 +81,18 @@ func remotesShown(list []Remote) string {
 // A hostile answer speaks of no more limits than anyone has to keep.
 func TestRemotesAreBounded(t *testing.T) {
 	t.Parallel()
-	header := http.Header{"Ratelimit": {strings.Repeat(`"a";r=0;t=5,`, 10_000)}}
+	header := http.Header{}
 	for i := range 1000 {
+		header.Add("Ratelimit", fmt.Sprintf(`"%d";r=0;t=5`, i))
 		header[fmt.Sprintf("X-Ratelimit-Reset-%d", i)] = []string{"5"}
 	}
 	a := &Answer{Status: http.StatusTooManyRequests, Header: header, At: time.Now()}
 	if n := len(a.Remotes(Forms{})); n != maxRemotes {
 		t.Errorf("%d limits", n)
 	}
-	if r := a.Refusal(Forms{Off: []string{"Ratelimit"}}); r.After != 5*time.Second || len(r.Names) != maxRemotes {
-		t.Errorf("%s with %d names", r.After, len(r.Names))
+	for _, off := range []string{"Ratelimit", "X-Ratelimit-*"} {
+		if r := a.Refusal(Forms{Off: []string{off}}); r.After != 5*time.Second || len(r.Names) != maxRemotes {
+			t.Errorf("without %s: %s with %d names", off, r.After, len(r.Names))
+		}
 	}
 }

@@ -78,6 +78,7 @@ func TestWaitForms(t *testing.T) {
 		{"draft 8, the policy that has none left", `RateLimit: "burst";r=0;t=8, "day";r=90;t=3600`, "8s burst"},
 		{"draft 8, two that have none left", `RateLimit: "burst";r=0;t=8, "Day";r=0;t=3600`, "1h0m0s day"},
 		{"draft 8, two with the same wait", `RateLimit: "b";r=0;t=8, "a";r=0;t=8`, "8s b a"},
+		{"draft 8, two parts of one limit", `RateLimit: "b";r=0;t=8;pk=:YQ==:, "b";r=0;t=8;pk=:Yg==:`, "8s b"},
 		{"draft 8 in two headers", `RateLimit: "burst";r=5;t=8 | RateLimit: "day";r=0;t=60`, "1m0s day"},
 		{"draft 8, all with some left", `RateLimit: "burst";r=1;t=8, "day";r=90;t=3600`, "bare"},
 		{"draft 8 in another order", `RateLimit: "burst";pk=:cg==:;t=8;r=0`, "8s burst"},
@@ -219,8 +220,12 @@ func TestConfiguredForms(t *testing.T) {
 		{"by the server's clock", "X-Mine", "*", "Date: Sun, 01 Mar 2026 12:00:20 GMT | x-mine: Sun, 01 Mar 2026 12:00:30 GMT", "10s own"},
 	} {
 		a := answerOf(http.StatusTooManyRequests, c.header)
+		before := a.Header.Clone()
 		if got := shown(a.Refusal(Forms{Wait: strings.Fields(c.wait), Off: strings.Fields(c.off)})); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+		if !reflect.DeepEqual(a.Header, before) { // the ledger keeps it
+			t.Errorf("%s: the answer's headers are %v now, and were %v", c.name, a.Header, before)
 		}
 	}
 }
@@ -236,6 +241,7 @@ func TestMalformed(t *testing.T) {
 		},
 		{"of a success, too", "", "", "x-rate-limit-reset: x | x-ratelimit-reset-after: y | x-ms-retry-after-ms: z", "X-Ms-Retry-After-Ms X-Rate-Limit-Reset X-Ratelimit-Reset-After"},
 		{"quotes without end", "", "", `RateLimit: "a;r=0;t=5`, "Ratelimit"},
+		{"a negative duration", "", "", "x-ratelimit-reset: -5s", "X-Ratelimit-Reset"},
 		{"an empty one", "", "", "Retry-After: ", "Retry-After"},
 		{"some policies can be read", "", "", `RateLimit: "a";r=x, "b";t=5`, ""},
 		{"others are not of the table", "", "", "x-ratelimit-limit: x | anthropic-ratelimit-a-limit: x | x-mine: x", ""},
