@@ -90,5 +90,6 @@ const (
 	OutcomeLost      Outcome = "lost"      // its worker never reported; the request may have been sent
 	OutcomeNotSent   Outcome = "not_sent"  // provably never sent: nothing was charged
 	OutcomeSnoozed   Outcome = "snoozed"   // postponed by its handler
+	OutcomeRefused   Outcome = "refused"   // the API said that a limit is full: no failure
 	OutcomeCancelled Outcome = "cancelled"
 )

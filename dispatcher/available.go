@@ -20,6 +20,7 @@ type headroom struct {
 	now             time.Time
 	asks            []*asked
 	ahead           time.Duration          // see aheadOf
+	doors           []door                 // to be probed
 	next            map[limitKey]time.Time // the earliest moment at which a unit can come free
 }
 
@@ -34,6 +35,7 @@ type asked struct {
 	upto   time.Time // what has no later until is listed
 	gained time.Duration
 	use    limit.Use
+	reset  time.Time // until when the API says that less remains; zero: it does not
 }
 
 // headroom has a batch count the occupied units of the queue's limits, of those per key for these keys. It needs the limits' locks.
@@ -82,6 +84,9 @@ func (h *headroom) counted(ctx context.Context, db ledger.DB) error {
 			q.Room[a.key] += c.Units
 		}
 		h.next[a.limitKey] = a.use.NextLook(h.now, a.gained).Add(-h.ahead / 2) // so that what is given out reaches a worker in time
+		if !a.reset.IsZero() && a.reset.Before(h.next[a.limitKey]) {
+			h.next[a.limitKey] = a.reset
+		}
 	}
 	return nil
 }

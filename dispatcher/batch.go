@@ -54,6 +54,11 @@ func (c *claimer) take(ctx context.Context, conn *pgxpool.Conn, list *candidates
 		b.writes.Queue(refuseSQL, idsAndReasons(b.refused))
 	}
 	b.open(list)
+	list.head.probed(b)
+	if len(list.opened) > 0 {
+		names, keys := split(list.opened)
+		b.writes.Queue(openedSQL, names, keys)
+	}
 	list.note(b)
 	return b, nil
 }

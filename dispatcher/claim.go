@@ -165,6 +165,8 @@ type snapshot struct {
 	pools     *pools.Pools    // with the queue's label
 	pausedFor time.Duration   // the queue, or one of its limits, as a whole
 	keyPauses bool            // some keys may be paused
+	probes    bool            // a limit, or a key of one, waits for a probe
+	lowered   bool            // an API says that less remains of a limit than is counted
 }
 
 // look takes the locks, reads the clock, drains the inbox, and looks at workers and pauses. If nothing may be claimed, the claim
@@ -237,7 +239,7 @@ func (s *snapshot) askForWorkers(asks *pgx.Batch) {
 		return err
 	})
 	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&s.pausedFor, &s.keyPauses)
+		return row.Scan(&s.pausedFor, &s.keyPauses, &s.probes, &s.lowered)
 	})
 }
 
@@ -247,7 +249,9 @@ WITH rules AS (SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unne
 SELECT
     (SELECT coalesce(max(least(p.until, clock_timestamp() + interval '1 day')) - clock_timestamp(), '0')
      FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = '' AND p.until > clock_timestamp()),
-    EXISTS (SELECT FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key > '')`
+    EXISTS (SELECT FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key > ''),
+    EXISTS (SELECT FROM call_pauses p WHERE p.what = 'limit' AND p.name = ANY($2) AND p.spell IS NOT NULL AND p.until <= clock_timestamp()),
+    EXISTS (SELECT FROM call_remotes r WHERE r.limit_name = ANY($2) AND r.lowered IS NOT NULL AND r.reset_at > clock_timestamp())`
 
 // pausedKeys returns which of these keys are paused, and for how long.
 func (s *snapshot) pausedKeys(ctx context.Context, conn *pgxpool.Conn, keys []string) (map[string]time.Duration, error) {

@@ -14,7 +14,7 @@ import (
 //callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
-	pgtest.CheckPlans(t, ledger.Settings(), pgtest.FillSQL, []string{"call_workers", "call_queues", "call_limits", "call_pauses"}, map[string]pgtest.Planned{
+	pgtest.CheckPlans(t, ledger.Settings(), pgtest.FillSQL, []string{"call_workers", "call_queues", "call_limits", "call_pauses", "call_remotes"}, map[string]pgtest.Planned{
 		"due":         {SQL: dueSQL, Uses: []string{"call_inbox_due_idx at", "call_flows_wake_idx wake_at", "call_flows_active_idx queue"}},
 		"paused":      {SQL: pausedSQL},
 		"paused keys": {SQL: pausedKeysSQL},

@@ -23,9 +23,10 @@ type candidates struct {
 	of      map[string][]*flow
 	empty   []backlog.Flow
 	paused  map[string]time.Duration
-	crowded bool   // there are more flows: those that cannot be claimed from make room for them
-	lastKey string // of the flows
-	needs   []need // of the queue
+	crowded bool       // there are more flows: those that cannot be claimed from make room for them
+	lastKey string     // of the flows
+	needs   []need     // of the queue
+	opened  []limitKey // whose probes had answers
 }
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
@@ -64,9 +65,17 @@ func (c *claimer) candidates(ctx context.Context, conn *pgxpool.Conn, seen *snap
 			return nil, fmt.Errorf("count occupied units: %w", err)
 		}
 	}
+	if err = seen.lower(ctx, conn, list.head); err != nil {
+		return nil, err
+	}
 	if err = list.head.counted(ctx, conn); err != nil {
 		return nil, err
 	}
+	doors, err := seen.doors(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	list.opened = list.head.knock(doors, list.keys)
 	return list, c.needs.bound(ctx, conn, list, c.cfg.Now())
 }
 

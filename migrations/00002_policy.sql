@@ -128,9 +128,9 @@ CREATE TABLE call_pauses (
     -- An API closed the limit: for so long it does where it names no time. From until on one call goes as a probe before the
     -- others, and the row stays until that had an answer. NULL: it was paused by people.
     spell  interval,
-    call_id bigint,    -- the probe, which is this attempt of this call; NULL: none has been claimed yet
-    attempt integer,
-    hold   timestamptz, -- until then others wait for the probe at most; NULL: until it ends
+    call_id   bigint, -- the probe, which is this attempt of this call; NULL: none has been claimed yet
+    attempt   integer,
+    probed_at timestamptz, -- when it was claimed
     PRIMARY KEY (what, name, key)
 );
 
@@ -146,6 +146,8 @@ CREATE TABLE call_remotes (
     malformed  bigint      NOT NULL DEFAULT 0, -- headers that said something and could not be read
     PRIMARY KEY (limit_name, key)
 ) WITH (fillfactor = 50);
+
+CREATE INDEX call_remotes_lowered_idx ON call_remotes (limit_name) WHERE lowered IS NOT NULL;
 
 -- Who changed which limit, queue or budget, and how.
 CREATE TABLE call_audit (

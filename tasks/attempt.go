@@ -31,12 +31,13 @@ type attempt struct {
 	number   int32
 	token    int64
 	result   json.RawMessage
-	store    string        // which answers its queue keeps
-	storeMax int           // bytes of each
-	settled  *int64        // the cost that the handler reported; nil: none
-	code     int           // the HTTP status that came back; 0: none
-	host     string        // where its request went
-	took     time.Duration // how long that took, or for how long the handler ran
+	store    string         // which answers its queue keeps
+	storeMax int            // bytes of each
+	again    *time.Duration // when a refused call may be claimed again; nil: it keeps its place
+	settled  *int64         // the cost that the handler reported; nil: none
+	code     int            // the HTTP status that came back; 0: none
+	host     string         // where its request went
+	took     time.Duration  // how long that took, or for how long the handler ran
 
 	moments
 	started bool  // durably; then Work is known
@@ -250,8 +251,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 		since := s.Since(a.m0)
 		a.code, a.took, a.host = s.Code, since.Ended-*since.Sent, s.Host
 		a.w.remotes.note(a, s)
-		a.shutLimits(s)
-		return a.sent(a.ending(s.Err), since.Arrival(), new(int16(1)))
+		return a.sent(a.ending(a.verdict(s)), since.Arrival(), new(int16(1)))
 	case a.started:
 		return a.unsent(s.Err, a.Policy.BackoffMin/10)
 	case a.w.handling.Err() != nil:
@@ -335,6 +335,9 @@ func (a *attempt) handled(ctx context.Context, err error) *ledger.Closing {
 		default:
 			return a.unsent(err, a.Policy.BackoffMin)
 		}
+	}
+	if refused, ok := errors.AsType[*outcome.RefusedError](err); ok {
+		err = a.told(refused)
 	}
 	s.Own, s.GaveUp, a.took = true, err != nil, s.Ended
 	return a.sent(a.ending(err), s.Arrival(), requests)

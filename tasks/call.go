@@ -26,6 +26,10 @@ func Permanent(err error) error { return outcome.Permanent(err) }
 // RetryAfter retries the call after d instead of its queue's backoff. It counts as a failure.
 func RetryAfter(d time.Duration, err error) error { return outcome.RetryAfter(d, err) }
 
+// Refused says that the API refuses requests because a limit is full, for d as it says, or d 0: it does not say. It is no failure: the
+// call keeps its place, and its limits close for d, or for a spell, as docs/apis.md has it for the task http.
+func Refused(d time.Duration, err error) error { return outcome.Refused(d, err) }
+
 // Snooze puts the call off: it is made again after d, at once where d is not above 0. It is no failure and uses none of
 // max_attempts; what the handler sent stays counted, and the next attempt uses the limits again. A call may be put off 500
 // times; once more is a permanent error.

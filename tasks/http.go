@@ -5,14 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
-	"time"
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
-	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/outcome"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -88,46 +84,3 @@ FROM call_workers w
 LEFT JOIN call_queues q ON q.name = $2
 WHERE callq_alive(w.heartbeat_at) AND w.id <> $1 AND 'http' = ANY(w.tasks)
   AND coalesce(q.label = '' OR q.label = ANY(w.labels), true)`
-
-// shutLimits closes the limits of an attempt, for every worker, when the API answered that it wants
-// no more requests for a while; where a limit is per key, for that key. A limit that names hosts is closed by those
-// alone, and each for no longer than its retry_after: producers choose whom calls ask. It is done before the
-// outcome is recorded, and tried once: without it the call alone waits.
-func (a *attempt) shutLimits(s httptask.Sending) {
-	later, ok := errors.AsType[*outcome.RetryAfterError](s.Err)
-	if !ok || later.After <= 0 || len(a.Limits) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
-	defer cancel()
-	rows, _ := a.w.db.Query(ctx, closableSQL, a.Limits, a.Keys) // CollectRows returns its error
-	limits, err := pgx.CollectRows(rows, pgx.RowToStructByName[closable])
-	if err != nil {
-		a.w.log.WarnContext(ctx, "limits not closed for Retry-After", "limits", a.Limits, "err", err)
-	}
-	for _, l := range limits {
-		if !s.From(l.Hosts) {
-			continue
-		}
-		_, err := ledger.Pause(ctx, a.w.db, ledger.Paused{
-			What: "limit", Name: l.Name, Key: l.Key, For: new(min(later.After, l.RetryAfter)), Extend: true, By: a.w.id,
-			Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(s.Err.Error())),
-		})
-		if err != nil && !errors.Is(err, ledger.ErrUnknown) {
-			a.w.log.WarnContext(ctx, "limit not closed for Retry-After", "limit", l.Name, "err", err)
-		}
-	}
-}
-
-// closable is a limit that answers may close.
-type closable struct {
-	Name, Key  string
-	Hosts      []string      // whose answers; none: anybody's
-	RetryAfter time.Duration // for so long at most
-}
-
-const closableSQL = `
-SELECT l.name, a.key, l.hosts, l.retry_after
-FROM unnest($1::text[], $2::text[]) AS a (name, key)
-JOIN call_limits l ON l.name = a.name
-WHERE l.retry_after > '0'`

@@ -314,12 +314,12 @@ func TestRetryAfterOfAStranger(t *testing.T) {
 		{"{127.0.0.1,api.example.com}", "2 minutes", "2 minutes"},
 		{"{" + host + "}", "2 days", "1 day"},
 	} {
-		b.exec(`WITH p AS (DELETE FROM call_pauses) UPDATE call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most)
+		b.exec(`WITH p AS (DELETE FROM call_pauses), q AS (DELETE FROM call_queue) UPDATE call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most)
 		id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL}})
-		b.await(`SELECT status = 'error' AND run_at > now() + interval '23 h' FROM call_queue WHERE id = $1`, id)
+		b.await(`SELECT status = 'new' AND failed_count = 0 AND (run_at > now() + interval '23 h') = ($2 = '') FROM call_queue WHERE id = $1`, id, c.closed)
 		b.await(`SELECT (SELECT count(*) FROM call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
 			AND NOT EXISTS (SELECT FROM call_pauses WHERE (what, name, key) <> ('limit', 'api', '') OR reason NOT LIKE $2 OR until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`,
 			c.closed, fmt.Sprintf("the API answered call %d: %%429 Too Many Requests", id))
 	}
-	b.await(`SELECT count(*) = 3 FROM call_audit WHERE change LIKE 'paused%'`)
+	b.await(`SELECT count(*) = 1 FROM call_audit WHERE change LIKE 'closed%'`)
 }

@@ -85,6 +85,11 @@ func (a *attempt) ending(err error) *ledger.Closing {
 		c.Delay = &snooze.After
 		return c
 	}
+	if outcome.IsRefused(err) { // neither is that
+		c := a.closing(callqueue.OutcomeRefused, callqueue.StatusNew, err)
+		c.Delay = a.again
+		return c
+	}
 	c := a.closing(callqueue.OutcomePermanent, callqueue.StatusFailed, err)
 	c.Failed = true
 	if outcome.IsPermanent(err) {

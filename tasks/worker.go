@@ -61,6 +61,7 @@ type Worker struct {
 	metrics  *metrics
 	slots    slots
 	arrivals *httptask.Arrivals // of all its tasks
+	sheds    sheds
 	remotes  remotes
 	ready    atomic.Bool // attempts are taken
 	session

@@ -95,7 +95,6 @@ type Sending struct {
 	Seen
 	Err    error           // nil: done; its text has no secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
-	to     hostPort        // where the answer came from
 	Host   string          // where the request went
 	Answer *Answer         // nil: none came
 }
@@ -113,8 +112,8 @@ func (s Seen) Since(m0 time.Time) limit.Sending {
 	return limit.Sending{Sent: cmp.Or(since(s.sent), &ended), Acked: since(s.acked), Later: since(s.later), Answered: since(s.answered), Ended: ended}
 }
 
-// From reports whether the answer came from one of these hosts; none: from anybody.
-func (s Sending) From(hosts []string) bool { return len(hosts) == 0 || newHosts(hosts).have(s.to) }
+// From reports whether the request went to one of these hosts; none: to any.
+func (s Sending) From(hosts []string) bool { return Among(s.Host, hosts) }
 
 // Run makes the request of one attempt. It connects, asks for the start once it has a connection,
 // and sends at most one request, within timeout (or call_data's, if smaller) of the start. When it
@@ -138,13 +137,13 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	kept := readResponse(answer, secrets, min(cmp.Or(call.StoreMax, maxBody), maxBody))
 	_ = answer.Body.Close()
 	// The status decides, even where the body was cut off: the API has done what was asked. But what was asked for may be the body.
-	said := &Answer{Status: answer.StatusCode, Header: answer.Header, At: time.Now(), what: r.shown}
+	said := &Answer{Status: answer.StatusCode, Header: answer.Header, At: time.Now(), what: secrets.redact(r.shown, false)}
 	err = said.Verdict(said.Refusal(Forms{}))
 	store := cmp.Or(call.Store, t.cfg.Store)
 	if reads := r.request.Method == http.MethodGet || r.request.Method == http.MethodHead; err == nil && kept.Cut && reads && store == "all" {
 		err = fmt.Errorf("%s: %s", r.shown, cmp.Or(kept.HeadersError, "the answer's body was cut short"))
 	}
-	s = Sending{Seen: client.End(), Err: secrets.redacted(err), to: hostOf(r.request.URL), Host: hostOf(r.request.URL).String(), Answer: said}
+	s = Sending{Seen: client.End(), Err: secrets.redacted(err), Host: hostOf(r.request.URL).String(), Answer: said}
 	if store == "all" || store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -192,6 +193,11 @@ func newHosts(list []string) hosts {
 		set[hostPort{oneForm(host), port}] = true
 	}
 	return set
+}
+
+// Among reports whether a host, as in Sending.Host, is among those of a list; none: any is.
+func Among(host string, list []string) bool {
+	return len(list) == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(newHosts([]string{host}))), newHosts(list).have)
 }
 
 // hostOf is the host that a URL names.

@@ -60,6 +60,9 @@ func Chosen(err error) bool {
 // IsPermanent reports whether err fails the call.
 func IsPermanent(err error) bool { return is[*PermanentError](err) }
 
+// IsRefused reports whether err says that the API refused.
+func IsRefused(err error) bool { return is[*RefusedError](err) }
+
 // IsNotSent reports whether err says that nothing was sent.
 func IsNotSent(err error) bool { return is[*NotSentError](err) }
 

@@ -24,17 +24,17 @@ FROM (
         CASE WHEN ` + timeless + ` THEN 'one of its times is infinite' END,
         CASE WHEN a.requests NOT IN (0, 1) THEN a.requests || ' requests were sent' END,
         CASE
-        WHEN a.outcome NOT IN ('done', 'error', 'permanent', 'lost', 'not_sent', 'snoozed', 'cancelled') THEN
+        WHEN a.outcome NOT IN ('done', 'error', 'permanent', 'lost', 'not_sent', 'snoozed', 'refused', 'cancelled') THEN
             '"' || a.outcome || '" is no outcome'
-        WHEN a.outcome IN ('done', 'snoozed') AND a.started_at IS NULL THEN 'it is ' || a.outcome || ', and never started'
-        WHEN a.outcome IN ('done', 'snoozed') AND a.task = 'http' AND coalesce(a.requests, 0) = 0 THEN
+        WHEN a.outcome IN ('done', 'snoozed', 'refused') AND a.started_at IS NULL THEN 'it is ' || a.outcome || ', and never started'
+        WHEN a.outcome IN ('done', 'snoozed', 'refused') AND a.task = 'http' AND coalesce(a.requests, 0) = 0 THEN
             'it is ' || a.outcome || ', and no request is known to have been sent'
         WHEN a.started_at < a.claimed_at THEN 'it started at ' || a.started_at || ', before its claim at ' || a.claimed_at
         WHEN a.settled < 0 THEN 'it settled ' || a.settled || ' units'
         END,
         CASE
         WHEN a.arrived_by IS NULL AND a.charged <> '[]' THEN 'it is charged, and is said never to have been sent'
-        WHEN a.arrived_by IS NULL AND (a.outcome IN ('done', 'lost', 'snoozed') OR a.requests > 0
+        WHEN a.arrived_by IS NULL AND (a.outcome IN ('done', 'lost', 'snoozed', 'refused') OR a.requests > 0
             OR a.outcome IN ('error', 'permanent') AND a.started_at IS NOT NULL AND (a.task <> 'http' OR a.requests IS NULL)) THEN
             'it may have been sent, and is charged nothing'
         WHEN a.arrived_by IS NOT NULL AND (a.outcome = 'not_sent' OR a.task = 'http' AND a.requests = 0) THEN
@@ -135,7 +135,7 @@ WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN
     format('the call is %s, and an attempt is done', q.status)
 WHEN q.status = 'error' AND (q.attempts <= coalesce(q.retried_after, 0) OR last.outcome NOT IN ('error', 'lost')) THEN
     'the call is to be retried, and its last attempt was ' || coalesce(last.outcome, 'none')
-WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'done') THEN
+WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'refused', 'done') THEN
     format('the call is %s, and its last attempt was %s', q.status, last.outcome)
 WHEN q.attempts > 0 AND q.status IN ('done', 'failed') AND q.finished_at IS NULL
     OR q.attempts > 0 AND q.status = 'failed' AND q.failed_at IS NULL THEN
