@@ -55,16 +55,23 @@ func TestRemotesOfAnAPI(t *testing.T) {
 		GRANT INSERT ON told TO PUBLIC;
 		CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO told VALUES (now(), NEW.lowered, NEW.remaining); RETURN NEW; END';
 		CREATE TRIGGER tell BEFORE INSERT OR UPDATE ON call_remotes FOR EACH ROW EXECUTE FUNCTION tell()`)
+	inserted := 0
 	insert := func(n int) {
-		for i := range n {
+		for range n {
 			path := "/fast"
-			if i%4 == 0 {
+			if inserted++; inserted%4 == 0 {
 				path = "/slow"
 			}
 			b.insertCall(callqueue.Call{Data: []byte(fmt.Sprintf(`{"url": %q}`, api.URL+path))})
 		}
 	}
-	insert(4 * units)
+	tick := time.NewTicker(window / units) // apart, so that units come free one after another, too
+	defer tick.Stop()
+	for range 2 * units {
+		<-tick.C
+		insert(1)
+	}
+	insert(2 * units)
 	b.await(`SELECT count(*) > 3 FROM told`)
 	b.await(`SELECT NOT EXISTS (SELECT FROM call_queue WHERE status <> 'done')`)
 	var lowered, low int
