@@ -3,6 +3,7 @@ package tasks
 import (
 	"net/http"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -10,12 +11,13 @@ import (
 
 // metrics are all metrics of a worker.
 type metrics struct {
-	attempts *prometheus.CounterVec
-	calls    *prometheus.CounterVec
-	wait     *prometheus.HistogramVec
-	run      *prometheus.HistogramVec
-	tooLate  *prometheus.CounterVec
-	rejected *prometheus.CounterVec
+	attempts  *prometheus.CounterVec
+	calls     *prometheus.CounterVec
+	wait      *prometheus.HistogramVec
+	run       *prometheus.HistogramVec
+	tooLate   *prometheus.CounterVec
+	rejected  *prometheus.CounterVec
+	malformed *prometheus.CounterVec
 
 	budgetUnits, budgetRefused, budgetOutages, budgetUncounted *prometheus.CounterVec
 	budgetWait                                                 *prometheus.HistogramVec
@@ -38,7 +40,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200),
 		run: measure("callq_call_run_seconds", "How long answers to http calls took, or for how long custom handlers ran.", "queue",
 			.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300),
-		rejected:      count("callq_limit_rejections_total", "Answers 429 to calls under a limit.", "limit"),
+		rejected:      count("callq_limit_rejections_total", "Answers that refused calls under a limit: 429, and others that say so.", "limit"),
+		malformed:     count("callq_malformed_headers_total", "Headers of such answers that say when to come again, and cannot be read."),
 		tooLate:       count("callq_too_late_total", "Attempts not sent because this worker took longer than send_within, by queue.", "queue"),
 		budgetUnits:   count("callq_budget_units_total", "Units that handlers of this worker drew, by budget.", "budget"),
 		budgetRefused: count("callq_budget_refused_total", "Draws that were refused because units came free too late, by budget.", "budget"),
@@ -66,7 +69,7 @@ func (m *metrics) ended(a *attempt, c *ledger.Closing) {
 	if c.Took > 0 {
 		m.run.WithLabelValues(a.Queue).Observe(c.Took.Seconds())
 	}
-	if c.Code == http.StatusTooManyRequests {
+	if c.Code == http.StatusTooManyRequests || c.Outcome == callqueue.OutcomeRefused {
 		for _, limit := range a.Limits {
 			m.rejected.WithLabelValues(limit).Inc()
 		}

@@ -30,6 +30,10 @@ func (a *attempt) verdict(s httptask.Sending) error {
 	}
 	ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
 	defer cancel()
+	if names := s.Answer.Malformed(httptask.Forms{}); len(names) > 0 {
+		a.w.metrics.malformed.WithLabelValues().Add(float64(len(names)))
+		a.w.log.DebugContext(ctx, "headers of an answer cannot be read", "call", a.callID, "headers", names)
+	}
 	queue, limits, err := a.refusable(ctx)
 	if err != nil {
 		a.w.log.WarnContext(ctx, "limits not closed for an answer", "limits", a.Limits, "err", err)
@@ -39,12 +43,10 @@ func (a *attempt) verdict(s httptask.Sending) error {
 	if len(limits) > 0 {
 		r, limits = about(s.Answer, limits)
 	}
-	if r == nil || r.Unsure && (!sheds || slices.ContainsFunc(limits, refusable.probes)) {
-		r = nil
-		if !slices.ContainsFunc(limits, refusable.probes) {
-			return s.Answer.Verdict(nil)
-		}
-	} else if r.Unsure {
+	switch {
+	case r == nil || r.Unsure && !sheds:
+		return s.Answer.Verdict(nil)
+	case r.Unsure:
 		r = &httptask.Refusal{}
 	}
 	return a.refuse(ctx, r, s.Answer.Verdict(r), queue, limits)
@@ -66,14 +68,9 @@ func (a *attempt) told(err *outcome.RefusedError) error {
 	return a.refuse(ctx, &httptask.Refusal{After: err.After}, err, queue, limits)
 }
 
-// refuse closes limits for a refusal, and says how the attempt ends. r is nil where a probe was answered what may be no refusal: its
-// limits stay closed, and its call has failed.
+// refuse closes limits for a refusal, and says how the attempt ends.
 func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, queue refusing, limits []refusable) error {
-	var after time.Duration
-	if r != nil {
-		after = r.After
-	}
-	retries := queue.OnRefused == "retry"
+	after, retries := r.After, queue.OnRefused == "retry"
 	closes, probe := false, false
 	for _, l := range limits {
 		if l.RetryAfter <= 0 || retries && after == 0 {
@@ -90,14 +87,12 @@ func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, qu
 		closes, probe = true, probe || l.Probe
 	}
 	switch {
-	case r == nil:
-		return err
 	case retries && after > 0:
 		return outcome.RetryAfter(after, errors.Unwrap(err))
 	case retries:
 		return errors.Unwrap(err)
 	case queue.Refusals+1 >= queue.MaxRefusals:
-		return Permanent(fmt.Errorf("%w; refused %d times, the most that max_refusals allows", err, queue.Refusals+1))
+		return Permanent(fmt.Errorf("%s; refused %d times, the most that max_refusals allows", err.Error(), queue.Refusals+1))
 	case closes && !probe: // it keeps its place
 	case closes: // others may be better off
 		a.again = new(max(after, minAgain))
@@ -152,8 +147,6 @@ type refusable struct {
 	Headers    policy.Headers
 	Probe      bool // the attempt is its probe
 }
-
-func (l refusable) probes() bool { return l.Probe }
 
 func (a *attempt) refusable(ctx context.Context) (queue refusing, limits []refusable, err error) {
 	queue.MaxRefusals = 1000

@@ -53,7 +53,7 @@ func TestLogsKeepSecrets(t *testing.T) {
 			u.User = url.UserPassword(u.User.Username(), canary)
 			w.postgres = u.String()
 			w.config = "http: {listen: 127.0.0.1:0}\nhttp_task: {private_hosts: [127.0.0.1], store: all}\nlog: {level: " + level + "}\n" +
-				"queues: {default: {max_attempts: 2, backoff: 10ms}}\n"
+				"queues: {default: {max_attempts: 2, backoff: 10ms, on_refused: retry}}\n"
 			p := w.spawn("serve").ready() // a process of its own: the standard logger is one for all
 			log := p.log
 			api, _ := leaky(t)

@@ -66,7 +66,7 @@ func TestGauges(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.config = atAnyPort + `limits: {api: {rate: 3/1h}, idle: {rate: 5/s, per: key}, off: {rate: 1/s, hosts: [example.com]}, one: {concurrency: 4}}
-queues: {pay: {limits: [api, one], max_attempts: 1}, off: {limits: [off]}, keyed: {limits: [idle]}}
+queues: {pay: {limits: [api, one], max_attempts: 1, on_refused: retry}, off: {limits: [off]}, keyed: {limits: [idle]}}
 `
 	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }))
 	defer busy.Close()

@@ -80,7 +80,7 @@ func TestSecretStaysSecret(t *testing.T) {
 	w.config = fmt.Sprintf(`
 http: {listen: 127.0.0.1:0}
 log: {level: debug}
-queues: {default: {max_attempts: 1}}
+queues: {default: {max_attempts: 1, on_refused: retry}}
 http_task:
   private_hosts: [127.0.0.1]
   store: all

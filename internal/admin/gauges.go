@@ -26,7 +26,7 @@ type LimitGauge struct {
 }
 
 // Causes are why a limit may be closed.
-var Causes = []string{"paused", "failover", "counting", "missing"}
+var Causes = []string{"paused", "refused", "failover", "counting", "missing"}
 
 // closed is which of Causes holds.
 func (l Limit) closed() string {
@@ -39,6 +39,8 @@ func (l Limit) closed() string {
 		return "missing"
 	case strings.HasPrefix(l.State, "paused"):
 		return "paused"
+	case strings.HasPrefix(l.State, "refused"), strings.HasPrefix(l.State, "probed"):
+		return "refused"
 	}
 	return ""
 }

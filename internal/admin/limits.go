@@ -179,15 +179,17 @@ SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_c
     l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
-    WHEN p.name IS NOT NULL THEN 'paused: ' || p.reason
+    WHEN p.spell IS NULL AND p.name IS NOT NULL THEN 'paused: ' || p.reason
+    WHEN p.until > clock_timestamp() THEN 'refused: ' || p.reason
+    WHEN p.name IS NOT NULL THEN 'probed: one call goes before the others, for ' || p.reason
     WHEN l.epoch <> callq_epoch() THEN '` + shutFailover + `'
     WHEN l.complete_since IS NULL THEN '` + shutCounting + `'
     ELSE 'open' END AS state,
-    CASE WHEN p.until < 'infinity' THEN p.until END AS shut_until,
+    CASE WHEN p.until < clock_timestamp() THEN clock_timestamp() + interval '2 s' WHEN p.until < 'infinity' THEN p.until END AS shut_until,
     (SELECT count(*) FROM call_pauses k
      WHERE k.what = 'limit' AND k.name = l.name AND k.key <> '' AND k.until > clock_timestamp()) AS paused_keys
 FROM call_limits l
-LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND p.until > clock_timestamp()
+LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND (p.until > clock_timestamp() OR p.spell IS NOT NULL)
 WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ORDER BY l.name`
 
@@ -317,13 +319,14 @@ type History struct {
 
 // Pause is a pause of all calls or of a key.
 type Pause struct {
-	What   string     `json:"-" db:"what"` // limit or queue
-	Name   string     `json:"-" db:"name"`
-	Key    string     `json:"key" db:"key"` // empty: all
-	Until  *time.Time `json:"until" db:"until"`
-	Reason string     `json:"reason" db:"reason"`
-	At     time.Time  `json:"at" db:"at"`
-	By     string     `json:"by" db:"by"`
+	What    string     `json:"-" db:"what"` // limit or queue
+	Name    string     `json:"-" db:"name"`
+	Key     string     `json:"key" db:"key"` // empty: all
+	Until   *time.Time `json:"until" db:"until"`
+	Reason  string     `json:"reason" db:"reason"`
+	At      time.Time  `json:"at" db:"at"`
+	By      string     `json:"by" db:"by"`
+	Refused bool       `json:"refused" db:"refused"` // the API closed it
 }
 
 // Change is an entry of the audit.
@@ -342,7 +345,7 @@ func (r *reader) history(what, name string) History {
 }
 
 const pausesSQL = `
-SELECT what, name, key, nullif(until, 'infinity') AS until, reason, at, by
+SELECT what, name, key, nullif(until, 'infinity') AS until, reason, at, by, spell IS NOT NULL AS refused
 FROM call_pauses
 WHERE until > clock_timestamp()`
 

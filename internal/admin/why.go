@@ -88,7 +88,7 @@ func (c *circumstances) foresight(r *reader) (f Foresight) {
 		return f
 	}
 	f = r.foresee(c.call)
-	endless := []string{"paused", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "expired"}
+	endless := []string{"paused", "refused", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "expired"}
 	for _, reason := range c.reasons {
 		if reason.Until == nil && slices.Contains(endless, reason.Code) {
 			f.StartsAt, f.Because = nil, "unknown: "+reason.Text
@@ -188,6 +188,10 @@ func (c *circumstances) explainWaiting() {
 		if p.Until != nil {
 			until = Instant(p.Until)
 		}
+		if p.Refused {
+			c.add("refused", p.Until, "%s is closed until %s: %s", whose, until, p.Reason)
+			continue
+		}
 		c.add("paused", p.Until, "%s is paused until %s: %s (by %s)", whose, until, p.Reason, p.By)
 	}
 	for _, l := range c.limits {
@@ -241,6 +245,8 @@ func (c *circumstances) explainLimit(l Limit) {
 	switch {
 	case strings.HasPrefix(l.State, "paused"):
 		c.add("paused", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
+	case strings.HasPrefix(l.State, "refused"), strings.HasPrefix(l.State, "probed"):
+		c.add("refused", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
 	case l.State != "open":
 		c.add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
 	case l.Room >= units:

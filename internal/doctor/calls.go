@@ -170,3 +170,20 @@ SELECT 'note', format('%s requests under limit %s were answered up to %s s after
         count(*), left(name, 160), round(extract(epoch FROM max(late)), 1)),
     'nothing, if the API is slow; if it stood still, it has read more than its limit since: leave slack out of the limit''s configuration'
 FROM newest WHERE proof = 'slack' AND late > interval '1 second' GROUP BY name`
+
+// Limits under which the API refused more than one in a hundred of the newest attempts, though callq kept to them.
+const refusedSQL = `
+WITH newest AS (
+    SELECT c ->> 'limit' AS name, a.outcome = 'refused' OR a.code = 429 AS refused
+    FROM (SELECT * FROM call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) a
+    CROSS JOIN LATERAL jsonb_array_elements(a.charged) c
+    JOIN call_limits l ON l.name = c ->> 'limit' AND l.window_size > '0'
+    WHERE a.finished_at > clock_timestamp() - interval '1 hour'
+)
+SELECT 'problem' AS level, format('the API refused %s of the last %s requests under limit %s, which callq kept: it counts otherwise, or others use it too',
+        refused, all_of, left(name, 160)) AS what,
+    'see docs/apis.md for what fits which API; ask for less, or in a shorter window: callq limits set ' || left(name, 160) AS fix
+FROM (SELECT name, count(*) FILTER (WHERE refused) AS refused, count(*) AS all_of FROM newest GROUP BY name) n
+WHERE refused >= 10 AND refused * 100 > all_of
+ORDER BY refused DESC
+LIMIT 10`

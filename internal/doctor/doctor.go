@@ -82,6 +82,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error
 		{"late requests", asks(lateSQL)},
 		{"requests in doubt", asks(inDoubtSQL)},
 		{"requests without proof", asks(unprovenSQL)},
+		{"refusals", asks(refusedSQL)},
 		{"APIs' own limits", ownLimits},
 	} {
 		found, err := c.run(ctx, pool)

@@ -187,6 +187,7 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	batch.Queue(cleanWorkersSQL)
 	batch.Queue(cleanDispatchersSQL)
 	batch.Queue(cleanRemotesSQL)
+	batch.Queue(cleanProbesSQL)
 	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return 0, err
 	}
@@ -202,6 +203,13 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 }
 
 const poolsSQL = `SELECT pool FROM call_workers UNION SELECT pool FROM call_open`
+
+// Claims open a limit whose probe had an answer; here are those of which nothing more is to be claimed.
+const cleanProbesSQL = `
+DELETE FROM call_pauses p
+USING call_attempts a
+WHERE p.spell IS NOT NULL AND p.until < clock_timestamp() AND a.call_id = p.call_id AND a.attempt = p.attempt
+  AND a.outcome NOT IN ('not_sent', 'lost', 'refused')`
 
 const cleanUsageSQL = `
 DELETE FROM call_usage u
