@@ -215,6 +215,11 @@ func TestDoctor(t *testing.T) {
 				VALUES (-2, 1, 1, 200, 9000, 1, now(), now(), now() + interval '1 s', now() + interval '9 s', 'done', 'default', 'http', '', 'slack', '[{"limit": "api", "key": "", "cost": 1, "until": "2026-01-01T00:00:00Z"}]')`),
 				"requests without proof", doctor.Note, "1 requests under limit api were answered up to 8.0 s after", "leave slack out",
 			},
+			{
+				sql(`INSERT INTO call_attempts (call_id, attempt, requests, code, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+				SELECT -10 - n, 1, 1, 429, 1, now(), now(), now(), now(), 'refused', 'default', 'http', '', '[{"limit": "api", "key": "", "cost": 1, "until": "2026-01-01T00:00:00Z"}]' FROM generate_series(1, 12) n`),
+				"refusals", doctor.Problem, "the API refused 12 of the last 14 requests under limit api, which callq kept. It counts otherwise: docs/apis.md", "the algorithm that fits the API",
+			},
 		}},
 		{"a clock ahead", exitFindings, []harmed{
 			{later("7 seconds"), "clocks", doctor.Problem, "ahead of this machine's", "NTP"},

@@ -180,9 +180,8 @@ WITH newest AS (
     JOIN call_limits l ON l.name = c ->> 'limit' AND l.window_size > '0'
     WHERE a.finished_at > clock_timestamp() - interval '1 hour'
 )
-SELECT 'problem' AS level, format('the API refused %s of the last %s requests under limit %s, which callq kept: it counts otherwise, or others use it too',
-        refused, all_of, left(name, 160)) AS what,
-    'see docs/apis.md for what fits which API; ask for less, or in a shorter window: callq limits set ' || left(name, 160) AS fix
+SELECT 'problem' AS level, format('the API refused %s of the last %s requests under limit %s, which callq kept. It counts otherwise: docs/apis.md', refused, all_of, left(name, 160)) AS what,
+    'give the limit the algorithm that fits the API, or less: others may use it too' AS fix
 FROM (SELECT name, count(*) FILTER (WHERE refused) AS refused, count(*) AS all_of FROM newest GROUP BY name) n
 WHERE refused >= 10 AND refused * 100 > all_of
 ORDER BY refused DESC

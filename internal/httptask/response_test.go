@@ -38,8 +38,9 @@ func TestVerdicts(t *testing.T) {
 	}{
 		{"done", "", []int{200, 201, 202, 204, 206, 299}},
 		{"retried", "", []int{408, 425, 500, 501, 507, 520, 599}},
-		{"retried", "plain", []int{429, 502, 503, 504, 529}},
-		{"retry after", "", []int{403, 413, 429, 502, 503, 504, 529}}, // 403 is GitHub's
+		{"retried", "plain", []int{502, 503, 504, 529}},
+		{"refused", "plain", []int{429}},
+		{"refused for 7 s", "", []int{403, 413, 429, 502, 503, 504, 529}}, // 403 is GitHub's
 		{"permanent", "", []int{300, 301, 302, 303, 304, 307, 308, 400, 401, 404, 409, 410, 418, 422, 451, 499, 600, 999}},
 		{"permanent", "plain", []int{403, 413}},
 	} {
@@ -47,8 +48,11 @@ func TestVerdicts(t *testing.T) {
 			requests.Store(0)
 			s := h.Run(t.Context(), callOf(`{"method":"POST","url":"%s/%d?%s","json":{}}`, server.URL, status, c.query), bound, granted)
 			got := "retried"
-			if later, ok := errors.AsType[*outcome.RetryAfterError](s.Err); ok && later.After == 7*time.Second {
-				got = "retry after"
+			if refused, ok := errors.AsType[*outcome.RefusedError](s.Err); ok {
+				got = "refused"
+				if refused.After > 0 {
+					got += fmt.Sprintf(" for %.0f s", refused.After.Seconds())
+				}
 			} else if isPermanent(s.Err) {
 				got = "permanent"
 			} else if s.Err == nil {

@@ -90,20 +90,33 @@ func (a *Answer) Refusal(forms Forms) *Refusal {
 	for _, r := range []*Refusal{a.named(forms.own(), a.Header), a.named(waitForms(), forms.without(a.Header))} {
 		switch {
 		case r != nil && r.After > 0:
-			return r
+			return r.naming(a.Remotes(forms))
 		case over == nil:
 			over = r
 		}
 	}
 	switch {
 	case over != nil:
-		return over
+		return over.naming(a.Remotes(forms))
 	case a.Status == http.StatusTooManyRequests:
-		return &Refusal{}
+		return new(Refusal).naming(a.Remotes(forms))
 	case a.Status == http.StatusServiceUnavailable, a.Status == statusOverloaded:
 		return &Refusal{Unsure: true}
 	}
 	return nil
+}
+
+// naming has a refusal whose own header names no limit name those that have nothing left: APIs send Retry-After beside them.
+func (r *Refusal) naming(limits []Remote) *Refusal {
+	if len(r.Names) > 0 || r.Own {
+		return r
+	}
+	for _, l := range limits {
+		if l.Remaining == 0 && l.Name != "" {
+			r.Names = append(r.Names, l.Name)
+		}
+	}
+	return r
 }
 
 // named is what the first of the forms that names a time ahead says, or else the first that names one. nil: none does.

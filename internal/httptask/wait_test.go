@@ -39,8 +39,8 @@ func shown(r *Refusal) string {
 		return "none"
 	case r.Unsure && reflect.DeepEqual(*r, Refusal{Unsure: true}):
 		return "unsure"
-	case reflect.DeepEqual(*r, Refusal{}):
-		return "bare"
+	case !r.Named && reflect.DeepEqual(*r, Refusal{Names: r.Names}):
+		return strings.Join(append([]string{"bare"}, r.Names...), " ")
 	case r.Unsure || !r.Named:
 		return fmt.Sprintf("%+v", *r)
 	}
@@ -84,7 +84,7 @@ func TestWaitForms(t *testing.T) {
 		{"draft 8 in another order", `RateLimit: "burst";pk=:cg==:;t=8;r=0`, "8s burst"},
 		{"draft 8 with quotes that hold its marks", `RateLimit: "a,b;r=9;t=1=\"remaining=\\";t=8;r=0, "c";r=3;t=99`, `8s a,b;r=9;t=1="remaining=\`},
 		{"draft 8 with a bare word", "RateLimit: default;r=0;t=8", "8s default"},
-		{"draft 8 without a time", `RateLimit: "burst";r=0`, "bare"},
+		{"draft 8 without a time", `RateLimit: "burst";r=0`, "bare burst"},
 		{"draft 8 with a name that is not ASCII", "RateLimit: \"b\u00fcrst\";r=0;t=8", "8s"},
 		{"seconds after, Discord", "X-RateLimit-Limit: 5 | X-RateLimit-Remaining: 0 | X-RateLimit-Reset-After: 0.75 | X-RateLimit-Reset: 1772366401.5 | " +
 			"X-RateLimit-Bucket: abcd1234 | X-RateLimit-Scope: user", "750ms"},
@@ -108,7 +108,8 @@ func TestWaitForms(t *testing.T) {
 		{"times, Anthropic", "anthropic-ratelimit-requests-remaining: 0 | anthropic-ratelimit-requests-reset: 2026-03-01T12:00:09Z | " +
 			"anthropic-ratelimit-tokens-remaining: 5 | anthropic-ratelimit-tokens-reset: 2026-03-01T13:00:00Z | anthropic-ratelimit-requests-limit: 50", "9s requests"},
 		{"a time, Anthropic's longer names", "anthropic-ratelimit-input-tokens-remaining: 0 | anthropic-ratelimit-input-tokens-reset: 2026-03-01T12:00:09Z", "9s input-tokens"},
-		{"Retry-After comes first", `Retry-After: 3 | RateLimit: "day";r=0;t=60 | x-ratelimit-reset: 1772366460`, "3s"},
+		{"Retry-After comes first", `Retry-After: 3 | RateLimit: "day";r=0;t=60 | x-ratelimit-reset: 1772366460`, "3s day"},
+		{"Retry-After beside named limits, OpenAI", "Retry-After: 3 | x-ratelimit-remaining-requests: 50 | x-ratelimit-remaining-tokens: 0 | x-ratelimit-reset-tokens: 2.9s", "3s tokens"},
 		{"Shopify's bucket names no time", "X-Shopify-Shop-Api-Call-Limit: 40/40", "bare"},
 
 		{"Retry-After of 0, koa", "Retry-After: 0", "0s"},
