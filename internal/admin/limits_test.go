@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -111,5 +112,29 @@ func TestProblemBehindNotes(t *testing.T) {
 	}
 	if notes != 10 || !told {
 		t.Errorf("%d notes, want 10; the shut limit is told: %t", notes, told)
+	}
+}
+
+// A limit that the API closed says so, and then that one call goes first.
+func TestStateOfARefusedLimit(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		VALUES ('api', 1, 10, '1 h', '1 s', '1 s', '{q}', now(), '', callq_epoch(), now())`)
+	exec(t, pool, `INSERT INTO call_pauses (what, name, until, reason, at, by, spell) VALUES ('limit', 'api', now() + interval '1 min', 'call 5: 429', now(), 'w', '1 s')`)
+	for _, c := range []struct{ sql, state, cause string }{
+		{`SELECT`, "refused: call 5: 429 until 20", "refused"},
+		{`UPDATE call_pauses SET until = now() - interval '1 s'`, "probed: one call goes before the others, for call 5: 429 until 20", "refused"},
+		{`UPDATE call_pauses SET spell = NULL`, "open", ""},
+		{`UPDATE call_pauses SET until = 'infinity', reason = 'an incident'`, "paused: an incident", "paused"},
+	} {
+		exec(t, pool, c.sql)
+		limits, err := ReadLimits(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l := limits[0]; !strings.HasPrefix(l.StateText(), c.state) || l.closed() != c.cause || (l.Room == 0) != (c.cause != "") {
+			t.Errorf("%s: it is %q for %q, with room for %d", c.sql, l.StateText(), l.closed(), l.Room)
+		}
 	}
 }

@@ -49,6 +49,15 @@ func TestReasons(t *testing.T) {
 		{"a paused limit", func(c *circumstances) {
 			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "paused: incident", ShutUntil: &later}}}
 		}, []string{"paused: limit api is paused: incident until 2026-11-21 10:00:00Z"}},
+		{"a limit that the API closed", func(c *circumstances) {
+			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "refused: the API answered call 5: 429", ShutUntil: &later}}}
+		}, []string{"refused: limit api is refused: the API answered call 5: 429 until 2026-11-21 10:00:00Z"}},
+		{"a key that the API closed", func(c *circumstances) {
+			c.pauses = []Pause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "429", By: "w", Refused: true}}
+		}, []string{"refused: limit api, key k, is closed until 2026-11-21 10:00:00Z: 429"}},
+		{"a limit that is probed", func(c *circumstances) {
+			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "probed: one call goes before the others", ShutUntil: &later}}}
+		}, []string{"refused: limit api is probed"}},
 		{"a shut limit", func(c *circumstances) {
 			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "shut: counting its usage"}}}
 		}, []string{"limit_shut: limit api is shut: counting its usage"}},

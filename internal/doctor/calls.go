@@ -171,7 +171,8 @@ SELECT 'note', format('%s requests under limit %s were answered up to %s s after
     'nothing, if the API is slow; if it stood still, it has read more than its limit since: leave slack out of the limit''s configuration'
 FROM newest WHERE proof = 'slack' AND late > interval '1 second' GROUP BY name`
 
-// Limits under which the API refused more than one in a hundred of the newest attempts, though callq kept to them.
+// Limits under which the API refused more than one in a hundred of the newest attempts, though callq kept to them; and those that it
+// has closed.
 const refusedSQL = `
 WITH newest AS (
     SELECT c ->> 'limit' AS name, a.outcome = 'refused' OR a.code = 429 AS refused
@@ -184,5 +185,7 @@ SELECT 'problem' AS level, format('the API refused %s of the last %s requests un
     'give the limit the algorithm that fits the API, or less: others may use it too' AS fix
 FROM (SELECT name, count(*) FILTER (WHERE refused) AS refused, count(*) AS all_of FROM newest GROUP BY name) n
 WHERE refused >= 10 AND refused * 100 > all_of
-ORDER BY refused DESC
-LIMIT 10`
+UNION ALL
+SELECT 'note', format('limit %s%s is closed until %s: %s', name, ', key ' || nullif(key, ''), date_trunc('second', until), reason),
+    format('nothing; if you know that the API takes requests again, callq limits resume %s%s', name, ' --key ' || nullif(key, ''))
+FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() AND spell IS NOT NULL ORDER BY at DESC LIMIT 5) p`

@@ -53,7 +53,7 @@ const byHandSQL = `
 SELECT 'note' AS level, format('%s %s%s is paused%s: %s', what, name, ', key ' || nullif(key, ''),
         ' until ' || date_trunc('second', nullif(until, 'infinity')), reason) AS what,
     format('callq %ss resume %s%s', what, name, ' --key ' || nullif(key, '')) AS fix
-FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() ORDER BY at DESC LIMIT 10) p
+FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() AND spell IS NULL ORDER BY at DESC LIMIT 10) p
 UNION ALL
 SELECT 'note', format('limit %s has a rate that an operator set, not the configuration''s', name), 'callq limits reset ' || name
 FROM call_limits WHERE config IS NOT NULL AND queues <> '{}'`
