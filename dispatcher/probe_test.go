@@ -216,3 +216,40 @@ func TestLowered(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT count(*) = 10 FROM call_open`)
 }
+
+// While an API refuses for ten minutes, or for a day, it is asked ever more seldom, at least each hour; then all goes on at once.
+func TestProbesOfALongRefusal(t *testing.T) {
+	t.Parallel()
+	for refuses, most := range map[time.Duration]int{25 * time.Second: 5, 10 * time.Minute: 10, 24 * time.Hour: 35} {
+		parallel(t, refuses.String(), func(_ *testing.T, s *system) {
+			r := rules(sliding("api", 100, time.Hour))
+			s.calls("default", 20)
+			s.once(r)
+			s.start(time.Minute)
+			s.shut("", 1, 0)
+			for call := range int64(20) {
+				s.end(call+1, callqueue.OutcomeRefused)
+			}
+			probes := 0
+			for passed := one[time.Duration](s, `SELECT spell FROM call_pauses`); passed < refuses; passed += one[time.Duration](s, `SELECT spell FROM call_pauses`) {
+				s.reopen()
+				s.once(r)
+				s.want(openIDs, "{1}")
+				s.start(time.Minute)
+				s.shut("", 1, 0)
+				s.end(1, callqueue.OutcomeRefused)
+				probes++
+			}
+			s.want(`SELECT max(spell) <= '1 h' FROM call_pauses`)
+			if probes > most {
+				s.t.Errorf("%d probes in %s, want %d at most", probes, refuses, most)
+			}
+			s.reopen()
+			s.once(r)
+			s.start(time.Minute)
+			s.finish(1)
+			s.once(r)
+			s.want(`SELECT count(*) = 19 FROM call_open`)
+		})
+	}
+}

@@ -78,7 +78,7 @@ func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, qu
 		}
 		shut := ledger.Shut{
 			Limit: l.Name, Key: l.Key, CallID: a.callID, Attempt: a.number, After: after, First: min(cmp.Or(l.Window, time.Second), time.Second),
-			Most: l.RetryAfter, By: a.w.id, Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(err.Error())),
+			Most: l.RetryAfter, By: a.w.id, Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(errors.Unwrap(err).Error())),
 		}
 		if shutErr := ledger.ShutLimit(ctx, a.w.db, shut); shutErr != nil && !errors.Is(shutErr, ledger.ErrUnknown) {
 			a.w.log.WarnContext(ctx, "limit not closed for an answer", "limit", l.Name, "err", shutErr)

@@ -59,7 +59,7 @@ func TestRefusalsAreNoFailures(t *testing.T) {
 	}
 	api.open.Store(true)
 	b.await(`SELECT count(*) = 20 FROM call_queue WHERE status = 'done' AND failed_count = 0`)
-	b.await(`SELECT count(*) = $1 AND bool_and(code = 429 AND error LIKE '%429 Too Many Requests' AND arrived_by IS NOT NULL AND charged <> '[]')
+	b.await(`SELECT count(*) = $1 AND bool_and(code = 429 AND error LIKE 'refused: GET %: 429 Too Many Requests' AND arrived_by IS NOT NULL AND charged <> '[]')
 		FROM call_attempts WHERE outcome = 'refused'`, api.requests.Load())
 	b.await(`SELECT count(*) = 0 FROM call_pauses`)
 	b.verify()

@@ -25,6 +25,8 @@ type RefusedError struct {
 	After time.Duration // 0: it names no time
 }
 
+func (e *RefusedError) Error() string { return "refused: " + e.cause.Error() }
+
 // SnoozeError puts the call off.
 type SnoozeError struct{ After time.Duration }
 
