@@ -25,6 +25,9 @@ func configCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			for _, warning := range cfg.Unread() {
+				fmt.Fprintln(a.stderr, "warning:", warning)
+			}
 			return a.show(map[string]string{"file": cfg.File}, func(w io.Writer) {
 				fmt.Fprintln(w, "ok:", cmp.Or(cfg.File, "no file, defaults and environment only"))
 			})

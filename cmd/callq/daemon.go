@@ -111,6 +111,9 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 		debug.SetGCPercent(400)
 	}
 	log := a.logger(cfg)
+	for _, warning := range cfg.Unread() {
+		log.WarnContext(ctx, "variable ignored", "why", warning)
+	}
 	s, err := openServers(ctx, cfg, log, does)
 	if err != nil {
 		return err

@@ -226,6 +226,7 @@ type origins struct {
 	settings []*setting // in the order of the keys
 	byPath   map[string]*setting
 	env      map[string]string
+	read     map[string]bool // variables that are looked for
 }
 
 // Origin is where the value at a path such as queues.payments.timeout came from: "--postgres-url",

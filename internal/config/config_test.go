@@ -233,7 +233,8 @@ func TestPrecedence(t *testing.T) {
 
 func TestExpand(t *testing.T) {
 	t.Parallel()
-	env := map[string]string{"A": "1", "EMPTY": "", "YAML": "[x, y]: #"}
+	values := map[string]string{"A": "1", "EMPTY": "", "YAML": "[x, y]: #"}
+	env := func(name string) string { return values[name] }
 	for text, want := range map[string]string{
 		"plain $A $": "plain $A $", "${A}": "1", "x${A}y${A}": "x1y1", "${B:-fall back}": "fall back", "${EMPTY:-2}": "2", "${A:-2}": "1",
 		"${B:-}": "", "x${B:-}": "x", "${B}": "", "${YAML}": "[x, y]: #", "$${A}": "${A}",

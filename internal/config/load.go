@@ -82,7 +82,7 @@ type loader struct {
 }
 
 func load(name string, text []byte, env, flags map[string]string) (*Config, error) {
-	c := &Config{File: name, origin: origins{env: env, byPath: map[string]*setting{}}}
+	c := &Config{File: name, origin: origins{env: env, byPath: map[string]*setting{}, read: map[string]bool{"CALLQ_CONFIG": true}}}
 	l := &loader{config: c, flags: flags}
 	l.section(reflect.ValueOf(c).Elem(), l.parse(text), "")
 	if len(l.problems) > 0 {
@@ -102,7 +102,8 @@ func (l *loader) setting(s *setting, n *yaml.Node) *setting {
 	if n != nil {
 		l.setNode(s, n)
 	}
-	if name := variable(s.path); o.env[name] != "" {
+	name := variable(s.path)
+	if o.read[name] = true; o.env[name] != "" {
 		l.setText(s, source{Source: name, rank: rankEnv}, o.env[name])
 	}
 	if text, ok := l.flags[s.path]; ok {
@@ -306,7 +307,10 @@ func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
 	if n.Kind == yaml.ScalarNode && s.tag("secret") == "" && s.tag("hide") == "" {
 		at.text = Quote(n.Value)
 	}
-	text, err := expand(n.Value, l.config.origin.env)
+	text, err := expand(n.Value, func(name string) string {
+		l.config.origin.read[name] = true
+		return l.config.origin.env[name]
+	})
 	switch {
 	case n.Kind != yaml.ScalarNode:
 		err = errors.New("must be a single value")
@@ -324,12 +328,12 @@ func (l *loader) item(s *setting, n *yaml.Node, key string) []item {
 
 // expand replaces ${VAR} and ${VAR:-default}, whose default holds where VAR is unset or empty; $${
 // stands for ${. A variable that is not set is empty where it is the whole value, else a mistake.
-func expand(s string, env map[string]string) (text string, err error) {
+func expand(s string, env func(name string) string) (text string, err error) {
 	reference := regexp.MustCompile(`\$\$\{|\$\{(?:([A-Za-z_]\w*)(:-[^}]*)?\})?`)
 	text = reference.ReplaceAllStringFunc(s, func(match string) string {
 		parts := reference.FindStringSubmatch(match)
 		name, fallback := parts[1], parts[2]
-		value := env[name]
+		value := env(name)
 		switch {
 		case match == "$${":
 			return "${"
