@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls apis-short apis loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,7 +68,7 @@ E2E := go test -C verification -tags e2e -count=1 ./e2e -v
 # What lays a network needs ip, and root.
 IP := command -v ip >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -q iproute2
 
-# The servers of TestStalls.
+# The servers of TestStalls and TestAPIs.
 SERVED_BY := apt-get install -y -q --no-install-recommends nodejs gunicorn nginx-light haproxy apache2 caddy >/dev/null
 SERVED := [ "$$(id -u)" != 0 ] || $(SERVED_BY) || { apt-get update -q >/dev/null; $(SERVED_BY); }
 
@@ -88,6 +88,14 @@ stalls-short: deps ## gunicorn and node stand still, once each: their programs n
 stalls: deps ## the same with nginx, HAProxy and Apache, in each of their stalls: prints the most in a window and the use, that of slow APIs too, and what closing idle connections loses. As root; an hour. ARGS="-plain" for a plain client, "-callq PATH" for another build
 	@$(SERVED)
 	$(E2E) -timeout 120m -parallel 20 -run 'TestStalls|TestUseOfSlowAPIs|TestIdleConnections' -figures $(or $(ROUNDS),2) $(ARGS)
+
+apis-short: deps ## APIs that count otherwise than callq (nginx, HAProxy, GCRA) or close for a while: no call fails of it. As root
+	@$(SERVED)
+	$(E2E) -timeout 5m -parallel 8 -run 'TestAPIs'
+
+apis: deps ## the same with 1,000 calls each: prints how many were refused, and the use of the API's rate. As root; ten minutes
+	@$(SERVED)
+	$(E2E) -timeout 40m -parallel 4 -run 'TestAPIs' -figures 2 $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root
 	@$(IP)
