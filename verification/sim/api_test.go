@@ -16,12 +16,21 @@ type api struct {
 	w        *world
 	limits   []*rateRecord
 	requests map[attemptID]*request
-	answered map[callAttempt]bool // with 2xx
-	arrivals []*request           // in order
+	answered map[answer]bool
+	arrivals []*request // in order
 	running  map[*request]bool
 	starts   int
 	stalled  time.Duration // it stands still until then
 	queue    []func()      // what reads the requests that have come meanwhile
+
+	shutUntil time.Duration // it refuses all that it reads until then
+	bare      bool          // and does not name that
+}
+
+// answer is how the API answered an attempt.
+type answer struct {
+	callAttempt
+	ending
 }
 
 // attemptID names an attempt: a server that has lost its last commits gives their numbers out again.
@@ -157,6 +166,12 @@ func (a *api) standStill(d time.Duration) {
 			request()
 		}
 	})
+}
+
+// refuseAll has the API refuse all that it reads for a while.
+func (a *api) refuseAll(d time.Duration) {
+	a.shutUntil, a.bare = min(max(a.shutUntil, a.w.now+d), a.w.set.span), a.w.chance(0.5)
+	a.w.note(0, "", "the API refuses everything until %s, and names that: %t", a.shutUntil, !a.bare)
 }
 
 // leave notes that the API is done with a request.

@@ -28,8 +28,10 @@ type attempt struct {
 	acked   *time.Duration // the kernel was seen to have nothing left to send
 	later   *time.Duration // it, or a request that was written after that, was answered
 	heard   *time.Duration
-	settled *int64 // what the API said that it took, less than the cost; nil: it did not say
-	over    bool   // the handler has ended
+	how     ending
+	after   time.Duration // in how long the API wants more; 0: it did not say
+	settled *int64        // what the API said that it took, less than the cost; nil: it did not say
+	over    bool          // the handler has ended
 	request *request
 	of      *callRecord   // whose data it has
 	slack   time.Duration // that its request keeps to
@@ -253,6 +255,10 @@ func (a *attempt) arrive(slack time.Duration) {
 	if w.chance(0.1) || w.mutant.slow && w.chance(0.5) {
 		works = w.between(0, a.Timeout)
 	}
+	how, after := w.answer()
+	if how == laterEnding { // it does not work for that
+		works = w.between(time.Millisecond, 50*time.Millisecond)
+	}
 	works = min(works, max(0, a.m0+a.Timeout+slack-w.now)) // it gives up by itself
 	silent := w.outage && !w.healing || w.fault(0.03)
 	w.after(works, func() {
@@ -260,14 +266,11 @@ func (a *attempt) arrive(slack time.Duration) {
 		if silent {
 			return
 		}
-		answer := w.answer()
-		if answer == doneEnding {
-			w.api.answered[r.callAttempt] = true
-			w.note(a.CallID, "", "attempt %d is answered 2xx", a.Attempt)
-		}
+		w.api.answered[answer{r.callAttempt, how}] = true
+		w.note(a.CallID, "", "attempt %d is answered %d, after %s", a.Attempt, how.code(), after)
 		a.do(w.between(100*time.Microsecond, 2*time.Millisecond), func() {
-			a.settled = settled
-			a.hear(answer)
+			a.settled, a.after = settled, after
+			a.hear(how)
 		})
 	})
 }
@@ -297,11 +300,8 @@ func (a *attempt) hear(answer ending) {
 		return
 	}
 	since := a.k.w.now - a.m0
-	a.heard = &since
+	a.heard, a.how = &since, answer
 	a.k.answered(a, answer)
-	if answer == laterEnding && a.Task == "http" {
-		a.k.shutLimits(a)
-	}
 	if w := a.k.w; a.Task != "http" && a.gated() && w.chance(0.5) { // it has more to do
 		a.do(w.between(0, max(0, a.m0+a.Timeout-w.now)), func() {
 			if !a.over {

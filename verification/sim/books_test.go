@@ -1,12 +1,12 @@
 package sim
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/jackc/pgx/v5"
 )
@@ -20,6 +20,7 @@ type callRecord struct {
 	unique  string // "": none
 	expires bool
 	later   bool // an attempt ended with the API's own delay
+	unread  int  // refusals that the worker could not count
 	given   bool // somebody cancelled it: a failover may have lost that
 	fate
 }
@@ -28,13 +29,6 @@ type callRecord struct {
 type fate struct {
 	gone      bool // deleted by an operator, or retired
 	cancelled bool
-}
-
-// recorded notes an outcome that a worker wants in the ledger.
-func (c *callRecord) recorded(closing ledger.Closing) {
-	if closing.Delay != nil && *closing.Delay == retryAfter {
-		c.later = true
-	}
 }
 
 func final(status string) bool {
@@ -225,16 +219,28 @@ func (w *world) checkCall(c *callRecord, row *callRow, attempts []attemptRow) {
 		most = *row.MaxAttempts
 	}
 	failed, permanent, lost, done := 0, false, false, false
+	refused, mostRefused := 0, cmp.Or(q.MaxRefusals, 1000)
 	for i, a := range attempts {
+		word := func(e ending) bool { return w.api.answered[answer{callAttempt{c.id, a.Attempt}, e}] }
 		switch a.Outcome {
 		case "done":
 			done = true
-			if !w.api.answered[callAttempt{c.id, a.Attempt}] {
+			if !word(doneEnding) {
 				w.fail("what is done was answered", c.id, "", "attempt %d of call %d is done", a.Attempt, c.id)
+			}
+		case "refused":
+			refused++
+			if !word(laterEnding) {
+				w.fail("what is refused was answered so", c.id, "", "attempt %d of call %d is refused", a.Attempt, c.id)
 			}
 		case "error", "lost", "permanent":
 			failed++
-			permanent = permanent || a.Outcome == "permanent"
+			if a.Outcome == "permanent" {
+				permanent = true
+				if !word(permanentEnding) && (!word(laterEnding) || refused+1 < mostRefused) {
+					w.fail("a call fails for a reason", c.id, "", "call %d failed after %d of %d refusals", c.id, refused+1, mostRefused)
+				}
+			}
 			lost = lost || a.Outcome == "lost"
 			if low, _ := backoff(q.BackoffMin, q.BackoffMax, failed); i+1 < len(attempts) && !c.later &&
 				attempts[i+1].ClaimedAt.Before(a.FinishedAt.Add(low)) {
@@ -248,6 +254,8 @@ func (w *world) checkCall(c *callRecord, row *callRow, attempts []attemptRow) {
 	switch {
 	case row.FailedCount != failed || failed > most:
 		w.fail("failures are counted and bounded", c.id, "", "%d attempts failed, counted %d, of %d", failed, row.FailedCount, most)
+	case refused >= mostRefused+c.unread:
+		w.fail("refusals are bounded", c.id, "", "%d attempts were refused, of %d", refused, mostRefused)
 	case row.Status == "cancelled" && !c.given:
 		w.fail("a call is cancelled for a reason", c.id, "", "nobody cancelled call %d", c.id)
 	case row.Status != "cancelled" && c.cancelled:

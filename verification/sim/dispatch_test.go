@@ -38,9 +38,11 @@ func (p *process) start() {
 	p.d, p.down, p.frozen = d, false, 0
 	p.w.note(0, "", "dispatcher %d starts", p.n)
 	p.w.beat()
-	if err := p.d.Once(p.w.ctx); err != nil && !p.w.redisDown {
-		p.w.must(err)
-	}
+	p.w.watch(func() {
+		if err := p.d.Once(p.w.ctx); err != nil && !p.w.redisDown {
+			p.w.must(err)
+		}
+	})
 	p.w.handedOver()
 	p.tickIn(p.w.between(0, p.w.set.tick))
 }
@@ -120,7 +122,9 @@ func (p *process) turn(tick bool) (did bool) {
 	p.w.beat()
 	p.w.mutant.beforeTurn(p.w)
 	lines := len(p.w.record.lines)
-	next, err := p.d.Step(p.w.ctx, tick)
+	var next time.Duration
+	var err error
+	p.w.watch(func() { next, err = p.d.Step(p.w.ctx, tick) })
 	if err != nil {
 		if !p.w.redisDown && !strings.Contains(err.Error(), "wait for Redis") {
 			p.w.must(err)

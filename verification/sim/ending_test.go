@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"time"
 
 	"github.com/callq/callq/callqueue"
@@ -16,18 +15,28 @@ const (
 	doneEnding ending = iota
 	errorEnding
 	permanentEnding
-	laterEnding  // 429 with Retry-After
+	laterEnding  // 429, with Retry-After or without
 	snoozeEnding // a handler of one's own puts the call off
 )
 
-func (w *world) answer() ending {
+// answer draws how the API answers what it reads now, and in how long it wants more, if it names that.
+func (w *world) answer() (e ending, after time.Duration) {
 	switch {
+	case w.now < w.api.shutUntil && w.api.bare:
+		return laterEnding, 0
+	case w.now < w.api.shutUntil:
+		return laterEnding, w.api.shutUntil - w.now
+	case !w.healing && w.chance(w.set.refusals):
+		return laterEnding, pick(w, 0, retryAfter)
 	case !w.chance(w.set.apiErrors):
-		return doneEnding
+		return doneEnding, 0
 	case w.chance(0.7):
-		return errorEnding
+		return errorEnding, 0
 	}
-	return pick(w, permanentEnding, laterEnding, snoozeEnding)
+	if e = pick(w, permanentEnding, laterEnding, snoozeEnding); e == laterEnding {
+		after = pick(w, 0, retryAfter)
+	}
+	return e, after
 }
 
 // code is the HTTP status of the answer.
@@ -62,12 +71,15 @@ func (a *attempt) end(e ending, arrival *limit.Arrival, why string) {
 		c.Status = callqueue.StatusDone
 	case permanentEnding:
 		c.Outcome, c.Status, c.Failed = callqueue.OutcomePermanent, callqueue.StatusFailed, true
-	default:
-		status, delay := a.policy().Next(a.FailedCount+1, a.k.w.rng.Int64N)
-		if e == laterEnding {
-			delay = retryAfter
+	case laterEnding:
+		if a.Task != "http" && a.k.w.chance(0.3) { // a handler of one's own says RetryAfter, or nothing
+			a.fail(&c)
+			break
 		}
-		c.Outcome, c.Status, c.Delay, c.Failed = callqueue.OutcomeError, status, &delay, true
+		a.refuse(&c)
+	default:
+		a.after = 0
+		a.fail(&c)
 	}
 	a.k.record(a, c)
 }
@@ -85,19 +97,6 @@ func (a *attempt) gaveUp(arrival *limit.Arrival) *limit.Arrival {
 }
 
 const retryAfter = 700 * time.Millisecond
-
-// shutLimits closes the attempt's limits for a while, as the API asked.
-func (k *worker) shutLimits(a *attempt) {
-	d := retryAfter
-	for i, name := range a.Limits {
-		_, err := ledger.Pause(k.w.ctx, k.w.lane.workers, ledger.Paused{
-			What: "limit", Name: name, Key: a.Keys[i], For: &d, Extend: true, By: k.id, Reason: "the API wants no more",
-		})
-		if !errors.Is(err, ledger.ErrUnknown) { // no queue is under it any more
-			k.w.must(err)
-		}
-	}
-}
 
 func (a *attempt) expired() ledger.Closing {
 	c := a.unsent("expired", 0)

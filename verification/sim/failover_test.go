@@ -65,6 +65,7 @@ func (w *world) loseSince(s *saved) {
 	}
 	w.set.rules, w.overrides, w.pauses = s.operators.rules, s.operators.overrides, s.operators.pauses
 	w.saved = nil
+	w.learnDoors()
 	w.note(0, "", "what was committed last is lost")
 	w.promote()
 	w.api.publish()

@@ -24,6 +24,9 @@ func (w *world) planFaults() {
 	often(1, w.redisAway)
 	often(1.5, w.stepClock)
 	often(1, w.apiOutage)
+	often(2, func() {
+		w.api.refuseAll(w.between(10*time.Millisecond, min(pick(w, time.Second, 10*time.Second, time.Minute, 2*s.window), s.stretch/3)))
+	})
 	if s.queues {
 		often(4, func() {
 			w.api.standStill(w.between(100*time.Millisecond, min(pick(w, time.Second, 5*time.Second, 20*time.Second, time.Minute), s.stretch/5)))

@@ -31,6 +31,9 @@ func mutants() []struct {
 		paused   = "what is paused does not start"
 		closed   = "nothing starts outside of its queue's hours"
 		stays    = "what is cancelled stays cancelled"
+		closes   = "a refusal closes its limits"
+		probes   = "one probe goes before the others"
+		refusals = "refusals are bounded"
 		unique   = "a unique key has one unfinished call"
 	)
 	return []struct {
@@ -146,6 +149,23 @@ func mutants() []struct {
 		}},
 		{"a snooze is a failure", []string{bounded}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
 			c.Failed = c.Failed || c.Outcome == callqueue.OutcomeSnoozed
+		}}},
+		{"a refusal is a failure", []string{bounded}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
+			c.Failed = c.Failed || c.Outcome == callqueue.OutcomeRefused
+		}}},
+		{"a refusal closes nothing", []string{closes}, mutant{
+			sql: `CREATE FUNCTION sim.ajar() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+				CREATE TRIGGER ajar BEFORE INSERT ON call_pauses FOR EACH ROW WHEN (NEW.spell IS NOT NULL) EXECUTE FUNCTION sim.ajar()`,
+			undo: `DROP TRIGGER ajar ON call_pauses; DROP FUNCTION sim.ajar()`,
+		}},
+		{"a refusal is forgotten when its time is over", []string{probes}, mutant{turn: func(w *world) {
+			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_pauses WHERE spell IS NOT NULL AND until <= clock_timestamp()`)
+			w.must(err)
+		}}},
+		{"a refusal is retried for ever", []string{refusals}, mutant{close: func(_ *world, a *attempt, c *ledger.Closing) {
+			if c.Outcome == callqueue.OutcomePermanent && a.how == laterEnding {
+				c.Outcome, c.Status, c.Failed = callqueue.OutcomeRefused, callqueue.StatusNew, false
+			}
 		}}},
 		{"a step of the clock goes unseen", []string{over}, mutant{clockRuns: 1000, often: (*world).stepClock}},
 		{"what the clock gained is not written", []string{over}, mutant{

@@ -167,6 +167,7 @@ func (w *world) pause(p ledger.Paused) {
 		w.must(err)
 	}
 	w.pauses[pauseOf{p.What, p.Name, p.Key}] = w.postgres().Add(d)
+	w.learnDoors(pauseOf{p.What, p.Name, p.Key})
 	w.note(0, p.Name, "an operator pauses %s, key %q, for %s; %d recalled", p.What, p.Key, d, recalled)
 	if w.chance(0.5) {
 		w.after(w.between(0, d), func() { w.resume(p) })
@@ -181,6 +182,7 @@ func (w *world) resume(p ledger.Paused) {
 	was, err := ledger.Resume(w.ctx, w.lane.workers, p.What, p.Name, p.Key, "operator")
 	w.must(err)
 	delete(w.pauses, pauseOf{p.What, p.Name, p.Key})
+	delete(w.doors, pauseOf{p.What, p.Name, p.Key})
 	w.note(0, p.Name, "an operator resumes %s, key %q: %t", p.What, p.Key, was)
 	w.wake(0.5)
 	w.stir()
@@ -202,6 +204,7 @@ func (w *world) resumeAll() {
 	_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_pauses`)
 	w.must(err)
 	clear(w.pauses)
+	clear(w.doors)
 	for _, l := range w.set.rules.Limits {
 		w.resetLimit(l)
 	}

@@ -31,6 +31,7 @@ type setting struct {
 	trouble     float64 // 1: as many faults as usual
 	loss        float64 // of messages, statements and answers, each
 	apiErrors   float64
+	refusals    float64          // beside those when the API refuses everything
 	pulses      map[string]pulse // hours to what they mean
 	queues      bool             // the API stands still at times, and its kernel takes requests in; limits have no slack
 }
@@ -56,6 +57,7 @@ func draw(w *world) setting {
 		trouble:     pick(w, 0, 0.3, 1, 1, 2, 3),
 		loss:        pick(w, 0, 0.02, 0.1),
 		apiErrors:   pick(w, 0, 0.05, 0.3),
+		refusals:    pick(w, 0, 0, 0.1, 0.4),
 		own:         w.chance(0.4),
 		unique:      w.chance(0.3),
 		queues:      w.chance(0.5),
@@ -73,15 +75,15 @@ func draw(w *world) setting {
 		s.window = pick(w, time.Second, 2*time.Second, 5*time.Second, 10*time.Second)
 		units = int64(w.intBetween(80, 200)) * int64(s.window/time.Second)
 		s.slots = pick(w, 64, 128, 256)
-		s.loss = min(s.loss, 0.02)
+		s.loss, s.refusals = min(s.loss, 0.02), min(s.refusals, 0.01)
 	}
 	s.queues = s.queues || w.mutant.queues
 	if w.mutant.calm {
-		s.trouble, s.loss, s.apiErrors = 0, 0, 0
+		s.trouble, s.loss, s.apiErrors, s.refusals = 0, 0, 0, 0
 		s.window, units, s.slots = time.Second, 20, 32
 	}
 	if w.mutant.newM0 { // it shows in http calls whose start has to be asked for again
-		s.own, s.apiErrors, s.loss = false, 0, 0.3
+		s.own, s.apiErrors, s.refusals, s.loss = false, 0, 0, 0.3
 	}
 	if w.chance(0.5) {
 		s.keys = []string{"a", "b", "c", ""}[:w.intBetween(2, 4)]
@@ -188,6 +190,9 @@ func (s *setting) drawProofs(w *world) {
 		} else {
 			l.Slack = s.slack([]string{l.Name})
 		}
+		if w.chance(0.2) {
+			l.RetryAfter = new(pick(w, 0, time.Second, time.Minute))
+		}
 	}
 }
 
@@ -222,6 +227,12 @@ func (s *setting) drawQueues(w *world) {
 			Name: fmt.Sprintf("q%d", i), Limits: all, MaxAttempts: w.intBetween(1, 5), BackoffMin: low,
 			BackoffMax: low * time.Duration(w.intBetween(1, 10)), OnLost: pick(w, "retry", "retry", "fail"),
 			Timeout: w.between(500*time.Millisecond, min(max(s.window/2, 2*time.Second), time.Minute)).Round(time.Millisecond),
+		}
+		if w.chance(0.2) {
+			q.OnRefused = "retry"
+		}
+		if w.chance(0.3) {
+			q.MaxRefusals = w.intBetween(1, 4)
 		}
 		if w.mutant.timeout > 0 {
 			q.Timeout = w.mutant.timeout

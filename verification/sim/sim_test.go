@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -111,7 +112,9 @@ func simulate(ctx context.Context, l *lane, seed uint64, m mutant) (w *world, er
 	w.drift = (w.rng.Float64() - 0.5) / 1000
 	l.setClock(w.postgres())
 	w.pace = pick(w, prompt, late, mixed)
-	w.note(0, "", "%+v", w.set)
+	set := w.set
+	set.rules = policy.Policy{} // said apart, for it has pointers
+	w.note(0, "", "%+v, %+v", set, w.set.rules)
 	w.api.publish()
 	w.startWorkers()
 	w.startDispatchers()

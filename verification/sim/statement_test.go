@@ -143,7 +143,6 @@ type recording struct {
 func (k *worker) record(a *attempt, c ledger.Closing) {
 	k.w.mutant.closing(k.w, a, &c)
 	k.w.note(a.CallID, "", "attempt %d ends for %s: %s, then %s %s", a.Attempt, k.id, c.Outcome, c.Status, c.Error)
-	a.of.recorded(c)
 	k.tryRecord(&recording{a, c, 20 * time.Millisecond})
 }
 

@@ -46,6 +46,7 @@ type world struct {
 	calls       map[int64]*callRecord
 	overrides   map[string]limit.Rate
 	pauses      map[pauseOf]time.Time
+	doors       map[pauseOf]*door
 	saved       *saved // a failover that loses what has happened since is about to happen
 	record      record
 	turns       int
@@ -66,10 +67,10 @@ const (
 func newWorld(ctx context.Context, l *lane, seed uint64, m mutant) *world {
 	w := &world{
 		ctx: ctx, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), lane: l, mutant: m,
-		calls: map[int64]*callRecord{}, overrides: map[string]limit.Rate{}, pauses: map[pauseOf]time.Time{},
+		calls: map[int64]*callRecord{}, overrides: map[string]limit.Rate{}, pauses: map[pauseOf]time.Time{}, doors: map[pauseOf]*door{},
 	}
 	w.record.digest = fnv.New64a()
-	w.api = &api{w: w, requests: map[attemptID]*request{}, answered: map[callAttempt]bool{}, running: map[*request]bool{}}
+	w.api = &api{w: w, requests: map[attemptID]*request{}, answered: map[answer]bool{}, running: map[*request]bool{}}
 	w.set = draw(w)
 	return w
 }
