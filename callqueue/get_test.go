@@ -38,10 +38,10 @@ func TestGetPlainSQL(t *testing.T) {
 		{
 			"what a dispatcher will refuse",
 			"created_at, status, priority, cost, max_attempts, call_data, error_message, unique_key",
-			"'2030-01-01Z', 'odd', -7, -1, -2, 'null', 'why', ''",
-			`"queue":"default","task":"http","key":"","status":"odd","running":false,"attempts":0,"failed_count":0,` +
+			"'2030-01-01Z', 'new', -7, -1, -2, 'null', 'why', ''",
+			`"queue":"default","task":"http","key":"","status":"new","running":false,"attempts":0,"failed_count":0,` +
 				`"error_message":"why","code":null,"took_ms":null,"result":null,"created_at":"2030-01-01T00:00:00Z","dispatched_at":null,"finished_at":null,` +
-				`"priority":-7,"cost":-1,"run_at":"RUN","expires_at":null,"unique_key":"","call_data":null,"max_attempts":-2}`,
+				`"priority":-7,"cost":-1,"run_at":"RUN","expires_at":null,"unique_key":null,"call_data":null,"max_attempts":-2}`,
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -91,8 +91,12 @@ func (h *headroom) guard(l policy.LockedLimit, doors []door, keys []string) {
 		if !perKey {
 			key = ""
 		}
-		if room[key] = 1; d.Waits {
-			room[key] = 0
+		most := int64(1)
+		if d.Waits {
+			most = 0
+		}
+		if had, is := room[key]; !is || most < had { // of doors that stand for the same calls, none lets more through than another
+			room[key] = most
 		}
 		h.next[limitKey{l.Name, key}] = h.now.Add(probeAgain)
 	}

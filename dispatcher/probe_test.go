@@ -253,3 +253,24 @@ func TestProbesOfALongRefusal(t *testing.T) {
 		})
 	}
 }
+
+// Where all keys wait for a probe that is under way, so does a key that waits for one of its own.
+func TestProbeOfAllKeysAndOfOne(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	l := sliding("api", 100, time.Hour)
+	l.PerKey = true
+	r := rules(l)
+	s.exec(`INSERT INTO call_queue (key) SELECT key FROM unnest('{"",a,b}'::text[]) key, generate_series(1, 2)`)
+	s.once(r)
+	s.start(time.Minute)
+	s.shut("", 1, 0)
+	s.shut("a", 2, 0)
+	for call := range int64(6) {
+		s.end(call+1, callqueue.OutcomeRefused)
+	}
+	s.reopen()
+	s.once(r)
+	s.once(r)
+	s.want(`SELECT count(*) = 1 FROM call_open`)
+}

@@ -56,7 +56,7 @@ CREATE INDEX call_queue_expires_idx ON call_queue (expires_at) WHERE expires_at 
 -- fails for good.
 CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) INCLUDE (queue) WHERE failed_at IS NOT NULL;
 
--- unique_key is set to NULL when the call ends, so that it is unique among unfinished calls.
+-- unique_key is NULL once the call has ended, so that it is unique among unfinished calls.
 CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'default'), unique_key)
     WHERE unique_key IS NOT NULL;
 
@@ -95,10 +95,6 @@ CREATE TRIGGER call_queue_bounded_again AFTER UPDATE OF queue, task, key ON call
         OR octet_length(NEW.task) > 255 AND NEW.task IS DISTINCT FROM OLD.task
         OR octet_length(NEW.key) > 255 AND NEW.key IS DISTINCT FROM OLD.key)
     EXECUTE FUNCTION callq_call_bounded();
-
--- Each close updates unique_key, and so parses this condition: a long one takes a tenth of it.
-CREATE TRIGGER call_queue_unique_bounded_again AFTER UPDATE OF unique_key ON call_queue
-    FOR EACH ROW WHEN (octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key) EXECUTE FUNCTION callq_call_bounded();
 
 CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON call_queue
     FOR EACH ROW

@@ -88,6 +88,48 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- An empty unique key is none, as for enqueue_call. Each INSERT parses the condition, so it is short: what else ORMs insert for what
+-- nobody has set, callq_calls_inserted mends.
+-- +goose StatementBegin
+CREATE FUNCTION callq_no_key() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.unique_key := NULL;
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+
+-- What ORMs insert for what nobody has set means the default: '' where a text has one, NULL where AutoMigrate has dropped it, or a copy of
+-- another call's columns.
+-- +goose StatementBegin
+CREATE FUNCTION callq_mend_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    repair text := coalesce(current_setting('callq.repair', true), '');
+BEGIN
+    PERFORM set_config('callq.repair', 'mend', true);
+    WITH mended AS (
+        UPDATE call_queue
+        SET status = CASE WHEN status IN ('dispatched', 'done', 'failed', 'cancelled') THEN status ELSE 'new' END, attempts = 0, failed_count = 0,
+            queue = nullif(queue, ''), task = nullif(task, ''), dispatched_at = NULL, finished_at = NULL, failed_at = NULL, error_message = NULL,
+            retried_after = NULL
+        WHERE id = ANY (ids)
+        RETURNING *
+    )
+    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''), callq_priority(priority), 1, ARRAY[id]
+    FROM mended
+    WHERE status = 'new';
+    PERFORM set_config('callq.repair', repair, true);
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION callq_refuse_status(status text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION '"%" is no status of a call', status
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'Nothing was written. Leave status out: a call that is inserted is new.';
+END $$;
+-- +goose StatementEnd
+
 -- The triggers run as the owner: a producer needs no right to these tables. Nobody else may execute their functions, and they
 -- refuse other tables: as a trigger of a temporary table whose columns have casts of its owner's own, they would run those
 -- casts as the owner of callq's tables.
@@ -100,6 +142,7 @@ DECLARE
     counted    bigint; -- of the first 500 calls
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
+    odd        bigint[]; -- calls that are to be mended
 BEGIN
     IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
@@ -112,16 +155,23 @@ BEGIN
     SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
         callq_priority(priority), 1, ARRAY[id]
     FROM inserted
-    WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
+    WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
       AND CASE WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
           OR max_attempts > 1000 THEN callq_refuse_call(queue, task, key, max_attempts) ELSE true END;
     IF FOUND THEN
         RETURN NULL;
     END IF;
+    PERFORM callq_refuse_status(status) FROM inserted WHERE status NOT IN ('', 'new', 'error', 'dispatched', 'done', 'failed', 'cancelled');
     PERFORM callq_refuse_call(queue, task, key, max_attempts)
     FROM inserted
     WHERE octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
         OR max_attempts > 1000;
+    odd := array(SELECT id FROM inserted
+        WHERE coalesce(status, '') = '' OR status IN ('new', 'error') AND (queue = '' OR task = '') OR status IN ('new', 'error') AND attempts IS DISTINCT FROM 0
+            AND current_setting('callq.repair', true) IS DISTINCT FROM 'on');
+    IF odd <> '{}' THEN
+        PERFORM callq_mend_calls(odd);
+    END IF;
     SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
     FROM (
         SELECT sum(n) AS n, count(*) AS keys
@@ -137,31 +187,83 @@ BEGIN
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), '',
             callq_priority(priority), count(*), array_agg(id), array_agg(coalesce(key, ''))
         FROM inserted
-        WHERE status IN ('new', 'error')
+        WHERE status IN ('new', 'error') AND id <> ALL (odd)
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
         INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
             callq_priority(priority), count(*), array_agg(id)
         FROM inserted
-        WHERE status IN ('new', 'error')
+        WHERE status IN ('new', 'error') AND id <> ALL (odd)
         GROUP BY 1, 2, 3, 4, 5, id >> 16;
     END IF;
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
 
+-- What was updated otherwise than by a claim or a close. A call that waits again, or elsewhere, enters the inbox: whoever changed it,
+-- callq or plain SQL. An ended call holds no unique key. callq's own columns keep to what it does: an ORM that writes a stale copy
+-- back would have a call made twice, or never. Who mends rows by hand sets callq.repair.
 -- +goose StatementBegin
-CREATE FUNCTION callq_call_waits_again() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE FUNCTION callq_call_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    ended  CONSTANT text[] := '{done,failed,cancelled}';
+    flaw   text;
+    column_name text := 'status';
 BEGIN
     IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
-    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, again)
-    VALUES (coalesce(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), coalesce(NEW.task, 'http'),
-        coalesce(NEW.key, ''), callq_priority(NEW.priority), 1, ARRAY[NEW.id], true);
-    IF coalesce(NEW.run_at, NEW.created_at) <= clock_timestamp() THEN
-        PERFORM callq_wake();
+    IF current_setting('callq.repair', true) = 'mend' THEN -- callq_mend_calls does the rest
+        RETURN NULL;
+    END IF;
+    IF octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key THEN
+        PERFORM callq_refuse_call(NEW.queue, NEW.task, NEW.key, NEW.max_attempts);
+    END IF;
+    CASE
+    WHEN NEW.status IS DISTINCT FROM OLD.status THEN
+        flaw := CASE
+            WHEN NEW.status IS NULL OR NEW.status <> ALL (ended || '{new,error,dispatched}') THEN 'it is no status'
+            WHEN NEW.status = 'dispatched' AND NEW.attempts = OLD.attempts
+                AND NOT EXISTS (SELECT FROM call_open WHERE call_id = NEW.id) THEN 'only a dispatcher hands calls over'
+            WHEN NEW.status = 'done' AND OLD.status <> 'dispatched' THEN 'only an attempt makes a call done: cancel it (callq calls cancel), or delete it'
+            WHEN NEW.status = ANY (ended) AND OLD.status = ANY (ended) THEN 'the call has ended'
+            WHEN NEW.status = ANY (ended) AND (NEW.finished_at IS NULL OR NEW.finished_at IS NOT DISTINCT FROM OLD.finished_at) THEN
+                'cancel it (callq calls cancel), or delete it (callq calls delete)'
+            WHEN OLD.status = ANY (ended) AND (NEW.retried_after IS DISTINCT FROM NEW.attempts OR NEW.failed_count <> 0 OR NEW.finished_at IS NOT NULL) THEN
+                'to make it again: callq calls retry'
+        END;
+    WHEN NEW.status = ANY (ended) AND NEW.finished_at IS NULL AND OLD.finished_at IS NOT NULL THEN
+        flaw := 'it says since when the call has ended';
+        column_name := 'finished_at';
+    ELSE
+        NULL;
+    END CASE;
+    IF flaw IS NULL AND NEW.attempts IS DISTINCT FROM OLD.attempts
+        AND NOT (NEW.status = 'dispatched' AND OLD.status IN ('new', 'error') AND NEW.attempts = OLD.attempts + 1) THEN
+        flaw := 'it numbers the attempts in the ledger';
+        column_name := 'attempts';
+    ELSIF flaw IS NULL AND NEW.failed_count < OLD.failed_count AND NEW.retried_after IS NOT DISTINCT FROM OLD.retried_after THEN
+        flaw := 'to try it again: callq calls retry';
+        column_name := 'failed_count';
+    END IF;
+    IF flaw IS NOT NULL AND current_setting('callq.repair', true) IS DISTINCT FROM 'on' THEN
+        RAISE EXCEPTION 'call % is %: its % is callq''s own', NEW.id, OLD.status, column_name
+            USING ERRCODE = 'CQ002', COLUMN = column_name, DETAIL = format('%s: from %L to %L: %s.', column_name,
+                to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
+            HINT = 'Nothing was written. Update only the columns that producers set (docs/producers.md); a model that saves all of them was loaded too early.';
+    END IF;
+    IF NEW.unique_key IS NOT NULL AND NEW.status = ANY (ended) THEN
+        UPDATE call_queue SET unique_key = NULL WHERE id = NEW.id;
+    END IF;
+    IF NEW.status IN ('new', 'error') AND (OLD.status NOT IN ('new', 'error')
+        OR (OLD.queue, OLD.task, OLD.key, OLD.priority, OLD.run_at) IS DISTINCT FROM (NEW.queue, NEW.task, NEW.key, NEW.priority, NEW.run_at)) THEN
+        INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, again)
+        VALUES (coalesce(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), coalesce(NEW.task, 'http'),
+            coalesce(NEW.key, ''), callq_priority(NEW.priority), 1, ARRAY[NEW.id], true);
+        IF coalesce(NEW.run_at, NEW.created_at) <= clock_timestamp() THEN
+            PERFORM callq_wake();
+        END IF;
     END IF;
     RETURN NULL;
 END $$;
@@ -171,29 +273,37 @@ END $$;
 -- +goose StatementBegin
 DO $$ BEGIN
     EXECUTE format('ALTER FUNCTION callq_calls_inserted() SET search_path = %I, pg_temp', current_schema());
-    EXECUTE format('ALTER FUNCTION callq_call_waits_again() SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION callq_call_changed() SET search_path = %I, pg_temp', current_schema());
     EXECUTE format('ALTER FUNCTION callq_call_bounded() SET search_path = %I, pg_temp', current_schema());
 END $$;
 -- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION callq_calls_inserted(), callq_call_waits_again(), callq_wake() FROM PUBLIC;
+REVOKE ALL ON FUNCTION callq_calls_inserted(), callq_call_changed(), callq_wake() FROM PUBLIC;
+
+CREATE TRIGGER call_queue_no_key BEFORE INSERT ON call_queue
+    FOR EACH ROW WHEN (NEW.unique_key = '') EXECUTE FUNCTION callq_no_key();
 
 CREATE TRIGGER call_queue_inserted AFTER INSERT ON call_queue
     REFERENCING NEW TABLE AS inserted
     FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted();
 
--- A call that waits again, or elsewhere: whoever changed it, callq or plain SQL.
-CREATE TRIGGER call_queue_waits_again AFTER UPDATE ON call_queue
+-- What is neither a claim nor the end of a call: callq's own statements that are one parse this, and do no more.
+CREATE TRIGGER call_queue_changed AFTER UPDATE ON call_queue
     FOR EACH ROW
-    WHEN (NEW.status IN ('new', 'error') AND (OLD.status NOT IN ('new', 'error')
-        OR (OLD.queue, OLD.task, OLD.key, OLD.priority, OLD.run_at) IS DISTINCT FROM (NEW.queue, NEW.task, NEW.key, NEW.priority, NEW.run_at)))
-    EXECUTE FUNCTION callq_call_waits_again();
+    WHEN ((NEW.status = 'dispatched' AND NEW.attempts = OLD.attempts + 1
+        OR NEW.status NOT IN ('new', 'error', 'dispatched') AND OLD.status = 'dispatched' AND NEW.attempts = OLD.attempts
+            AND NEW.unique_key IS NULL AND NEW.finished_at IS NOT NULL) IS NOT TRUE)
+    EXECUTE FUNCTION callq_call_changed();
 
 -- +goose Down
-DROP TRIGGER call_queue_waits_again ON call_queue;
+DROP TRIGGER call_queue_changed ON call_queue;
 DROP TRIGGER call_queue_inserted ON call_queue;
-DROP FUNCTION callq_call_waits_again();
+DROP TRIGGER call_queue_no_key ON call_queue;
+DROP FUNCTION callq_call_changed();
 DROP FUNCTION callq_calls_inserted();
+DROP FUNCTION callq_refuse_status(text);
+DROP FUNCTION callq_mend_calls(bigint[]);
+DROP FUNCTION callq_no_key();
 DROP FUNCTION callq_wake();
 DROP SEQUENCE call_wake_seq;
 DROP FUNCTION callq_priority(smallint);

@@ -30,7 +30,7 @@ func TestDefinerFunctions(t *testing.T) {
 	}
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	want := []string{
-		"callq_call_waits_again search_path=public, pg_temp",
+		"callq_call_changed search_path=public, pg_temp",
 		"callq_calls_inserted search_path=public, pg_temp",
 		"callq_purge_versions search_path=public, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",
@@ -64,7 +64,7 @@ func TestNobodyBecomesTheOwner(t *testing.T) {
 	exec(conn, `CREATE TEMP TABLE mine (status text, queue text, run_at timestamptz, created_at timestamptz, task text, key text, priority integer, id bigint)`)
 	for _, trigger := range []string{
 		`CREATE TRIGGER t AFTER INSERT ON mine REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted()`,
-		`CREATE TRIGGER u AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION callq_call_waits_again()`,
+		`CREATE TRIGGER u AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION callq_call_changed()`,
 	} {
 		if _, err := conn.Exec(t.Context(), trigger); !refused(err) {
 			t.Errorf("%s: %v", trigger, err)
@@ -86,7 +86,7 @@ func attached(t *testing.T, pool *pgxpool.Pool) {
 		CREATE TEMP TABLE call_queue (status text, queue text, run_at timestamptz, created_at timestamptz, task text, key text, priority integer, id bigint);
 		INSERT INTO pg_temp.call_queue (status, id) VALUES ('new', 1);
 		CREATE TRIGGER t AFTER INSERT ON pg_temp.call_queue REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted();
-		CREATE TRIGGER u AFTER UPDATE ON pg_temp.call_queue FOR EACH ROW EXECUTE FUNCTION callq_call_waits_again()`); err != nil {
+		CREATE TRIGGER u AFTER UPDATE ON pg_temp.call_queue FOR EACH ROW EXECUTE FUNCTION callq_call_changed()`); err != nil {
 		t.Fatal(err)
 	}
 	for _, sql := range []string{`INSERT INTO pg_temp.call_queue (status) VALUES ('new')`, `UPDATE pg_temp.call_queue SET status = 'new'`} {

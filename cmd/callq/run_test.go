@@ -136,6 +136,8 @@ func (w world) exec(sql string) {
 	ctx := context.WithoutCancel(w.t.Context())
 	conn := w.connect()
 	defer conn.Close(ctx)
+	_, err := conn.Exec(ctx, `SET callq.repair = on`) // tests make what callq does not
+	must(w.t, err)
 	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		w.t.Fatalf("%s: %v", sql, err)
 	}

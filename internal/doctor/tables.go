@@ -57,7 +57,7 @@ WITH home AS (
     SELECT r.relname, concat_ws(' ', 'trigger', replace(pg_get_triggerdef(t.oid), r.prefix, ''), t.tgenabled IN ('O', 'A'))
     FROM relations r JOIN pg_trigger t ON t.tgrelid = r.oid AND NOT t.tgisinternal
     UNION ALL
-    SELECT 'functions', concat_ws(' ', p.proname, replace(pg_get_function_identity_arguments(p.oid), h.prefix, ''), md5(p.prosrc),
+    SELECT 'functions', concat_ws(' ', p.proname, replace(pg_get_function_identity_arguments(p.oid), h.prefix, ''), md5(replace(p.prosrc, h.prefix, '')),
         p.prosecdef, p.prosecdef AND has_function_privilege('public', p.oid, 'EXECUTE'))
     FROM pg_proc p JOIN home h ON p.pronamespace = h.oid
     WHERE p.proname LIKE 'callq\_%' OR p.proname LIKE 'enqueue\_%'

@@ -1,11 +1,17 @@
 package doctor
 
 import (
+	"context"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/migrations"
 )
 
 // The fingerprints that doctor compares with are what the migrations make. UPDATE=1 writes them anew.
@@ -35,7 +41,7 @@ func TestSchemaDrift(t *testing.T) {
 		{`CREATE INDEX mine ON call_queue (status)`, ""},
 		{`DROP INDEX call_inbox_due_idx`, "call_inbox: not what"},
 		{`UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'call_inbox_due_idx'::regclass`, "call_inbox: not what"},
-		{`DROP TRIGGER call_queue_waits_again ON call_queue`, "call_queue: not what"},
+		{`DROP TRIGGER call_queue_changed ON call_queue`, "call_queue: not what"},
 		{`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`, "call_queue: not what"},
 		{`ALTER TABLE call_queue ALTER priority SET DEFAULT 3`, "call_queue: not what"},
 		{`ALTER TABLE call_queue ALTER cost TYPE integer`, "call_queue: not what"},
@@ -63,5 +69,51 @@ func TestSchemaDrift(t *testing.T) {
 				t.Errorf("found %+v, %v", found, err)
 			}
 		})
+	}
+}
+
+// A schema that was dumped and restored, or that has another name, is what the migrations made.
+func TestSchemaIsKnownElsewhere(t *testing.T) {
+	t.Parallel()
+	program, err := local.Find("postgres", []string{"postgres", "initdb", "pg_dump"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := pgtest.New(t)
+	dump := program.Command(t.Context(), "pg_dump", "--no-owner", pool.Config().ConnString())
+	sql, err := dump.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// psql's own commands stand in a dump of the newest minors.
+	text := regexp.MustCompile(`(?m)^\\(un)?restrict .*$`).ReplaceAllString(string(sql), "")
+	if _, err := pool.Exec(t.Context(), `DROP SCHEMA public CASCADE; CREATE SCHEMA public; SET search_path = public`); err != nil {
+		t.Fatal(err)
+	}
+	restored := strings.ReplaceAll(text, "CREATE SCHEMA public;", "")
+	restored = regexp.MustCompile(`(?ms)^COPY .*?^\\\.$`).ReplaceAllString(restored, "") // its rows
+	conn, err := pgx.Connect(t.Context(), pool.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if _, err := conn.Exec(t.Context(), restored); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := drift(t.Context(), pool); len(found) > 0 || err != nil {
+		t.Errorf("after a restore: %+v, %v", found, err)
+	}
+
+	config := pool.Config().ConnConfig.Copy()
+	config.RuntimeParams["search_path"] = `"of its own"`
+	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA "of its own"`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrations.Up(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	other := pgtest.Another(t, pool, map[string]string{"search_path": `"of its own"`})
+	if found, err := drift(t.Context(), other); len(found) > 0 || err != nil {
+		t.Errorf("in another schema: %+v, %v", found, err)
 	}
 }

@@ -26,7 +26,7 @@ const rolesPrefix = "callq_test" // of the roles that all databases of the serve
 
 // New returns a pool on a fresh database; both go when t ends. The pool opens up to 32 connections, in time zone UTC.
 // pool.Config().ConnString() is the database's URL. They are a superuser's, who may do anything: what a process of callq's
-// does, AsDaemon has.
+// does, AsDaemon has. They may change callq's own columns, too (callq.repair).
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return NewWith(t, map[string]string{"timezone": "UTC"})
@@ -50,11 +50,12 @@ func Another(t testing.TB, pool *pgxpool.Pool, settings map[string]string) *pgxp
 // AsDaemon returns another pool on pool's database, alike but that it may do no more than callq's daemons.
 func AsDaemon(t testing.TB, pool *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
-	return Another(t, pool, map[string]string{"role": rolesPrefix + "_daemon"})
+	return Another(t, pool, map[string]string{"role": rolesPrefix + "_daemon", "callq.repair": "off"})
 }
 
 func open(t testing.TB, config *pgxpool.Config, settings map[string]string) *pgxpool.Pool {
 	t.Helper()
+	config.ConnConfig.RuntimeParams["callq.repair"] = "on" // tests make what callq does not
 	maps.Copy(config.ConnConfig.RuntimeParams, settings)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	must(t, err)
