@@ -100,6 +100,8 @@ END $$;
 
 -- What ORMs insert for what nobody has set means the default: '' where a text has one, NULL where AutoMigrate has dropped it, or a copy of
 -- another call's columns.
+CREATE FUNCTION callq_mends() RETURNS boolean LANGUAGE sql STABLE AS $$ SELECT current_setting('callq.repair', true) IS DISTINCT FROM 'on' $$;
+
 -- +goose StatementBegin
 CREATE FUNCTION callq_mend_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -142,9 +144,8 @@ DECLARE
     counted    bigint; -- of the first 500 calls
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
-    odd        bigint[]; -- calls that are to be mended
 BEGIN
-    IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
+    IF TG_RELID <> 'call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
     IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('call_wake_seq')) < 80 IS NOT TRUE THEN
@@ -161,16 +162,18 @@ BEGIN
     IF FOUND THEN
         RETURN NULL;
     END IF;
-    PERFORM callq_refuse_status(status) FROM inserted WHERE status NOT IN ('', 'new', 'error', 'dispatched', 'done', 'failed', 'cancelled');
-    PERFORM callq_refuse_call(queue, task, key, max_attempts)
-    FROM inserted
-    WHERE octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
-        OR max_attempts > 1000;
-    odd := array(SELECT id FROM inserted
-        WHERE coalesce(status, '') = '' OR status IN ('new', 'error') AND (queue = '' OR task = '') OR status IN ('new', 'error') AND attempts IS DISTINCT FROM 0
-            AND current_setting('callq.repair', true) IS DISTINCT FROM 'on');
-    IF odd <> '{}' THEN
-        PERFORM callq_mend_calls(odd);
+    PERFORM FROM inserted
+    WHERE CASE
+        WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
+            OR max_attempts > 1000 THEN callq_refuse_call(queue, task, key, max_attempts)
+        WHEN status = 'new' THEN attempts > 0 AND callq_mends() OR queue = '' OR task = ''
+        WHEN status = 'error' THEN callq_mends()
+        WHEN status = '' OR status IS NULL THEN true
+        WHEN status NOT IN ('dispatched', 'done', 'failed', 'cancelled') THEN callq_refuse_status(status)
+        ELSE false END;
+    IF FOUND THEN
+        PERFORM callq_mend_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
+        RETURN NULL;
     END IF;
     SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
     FROM (
@@ -187,14 +190,14 @@ BEGIN
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), '',
             callq_priority(priority), count(*), array_agg(id), array_agg(coalesce(key, ''))
         FROM inserted
-        WHERE status IN ('new', 'error') AND id <> ALL (odd)
+        WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
         INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
             callq_priority(priority), count(*), array_agg(id)
         FROM inserted
-        WHERE status IN ('new', 'error') AND id <> ALL (odd)
+        WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 4, 5, id >> 16;
     END IF;
     RETURN NULL;
@@ -211,7 +214,7 @@ DECLARE
     flaw   text;
     column_name text := 'status';
 BEGIN
-    IF TG_TABLE_NAME <> 'call_queue' OR TG_TABLE_SCHEMA <> current_schema() THEN
+    IF TG_RELID <> 'call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
     IF current_setting('callq.repair', true) = 'mend' THEN -- callq_mend_calls does the rest
@@ -247,7 +250,7 @@ BEGIN
         flaw := 'to try it again: callq calls retry';
         column_name := 'failed_count';
     END IF;
-    IF flaw IS NOT NULL AND current_setting('callq.repair', true) IS DISTINCT FROM 'on' THEN
+    IF flaw IS NOT NULL AND callq_mends() THEN
         RAISE EXCEPTION 'call % is %: its % is callq''s own', NEW.id, OLD.status, column_name
             USING ERRCODE = 'CQ002', COLUMN = column_name, DETAIL = format('%s: from %L to %L: %s.', column_name,
                 to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
@@ -303,6 +306,7 @@ DROP FUNCTION callq_call_changed();
 DROP FUNCTION callq_calls_inserted();
 DROP FUNCTION callq_refuse_status(text);
 DROP FUNCTION callq_mend_calls(bigint[]);
+DROP FUNCTION callq_mends();
 DROP FUNCTION callq_no_key();
 DROP FUNCTION callq_wake();
 DROP SEQUENCE call_wake_seq;

@@ -45,7 +45,7 @@ func TestWhatIsInserted(t *testing.T) {
 		"a copy of a call that had failed": `INSERT INTO call_queue (status, attempts, failed_count, dispatched_at, finished_at, error_message, retried_after)
 			SELECT 'error', 3, 3, now(), now(), 'busy', 2 FROM generate_series(1, 3)`,
 		"one after the other": `INSERT INTO call_queue (status, queue) VALUES ('', ''); INSERT INTO call_queue (task) VALUES (''); INSERT INTO call_queue (status, attempts) VALUES ('new', 2)`,
-		"as they are": `INSERT INTO call_queue (status, attempts, failed_count, queue, task) SELECT 'new', 0, 0, 'default', 'http' FROM generate_series(1, 3)`,
+		"as they are":         `INSERT INTO call_queue (status, attempts, failed_count, queue, task) SELECT 'new', 0, 0, 'default', 'http' FROM generate_series(1, 3)`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
