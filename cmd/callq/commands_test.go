@@ -191,6 +191,26 @@ func TestEnqueueFileAgain(t *testing.T) {
 	}
 }
 
+// Two files with the same unique keys in opposite order are both inserted: neither ends with a deadlock.
+func TestEnqueueFilesInOppositeOrder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const n = 4000
+	up, down := w, w
+	for i := range n {
+		up.stdin += fmt.Sprintf(`{"unique_key": "k%d"}`+"\n", i)
+		down.stdin += fmt.Sprintf(`{"unique_key": "k%d"}`+"\n", n-1-i)
+	}
+	var both sync.WaitGroup
+	for _, w := range []world{up, down} {
+		both.Go(func() { w.do("enqueue", "--from", "-") })
+	}
+	both.Wait()
+	if got := one[int64](w, `SELECT count(*) FROM call_queue`); got != n {
+		t.Errorf("%d calls, want %d", got, n)
+	}
+}
+
 func TestCallsList(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

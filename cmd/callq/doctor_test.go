@@ -198,8 +198,10 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"calls astray", exitFindings, []harmed{
 			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "1 calls are dispatched without an open attempt", "UPDATE call_queue SET status = 'new' WHERE id IN (1)"},
+			{sql(`SET session_replication_role = replica; INSERT INTO call_queue (status, unique_key) VALUES ('done', 'order-1'); RESET session_replication_role`), "keys of ended calls", doctor.Problem, "1 ended calls hold their unique key", "SET unique_key = NULL WHERE id IN ("},
 			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM call_inbox`), "calls in no flow", doctor.Problem, "1 calls wait and are in no flow", "callq maintain sweep"},
 			{sql(`INSERT INTO call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "1 flows do not add up", "callq maintain sweep"},
+			{sql(`UPDATE call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "1 waiting calls cost more than limit api has in all", "callq limits reset api, or callq calls cancel"},
 			{sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},
 			{sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
 		}},

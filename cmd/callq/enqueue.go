@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
@@ -180,12 +181,22 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 	if err := e.resolve(ctx, db, args); err != nil {
 		return nil, err
 	}
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
-		rows, err = e.insertAll(ctx, db, tx, json.NewDecoder(in))
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("nothing was inserted: %w", err)
+	// Who inserts the same unique keys in another order at the same time may wait for these as these wait for those: Postgres ends one of
+	// the two, which then begins again.
+	again := rereader(in)
+	for turn := 1; ; turn++ {
+		objects := json.NewDecoder(again())
+		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+			rows, err = e.insertAll(ctx, db, tx, objects)
+			return err
+		})
+		if err == nil {
+			break
+		}
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "40P01" || turn == 10 {
+			return nil, fmt.Errorf("nothing was inserted: %w", err)
+		}
+		fmt.Fprintln(db.stderr, "others insert the same unique keys: begun again")
 	}
 	duplicates := 0
 	for _, row := range rows {
@@ -195,6 +206,22 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 	}
 	fmt.Fprintf(db.stderr, "%d calls inserted, %d duplicates of unfinished calls\n", len(rows)-duplicates, duplicates)
 	return rows, nil
+}
+
+// rereader returns what reads in from its beginning, each time anew. What cannot be sought, such as a pipe, is kept in memory.
+func rereader(in io.Reader) func() io.Reader {
+	if s, ok := in.(io.Seeker); ok {
+		if begin, err := s.Seek(0, io.SeekCurrent); err == nil {
+			return func() io.Reader {
+				_, _ = s.Seek(begin, io.SeekStart)
+				return in
+			}
+		}
+	}
+	var read bytes.Buffer
+	return func() io.Reader {
+		return io.MultiReader(bytes.NewReader(bytes.Clone(read.Bytes())), io.TeeReader(in, &read))
+	}
 }
 
 // insertAll inserts a call for each object, a thousand at a time, or as many as have 16 MiB of call_data.

@@ -206,6 +206,9 @@ func (r *reader) foresee(call *callqueue.Record) (f Foresight) {
 	if len(queues) == 0 {
 		return Foresight{Because: "unknown: queue " + call.Queue + " is not in force"}
 	}
+	if call.RunAt.Sub(r.now) >= forecast.Horizon {
+		return Foresight{Because: "unknown: it is not due until " + Text(call.RunAt)}
+	}
 	o := r.outlook(queues, call)
 	if r.err != nil {
 		return Foresight{}

@@ -88,7 +88,7 @@ func (c *circumstances) foresight(r *reader) (f Foresight) {
 		return f
 	}
 	f = r.foresee(c.call)
-	endless := []string{"paused", "refused", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "expired"}
+	endless := []string{"paused", "refused", "too_dear", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "expired"}
 	for _, reason := range c.reasons {
 		if reason.Until == nil && slices.Contains(endless, reason.Code) {
 			f.StartsAt, f.Because = nil, "unknown: "+reason.Text
@@ -249,6 +249,9 @@ func (c *circumstances) explainLimit(l Limit) {
 		c.add("refused", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
 	case l.State != "open":
 		c.add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
+	case l.CountCost && l.Config != nil && units > l.InAll():
+		c.add("too_dear", nil, "it takes %d units, and limit %s has %d in all since `callq limits set`: reset that (the configuration allows %s), or cancel it",
+			units, whose, l.InAll(), *l.Config)
 	case l.Room >= units:
 	case l.Window == 0:
 		c.add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",

@@ -72,6 +72,12 @@ func TestReasons(t *testing.T) {
 			l.CountCost, l.PerKey, l.Occupied, l.Room = true, true, 3, 2
 			c.limits = []Limit{l}
 		}, []string{"limit_full: limit api, key k, is full: 3 of 5 units (5 per 1m) are occupied, and it takes 3"}},
+		{"a cost above what was set", func(c *circumstances) {
+			c.call.Cost = 8
+			l := full
+			l.CountCost, l.Occupied, l.Room, l.Config = true, 0, 5, new("20 per 1m")
+			c.limits = []Limit{l}
+		}, []string{"too_dear: it takes 8 units, and limit api has 5 in all since `callq limits set`: reset that (the configuration allows 20 per 1m), or cancel it"}},
 		{"room in a limit that counts calls", func(c *circumstances) {
 			c.call.Cost = 3
 			l := full

@@ -244,9 +244,9 @@ WITH due AS (
     WHERE (queue, key) IS DISTINCT FROM ($3, $4)
     GROUP BY queue, key
 ), later AS (
-    SELECT queue, key, keys IS NULL AND key = ANY($2) AS apart, calls, greatest(0, extract(epoch FROM at - $5)) AS due_in
+    SELECT queue, key, keys IS NULL AND key = ANY($2) AS apart, calls, extract(epoch FROM greatest(at, $5) - $5) AS due_in
     FROM call_inbox
-    WHERE queue = ANY($1) AND calls > 0 AND (keys IS NOT NULL OR at > $5) AND (queue, key) IS DISTINCT FROM ($3, $4)
+    WHERE queue = ANY($1) AND calls > 0 AND (keys IS NOT NULL OR at > $5) AND at < $5 + interval '90 years' AND (queue, key) IS DISTINCT FROM ($3, $4)
 )
 SELECT d.queue, CASE WHEN d.key = ANY($2) THEN d.key END AS key, d.calls,
     coalesce(d.queue = $3 AND (d.key <= q.served_key, d.key) < ($4 <= q.served_key, $4), false) AS before, count(*) AS count, 0::float8 AS due_in
@@ -374,7 +374,7 @@ func (o *outlook) set(k *forecast.Keys, place int, key string, apart *keyApart) 
 	for _, p := range apart.pauses {
 		switch {
 		case p.What == "queue" && p.Name != q.Name, p.What == "limit" && !slices.Contains(q.Limits, p.Name):
-		case p.Until == nil:
+		case p.Until == nil, p.Until.Sub(o.Now) > forecast.Horizon:
 			k.From = never
 			return
 		default:

@@ -189,3 +189,28 @@ UNION ALL
 SELECT 'note', format('limit %s%s is closed until %s: %s', name, ', key ' || nullif(key, ''), date_trunc('second', until), reason),
     format('nothing; if you know that the API takes requests again, callq limits resume %s%s', name, ' --key ' || nullif(key, ''))
 FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() AND spell IS NOT NULL ORDER BY at DESC LIMIT 5) p`
+
+// Ended calls that hold a unique key: they were written while callq's triggers were off, and no call of that key can be inserted.
+const endedKeysSQL = `
+SELECT 'problem' AS level, format('%s ended calls hold their unique key, so no other call can have it: %s', n, ids) AS what,
+    format('UPDATE call_queue SET unique_key = NULL WHERE id IN (%s); see that the triggers of call_queue are enabled', ids) AS fix
+FROM (
+    SELECT count(*) AS n, array_to_string((array_agg(id ORDER BY id))[:10], ', ') AS ids
+    FROM call_queue
+    WHERE unique_key IS NOT NULL AND status IN ('done', 'failed', 'cancelled')
+) q
+WHERE n > 0`
+
+// Waiting calls that cost more than a limit has in all since an operator set it: they wait for the configuration's rate, and hold up
+// their keys.
+const tooDearSQL = `
+SELECT 'problem' AS level,
+    format('%s waiting calls cost more than limit %s has in all since an operator set it, and hold up their keys: %s', n, left(name, 160), ids) AS what,
+    format('callq limits reset %s, or callq calls cancel %s', left(name, 160), replace(ids, ',', '')) AS fix
+FROM (
+    SELECT l.name, count(*) AS n, array_to_string((array_agg(q.id ORDER BY q.id))[:10], ', ') AS ids
+    FROM call_limits l
+    JOIN call_queue q ON coalesce(q.queue, 'default') = ANY (l.queues) AND q.status IN ('new', 'error') AND q.cost > coalesce((l.shape ->> 'burst')::bigint, l.rate)
+    WHERE l.config IS NOT NULL AND l.count_cost
+    GROUP BY l.name
+) d`

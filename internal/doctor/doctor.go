@@ -83,6 +83,8 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error
 		{"requests in doubt", asks(inDoubtSQL)},
 		{"requests without proof", asks(unprovenSQL)},
 		{"refusals", asks(refusedSQL)},
+		{"keys of ended calls", asks(endedKeysSQL)},
+		{"costs above what was set", asks(tooDearSQL)},
 		{"APIs' own limits", ownLimits},
 	} {
 		found, err := c.run(ctx, pool)

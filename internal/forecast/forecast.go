@@ -11,7 +11,15 @@ const (
 	mostPieces = 20_000 // in which calls start
 	mostTurns  = 50_000 // of keys
 	mostSteps  = 1_000_000
+	mostOpens  = 20_000 // times that hours are asked
+	mostFrees  = 100_000
 )
+
+// Horizon is how far a forecast looks: what would come later is not known. No sum of times reaches beyond what a Duration holds.
+const Horizon = 100 * 365 * 24 * time.Hour
+
+// span is n nanoseconds, at most up to the horizon.
+func span(n float64) time.Duration { return time.Duration(min(n, float64(Horizon))) }
 
 // run is a world as it goes on.
 type run struct {
@@ -24,6 +32,8 @@ type run struct {
 	rounds int64
 	tag    int64 // of the queue that had its turn last
 	at     time.Duration
+	opened int  // times that hours were asked
+	tooFar bool // a supply has more to give out than can be said
 	Result
 }
 
@@ -69,6 +79,9 @@ func (w *World) run(pieces, turns int64) Result {
 	r.begin()
 	for range mostSteps {
 		q, n, at := r.next()
+		if q != nil && at >= Horizon || r.opened > mostOpens || r.tooFar {
+			break
+		}
 		if q == nil || r.start(q, n, at) {
 			r.Known = true
 			break
@@ -125,6 +138,7 @@ func (r *run) begin() {
 	for i := range r.Limits {
 		if l := &r.Limits[i]; !l.PerKey {
 			r.shared[i] = newSupply(l, l.State, 1, float64(r.piece)*costs[i], r.piece > 1, r.Now, holds[i])
+			r.tooFar = r.tooFar || r.shared[i].tooFar
 		}
 	}
 	for i := range r.Queues {
@@ -144,6 +158,7 @@ func (r *run) begin() {
 				}
 				most := float64(min(r.piece, k.Count*r.turn)) * q.units(l)
 				k.own[n] = newSupply(l, of, float64(k.Count), most, r.piece*r.turn > 1, r.Now, q.Holds)
+				r.tooFar = r.tooFar || k.own[n].tooFar
 			}
 			if k.Asked != nil {
 				q.asked = true
@@ -189,13 +204,13 @@ func (r *run) wait(q *queue, k *keys) {
 
 // readyAt is when the key's next calls are due, and its own limits have their units.
 func (r *run) readyAt(q *queue, k *keys) time.Duration {
-	at := k.From
+	at := min(k.From, Horizon)
 	if k.last() {
-		at = max(at, k.Asked.From)
+		at = min(max(at, k.Asked.From), Horizon)
 	}
 	for i, s := range k.own {
 		if s != nil {
-			at = max(at, s.when(r.takes(q, k, i, min(r.piece, k.turn))))
+			at = min(max(at, s.when(r.takes(q, k, i, min(r.piece, k.turn)))), Horizon)
 		}
 	}
 	return at
@@ -234,10 +249,10 @@ func (r *run) next() (first *queue, n int64, at time.Duration) {
 // could is when the next n calls of a queue can start.
 func (r *run) could(q *queue, n int64) time.Duration {
 	k := q.first()
-	at := max(r.at, k.readyAt, q.Opens)
+	at := min(max(r.at, k.readyAt, q.Opens), Horizon)
 	for i, place := range q.Limits {
 		if s := r.shared[place]; s != nil {
-			at = max(at, s.when(r.takes(q, k, i, n)))
+			at = min(max(at, s.when(r.takes(q, k, i, n))), Horizon)
 		}
 	}
 	return r.opens(q, at)
@@ -264,7 +279,8 @@ func (q *queue) first() *keys {
 
 // opens is the first moment from at on within the queue's hours.
 func (r *run) opens(q *queue, at time.Duration) time.Duration {
-	for at < q.open || at >= q.shut {
+	for at < Horizon && r.opened <= mostOpens && (at < q.open || at >= q.shut) {
+		r.opened++
 		open, until := q.Hours.Open(r.Now.Add(at))
 		switch {
 		case !open:

@@ -1,6 +1,7 @@
 package forecast
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -173,5 +174,44 @@ func BenchmarkMillion(b *testing.B) {
 	w.Queues[0].Keys[500] = Keys{Count: 1, Calls: 100, Asked: &Asked{Cost: 1}}
 	for b.Loop() {
 		w.Run()
+	}
+}
+
+// What takes longer than anybody can say is said not to be known, at once: hours of a minute a week, costs beyond all rates, times
+// beyond what a duration holds.
+func TestForecastEnds(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	minute, err := hours.Parse("Mon 09:00-09:01 UTC")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sliding := limit.Rate{Units: 1, Window: time.Hour}
+	for name, w := range map[string]World{
+		"a minute a week": {
+			Limits: []Limit{{Rate: sliding, State: State{Units: 1, Room: 1}}},
+			Queues: []Queue{{Limits: []int{0}, Hours: minute, Cost: 1, Keys: []Keys{{Count: 1_000_000, Calls: 1000}}}},
+		},
+		"a minute a week, for large costs": {
+			Limits: []Limit{{Rate: sliding, CountCost: true, State: State{Units: 1, Room: 1}}},
+			Queues: []Queue{{Limits: []int{0}, Hours: minute, Cost: 1e12, Keys: []Keys{{Count: 1000, Calls: 1000}}}},
+		},
+		"large costs of a bucket": {
+			Limits: []Limit{{Rate: limit.Rate{Units: 1, Window: time.Hour, Shape: limit.Shape{Algorithm: limit.TokenBucket, Burst: 1, Period: "1h"}}, CountCost: true, State: State{Units: 1, Room: 1}}},
+			Queues: []Queue{{Limits: []int{0}, Cost: 1e12, Keys: []Keys{{Count: 1, Calls: 1000}}}},
+		},
+		"a day far away": {
+			Limits: []Limit{{Rate: sliding, State: State{Units: 1, Room: 1}}},
+			Queues: []Queue{{Limits: []int{0}, Cost: 1, Keys: []Keys{{Count: 1, Calls: 10, From: math.MaxInt64 - 1}}}},
+		},
+		"an asked day far away": {
+			Limits: []Limit{{Rate: sliding, State: State{Units: 1, Room: 1}}},
+			Queues: []Queue{{Limits: []int{0}, Cost: 1, Hours: minute, Keys: []Keys{{Count: 1, Calls: 10, Asked: &Asked{From: math.MaxInt64, Cost: 1}}}}},
+		},
+	} {
+		w.Now = now
+		if r := w.Run(); r.Known && (r.Start < 0 || r.Start >= Horizon || r.Last[0] < 0 || r.Last[0] >= Horizon) {
+			t.Errorf("%s: %+v", name, r)
+		}
 	}
 }

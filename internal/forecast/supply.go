@@ -35,6 +35,7 @@ type supply struct {
 	room      float64       // that can be given out now; of a token bucket, at at
 	frees     []Free        // of a sliding window and a concurrency: what is occupied, in order
 	window    time.Duration // for how long a unit counts; 0: for as long as its call runs
+	tooFar    bool          // what is asked for at once takes longer than the horizon, or too many windows
 	windows   float64       // so many windows are taken for one, so that it has as many units as are asked for at once
 
 	at    time.Duration // of a token bucket
@@ -86,6 +87,9 @@ func (p *supply) stretch(most float64, many bool, hold time.Duration) {
 	if many {
 		p.windows = math.Ceil(max(1, 20*most/p.units))
 	}
+	if p.tooFar = p.windows*float64(len(p.frees)+1) > mostFrees || p.windows*float64(hold) > float64(Horizon); p.tooFar {
+		p.windows = 1
+	}
 	once := append([]Free{{Units: p.room}}, p.frees...)
 	for n := 1.0; n < p.windows; n++ {
 		for _, f := range once {
@@ -107,7 +111,7 @@ func (p *supply) when(n float64) time.Duration {
 		}
 		return max(p.opens, p.begins(math.Ceil((n-p.room)/p.units)-1))
 	case limit.TokenBucket:
-		return max(p.opens, p.at+time.Duration(math.Ceil((n-p.room)/p.pace)))
+		return max(p.opens, p.at+span(math.Ceil((n-p.room)/p.pace)))
 	}
 	n = min(n, p.units) - p.room - 1e-6
 	if n <= 0 {
@@ -171,7 +175,7 @@ func (p *supply) take(at time.Duration, n float64, hold, lag time.Duration) {
 // begins is when a fixed window begins, so many after the next.
 func (p *supply) begins(windows float64) time.Duration {
 	if windows > 2 {
-		return p.edge + time.Duration(windows*float64(p.mean))
+		return p.edge + span(windows*float64(p.mean))
 	}
 	return p.rate.Later(p.now.Add(p.edge), windows).Sub(p.now)
 }

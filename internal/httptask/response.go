@@ -1,15 +1,22 @@
 package httptask
 
 import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/callq/callq/internal/outcome"
+	"golang.org/x/text/encoding/htmlindex"
+	"golang.org/x/text/encoding/unicode"
 )
 
 const (
@@ -20,7 +27,8 @@ const (
 type answer struct {
 	Status       int            `json:"status"`
 	Headers      map[string]any `json:"headers"`                 // a string, or a list where a header came more than once
-	Body         string         `json:"body"`                    // valid UTF-8 without NUL
+	Body         string         `json:"body"`                    // text, or as Encoding says
+	Encoding     string         `json:"encoding,omitempty"`      // base64, where the body is no text
 	Truncated    bool           `json:"truncated"`               // it is longer than what is kept
 	Cut          bool           `json:"cut,omitempty"`           // it ended early: fewer bytes than announced, broken, or not in time
 	HeadersError string         `json:"headers_error,omitempty"` // why they could not be read; the body is cut, too
@@ -38,20 +46,91 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 			a.Headers[name] = list[0]
 		}
 	}
-	if e := r.Header.Get("Content-Encoding"); secrets.longest > 0 && e != "" && !strings.EqualFold(e, "identity") {
+	packed := strings.ToLower(r.Header.Get("Content-Encoding"))
+	if secrets.longest > 0 && packed != "" && packed != "identity" && packed != "gzip" {
 		a.Truncated = true // a secret in it would not be found
 		return a
 	}
 	most := maxBytes + max(1, secrets.longest)
-	data, err := io.ReadAll(io.LimitReader(r.Body, int64(most)))
-	long := len(data) == most
+	limit := most
+	if packed == "gzip" {
+		limit = max(limit, maxBody)
+	}
+	data, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)))
+	long := len(data) == limit
 	a.Cut = err != nil
 	if headers, ok := errors.AsType[*headersError](err); ok {
 		a.HeadersError, _ = readable(secrets.redact(headers.Error(), false), maxBody)
 	}
-	a.Body, a.Truncated = readable(secrets.redact(string(data), long || a.Cut), maxBytes)
+	if packed == "gzip" {
+		unpacked, fits := gunzip(data, most)
+		if unpacked == nil && secrets.longest > 0 {
+			a.Truncated = true
+			return a
+		}
+		if unpacked != nil {
+			data, long = unpacked, long || !fits
+		}
+	}
+	text := secrets.redact(string(data), long || a.Cut)
+	if decoded, ok := decode(r.Header.Get("Content-Type"), text); ok {
+		text = secrets.redact(decoded, long || a.Cut)
+	}
+	a.keep(text, maxBytes, long || a.Cut)
 	a.Truncated = a.Truncated || long
 	return a
+}
+
+// keep keeps at most so many bytes of a body, which may end within a character. What is no text, or what jsonb does not take as one,
+// is kept as base64: nothing of it is lost.
+func (a *answer) keep(text string, maxBytes int, cut bool) {
+	if len(text) > maxBytes {
+		text, cut, a.Truncated = text[:maxBytes], true, true
+	}
+	whole := text
+	for i := len(text) - 1; cut && i >= max(0, len(text)-utf8.UTFMax+1); i-- {
+		if utf8.RuneStart(text[i]) {
+			if !utf8.FullRuneInString(text[i:]) {
+				whole = text[:i]
+			}
+			break
+		}
+	}
+	if utf8.ValidString(whole) && !strings.Contains(whole, "\x00") {
+		a.Body = whole
+		return
+	}
+	if most := maxBytes / 4 * 3; len(text) > most {
+		text, a.Truncated = text[:most], true
+	}
+	a.Body, a.Encoding = base64.StdEncoding.EncodeToString([]byte(text)), "base64"
+}
+
+// gunzip unpacks the beginning of a body, at most so many bytes; fits: there are no more. Nil: it is not gzip.
+func gunzip(data []byte, most int) (unpacked []byte, fits bool) {
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, false
+	}
+	unpacked, err = io.ReadAll(io.LimitReader(r, int64(most)))
+	if err != nil && len(unpacked) == 0 {
+		return nil, false
+	}
+	return unpacked, err == nil && len(unpacked) < most
+}
+
+// decode makes UTF-8 of a text whose Content-Type names another character set.
+func decode(contentType, text string) (decoded string, ok bool) {
+	_, params, err := mime.ParseMediaType(contentType)
+	if err != nil || params["charset"] == "" {
+		return "", false
+	}
+	set, err := htmlindex.Get(params["charset"])
+	if err != nil || set == unicode.UTF8 {
+		return "", false
+	}
+	decoded, err = set.NewDecoder().String(text)
+	return decoded, err == nil
 }
 
 // readable makes text fit for jsonb: valid UTF-8 without NUL, at most so many bytes.

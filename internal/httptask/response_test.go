@@ -3,6 +3,8 @@ package httptask
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -125,8 +127,8 @@ func TestResultIsFitForJSONB(t *testing.T) {
 		{name: "as much as is kept", body: long, want: long},
 		{name: "one byte more", body: long + "y", want: long, truncated: true},
 		{name: "a character across the cut", body: long[1:] + "é", want: long[1:], truncated: true},
-		{name: "not UTF-8, with NUL", body: "a\xff\x00b\xed\xa0\x80", want: "a��b�"},
-		{name: "a picture that grows when made readable", body: strings.Repeat("\xff a", maxBody/3), want: strings.Repeat("� a", maxBody/5), truncated: true},
+		{name: "not UTF-8, with NUL", body: "a\xff\x00b\xed\xa0\x80", want: "Yf8AYu2ggA=="},
+		{name: "a picture that grows in base64", body: strings.Repeat("\xff a", maxBody/3), want: strings.Repeat("/yBh", maxBody/4), truncated: true},
 		{name: "more than is drained", body: strings.Repeat(long, 10), want: long, truncated: true, closes: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -306,5 +308,47 @@ func TestHandlersUnreadableAnswer(t *testing.T) {
 	_ = answer.Body.Close()
 	if s := c.End(); answer.StatusCode != 201 || answer.Status != "201 Created" || err == nil || s.Code != 201 || s.answered.IsZero() {
 		t.Errorf("got %+v, %v, %+v", answer, err, s)
+	}
+}
+
+// What is no UTF-8 is kept: character sets and gzip are decoded, and what is no text stands there as base64.
+func TestBodiesThatAreNoText(t *testing.T) {
+	t.Parallel()
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, _ = w.Write([]byte("grüezi"))
+	_ = w.Close()
+	const pdf = "%PDF-1.7\n\xff\xfe\x00\x01"
+	for _, c := range []struct {
+		name, contentType, encoding, body string
+		most                              int
+		want                              string
+	}{
+		{"text", "text/plain", "", "grüezi", 100, `"body":"grüezi","truncated":false`},
+		{"Latin-1", "text/plain; charset=ISO-8859-1", "", "gr\xfcezi", 100, `"body":"grüezi","truncated":false`},
+		{"UTF-16", "text/plain; charset=utf-16le", "", "g\x00r\x00\xfc\x00", 100, `"body":"grü","truncated":false`},
+		{"a character set that is not so", "text/plain; charset=utf-8", "", "gr\xfcezi", 100, `"body":"Z3L8ZXpp","encoding":"base64","truncated":false`},
+		{"an unknown character set", "text/plain; charset=martian", "", "gr\xfcezi", 100, `"body":"Z3L8ZXpp","encoding":"base64","truncated":false`},
+		{"gzip", "text/plain", "gzip", packed.String(), 100, `"body":"grüezi","truncated":false`},
+		{"gzip that is none", "text/plain", "gzip", "plain", 100, `"body":"plain","truncated":false`},
+		{"gzip that is long", "text/plain", "gzip", packed.String(), 3, `"body":"gr","truncated":true`},
+		{"a PDF", "application/pdf", "", pdf, 100, `"body":"` + base64.StdEncoding.EncodeToString([]byte(pdf)) + `","encoding":"base64","truncated":false`},
+		{"a long PDF", "application/pdf", "", pdf, 14, `"body":"` + base64.StdEncoding.EncodeToString([]byte(pdf[:9])) + `","encoding":"base64","truncated":true`},
+		{"a NUL", "text/plain", "", "a\x00b", 100, `"body":"YQBi","encoding":"base64","truncated":false`},
+		{"cut within a character", "text/plain", "", "grüezi", 3, `"body":"gr","truncated":true`},
+	} {
+		server := serveHTTP(t, false, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", c.contentType)
+			if c.encoding != "" {
+				w.Header().Set("Content-Encoding", c.encoding)
+			}
+			_, _ = io.WriteString(w, c.body)
+		})
+		call := callOf(`{"url":"%s"}`, server.URL)
+		call.Store, call.StoreMax = "all", c.most
+		s := newTestTask(t, Config{}).Run(t.Context(), call, bound, granted)
+		if !strings.Contains(string(s.Result), c.want) {
+			t.Errorf("%s: %s, want %s", c.name, s.Result, c.want)
+		}
 	}
 }
