@@ -14,7 +14,7 @@ limits: {stripe: {rate: "${CALLQ_RATE_OF_OURS:-5/s}"}}
 http_task: {secrets: {KEY: {env: CALLQ_SECRET_KEY, hosts: [api.example.com]}}}
 `, map[string]string{
 		"CALLQ_WORKER_CONCURENCY": "5", "CALLQ_WORKER_CONCURRENCY": "6", "CALLQ_LIMITS_STRIPE_SLACK": "1s", "CALLQ_LIMITS_STRIPES_SLACK": "1s",
-		"CALLQ_ELSE": "hunter2", "CALLQ_RATE_OF_OURS": "6/s", "CALLQ_SECRET_KEY": "k", "CALLQ_CONFIG": "config.yaml", "CALLQ_LOG_LEVLE": "",
+		"CALLQ_ELSE": "hunter2", "CALLQ_RATE_OF_OURS": "6/s", "CALLQ_SECRET_KEY": "k", "CALLQ_CONFIG": "config.yaml", "CALLQ_LOG_FORMATS": "",
 		"CALLQ_REDIS_URL_FILES": "x", "CALLQ_TEST_HOLD": "1", "CALLQUEUE_WORKER": "1",
 	}, nil)
 	want := []string{

@@ -40,7 +40,7 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	for name, values := range r.Header {
 		list := make([]string, len(values))
 		for i, value := range values {
-			list[i], _ = readable(secrets.redact(value, false), maxBody)
+			list[i] = readable(secrets.redact(value, false), maxBody)
 		}
 		if a.Headers[name] = list; len(list) == 1 {
 			a.Headers[name] = list[0]
@@ -60,7 +60,7 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	long := len(data) == limit
 	a.Cut = err != nil
 	if headers, ok := errors.AsType[*headersError](err); ok {
-		a.HeadersError, _ = readable(secrets.redact(headers.Error(), false), maxBody)
+		a.HeadersError = readable(secrets.redact(headers.Error(), false), maxBody)
 	}
 	if packed == "gzip" {
 		unpacked, fits := gunzip(data, most)
@@ -134,12 +134,12 @@ func decode(contentType, text string) (decoded string, ok bool) {
 }
 
 // readable makes text fit for jsonb: valid UTF-8 without NUL, at most so many bytes.
-func readable(text string, maxBytes int) (short string, truncated bool) {
-	short = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "�"), "�")
-	if len(short) <= maxBytes {
-		return short, false
+func readable(text string, maxBytes int) string {
+	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "�"), "�")
+	if len(text) <= maxBytes {
+		return text
 	}
-	return strings.ToValidUTF8(short[:maxBytes], ""), true // without the character that was cut
+	return strings.ToValidUTF8(text[:maxBytes], "") // without the character that was cut
 }
 
 // Answer is what came back of a request.
